@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from types import FrameType
 from typing import NoReturn
 
 USAGE, INTERRUPTED = 2, 130
@@ -12,20 +13,25 @@ NO_THREADS = b"adtrain: error: NumPy cannot start its threads; raise ulimit -u, 
 
 
 def main() -> NoReturn:
-    """Run the command. Ctrl-C during the imports ends the process with exit code 130 and no traceback.
-
-    OpenBLAS, which NumPy imports, raises the same signal where it cannot start its threads; then the exit code is 2.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # otherwise the caller ignores the signal
-        signal.signal(signal.SIGINT, lambda number, frame: _end())
+    """Run the command. Ctrl-C during the imports ends the process with exit code 130 and no traceback."""
+    end_at_interrupt()
     from adtrain.cli.main import main as run
 
-    signal.signal(signal.SIGINT, handler)
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
 
 
-def _end() -> NoReturn:
+def end_at_interrupt() -> None:
+    """Let SIGINT end the process with exit code 130, unless the caller ignores the signal.
+
+    OpenBLAS, which NumPy imports, raises the same signal where it cannot start its threads; then the exit code is 2.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
     try:
         threading.Thread(target=int).start()
     except RuntimeError:

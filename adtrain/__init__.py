@@ -5,11 +5,13 @@ transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `hvp`, `ja
 compiled functions (`jit`), layers (`nn`), optimizers (`optim`), names in configs for classes of your own
 (`register`), and functions of trees of arrays (`tree`).
 
-`train` trains the network of a config, `load` reads a trained run or a tree of arrays, `save` writes a tree.
+`train` trains the network of a config, `load` reads a trained run or a tree of arrays, `save` writes a tree. `graph`
+draws a function.
 """
 
 from typing import TYPE_CHECKING, Any
 
+import adtrain.startup  # noqa: F401  (before all that takes time to import)
 from adtrain import nn, ops, optim, register
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cuda import load as load_cuda
@@ -26,6 +28,7 @@ from adtrain.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from adtrain.api import load, save, train
+    from adtrain.graphs import graph
 
 register_device("cpu", CpuBackend)
 register_device("gpu", load_cuda)
@@ -45,6 +48,7 @@ __all__ = [
     "custom_vjp",
     "from_dlpack",
     "grad",
+    "graph",
     "hessian",
     "hvp",
     "jacobian",
@@ -64,11 +68,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`load`, `save` and `train`, at their first use: they import the config language and all of training."""
+    """`graph`, `load`, `save` and `train`, at their first use: they import the config language and all of training."""
     if name in ("load", "save", "train"):
         from adtrain import api
 
         return getattr(api, name)
+    if name == "graph":
+        from adtrain import graphs
+
+        return graphs.graph
     raise AttributeError(f"module 'adtrain' has no attribute {name!r}")
 
 

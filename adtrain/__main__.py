@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adtrain.cli.main import main
+from adtrain_script import main
 
 if __name__ == "__main__":
     main()

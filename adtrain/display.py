@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from adtrain.training import Epoch, Interval, Observer, TrainState, scores
+
+NARROW = 75
+"""Columns of a terminal; below, a bar has no time left, so that it is at least ten characters long."""
 
 
 class ProgressLines(Observer):
@@ -35,6 +39,15 @@ class ProgressLines(Observer):
         """Remove the bar, if there is one, so that other output can follow."""
 
 
+class IntervalLines(ProgressLines):
+    """Passes a line to `write` after each interval of steps, and after each epoch."""
+
+    def interval_done(self, interval: Interval) -> None:
+        speed = f"{interval.images_per_second:,.0f} images/s"
+        rate = f"learning rate {interval.learning_rate:.4g}"
+        self.write(f"step {interval.step:,}: {scores.text(interval.train)}, {rate}, {speed}")
+
+
 class ProgressBars(ProgressLines):
     """Shows a bar during an epoch, and replaces it by a line."""
 
@@ -54,8 +67,7 @@ class ProgressBars(ProgressLines):
             unit_scale=True,
             dynamic_ncols=True,
             leave=False,
-            # Fits into 60 columns, so that a narrow terminal shows loss, metric and time left.
-            bar_format="{desc}|{bar}| {rate_fmt}, {remaining} left{postfix}",
+            bar_format=f"{{desc}}|{{bar}}| {{rate_fmt}}{'' if _narrow() else ', {remaining} left'}{{postfix}}",
         )
 
     def step_done(self, images: int) -> None:
@@ -87,6 +99,14 @@ def progress_display(write: Callable[[str], None]) -> ProgressLines:
 
         return ProgressBars(write, tqdm)
     return ProgressLines(write)
+
+
+def _narrow() -> bool:
+    """Whether stderr is a terminal without room for a bar, the speed, the time left, loss and metric."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns < NARROW
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def in_notebook() -> bool:

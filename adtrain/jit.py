@@ -38,6 +38,10 @@ class Jitted:
         """The Program for arguments of these types; ``print`` shows its equations. Nothing is compiled or run."""
         return self._staged.program(*args, **options)
 
+    def trace(self, *args: Any, **options: Any) -> tuple[Program, Sequence[tuple[int | str, str]]]:
+        """The Program before the passes, and for each of its inputs the argument and the path in it."""
+        return self._staged.trace(*args, **options)
+
 
 @overload
 def jit(

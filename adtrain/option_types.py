@@ -83,6 +83,7 @@ Shape = Annotated[tuple[_Size, ...], Items(1), Expected("a list of positive inte
 SizeOrShape = Annotated[
     _Size | Annotated[tuple[_Size, ...], Items(1)], Expected("a positive integer or a list of them")
 ]
+Indices = Annotated[tuple[_Count, ...], Items(1), Expected("a list of integers of at least 0")]
 OpenShape = Annotated[
     tuple[_Size | Literal[-1], ...], Items(1), Expected("a list of positive integers, of which one may be -1")
 ]

@@ -28,7 +28,8 @@ def terminal_width() -> int:
 def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """A heading and a line for each row, at most `width` wide if possible; text is left-aligned, numbers right-aligned.
 
-    Text is shortened to MIN_TEXT characters if necessary; if that is not enough, columns are dropped.
+    Text is shortened to MIN_TEXT characters if necessary; if that is not enough, columns are dropped, and a last line
+    tells their number.
     """
     rows = [[visible(cell) for cell in cells] for cells in rows]
     kept = list(range(len(columns)))
@@ -37,6 +38,8 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 
     def total(sizes: Sequence[int]) -> int:
         return sum(sizes[i] for i in kept) + len(GAP) * (len(kept) - 1)
+
+    needed = total(shortest)
 
     while total(shortest) > width and (droppable := [i for i in kept if columns[i].rank]):
         kept.remove(max(droppable, key=lambda i: columns[i].rank))
@@ -49,7 +52,9 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
     def line(cells: Sequence[str]) -> str:
         return GAP.join(fit(i, cells[i]) for i in kept).rstrip()
 
-    return [line([column.title for column in columns]), *map(line, rows)]
+    hidden = len(columns) - len(kept)
+    note = f"{hidden} column{'s' if hidden > 1 else ''} hidden; COLUMNS={needed} shows all"
+    return [line([column.title for column in columns]), *map(line, rows), *[note] * bool(hidden)]
 
 
 def shorten(text: str, width: int) -> str:

@@ -1,4 +1,4 @@
-"""Text from files, arguments and other programs, made safe to show."""
+"""Text to show: text from files, arguments and other programs made safe, and numbers with a unit."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ def visible(text: object) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def short(number: float, unit: str = "") -> str:
+    """The number with three digits, a metric prefix and the unit, such as 3.21 MB; empty for 0."""
+    if not number:
+        return ""
+    for prefix in ("", "k", "M", "G", "T"):
+        if number < 999.5 or prefix == "T":
+            break
+        number /= 1000
+    return f"{number:.3g} {prefix}{unit}".rstrip()

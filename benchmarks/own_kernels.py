@@ -1,6 +1,6 @@
 """Trilinear interpolation on a GPU: own kernels, the same composed of operations, and PyTorch.
 
-    python benchmarks/own_kernels.py [--json PATH]
+    python benchmarks/own_kernels.py [--json-file PATH]
 
 feats (65536, 8, 256) and points (65536, 3), float32; the gradient is by feats. Each backward pass is timed by itself:
 its argument is the cotangent. Times are medians by CUDA events of samples that alternate between the systems. PyTorch
@@ -61,7 +61,7 @@ def torch_passes(f: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) ->
 
 
 @click.command()
-@click.option("--json", "path", type=Path, help="Write the results to a file.")
+@click.option("--json-file", "path", type=Path, help="Write the results to a file.")
 def main(path: Path | None) -> None:
     """Measure and print a table."""
     example = plugins.find(str(EXAMPLE)).run()

@@ -13,7 +13,7 @@ mkdir -p "$folder"
 
 against() {
     printf '\n== %s: %s\n' "$1" "${*:2}"
-    adtrain bench --device "$device" --against "$peers" --json "$folder/$1.json" "${@:2}"
+    adtrain bench against "$peers" "${@:2}" --device "$device" --json-file "$folder/$1.json"
 }
 
 against mlp-128-sgd mlp --set "$sgd"

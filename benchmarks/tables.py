@@ -1,6 +1,6 @@
 """Writes the tables of speed into README.md and docs/performance.md: python benchmarks/tables.py
 
-The tables are made of the results of `adtrain bench --against` in benchmarks/results (see peers.sh); other files are
+The tables are made of the results of `adtrain bench against` in benchmarks/results (see peers.sh); other files are
 ignored. Each document has them between MARKERS. For each device there is a table with a row for each training step,
 named after its file, or after its config where a file has several steps, and with its commit where there are several.
 Then follow counts of operations that are faster than a peer's. The README's tables have ratios; those of
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def read(folder: Path) -> Results:
-    """The results of `adtrain bench --against` in the folder and its subfolders."""
+    """The results of `adtrain bench against` in the folder and its subfolders."""
     found = {
         str(path.relative_to(folder).with_suffix("")): json.loads(path.read_bytes())
         for path in sorted(folder.rglob("*.json"))

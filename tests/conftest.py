@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from browser import BROWSERS, Browser, installed, started
 from hypothesis import settings
 
 from adtrain.backends.cpu import CpuBackend
@@ -76,6 +77,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Ite
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser that is started once. Tests are skipped where none is installed."""
+    path = installed()
+    if path is None:
+        pytest.skip(f"no browser is installed ({', '.join(BROWSERS)})")
+    with started(path, tmp_path_factory.mktemp("browser")) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -106,6 +106,7 @@ LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.Dropout: plain(nn.Dropout),
     nn.Flatten: plain(nn.Flatten),
     nn.Reshape: reshapes,
+    nn.Select: lambda shape: st.lists(st.integers(0, shape[0] - 1), min_size=1, max_size=4).map(tuple).map(nn.Select),
     nn.ReLU: plain(nn.ReLU),
     nn.LeakyReLU: plain(nn.LeakyReLU, slopes),
     nn.ELU: plain(nn.ELU, slopes),

@@ -1,23 +1,16 @@
-"""Helpers for the tests of reports: runs on the small data set, and pages in a real browser."""
+"""Helpers for the tests of reports: runs on the small data set, and the contents of pages."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
 from click.testing import CliRunner, Result
-from waiting import PATIENCE
 
 from adtrain.cli import main
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Elements(HTMLParser):
@@ -83,32 +76,6 @@ def one_line(result: Result) -> str:
 def summary(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "summary.json").read_text())
     return found
-
-
-def in_browser(page: Path, *arguments: str, width: int = 1280, height: int = 1600) -> str:
-    """The output of headless Chromium for the page. Skips the test where no browser is installed."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"found no browser ({', '.join(BROWSERS)})")
-    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
-    where = [f"--user-data-dir={page.parent / 'profile'}", f"--window-size={width},{height}", page.as_uri()]
-    done = subprocess.run([browser, *quiet, *arguments, *where], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def assert_drawn(page: Path, folder: Path, width: int, scheme: str) -> None:
-    """The page is drawn in the colour scheme "light" or "dark", neither empty nor full. `folder` is for files."""
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
-    picture = folder / "page.png"
-    setting = f"--blink-settings=preferredColorScheme={['dark', 'light'].index(scheme)}"
-    in_browser(Path(shutil.copy(page, folder)), f"--screenshot={picture}", setting, width=width, height=1600)
-    with image.open(picture) as drawn:
-        assert (drawn.format, drawn.size) == ("PNG", (width, 1600))
-        pixels = np.asarray(drawn.convert("L")).astype(int)
-    corner = pixels[2, 2]
-    assert corner > 200 if scheme == "light" else corner < 60
-    assert 0.005 < (abs(pixels - corner) > 80).mean() < 0.5  # text and lines on a mostly empty page
 
 
 def assert_needs_no_network(text: str) -> None:

@@ -309,7 +309,7 @@ def test_rows_of_numbers_are_classified_and_labels_are_those_of_the_data() -> No
         (IMAGES[:0], r"found no images \(shape \(0, 6, 6\)\), expected"),
         (IMAGES / 255, "found float64 numbers, expected integers from 0 to 255, as the model was trained on"),
         (3, r"found the shape \(\), expected"),
-        ("a.png", "found elements of type <U5, expected integers or floats"),
+        (["a.png"], "found elements of type <U5, expected integers or floats"),
     ],
 )
 def test_images_that_do_not_fit_the_model_are_refused(images: Any, message: str) -> None:

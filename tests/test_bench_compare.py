@@ -5,34 +5,47 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adtrain.bench.compare import compare, read, times
+from adtrain.bench import compare as comparing
 from adtrain.core.errors import AdtrainError
 
-NAMES = ("a.json", "b.json")
-RESULT = "{'kind': 'ops', 'protocol': {'device_name': 'x'}"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+RESULT = "{'kind': 'ops', 'protocol': {'device_name': 'x'}, 'ops': []"
 
 
 def time_of(ms: float, width: float = 0.01) -> dict[str, float]:
     return {"median_ms": ms, "low_ms": ms * (1 - width / 2), "high_ms": ms * (1 + width / 2)}
 
 
-def result(device: str = "x", kind: str = "ops", **ms: Any) -> dict[str, Any]:
-    rows = [{"op": op, "phase": "forward", "n": 3, "flops": 9,
+def result(device: str = "x", **ms: Any) -> dict[str, Any]:
+    rows = [{"op": op, "variant": "", "size": "3", "phase": "forward", "dtype": "float32",
              "time": time if isinstance(time, dict) else time_of(time)} for op, time in ms.items()]  # fmt: skip
-    return {"kind": kind, "protocol": {"device_name": device, "date": "today"}, "ops": rows}
+    return {"kind": "ops", "protocol": {"device_name": device, "date": "today"}, "ops": rows}
 
 
-def test_changes_are_sorted_by_factor() -> None:
+def compared(folder: Path, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The comparison of two results, which are written to a.json and b.json."""
+    paths = []
+    for name, found in (("a.json", before), ("b.json", after)):
+        (folder / name).write_text(json.dumps(found))
+        paths.append(str(folder / name))
+    return comparing.result(*paths)
+
+
+def names(changes: list[dict[str, Any]]) -> list[str]:
+    return [each["name"] for each in changes]
+
+
+def test_changes_are_sorted_by_factor(tmp_path: Path) -> None:
     before = result(a=1.0, b=1.0, c=1.0, d=1.0, e=1.0)
     after = result(a=1.5, b=3.0, c=0.5, d=0.25, e=1.0)
-    found = compare(before, after, NAMES)
-    assert [each.name for each in found.slower] == ["ops b forward", "ops a forward"]
-    assert [each.relative for each in found.slower] == pytest.approx([2.0, 0.5])
-    assert [each.name for each in found.faster] == ["ops d forward", "ops c forward"]
-    assert found.same == 1
+    found = compared(tmp_path, before, after)
+    assert names(found["slower"]) == ["b 3 forward", "a 3 forward"]
+    assert [each["change"] for each in found["slower"]] == pytest.approx([2.0, 0.5])
+    assert names(found["faster"]) == ["d 3 forward", "c 3 forward"]
+    assert found["same"] == 1
 
 
 @pytest.mark.parametrize(
@@ -44,57 +57,76 @@ def test_changes_are_sorted_by_factor() -> None:
         (time_of(0.97), True),
     ],
 )
-def test_change_exceeds_both_intervals_and_two_percent(after: dict[str, float], changed: bool) -> None:
-    found = compare(result(a=1.0), result(a=after), NAMES)
-    assert bool(found.slower or found.faster) == changed
+def test_change_exceeds_both_intervals_and_two_percent(tmp_path: Path, after: dict[str, float], changed: bool) -> None:
+    found = compared(tmp_path, result(a=1.0), result(a=after))
+    assert bool(found["slower"] or found["faster"]) == changed
 
 
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(1e-3, 1e3), min_size=1), st.floats(0.1, 10))
-def test_swapping_the_results_swaps_slower_and_faster(ms: dict[str, Any], factor: float) -> None:
+def test_swapping_the_results_swaps_slower_and_faster(tmp_path: Path, ms: dict[str, Any], factor: float) -> None:
     one, other = result(**ms), result(**{name: value * factor for name, value in ms.items()})
-    there, back = compare(one, other, NAMES), compare(other, one, NAMES)
-    assert {each.name for each in there.slower} - {each.name for each in back.faster} == set()
-    assert there.same + len(there.slower) + len(there.faster) == len(ms)
-    assert compare(one, one, NAMES)[:3] == ([], [], len(ms))
-
-
-def test_times_at_any_depth_have_unique_names() -> None:
-    document = {
-        "kind": "config",
-        "modes": {
-            "fused": {"step": time_of(1), "layers": [{"layer": "0.linear", "forward": time_of(2), "update": None}]}
-        },
-        "batch_sizes": {"32": {"step": time_of(3)}},
-        "ops": [{"op": "", "time": time_of(4)}, {"op": "", "time": time_of(5)}],
-    }
-    assert {name: record["median_ms"] for name, record in times(document)} == {
-        "modes fused step": 1, "modes fused layers 0.linear forward": 2, "batch_sizes 32 step": 3,
-        "ops": 4, "ops #2": 5,
-    }  # fmt: skip
-
-
-def test_times_of_only_one_result_are_named() -> None:
-    found = compare(result(a=1.0, b=1.0), result(b=1.0, c=1.0), NAMES)
-    assert (found.only_before, found.only_after, found.same) == (["ops a forward"], ["ops c forward"], 1)
-
-
-def test_differences_of_the_protocols_are_listed() -> None:
-    before, after = result(a=1.0), result(a=1.0)
-    before["protocol"] |= {"driver": "1", "date": "yesterday"}
-    after["protocol"] |= {"driver": "2"}
-    assert compare(before, after, NAMES).protocol == {"driver": ("1", "2")}
+    there, back = compared(tmp_path, one, other), compared(tmp_path, other, one)
+    assert set(names(there["slower"])) <= set(names(back["faster"]))
+    assert there["same"] + len(there["slower"]) + len(there["faster"]) == len(ms)
+    unchanged = compared(tmp_path, one, one)
+    assert (unchanged["slower"], unchanged["faster"], unchanged["same"]) == ([], [], len(ms))
 
 
 @pytest.mark.parametrize(
-    ("after", "message"),
+    ("name", "whole", "part"),
     [
-        (result(kind="config"), "a.json is of kind ops, b.json of config; expected two results of one kind"),
-        (result(device="y"), "a.json is of device x, b.json of y; expected two results of one device"),
+        ("cpu-step-smoke", "fused step", "layer 0.linear, backward"),
+        ("cpu-mlp-128-adam", "mlp, schedule=constant, batch 128: torch-eager", None),
+        ("cpu-operations", None, "matmul 256 forward: numpy"),
+        ("gpu-analysis", None, "2 hidden layers, width 64: gpu"),
+        ("gpu-analysis-steps", "lenet5: gpu+copies", "mlp, batch 32: cpu"),
+        ("gpu-operations", None, "neg 4096 forward"),
     ],
 )
-def test_results_of_other_kinds_or_devices_are_an_error(after: dict[str, Any], message: str) -> None:
-    with pytest.raises(AdtrainError, match=message):
-        compare(result(), after, NAMES)
+def test_times_are_named_as_in_the_tables(name: str, whole: str | None, part: str | None) -> None:
+    _, found = comparing.read(RESULTS / f"{name}.json")
+    times = comparing.times(found)
+    assert whole is None or times[whole].whole
+    assert part is None or not times[part].whole
+    assert not any("#" in each for each in times)
+
+
+def test_equal_names_are_numbered(tmp_path: Path) -> None:
+    twice = result(a=1.0)
+    twice["ops"] *= 2
+    assert compared(tmp_path, result(a=1.0), twice)["only_after"] == ["a 3 forward #2"]
+
+
+def test_times_of_only_one_result_are_named(tmp_path: Path) -> None:
+    found = compared(tmp_path, result(a=1.0, b=1.0), result(b=1.0, c=1.0))
+    assert (found["only_before"], found["only_after"], found["same"]) == (["a 3 forward"], ["c 3 forward"], 1)
+
+
+def test_differences_of_the_conditions_are_listed_by_dotted_key(tmp_path: Path) -> None:
+    before, after = result(a=1.0), result(a=1.0)
+    before["protocol"] |= {"versions": {"numpy": "1", "python": "3"}, "date": "yesterday", "roofline": {"x": 1}}
+    after["protocol"] |= {"versions": {"numpy": "2", "python": "3"}, "roofline": {"x": 2}}
+    assert compared(tmp_path, before, after)["protocol"] == {"versions.numpy": ("1", "2")}
+
+
+def test_noise_of_either_side_is_named(tmp_path: Path) -> None:
+    before, after = result(a=time_of(1.0, width=0.2), b=1.0), result(a=1.0, b=1.0)
+    after["protocol"] |= {"load": 3.0, "cores": 4}
+    noisy, busy = compared(tmp_path, before, after)["noise"]
+    assert noisy == f"{tmp_path}/a.json: 1 of 2 times have an interval wider than 5% of the median"
+    assert busy.startswith(f"{tmp_path}/b.json: busy machine: other work took 3.0 of 4 cores")
+    assert compared(tmp_path, result(a=1.0), result(a=1.0))["noise"] == []
+
+
+def test_results_of_other_kinds_or_devices_are_an_error(tmp_path: Path) -> None:
+    against = {"kind": "against", "protocol": {"device_name": "x"}}
+    for after, message in (
+        (against, "kind ops, .*b.json of against; expected two results of one kind"),
+        (result(device="y"), "device x, .*b.json of y; expected two results of one device"),
+    ):
+        with pytest.raises(AdtrainError, match=message):
+            compared(tmp_path, result(), after)
 
 
 @pytest.mark.parametrize(
@@ -105,20 +137,15 @@ def test_results_of_other_kinds_or_devices_are_an_error(after: dict[str, Any], m
         ("[]", r"found \[\], expected an object"),
         ('{"kind": "ops"}', "found no protocol, expected what adtrain writes"),
         ('{"kind": "x", "protocol": {"device_name": "y"}}', "kind: found 'x', expected 'ops', 'config', 'against' or"),
-        ('{"kind": "ops", "protocol": {"device_name": 7}}', "protocol.device_name: found 7, expected a valid string"),
-        (f"{RESULT}, 'n': NaN}}".replace("'", '"'), "found no valid JSON"),
-        (f"{RESULT}, 'n': [1e400]}}".replace("'", '"'), r"n\[0\]: found a number beyond 1\.8e308"),
-        (
-            f"{RESULT}, 'a': {{'median_ms': [], 'low_ms': 1, 'high_ms': 1}}}}".replace("'", '"'),
-            r"'a': median_ms: found \[\], expected a number of magnitude at most 1e15",
-        ),
+        (f"{RESULT}}}".replace("'x'", "7"), "protocol.device_name: found 7, expected a valid string"),
+        (f"{RESULT}, 'n': NaN}}", "found no valid JSON"),
+        (f"{RESULT}, 'n': [1e400]}}", r"n\[0\]: found a number beyond 1\.8e308"),
+        (json.dumps(result(a={**time_of(1.0), "low_ms": []})), r"ops\[0\].time.low_ms: found \[\], expected a number"),
     ],
 )
 def test_file_that_is_not_a_result_is_an_error(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "a.json"
     if content is not None:
-        path.write_text(content)
+        path.write_text(content.replace("'", '"'))
     with pytest.raises(AdtrainError, match=rf"a\.json: .*{message}"):
-        read(path)
-    path.write_text(json.dumps(result(a=1.0)))
-    assert read(path) == result(a=1.0)
+        comparing.read(path)

@@ -24,7 +24,7 @@ from adtrain.core.types import ArrayType
 
 FIELDS = [
     "op", "variant", "n", "size", "phase", "dtype", "time", "flops", "bytes", "gflops_per_s", "gbytes_per_s",
-    "of_roofline", "kernels",
+    "of_roofline", "from_cache", "kernels",
 ]  # fmt: skip
 CREATE = {"arange", "full", "ones", "ones_like", "zeros", "zeros_like", "rng_state", "matmul_precision"}
 PEAK = Roofline(1e-3, {"float32": 1e-3})

@@ -31,8 +31,8 @@ LAYERS = {
     "batch_norm2d]}, {residual: {body: [{conv2d: {out_channels: 6, kernel_size: 1}}], "
     "shortcut: [{conv2d: {out_channels: 6, kernel_size: 1}}]}}, {concat: [[relu], [tanh]]}, {add: [[relu], [silu]]}, "
     "flatten, {linear: 3}]",
-    "activations": "[{reshape: [4, 9]}, flatten, {linear: 12}, leaky_relu, {elu: 0.7}, gelu, {gelu: tanh}, silu, "
-    "softplus, softmax, log_softmax, {linear: 3}]",
+    "activations": "[{reshape: [4, 9]}, {select: [3, 0, 1]}, flatten, {linear: 12}, leaky_relu, {elu: 0.7}, gelu, "
+    "{gelu: tanh}, silu, softplus, softmax, log_softmax, {linear: 3}]",
     "transposed": f"{IMAGES}, {{conv_transpose2d: {{out_channels: 2, kernel_size: 3, stride: 2, output_padding: 1}}}}, "
     "flatten, {linear: 3}]",
 }

@@ -11,11 +11,13 @@ import pytest
 import training_runs
 from click.testing import CliRunner, Result
 
+from adtrain.bench.analysis.limits import limits
 from adtrain.bench.ops import sweep
 from adtrain.bench.ops.table import BENCHES
 from adtrain.bench.steps import modes
 from adtrain.bench.text import cells
-from adtrain.bench.timing import records
+from adtrain.bench.timing import protocol, records
+from adtrain.bench.timing.roofline import Roofline
 from adtrain.cli.main import cli
 
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
@@ -80,7 +82,7 @@ def test_config_is_timed_by_layer_mode_and_batch_size(tmp_path: Path) -> None:
 def test_json_on_stdout_replaces_the_tables_and_has_intervals(tmp_path: Path) -> None:
     config = str(training_runs.write_config(tmp_path))
     for arguments, kind in ((("--op", "nll_loss"), "ops"), ((config, "--batch-sizes", "8"), "config")):
-        found = json.loads(bench(*arguments, "--json", "-").stdout)
+        found = json.loads(bench(*arguments, "--json").stdout)
         assert found["kind"] == kind
         assert found["protocol"]["versions"].keys() == {"adtrain", "python", "numpy"}
         assert found["protocol"]["roofline"]["gbytes_per_s"] > 0
@@ -90,29 +92,66 @@ def test_json_on_stdout_replaces_the_tables_and_has_intervals(tmp_path: Path) ->
     assert [row["layer"] for row in found["modes"]["staged"]["layers"]] == LAYERS
 
 
-def test_json_files_are_written_and_compared(tmp_path: Path) -> None:
+def test_results_are_written_and_compared(tmp_path: Path) -> None:
     before, after = tmp_path / "before.json", tmp_path / "after.json"
-    ((_, *rows),) = tables(bench("--op", "nll_loss", "--sizes", "8", "--json", str(before)))
+    ((_, *rows),) = tables(bench("--op", "nll_loss", "--sizes", "8", "--json-file", str(before)))
     found = json.loads(before.read_text())
     assert len(found["ops"]) == len(rows) == 4
     for field in ("median_ms", "low_ms", "high_ms"):
         found["ops"][0]["time"][field] *= 1000
     found["protocol"] |= {"commit": "later", "load": 99.0}  # with a warning of a busy machine
     after.write_text(json.dumps(found))
-    narrow, result = (bench("--compare", str(before), str(after), columns=n) for n in (60, 140))
-    assert result.exit_code == 0
+    narrow, result = (compare(before, after, columns=n) for n in (60, 140))
     assert max(map(len, narrow.stdout.replace(str(tmp_path), "").splitlines())) <= 60
     assert re.search(
-        r"slower +before ms +after ms +change\nops nll_loss 10 classes 8x10 8 forward float32 .* \+\d+\.\d%\n",
-        result.stdout,
+        r"\nslower +before ms +after ms +change\nnll_loss 10 classes 8x10 8 forward .* \+\d+\.\d%\n", result.stdout
     )
-    assert "later after" in result.stdout
-    assert "busy machine: other work took 99.0" in result.stdout
-    assert "1 slower and 0 faster" in result.stdout
-    compared = json.loads(bench("--compare", str(after), str(before), "--json", "-").stdout)
+    assert re.search(rf"^NOISY: {after}: busy machine: other work took 99.0", result.stdout, re.MULTILINE)
+    assert re.search(r"^commit +\S+ +later$", result.stdout, re.MULTILINE)
+    assert "times: 1 slower, 0 faster, 3 without a clear change" in result.stdout
+    compared = json.loads(compare(after, before, "--json").stdout)
     assert [(each["name"], each["change"] < 0) for each in compared["faster"]] == [
-        ("ops nll_loss 10 classes 8x10 8 forward float32", True)
+        ("nll_loss 10 classes 8x10 8 forward", True)
     ]
+
+
+def compare(*arguments: object, columns: int = 100) -> Result:
+    """`bench compare`, which takes no device."""
+    return CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, ["bench", "compare", *map(str, arguments)])
+
+
+def test_the_whole_step_is_the_headline_of_a_comparison(tmp_path: Path) -> None:
+    """A slower step whose layers are all faster."""
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    found = json.loads((Path(__file__).parents[1] / "benchmarks/results/cpu-step-smoke.json").read_text())
+    before.write_text(json.dumps(found))
+    layers = [row["forward"] for row in found["modes"]["staged"]["layers"] if row["forward"]]
+    for time, factor in ((found["modes"]["fused"]["step"], 1.29), *((time, 0.5) for time in layers)):
+        for field in ("median_ms", "low_ms", "high_ms"):
+            time[field] *= factor
+    after.write_text(json.dumps(found))
+    (banners, steps, *others) = compare(before, after).stdout.split("\n\n")
+    assert banners.startswith("NOISY: ")
+    heading, fused, *_ = steps.splitlines()
+    assert heading.startswith("whole step")
+    assert re.match(r"fused step .* \+29\.0%  slower", fused)
+    assert "layer 0.linear, forward" in others[1]
+    assert not any(text in "".join([steps, *others]) for text in ("modes", "{", "}"))
+
+
+@pytest.mark.parametrize(("option", "start"), [("--json", "{"), ("--html=-", "<!DOCTYPE html>")])
+def test_json_or_a_page_on_stdout_replaces_the_tables(option: str, start: str) -> None:
+    result = bench("ops", "--op", "relu", "--sizes", "4", option)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(start)
+    assert "95% interval" not in result.stdout.splitlines()
+
+
+def test_a_busy_machine_is_said_before_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "busy_cores", lambda: 2.0**16)
+    first, *others = bench("--op", "relu", "--sizes", "4").stderr.splitlines()
+    assert re.fullmatch(r"bench: busy machine: other work takes 65536\.0 of \d+ cores, so times will be noisy", first)
+    assert any("timing" in line for line in others)
 
 
 def test_trace_holds_a_process_for_each_mode(tmp_path: Path) -> None:
@@ -139,21 +178,20 @@ def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--op", "cnv2d"), "--op cnv2d: no such operation; did you mean conv2d? (known: abs, "),
+        (("--op", "cnv2d"), "--op cnv2d: no such operation; did you mean conv2d?"),
         (("--op", "relu", "--op", "zzzz"), "--op zzzz: no such operation; known: abs, "),
-        (("mlp", "--op", "relu"), "--op: is for operations; give no CONFIG"),
-        (("mlp", "--sizes", "4"), "--sizes: is for operations; give no CONFIG"),
-        (("--batch-sizes", "4"), "--batch-sizes: is for the step of a CONFIG; give one"),
+        (("mlp", "--op", "relu"), "No such option '--op'"),
+        (("--batch-sizes", "4"), "Missing argument 'CONFIG|RUN'"),
         (("--sizes", "4,x"), "Invalid value for '--sizes': found '4,x', expected whole numbers above 0 with commas"),
-        (
-            ("--sizes", "536870912"),
-            "Invalid value for '--sizes': found '536870912', expected whole",
-        ),
+        (("--sizes", "536870912"), "Invalid value for '--sizes': found '536870912', expected whole"),
         (("--sizes", "9" * 5000), "Invalid value for '--sizes': found '9999"),
         (("--sizes", "0"), "Invalid value for '--sizes': found '0', expected whole numbers above 0 with commas"),
-        (("--json", "."), "--json .: is a folder, expected a file"),
-        (("--json", "absent/x.json"), "--json absent/x.json: absent is not a writable folder"),
+        (("--json-file", "."), "--json-file .: is a folder, expected a file"),
+        (("--json-file", "absent/x.json"), "--json-file absent/x.json: absent is not a writable folder"),
+        (("--json", "--html", "-"), "--json and --html -: only one result fits on standard output"),
         (("mlp", "--trace", "absent/x.json"), "--trace absent/x.json: absent is not a writable folder"),
+        (("comapre", "a.json", "b.json"), "comapre: neither a command nor a config; did you mean compare?"),
+        (("--json-file", "-"), "--json-file - is no file; --json prints the result"),
         (("nosuch",), "nosuch  neither a file nor a packaged config"),
         (
             ("smoke", "--set", "data.batch_size=2147483647"),
@@ -161,10 +199,7 @@ def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monke
         ),
         (("smoke", "--batch-sizes", "70000"), "--batch-sizes 70000: there are 60,000 images to train on"),
         (("--op", "matmul", "--candidates"), "--candidates: only a GPU has kernels to choose from"),
-        (("mlp", "--candidates"), "--candidates: is for operations; give no CONFIG"),
         (("--op", "matmul", "--autotune", "full"), "--autotune full: only a GPU has kernels to choose from"),
-        (("mlp", "--compare", "a.json", "b.json"), "CONFIG: cannot be combined with --compare, which times nothing"),
-        (("--compare", "absent.json", "b.json"), "absent.json: cannot be read: No such file or directory"),
     ],
 )
 def test_usage_error_is_one_line_before_measuring(arguments: tuple[str, ...], message: str) -> None:
@@ -182,7 +217,7 @@ def test_interrupt_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "alternate", interrupted)
     given = ["--op", "relu"] if module is sweep else [str(training_runs.write_config(tmp_path))]
     before = set(tmp_path.iterdir())
-    result = bench(*given, "--json", str(tmp_path / "out.json"))
+    result = bench(*given, "--json-file", str(tmp_path / "out.json"))
     assert (result.exit_code, result.stdout) == (130, "")
     assert "adtrain: interrupted" in result.stderr
     assert set(tmp_path.iterdir()) - before == {tmp_path / "cache"} - before
@@ -198,6 +233,22 @@ def test_noisy_and_busy_machines_are_warnings() -> None:
     assert "1 of 18 samples are outliers" in lines
     assert "noisy machine: 1 of 2 times, marked ~, have an interval wider than 5% of the median" in lines
     assert cells.time_cell({**quiet, "noisy": True}) == "~1.000"
+
+
+@pytest.mark.parametrize(
+    ("bytes", "flops", "shown"),
+    [
+        (50, 0, "50%"),
+        (306, 0, "cached"),  # three times what the memory delivers
+        (306, 10_000, "cached"),
+        (90, 103_000, "103%"),  # bound by arithmetic: a measured peak can be exceeded a little
+    ],
+)
+def test_bytes_faster_than_the_memory_are_said_to_be_cached(bytes: int, flops: int, shown: str) -> None:
+    peak = Roofline(100.0, {"float32": 100_000.0})
+    row = {"gflops_per_s": 1.0, "gbytes_per_s": 1.0, **limits(flops, bytes, 1e-6, peak)._asdict()}
+    assert cells.rate_cells(row)[2] == shown
+    assert bool(cells.cache_note([row], 80)) == (shown == "cached")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,29 @@ def test_differences_of_configs_are_listed_by_dotted_key(here: Path) -> None:
     assert found["training.steps"] == [None, 5, None]
     assert [list(value) for value in found["optimizer"]] == [["adam"], ["sgd"], ["adam"]]
     table = command("compare", "first", "second").stdout.split("\n\n")[1].splitlines()
-    assert table[1].startswith("optimizer       first   adam lr 0.01, ")
-    assert table[2].startswith("                second  sgd lr 0.5, ")
+    assert [line.split()[0] for line in table] == ["differs", "optimizer", "training.steps"]
+    assert table[0].split()[1:] == ["first", "second"]
+    assert re.search(r"  adam lr 0.01, .*  sgd lr 0.5, ", table[1])
+
+
+def test_many_runs_have_a_row_each_in_the_matrix_of_differences(here: Path) -> None:
+    table = command("compare", "first", "second", "third", "first").stdout.split("\n\n")[1].splitlines()
+    assert table[0].split() == ["run", "optimizer", "seed", "steps"]
+    assert [line.split()[0] for line in table[1:]] == ["first", "second", "third", "first"]
+    assert table[2].split()[-2:] == ["0", "5"]
+    assert table[3].split()[-1] == "7"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss", "training"])
+def test_runs_are_sorted_by_a_metric_with_the_best_first(here: Path, metric: str) -> None:
+    shown = command("compare", "third", "second", "first", "--sort", metric, "--json").stdout
+    found = [run for run in json.loads(shown)["runs"] if run["finished"]]
+    values = [run["train_seconds"] if metric == "training" else run["test"][metric] for run in found]
+    assert values == sorted(values, reverse=metric == "accuracy")
+    assert json.loads(shown)["runs"][-1]["run"] == "third"
+    assert "--sort accurcy: no run has it; did you mean accuracy?" in one_line(
+        command("compare", "first", "--sort", "accurcy", expect=2)
+    )
 
 
 def test_an_unfinished_run_is_marked(here: Path) -> None:
@@ -76,6 +98,10 @@ def test_the_table_fits_a_narrow_terminal(here: Path, monkeypatch: pytest.Monkey
     lines = command("compare", "first", "second", "third").stdout.splitlines()
     assert max(map(len, lines)) <= 60
     assert lines[0].split()[:4] == ["run", "accuracy", "loss", "training"]
+    hidden = lines[4]
+    assert re.fullmatch(r"\d columns? hidden; COLUMNS=\d+ shows all", hidden)
+    monkeypatch.setenv("COLUMNS", hidden.split("=")[1].split()[0])
+    assert "hidden" not in command("compare", "first", "second", "third").stdout.split("\n\n")[0]
 
 
 def test_a_path_without_a_run_is_a_one_line_error(here: Path) -> None:

@@ -123,7 +123,8 @@ def test_a_contact_sheet_shows_the_first_images_of_each_class(tmp_path: Path) ->
     path = write_npz(tmp_path / "x.npz", parts(images))
     assert run("data", "inspect", str(path), "--contact-sheet", str(tmp_path / "sheet.png")).exit_code == 0
     with image.open(tmp_path / "sheet.png") as sheet:
-        pixels = np.asarray(sheet)[:, contact_sheet.MARGIN + contact_sheet.TEXT_WIDTH :]
+        width = contact_sheet.COLUMNS * (contact_sheet.SMALLEST + contact_sheet.GAP) + contact_sheet.MARGIN
+        pixels = np.asarray(sheet)[:, -width:]
     shades, counts = np.unique(pixels[..., 0], return_counts=True)
     area = contact_sheet.COLUMNS * contact_sheet.SMALLEST**2
     assert dict(zip(shades.tolist(), counts.tolist(), strict=True)).items() >= {0: area, 200: area}.items()

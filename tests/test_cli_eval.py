@@ -84,6 +84,20 @@ def test_predict_classifies_an_idx_file(here: Path, tmp_path: Path, monkeypatch:
     assert lines[1].split() == [f"{path}[0]", "2", f"{rows[0]['probability']:.2%}"]
 
 
+def test_predict_prints_the_most_probable_classes(here: Path, tmp_path: Path) -> None:
+    path = str(write_idx(tmp_path / "images", images_of(np.array([2, 0]), seed=9)))
+    best = json.loads(run("predict", "run", path, "--json").stdout)
+    rows = json.loads(run("predict", "run", path, "--json", "--top-k", "9").stdout)
+    for row, first in zip(rows, best, strict=True):
+        assert row["top"][0] == {name: first[name] for name in ("class", "probability")}
+        assert sorted(x["class"] for x in row["top"]) == ["0", "1", "2"]
+        probabilities = [x["probability"] for x in row["top"]]
+        assert probabilities == sorted(probabilities, reverse=True)
+    lines = run("predict", "run", path, "--top-k", "2").stdout.splitlines()
+    assert lines[0].split() == ["input", "rank", "class", "probability"]
+    assert len(lines) == 5
+
+
 def test_predict_classifies_image_files(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
@@ -99,13 +113,13 @@ def test_predict_classifies_image_files(here: Path, tmp_path: Path, monkeypatch:
     ]
 
 
-def test_predict_resizes_an_image_with_a_note(here: Path, tmp_path: Path) -> None:
+def test_predict_resizes_an_image_with_a_note(here: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     path = tmp_path / "big.png"
     image.fromarray(images_of(np.array([2]), seed=3)[0].repeat(9, axis=0).repeat(12, axis=1)).save(path)
     result = run("predict", "run", str(path), "--json")
     assert [row["class"] for row in json.loads(result.stdout)] == ["2"]
-    assert result.stderr == f"{path}: resized from 54 x 72 to 6 x 6 pixels\n"
+    assert caplog.messages == [f"adtrain: {path}: resized from 54 x 72 to 6 x 6 pixels"]
 
 
 def test_predict_with_an_overflowed_model_is_a_one_line_error(here: Path, tmp_path: Path) -> None:
@@ -133,18 +147,24 @@ def test_predict_does_not_need_the_training_data(tmp_path: Path) -> None:
     assert len(json.loads(run("predict", str(tmp_path / "run"), str(images), "--json").stdout)) == 1
 
 
-def test_predict_refuses_invalid_images_and_prints_nothing(here: Path, tmp_path: Path) -> None:
+def test_an_invalid_input_is_one_line_and_the_others_are_predicted(here: Path, tmp_path: Path) -> None:
     good = write_idx(tmp_path / "good", images_of(np.array([0]), seed=1))
     wide = write_idx(tmp_path / "wide", np.zeros((2, 6, 7), np.uint8))
     labels = here / "data" / "t10k-labels-idx1-ubyte"
     (tmp_path / "text").write_text("not an image")
+    (tmp_path / "folder").mkdir()
     for path, message in (
         (tmp_path / "none.png", "cannot be read (No such file or directory)"),
         (wide, "found uint8[2, 6, 7], expected images uint8[N, 1, 6, 6]"),
         (labels, "found uint8[30], expected images uint8[N, 1, 6, 6]"),
+        (tmp_path / "folder", "found a folder without images, expected PNG or JPEG files"),
         (tmp_path / "text", "found neither a PNG nor a JPEG image"),
     ):
-        assert one_line(run("predict", "run", str(good), str(path), expect=2)) == f"{path}: {message}"
+        result = run("predict", "run", str(path), str(good), "--json", expect=2)
+        assert result.stderr == f"adtrain: error: {path}: {message}\n"
+        assert [row["file"] for row in json.loads(result.stdout)] == [str(good)]
+    result = run("predict", "run", str(tmp_path / "none.png"), expect=2)
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
     assert "Missing argument 'INPUT...'" in one_line(run("predict", "run", expect=2))
 
 
@@ -159,14 +179,28 @@ def test_probabilities_are_between_0_and_1_for_regression_losses(tmp_path: Path,
     assert all(0 <= row["probability"] <= 1 for row in rows)
 
 
-def test_eval_on_data_with_more_classes_than_outputs_is_refused(here: Path, tmp_path: Path) -> None:
-    cfg = write_config(tmp_path)
-    train(cfg, tmp_path / "run", "--steps", "1")
+def test_eval_refuses_classes_that_the_run_was_not_trained_on(here: Path, tmp_path: Path) -> None:
     write_data(tmp_path / "data", classes=5)
-    assert one_line(run("eval", str(tmp_path / "run"), expect=2)) == (
-        f"{tmp_path}/run/config.yaml:9:5  model.layers[2]: found 3 outputs, expected at least 5: "
-        f"{tmp_path}/data has 5 classes"
+    line = one_line(run("eval", "run", "--data", str(tmp_path / "data"), expect=2))
+    what = "found 12 examples of classes that the run was not trained on, such as 3; expected 0, 1, 2"
+    assert line == f"{tmp_path}/data: {what}"
+    same = run("eval", "run", "--set", f"data.path={tmp_path}/data", expect=2)
+    assert one_line(same) == line
+
+
+@pytest.mark.parametrize("kept", [[2], [0, 2], [1, 0]])
+def test_eval_on_other_data_keeps_the_numbers_of_the_classes(here: Path, tmp_path: Path, kept: list[int]) -> None:
+    labels = np.resize(kept, 30)
+    data = write_npz(tmp_path / "new.npz", {"images": images_of(labels, seed=5), "labels": labels})
+    found = json.loads(run("eval", "run", "--data", str(data), "--json").stdout)
+    assert (found["images"], found["test"]["accuracy"]) == (30, 1)
+
+
+def test_eval_takes_changed_settings(here: Path) -> None:
+    assert (
+        json.loads(run("eval", "run", "--set", "training.metrics=[f1]", "--json").stdout)["metrics"]["f1"]["macro"] == 1
     )
+    assert "unknown key" in one_line(run("eval", "run", "--set", "training.metric=[f1]", expect=2))
 
 
 def test_a_model_trained_on_float32_refuses_uint8_images(tmp_path: Path) -> None:

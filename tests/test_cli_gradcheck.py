@@ -118,7 +118,7 @@ def test_table_fits_the_terminal(columns: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--op", "sofmax"), "--op sofmax: no such operation; did you mean softmax? (known: "),
+        (("--op", "sofmax"), "--op sofmax: no such operation; did you mean softmax? (see"),
         (("--op", "argmax"), "--op argmax: has no derivative to check"),
         (("mlp", "--op", "relu"), "--op is for operations"),
         (("mlp", "--order", "2"), "--order 2 is for operations"),

@@ -8,8 +8,9 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+from browser import Browser, assert_fits
 from idx_files import write_idx
-from report_runs import Elements, assert_drawn, assert_needs_no_network, command, in_browser, one_line, summary, train
+from report_runs import Elements, assert_needs_no_network, command, one_line, summary, train
 from training_runs import write_config
 
 from adtrain import report, training
@@ -34,9 +35,9 @@ def run(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made / "run", tmp_path / "run"))
 
 
-def test_a_browser_shows_the_numbers_of_the_summary(made: Path, tmp_path: Path) -> None:
-    page = Path(shutil.copy(made / "run.html", tmp_path))
-    shown, found = Elements(in_browser(page, "--dump-dom")).by_id, summary(made / "run")
+def test_a_browser_shows_the_numbers_of_the_summary(made: Path, browser: Browser) -> None:
+    browser.open(made / "run.html")
+    shown, found = Elements(browser.source()).by_id, summary(made / "run")
     assert shown == {
         "test-accuracy": f"{found['test']['accuracy']:.2%}",
         "test-loss": f"{found['test']['loss']:.4f}",
@@ -47,10 +48,8 @@ def test_a_browser_shows_the_numbers_of_the_summary(made: Path, tmp_path: Path) 
     }
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize("scheme", ["dark", "light"])
-def test_a_browser_draws_the_page_in_light_and_dark(made: Path, tmp_path: Path, width: int, scheme: str) -> None:
-    assert_drawn(made / "run.html", tmp_path, width, scheme)
+def test_the_page_fits_wide_and_narrow_windows_in_light_and_dark(made: Path, browser: Browser) -> None:
+    assert_fits(browser, made / "run.html")
 
 
 def test_the_page_needs_no_network(made: Path) -> None:

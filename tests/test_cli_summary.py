@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from report_runs import command
+from report_runs import command, one_line
 
-from adtrain.cli.summary import short
+from adtrain import config
+from adtrain.text import short
 
 LAYERS = """\
 name: net
@@ -72,9 +73,31 @@ def test_the_tables_fit_the_terminal(path: str, width: int, monkeypatch: pytest.
     for name in (path, "resnet", "mlp"):
         lines = summary(name).stdout.splitlines()[1:]
         assert max(map(len, lines)) <= width
+        lines = [line for line in lines if "hidden" not in line]
         tables = [list(table) for empty, table in groupby(lines, lambda line: not line) if not empty]
         assert [table[0].split()[0] for table in tables] == ["layer", "step", "memory"]
         assert [table[-1].split()[0] for table in tables] == ["total", "fused", "peak"]
+
+
+def test_the_folder_of_a_run_stands_for_its_config(tmp_path: Path) -> None:
+    """`summary` and `graph` take it; `train` says how to continue the run."""
+    run = tmp_path / "runs" / "mlp"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(config.dump(config.load("mlp")))
+    assert summary(str(run)).stdout == summary("mlp").stdout
+    for name, source in (("run", str(run)), ("config", "mlp")):
+        command("graph", source, "-o", tmp_path / f"{name}.dot")
+    assert (tmp_path / "run.dot").read_text() == (tmp_path / "config.dot").read_text()
+    assert f"--resume {run} continues it" in one_line(command("train", run, expect=2))
+
+
+def test_plugins_of_a_run_are_not_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(LAYERS + "plugins: [mine.py]\n")
+    (tmp_path / "mine.py").write_text("raise AssertionError('was run')\n")
+    message = one_line(summary(str(tmp_path), expect=2))
+    assert message.endswith(
+        f"mine.py is code, and is not run because a run names it; give {tmp_path}/config.yaml to run it"
+    )
 
 
 def test_data_at_a_path_are_counted_as_one_batch(path: str) -> None:

@@ -320,7 +320,43 @@ def test_a_terminal_shows_progress_bars(cfg: Path) -> None:
     text = shown.decode()
     assert "epoch 1/3|" in text
     assert "img/s" in text
+    assert " left" not in re.sub(r"about \d+ s left", "", text)
     assert "epoch 3/3: loss" in text
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(cfg: Path) -> None:
+    before = sorted(Path().rglob("*"))
+    shown = train(cfg, "--dry-run").stdout.splitlines()
+    assert set(shown) > {"model   643 parameters, float32", "steps   18 of 16 examples; epochs: 3", "folder  runs/tiny"}
+    plan = json.loads(train(cfg, "--dry-run", "--json", "--epochs", "1").stdout)
+    assert (plan["steps"], plan["data"]) == (6, {"train": 90, "validation": 0, "test": 30})
+    assert sorted(Path().rglob("*")) == before
+    train(cfg)
+    assert plan["planned_bytes"] == json.loads(Path("runs/tiny/summary.json").read_text())["memory"]["planned_bytes"]
+    assert train(cfg, "--dry-run").stdout.splitlines()[-1] == "folder  runs/tiny-2"
+    assert "already holds a run" in train(cfg, "--dry-run", "--output-dir", "runs/tiny", expect=2).stderr
+    assert "takes no --resume or --repeat" in train("--dry-run", "--resume", "runs/tiny", expect=2).stderr
+
+
+def test_quiet_prints_the_folder_only_and_verbose_more_than_usual(cfg: Path) -> None:
+    quiet = train(cfg, "-q", "--device", "auto")
+    assert (quiet.stdout, quiet.stderr) == ("runs/tiny\n", "")
+    assert train(cfg, "-q", "--repeat", "2").stdout.split() == ["runs/tiny-seed0", "runs/tiny-seed1"]
+    assert json.loads(train(cfg, "-q", "--json").stdout)["epochs"] == 3
+    verbose, usual = train(cfg, "-v"), train(cfg)
+    assert re.search(r"^step \d+: loss .*, learning rate 0.01, ", verbose.stderr, re.MULTILINE)
+    assert set(verbose.stderr.splitlines()) > {"folder  runs/tiny-3", "steps   18 of 16 examples; epochs: 3"}
+    assert "learning rate" not in usual.stderr
+    assert "found both --quiet and --verbose" in train(cfg, "-q", "-v", expect=2).stderr
+
+
+def test_quiet_keeps_warnings(cfg: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, "train", str(cfg), "-q", "--device", "cpu", "--profile-steps", "0"]
+    layers = "model.layers=[linear: 3, softmax]"
+    done = subprocess.run([*command, "--set", layers], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "runs/tiny\n")
+    (warning,) = done.stderr.splitlines()
+    assert warning.endswith("applies softmax itself: remove this layer")
 
 
 def _summary(rows: int) -> Summary:

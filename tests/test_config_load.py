@@ -100,8 +100,8 @@ def test_missing_keys_have_their_defaults(tmp_path: Path) -> None:
          "unknown key; known: none"),
         ("flatten", "residual: []", "6:7  model.layers[0].residual.body: found [], expected a list that is not empty"),
         ("flatten", "add: [relu]", "6:13  model.layers[0].add.branches[0]: found 'relu', expected a list"),
-        ("loss: cross_entropy", "loss: crossentropy", f"8:7  loss: unknown loss 'crossentropy'; "
-         f"did you mean cross_entropy? (known: {LOSSES})"),
+        ("loss: cross_entropy", "loss: crossentropy", "8:7  loss: unknown loss 'crossentropy'; "
+         "did you mean cross_entropy?"),
         ("loss: cross_entropy", "loss: 3", f"8:7  loss: found 3, expected one loss; known: {LOSSES}"),
         ("loss: cross_entropy\n", "", "1:1  loss: missing, expected a loss, such as cross_entropy"),
         ("adam", "{adam: {lr: .nan}}", f"9:24  optimizer.adam.lr: found nan, expected {POSITIVE_NUMBER}"),
@@ -109,8 +109,7 @@ def test_missing_keys_have_their_defaults(tmp_path: Path) -> None:
         ("adam", "{adam: {betas: [0, 1]}}", "9:20  optimizer.adam.betas: found [0, 1], "
          "expected a list of two numbers in [0, 1)"),
         ("adam", "sgd", f"9:1  optimizer.sgd.lr: missing, expected {POSITIVE_NUMBER}"),
-        ("adam", "{Adam: {}}", "9:13  optimizer: unknown optimizer 'Adam'; did you mean adam? "
-         "(known: sgd, adam, adamw, rmsprop)"),
+        ("adam", "{Adam: {}}", "9:13  optimizer: unknown optimizer 'Adam'; did you mean adam?"),
         ("adam", "{adam: , sgd: }", "9:1  optimizer: found a mapping with adam, sgd, expected one optimizer"),
         ("epochs: 1", "epochs: 1e3", f"10:20  training.epochs: found 1000.0, {POSITIVE}"),
         ("epochs: 1", "epochs: 1, seed: -1", "10:29  training.seed: found -1, expected an integer in [0, 2^64)"),
@@ -136,7 +135,6 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     found = problems(tmp_path, text)
     assert [re.sub(r"; .*|, .*", "", line) for line in found] == [
         "c.yaml:10:23  found the key epochs twice",
-        "c.yaml:2:1  data.batch_size: missing",
         "c.yaml:2:24  data.batch: unknown key",
         "c.yaml:7:7  model.layers[1]: unknown layer 'linera'",
         "c.yaml:10:20  training.epochs: found 0",
@@ -179,8 +177,7 @@ def test_overrides_set_values_by_dotted_key(tmp_path: Path, overrides: list[str]
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.epoch=3", "--set training.epoch  training.epoch: unknown key; did you mean epochs? "
-         f"(known: {TRAINING})"),
+        ("training.epoch=3", "--set training.epoch  training.epoch: unknown key; did you mean epochs?"),
         ("training.epochs=three", f"--set training.epochs  training.epochs: found 'three', {POSITIVE}"),
         ("model.layers.1.linear.out_features=-1", "--set model.layers.1.linear.out_features  "
          f"model.layers[1].linear.out_features: found -1, {POSITIVE}"),
@@ -238,12 +235,11 @@ def test_a_file_but_not_a_folder_has_precedence_over_a_packaged_config(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mpl", f"mpl  neither a file nor a packaged config; did you mean mlp? (packaged: {PACKAGED})"),
-        ("configs/lenet5.yaml", "configs/lenet5.yaml  neither a file nor a packaged config; did you mean lenet5? "
-         f"(packaged: {PACKAGED})"),
+        ("mpl", "mpl  neither a file nor a packaged config; did you mean mlp?"),
+        ("configs/lenet5.yaml", "configs/lenet5.yaml  neither a file nor a packaged config; did you mean lenet5?"),
         ("nothing-like-it", f"nothing-like-it  neither a file nor a packaged config; packaged: {PACKAGED}"),
         ("", f"''  neither a file nor a packaged config; packaged: {PACKAGED}"),
-        (".", ".  found a folder, expected a YAML file"),
+        (".", ".  found a folder without config.yaml, expected a YAML file or the folder of a run"),
     ],
 )  # fmt: skip
 def test_the_error_of_a_missing_config_lists_the_packaged_ones(
@@ -325,7 +321,7 @@ def test_overrides_by_value_equal_those_by_text(name: str, epochs: int, lr: floa
     ("key", "value", "message"),
     [
         ("training.epochs", "3", "overrides  training.epochs: found '3', expected a positive integer below 2^31"),
-        ("training.epocs", 3, f"overrides  training.epocs: unknown key; did you mean epochs? (known: {TRAINING})"),
+        ("training.epocs", 3, "overrides  training.epocs: unknown key; did you mean epochs?"),
         ("training.seed", {1}, "overrides  training.seed: found an object of type set, expected a number, string, "),
         ("training", {3: 4}, "overrides  training: found the key 3, expected a string"),
         ("training..seed", 3, "overrides  found the key 'training..seed', expected one such as training.epochs"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.core import dlpack
 from adtrain.core.types import DTYPES
 
 EXAMPLES = [np.ones((2, 3), dtype) for dtype in sorted(DTYPES, key=str)]
@@ -93,12 +97,95 @@ def test_the_error_of_something_that_cannot_be_shared(make: Any, message: str) -
 
 
 def test_an_array_on_another_device_is_refused() -> None:
-    class OnGpu:
+    class OnRocm:
         def __dlpack_device__(self) -> tuple[int, int]:
-            return 2, 0
+            return 10, 0
 
         def __dlpack__(self, **_: Any) -> Any:
             raise AssertionError
 
-    with pytest.raises(ad.DeviceError, match=r"^from_dlpack: found an array on another device, expected the CPU"):
-        ad.from_dlpack(OnGpu())
+    with pytest.raises(
+        ad.DeviceError, match=r"^from_dlpack: found an array on DLPack's device 10, expected the CPU or an NVIDIA"
+    ):
+        ad.from_dlpack(OnRocm())
+
+
+# The capsules that a GPU exports and takes, here of the host's memory.
+
+
+class Exporter:
+    """An array with the capsules of `dlpack.capsule`."""
+
+    def __init__(self, elements: np.ndarray, versioned: bool, owner: object) -> None:
+        self.elements, self.versioned, self.owner = elements, versioned, owner
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CPU, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        x = self.elements
+        place = dlpack.CPU, 0
+        return dlpack.capsule(x.ctypes.data, x.shape, x.dtype, place, (x, self.owner), self.versioned)
+
+
+class Owner:
+    pass
+
+
+@pytest.mark.parametrize("versioned", [False, True], ids=["plain", "versioned"])
+@pytest.mark.parametrize("elements", EXAMPLES, ids=lambda x: f"{x.dtype}{list(x.shape)}")
+def test_numpy_reads_our_capsules_and_we_read_them_back(elements: np.ndarray, versioned: bool) -> None:
+    owner = Owner()
+    kept = weakref.ref(owner)
+    exporter = Exporter(elements, versioned, owner)
+    del owner
+    seen = np.from_dlpack(exporter)
+    np.testing.assert_array_equal(seen, elements, strict=True)
+    assert not seen.flags.writeable
+    assert not elements.size or address(seen) == address(elements)
+    again = exporter.__dlpack__()
+    tensor = dlpack.taken(again)
+    assert (tensor.shape, tensor.dtype, tensor.in_c_order) == (elements.shape, elements.dtype, True)
+    assert tensor.address == elements.ctypes.data
+    with pytest.raises(ad.DTypeError, match="each one can be taken once"):
+        dlpack.taken(again)
+    exporter.__dlpack__()  # a capsule that nobody takes
+    exporter.owner = None
+    del again, seen
+    assert kept() is not None
+    del tensor
+    assert kept() is None
+    assert not dlpack._lent
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("elements", EXAMPLES, ids=lambda x: f"{x.dtype}{list(x.shape)}")
+def test_we_read_the_capsules_of_pytorch(elements: np.ndarray) -> None:
+    import torch
+
+    tensor = torch.from_numpy(elements.copy())
+    for capsule in (tensor.__dlpack__(), tensor.__dlpack__(max_version=dlpack.VERSION)):
+        found = dlpack.taken(capsule)
+        assert (found.shape, found.dtype, found.in_c_order) == (elements.shape, elements.dtype, True)
+        assert not elements.size or found.address == tensor.data_ptr()
+
+
+@pytest.mark.needs_torch
+def test_the_order_of_elements_is_known_from_strides() -> None:
+    import torch
+
+    x = torch.zeros(4, 1, 6)
+    given = {x: True, x[1:2]: True, x[:, :, :1]: False, x.transpose(0, 2): False, x[:0, :, ::2]: True, x[::2]: False}
+    assert [dlpack.taken(each.__dlpack__()).in_c_order for each in given] == list(given.values())
+
+
+def test_capsules_may_outlive_the_modules_when_the_interpreter_ends() -> None:
+    code = """
+import numpy as np
+from adtrain.core import dlpack
+x = np.ones(3)
+capsules = [dlpack.capsule(x.ctypes.data, x.shape, x.dtype, (1, 0), x, True) for _ in range(2)]
+tensor, borrowed = dlpack.taken(capsules[0]), dlpack.taken(np.ones(3).__dlpack__())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")

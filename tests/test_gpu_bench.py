@@ -48,7 +48,7 @@ def test_every_fused_operation_names_its_kernels(tmp_path: Path) -> None:
 def test_memory_and_clocks_are_known(tmp_path: Path) -> None:
     held: Any = held_bytes(training_runs.prepare(tmp_path), "gpu")
     assert held > 0
-    about = protocol("gpu")
+    about = protocol("gpu", None)
     assert about["clock_mhz"] > 0
     assert about["memory_clock_mhz"] > 0
     assert "events" in about["clock"]["operations"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import adtrain as ad
@@ -15,9 +15,14 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
-from adtrain.passes import ALL
+from adtrain.passes import ALL, pair_axes
 
 N, M = 300, 260
+
+
+@pytest.fixture(autouse=True)
+def few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_axes, "MIN_PAIRS", N * M)
 
 
 def gaussian(q: Any, p: Any, s: Any) -> Any:
@@ -139,6 +144,7 @@ def formulas(draw: st.DrawFn) -> tuple[str, Callable[..., Any]]:
     return f"{steps} {end}", f
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(formulas(), st.sampled_from([N, M]))
 def test_random_formulas_and_their_gradients_match(formula: tuple[str, Callable[..., Any]], columns: int) -> None:
     _, f = formula

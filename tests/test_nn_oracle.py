@@ -17,6 +17,16 @@ pytestmark = pytest.mark.needs_torch
 FLOAT64 = np.dtype(np.float64)
 IMAGE = (4, 9, 8)
 
+
+class Selected(torch.nn.Module):  # type: ignore[name-defined]
+    def __init__(self, indices: list[int]) -> None:
+        super().__init__()
+        self.indices = indices
+
+    def forward(self, x: Any) -> Any:
+        return x[:, self.indices]
+
+
 LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
     (nn.Linear(5), lambda: torch.nn.Linear(6, 5), (6,)),
     (nn.Linear(5, bias=False), lambda: torch.nn.Linear(6, 5, bias=False), (3, 6)),
@@ -63,6 +73,7 @@ LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
     (nn.Dropout(0.0), lambda: torch.nn.Dropout(0.0), (6,)),
     (nn.Flatten(), lambda: torch.nn.Flatten(), IMAGE),
     (nn.Reshape((9, -1)), lambda: torch.nn.Unflatten(1, (9, -1)), (18,)),
+    (nn.Select((2, 0, 2)), lambda: Selected([2, 0, 2]), IMAGE),
     (nn.ReLU(), lambda: torch.nn.ReLU(), (6,)),
     (nn.LeakyReLU(0.2), lambda: torch.nn.LeakyReLU(0.2), (6,)),
     (nn.ELU(0.7), lambda: torch.nn.ELU(0.7), (6,)),

@@ -25,6 +25,7 @@ PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"
 IMPORT_NAMES = {
     "pyyaml": "yaml",
     "pillow": "PIL",
+    "resvg-py": "resvg_py",
     "cuda-bindings": "cuda",
     "nvmath-python": "nvmath",
     "nvidia-cudnn-frontend": "cudnn",
@@ -42,6 +43,7 @@ OPTIONAL = {
     "onnxruntime",
     "pandas",
     "PIL",
+    "resvg_py",
 }
 
 

@@ -71,7 +71,7 @@ def test_a_layer_of_a_plugin_has_the_options_of_its_annotations(here: Path) -> N
         "tiny.yaml:8:20  model.layers[1].mish.beta: found -1, expected a finite number above 0, at most 3.4e38"
     )
     assert build(here, "mish: {beat: 1}") == (
-        "tiny.yaml:8:14  model.layers[1].mish.beat: unknown key; did you mean beta? (known: beta)"
+        "tiny.yaml:8:14  model.layers[1].mish.beat: unknown key; did you mean beta?"
     )
     assert "unknown layer 'mosh'; did you mean mish?" in build(here, "mosh")
 
@@ -657,8 +657,6 @@ def test_bench_runs_a_plugin_of_the_command_line(here: Path, monkeypatch: pytest
     monkeypatch.setattr(step, "result", lambda path, *_: pytest.fail(config.load(path).name))
     with pytest.raises(pytest.fail.Exception, match="tiny"):
         CliRunner().invoke(main.cli, [*map(str, bench), "--plugin", "mine.py"])
-    refused = call(*bench, "--plugin", "mine.py", "--against", "numpy", expect=2)
-    assert "--plugin: cannot be combined with --against" in refused
 
 
 @pytest.mark.needs_torch

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_runs import summary, train
-from training_runs import images_of, write_config, write_data
+from training_runs import images_of, write_config
 
 from adtrain import report
 from adtrain.report import figures, sections
@@ -111,16 +111,6 @@ def test_compiled_and_eager_probabilities_agree(run: Path) -> None:
     model = trained.network, trained.params, trained.statistics
     some = [evaluation.predictions(*model, images[i : i + 50], "cpu") for i in range(0, len(images), 50)]
     assert np.allclose(evaluation.predictions(*model, images, "cpu"), np.concatenate(some), atol=1e-6)
-
-
-def test_classes_added_to_the_data_after_training_are_counted(tmp_path: Path) -> None:
-    wide = ("--set", "model.layers=[linear: 5]", "--epochs", "1")
-    run = train(write_config(tmp_path), tmp_path / "run", *wide)
-    write_data(tmp_path / "data", classes=5)
-    found = report.predict(run, "cpu")
-    assert isinstance(found, Predictions)
-    assert found.classes == ("0", "1", "2", "3", "4")
-    assert found.confusion.sum(axis=1).tolist() == [6] * 5
 
 
 def test_the_curves_end_at_the_scores_of_the_last_epoch(run: Path) -> None:

@@ -20,7 +20,7 @@ from adtrain.ops import elementwise
 from adtrain.training import preparation
 
 LARGEST = 2**31 - 1
-REQUIRED = {
+REQUIRED: dict[str, dict[str, Any]] = {
     "conv2d": {"out_channels": 2, "kernel_size": 3},
     "conv_transpose2d": {"out_channels": 2, "kernel_size": 3},
     "max_pool2d": {"kernel_size": 2},
@@ -28,6 +28,7 @@ REQUIRED = {
     "embedding": {"num_embeddings": 10, "embedding_dim": 2},
     "group_norm": {"num_groups": 1},
     "linear": {"out_features": 2},
+    "select": {"indices": [0]},
 }
 
 

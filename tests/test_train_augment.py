@@ -147,12 +147,11 @@ def test_step_costs_have_a_row_for_augmentation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("augment", "message"),
     [
-        ("[crp]", "data.augment[0]: unknown augmentation 'crp'; did you mean crop? "
-         "(known: crop, flip, affine, noise, cutout, mixup)"),
+        ("[crp]", "data.augment[0]: unknown augmentation 'crp'; did you mean crop?"),
         ("flip", "data.augment: found 'flip', expected a list"),
         ("[flip, crop: 1, flip: 0.2]", "data.augment[2] flip: found twice, expected each augmentation once"),
         ("[affine]", "data.augment[0] affine: found nothing to do, expected rotation, shift or scale above 0"),
-        ("[crop: {pading: 3}]", "data.augment[0].crop.pading: unknown key; did you mean padding? (known: padding)"),
+        ("[crop: {pading: 3}]", "data.augment[0].crop.pading: unknown key; did you mean padding?"),
         ("[crop: -1]", "data.augment[0].crop.padding: found -1, expected an integer in [0, 2^31)"),
         ("[flip: 1.5]", "data.augment[0].flip.probability: found 1.5, expected a number in [0, 1]"),
         ("[affine: {shift: 1}]", "data.augment[0].affine.shift: found 1, expected a number in [0, 1)"),

@@ -33,8 +33,7 @@ from adtrain.data import Rows, Split
         (
             ["data={dataset: mnits, batch_size: 1}"],
             "[linear: 3]",
-            "data.dataset: unknown data set 'mnits'; did you mean mnist? "
-            "(known: mnist, fashion-mnist, kmnist, emnist, cifar10)",
+            "data.dataset: unknown data set 'mnits'; did you mean mnist?",
         ),
         (
             ["data.batch_size=89"],

@@ -90,7 +90,7 @@ def test_metrics_are_one_object_a_line(run: Path) -> None:
     interval, epoch, test = records
     assert set(interval) == {"kind", "epoch", "step", "train", "learning_rate", "images_per_second"}
     assert set(epoch) == {"kind", "epoch", "step", "train", "validation", "seconds", "images_per_second", "metrics"}
-    assert set(test) == {"kind", "epoch", "step", "test"}
+    assert set(test) == {"kind", "epoch", "step", "test", "metrics"}
     assert set(epoch["train"]) == {"loss", "accuracy"}
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from npz_files import write_npz
 from report_runs import one_line
 
+import adtrain as ad
 from adtrain import config, training
 from adtrain.cli import main
 from adtrain.core.errors import AdtrainError
@@ -100,6 +103,15 @@ def test_eval_reproduces_the_score_in_the_summary(made: Path) -> None:
     assert found["test"]["accuracy"] > 0.8
 
 
+def test_eval_reads_another_table_with_the_options_of_the_run(made: Path, tmp_path: Path) -> None:
+    header, *lines = (made / "trips.csv").read_text().splitlines()
+    short = [line for line in lines if line.endswith("short")]
+    (tmp_path / "short.csv").write_text("\n".join([header, *short]) + "\n")
+    found = json.loads(run("eval", made / "run", "--data", tmp_path / "short.csv", "--json", "--device", "cpu").stdout)
+    assert found["images"] == len(short)
+    assert found["test"]["accuracy"] > 0.8
+
+
 def test_a_resumed_run_has_the_same_bytes(made: Path, tmp_path: Path) -> None:
     train(made / "trips.yaml", tmp_path / "run", "--epochs", "2")
     options = ("--epochs", "4", "--profile-steps", "0", "--device", "cpu", "--eager")
@@ -133,6 +145,66 @@ def test_new_rows_are_classified_as_rows_of_the_training_table(
     assert [x["probability"] for x in json.loads(run("predict", made / "run", arrays, "--json").stdout)] == [
         x["probability"] for x in predictions
     ]
+
+
+@pytest.mark.parametrize("form", ["columns", "rows", "frame", "path"])
+def test_a_loaded_run_predicts_rows_in_every_form_as_the_command_does(made: Path, tmp_path: Path, form: str) -> None:
+    texts = {
+        "price": ["60", "", "80"],
+        "zone": ["1", "2", ""],
+        "hours": ["5", "4.5", "6"],
+        "city": ["Oslo", "Rome", ""],
+    }
+    lines = [",".join(row) for row in zip(*texts.values(), strict=True)]
+    path = tmp_path / "new.csv"
+    path.write_text("\n".join([",".join(texts), *lines]) + "\n")
+    expected = json.loads(run("predict", made / "run", path, "--json", "--device", "cpu").stdout)
+    columns: dict[str, list[Any]] = {
+        "price": [60, None, np.float32(80)],
+        "zone": [1.0, 2, float("nan")],
+        "hours": ["5", 4.5, 6],
+        "city": ["Oslo", "Rome", None],
+        "more": [0, 0, 0],
+    }
+    given: Any = columns
+    if form == "rows":
+        given = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    elif form == "frame":
+        given = pytest.importorskip("pandas", reason="needs pandas").DataFrame(columns)
+    elif form == "path":
+        given = path
+    model: Any = ad.load(made / "run", device="cpu")
+    found = model.predict(given)
+    assert [*found.labels] == [x["class"] for x in expected]
+    assert found.probabilities.max(axis=1).tolist() == [x["probability"] for x in expected]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            {"hours": [1], "city": ["Rome"]},
+            "rows: found no column zone, expected it as in training: the columns are hou",
+        ),
+        (
+            {"hours": 1, "city": "Rome"},
+            "rows: found the value 1 of column hours, expected a list of values; write [row]",
+        ),
+        ({"hours": [1], "city": []}, "rows: found columns of different lengths {'hours': 1, 'city': 0}, expected one"),
+        ([{"hours": 1, "city": "Rome"}, {"hours": 1}], "rows:1: found no column city, expected it as in row 0"),
+        (
+            [{"hours": "x", "city": "Rome", "zone": 1, "price": 2}],
+            "rows:0: found 'x' in column 0 (hours), expected a fi",
+        ),
+        ({name: [] for name in ("hours", "city", "zone", "price")}, "rows: found no rows, expected one per example"),
+        ("", "predict: found an empty path"),
+    ],
+)
+def test_wrong_rows_in_memory_are_one_line(made: Path, rows: Any, message: str) -> None:
+    model: Any = ad.load(made / "run", device="cpu")
+    with pytest.raises(AdtrainError) as caught:
+        model.predict(rows)
+    assert str(caught.value).startswith(message)
 
 
 def _features(row: list[str], fill: tuple[float, ...]) -> list[float]:
@@ -209,6 +281,75 @@ def test_rows_of_a_run_without_a_table_are_one_line(made: Path, tmp_path: Path) 
     assert (
         line == f"{made}/trips.csv: found a table, but the run was not trained on one; expected images, or rows in .npz"
     )
+
+
+EMBEDDED = """\
+- concat:
+  - [{select: [0, 3]}]
+  - [{select: [1]}, {embedding: {num_embeddings: 4, embedding_dim: 2}}, flatten]
+  - [{select: [2]}, {embedding: {num_embeddings: 3, embedding_dim: 1}}, flatten]
+- linear: 16
+- relu
+- linear: 2
+"""
+
+
+@pytest.fixture(scope="module")
+def embedded(made: Path) -> Path:
+    """A run whose network has an embedding for each column of categories."""
+    cfg = yaml.safe_load((made / "trips.yaml").read_text())
+    cfg["data"] |= {"category_encoding": "index"}
+    cfg["model"] = {"input": [4], "layers": yaml.safe_load(EMBEDDED)}
+    cfg["training"]["epochs"] = 6
+    (made / "embedded.yaml").write_text(yaml.safe_dump(cfg))
+    train(made / "embedded.yaml", made / "embedded")
+    return made / "embedded"
+
+
+def test_embeddings_learn_from_the_numbers_of_categories(
+    embedded: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = json.loads(run("eval", embedded, "--json", "--device", "cpu").stdout)
+    assert found["test"]["accuracy"] > 0.8
+    trained = model_file.load(embedded)
+    assert trained.encoder is not None
+    assert trained.encoder.features == ("hours", "city", "zone", "price")
+    assert (trained.network.mean[1:3], trained.network.std[1:3]) == ((0, 0), (1, 1))
+    (tmp_path / "new.csv").write_text("hours,city,zone,price\n5,Rome,2,60\n5,Paris,,60\n")
+    texts = json.loads(run("predict", embedded, tmp_path / "new.csv", "--json", "--device", "cpu").stdout)
+    assert ["'Paris' in column city (1 row)" in message for message in caplog.messages] == [True]
+    write_npz(tmp_path / "new.npz", {"X": np.array([[5, 3, 2, 60], [5, 0, 0, 60]], np.float32)})
+    numbers = json.loads(run("predict", embedded, tmp_path / "new.npz", "--json", "--device", "cpu").stdout)
+    assert [x["probability"] for x in texts] == [x["probability"] for x in numbers]
+
+
+def test_an_onnx_file_with_embeddings_predicts_the_same_classes(embedded: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    about = json.loads(run("export", embedded, tmp_path / "model.onnx", "--json").stdout)
+    assert about["check"]["different"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "1.1.embedding.num_embeddings=3",
+            "found num_embeddings 3, expected at least 4: column city has 3 categories, and 0 stands for others",
+        ),
+        ("1.0.select=[0]", "column hours has numbers, expected categories before an embedding; select picks columns"),
+    ],
+)
+def test_an_embedding_that_does_not_fit_its_column_is_refused(embedded: Path, change: str, message: str) -> None:
+    cfg = config.load(embedded.parent / "embedded.yaml", [f"model.layers.0.concat.branches.{change}"])
+    with pytest.raises(config.ConfigError) as caught:
+        training.prepare(cfg)
+    assert str(caught.value).endswith(f"model.layers: {message}")
+
+
+def test_augmentations_of_numbers_of_categories_are_refused(embedded: Path) -> None:
+    cfg = config.load(embedded.parent / "embedded.yaml", ["data.augment=[noise]"])
+    with pytest.raises(config.ConfigError, match=r"data.augment: expected none with data.category_encoding: index"):
+        training.prepare(cfg)
 
 
 def test_the_width_of_the_network_must_be_that_of_the_features(made: Path) -> None:

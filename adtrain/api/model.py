@@ -1,20 +1,22 @@
-"""A trained model, applied to arrays."""
+"""A trained model, applied to arrays, rows and files."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from adtrain import nn
+from adtrain.api.arguments import as_path
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
-from adtrain.data import DataOptionError, Images, Options
+from adtrain.data import DataOptionError, Images, Options, table_rows
 from adtrain.data.arrays import as_numpy
 from adtrain.data.part import as_images
 from adtrain.data.statistics import PIXEL_MAX
-from adtrain.training import TrainedModel, model_file
+from adtrain.training import TrainedModel, inputs, model_file
 from adtrain.training.evaluation import predictions
 
 
@@ -76,14 +78,18 @@ class Model:
         return self._trained.statistics
 
     def predict(self, images: Any) -> Predictions:
-        """The classes and probabilities of images in the shape and type of the training data.
+        """The classes and probabilities of images, or of rows of a table.
 
         Args:
             images: an array, or what NumPy converts into one: (N, C, H, W), (N, H, W, C), (N, H, W), or flat rows
-                (N, C * H * W). Numbers are as in training: pixels from 0 to 255, or floats, not normalised.
+                (N, C * H * W). Numbers are as in training: pixels from 0 to 255, or floats, not normalised. Or the path
+                of a file, see `inputs.read`. After a training on a table also rows with its columns, by their names: a
+                dict of lists, a list of dicts, or a DataFrame. Rows with empty cells are left out where
+                `data.missing: drop` says so.
 
         Raises:
-            AdtrainError: another shape or type, or numbers that are not finite; or the model has no classes.
+            AdtrainError: another shape or type, numbers that are not finite, a missing column or a wrong cell; or the
+                model has no classes.
         """
         if self.targets:
             raise AdtrainError("predict: the model was trained on numbers, not on classes; call predict_values")
@@ -95,7 +101,7 @@ class Model:
     def predict_values(self, images: Any) -> np.ndarray:
         """The predicted numbers (N, targets) in the units of the training data, or the probabilities that labels are 1.
 
-        Takes the images that `predict` takes. Raises AdtrainError as it does, and where the model has no targets.
+        Takes what `predict` takes. Raises AdtrainError as it does, and where the model has no targets.
         """
         if not self.targets:
             raise AdtrainError("predict_values: the model was trained on classes, not on numbers; call predict")
@@ -103,7 +109,13 @@ class Model:
 
     def _predicted(self, images: Any) -> np.ndarray:
         trained = self._trained
-        return predictions(trained.network, trained.params, trained.statistics, self._checked(images), self.device)
+        if isinstance(images, (str, os.PathLike)):
+            found: Images = inputs.read(as_path(images, "predict"), trained).images
+        elif table_rows.is_table(images):
+            found = inputs.of_rows(images, trained).images
+        else:
+            found = self._checked(images)
+        return predictions(trained.network, trained.params, trained.statistics, found, self.device)
 
     def _checked(self, images: Any) -> Images:
         given = as_numpy(images, "predict")

@@ -89,6 +89,8 @@ def train(
         cfg = _config(config, {**changes, "data.test": HELD_OUT})
     training.check_precision(cfg, device)
     experiment = training.prepare(cfg, arrays=arrays)
+    if progress and experiment.batch_note is not None:
+        _write_line(experiment.batch_note)
     folder = None
     if path is not None:
         folder = RunFolder.create(experiment, path, arrays=None if arrays is None else _npz(arrays))

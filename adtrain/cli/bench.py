@@ -1,19 +1,19 @@
-"""`adtrain bench`: its options, and where its result goes."""
+"""`adtrain bench`: measures operations and training steps."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 from tqdm import tqdm
 
+from adtrain import config
 from adtrain.bench import compare as comparing
-from adtrain.bench import page, text
 from adtrain.bench.analysis import result as analysis
 from adtrain.bench.analysis.ops import SIZED_OPS
 from adtrain.bench.ops import candidates as kernel_candidates
@@ -23,19 +23,26 @@ from adtrain.bench.ops.sweep import DTYPES
 from adtrain.bench.ops.table import BENCHES
 from adtrain.bench.peers import op_cases
 from adtrain.bench.peers import result as peers
-from adtrain.bench.peers.systems import chosen
-from adtrain.bench.steps import result as step
-from adtrain.bench.text.cells import wrapped
+from adtrain.bench.peers.systems import PEERS, chosen
+from adtrain.bench.steps import result as steps
+from adtrain.cli.bench_output import Output, check_writable, output_options
+from adtrain.cli.names import ConfigName, NameOf
 from adtrain.cli.op_option import op_option, own_ops, select_ops
-from adtrain.cli.options import autotune_option, plugin_option, resolve_device, set_autotune, set_option
-from adtrain.cli.output import print_json, progress, show
-from adtrain.config.problems import shortened
-from adtrain.core.errors import AdtrainError
+from adtrain.cli.options import (
+    FilePath,
+    autotune_option,
+    device_option,
+    plugin_option,
+    resolve_device,
+    set_autotune,
+    set_option,
+)
+from adtrain.cli.output import progress
+from adtrain.config.problems import shortened, similar
 from adtrain.files import write_atomic
 from adtrain.plugins import find
-from adtrain.table import terminal_width
 
-STDOUT = "-"
+PEER_NAMES = [name for peer in PEERS for name in (peer.package, peer.name)]
 
 
 class Numbers(click.ParamType):
@@ -51,166 +58,197 @@ class Numbers(click.ParamType):
         return tuple(dict.fromkeys(int(word) for word in words))
 
 
-def _split_names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in value.split(",")) if value is not None else ()
+class BenchGroup(click.Group):
+    """A group with a default: `step` if there is an argument that is no option, `ops` otherwise."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        (argument, *_) = (param for param in self.commands["step"].params if param.name == "config_path")
+        return [*super().shell_complete(ctx, incomplete), *argument.shell_complete(ctx, incomplete)]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = next((arg for arg in args if arg != "--debug"), None)
+        completing_first = ctx.resilient_parsing and first is None
+        if first not in (*self.commands, *ctx.help_option_names) and not completing_first:
+            lenient = click.Context(self.commands["ops"], resilient_parsing=True, ignore_unknown_options=True)
+            _, rest, _ = lenient.command.make_parser(lenient).parse_args(list(args))
+            words = [arg for arg in rest if not arg.startswith("-")]
+            if words and not _is_config(words[0]) and (hint := similar(words[0], self.commands)):
+                ctx.fail(f"{words[0]}: neither a command nor a config; {hint}")
+            args = ["step" if words else "ops", *args]
+        return super().parse_args(ctx, args)
 
 
-def _resolve_devices(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-    if value == "cpu,gpu":
-        return resolve_device("cpu"), resolve_device("gpu")
-    if value not in ("auto", "cpu", "gpu"):
-        raise click.BadParameter(f"{value!r} is not one of 'auto', 'cpu', 'gpu', 'cpu,gpu'.")
-    return (resolve_device(value),)
+def _is_config(name: str) -> bool:
+    return Path(name).exists() or name in config.packaged()
 
 
-@click.command(short_help="Time the operations, or a config's own layers.")
-@click.argument("configs", metavar="[CONFIG]...", nargs=-1)
-@set_option
-@plugin_option
-@click.option(
-    "--device",
-    "devices",
-    metavar="auto|cpu|gpu|cpu,gpu",
-    default="auto",
-    show_default=True,
-    callback=_resolve_devices,
-    help="Where to run; with cpu,gpu both are compared.",
-)
-@click.option(
-    "--against",
-    metavar="PEER,...",
-    callback=_split_names,
-    help="Compare with torch, jax or numpy, or with one form of them: torch-eager, torch-compile, torch-graph, "
-    "jax-jit, jax-scan.",
-)
-@autotune_option
-@op_option
-@click.option("--sizes", type=Numbers(), help="Sizes of the operations instead of the default ones.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="Type of the elements of the operations.  [default: float32]")
-@click.option(
-    "--candidates",
-    is_flag=True,
-    help="Show the speed of each kernel that a GPU has for the operations, and which one is chosen.",
-)
-@click.option("--batch-sizes", type=Numbers(), help="Also time the step of CONFIG with these batch sizes.")
-@click.option(
-    "--trace", "trace_file", metavar="FILE", help="Write the timeline of one step of CONFIG in each mode, for Perfetto."
-)
-@click.option(
-    "--json",
-    "json_file",
-    metavar="FILE",
-    help="Write the result as JSON; - writes it to stdout in place of the tables.",
-)
-@click.option(
-    "--html", "html_file", metavar="FILE", help="Write the result as a page with plots that needs no network."
-)
-@click.option(
-    "--compare", nargs=2, metavar="A B", help="Time nothing; show the times that changed between two JSON results."
-)
-def command(
-    configs: tuple[str, ...],
-    overrides: tuple[str, ...],
-    plugins: tuple[str, ...],
-    devices: tuple[str, ...],
-    against: tuple[str, ...],
-    autotune: str,
-    names: tuple[str, ...],
-    sizes: tuple[int, ...] | None,
-    dtype: str | None,
-    candidates: bool,
-    batch_sizes: tuple[int, ...] | None,
-    trace_file: str | None,
-    json_file: str | None,
-    html_file: str | None,
-    compare: tuple[str, str] | None,
-) -> None:
-    """Time each operation at several sizes: the forward pass, and each gradient by itself. With CONFIG, time its
-    training step by layer, and as a whole: eager, with one kernel per operation, and fused. --against compares with
-    other systems, --device cpu,gpu compares CPU, GPU and naive loops. Both take several CONFIGs.
+@click.group(cls=BenchGroup, short_help="Time operations and training steps.")
+def command() -> None:
+    """Time operations and training steps, and compare them with other systems, devices and versions.
 
-    Every time is a median after a warm-up, with its 95% confidence interval; "~" marks an interval wider than 5% of the
+    Without the name of a command, `adtrain bench CONFIG` is `bench step CONFIG`, and `adtrain bench` is `bench ops`.
+
+    Every time is a median after a warm-up, with its 95% confidence interval. "~" marks an interval wider than 5% of the
     median. GFLOP/s and GB/s count the FLOPs of an operation, and the bytes that it must read and write. "of peak" is
     the share of the device's roofline: the minimum time for these FLOPs and bytes, divided by the measured time.
     """
-    device, config_path = devices[-1], configs[0] if configs else None
-    of_operations = {"--op": names, "--sizes": sizes, "--dtype": dtype, "--candidates": candidates}
-    of_config = {"--batch-sizes": batch_sizes, "--trace": trace_file, "--set": overrides, "--plugin": plugins}
-    if against or len(devices) > 1:
-        alone = {**of_operations, **of_config, "--compare": compare, "--op": None, "--set": None}
-        _refuse([name for name, value in alone.items() if value], "cannot be combined with --against or two devices")
-        if against and len(devices) > 1:
-            raise click.UsageError("--against compares on one device: --device cpu or --device gpu")
-    elif len(configs) > 1:
-        raise click.UsageError("several CONFIGs are for --against and --device cpu,gpu; give one")
-    if compare:
-        given = [name for name, value in {**of_operations, **of_config, "CONFIG": config_path}.items() if value]
-        _refuse(given, "cannot be combined with --compare, which times nothing")
-    elif config_path is None:
-        given = [name for name, value in of_config.items() if value and name != "--plugin"]
-        _refuse(given, "is for the step of a CONFIG; give one")
-        if candidates and plugins:
-            raise click.UsageError(
-                "--plugin: cannot be combined with --candidates: its operations have one kernel each"
-            )
-    else:
-        _refuse([name for name, value in of_operations.items() if value], "is for operations; give no CONFIG")
-    if candidates and device == "cpu":
-        raise click.UsageError("--candidates: only a GPU has kernels to choose from, and this runs on the CPU")
+
+
+@command.command(short_help="Time each operation and its gradients at several sizes.")
+@op_option(each.op for each in BENCHES)
+@click.option("--sizes", type=Numbers(), help="Sizes instead of the default ones.")
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    metavar="TYPE",
+    default="float32",
+    show_default=True,
+    help=f"Type of the elements: {', '.join(DTYPES)}.",
+)
+@click.option("--candidates", is_flag=True, help="Time each kernel that a GPU has for the operations, in float32.")
+@plugin_option
+@device_option
+@autotune_option
+@output_options
+def ops(
+    names: tuple[str, ...],
+    sizes: tuple[int, ...] | None,
+    dtype: str,
+    candidates: bool,
+    plugins: tuple[str, ...],
+    device: str,
+    autotune: str,
+    output: Output,
+) -> None:
+    """Time each operation at several sizes: the forward pass, and each gradient by itself.
+
+    With --plugin, time the operations that the file registers.
+    """
     for name in plugins:
         find(name).run()
     set_autotune(device, autotune)
-    files = {"--json": None if json_file == STDOUT else json_file, "--html": html_file, "--trace": trace_file}
-    for option, file in files.items():
-        if file is not None:
-            _check_writable(option, Path(file))
-    warnings: list[str] = []
-    if against:
-        choice = chosen(against, device, operations=not configs)
-        if configs:
-            result = peers.of_configs(configs, overrides, device, choice, autotune, progress)
-        else:
-            result = peers.of_operations(select_ops(op_cases.cases(device), names), device, choice, autotune, progress)
-    elif len(devices) > 1:
-        if configs:
-            result = analysis.of_configs(configs, overrides, devices, progress)
-        else:
-            result = analysis.of_operations(select_ops(SIZED_OPS, names), not names, devices, progress)
-    elif compare:
-        result, warnings = comparing.result(*compare), comparing.warnings(compare)
-    elif candidates:
-        result = kernel_candidates.result(select_ops(BENCHES, names), sizes, progress)
-    elif config_path is None:
-        track = partial(tqdm, desc="bench", unit=" sizes", disable=None, leave=False)
-        own = [own_bench(op) for op in own_ops(())] if plugins else []
-        benches = select_ops([*BENCHES, *own], names) if names else own or BENCHES
-        result = sweep.result(benches, sizes, dtype or "float32", device, bool(names), progress, track)
+    own = [own_bench(op) for op in own_ops(())] if plugins else []
+    benches = select_ops([*BENCHES, *own], names) if names else own or BENCHES
+    if candidates:
+        if plugins:
+            raise click.UsageError("--candidates: the operations of a --plugin have one kernel each")
+        if device == "cpu":
+            raise click.UsageError("--candidates: only a GPU has kernels to choose from, and this runs on the CPU")
+        if dtype != "float32":
+            raise click.UsageError(f"--candidates times kernels in float32, and takes no --dtype {dtype}")
+        output.write(kernel_candidates.result(benches, sizes, progress))
+        return
+    track = partial(tqdm, desc="bench", unit=" sizes", disable=None, leave=False)
+    output.write(sweep.result(benches, sizes, dtype, device, bool(names), progress, track))
+
+
+@command.command(short_help="Time the training step of a config, whole and by layer.")
+@click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
+@set_option
+@plugin_option
+@click.option("--batch-sizes", type=Numbers(), default=(), help="Also time the step with these batch sizes.")
+@click.option("--trace", type=FilePath(), metavar="FILE", help="Write the timeline of a step, for Perfetto.")
+@device_option
+@autotune_option
+@output_options
+def step(
+    config_path: str,
+    overrides: tuple[str, ...],
+    plugins: tuple[str, ...],
+    batch_sizes: tuple[int, ...],
+    trace: Path | None,
+    device: str,
+    autotune: str,
+    output: Output,
+) -> None:
+    """Time the training step of CONFIG, or of the run in the folder RUN: by layer, by kernel, and as a whole.
+
+    The whole step is timed eager, with one kernel for each operation ("staged"), and fused.
+    """
+    if trace is not None:
+        check_writable("--trace", trace)
+    for name in plugins:
+        find(name).run()
+    set_autotune(device, autotune)
+    result, timeline = steps.result(config_path, overrides, device, batch_sizes, progress)
+    if trace is not None:
+        write_atomic(trace, json.dumps(timeline(), allow_nan=False).encode() + b"\n")
+    output.write(result)
+
+
+@command.command(short_help="Compare with PyTorch, JAX and NumPy.")
+@click.argument("wanted", metavar="PEER,...", type=NameOf(PEER_NAMES, separator=","))
+@click.argument("configs", metavar="[CONFIG|RUN]...", nargs=-1, type=ConfigName())
+@op_option(case.op for case in op_cases.cases("cpu"))
+@set_option
+@device_option
+@autotune_option
+@output_options
+def against(
+    wanted: tuple[str, ...],
+    configs: tuple[str, ...],
+    names: tuple[str, ...],
+    overrides: tuple[str, ...],
+    device: str,
+    autotune: str,
+    output: Output,
+) -> None:
+    """Compare the training step of each CONFIG, or single operations, with other systems.
+
+    A PEER is torch, jax or numpy, or one form of them: torch-eager, torch-compile, torch-graph, jax-jit or jax-scan.
+
+    Results are compared before times; the exit code is 1 if they differ. Only one process runs at a time.
+    """
+    _check_choice(configs, names, overrides)
+    set_autotune(device, autotune)
+    choice = chosen(wanted, device, operations=not configs)
+    if configs:
+        result = peers.of_configs(configs, overrides, device, choice, autotune, progress)
     else:
-        result, trace = step.result(config_path, overrides, device, batch_sizes or (), progress)
-        if trace_file is not None:
-            write_atomic(trace_file, json.dumps(trace(), allow_nan=False).encode() + b"\n")
-    if json_file == STDOUT:
-        print_json(result)
-    else:
-        width = terminal_width()
-        show(*text.render(result, width), *wrapped(warnings, width))
-        if json_file is not None:
-            write_atomic(json_file, json.dumps(result, indent=2, allow_nan=False).encode() + b"\n")
-    if html_file is not None:
-        write_atomic(html_file, page.render(result).encode())
-    if against and peers.is_different(result):
+        result = peers.of_operations(select_ops(op_cases.cases(device), names), device, choice, autotune, progress)
+    output.write(result)
+    if peers.is_different(result):
         raise SystemExit(1)
 
 
-def _refuse(given: Sequence[str], why: str) -> None:
-    """UsageError if any options are given."""
-    if given:
-        raise click.UsageError(f"{given[0]}: {why}")
+@command.command(short_help="Compare CPU, GPU and naive loops.")
+@click.argument("configs", metavar="[CONFIG|RUN]...", nargs=-1, type=ConfigName())
+@op_option(each.op for each in SIZED_OPS)
+@set_option
+@autotune_option
+@output_options
+def devices(
+    configs: tuple[str, ...], names: tuple[str, ...], overrides: tuple[str, ...], autotune: str, output: Output
+) -> None:
+    """Compare the CPU, the GPU with and without copies of data, and naive loops.
+
+    Times the training step of each CONFIG, or single operations, and shows the size from which the GPU is faster.
+    """
+    _check_choice(configs, names, overrides)
+    both = resolve_device("cpu"), resolve_device("gpu")
+    set_autotune("gpu", autotune)
+    if configs:
+        result = analysis.of_configs(configs, overrides, both, progress)
+    else:
+        result = analysis.of_operations(select_ops(SIZED_OPS, names), not names, both, progress)
+    output.write(result)
 
 
-def _check_writable(option: str, path: Path) -> None:
-    """Raise AdtrainError before measuring if the file cannot be written."""
-    if path.is_dir():
-        raise AdtrainError(f"{option} {path}: is a folder, expected a file")
-    if not os.access(path.absolute().parent, os.W_OK):
-        raise AdtrainError(f"{option} {path}: {path.parent} is not a writable folder")
+@command.command(short_help="Show the times that changed between two results.")
+@click.argument("before", type=FilePath())
+@click.argument("after", type=FilePath())
+@output_options
+def compare(before: Path, after: Path, output: Output) -> None:
+    """Show the times that changed between two results, files of `bench --json-file`. Nothing is timed."""
+    output.write(comparing.result(str(before), str(after)))
+
+
+def _check_choice(configs: Sequence[str], names: Sequence[str], overrides: Sequence[str]) -> None:
+    """UsageError for an option that does not fit what is compared."""
+    if configs and names:
+        raise click.UsageError("--op selects operations; give no CONFIG")
+    if overrides and not configs:
+        raise click.UsageError("--set changes a config; give a CONFIG")

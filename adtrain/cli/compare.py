@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from adtrain.cli.options import FilePath, json_option
+from adtrain.cli.names import RunPath
+from adtrain.cli.options import json_option
 from adtrain.cli.output import print_json, show
-from adtrain.config.problems import PathParts, dotted
+from adtrain.config.problems import PathParts, dotted, known
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import ClassScore, Summary, model_file, read_metrics, scores
 from adtrain.training.summary import read_summary
@@ -21,7 +22,8 @@ RESULTS = (
     Column("parameters", rank=4),
     Column("device", rank=5, text=True),
 )
-DIFFERENCES = (Column("differs", text=True), Column("run", text=True), Column("value", text=True))
+MOST_COLUMNS = 3
+"""Of runs: more runs have a row each in the table of differences."""
 
 
 class _Run(NamedTuple):
@@ -33,14 +35,16 @@ class _Run(NamedTuple):
 
 
 @click.command(short_help="Tabulate how runs and their configs differ.")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FilePath())
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
+@click.option("--sort", metavar="METRIC", help="Best run first: accuracy, loss, rmse, ..., training or steps.")
 @json_option
-def command(runs: tuple[Path, ...], as_json: bool) -> None:
-    """Tabulate the test metrics and loss, training time, steps, parameters and device of the runs in the folders RUN,
-    in the given order, and the differences of their configs. Plug-ins are not run.
-    """
-    differing = differences([model_file.settings_of(run) for run in runs])
+def command(runs: tuple[Path, ...], sort: str | None, as_json: bool) -> None:
+    """Tabulate the results of the runs in the folders RUN, and how their configs differ. Plug-ins are not run."""
+    settings = {run: model_file.settings_of(run) for run in runs}
     records = [_Run(run, max((x.step for x in read_metrics(run)), default=0), read_summary(run)) for run in runs]
+    if sort is not None:
+        records = _sorted(records, sort)
+    differing = differences([settings[record.path] for record in records])
     if as_json:
         print_json({"runs": [_result(record) for record in records], "differences": differing})
         return
@@ -54,12 +58,39 @@ def command(runs: tuple[Path, ...], as_json: bool) -> None:
     if not differing:
         show("", "the configs are equal")
         return
-    rows = [
-        [key if first else "", str(run), _text(value)]
-        for key, values in differing.items()
-        for first, run, value in zip([True, *[False] * len(runs)], runs, values, strict=False)
-    ]
-    show("", *render(DIFFERENCES, rows, width))
+    show("", *_matrix(differing, [str(record.path) for record in records], width))
+
+
+def _sorted(records: Sequence[_Run], metric: str) -> list[_Run]:
+    """The runs, the best first; runs without the metric come last. UsageError if no run has it."""
+    values = [_measured(record) for record in records]
+    if not any(metric in each for each in values):
+        names = dict.fromkeys(name for each in values for name in each)
+        raise click.UsageError(f"--sort {metric}: no run has it; {known(metric, names)}")
+    sign = -1 if metric in scores.HIGHER_IS_BETTER else 1
+    order = sorted(range(len(records)), key=lambda i: (metric not in values[i], sign * values[i].get(metric, 0)))
+    return [records[i] for i in order]
+
+
+def _measured(record: _Run) -> dict[str, float]:
+    """The numbers that runs can be sorted by."""
+    summary = record.summary
+    if summary is None:
+        return {"steps": record.steps}
+    times = {"training": summary.train_seconds, "steps": record.steps, "parameters": summary.parameters}
+    return {**summary.test._asdict(), **times}
+
+
+def _matrix(differing: Mapping[str, Sequence[Any]], runs: Sequence[str], width: int) -> list[str]:
+    """The keys that differ against the runs: a row for each run if there are many, otherwise for each key."""
+    if len(runs) <= MOST_COLUMNS:
+        columns = [Column("differs", text=True), *(Column(run, text=True) for run in runs)]
+        return render(columns, [[key, *map(_text, values)] for key, values in differing.items()], width)
+    last = [key.rpartition(".")[2] for key in differing]
+    titles = [short if last.count(short) == 1 else key for short, key in zip(last, differing, strict=True)]
+    columns = [Column("run", text=True), *(Column(title, rank=i, text=True) for i, title in enumerate(titles))]
+    rows = zip(runs, *differing.values(), strict=True)
+    return render(columns, [[run, *map(_text, values)] for run, *values in rows], width)
 
 
 def differences(values: Sequence[Any], path: PathParts = ()) -> dict[str, list[Any]]:

@@ -19,7 +19,7 @@ from adtrain.core.errors import DeviceError
 @click.option(
     "--measure",
     is_flag=True,
-    help="Measure each device's copy bandwidth and matrix product rate; `adtrain bench` then compares with them.",
+    help="Measure the rates of copies and matrix products, which `adtrain bench` compares with.",
 )
 @json_option
 def command(measure: bool, as_json: bool) -> None:

@@ -8,12 +8,14 @@ from time import perf_counter
 import click
 
 from adtrain import training
+from adtrain.cli.names import RunPath
 from adtrain.cli.options import (
     FilePath,
     autotune_option,
     device_option,
     json_option,
     set_autotune,
+    set_option,
     trust_options,
 )
 from adtrain.cli.output import print_json, show
@@ -25,17 +27,34 @@ from adtrain.training.evaluation import named_metrics
 
 
 @click.command(short_help="Measure loss and metrics of a trained run on the test set.")
-@click.argument("run", type=FilePath())
+@click.argument("run", type=RunPath())
+@click.option(
+    "--data",
+    "path",
+    type=FilePath(),
+    metavar="PATH",
+    help="A file or folder to evaluate on: its test part, or all of it if it has none. Options of the run's section "
+    "data that fit its format apply.",
+)
+@set_option
 @device_option
 @autotune_option
 @trust_options
 @json_option
-def command(run: Path, device: str, autotune: str, trust: training.Trust, as_json: bool) -> None:
-    """Measure loss and metrics of the run in the folder RUN on the test images of its config."""
+def command(
+    run: Path,
+    path: Path | None,
+    overrides: tuple[str, ...],
+    device: str,
+    autotune: str,
+    trust: training.Trust,
+    as_json: bool,
+) -> None:
+    """Measure loss and metrics of the run in the folder RUN on the test examples of its config, or on those at PATH."""
     set_autotune(device, autotune)
-    trained = model_file.load(run, device, trust)
+    trained = model_file.load(run, device, trust, overrides)
     note_precision(trained.config, device)
-    test = trained.test_split()
+    test = trained.test_split(path)
     started = perf_counter()
     examples = training.on_device(test, device)
     step, task = trained.evaluation_step, trained.network.task

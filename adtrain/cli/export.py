@@ -10,20 +10,21 @@ from typing import Any
 import click
 
 from adtrain import nn
+from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
-from adtrain.cli.summary import short
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import write_atomic
+from adtrain.text import short
 from adtrain.training import TrainedModel, Trust, model_file
 from adtrain.training.tasks import Regression
 
 
 @click.command(short_help="Write a trained run as ONNX, or as weights for PyTorch.")
-@click.argument("run", type=FilePath())
+@click.argument("run", type=RunPath())
 @click.argument("output", metavar="FILE", type=FilePath())
 @trust_options
 @json_option
@@ -33,6 +34,7 @@ def command(run: Path, output: Path, trust: Trust, as_json: bool) -> None:
     FILE.onnx contains the whole network in float32, from the data set's images to probabilities, or to predicted
     numbers in original units. If onnxruntime is installed, its predictions for the test images are compared with the
     run's; exit code 1 if one differs.
+
     FILE.safetensors contains the weights with PyTorch's names, for load_state_dict of the same network.
     """
     formats = {".onnx": _onnx, ".safetensors": _safetensors}

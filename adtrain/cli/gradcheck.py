@@ -9,8 +9,9 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from adtrain import config, gradcheck
+from adtrain import config, gradcheck, training
 from adtrain.cases import CASES, Case
+from adtrain.cli.names import ConfigName
 from adtrain.cli.op_option import op_option, own_ops, select_ops
 from adtrain.cli.options import device_option, json_option
 from adtrain.cli.output import print_json, show
@@ -25,8 +26,8 @@ PARAMETERS = (Column("parameter", text=True), *OUTCOME)
 
 
 @click.command(short_help="Check every gradient against differences of function values.")
-@click.argument("config_path", metavar="[CONFIG]", required=False)
-@op_option
+@click.argument("config_path", metavar="[CONFIG|RUN]", required=False, type=ConfigName())
+@op_option(case.op for case in CASES if case.order)
 @click.option(
     "--plugin",
     "plugins",
@@ -55,7 +56,8 @@ def command(
         if names or order == "2":
             option = "--op" if names else "--order 2"
             raise click.UsageError(f"{option} is for operations; remove it, or remove CONFIG")
-        checks, total = gradcheck.check_config(config.load(config_path, plugins=plugins), device), None
+        cfg = training.with_input(config.load(config_path, plugins=plugins))
+        checks, total = gradcheck.check_config(cfg, device), None
     elif plugins:
         for name in plugins:
             find(name).run()

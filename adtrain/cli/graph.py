@@ -1,4 +1,4 @@
-"""`adtrain graph`: a config's network, or the Program of its training step, as a picture or as text."""
+"""`adtrain graph`: a config's network, or its training step, as a picture, a page or text."""
 
 from __future__ import annotations
 
@@ -6,67 +6,56 @@ from pathlib import Path
 
 import click
 
-from adtrain import config, graph, nn
+from adtrain import config, graphs, training
+from adtrain.cli.names import ConfigName
 from adtrain.cli.options import FilePath, plugin_option, set_option
 from adtrain.cli.output import progress
-from adtrain.cli.summary import count
-from adtrain.config import Config
-from adtrain.core.errors import AdtrainError
-from adtrain.files import write_atomic
-from adtrain.nn.fields import size_text
-from adtrain.table import Column, render
-
-FORMATS = (".svg", ".dot", ".txt")
-COLUMNS = (Column("layer", text=True), Column("kind", text=True), Column("output", text=True), Column("parameters"))
-# Wide enough for every column, as the table goes to a file.
-WIDTH = 10_000
 
 
-@click.command(short_help="Draw a config's network, or its training step's equations.")
-@click.argument("config_path", metavar="CONFIG")
-@click.option("-o", "--output", type=FilePath(), required=True, metavar="FILE", help="FILE.svg, FILE.dot or FILE.txt.")
-@click.option("--program", is_flag=True, help="Draw the equations of the training step instead of the layers.")
+@click.command(short_help="Draw a config's network, or its training step.")
+@click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
 @click.option(
-    "--after", metavar="PASS", help="With --program: show the step after this pass; by default after the last."
+    "-o", "--output", type=FilePath(), required=True, metavar="FILE", help="FILE.svg, .png, .html, .dot or .txt."
 )
+@click.option("--horizontal", is_flag=True, help="Draw the layers from left to right.")
+@click.option("--program", is_flag=True, help="Draw a training step instead of the layers.")
+@click.option(
+    "--after",
+    metavar="PASS",
+    help=f"With --program: show the step after this pass of the compiler. 'trace' is the step as it was traced. "
+    f"[default: {graphs.SIMPLIFIED}, the last pass before fusion]",
+)
+@click.option("--detail", is_flag=True, help="With --program: draw a box for each equation, not for each layer.")
 @set_option
 @plugin_option
 def command(
     config_path: str,
     output: Path,
+    horizontal: bool,
     program: bool,
     after: str | None,
+    detail: bool,
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
 ) -> None:
-    """Draw the network that CONFIG describes: its layers with shapes and parameters, or the equations of one step.
+    """Draw the network of CONFIG, or of the run in the folder RUN: its layers, or with --program a training step.
 
-    SVG needs Graphviz; DOT and text do not. Nothing is trained, and no data are read.
+    In a step, forward runs down the left, backward up the right, and the update is at the far right. What is kept for
+    backward is drawn between them, with its bytes. FILE.html is an interactive page: a click on a box shows its
+    equations, and a slider shows the step after each pass of the compiler.
+
+    PNG needs `pip install 'adtrain[report]'`. Nothing is trained.
     """
-    if output.suffix not in FORMATS:
-        raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected .svg, .dot or .txt")
-    if after is not None and not program:
-        raise click.UsageError("--after needs --program")
-    cfg = config.load(config_path, overrides, plugins)
+    graphs.checked_format(output)
+    given = {"--after": after is not None, "--detail": detail}
+    for option in (name for name, is_given in given.items() if is_given and not program):
+        raise click.UsageError(f"{option} needs --program")
+    if horizontal and program:
+        raise click.UsageError("--horizontal draws layers, found --program")
+    cfg = training.with_input(config.load(config_path, overrides, plugins))
     if program:
-        text = _program(cfg, output.suffix, after)
+        graph = graphs.step_graph(cfg, after or graphs.SIMPLIFIED, detail)
     else:
-        text = _layers(cfg) if output.suffix == ".txt" else graph.network_dot(cfg)
-    write_atomic(output, graph.svg(text) if output.suffix == ".svg" else text.encode())
+        graph = graphs.network_graph(cfg, horizontal)
+    graph.save(output)
     progress(f"wrote {output}")
-
-
-def _program(cfg: Config, suffix: str, after: str | None) -> str:
-    program = graph.step_program(cfg, after)
-    if suffix == ".txt":
-        return f"{program}\n"
-    passes = "all passes" if after is None else after
-    return graph.program_dot(program, f"{cfg.name}: {len(program.equations)} equations a step, after {passes}")
-
-
-def _layers(cfg: Config) -> str:
-    rows = nn.describe(config.build.model(cfg), cfg.model.input)
-    cells = [["input", "", size_text(cfg.model.input), ""]]
-    cells += [[row.name, row.kind, size_text(row.output_shape), count(row.parameters)] for row in rows]
-    cells += [["loss", cfg.loss.kind, "", ""], ["total", "", "", f"{sum(row.parameters for row in rows):,}"]]
-    return "\n".join([*render(COLUMNS, cells, WIDTH), ""])

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 import click
 
 from adtrain import __version__
-from adtrain.cli.output import print_warnings, progress
+from adtrain.cli.output import message as print_message
+from adtrain.cli.output import print_warnings
 from adtrain.cli.stop_signals import end_on_signals
 from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_streams
 
@@ -30,10 +31,12 @@ COMMANDS = {
     "export": "Write a trained run as ONNX, or as weights for PyTorch.",
     "summary": "Show a config's layers, and the FLOPs, bytes and memory of a step.",
     "graph": "Draw a config's network, or its training step's equations.",
+    "new": "Print a config for data of your own.",
+    "schema": "Print the JSON Schema of configs.",
     "data": "Inspect, fetch and verify data sets.",
     "devices": "Show the devices that training can run on.",
     "gradcheck": "Check every gradient against differences of function values.",
-    "bench": "Time the operations, or a config's own layers.",
+    "bench": "Time operations and training steps.",
 }
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 NO_THREADS = "the system does not let this process start a thread; raise the limit (ulimit -u), or end other processes"
@@ -88,7 +91,7 @@ class Commands(click.Group):
         except Exception as error:
             if "--debug" in options and not isinstance(error, click.ClickException | click.Abort):
                 for line in traceback.format_exc().splitlines():
-                    progress(line)
+                    print_message(line)
             status = report(error)
             if _device_is_lost(error):
                 sys.stdout.flush()
@@ -124,12 +127,13 @@ def report(error: Exception) -> int:
         click.echo(error.ctx.get_help() if error.ctx else "", err=True)
         return USAGE
     if isinstance(error, click.Abort):
-        progress("adtrain: interrupted")
+        print_message("adtrain: interrupted")
         return INTERRUPTED
     code, kind, more = USAGE, "error", list[str]()
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else "adtrain"
-        message = f"{error.format_message()} (see '{path} --help')"
+        hint = _setting(error) if isinstance(error, click.NoSuchOption) else ""
+        message = f"{hint or error.format_message()} (see '{path} --help')"
     elif isinstance(error, click.ClickException):
         message = error.format_message()
     elif isinstance(error, AdtrainError):
@@ -150,8 +154,21 @@ def report(error: Exception) -> int:
         code, kind = INTERNAL, "internal error"
         message = f"{type(error).__name__}: {error} (please report it; --debug shows the traceback)"
     for line in (f"adtrain: {kind}: {message}", *more):
-        progress(line)
+        print_message(line)
     return code
+
+
+def _setting(error: click.NoSuchOption) -> str:
+    """The message for an option such as --lr that a config has as a key; empty for others."""
+    if error.ctx is None or not any(param.name == "overrides" for param in error.ctx.command.params):
+        return ""
+    from adtrain.config.habits import SENTENCES, key_of
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    key = key_of(name)
+    which = " for the optimizer adam" if key and ".adam." in key else ""
+    advice = f"it is a key of the config: --set {key}=VALUE{which}" if key else SENTENCES.get(name)
+    return f"No such option {error.option_name!r}; {advice}" if advice else ""
 
 
 def _is_thread_limit(error: Exception) -> bool:
@@ -180,7 +197,10 @@ def _device_is_lost(error: Exception) -> bool:
 @click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="adtrain")
 def cli() -> None:
-    """Train the neural network that a YAML file describes, and measure its operations."""
+    """Train the neural network that a YAML file describes, and measure its operations.
+
+    `adtrain train mlp` trains the packaged config mlp.
+    """
 
 
 cli.params.append(debug_option)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import click
 
+from adtrain.cli.names import NameOf
 from adtrain.config.problems import known
 from adtrain.custom_op import OWN_OPS, OwnOp
 
@@ -17,16 +18,19 @@ class HasOp(Protocol):
 
 
 Row = TypeVar("Row", bound=HasOp)
+Decorated = TypeVar("Decorated", bound=Callable[..., Any] | click.Command)
 
 
-op_option = click.option(
-    "--op",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    help="Only this operation, as in adtrain.ops or a plug-in; repeatable.",
-)
-"""`--op NAME`, repeatable; passed to the command as `names`."""
+def op_option(names: Iterable[str]) -> Callable[[Decorated], Decorated]:
+    """`--op NAME`, repeatable; passed to the command as `names`. The shell completes the given names."""
+    return click.option(
+        "--op",
+        "names",
+        multiple=True,
+        metavar="NAME",
+        type=NameOf(sorted(names)),
+        help="Only this operation, as in adtrain.ops or a plug-in; repeatable.",
+    )
 
 
 def own_ops(names: Sequence[str]) -> list[OwnOp]:

@@ -39,10 +39,11 @@ device_option = click.option(
 autotune_option = click.option(
     "--autotune",
     type=click.Choice(["off", "cached", "full"]),
+    metavar="MODE",
     default="cached",
     show_default=True,
-    help="How a GPU chooses among its kernels for an operation. off: the first. cached: the fastest if it was measured "
-    "before, otherwise the first. full: the fastest, measured now if necessary.",
+    help="Which of its kernels a GPU uses. off: the first; cached: the fastest of those measured before; full: the "
+    "fastest, measured first.",
 )
 """`--autotune off|cached|full`, passed to the command as `autotune`; see `set_autotune`."""
 
@@ -76,7 +77,11 @@ class FilePath(click.Path):
 
 
 set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="K=V", help="Override a value by its dotted key; repeatable."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="K=V",
+    help="Set a key of the config, such as training.epochs=3; repeatable.",
 )
 """`--set K=V`, repeatable; passed to the command as `overrides`."""
 

@@ -12,8 +12,13 @@ import sys
 import warnings
 from typing import Any
 
+import click
+
 from adtrain.core.errors import AdtrainError
 from adtrain.text import visible
+
+QUIET = "adtrain.quiet"
+"""The key in the meta data of click's context."""
 
 SUBSTITUTE = "adtrain.substitute"
 """The error handler of a stream's encoding: characters that the encoding lacks are printed in ASCII."""
@@ -33,8 +38,25 @@ def print_json(value: object) -> None:
     print(text, flush=True)
 
 
+def print_text(text: str) -> None:
+    """Print a whole document that has no control characters."""
+    print(text, end="", flush=True)
+
+
 def progress(text: object) -> None:
-    """Print a line of progress, a note or a message to stderr, above a progress bar if there is one."""
+    """Print a line of progress, or a note, to stderr; nothing if the command is quiet."""
+    if not is_quiet():
+        message(text)
+
+
+def is_quiet() -> bool:
+    """Whether the running command was called with --quiet."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(QUIET))
+
+
+def message(text: object) -> None:
+    """Print an error, a warning, or what to do next to stderr, above a progress bar if there is one."""
     from tqdm import tqdm  # here, so that --help starts without it
 
     tqdm.write(visible(text), file=sys.stderr)
@@ -45,13 +67,13 @@ def print_warnings() -> None:
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            progress(record.getMessage())
+            message(record.getMessage())
 
-    def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-        progress(f"adtrain: warning: {message}")
+    def show_warning(text: Warning | str, *_: Any, **__: Any) -> None:
+        message(f"adtrain: warning: {text}")
 
     logging.getLogger("adtrain").addHandler(Lines(logging.WARNING))
-    warnings.showwarning = show_warning
+    warnings.showwarning = show_warning  # type: ignore[assignment]
 
 
 def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:

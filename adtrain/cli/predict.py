@@ -3,98 +3,157 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import click
 import numpy as np
 
+from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, device_option, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.precision import note_precision
-from adtrain.data import DataError, idx, images
+from adtrain.data import DataError
 from adtrain.table import Column, render, terminal_width
-from adtrain.training import Trust, model_file, rows
+from adtrain.training import Trust, inputs, model_file
 from adtrain.training.evaluation import predictions
+from adtrain.training.inputs import Choice, ImageOptions
 
-INPUT = Column("input", text=True)
-COLUMNS = (INPUT, Column("class", text=True), Column("probability"))
-IDX_MAGIC = b"\0\0"
+INPUT, RANK = Column("input", text=True), Column("rank")
+CLASS = Column("class", text=True), Column("probability")
+CHOICES = click.Choice(["auto", "yes", "no"])
+BROKEN_INPUT = 2
+"""The exit code if an input cannot be read."""
+
+
+class Predicted(NamedTuple):
+    """The network's outputs for the image or row `row` of a file; `single`: the file has only that one."""
+
+    path: Path
+    row: int
+    single: bool
+    outputs: np.ndarray
 
 
 @click.command(short_help="Apply a trained run to images or rows of tables.")
-@click.argument("run", type=FilePath())
+@click.argument("run", type=RunPath())
 @click.argument("paths", metavar="INPUT...", nargs=-1, required=True, type=FilePath())
+@click.option(
+    "--top-k", type=click.IntRange(min=1), metavar="N", help="Print the N most probable classes. [default: 1]"
+)
+@click.option(
+    "--invert",
+    type=CHOICES,
+    default="auto",
+    show_default=True,
+    help="Invert PNG and JPEG images. auto: grey ones whose ground is light, if that of the training images is dark, "
+    "or the reverse.",
+)
+@click.option(
+    "--center",
+    type=CHOICES,
+    default="auto",
+    show_default=True,
+    help="Scale and centre the digit in a PNG or JPEG image as in MNIST. auto: if the run was trained on MNIST and the "
+    "image has another size.",
+)
 @device_option
 @trust_options
 @json_option
-def command(run: Path, paths: tuple[Path, ...], device: str, trust: Trust, as_json: bool) -> None:
+def command(
+    run: Path,
+    paths: tuple[Path, ...],
+    top_k: int | None,
+    invert: str,
+    center: str,
+    device: str,
+    trust: Trust,
+    as_json: bool,
+) -> None:
     """Classify images or rows with the run in the folder RUN; print the best class of each, and its probability.
 
     A run that predicts numbers prints those in their original units; one with several labels, their probabilities.
 
-    An INPUT is a PNG or JPEG file, which is converted to grey or RGB and resized as the run requires, or an IDX file
-    (optionally gzip-compressed) with images of the size that the run was trained on. It is a CSV or TSV table with the
-    columns that the run was trained on, in any order; other columns are ignored. Or it is an NPZ file with rows or
-    images in the array X or images.
+    An INPUT is a PNG or JPEG file, which is converted to grey or RGB and resized as the run requires, a folder of such
+    files, or an IDX file (optionally gzip-compressed) with images of the size that the run was trained on. It is a CSV
+    or TSV table with the columns that the run was trained on, in any order; other columns are ignored. Or it is an NPZ
+    file with rows or images in the array X or images.
+
+    An input that cannot be read is reported, the others are predicted, and the exit code is 2.
     """
     trained = model_file.load(run, device, trust)
+    if top_k is not None and trained.targets:
+        raise click.UsageError("--top-k is for runs that predict classes; this one predicts numbers or labels")
     note_precision(trained.config, device)
-    found = [(path, *read(path, trained)) for path in paths]
-    results, cells = [], []
-    for path, batch, indices in found:
-        outputs = predictions(trained.network, trained.params, trained.statistics, batch, device)
-        for i, row in zip(indices.tolist(), outputs, strict=True):
-            result, shown = _values(trained, row) if trained.targets else _class(trained, row)
-            results.append({"file": str(path), "index": i, **result})
-            cells.append([str(path) if len(batch) == 1 else f"{path}[{i}]", *shown])
+    options = ImageOptions(cast(Choice, invert), cast(Choice, center))
+    found, broken = _read(paths, trained, options)
+    predicted = _predict(found, trained, device)
     if as_json:
-        print_json(results)
-        return
-    columns = (INPUT, *map(Column, trained.targets)) if trained.targets else COLUMNS
-    show(*render(columns, cells, terminal_width()))
+        print_json([{"file": str(x.path), "index": x.row, **_values(trained, x, top_k)} for x in predicted])
+    elif predicted:
+        columns, cells = _table(trained, predicted, top_k)
+        show(*render(columns, cells, terminal_width()))
+    if broken:
+        raise SystemExit(BROKEN_INPUT)
 
 
-def _class(trained: model_file.TrainedModel, row: np.ndarray) -> tuple[dict[str, Any], list[str]]:
-    """The most probable class and its probability: as JSON values, and as cells of the table."""
-    best = int(row.argmax())
-    label = trained.classes[best] if best < len(trained.classes) else str(best)
-    return {"class": label, "probability": float(row[best])}, [label, f"{row[best]:.2%}"]
+def _read(
+    paths: tuple[Path, ...], trained: model_file.TrainedModel, options: ImageOptions
+) -> tuple[list[tuple[Path, inputs.Inputs]], bool]:
+    """The images or rows of the files that can be read, and whether one cannot; the reason is printed."""
+    found, broken = [], False
+    for given in paths:
+        try:
+            listed = inputs.files(given)
+        except DataError as error:
+            progress(f"adtrain: error: {error}")
+            listed, broken = [], True
+        for path in listed:
+            try:
+                found.append((path, inputs.read(path, trained, options)))
+            except DataError as error:
+                progress(f"adtrain: error: {error}")
+                broken = True
+    return found, broken
 
 
-def _values(trained: model_file.TrainedModel, row: np.ndarray) -> tuple[dict[str, Any], list[str]]:
-    """The predicted numbers, or the probability of each label: as JSON values, and as cells of the table."""
-    return {"predicted": dict(zip(trained.targets, row.tolist(), strict=True))}, [f"{x:.6g}" for x in row]
+def _predict(found: list[tuple[Path, inputs.Inputs]], trained: model_file.TrainedModel, device: str) -> list[Predicted]:
+    if not found:
+        return []
+    images = np.concatenate([batch for _, (batch, _) in found])
+    rows = iter(predictions(trained.network, trained.params, trained.statistics, images, device))
+    return [
+        Predicted(path, row, len(batch) == 1, next(rows))
+        for path, (batch, indices) in found
+        for row in indices.tolist()
+    ]
 
 
-def read(path: Path, trained: model_file.TrainedModel) -> rows.Inputs:
-    """The images or rows of a file in the run's shape and dtype. Prints a note if an image is resized.
-
-    Raises DataError where the file contains none, or an array of another shape or dtype.
-    """
-    if path.suffix.lower() in rows.SUFFIXES:
-        return rows.read(path, trained)
-    images = read_images(path, trained)
-    return rows.Inputs(images, np.arange(len(images)))
+def _values(trained: model_file.TrainedModel, predicted: Predicted, top_k: int | None) -> dict[str, Any]:
+    """The prediction as JSON values."""
+    if trained.targets:
+        return {"predicted": dict(zip(trained.targets, predicted.outputs.tolist(), strict=True))}
+    ranked = [{"class": name, "probability": p} for name, p in _ranked(trained, predicted, top_k or 1)]
+    return ranked[0] if top_k is None else {"top": ranked}
 
 
-def read_images(path: Path, trained: model_file.TrainedModel) -> np.ndarray:
-    """The images of a PNG, JPEG or IDX file, (N, C, H, W); see `read`."""
-    shape, dtype = trained.image_shape, np.dtype(np.float32 if trained.network.scale == 1 else np.uint8)
-    with idx.opened(path) as stream:
-        is_idx = stream.read(2) == IDX_MAGIC
-    if not is_idx and dtype != np.uint8:
-        raise DataError(f"{path}: the run was trained on float32 numbers, expected an IDX file of them")
-    if not is_idx:
-        channels, height, width = shape
-        image = images.read_image(path, channels)
-        if image.shape != shape:
-            progress(f"{path}: resized from {image.shape[1]} x {image.shape[2]} to {height} x {width} pixels")
-            image = images.resized(image, height, width)
-        return image[np.newaxis]
-    found = np.asarray(idx.read(path))
-    batch = found.reshape(len(found), 1, *found.shape[1:]) if found.ndim == 3 else found
-    if batch.dtype != dtype or batch.shape[1:] != shape:
-        raise DataError(
-            f"{path}: found {found.dtype}{list(found.shape)}, expected images {dtype}[N, {', '.join(map(str, shape))}]"
-        )
-    return batch
+def _table(
+    trained: model_file.TrainedModel, predicted: list[Predicted], top_k: int | None
+) -> tuple[tuple[Column, ...], list[list[str]]]:
+    """The columns and cells of the table; with `top_k` a line for each rank."""
+    names = [str(x.path) if x.single else f"{x.path}[{x.row}]" for x in predicted]
+    if trained.targets:
+        numbers = [[f"{number:.6g}" for number in x.outputs] for x in predicted]
+        columns = (INPUT, *map(Column, trained.targets))
+        return columns, [[name, *row] for name, row in zip(names, numbers, strict=True)]
+    cells = []
+    for name, x in zip(names, predicted, strict=True):
+        for rank, (label, probability) in enumerate(_ranked(trained, x, top_k or 1), 1):
+            cells.append([name, *([] if top_k is None else [str(rank)]), label, f"{probability:.2%}"])
+    return (INPUT, *([] if top_k is None else [RANK]), *CLASS), cells
+
+
+def _ranked(trained: model_file.TrainedModel, predicted: Predicted, count: int) -> list[tuple[str, float]]:
+    """The names and probabilities of the most probable classes, `count` or all of them."""
+    best = np.argsort(-predicted.outputs, kind="stable")[:count].tolist()
+    names = [trained.classes[i] if i < len(trained.classes) else str(i) for i in best]
+    return list(zip(names, predicted.outputs[best].tolist(), strict=True))

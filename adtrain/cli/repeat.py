@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, TypeAlias
 
-from adtrain.cli.output import print_json, progress, show
+from adtrain.cli.output import is_quiet, message, print_json, progress, show
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.table import Column, render, terminal_width
@@ -40,8 +40,11 @@ def repeat(configs: Sequence[Config], output_dir: Path | None, train: Train, as_
             runs.append({"run": str(folder.path), "seed": cfg.training.seed, **results})
     except BaseException:
         if runs:
-            progress(f"finished runs are kept: {', '.join(run['run'] for run in runs)}")
+            message(f"finished runs are kept: {', '.join(run['run'] for run in runs)}")
         raise
+    if is_quiet() and not as_json:
+        show(*(run["run"] for run in runs))
+        return
     metrics = scores.metrics_first(summary.test._fields)
     measured = (*metrics, SECONDS)
     means = {field: mean(run[field] for run in runs) for field in measured}

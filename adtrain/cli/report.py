@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from adtrain import report
+from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, device_option, trust_options
 from adtrain.cli.output import progress, show
 from adtrain.cli.precision import note_precision
@@ -17,7 +18,7 @@ from adtrain.training import Trust
 
 
 @click.command(short_help="Write an HTML report of a run, and PNG files.")
-@click.argument("run", type=FilePath())
+@click.argument("run", type=RunPath())
 @click.option(
     "-o", "--output", type=FilePath(), metavar="FILE", help="The page to write; by default report.html in RUN."
 )

@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from adtrain import config, training
+from adtrain.cli.names import ConfigName
 from adtrain.cli.options import json_option, plugin_option, set_option
 from adtrain.cli.output import print_json, show
 from adtrain.config import Config
 from adtrain.nn.fields import size_text
 from adtrain.table import Column, render, terminal_width
+from adtrain.text import short
 from adtrain.training import StepCosts
 from adtrain.training.costs import Total
 
@@ -31,12 +33,13 @@ MEMORY = (Column("memory", text=True), Column("planned"), Column("separate"), Co
 
 
 @click.command(short_help="Show a config's layers, and the FLOPs, bytes and memory of a step.")
-@click.argument("config_path", metavar="CONFIG")
+@click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
 @set_option
 @plugin_option
 @json_option
 def command(config_path: str, overrides: tuple[str, ...], plugins: tuple[str, ...], as_json: bool) -> None:
-    """Show the layers of the network that CONFIG describes, and the costs of a training step on a full batch.
+    """Show the layers of the network of CONFIG, or of the run in the folder RUN, and the costs of a training step on a
+    full batch.
 
     The first table has the output shape and parameters of each layer, and its FLOPs (a multiply-add counts as two) and
     bytes read and written, forward and backward. The second has the step's equations, before fusion and fused. The
@@ -45,7 +48,7 @@ def command(config_path: str, overrides: tuple[str, ...], plugins: tuple[str, ..
 
     Everything is computed from the step's equations: nothing is run, and no data are read.
     """
-    cfg = config.load(config_path, overrides, plugins)
+    cfg = training.with_input(config.load(config_path, overrides, plugins))
     experiment = training.outline(cfg)
     costs = training.step_costs(experiment)
     shape, precision = size_text(cfg.model.input), cfg.training.precision
@@ -120,14 +123,3 @@ def record(costs: StepCosts) -> dict[str, Any]:
 
 def count(number: int) -> str:
     return f"{number:,}" if number else ""
-
-
-def short(number: float, unit: str = "") -> str:
-    """The number with three digits, a metric prefix and the unit, such as 3.21 MB; empty for 0."""
-    if not number:
-        return ""
-    for prefix in ("", "k", "M", "G", "T"):
-        if number < 999.5 or prefix == "T":
-            break
-        number /= 1000
-    return f"{number:.3g} {prefix}{unit}".rstrip()

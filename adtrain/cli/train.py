@@ -11,6 +11,8 @@ import click
 
 from adtrain import config, training
 from adtrain.bench.steps import profile
+from adtrain.cli import dry_run as planning
+from adtrain.cli.names import ConfigName, RunPath
 from adtrain.cli.options import (
     FilePath,
     autotune_option,
@@ -21,28 +23,41 @@ from adtrain.cli.options import (
     set_option,
     trust_option,
 )
-from adtrain.cli.output import print_json, progress, show
+from adtrain.cli.output import QUIET, is_quiet, message, print_json, progress, show
 from adtrain.cli.repeat import repeat
 from adtrain.cli.stop_signals import stop_signals
-from adtrain.cli.train_report import report
+from adtrain.cli.train_report import MAX_ROWS, report
 from adtrain.config import Config
 from adtrain.config.records import plain
-from adtrain.display import progress_display
+from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, tensorboard
 
 MOST_PROFILED_STEPS = 10_000
 
 
+def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.meta[QUIET] = value
+
+
 @click.command(short_help="Train the network that a config describes.")
-@click.argument("config_path", metavar="[CONFIG]", required=False)
-@click.option("--resume", "run", type=FilePath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
+@click.argument("config_path", metavar="[CONFIG]", required=False, type=ConfigName())
+@click.option("--resume", "run", type=RunPath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
 @click.option("--override", is_flag=True, help="Resume a run even if its config has changed.")
 @device_option
 @autotune_option
-@click.option("--epochs", type=click.IntRange(min=1), help="Passes over the data; overrides training.epochs.")
-@click.option("--steps", type=click.IntRange(min=1), help="Maximum number of steps; overrides training.steps.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of all random numbers; overrides training.seed.")
+@click.option(
+    "--epochs", type=click.IntRange(min=1), metavar="N", help="Passes over the data; overrides training.epochs."
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), metavar="N", help="Maximum number of steps; overrides training.steps."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    metavar="N",
+    help="Seed of all random numbers; overrides training.seed.",
+)
 @click.option(
     "--output-dir",
     type=FilePath(),
@@ -55,9 +70,10 @@ MOST_PROFILED_STEPS = 10_000
 @click.option(
     "--profile-steps",
     type=click.IntRange(min=0, max=MOST_PROFILED_STEPS),
+    metavar="N",
     default=10,
     show_default=True,
-    help="Number of steps to profile after training; 0 for none.",
+    help="Steps to profile after training; 0 for none.",
 )
 @click.option("--debug-nan", is_flag=True, help="Check for NaN and infinity after each step; slow.")
 @click.option("--tensorboard", "events", is_flag=True, help="Write event files into RUN/tensorboard during the run.")
@@ -70,6 +86,17 @@ MOST_PROFILED_STEPS = 10_000
 )
 @click.option("--eager", "mode", flag_value="eager", help="Run the step operation by operation.")
 @click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation as a separate kernel.")
+@click.option("--dry-run", is_flag=True, help="Check everything, show costs and memory; train and write nothing.")
+@click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_set_quiet,
+    help="Print nothing but the run's folder, warnings and errors.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Also print the plan, metrics every hundred steps, all operations.")
 @json_option
 def command(
     config_path: str | None,
@@ -89,15 +116,22 @@ def command(
     events: bool,
     repeats: int | None,
     mode: str | None,
+    dry_run: bool,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Train the network that CONFIG describes: a YAML file, or the name of a packaged config such as mlp.
 
     Writes config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json into the run's folder. Ctrl-C or
-    SIGTERM stops it after the current steps; --resume RUN continues with the same result as without the interruption.
+    SIGTERM stops the training after the current steps; --resume RUN continues it, with the same result as without the
+    interruption.
     """
     of_run = {"--override": override, "--trust-plugins": copies}
     _check_arguments(config_path, run, [name for name, given in of_run.items() if given], output_dir, repeats)
+    if dry_run and (run is not None or repeats is not None):
+        raise click.UsageError("--dry-run is for one new run, and takes no --resume or --repeat")
+    if verbose and is_quiet():
+        raise click.UsageError("found both --quiet and --verbose, expected one of them")
     set_autotune(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
@@ -111,13 +145,18 @@ def command(
         with folder.locked():
             if start is not None:
                 folder.reopen(experiment, start)
-            result = _train(experiment, folder, device, start, debug_nan, events)
+            result = _train(experiment, folder, device, start, debug_nan, events, verbose)
             return _finish(experiment, folder, device, profile_steps, result, started)
 
     def train(cfg: Config, path: Path | None, name: str | None = None) -> tuple[RunFolder, training.Summary, int]:
         """Train in the new folder `path`, or runs/NAME; returns folder, summary, and the number of test images."""
         started = perf_counter()
         experiment = training.prepare(cfg, step_mode)
+        if experiment.batch_note is not None:
+            progress(experiment.batch_note)
+        if verbose:
+            for line in planning.lines(planning.plan(experiment, device, path, name)):
+                progress(line)
         folder = RunFolder.create(experiment, path, name)
         return folder, finish(experiment, folder, None, started), len(experiment.test)
 
@@ -133,6 +172,13 @@ def command(
     else:
         cfg = config.load(str(config_path), [*settings, *longer], plugins)
         training.check_precision(cfg, device)
+        if dry_run:
+            found = planning.plan(training.prepare(cfg, step_mode), device, output_dir)
+            if as_json:
+                print_json(found)
+            else:
+                show(f"{cfg.name}: no mistake found; nothing is trained or written", *planning.lines(found))
+            return
         if repeats is not None:
             seeds = range(cfg.training.seed, cfg.training.seed + repeats)
             configs = [
@@ -144,7 +190,11 @@ def command(
     if as_json:
         print_json(plain(summary))
         return
-    show(*report(summary, test_images, terminal_width()), "", f"{folder.path}: {', '.join(folder.files())}")
+    if is_quiet():
+        show(folder.path)
+        return
+    rows = None if verbose else MAX_ROWS
+    show(*report(summary, test_images, terminal_width(), rows), "", f"{folder.path}: {', '.join(folder.files())}")
 
 
 def _check_arguments(
@@ -154,6 +204,9 @@ def _check_arguments(
         raise click.UsageError(
             "found neither CONFIG nor --resume RUN" if run is None else "--resume RUN takes no CONFIG"
         )
+    if config_path is not None and config.is_run(config_path):
+        again = f"--resume {config_path} continues it, {config_path}/config.yaml trains it again"
+        raise click.UsageError(f"{config_path}: found the folder of a run, expected a config; {again}")
     if run is not None and output_dir is not None:
         raise click.UsageError("--resume RUN continues in the run's own folder, and takes no --output-dir")
     if run is not None and repeats is not None:
@@ -174,12 +227,15 @@ def _train(
     start: training.Start | None,
     check: bool,
     events: bool,
+    verbose: bool,
 ) -> training.Result:
     """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
     if check:
         progress("checking for NaN and infinity after each step, which is slow")
     with ExitStack() as stack:
-        display, signals = stack.enter_context(closing(progress_display(progress))), stack.enter_context(stop_signals())
+        lines = IntervalLines(progress) if verbose else ProgressLines(progress) if is_quiet() else None
+        display = stack.enter_context(closing(lines or progress_display(progress)))
+        signals = stack.enter_context(stop_signals())
         observers: list[Observer] = [display]
         if events:
             observers.append(stack.enter_context(closing(tensorboard.EventFiles(folder.path / tensorboard.FOLDER))))
@@ -189,10 +245,10 @@ def _train(
             result = training.run_in_folder(folder, experiment, device, observers, start, stop, check)
         except training.Interrupted as stopped:
             display.close()
-            progress(f"{stopped}; {advice}")
+            message(f"{stopped}; {advice}")
             raise SystemExit(signals.exit_code) from None
     if signals.stop_requested():  # after the last test batch: too late for Interrupted
-        progress(f"stopped before the summary; {advice}")
+        message(f"stopped before the summary; {advice}")
         raise SystemExit(signals.exit_code)
     return result
 

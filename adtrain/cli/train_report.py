@@ -21,8 +21,8 @@ COLUMNS = (
 MAX_ROWS = 15
 
 
-def report(summary: Summary, test_images: int, width: int) -> list[str]:
-    """The lines of the report: scores, times, and a step's operations, slowest first."""
+def report(summary: Summary, test_images: int, width: int, max_rows: int | None = MAX_ROWS) -> list[str]:
+    """The lines of the report: scores, times, and a step's operations, slowest first, the first `max_rows` of them."""
     test, step, best = summary.test, summary.step_ms, summary.best
     speed = "" if step is None else f" ({summary.images_per_second:,.0f} images/s)"
     lines = [
@@ -44,13 +44,13 @@ def report(summary: Summary, test_images: int, width: int) -> list[str]:
         held = "" if memory.held_bytes is None else f", {memory.held_bytes / 2**20:,.1f} MiB allocated"
         lines.append(f"memory  {memory.planned_bytes / 2**20:,.1f} MiB planned peak{held}")
     if summary.ops:
-        lines += ["", "operations of one step, by time", *_operations(summary.ops, width), _sum_line(summary)]
+        lines += ["", "operations of one step, by time", *_operations(summary.ops, width, max_rows), _sum_line(summary)]
     return lines
 
 
-def _operations(rows: Sequence[OperationTime], width: int) -> list[str]:
+def _operations(rows: Sequence[OperationTime], width: int, max_rows: int | None) -> list[str]:
     rows = sorted(rows, key=lambda row: -row.ms)
-    top, rest = rows[:MAX_ROWS], rows[MAX_ROWS:]
+    top, rest = rows[:max_rows], rows[len(rows) if max_rows is None else max_rows :]
     cells = [
         [
             row.op,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -84,23 +85,31 @@ class _Terms:
 
     def reduce(self, e: Equation) -> tuple[int, int]:
         """Add the accumulators and results of an equation that reduces pairs. Returns rows and columns."""
-        (out,), found = e.outputs, reduced_axis(e, self.axes)
+        found = reduced_axis(e, self.axes)
         assert found is not None
-        pair, axis = found
-        letters = {at: "j" if at == axis else "i" for at in self.axes[pair]}
-        lengths = [pair.type.shape[at] for at in sorted(letters, key=letters.__getitem__)]
+        pair, reduced = found
+        kept = next(axis for axis in self.axes[pair] if axis != reduced)
         if e.has(Trait.MATMUL):
-            left = pair is e.inputs[0]
-            for other in range(out.type.shape[1 if left else 0]):
-                self._result(out, ("i", other) if left else (other, "i"), "sum", [self._term(e, pair, other)])
-            return lengths[0], lengths[1]
-        places: list[Sequence[int | str]] = [letters.get(at, "") or range(n) for at, n in enumerate(pair.type.shape)]
-        reduced = e.params["axes"]
-        for index in product(*("i" if p == "i" else p for at, p in enumerate(places) if at not in reduced)):
-            kept = iter(index)
-            every = product(*(p if at in reduced else [next(kept)] for at, p in enumerate(places)))
-            self._result(out, index, e.primitive.name, [self._element(pair, place) for place in every])
-        return lengths[0], lengths[1]
+            self._product_results(e, pair)
+        else:
+            self._reduction_results(e, pair, {kept: "i", reduced: "j"})
+        return pair.type.shape[kept], pair.type.shape[reduced]
+
+    def _reduction_results(self, e: Equation, pair: Variable, letters: dict[int, str]) -> None:
+        places: list[Sequence[int | str]] = [
+            [letters[axis]] if axis in letters else range(n) for axis, n in enumerate(pair.type.shape)
+        ]
+        terms: dict[Index, list[Scalar]] = defaultdict(list)
+        for index in product(*places):
+            left = tuple(at for axis, at in enumerate(index) if axis not in e.params["axes"])
+            terms[left].append(self._element(pair, index))
+        for index, parts in terms.items():
+            self._result(e.outputs[0], index, e.primitive.name, parts)
+
+    def _product_results(self, e: Equation, pair: Variable) -> None:
+        (out,), left = e.outputs, pair is e.inputs[0]
+        for other in range(out.type.shape[1 if left else 0]):
+            self._result(out, ("i", other) if left else (other, "i"), "sum", [self._term(e, pair, other)])
 
     def _term(self, e: Equation, pair: Variable, other: int) -> Scalar:
         """A term of a matrix product of pairs and a thin array, at the row or column ``other`` of the latter."""

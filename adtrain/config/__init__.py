@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from adtrain.config import build
 from adtrain.config.document import Config
-from adtrain.config.files import dump, from_values, load, load_data, packaged, parse, plain
+from adtrain.config.files import dump, from_values, is_run, load, load_data, packaged, parse, plain
 from adtrain.config.problems import ConfigError, Problem
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "build",
     "dump",
     "from_values",
+    "is_run",
     "load",
     "load_data",
     "packaged",

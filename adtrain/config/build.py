@@ -20,6 +20,12 @@ from adtrain.metrics import Metric
 CLASSIFICATION = ("cross_entropy", "nll")
 REGRESSION = ("mse", "l1", "huber")
 
+CONTAINED = {
+    "cross_entropy": ("softmax", "log_softmax", "sigmoid"),
+    "binary_cross_entropy_with_logits": ("sigmoid", "softmax", "log_softmax"),
+}
+"""From a loss to layers that must not come before it; it applies the first one itself."""
+
 
 def takes_labels(loss: Spec) -> bool:
     """Whether the loss takes labels, as losses of plug-ins do; others take a number for each output."""
@@ -41,13 +47,25 @@ def check(cfg: Config) -> list[Problem]:
     return problems
 
 
+def warnings(cfg: Config) -> list[Problem]:
+    """What is allowed, and is most likely a mistake: a last layer that the loss contains already."""
+    last = len(cfg.model.layers) - 1
+    layer, path = cfg.model.layers[last].kind, ("model", "layers", last)
+    if layer not in CONTAINED.get(cfg.loss.kind, ()):
+        return []
+    reason = f"the loss {cfg.loss.kind} takes logits, and applies {CONTAINED[cfg.loss.kind][0]} itself"
+    return [Problem(cfg.where(path), dotted(path), f"found {layer}, but {reason}: remove this layer")]
+
+
 def model(cfg: Config) -> nn.Sequential:
-    """The network. The shape of every layer is checked, from the input to the loss.
+    """The network. The shape of every layer is checked, from the input, if the config has one, to the loss.
 
     Raises ConfigError that names the layer, its position in the file, and the found and expected sizes.
     """
     path: PathParts = ("model", "layers")
     built = _sequential(cfg, cfg.model.layers, path)
+    if not cfg.model.input:  # known when the data are read
+        return built
     try:
         output = built.output_shape(cfg.model.input)
     except nn.LayerError as error:

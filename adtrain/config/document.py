@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
@@ -19,6 +28,7 @@ from adtrain.config.values import (
     Column,
     Columns,
     Delimiter,
+    Encoding,
     ImageShape,
     ImageSize,
     Missing,
@@ -69,6 +79,11 @@ class Data(Section):
     categories: Columns | None = Field(
         None, description="CSV: columns whose values are categories even if they look like numbers"
     )
+    category_encoding: Encoding | None = Field(
+        None,
+        description="CSV: one_hot (default): a feature for each category; index: one feature, the category's number, "
+        "for a layer embedding",
+    )
     missing: Missing | None = Field(
         None,
         description="CSV: what to do with an empty cell: fill it with mean or zero, drop its row, or error (default)",
@@ -79,7 +94,7 @@ class Data(Section):
         None, description="image folder: 1 for grey, 3 for colour; default: 3 if any image is in colour"
     )
     skip_broken: Bool = Field(False, description="image folder: skip images that cannot be read, with a warning")
-    batch_size: Size = Field(description="images per training step")
+    batch_size: Size = Field(128, description="images per training step; all, if there are fewer")
     validation: Fraction = Field(0.0, description="the fraction of the training images held out for validation")
     normalize: Bool = Field(True, description="subtract the mean and divide by the standard deviation of each channel")
     normalize_targets: Bool = Field(
@@ -100,11 +115,25 @@ class Data(Section):
         return self
 
 
+def _without_default(schema: dict[str, Any]) -> None:
+    del schema["default"]
+
+
 class Model(Section):
     """The network: its input and its layers, first to last."""
 
-    input: Shape = Field(description="the shape of one input: [1, 28, 28] for an image, [784] to flatten it")
+    input: Shape = Field(
+        (),
+        description="the shape of one input: [1, 28, 28] for an image, [784] to flatten it; default: that of the data, "
+        "flat if the first layer is linear",
+        json_schema_extra=_without_default,
+    )
     layers: Layers = Field(description="a list of layers")
+
+    @model_serializer(mode="wrap")
+    def _written(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = written(self)
+        return values if self.input else {"layers": values["layers"]}
 
 
 class EarlyStopping(Section):
@@ -183,7 +212,7 @@ class Plugin(Section):
 class Config(Section):
     """A training job. `load` reads it from a file; `build` makes its model, loss, optimizer and schedule."""
 
-    name: Name = Field(description="the job's name")
+    name: Name = Field("run", description="the job's name; default: the file's, without its suffix")
     plugins: list[Plugin] | None = Field(None, description="Python files with layers, losses and others of your own")
     data: Data = Field(description="what to train on")
     model: Model = Field(description="the network")

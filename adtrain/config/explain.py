@@ -5,8 +5,9 @@ from __future__ import annotations
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from adtrain.config import habits
 from adtrain.config.document import Config, Data, EarlyStopping, Model, Plugin, Section, Training
-from adtrain.config.problems import PathParts, Problem, dotted, found, known
+from adtrain.config.problems import PathParts, Problem, dotted, found, similar
 from adtrain.config.source import Node
 from adtrain.config.specs import FAMILIES, by_kind
 from adtrain.option_types import Expected
@@ -31,6 +32,8 @@ def problems(error: ValidationError, root: Node, section: PathParts = ()) -> lis
 def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
     path, value = (*section, *details["loc"]), details["input"]
     node, key_where = root.find(path)
+    names: tuple[str, ...] | None = None
+    hint: str | None = None
     where = key_where if isinstance(node.value, (dict, list)) else node.where
     match details["type"]:
         case "expected":
@@ -40,16 +43,19 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
             message = f"missing, expected {_expected_words(_parent_model(path), str(path[-1]))}"
         case "extra_forbidden":
             where = key_where
-            message = f"unknown key; {known(str(path[-1]), _parent_model(path).model_fields)}"
+            names = tuple(_parent_model(path).model_fields)
+            message, hint = "unknown key", habits.of_key(path, root, names) or similar(str(path[-1]), names)
         case "union_tag_invalid":
             name, family = details["ctx"]["tag"], _family(path)
             where = root.find((*path, name))[1] if isinstance(node.value, dict) else where
-            message = f"unknown {family} {found(name)}; {known(name, FAMILIES[family])}"
+            names = tuple(FAMILIES[family])
+            message, hint = f"unknown {family} {found(name)}", similar(name, names) or habits.of_name(name, names)
         case "union_tag_not_found":
             family = _family(path)
-            names = [key for key in value if key in FAMILIES[family]] if isinstance(value, dict) else []
-            hints = {0: f"; known: {', '.join(FAMILIES[family])}", 1: ", its options indented below its name"}
-            message = f"found {found(value)}, expected one {family}{hints.get(len(names), '')}"
+            given = [key for key in value if key in FAMILIES[family]] if isinstance(value, dict) else []
+            names = None if given else tuple(FAMILIES[family])
+            indented = ", its options indented below its name" if len(given) == 1 else ""
+            message = f"found {found(value)}, expected one {family}{indented}"
         case "model_type":
             message = f"found {found(value)}, expected a mapping of keys to values"
         case "list_type":
@@ -59,7 +65,9 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
         case _:  # a bound in the annotation of a plug-in's option
             words = details["msg"].removeprefix("Input should be ").removeprefix("a valid ")
             message = f"found {found(node.plain())}, expected {words[:1].lower()}{words[1:]}"
-    return Problem(where, dotted(path), message)
+    if hint is not None:
+        return Problem(where, dotted(path), f"{message}; {hint}")
+    return Problem(where, dotted(path), message, names)
 
 
 def _parent_model(path: PathParts) -> type[BaseModel]:

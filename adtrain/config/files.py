@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,11 @@ from adtrain.config.python_values import of_python
 from adtrain.config.source import Node
 from adtrain.files import open_regular
 
+_log = logging.getLogger(__name__)
+
+RUN_CONFIG = "config.yaml"
+"""The resolved config in the folder of a run."""
+
 
 def load(
     path_or_name: str | os.PathLike[str],
@@ -26,13 +32,17 @@ def load(
     plugins: Sequence[str] = (),
     run_plugin: plugged.Loader = plugged.run_named,
 ) -> Config:
-    """Load a YAML file, or the packaged config of that name (`mlp`), and apply overrides: `key=value`, or a mapping.
+    """Load a YAML file, the packaged config of that name (`mlp`), or the config of the run in a folder, and apply
+    overrides: `key=value`, or a mapping.
 
-    A file is preferred to a packaged config of the same name. Keys, values and the shape of every layer are checked.
-    First the plug-ins that the config names are run, then the further ones in `plugins`, each by `run_plugin`.
+    A file is preferred to a packaged config of the same name, and this to a folder. Keys, values and the shape of every
+    layer are checked. First the plug-ins that the config names are run, then the further ones in `plugins`, each by
+    `run_plugin`. The plug-ins of a run that is named by its folder are refused.
     Raises ConfigError that lists every problem.
     """
     path = _find(os.fspath(path_or_name))
+    if path.is_dir():
+        path, run_plugin = path / RUN_CONFIG, plugged.refuse
     return parse(_read(path), path, overrides, plugins, run_plugin)
 
 
@@ -80,8 +90,11 @@ def _checked(
     naming = plugged.with_files(override(root, _of_plugins(overrides)), plugins)
     named = plugged.run_all(naming, path.parent if path is not None else Path(), run_plugin)
     root = override(root, overrides)  # after the plug-ins, because it needs the names of their options
+    values = cast(dict[str, Any], root.plain())
+    if path is not None:
+        values.setdefault("name", path.stem)
     try:
-        cfg = Config.model_validate(root.plain())
+        cfg = Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError([*problems, *explain.problems(error, root)]) from None
     cfg = cfg.model_copy(update={"plugins": named})
@@ -89,6 +102,8 @@ def _checked(
     problems += build.check(cfg)
     if problems:
         raise ConfigError(problems)
+    for warning in build.warnings(cfg):
+        _log.warning("adtrain: warning: %s", warning)
     return cfg
 
 
@@ -104,7 +119,7 @@ def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
 
     Raises ConfigError that lists every problem.
     """
-    section = {name: Node("data", value) for name, value in values.items()} | {"batch_size": Node("data", 1)}
+    section = {name: Node("data", value) for name, value in values.items()}
     root = Node("data", {"data": Node("data", section, dict.fromkeys(section, "data"))}, {"data": "data"})
     root = override(root, [f"data.{setting}" for setting in overrides])
     try:
@@ -130,10 +145,18 @@ def _find(name: str) -> Path:
     names = packaged()
     if name in names:
         return asset_path("configs") / f"{name}.yaml"
+    if is_run(name):
+        return Path(name)
     if os.path.isdir(name):
-        raise ConfigError([Problem(name, "", "found a folder, expected a YAML file")])
+        expected = "expected a YAML file or the folder of a run"
+        raise ConfigError([Problem(name, "", f"found a folder without {RUN_CONFIG}, {expected}")])
     message = f"neither a file nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
     raise ConfigError([Problem(name or "''", "", message)])
+
+
+def is_run(name: str) -> bool:
+    """Whether `load` takes this name for the folder of a run."""
+    return os.path.isfile(os.path.join(name, RUN_CONFIG)) and name not in packaged()
 
 
 class _Dumper(yaml.SafeDumper):

@@ -58,6 +58,12 @@ def changed_file(before: Plugin, now: Plugin) -> tuple[str, str, str] | None:
     return None
 
 
+def refuse(plugin: Plugin, folder: Path) -> Plugin:
+    """Raise PluginError, because only the folder of a run names the plug-in. A `Loader`."""
+    name = Path(plugin.file).name
+    raise PluginError(f"{name} is code, and is not run because a run names it; give {folder}/config.yaml to run it")
+
+
 def run_all(root: Node, folder: Path, load: Loader) -> list[Plugin] | None:
     """Run the plug-ins of a config in their order, and return them with their hashes; None if it names none.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adtrain.core.errors import AdtrainError
 
@@ -16,18 +16,22 @@ MAX_LISTED = 30
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: `where` is `file:line:col` or `--set key`, `path` the key in the config ("" for the whole)."""
+    """One problem: `where` is `file:line:col` or `--set key`, `path` the key in the config ("" for the whole), `known`
+    the names that are possible there, if the message ends with them."""
 
     where: str
     path: str
     message: str
+    known: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
-        return f"{self.where}  {self.path}: {self.message}" if self.path else f"{self.where}  {self.message}"
+        text = f"{self.where}  {self.path}: {self.message}" if self.path else f"{self.where}  {self.message}"
+        return text if self.known is None else f"{text}; {listed(self.known)}"
 
 
 class ConfigError(AdtrainError):
-    """An invalid config. `problems` holds all problems; the message has one line for each, up to MAX_LISTED."""
+    """An invalid config. `problems` holds all problems; the message has one line for each, up to MAX_LISTED, and each
+    list of known names once."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -36,8 +40,12 @@ class ConfigError(AdtrainError):
     @property
     def lines(self) -> tuple[str, ...]:
         more = len(self.problems) - MAX_LISTED
-        listed = tuple(map(str, self.problems[:MAX_LISTED]))
-        return (*listed, f"... and {more} more problems") if more > 0 else listed
+        lines: list[str] = []
+        lists: list[tuple[str, ...] | None] = []
+        for problem in self.problems[:MAX_LISTED]:
+            lines.append(str(replace(problem, known=None) if problem.known in lists else problem))
+            lists.append(problem.known)
+        return (*lines, f"... and {more} more problems") if more > 0 else tuple(lines)
 
 
 def dotted(path: PathParts) -> str:
@@ -74,8 +82,16 @@ def shortened(text: str, limit: int = 40) -> str:
 
 
 def known(name: str, names: Iterable[str], many: str = "known") -> str:
-    """A hint for a message, `did you mean relu? (known: ...)`: the closest of `names`, if any, and the list of all."""
+    """A hint for a message: `did you mean relu?`, the closest of `names`, or the list of all."""
     names = list(names)
-    listed = f"{many}: {', '.join(names) or 'none'}"
-    close = difflib.get_close_matches(name.lower()[:80], names, n=1)
-    return f"did you mean {close[0]}? ({listed})" if close else listed
+    return similar(name, names) or listed(names, many)
+
+
+def similar(name: str, names: Iterable[str]) -> str | None:
+    """`did you mean relu?`, the closest of `names`; None if none is close."""
+    close = difflib.get_close_matches(name.lower()[:80], list(names), n=1)
+    return f"did you mean {close[0]}?" if close else None
+
+
+def listed(names: Iterable[str], many: str = "known") -> str:
+    return f"{many}: {', '.join(names) or 'none'}"

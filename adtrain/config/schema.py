@@ -1,7 +1,4 @@
-"""The JSON Schema of configs, with which editors complete keys and check values.
-
-python -m adtrain.config.schema > configs/schema.json
-"""
+"""The JSON Schema of configs, with which editors complete keys and check values."""
 
 from __future__ import annotations
 
@@ -14,7 +11,3 @@ def text() -> str:
     """The content of configs/schema.json."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
     return json.dumps(schema, indent=1) + "\n"
-
-
-if __name__ == "__main__":
-    print(text(), end="")

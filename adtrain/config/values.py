@@ -52,10 +52,12 @@ def one_of(literal: Any) -> Any:
 
 if TYPE_CHECKING:
     Missing: TypeAlias = str
+    Encoding: TypeAlias = str
     Precision: TypeAlias = str
     BestBy: TypeAlias = str
 else:
     Missing = one_of(Literal["error", "mean", "zero", "drop"])
+    Encoding = one_of(Literal["one_hot", "index"])
     Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
     BestBy = one_of(
         Literal[

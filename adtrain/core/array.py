@@ -11,7 +11,7 @@ import numpy as np
 
 from adtrain.core import dlpack
 from adtrain.core.devices import find_device
-from adtrain.core.errors import DeviceError, DTypeError, ShapeError, TraceError
+from adtrain.core.errors import DTypeError, ShapeError, TraceError
 from adtrain.core.numpy_protocols import NumpyProtocols
 from adtrain.core.operators import Operators
 from adtrain.core.other_libraries import advice
@@ -152,18 +152,15 @@ class Array(Value):
     def __dlpack__(self, **options: Any) -> Any:
         """The elements as a DLPack capsule, for `torch.from_dlpack` and others: the same memory, not to be written to.
 
+        On a GPU the work on the consumer's stream waits for that of this array.
+
         Raises:
-            DeviceError: the array is not on the CPU.
+            BufferError: the options ask for another device, or for a stream that DLPack does not allow.
         """
-        self.__dlpack_device__()
-        return dlpack.exported(self.numpy(), **options)
+        return find_device(self.device).to_dlpack(self.buffer, **options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        if self.device != "cpu":
-            raise DeviceError(
-                f"__dlpack__: found an array on {self.device}, expected one on the CPU; write x.to('cpu')"
-            )
-        return dlpack.CPU, 0
+        return find_device(self.device).dlpack_device
 
     def __repr__(self) -> str:
         where = "" if self.device == "cpu" else f", device={self.device!r}"
@@ -208,13 +205,16 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
 
 
 def from_dlpack(x: Any) -> Array:
-    """An Array in the memory of another package's array on the CPU, such as a PyTorch tensor.
+    """An Array in the memory of another package's array on the CPU or an NVIDIA GPU, such as a PyTorch tensor.
 
-    Nothing is copied if the elements are C-contiguous. Then ``x`` must not be written to any more.
+    Nothing is copied if the elements are C-contiguous, and on a GPU their address is a multiple of 256. Then ``x`` must
+    not be written to any more. On a GPU, work on the array waits for that on the stream of ``x``.
 
     Raises:
         DTypeError: ``x`` has no ``__dlpack__``, or adtrain has no such dtype.
-        DeviceError: ``x`` is not on the CPU.
+        DeviceError: ``x`` is on another device.
+        ShapeError: ``x`` is on a GPU and not C-contiguous.
     """
-    elements = dlpack.imported(x)
-    return Array(elements, elements.shape, dtype_of("from_dlpack", elements.dtype), "cpu")
+    device = dlpack.device_of(x)
+    buffer = find_device(device).from_dlpack(x)
+    return Array(buffer, buffer.shape, dtype_of("from_dlpack", buffer.dtype), device)

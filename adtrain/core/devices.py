@@ -11,7 +11,23 @@ from adtrain.core.errors import DeviceError
 
 
 class Transfers(Protocol):
-    """Copies between host and device. Only the device's backend knows what its buffers are."""
+    """Copies between host and device, and memory shared with other packages.
+
+    Only the device's backend knows what its buffers are; they have a shape and a dtype.
+    """
+
+    @property
+    def dlpack_device(self) -> tuple[int, int]:
+        """DLPack's type and number of the device."""
+        ...
+
+    def to_dlpack(self, buffer: Any, **options: Any) -> Any:
+        """A DLPack capsule of the buffer; ``options`` are those of `__dlpack__`."""
+        ...
+
+    def from_dlpack(self, x: Any) -> Any:
+        """A buffer in the memory of another package's array on this device."""
+        ...
 
     def from_numpy(self, elements: np.ndarray) -> Any:
         """A buffer with the elements of a C-contiguous host array, which must not be written to any more."""

@@ -1,7 +1,7 @@
 """Poisoned memory: new memory holds NaN (integers: -1), so that results show what a kernel has not written.
 
 On the CPU each value of a compiled Program also lies between two guard zones, which show what a kernel has written
-outside its output.
+outside its output. On a GPU this holds for the outputs of a Program.
 """
 
 from __future__ import annotations

@@ -138,6 +138,14 @@ class Staged:
         """The Program for arguments of these types, after the passes. Nothing is compiled or run."""
         return self._optimized(self._trace(*self._leaves(args, options))[0])
 
+    def trace(self, *args: Any, **options: Any) -> tuple[Program, Sequence[tuple[int | str, str]]]:
+        """The Program before the passes, and for each of its inputs the argument and the path in it."""
+        leaves, structure = self._leaves(args, options)
+        arguments: list[tuple[int | str, Any]] = [*enumerate(args), *sorted(options.items())]
+        places = [(place, path) for place, x in arguments for path in ([""] if place in self.static else tree.paths(x))]
+        traced = [place for place, x in zip(places, leaves, strict=True) if isinstance(x, (Value, TracedNumber))]
+        return self._trace(leaves, structure)[0], traced
+
     def _leaves(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[list[Any], tree.TreeDef]:
         """The leaves of the arguments and their structure: a pair of a tuple and a dict with sorted keys.
 

@@ -24,16 +24,6 @@ class Column:
         """The name, or the position if there is no name."""
         return str(self.position) if self.name is None else self.name
 
-    @property
-    def width(self) -> int:
-        """The number of features: one for each category."""
-        return 1 if self.categories is None else len(self.categories)
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The names of the features, such as `width` or `city=Berlin`."""
-        return (self.title,) if self.categories is None else tuple(f"{self.title}={x}" for x in self.categories)
-
 
 @dataclass(frozen=True)
 class Columns:

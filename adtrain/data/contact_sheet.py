@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from math import ceil
 
 import numpy as np
 
@@ -11,8 +12,8 @@ from adtrain.data.datasets import DataSet
 from adtrain.data.errors import DataError
 
 COLUMNS, MOST_CLASSES = 12, 100
-GAP, MARGIN, TEXT_WIDTH, TEXT_HEIGHT = 4, 10, 150, 12
-SMALLEST, LARGEST = 56, 160
+GAP, MARGIN, MOST_TEXT_WIDTH, TEXT_HEIGHT = 8, 20, 320, 26
+SMALLEST, LARGEST = 112, 224
 BACKGROUND, INK = (255, 255, 255), (30, 30, 30)
 
 
@@ -40,18 +41,21 @@ def contact_sheet(data: DataSet) -> bytes:
     scale = min(max(SMALLEST / max(height, width), 1), LARGEST / max(height, width)) if height and width else 1
     size = max(1, round(width * scale)), max(1, round(height * scale))
     resampling = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BILINEAR
+    font = ImageFont.load_default(TEXT_HEIGHT)
+    texts = [(_fitted(data.classes[i], font.getlength), f"{counts[i]:,}") for i in labels]
+    left = MARGIN + ceil(max(font.getlength(text) for pair in texts for text in pair)) + 2 * GAP
     step_x, step_y = size[0] + GAP, max(size[1], 3 * TEXT_HEIGHT) + GAP
     sheet = Image.new(
-        "RGB", (2 * MARGIN + TEXT_WIDTH + COLUMNS * step_x - GAP, 2 * MARGIN + len(rows) * step_y - GAP), BACKGROUND
+        "RGB", (left + COLUMNS * step_x - GAP + MARGIN, 2 * MARGIN + len(rows) * step_y - GAP), BACKGROUND
     )
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT_HEIGHT)
+    draw = ImageDraw.Draw(sheet)
     for i, row in enumerate(rows):
         y = MARGIN + i * step_y
-        draw.text((MARGIN, y), _fitted(data.classes[i], lambda text: draw.textlength(text, font)), INK, font)
-        draw.text((MARGIN, y + TEXT_HEIGHT + GAP), f"{counts[i]:,}", INK, font)
+        for line, text in enumerate(texts[i]):
+            draw.text((MARGIN, y + line * (TEXT_HEIGHT + GAP)), text, INK, font)
         for j, index in enumerate(row.tolist()):
             image = Image.fromarray(pixels[index]).convert("RGB").resize(size, resampling)
-            sheet.paste(image, (MARGIN + TEXT_WIDTH + j * step_x, y))
+            sheet.paste(image, (left + j * step_x, y))
     content = io.BytesIO()
     sheet.save(content, "PNG")
     return content.getvalue()
@@ -66,10 +70,10 @@ def _pixels(images: np.ndarray) -> np.ndarray:
 
 
 def _fitted(text: str, length: Callable[[str], float]) -> str:
-    """The text, shortened to the width of its column."""
+    """The text, shortened to the width of the labels."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    if length(text) <= TEXT_WIDTH - GAP:
+    if length(text) <= MOST_TEXT_WIDTH:
         return text
-    while text and length(f"{text}...") > TEXT_WIDTH - GAP:
+    while text and length(f"{text}...") > MOST_TEXT_WIDTH:
         text = text[:-1]
     return f"{text}..."

@@ -61,7 +61,12 @@ def read(path: Path, options: Options, known: Columns | None = None) -> Parts:
 def read_rows(path: Path, options: Options, known: Columns) -> Cells:
     """The cells of the columns `known` in a table that needs no labels. Raises DataError with line and column."""
     with opened(path, options, known) as table:
-        return _cells(table, _found(table, known, columns_at_end(options, known)), None, options, False)
+        return cells_of(table, options, known)
+
+
+def cells_of(table: Opened, options: Options, known: Columns) -> Cells:
+    """The cells of the columns `known` in an open table; see `read_rows`."""
+    return _cells(table, _found(table, known, columns_at_end(options, known)), None, options, False)
 
 
 def _chosen(table: Opened, labels: LabelReader, options: Options) -> list[Column]:

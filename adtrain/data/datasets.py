@@ -136,10 +136,13 @@ def of_parts(
     if found.train.columns is not None:
         rows = train.images.rows if isinstance(train.images, Rows) else np.arange(len(train))
         learnt_from = _cells(found.train.images), rows, found.train.columns
-        encoder = encoder or learn(*learnt_from, options.missing, source)
+        encoder = encoder or learn(*learnt_from, options, source)
         train, test = _encoded(encoder, found, train, test, options)
-    statistics = channel_statistics(train.images, source)
-    return DataSet(name, train, test, classes, *statistics, encoder, found.skipped, targets).with_train(train)
+    mean, std = channel_statistics(train.images, source)
+    if encoder is not None and any(encoder.indexed):  # numbers of categories are not normalised
+        mean = tuple(0.0 if indexed else x for x, indexed in zip(mean, encoder.indexed, strict=True))
+        std = tuple(1.0 if indexed else x for x, indexed in zip(std, encoder.indexed, strict=True))
+    return DataSet(name, train, test, classes, mean, std, encoder, found.skipped, targets).with_train(train)
 
 
 def _of_source(source: DataSource, options: Options, numbers: bool) -> DataSet:

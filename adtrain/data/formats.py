@@ -27,7 +27,9 @@ class Format(NamedTuple):
 IDX = Format("a folder of IDX files", frozenset(), lambda path, options: idx_folder.read(path))
 IMAGES = Format("a folder of images", frozenset({"image_size", "channels", "skip_broken"}), image_folder.read)
 NPZ = Format("an NPZ file", frozenset({"shape"}), npz.read)
-CSV_OPTIONS = frozenset({"label", "target", "header", "delimiter", "drop", "categories", "missing", "shape"})
+CSV_OPTIONS = frozenset(
+    {"label", "target", "header", "delimiter", "drop", "categories", "category_encoding", "missing", "shape"}
+)
 CSV = Format("a CSV file", CSV_OPTIONS, csv_table.read)
 FORMATS = (IDX, IMAGES, NPZ, CSV)
 

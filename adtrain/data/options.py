@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 Missing = Literal["error", "mean", "zero", "drop"]
+Encoding = Literal["one_hot", "index"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Options:
         delimiter: the character between two columns; None for a tab in .tsv files and a comma in others.
         drop: the columns that are not read, by name or index.
         categories: the columns whose values are categories even if they look like numbers.
+        category_encoding: a column of categories becomes a feature for each (`one_hot`), or their number (`index`).
         missing: what to do with an empty cell: `error`; `mean` or `zero` fill it; `drop` leaves out its row.
         header: whether the first line names the columns; None to detect it.
         shape: (C, H, W) of images stored as flat rows; it also tells (N, C, H, W) from (N, H, W, C).
@@ -36,6 +38,7 @@ class Options:
     delimiter: str | None = None
     drop: tuple[str | int, ...] = ()
     categories: tuple[str | int, ...] = ()
+    category_encoding: Encoding = "one_hot"
     missing: Missing = "error"
     shape: tuple[int, int, int] | None = None
     image_size: tuple[int, int] | None = None

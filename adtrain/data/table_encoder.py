@@ -1,4 +1,4 @@
-"""The features of a table's rows: numbers, one-hot categories, and values for empty cells, as the training rows had."""
+"""The features of a table's rows: numbers, encoded categories, and values for empty cells, as in the training rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from adtrain.data.columns import Column, Columns, printable, quoted
 from adtrain.data.errors import DataError
 from adtrain.data.memory import require_memory
-from adtrain.data.options import Options
+from adtrain.data.options import Encoding, Options
 from adtrain.data.part import as_images
 from adtrain.text import visible
 
@@ -22,8 +22,9 @@ _log = logging.getLogger(__name__)
 class TableEncoder:
     """Makes features of the cells that `csv_table` reads.
 
-    A column of numbers is one feature. A column of categories is one feature for each category, 1 in the rows with that
-    category and 0 in others; rows with a category that the training rows do not have are 0 in all of them.
+    A column of numbers is one feature. With `encoding` "one_hot" a column of categories is one feature for each
+    category, 1 in the rows with that category and 0 in others. With "index" it is one feature, the category's number
+    from 1. Rows with a category that the training rows do not have are 0 in all features of the column.
 
     Attributes:
         columns: with the categories of the training rows, in sorted order.
@@ -32,11 +33,24 @@ class TableEncoder:
 
     columns: Columns
     fill: tuple[float, ...]
+    encoding: Encoding = "one_hot"
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of the features."""
-        return tuple(name for column in self.columns.features for name in column.features)
+        """The names of the features, such as `width` or `city=Berlin`."""
+        return tuple(name for column in self.columns.features for name in self._names(column))
+
+    @property
+    def indexed(self) -> tuple[bool, ...]:
+        """For each feature, whether it is the number of a category."""
+        if self.encoding == "one_hot":
+            return (False,) * len(self.features)
+        return tuple(column.categories is not None for column in self.columns.features)
+
+    def _names(self, column: Column) -> tuple[str, ...]:
+        if column.categories is None or self.encoding == "index":
+            return (column.title,)
+        return tuple(f"{column.title}={text}" for text in column.categories)
 
     def fits(self, options: Options, image_shape: tuple[int, ...]) -> bool:
         """Whether the encoder makes images of this shape, and fills empty cells exactly if the options say so."""
@@ -46,6 +60,7 @@ class TableEncoder:
             width == prod(image_shape)
             and (options.shape or (width, 1, 1)) == image_shape
             and len(self.fill) == fill
+            and self.encoding == options.category_encoding
             and all(map(isfinite, self.fill))
             and all(0 <= column.position < self.columns.width for column in columns)
             and len({column.name is None for column in columns}) == 1
@@ -63,15 +78,20 @@ class TableEncoder:
         )
         features, begin = np.zeros((len(cells), len(self.features)), np.float32), 0
         for i, (column, found) in enumerate(zip(self.columns.features, columns, strict=True)):
-            block, values = features[:, begin : begin + column.width], cells[:, i]
+            block, values = features[:, begin : begin + len(self._names(column))], cells[:, i]
             filled = np.flatnonzero(~np.isnan(values))
             if column.categories is None:
                 block[filled, 0] = values[filled]
             else:
-                _write_ones(block, filled, values[filled].astype(np.int64), column, found, place)
+                numbers = _numbers(values[filled].astype(np.int64), column, found, place)
+                if self.encoding == "index":
+                    block[filled, 0] = numbers
+                else:
+                    known = numbers > 0
+                    block[filled[known], numbers[known] - 1] = 1
             if self.fill:
-                block[np.isnan(values)] = self.fill[begin : begin + column.width]
-            begin += column.width
+                block[np.isnan(values)] = self.fill[begin : begin + block.shape[1]]
+            begin += block.shape[1]
         return features
 
     def images(self, cells: np.ndarray, columns: tuple[Column, ...], place: str, options: Options) -> np.ndarray:
@@ -82,48 +102,52 @@ class TableEncoder:
         return np.asarray(as_images(features, place, options))
 
 
-def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, missing: str, place: str) -> TableEncoder:
+def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, options: Options, place: str) -> TableEncoder:
     """The encoder for the training rows, those at `rows` of `cells`, float32 (N, columns) with codes of categories.
 
-    `missing` is the option: with `mean` an empty cell gets the mean of each of its features over the training rows that
-    are not empty, with `zero` 0. Raises DataError for a column without any value.
+    With the option `missing: mean` an empty cell gets the mean of each of its features over the training rows that are
+    not empty, with `zero` 0; where categories are numbers, it gets 0. Raises DataError for a column without any value.
     """
-    learnt, fill = [], list[float]()
+    learnt, fill, mean = [], list[float](), options.missing == "mean"
     for i, column in enumerate(columns.features):
         values = cells[rows, i].astype(np.float64)
         values = values[~np.isnan(values)]
-        if missing == "mean" and not len(values):
+        if mean and not len(values):
             reason = "found no value in the training rows, expected one for data.missing: mean; data.drop leaves it out"
             raise DataError(f"{place}: column {printable(column.title)}: {reason}")
         if column.categories is None:
             learnt.append(column)
-            fill.append(float(values.mean()) if missing == "mean" else 0.0)
+            fill.append(float(values.mean()) if mean else 0.0)
             continue
         codes, counts = np.unique(values.astype(np.int64), return_counts=True)
         by_text = sorted((column.categories[code], int(count)) for code, count in zip(codes, counts, strict=True))
         learnt.append(replace(column, categories=tuple(text for text, _ in by_text)))
-        fill += [count / len(values) if missing == "mean" else 0.0 for _, count in by_text]
+        if options.category_encoding == "index":
+            fill.append(0.0)
+        else:
+            fill += [count / len(values) if mean else 0.0 for _, count in by_text]
     if not fill:
         raise DataError(f"{place}: found no value in the columns of the training rows, expected features")
-    return TableEncoder(Columns(tuple(learnt), columns.width), tuple(fill) if missing in ("mean", "zero") else ())
+    filled = tuple(fill) if options.missing in ("mean", "zero") else ()
+    return TableEncoder(Columns(tuple(learnt), columns.width), filled, options.category_encoding)
 
 
-def _write_ones(
-    block: np.ndarray, rows: np.ndarray, codes: np.ndarray, column: Column, found: Column, place: str
-) -> None:
-    """Write 1 for the category of each of these rows; `codes` are indices into the categories of `found`."""
-    numbers = {text: number for number, text in enumerate(column.categories or ())}
+def _numbers(codes: np.ndarray, column: Column, found: Column, place: str) -> np.ndarray:
+    """The number of each category from 1, or 0 with a warning for unknown ones.
+
+    `codes` are indices into the categories of `found`.
+    """
+    known = {text: number for number, text in enumerate(column.categories or (), 1)}
     texts = found.categories or ()
-    features = np.array([numbers.get(text, -1) for text in texts], np.int64)[codes]
-    known = features >= 0
-    block[rows[known], features[known]] = 1
-    if not known.all():
-        unseen = codes[~known]
+    numbers = np.array([known.get(text, 0) for text in texts], np.int64)[codes]
+    if not numbers.all():
+        unseen = codes[numbers == 0]
         others = len(np.unique(unseen)) - 1
         what = f"found {quoted(texts[unseen[0]])}{f' and {others:,} more' if others else ''}"
         where = f"in column {printable(column.title)} ({len(unseen):,} row{'s' if len(unseen) > 1 else ''})"
         reason = "which no training row has: the column's features are 0"
         _log.warning("adtrain: %s: %s %s, %s", visible(place), what, where, reason)
+    return numbers
 
 
 def _as_pixels(numbers: np.ndarray) -> np.ndarray:

@@ -14,6 +14,9 @@ from adtrain.export.onnx_graph import LayerWriter
 from adtrain.nn.fields import pair
 from adtrain.ops.pool import averages
 
+INT64 = 7
+"""The number of int64 in onnx.TensorProto.DataType."""
+
 Translation = Callable[[LayerWriter, Any, str, nn.Shape], str]
 """(writer, layer, name of the input, shape of an input sample) to the name of the output."""
 
@@ -113,7 +116,11 @@ def _scale_and_shift(writer: LayerWriter, affine: bool, shape: nn.Shape) -> tupl
 
 
 def embedding(writer: LayerWriter, layer: nn.Embedding, x: str, shape: nn.Shape) -> str:
-    return writer.op("Gather", writer.weight("weight"), x, axis=0)
+    return writer.op("Gather", writer.weight("weight"), writer.op("Cast", x, to=INT64), axis=0)
+
+
+def select(writer: LayerWriter, layer: nn.Select, x: str, shape: nn.Shape) -> str:
+    return writer.op("Gather", x, writer.constant("indices", layer.indices), axis=1)
 
 
 def reshape(writer: LayerWriter, layer: nn.Reshape, x: str, shape: nn.Shape) -> str:
@@ -179,6 +186,7 @@ TRANSLATIONS: dict[type[nn.Module], Translation] = {
     nn.Dropout: lambda writer, layer, x, shape: x,
     nn.Flatten: lambda writer, layer, x, shape: writer.op("Flatten", x, axis=1),
     nn.Reshape: reshape,
+    nn.Select: select,
     nn.ReLU: operator("Relu"),
     nn.LeakyReLU: operator("LeakyRelu", alpha="negative_slope"),
     nn.ELU: operator("Elu", alpha="alpha"),

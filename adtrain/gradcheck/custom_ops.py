@@ -31,7 +31,7 @@ def check_own_ops(ops: Iterable[OwnOp], orders: Sequence[int], device: str) -> I
 
     Raises:
         OptionError: an operation has no ``samples``.
-        AdtrainError: a kernel wrote outside its output, on the CPU.
+        AdtrainError: a kernel wrote outside its output.
     """
     for op in ops:
         case = _case(op)
@@ -101,7 +101,8 @@ def _difference(f: Callable[..., Any], case: Case, dtype: str, device: str) -> f
         op = OWN_OPS.get(error.primitive)
         if op is None or op.custom is None:
             raise
-        file = next((file for file in op.custom.files if file.suffix != ".cu"), op.place.file)
+        on_device = [file for file in op.custom.files if (file.suffix == ".cu") == (device == "gpu")]
+        file = on_device[0] if on_device else op.place.file
         raise AdtrainError(f"{op.place}: kernel {error.primitive} of {file} wrote outside its output") from None
     errors = [_relative(x.astype(np.float64), y) for x, y in zip(found, expected, strict=True)]
     return max(errors) if all(map(math.isfinite, errors)) else math.inf

@@ -41,3 +41,13 @@ def _rows(module: Module, shape: Shape, name: str) -> Iterator[LayerRow]:
 def count_parameters(params: Params) -> int:
     """The number of elements in a tree of arrays."""
     return sum(leaf.size for leaf in tree.leaves(params))
+
+
+def layer_of(scope: str) -> tuple[str, str]:
+    """The layer's name and kind in a scope: ("2.body.0", "conv2d") for "2.residual.body.0.conv2d".
+
+    A scope that is not a layer's, such as "loss", is returned as the name, with kind "".
+    """
+    parts = scope.split(".")
+    names = [part for part in parts if part.isdigit() or part in ("body", "shortcut")]
+    return (".".join(names), parts[-1]) if names else (scope, "")

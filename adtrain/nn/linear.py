@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
+import numpy as np
+
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
@@ -45,7 +47,10 @@ class Linear(WeightLayer):
 
 @dataclass(frozen=True)
 class Embedding(WeightLayer):
-    """A row of the weight for each integer: (...) -> (..., embedding_dim); weight (num_embeddings, embedding_dim)."""
+    """A row of the weight for each integer: (...) -> (..., embedding_dim); weight (num_embeddings, embedding_dim).
+
+    Floats are rounded down to integers. Raises ShapeError for a number that is not in [0, num_embeddings).
+    """
 
     num_embeddings: Size
     _: KW_ONLY
@@ -63,4 +68,5 @@ class Embedding(WeightLayer):
         return {"weight": (self.num_embeddings, self.embedding_dim)}
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        return ops.embedding(x, params["weight"]), state
+        indices = ops.astype(x, np.int32) if x.dtype.kind == "f" else x
+        return ops.embedding(indices, params["weight"]), state

@@ -1,15 +1,18 @@
-"""Layers that change the shape only."""
+"""Layers that move elements and compute nothing."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.options import is_integer
 from adtrain.nn.module import Mode, Module, Params, Shape, State
-from adtrain.option_types import OpenShape
+from adtrain.option_types import Indices, OpenShape
 
 
 @dataclass(frozen=True)
@@ -43,3 +46,22 @@ class Reshape(Module):
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         return ops.reshape(x, (x.shape[0], *self.output_shape(x.shape[1:]))), state
+
+
+@dataclass(frozen=True)
+class Select(Module):
+    """The features or channels of each sample at these indices: (C, ...) -> (len(indices), ...)."""
+
+    indices: Indices
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.indices, tuple) and self.indices and all(is_integer(i, 0) for i in self.indices)):
+            raise OptionError(f"select: indices is {self.indices!r}, expected integers of at least 0")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        if not shape or max(self.indices) >= shape[0]:
+            raise ShapeError(f"select: index {max(self.indices)} is out of range for the input {shape}")
+        return (len(self.indices), *shape[1:])
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.take(x, np.array(self.indices), axis=1), state

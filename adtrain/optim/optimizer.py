@@ -15,6 +15,7 @@ from adtrain.core import options, tree
 from adtrain.core.array import Value
 from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.scope import phase
 from adtrain.core.traced_number import TracedNumber
 from adtrain.option_types import Positive
 
@@ -76,7 +77,8 @@ class Optimizer(CheckedArguments):
             raise OptionError(
                 f"{self.kind()}: step is not in the state, expected the state from init or the last update"
             )
-        return self.updated(params, grads, state, rate)
+        with phase("update"):
+            return self.updated(params, grads, state, rate)
 
     @abstractmethod
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:

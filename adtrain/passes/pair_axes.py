@@ -12,7 +12,10 @@ from adtrain.core.types import Shape
 from adtrain.passes.fuse_elementwise import elementwise
 
 MIN_LENGTH = 256
-"""Rows and columns from which on pairs are not stored. With fewer, storing them costs little."""
+"""Least number of rows, and of columns."""
+
+MIN_PAIRS = 1_000_000
+"""Pairs from which on they are not stored. Fewer lie in a cache, and to compute them again takes longer."""
 
 MAX_WIDTH = 32
 """Largest number of elements for each pair, and of terms of a product for each pair: all are unrolled."""
@@ -65,8 +68,9 @@ def _longest(shape: Shape) -> Pair | None:
     if len(shape) < 2:
         return None
     first, second = sorted(sorted(range(len(shape)), key=lambda axis: -shape[axis])[:2])
-    rest = math.prod(shape) // max(shape[first] * shape[second], 1)
-    return Pair(first, second) if min(shape[first], shape[second]) >= MIN_LENGTH and rest <= MAX_WIDTH else None
+    pairs = shape[first] * shape[second]
+    long = min(shape[first], shape[second]) >= MIN_LENGTH and pairs >= MIN_PAIRS
+    return Pair(first, second) if long and math.prod(shape) <= MAX_WIDTH * pairs else None
 
 
 def _of_broadcast(source: Shape, shape: Shape, pair: Pair | None) -> Pair | None:

@@ -1,20 +1,16 @@
-"""HTML as a type of its own: text that is put into it is escaped."""
+"""Text that is put into HTML is escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
 from string import Formatter
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from adtrain.text import visible
 
-
-class Markup(str):
-    """HTML. Make it by `html` and `join`, which escape all other text, or of a literal."""
-
-    def __add__(self, other: str) -> Markup:
-        return join([self, other])
+__all__ = ["Markup", "html", "join"]
 
 
 def html(template: str, *values: object) -> Markup:

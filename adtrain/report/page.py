@@ -13,7 +13,7 @@ from adtrain.report.predictions import AnyPredictions, Predictions
 from adtrain.report.record import Record
 
 
-def render(record: Record, predictions: AnyPredictions | str) -> Markup:
+def render(record: Record, predictions: AnyPredictions | str) -> str:
     """The page of a run. If there are no predictions, `predictions` is the reason."""
     return parts.document(f"{record.config.name}: {record.path}", join(_body(record, predictions)))
 

@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 from adtrain.report.markup import Markup, html, join
-
-# With this policy the browser refuses all network access.
-POLICY = Markup("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+from adtrain.templates import environment
 
 
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{}</title>
-<style>
-{}</style>
-</head>
-<body>
-<main>
-{}</main>
-</body>
-</html>
-"""
-
-
-def document(title: str, body: Markup, style: str = "") -> Markup:
-    """A self-contained page.
-
-    Args:
-        style: CSS, added after page.css.
-    """
-    style = resources.files("adtrain.report").joinpath("page.css").read_text(encoding="utf-8") + style
-    return html(PAGE, POLICY, title, Markup(style), body)
+def document(title: str, main: Markup) -> str:
+    """A self-contained page."""
+    return environment().get_template("page.html.j2").render(title=title, main=main)
 
 
 def section(title: str, content: Markup) -> Markup:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from adtrain.report.markup import Markup, html, join
 
 Point = tuple[float, float]
-LEFT, RIGHT, TOP, BOTTOM = 50, 18, 10, 38
+LEFT, RIGHT, TOP, BOTTOM = 54, 18, 10, 38
 
 
 class Axis(NamedTuple):

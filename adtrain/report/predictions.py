@@ -83,5 +83,5 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
     if isinstance(trained.network.task, Multilabel):
         return LabelPredictions(trained.targets, test.labels, (rows > 0.5).astype(np.int64))
     predicted = rows.argmax(axis=1)
-    classes = class_names(trained.classes, rows, test.labels)
+    classes = class_names(trained.classes, rows)
     return Predictions(test.images, test.labels, classes, predicted, rows.max(axis=1))

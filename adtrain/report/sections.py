@@ -203,7 +203,7 @@ def operations(summary: Summary) -> Markup:
     ]
     if rest:
         ms, share = (sum(getattr(row, field) for row in rest) for field in ("ms", "share"))
-        rows.append([f"{len(rest)} more", "", "", bar(ms / (top[0].ms or 1.0), f"{ms:.3f}"), f"{share:.1%}", "", ""])
+        rows.append([f"{len(rest)} more", "", "", f"{ms:.3f}", f"{share:.1%}", "", ""])
     note = f"Operations of one step: {sum(row.ms for row in ops):.3f} ms"
     note += f", {summary.ops_to_step_ratio:.1%} of a step without hooks." if summary.ops_to_step_ratio else "."
     listed = table(OPERATION_COLUMNS, rows, "operations")

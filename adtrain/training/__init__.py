@@ -9,6 +9,7 @@ from __future__ import annotations
 from adtrain.training.best import Best
 from adtrain.training.checkpoint import Checkpoint
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
+from adtrain.training.data_section import Arrays, data_options, with_input
 from adtrain.training.endings import Interrupted, NotFinite, Result
 from adtrain.training.evaluation import evaluate
 from adtrain.training.examples import Examples, on_device
@@ -17,7 +18,7 @@ from adtrain.training.loop import continuation
 from adtrain.training.metrics import Epoch, Interval, read_metrics
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.position import Progress
-from adtrain.training.preparation import Arrays, check_precision, data_options, outline, prepare
+from adtrain.training.preparation import check_precision, outline, prepare
 from adtrain.training.progress import Observer
 from adtrain.training.recorded_run import run_in_folder
 from adtrain.training.resumption import Resumed, resume
@@ -72,4 +73,5 @@ __all__ = [
     "step_costs",
     "summarize",
     "train_step",
+    "with_input",
 ]

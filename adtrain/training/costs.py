@@ -94,7 +94,8 @@ def _layers(experiment: Experiment, work: Work) -> list[LayerCost]:
     shapes: dict[str, nn.Shape] = {}
     for e, cost in work:
         if e.phase != "update":
-            name, kind = _layer(e.scope)
+            name, kind = nn.layer_of(e.scope)
+            name = name or "step"
             by_name[name][e.phase].append((e, cost))
             if kind and e.phase == "forward":
                 kinds[name], shapes[name] = kind, e.outputs[0].type.shape[1:]
@@ -114,13 +115,3 @@ def _layers(experiment: Experiment, work: Work) -> list[LayerCost]:
         LayerCost(*row, _total(by_name[row.name]["forward"]), _total(by_name[row.name]["backward"])) for row in rows
     ]
     return [row for row in found if row.name not in parts or row.forward.bytes or row.backward.bytes]
-
-
-def _layer(scope: str) -> tuple[str, str]:
-    """The layer's name and kind in a scope: ("2.body.0", "conv2d") for "2.residual.body.0.conv2d".
-
-    A scope that is not a layer's is returned as the name, with kind "". The empty scope has the name "step".
-    """
-    parts = scope.split(".")
-    names = [part for part in parts if part.isdigit() or part in ("body", "shortcut")]
-    return (".".join(names), parts[-1]) if names else (scope or "step", "")

@@ -67,16 +67,13 @@ def named_metrics(
     if not metrics:
         return {}
     rows = predictions(*trained, examples.images, device)
-    found = ClassPredictions(rows, examples.labels, class_names(classes, rows, examples.labels))
+    found = ClassPredictions(rows, examples.labels, class_names(classes, rows))
     return {name: metric(found) for name, metric in metrics.items()}
 
 
-def class_names(classes: Sequence[str], rows: np.ndarray, labels: np.ndarray) -> tuple[str, ...]:
-    """A name for each column of probabilities (N, outputs) that is predicted, and for each label.
-
-    The network can have more outputs than classes, and the data can have more classes than in training.
-    """
-    used = max(len(classes), int(rows.argmax(axis=1).max()) + 1, int(labels.max()) + 1)
+def class_names(classes: Sequence[str], rows: np.ndarray) -> tuple[str, ...]:
+    """A name for each class, and for each further column of probabilities (N, outputs) that is predicted."""
+    used = max(len(classes), int(rows.argmax(axis=1).max()) + 1)
     return (*classes, *map(str, range(len(classes), used)))
 
 

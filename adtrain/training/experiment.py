@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +88,14 @@ class Experiment:
         return min(self.config.data.batch_size, len(self.train))
 
     @property
+    def batch_note(self) -> str | None:
+        """What to tell the user about a batch size that the config does not set, or that is larger than the data."""
+        given, examples = self.config.data.batch_size, len(self.train)
+        if examples < given:
+            return f"data.batch_size {given} exceeds the {examples:,} training examples: each step takes all of them"
+        return None if "batch_size" in self.config.data.model_fields_set else f"data.batch_size is {given} by default"
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
@@ -158,11 +167,32 @@ class Experiment:
 
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""
-        order = np.broadcast_to(np.int64(0), (LOG_ROWS, self.full_batch))
-        state, log = self.random_initial_state("cpu"), empty_log(self.network.task, LOG_ROWS, "cpu")
-        arguments = state, log, self.seed("cpu"), self.train.images, self.train.labels, order
         step = stage(logged_step(self.eager_step), self.passes if passes is None else passes, donate=STATE_AND_LOG)
-        return step.program(*tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), arguments))
+        return step.program(*tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), self._step_arguments).values())
+
+    @property
+    def step_inputs(self) -> Sequence[str]:
+        """The names of the inputs of `step_program`, such as "0.weight", "adam.exp_avg.0.weight" and "images"."""
+        names = {"state.params.": "", "state.statistics.": "", "state.optimizer": self.config.optimizer.kind}
+        found = tree.paths(self._step_arguments)
+        for prefix, name in names.items():
+            found = [path.replace(prefix, name, 1) if path.startswith(prefix) else path for path in found]
+        return found
+
+    @cached_property
+    def _step_arguments(self) -> dict[str, Any]:
+        """The arguments of `logged_step`, as placeholders."""
+        order = np.broadcast_to(np.int64(0), (LOG_ROWS, self.full_batch))
+        arguments = {
+            "state": self.random_initial_state("cpu"),
+            "log": empty_log(self.network.task, LOG_ROWS, "cpu"),
+            "seed": self.seed("cpu"),
+            "images": self.train.images,
+            "labels": self.train.labels,
+            "order": order,
+        }
+        found: dict[str, Any] = tree.map(lambda x: _Placeholder(x.shape, x.dtype, "cpu"), arguments)
+        return found
 
     @property
     def eager_step(self) -> TrainStep:

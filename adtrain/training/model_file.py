@@ -12,21 +12,25 @@ import numpy as np
 
 from adtrain import config, nn
 from adtrain.config import Config
+from adtrain.config.overrides import Overrides
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.precision import FULL
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.data import Split
+from adtrain.data import DataSet, Options, Split, formats
+from adtrain.data import load as load_data
+from adtrain.data.columns import printable
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.passes import ALL
 from adtrain.training import network, tensor_file, warm_start
+from adtrain.training.data_section import data_options, read_data, takes_numbers
 from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.metadata import ModelMetadata, of_model
 from adtrain.training.network import Network
-from adtrain.training.preparation import data_options, prepare
+from adtrain.training.preparation import MAX_LISTED, check_targets, with_absolute_paths
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 from adtrain.training.tensor_file import TensorFile
 from adtrain.training.trust import NONE, Trust
@@ -50,17 +54,52 @@ class TrainedModel:
     encoder: TableEncoder | None = None
     targets: tuple[str, ...] = ()
 
-    def test_split(self) -> Split:
-        """The test images of the config. Raises AdtrainError where they are of another shape or type than in training.
+    def test_split(self, path: Path | None = None) -> Split:
+        """The test examples of the config; or those at `path`, without a test part all of them.
 
-        Raises ConfigError and DataError as `prepare` does.
+        Labels are the numbers of the classes that have their names in the training.
+
+        Raises:
+            AdtrainError: the examples have another shape or type than in training, or classes that it did not have.
+            ConfigError, DataError: as `read_data` does.
         """
-        test = prepare(self.config, encoder=self.encoder).test
+        if path is None:
+            found = read_data(with_absolute_paths(self.config), encoder=self.encoder)
+            test, place = found.test, self.config.data.path or found.name
+        else:
+            found, place = self._read(path), str(path)
+            test = found.test if len(found.test) else found.train
+        check_targets(self.config, found, [test])
+        if len(found.targets) != len(self.targets):
+            expected, other = (f"{len(x)} targets" if x else "classes" for x in (self.targets, found.targets))
+            raise AdtrainError(f"{place}: found {other}, expected {expected} as the run was trained on")
         kind = np.dtype(np.uint8 if self.network.scale == PIXEL_MAX else np.float32)
-        expected, found = ArrayType(self.image_shape, kind), ArrayType(test.images.shape[1:], test.images.dtype)
-        if found != expected:
-            raise AdtrainError(f"found test images of type {found}, expected {expected} as the run was trained on")
-        return test
+        wanted, given = ArrayType(self.image_shape, kind), ArrayType(test.images.shape[1:], test.images.dtype)
+        if given != wanted:
+            raise AdtrainError(f"{place}: found images of type {given}, expected {wanted} as the run was trained on")
+        return test if self.targets else replace(test, labels=self._numbered(test.labels, found.classes, place))
+
+    def _read(self, path: Path) -> DataSet:
+        """The data at `path`, read with those options of the config that fit their format."""
+        given = data_options(self.config.data)
+        format_ = formats.format_of(path)
+        options = {name: getattr(given, name) for name in given.given if name in format_.options}
+        if format_ is formats.IMAGES:
+            channels, height, width = self.image_shape
+            options = {"channels": channels, "image_size": (height, width)} | options
+        numbers = takes_numbers(self.config)
+        return load_data(path=path, options=Options(**options), need_test=False, encoder=self.encoder, numbers=numbers)
+
+    def _numbered(self, labels: np.ndarray, classes: tuple[str, ...], place: str) -> np.ndarray:
+        """The labels, numbers of `classes`, as numbers of the run's classes of the same names."""
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        found: np.ndarray = np.array([numbers.get(name, -1) for name in classes], np.int64)[labels]
+        if (unknown := found < 0).any():
+            name, names = classes[labels[unknown.argmax()]], ", ".join(map(printable, self.classes[:MAX_LISTED]))
+            more = ", ..." if len(self.classes) > MAX_LISTED else ""
+            what = f"{unknown.sum():,} examples of classes that the run was not trained on, such as {printable(name)}"
+            raise AdtrainError(f"{place}: found {what}; expected {names}{more}")
+        return found
 
     @cached_property
     def evaluation_step(self) -> EvaluationStep:
@@ -77,12 +116,12 @@ def encode(experiment: Experiment, state: TrainState) -> bytes:
     return tensor_file.encode(tensors, of_model(experiment))
 
 
-def config_of(run: Path, trust: Trust = NONE) -> Config:
-    """The resolved config of the run in a folder.
+def config_of(run: Path, trust: Trust = NONE, overrides: Overrides = ()) -> Config:
+    """The resolved config of the run in a folder, with overrides.
 
     Raises AdtrainError where the folder holds no run, or a plug-in that `trust` does not allow.
     """
-    cfg = config.load(_config_file(run), run_plugin=trust.run)
+    cfg = config.load(_config_file(run), overrides, run_plugin=trust.run)
     trust.check(cfg.plugins)
     return cfg
 
@@ -106,15 +145,17 @@ def _config_file(run: Path) -> Path:
     return run / "config.yaml"
 
 
-def load(run: Path, device: str = "cpu", trust: Trust = NONE) -> TrainedModel:
-    """The trained model in a run's folder, in the run's precision; on the CPU always with full float32 products.
+def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrides = ()) -> TrainedModel:
+    """The trained model in a run's folder, with overrides of its config.
+
+    It computes in the run's precision; on the CPU always with full float32 products.
 
     Raises:
         ConfigError: config.yaml is invalid.
         AdtrainError: a plug-in is not allowed, config.yaml or model.safetensors is missing, or the model is damaged or
             does not fit the config.
     """
-    cfg = config_of(run, trust)
+    cfg = config_of(run, trust, overrides)
     path = run / warm_start.MODEL
     if not path.is_file():
         raise AdtrainError(f"{run}: found no model.safetensors; the run ended during its first epoch, train again")

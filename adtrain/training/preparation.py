@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from adtrain import config, data, nn
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
-from adtrain.config.document import Data, Plugin
+from adtrain.config.document import Plugin
 from adtrain.config.problems import PathParts, found
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
-from adtrain.data import DataOptionError, DataSet, Options, Split
+from adtrain.data import DataSet, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
-from adtrain.data.table_encoder import TableEncoder
-from adtrain.training import network, trust
+from adtrain.training import embedded_columns, network, trust
+from adtrain.training.data_section import Arrays, read_data, takes_numbers, with_input, with_shape
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
 from adtrain.training.tasks import Classification, Task
@@ -40,54 +40,33 @@ def check_precision(cfg: Config, device: str) -> None:
         raise cfg.error_at(("training", "precision"), f"found {cfg.training.precision}, {reason}")
 
 
-class Arrays(NamedTuple):
-    """A data set in memory: pairs of images and labels as `data.of_arrays` takes them, the second one or None."""
-
-    data: Any
-    test_data: Any = None
-
-
-def prepare(
-    cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None, encoder: TableEncoder | None = None
-) -> Experiment:
+def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) -> Experiment:
     """Build the model, read the data, and check that they fit together.
 
     With `arrays`, these are the data, and `data.path` is only a name: the file that they are stored in, if any.
-    `encoder` makes the images of a table's rows; by default it is learnt from the training part.
 
     Raises:
         ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
         DataError: the data are missing or damaged.
     """
-    cfg = _with_absolute_paths(cfg, data_too=arrays is None)
-    try:
-        options, numbers = data_options(cfg.data), _takes_numbers(cfg)
-        if arrays is None:
-            source = config.build.data_source(cfg) if cfg.data.dataset is not None else None
-            images = data.load(source, cfg.data.path, options, encoder=encoder, numbers=numbers)
-        else:
-            images = data.of_arrays(*arrays, options, numbers)
-    except DataOptionError as error:
-        raise cfg.error_at(("data", error.option), error.reason) from error
+    cfg = with_absolute_paths(cfg, data_too=arrays is None)
+    images = read_data(cfg, arrays)
+    cfg = with_shape(cfg, images.train.images.shape[1:])
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
     experiment = _experiment(cfg, images.with_train(train), validation, mode)
     _check_augmentations(experiment)
     return experiment
 
 
-def data_options(section: Data) -> Options:
-    """The options of a config's data section that control how files are read."""
-    given = {field.name: getattr(section, field.name) for field in fields(Options)}
-    return Options(**{name: value for name, value in given.items() if value is not None})
-
-
 def outline(cfg: Config) -> Experiment:
-    """The experiment with placeholder data, to get its Program: no file is read, images are black, labels are 0.
+    """The experiment with placeholder data, to get its Program: images are black, labels are 0.
 
-    A data set of the catalogue has its real image counts and shape. Other data are assumed to be one batch of images
-    in the shape of the model's input, with one class, or one number to predict, per output of the model.
+    No file is read if the config has `model.input`. A data set of the catalogue has its real image counts and shape.
+    Other data are assumed to be one batch of images in the shape of the model's input, with one class, or one number to
+    predict, per output of the model.
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
+    cfg = with_input(cfg)
     entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
     if isinstance(entry, data.Entry):
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
@@ -105,7 +84,7 @@ def outline(cfg: Config) -> Experiment:
         names = tuple(map(str, range(prod(outputs))))
         name = cfg.data.dataset.kind if cfg.data.dataset is not None else str(cfg.data.path)
         images = DataSet(name, split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
-        if cfg.data.target is not None or _takes_numbers(cfg):
+        if cfg.data.target is not None or takes_numbers(cfg):
             split = Split(split.images, np.broadcast_to(np.float64(0), (cfg.data.batch_size, len(names))))
             images = replace(images, test=split, classes=(), targets=names).with_train(split)
     return _experiment(cfg, images, validation, Mode.FUSED)
@@ -116,13 +95,8 @@ def _black(count: int, shape: tuple[int, ...]) -> Split:
     return Split(np.broadcast_to(np.uint8(0), (count, *shape)), np.broadcast_to(np.int64(0), (count,)))
 
 
-def _takes_numbers(cfg: Config) -> bool:
-    """Whether integer labels are numbers to predict: a regression loss compares them with a single output."""
-    return cfg.loss.kind in REGRESSION and config.build.model(cfg).output_shape(cfg.model.input) == (1,)
-
-
 def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mode) -> Experiment:
-    _check_targets(cfg, images, [part for part in (images.train, validation, images.test) if part is not None])
+    check_targets(cfg, images, [part for part in (images.train, validation, images.test) if part is not None])
     task = network.task_of(cfg, images.target_mean, images.target_std)
     net = network.build(cfg, images.mean, images.std, images.scale, task)
     _check_memory(cfg, net)
@@ -150,7 +124,7 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
     )
 
 
-def _with_absolute_paths(cfg: Config, data_too: bool) -> Config:
+def with_absolute_paths(cfg: Config, data_too: bool = True) -> Config:
     """The config with absolute paths, so that the copy in the run's folder works from any directory."""
     sections: dict[str, Any] = {}
     data_keys = ("path", "test_path") if data_too else ()
@@ -190,6 +164,9 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
             listed = ", ".join(map(printable, names[:MAX_LISTED]))
             expected = f"expected [{len(names)}], the features of a row: {listed}{more}"
         raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
+    if images.encoder is not None and any(images.encoder.indexed):
+        for problem in embedded_columns.problems(net.model, images.encoder.columns.features):
+            raise cfg.error_at(("model", "layers"), problem)
     outputs, classes = net.model.output_shape(net.input_shape), len(images.targets or images.classes)
     last_layer = ("model", "layers", len(cfg.model.layers) - 1)
     if images.targets and outputs != (classes,):
@@ -204,7 +181,7 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
 
 
-def _check_targets(cfg: Config, images: DataSet, parts: Sequence[Split]) -> None:
+def check_targets(cfg: Config, images: DataSet, parts: Sequence[Split]) -> None:
     """Check that the loss fits the labels: classes, numbers, or columns of 0 and 1."""
     kind, names = cfg.loss.kind, ", ".join(images.targets[:MOST_NAMES])
     if images.targets and takes_labels(cfg.loss):
@@ -247,6 +224,10 @@ def _check_memory(cfg: Config, net: Network) -> None:
 
 
 def _check_augmentations(experiment: Experiment) -> None:
+    encoder = experiment.data.encoder
+    if experiment.augmentations and encoder is not None and any(encoder.indexed):
+        reason = "expected none with data.category_encoding: index, because they would change the numbers of categories"
+        raise experiment.config.error_at(("data", "augment"), reason)
     for i, change in enumerate(experiment.augmentations):
         try:
             change.check((experiment.full_batch, *experiment.image_shape))

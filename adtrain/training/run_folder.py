@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 
 from adtrain import plugins
@@ -68,6 +69,23 @@ class RunFolder:
             folder._discard()
             raise
         return folder
+
+    @staticmethod
+    def planned(experiment: Experiment, path: Path | None = None, name: str | None = None) -> Path:
+        """The folder that `create` would make; nothing is written.
+
+        Raises AdtrainError as `create` does, as far as this can be known before.
+        """
+        if experiment.config.training.init_from is not None:
+            experiment.initial_state("cpu")
+        if path is None:
+            path = next(path for path in _numbered(name or experiment.config.name) if not os.path.lexists(path))
+        else:
+            _refuse_existing(path)
+        parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            raise AdtrainError(f"{path}: {parent} is not a writable folder")
+        return path
 
     def reopen(self, experiment: Experiment, start: Start) -> None:
         """Prepare the folder for a run that continues from `start`; metrics of later steps become void.
@@ -227,13 +245,7 @@ def _unchanged(path: Path, digest: str) -> bytes:
 
 def _create_given(path: Path) -> Path:
     """Create the folder `path` if it does not exist. Other files in it are left alone, a run's files are refused."""
-    existing = RunFolder(path).files()
-    if existing:
-        raise AdtrainError(
-            f"{path}: already holds a run ({', '.join(existing)}); give another output folder, or remove that run first"
-        )
-    if path.exists() and not path.is_dir():
-        raise AdtrainError(f"{path}: found a file, expected a folder or nothing")
+    _refuse_existing(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -241,17 +253,32 @@ def _create_given(path: Path) -> Path:
     return path
 
 
+def _refuse_existing(path: Path) -> None:
+    existing = RunFolder(path).files()
+    if existing:
+        raise AdtrainError(
+            f"{path}: already holds a run ({', '.join(existing)}); give another output folder, or remove that run first"
+        )
+    if path.exists() and not path.is_dir():
+        raise AdtrainError(f"{path}: found a file, expected a folder or nothing")
+
+
+def _numbered(name: str) -> Iterator[Path]:
+    """runs/NAME, runs/NAME-2, ..."""
+    yield DEFAULT_PARENT / name
+    yield from (DEFAULT_PARENT / f"{name}-{number}" for number in count(2))
+
+
 def _create_numbered(name: str) -> Path:
-    """Create runs/NAME, or the first unused runs/NAME-N. `mkdir` is atomic, so two runs never get the same folder."""
-    path, number = DEFAULT_PARENT / name, 1
+    """Create the first unused folder. `mkdir` is atomic, so two runs never get the same folder."""
+    paths = _numbered(name)
     while True:
+        path = next(paths)
         try:
             path.mkdir(parents=True)
         except FileExistsError as error:
             if not DEFAULT_PARENT.is_dir():
                 raise AdtrainError(f"{DEFAULT_PARENT}: found a file or a broken link, expected a folder") from error
-            number += 1
-            path = DEFAULT_PARENT / f"{name}-{number}"
         except OSError as error:
             raise unwritable(path, error) from error
         else:

@@ -150,7 +150,7 @@ def summarize(
         model_epoch=result.best.epoch if result.restored else result.epochs,
         epochs=result.epochs,
         steps=result.steps,
-        batch_size=cfg.data.batch_size,
+        batch_size=experiment.full_batch,
         train_seconds=result.train_seconds,
         total_seconds=total_seconds,
         images_per_second=result.images / result.train_seconds if result.images else None,

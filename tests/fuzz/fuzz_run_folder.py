@@ -41,8 +41,8 @@ COMMANDS = {
     "last.safetensors": RESUME,
     "best.safetensors": RESUME,
     "result.json": [
-        ["bench", "--compare", RESULT, "original.json", "--html", PAGE],
-        ["bench", "--compare", "original.json", RESULT, "--json", "-"],
+        ["bench", "compare", RESULT, "original.json", "--html", PAGE],
+        ["bench", "compare", "original.json", RESULT, "--json"],
     ],
 }
 LIMITS = ["-max_len=128", "-len_control=0", "-timeout=60", "-rss_limit_mb=4096"]

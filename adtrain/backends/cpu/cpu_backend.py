@@ -17,6 +17,7 @@ from adtrain.backends.cpu.codegen import supported
 from adtrain.backends.cpu.compiled_program import CompiledProgram
 from adtrain.backends.cpu.compiler import CompilerError
 from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
+from adtrain.core import dlpack
 from adtrain.core.backend import Executable, Memory
 from adtrain.core.errors import OutOfMemory
 from adtrain.core.fused import FUSED, body_of
@@ -32,6 +33,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    dlpack_device = (dlpack.CPU, 0)
 
     def run(
         self,
@@ -75,6 +77,12 @@ class CpuBackend:
 
     def available(self) -> None:
         """Unknown: the system overcommits memory."""
+
+    def to_dlpack(self, buffer: np.ndarray, **options: Any) -> Any:
+        return dlpack.exported(self.to_numpy(buffer), **options)
+
+    def from_dlpack(self, x: Any) -> np.ndarray:
+        return dlpack.imported(x)
 
     def from_numpy(self, elements: np.ndarray) -> np.ndarray:
         return elements

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import translated
+from adtrain.backends.cuda.runtime.exchange import ALIGNMENT, Borrowed, Exchange
 from adtrain.backends.cuda.runtime.flags import Flags
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.runtime.program import CudaProgram, Runnable
@@ -20,10 +22,12 @@ from adtrain.backends.cuda.runtime.properties import identity, properties
 from adtrain.backends.cuda.tuner.autotune import Tuner
 from adtrain.backends.cuda.tuner.gpu_trial import GpuBench
 from adtrain.backends.cuda.vendor import installed
+from adtrain.core import dlpack
 from adtrain.core.backend import Memory
+from adtrain.core.errors import DeviceError
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.types import ArrayType
+from adtrain.core.types import ArrayType, dtype_of
 
 
 class Buffer:
@@ -37,6 +41,10 @@ class Buffer:
         self.shape = shape
         self.dtype = dtype
 
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
 
 class CudaBackend:
     """Runs primitives on the GPU, asynchronously: work is complete when elements are read or `synchronize` returns.
@@ -49,9 +57,11 @@ class CudaBackend:
     """
 
     name = "gpu"
+    dlpack_device = (dlpack.CUDA, 0)
 
     def __init__(self) -> None:
         self.device = Device()
+        self.exchange = Exchange(self.device)
         self.flags = Flags()
         self.lowering = Lowering(self.device.target, installed())
         self.tuner = Tuner(self.lowering, GpuBench(self.device, self.lowering, self.identity()))
@@ -112,6 +122,7 @@ class CudaBackend:
 
     def empty(self, type_: ArrayType) -> Buffer:
         """A buffer with undefined elements."""
+        self.exchange.collect()
         return Buffer(self.device.allocate(type_.size * type_.dtype.itemsize), type_.shape, type_.dtype)
 
     def from_numpy(self, elements: np.ndarray) -> Buffer:
@@ -132,6 +143,31 @@ class CudaBackend:
             return elements
 
         return wait
+
+    def to_dlpack(self, buffer: Buffer, **options: Any) -> Any:
+        if tuple(options.get("dl_device") or self.dlpack_device) != self.dlpack_device:
+            if options.get("copy") is False:
+                raise BufferError("__dlpack__: an array on the GPU is copied to another device, found copy=False")
+            return dlpack.exported(self.to_numpy(buffer), **options)
+        if options.get("copy"):
+            copied = self.empty(ArrayType(buffer.shape, buffer.dtype))
+            self.device.copy(buffer.address, copied.address, buffer.nbytes)
+            buffer = copied
+        lent = self.exchange.lend(buffer.memory, options.get("stream"))
+        versioned = (options.get("max_version") or (0, 0)) >= dlpack.VERSION
+        return dlpack.capsule(buffer.address, buffer.shape, buffer.dtype, self.dlpack_device, lent, versioned)
+
+    def from_dlpack(self, x: Any) -> Buffer:
+        if (found := x.__dlpack_device__()[1]) != self.dlpack_device[1]:
+            raise DeviceError(f"from_dlpack: found an array on GPU {found}, expected GPU {self.dlpack_device[1]}")
+        tensor = self.exchange.borrow(x)
+        dtype_of("from_dlpack", tensor.dtype)
+        borrowed = Buffer(Borrowed(tensor, self.exchange), tensor.shape, tensor.dtype)
+        if borrowed.address % ALIGNMENT == 0 and borrowed.nbytes:
+            return borrowed
+        copied = self.empty(ArrayType(borrowed.shape, borrowed.dtype))
+        self.device.copy(borrowed.address, copied.address, borrowed.nbytes)
+        return copied
 
     def synchronize(self) -> None:
         """Wait for the stream.

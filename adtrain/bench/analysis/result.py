@@ -1,4 +1,4 @@
-"""The result of `adtrain bench --device cpu,gpu`: times and speed-ups of operations, configs and launch shapes."""
+"""The result of `adtrain bench devices`: times and speed-ups of operations, configs and launch shapes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adtrain.bench.analysis import launch, steps
 from adtrain.bench.analysis.ops import LabelledDevice, SizedOp, measured
 from adtrain.bench.peers.numpy_steps import naive_step
 from adtrain.bench.peers.processes import Unsupported
-from adtrain.bench.timing.protocol import protocol
+from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.core.backend import backend
 
 BASE_CONFIG = "mlp"
@@ -33,13 +33,15 @@ def of_configs(
         for device in devices:
             training.check_precision(cfg, device)
         training.prepare(cfg)
-    return _result({"configs": [config_row(name, overrides, _labelled(devices), progress) for name in names]}, devices)
+    load = observed_load(progress)
+    rows = [config_row(name, overrides, _labelled(devices), progress) for name in names]
+    return _result({"configs": rows}, devices, load)
 
 
 def of_operations(ops: Sequence[SizedOp], whole: bool, devices: Sequence[str], progress: Progress) -> dict[str, Any]:
     """The result for operations, as JSON values; if `whole`, also for networks of varying width and depth, and for
     launch shapes and kernel candidates of a GPU."""
-    rows = []
+    rows, load = [], observed_load(progress)
     for op in ops:
         progress(f"bench: {op.op} at {len(op.ladder)} sizes")
         rows.append(measured(op, _labelled(devices)))
@@ -50,7 +52,7 @@ def of_operations(ops: Sequence[SizedOp], whole: bool, devices: Sequence[str], p
         if "gpu" in devices:
             progress("bench: launch shapes and candidates")
             found |= {"launch": launch.launch_shapes(), "candidates": launch.candidates()}
-    return _result(found, devices)
+    return _result(found, devices, load)
 
 
 def config_row(
@@ -73,9 +75,9 @@ def _labelled(devices: Sequence[str]) -> list[LabelledDevice]:
     return [LabelledDevice(device, device) for device in devices]
 
 
-def _result(found: dict[str, Any], devices: Sequence[str]) -> dict[str, Any]:
+def _result(found: dict[str, Any], devices: Sequence[str], load: float | None) -> dict[str, Any]:
     conditions = {
-        **protocol(devices[-1]),
+        **protocol(devices[-1], load),
         "clock": dict.fromkeys(("operations", "steps"), "the host's, until the device has finished"),
         "devices": {device: backend(device).device_name() for device in devices},
         "naive": f"{naive.LABEL}: {backend('cpu').compiler_name()}, {naive.OPTIMIZATION}",

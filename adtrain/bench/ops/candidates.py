@@ -10,7 +10,7 @@ from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, tuning_problems
 from adtrain.backends.cuda.tuner.measure import described
 from adtrain.bench.ops.sweep import phases, sample
 from adtrain.bench.ops.table import Bench
-from adtrain.bench.timing.protocol import protocol
+from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import rate
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
@@ -19,9 +19,9 @@ from adtrain.core.staging import stage
 
 
 def result(benches: Sequence[Bench], sizes: Sequence[int] | None, progress: Callable[[str], object]) -> dict[str, Any]:
-    """The result of `adtrain bench --candidates`, as JSON values; see `measured`."""
-    rows = measured(benches, sizes, progress)
-    return {"kind": "candidates", "protocol": protocol("gpu"), "candidates": rows}
+    """The result of `adtrain bench ops --candidates`, as JSON values; see `measured`."""
+    conditions = protocol("gpu", observed_load(progress))
+    return {"kind": "candidates", "protocol": conditions, "candidates": measured(benches, sizes, progress)}
 
 
 def measured(

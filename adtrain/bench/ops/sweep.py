@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adtrain.bench.analysis.limits import limits
 from adtrain.bench.ops.table import Bench
-from adtrain.bench.timing.protocol import protocol
+from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import Roofline, known_or_measured
 from adtrain.bench.timing.sampling import Timing, alternate, rate, repeatedly
 from adtrain.core.array import Array, Value, array
@@ -55,7 +56,7 @@ class BenchRow(NamedTuple):
             "bytes": self.cost.bytes,
             "gflops_per_s": rate(self.cost.flops, ms),
             "gbytes_per_s": rate(self.cost.bytes, ms),
-            "of_roofline": peak.share(*self.cost, ms, self.dtype) if ms > 0 else None,
+            **limits(*self.cost, ms, peak, self.dtype)._asdict(),
             "kernels": [kernel._asdict() for kernel in self.kernels],
         }
 
@@ -69,7 +70,7 @@ def result(
     progress: Callable[[str], object],
     track: Callable[[Sequence[tuple[Bench, int]]], Iterable[tuple[Bench, int]]],
 ) -> dict[str, Any]:
-    """The result of `adtrain bench`, as JSON values.
+    """The result of `adtrain bench ops`, as JSON values.
 
     Args:
         sizes: by default those of each bench's ladder.
@@ -81,8 +82,9 @@ def result(
         DTypeError: `strict`, and an operation does not take `dtype`.
         AdtrainError: no operation takes it.
     """
+    load = observed_load(progress)
     peak = known_or_measured(device, progress)
-    conditions = protocol(device, peak, MIN_SAMPLE_MS)
+    conditions = protocol(device, load, peak, MIN_SAMPLE_MS)
     problems = [(each, n) for each in benches for n in sizes or each.ladder[device]]
     progress(f"bench: timing {len(problems)} operations and sizes in {dtype}, forward and backward")
     found: list[BenchRow] = []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from typing import Any
 
 from adtrain.bench.page import against, analysis, candidates, compare, operations, step
 from adtrain.bench.timing.records import remarks
 from adtrain.report import parts
-from adtrain.report.markup import Markup, html, join
+from adtrain.report.markup import html, join
+from adtrain.templates import environment
 
 KINDS = {
     "ops": operations,
@@ -22,7 +22,7 @@ KINDS = {
 """From the kind of a result to the module with its `title` and `body`."""
 
 
-def render(result: Mapping[str, Any]) -> Markup:
+def render(result: Mapping[str, Any]) -> str:
     """The page of a result, as `--json` writes it."""
     module, measured = KINDS[result["kind"]], result["kind"] != "compare"
     content = [html("<header><h1>{}</h1><p>{}</p></header>\n", module.title(result), _about(result))]
@@ -31,8 +31,8 @@ def render(result: Mapping[str, Any]) -> Markup:
     content += module.body(result)
     if measured:
         content.append(parts.section("How it was measured", parts.facts(dict(_protocol(result)))))
-    style = resources.files("adtrain.bench.page").joinpath("bench.css").read_text(encoding="utf-8")
-    return parts.document(f"adtrain bench: {module.title(result)}", join(content), style)
+    page = environment().get_template("bench.html.j2")
+    return page.render(title=f"adtrain bench: {module.title(result)}", main=join(content))
 
 
 def _about(result: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from adtrain.bench.timing.records import milliseconds
 from adtrain.report import parts
 from adtrain.report.markup import Markup, html, join
 
+STEPS = {"step": "text", "before ms": "", "after ms": "", "change": "", "verdict": "left"}
 COLUMNS = {"time": "text", "before ms": "", "after ms": "", "change": ""}
 CONDITIONS = {"condition": "left", "before": "text", "after": "text"}
 
@@ -19,17 +20,18 @@ def title(result: Mapping[str, Any]) -> str:
 
 
 def body(result: Mapping[str, Any]) -> Iterable[Markup]:
+    for line in result["noise"]:
+        yield html('<p class="notice">{}</p>\n', line)
+    if steps := result["steps"]:
+        rows = [[*_cells(each), _percent(each), each["verdict"]] for each in steps]
+        yield parts.section("Whole steps", parts.table(STEPS, rows))
     changes = {kind: result[kind] for kind in ("slower", "faster")}
     yield parts.tiles(
         [(kind, f"{len(found)}") for kind, found in changes.items()] + [("the same", f"{result['same']}")]
     )
     most = max((abs(each["change"]) for found in changes.values() for each in found), default=1.0)
     for kind, found in changes.items():
-        rows = [
-            [each["name"], milliseconds(each["before_ms"]), milliseconds(each["after_ms"]),
-             parts.bar(abs(each["change"]) / most, f"{each['change']:+.1%}", kind)]
-            for each in found
-        ]  # fmt: skip
+        rows = [[*_cells(each), parts.bar(abs(each["change"]) / most, _percent(each), kind)] for each in found]
         if rows:
             yield parts.section(kind.capitalize(), parts.table(COLUMNS, rows))
     yield parts.note(f"Listed are changes of more than {MIN_CHANGE:.0%} and beyond both confidence intervals.")
@@ -41,3 +43,11 @@ def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     if result["protocol"]:
         rows = [[name, *map(str, pair)] for name, pair in result["protocol"].items()]
         yield parts.section("Differences of the protocol", parts.table(CONDITIONS, rows))
+
+
+def _cells(change: Mapping[str, Any]) -> list[str]:
+    return [change["name"], milliseconds(change["before_ms"]), milliseconds(change["after_ms"])]
+
+
+def _percent(change: Mapping[str, Any]) -> str:
+    return "" if change["change"] is None else f"{change['change']:+.1%}"

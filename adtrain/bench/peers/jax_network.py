@@ -48,6 +48,8 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: x.reshape(len(x), -1)
         case nn.Reshape():
             return lambda a, x: x.reshape(len(x), *layer.shape)
+        case nn.Select():
+            return lambda a, x: x[:, jax.numpy.array(layer.indices)]
         case nn.Dropout(p=0):
             return lambda a, x: x
     f = {

@@ -1,4 +1,4 @@
-"""The result of `adtrain bench --against`: training steps or operations in adtrain and in its peers."""
+"""The result of `adtrain bench against`: training steps or operations in adtrain and in its peers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adtrain.bench.peers.op_cases import OpCase
 from adtrain.bench.peers.processes import WorkerProcess, started
 from adtrain.bench.peers.systems import ADTRAIN, Choice
 from adtrain.bench.timing.machine import thread_count
-from adtrain.bench.timing.protocol import protocol
+from adtrain.bench.timing.protocol import observed_load, protocol
 
 Progress = Callable[[str], object]
 
@@ -33,7 +33,7 @@ def of_configs(
         cfg = config.load(name, overrides)
         training.check_precision(cfg, device)
         configs.append((name, cfg, training.prepare(cfg).full_batch))
-    rows = []
+    rows, load = [], observed_load(progress)
     for name, cfg, batch in configs:
         precision = cfg.training.precision
         systems = ", ".join([ADTRAIN, *(peer.name for peer in choice.runnable)])
@@ -42,14 +42,14 @@ def of_configs(
             found = comparison.compare_steps(workers, name, overrides, precision)
         what = {"config": cfg.name, "overrides": overrides, "batch_size": batch, "precision": precision}
         rows.append({**what, "tolerance": comparison.LOSS_TOLERANCE[precision], **_record(found, choice)})
-    return _result({"steps": rows}, comparison.STEPS, device, choice)
+    return _result({"steps": rows}, comparison.STEPS, device, load, choice)
 
 
 def of_operations(
     cases: Sequence[OpCase], device: str, choice: Choice, autotune: str, progress: Progress
 ) -> dict[str, Any]:
     """The result for single operations, as JSON values. Raises WorkerFailed if adtrain itself fails."""
-    rows = []
+    rows, load = [], observed_load(progress)
     with _workers(device, choice, autotune) as workers:
         for i, case in enumerate(cases, 1):
             progress(f"bench: {case.name} ({i} of {len(cases)})")
@@ -59,7 +59,7 @@ def of_operations(
                 tolerance = comparison.OPERATION_TOLERANCE[case.precision]
                 how = {"precision": case.precision, "tolerance": tolerance}
                 rows.append({**what, **how, **_record(found, choice)})
-    return _result({"operations": rows}, comparison.OPERATIONS, device, choice)
+    return _result({"operations": rows}, comparison.OPERATIONS, device, load, choice)
 
 
 def is_different(result: dict[str, Any]) -> bool:
@@ -76,9 +76,11 @@ def _record(found: comparison.Comparison, choice: Choice) -> dict[str, Any]:
     return {**record, "skipped": {**choice.skipped, **record["skipped"]}}
 
 
-def _result(rows: dict[str, Any], budget: comparison.Budget, device: str, choice: Choice) -> dict[str, Any]:
+def _result(
+    rows: dict[str, Any], budget: comparison.Budget, device: str, load: float | None, choice: Choice
+) -> dict[str, Any]:
     conditions = {
-        **protocol(device),
+        **protocol(device, load),
         "threads": thread_count(),
         "samples": [comparison.MIN_ROUNDS, comparison.MAX_ROUNDS],
         "min_sample_ms": budget.sample * 1e3,

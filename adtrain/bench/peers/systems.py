@@ -77,15 +77,19 @@ def chosen(names: Sequence[str], device: str, operations: bool) -> Choice:
     """The peers with these names. The name of a package selects all its forms.
 
     Raises:
-        OptionError: no peer has the name.
+        OptionError: no peer has the name, or none of them can run.
     """
     possible = dict.fromkeys([*(peer.package for peer in PEERS), *(peer.name for peer in PEERS)])
     for name in names:
         if name not in possible:
-            raise OptionError(f"--against {name}: no such peer; {known(name, list(possible))}")
+            raise OptionError(f"{name}: no such peer; {known(name, list(possible))}")
     selected = [peer for peer in PEERS if peer.name in names or peer.package in names]
     skipped = {peer.name: reason for peer in selected if (reason := peer.obstacle(device, operations))}
-    return Choice([peer for peer in selected if peer.name not in skipped], skipped)
+    runnable = [peer for peer in selected if peer.name not in skipped]
+    if not runnable:
+        by_reason = {reason: [name for name in skipped if skipped[name] == reason] for reason in skipped.values()}
+        raise OptionError("; ".join(f"{', '.join(found)}: {reason}" for reason, found in by_reason.items()))
+    return Choice(runnable, skipped)
 
 
 def load(module: str) -> ModuleType:

@@ -8,6 +8,7 @@ from statistics import mean
 from time import perf_counter
 from typing import Any
 
+from adtrain.bench.analysis.limits import limits
 from adtrain.bench.steps.profile import Key, OpTimer, Totals
 from adtrain.bench.timing.roofline import Roofline
 from adtrain.bench.timing.sampling import Clock, Timing, Workload, alternate, rate
@@ -71,7 +72,8 @@ class ModeBench:
     Attributes:
         images: the number of images in a step.
         step: end to end, without hooks.
-        host: the host's time: on a GPU until the step is enqueued, on the CPU the step less its operations.
+        host: the host's time: on a GPU until the step is enqueued, on the CPU the step less its operations, or 0 where
+            these take longer, because they are timed one after the other.
         timers: for each sample, a timer for each of its steps.
         kernels: the kernels of each operation; empty where operations run eagerly.
     """
@@ -125,7 +127,7 @@ def bench_modes(experiment: Experiment, device: str = "cpu", clock: Clock = perf
         host = Timing(each.host_ms, whole.repeats)
         if device == "cpu":
             parts = operations(timers, list(timers[0][0].totals))
-            host = Timing([a - b for a, b in zip(whole.ms, parts.ms, strict=True)], whole.repeats)
+            host = Timing([max(a - b, 0.0) for a, b in zip(whole.ms, parts.ms, strict=True)], whole.repeats)
         kernels = _kernels(experiments[name])
         benches[name] = ModeBench(experiment.full_batch, whole, host, timers, kernels)
     return benches
@@ -199,7 +201,7 @@ def rates(totals: Sequence[Totals], ms: float, peak: Roofline, precision: str) -
         "bytes": moved,
         "gflops_per_s": rate(flops, ms),
         "gbytes_per_s": rate(moved, ms),
-        "of_roofline": peak.share(flops, moved, ms, precision) if ms > 0 else None,
+        **limits(flops, moved, ms, peak, precision)._asdict(),
     }
 
 

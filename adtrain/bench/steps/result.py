@@ -1,4 +1,4 @@
-"""The result of `adtrain bench CONFIG`: the config's step in each mode, its memory, and its timeline."""
+"""The result of `adtrain bench step`: the config's step in each mode, its memory, and its timeline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adtrain import config, training
 from adtrain.bench.steps.memory import held_bytes
 from adtrain.bench.steps.modes import SAMPLE_MS, ModeBench, bench_batches, bench_modes, record
 from adtrain.bench.steps.trace import trace_step
-from adtrain.bench.timing.protocol import protocol
+from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.roofline import known_or_measured
 from adtrain.core.errors import AdtrainError
 from adtrain.training import Experiment, Mode
@@ -32,8 +32,9 @@ def result(
     experiment, *others = _prepared(path, overrides, device, batch_sizes)
     # First of all, because other arrays would count as well.
     memory = {"planned_bytes": planned_peak(experiment, device), "held_bytes": held_bytes(experiment, device)}
+    load = observed_load(progress)
     peak, precision = known_or_measured(device, progress), experiment.config.training.precision
-    conditions = protocol(device, peak, SAMPLE_MS)
+    conditions = protocol(device, load, peak, SAMPLE_MS)
     progress(f"bench: timing steps of {experiment.config.name} in each mode, some seconds")
     modes = bench_modes(experiment, device)
     found = {

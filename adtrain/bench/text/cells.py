@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from adtrain.bench.timing.records import launch, milliseconds, remarks
@@ -59,7 +59,14 @@ def range_cell(record: Mapping[str, Any], low: str = "low", high: str = "high") 
 
 def rate_cells(row: Mapping[str, Any]) -> list[str]:
     share = row["of_roofline"]
-    return [per_second(row["gflops_per_s"]), per_second(row["gbytes_per_s"]), f"{share:.0%}" if share else ""]
+    of_peak = "cached" if row["from_cache"] else f"{share:.0%}" if share else ""
+    return [per_second(row["gflops_per_s"]), per_second(row["gbytes_per_s"]), of_peak]
+
+
+def cache_note(rows: Iterable[Mapping[str, Any]], width: int) -> list[str]:
+    """What "cached" means, if any of the rows has it."""
+    note = "cached: the bytes came faster than the memory can deliver them, so from a cache"
+    return wrapped([note], width) if any(row["from_cache"] for row in rows) else []
 
 
 def per_second(billions: float | None) -> str:

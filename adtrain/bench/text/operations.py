@@ -9,6 +9,7 @@ from adtrain.bench.text.cells import (
     INTERVAL,
     KERNELS,
     RATES,
+    cache_note,
     kernel_cells,
     noise,
     protocol,
@@ -40,4 +41,5 @@ def lines(result: Mapping[str, Any], width: int) -> Iterator[str]:
     yield from protocol(result, width)
     yield ""
     yield from render(COLUMNS, cells, width)
+    yield from cache_note(result["ops"], width)
     yield from noise(result, width)

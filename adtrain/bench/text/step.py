@@ -10,6 +10,7 @@ from adtrain.bench.text.cells import (
     INTERVAL,
     KERNELS,
     RATES,
+    cache_note,
     kernel_cells,
     noise,
     protocol,
@@ -94,6 +95,8 @@ def lines(result: Mapping[str, Any], width: int) -> Iterator[str]:
         yield ""
         cells = [[n, *step_cells(row), mebibytes(row["planned_bytes"])] for n, row in result["batch_sizes"].items()]
         yield from render(BATCHES, cells, width)
+    shown = (*layers, *modes["fused"]["ops"], *modes.values(), *result["batch_sizes"].values())
+    yield from cache_note(shown, width)
     yield from noise(result, width)
 
 

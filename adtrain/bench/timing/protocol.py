@@ -6,14 +6,14 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import adtrain
 from adtrain.bench.timing import roofline, sampling, statistics
-from adtrain.bench.timing.machine import busy_cores, describe_cpu, is_busy
+from adtrain.bench.timing.machine import busy_cores, describe_cpu, is_busy, usable_cores
 from adtrain.bench.timing.roofline import Roofline
 from adtrain.core.backend import backend
 
@@ -23,13 +23,21 @@ THREADING = ("OMP_", "GOMP_", "OPENBLAS_", "MKL_")
 """Prefixes of environment variables that set numbers of threads."""
 
 
+def observed_load(progress: Callable[[str], object]) -> float | None:
+    """The number of cores that other work keeps busy, None if unknown; `progress` is told if there are too many."""
+    load, cores = busy_cores(), usable_cores()
+    if is_busy(load, cores):
+        progress(f"bench: busy machine: other work takes {load:.1f} of {cores} cores, so times will be noisy")
+    return load
+
+
 def protocol(
-    device: str, peak: Roofline | None = None, min_sample_ms: float = sampling.MIN_SAMPLE_MS
+    device: str, load: float | None, peak: Roofline | None = None, min_sample_ms: float = sampling.MIN_SAMPLE_MS
 ) -> dict[str, Any]:
-    """The protocol as JSON values; None for what is unknown. `load` is the number of cores that other work keeps busy
-    before timing.
+    """The protocol as JSON values; None for what is unknown.
 
     Args:
+        load: the number of cores that other work kept busy before timing; see `observed_load`.
         peak: the device's roofline, by default the stored one.
         min_sample_ms: the minimum duration of a sample.
     """
@@ -40,7 +48,7 @@ def protocol(
         "commit": commit(),
         "device": device,
         "device_name": backend(device).device_name(),
-        "load": busy_cores(),
+        "load": load,
         "compiler": backend(device).compiler_name(),
         "cores": cpu["usable_cores"],
         "threads": os.environ.get("OMP_NUM_THREADS") or cpu["usable_cores"],

@@ -39,6 +39,25 @@ class Shape(NamedTuple):
     shared: int
 
 
+class Guarded:
+    """Memory between two guard zones; see `adtrain.core.poison`. `int()` of it is the address between them."""
+
+    def __init__(self, memory: Any, size: int) -> None:
+        self.memory, self.size = memory, size
+
+    def __int__(self) -> int:
+        return int(self.memory) + poison.GUARD
+
+    def intact(self) -> bool:
+        """Whether the zones still hold what they were filled with. The device must have finished."""
+        zone = np.empty(poison.GUARD, np.uint8)
+        for address in (int(self.memory), int(self) + self.size):
+            cuda.memcpy_dtoh(zone, address)
+            if (zone != poison.BYTE).any():
+                return False
+        return True
+
+
 class Device:
     """One GPU with its primary context, which other libraries of the process share, and one stream.
 
@@ -95,11 +114,16 @@ class Device:
     def allocate(self, size: int) -> Any:
         """``size`` bytes from the pool. `int()` of the result is the address; they are freed with the last reference.
 
+        Poisoned memory is `Guarded`.
+
         Raises:
             OutOfMemory: there is not enough memory.
         """
         try:
-            return self._filled(self.pool.allocate(max(size, 1)), size)
+            if poison.active():
+                whole = size + 2 * poison.GUARD
+                return Guarded(self._filled(self.pool.allocate(whole), whole), size)
+            return self.pool.allocate(max(size, 1))
         except cuda.MemoryError:
             raise out_of_memory(size) from None
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import prod
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
-from adtrain.backends.cuda.runtime.device import Device
+from adtrain.backends.cuda.runtime.device import Device, Guarded
+from adtrain.backends.cuda.runtime.exchange import Borrowed
 from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.runtime.launch import Launch
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.vendor import LibraryCall
+from adtrain.core import poison
 from adtrain.core.backend import KernelRun
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import label
@@ -130,8 +131,9 @@ class CudaProgram:
     ) -> tuple[Sequence[Buffer], Sequence[float]]:
         for i in self.layout.overwritten:
             # References: the list and getrefcount's argument. With more, the buffer or its memory is used elsewhere
-            # and must not change.
-            if getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2:
+            # and must not change. Memory of another library must not change either.
+            used = getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2
+            if used or isinstance(buffers[i].memory, Borrowed):
                 buffers[i] = self._copy(buffers[i])
         large, keep = self._large_outputs()
         for i, buffer in enumerate(buffers):
@@ -147,6 +149,8 @@ class CudaProgram:
             for at_once, runs in ((RUNS_PER_GRAPH, many), (1, single)):
                 for _ in range(runs):
                     self.graphs.run((key, at_once), partial(self._record, at_once))
+        if poison.active():
+            self._check_guards({**self.owned, **large})
         fresh = {at: self._copy(self.owned[at]) for at in self.copied}
         fresh |= {at: self._copy(buffer) if keep else _another(buffer) for at, buffer in large.items()}
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
@@ -192,6 +196,14 @@ class CudaProgram:
         seconds = dict(zip(order, marks.seconds(), strict=True))
         return [seconds[e] for e in self.equations]
 
+    def _check_guards(self, outputs: Mapping[int, Buffer]) -> None:
+        """Raise OutOfBounds for the first output beside which something was written."""
+        self.device.synchronize()
+        for at, buffer in outputs.items():
+            if isinstance(buffer.memory, Guarded) and not buffer.memory.intact():
+                v = self.layout.outputs[at]
+                raise poison.OutOfBounds(next(e.primitive.name for e in self.equations if v in e.outputs))
+
     def _large_outputs(self) -> tuple[dict[int, Buffer], bool]:
         """Buffers for the large outputs of a run, and whether the Program keeps them and returns copies.
 
@@ -207,12 +219,8 @@ class CudaProgram:
 
     def _copy(self, buffer: Buffer) -> Buffer:
         copied = self.backend.empty(ArrayType(buffer.shape, buffer.dtype))
-        self.device.copy(buffer.address, copied.address, _nbytes(buffer))
+        self.device.copy(buffer.address, copied.address, buffer.nbytes)
         return copied
-
-
-def _nbytes(buffer: Buffer) -> int:
-    return prod(buffer.shape) * buffer.dtype.itemsize
 
 
 def _another(buffer: Buffer) -> Buffer:

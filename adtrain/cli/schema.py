@@ -1,0 +1,14 @@
+"""`adtrain schema`: prints the JSON Schema of configs."""
+
+from __future__ import annotations
+
+import click
+
+from adtrain.cli.output import show
+from adtrain.config import schema
+
+
+@click.command(short_help="Print the JSON Schema of configs.")
+def command() -> None:
+    """Print the JSON Schema of configs, with which editors complete keys and check values."""
+    show(*schema.text().splitlines())

@@ -1,0 +1,115 @@
+"""Names that Keras, PyTorch, Lightning and scikit-learn use, and what a config of adtrain has instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
+from adtrain.config.document import Config, Data, Model, Training
+from adtrain.config.problems import PathParts
+from adtrain.config.source import Node
+from adtrain.config.specs import OPTIMIZERS
+
+RATE = "optimizer.NAME.lr"
+NORM, VALUE = "training.clip_norm", "training.clip_value"
+
+KEYS = {
+    **dict.fromkeys(("learning_rate", "base_lr"), RATE),
+    **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs", "max_iter"), "training.epochs"),
+    **dict.fromkeys(("max_steps", "num_steps"), "training.steps"),
+    **dict.fromkeys(("grad_clip", "gradient_clip", "clip_grad", "clip_grad_norm", "gradient_clip_val"), NORM),
+    **dict.fromkeys(("max_grad_norm", "max_norm", "clipnorm", "global_clipnorm"), NORM),
+    **dict.fromkeys(("clip_grad_value", "clipvalue"), VALUE),
+    **dict.fromkeys(("random_state", "random_seed", "manual_seed"), "training.seed"),
+    **dict.fromkeys(("dtype", "amp", "mixed_precision"), "training.precision"),
+    **dict.fromkeys(("batch", "train_batch_size"), "data.batch_size"),
+    **dict.fromkeys(("validation_split", "val_split", "val_size", "validation_fraction"), "data.validation"),
+    **dict.fromkeys(("test_split", "test_size"), "data.test"),
+    **dict.fromkeys(("augmentation", "augmentations", "transforms"), "data.augment"),
+    **dict.fromkeys(("scheduler", "lr_scheduler"), "schedule"),
+    **dict.fromkeys(("criterion", "loss_fn", "objective"), "loss"),
+    **dict.fromkeys(("network", "net", "architecture"), "model"),
+}
+"""The config's key for a key of another system."""
+
+OPTIONS = {
+    **dict.fromkeys(("units", "out_dim", "output_dim", "hidden_size"), "out_features"),
+    **dict.fromkeys(("filters", "out_planes"), "out_channels"),
+    **dict.fromkeys(("rate", "prob"), "p"),
+    "use_bias": "bias",
+    "strides": "stride",
+    "kernel": "kernel_size",
+    "pool_size": "kernel_size",
+    "learning_rate": "lr",
+    "beta_1": "betas",
+    "epsilon": "eps",
+}
+"""The option of a layer or optimizer for an option of another system."""
+
+NAMES = {
+    **dict.fromkeys(("dense", "fc", "fully_connected", "affine"), "linear"),
+    **dict.fromkeys(("conv", "convolution", "convolution2d"), "conv2d"),
+    **dict.fromkeys(("maxpool", "maxpooling2d"), "max_pool2d"),
+    **dict.fromkeys(("avgpool", "averagepooling2d"), "avg_pool2d"),
+    **dict.fromkeys(("batchnorm", "batchnormalization"), "batch_norm2d"),
+    **dict.fromkeys(("ce", "categorical_crossentropy", "sparse_categorical_crossentropy"), "cross_entropy"),
+    **dict.fromkeys(("bce", "binary_crossentropy", "bcewithlogitsloss"), "binary_cross_entropy_with_logits"),
+    **dict.fromkeys(("mean_squared_error", "mseloss"), "mse"),
+    **dict.fromkeys(("mean_absolute_error", "mae", "l1loss"), "l1"),
+    "cosineannealinglr": "cosine",
+    "steplr": "step",
+}
+"""The name of a layer, loss or schedule for a name of another system."""
+
+COMMAND = "the command line has it: --device gpu"
+READING = "the data set is in memory, or read as needed; remove it"
+SENTENCES = {
+    **dict.fromkeys(("device", "devices", "accelerator", "cuda", "gpu", "gpus"), COMMAND),
+    **dict.fromkeys(("num_workers", "workers", "pin_memory", "prefetch_factor"), READING),
+    "shuffle": "the images of each epoch are always in a new random order; remove it",
+    "activation": "write the activation as the next layer, such as relu",
+    **dict.fromkeys(("input_shape", "input_dim"), "model.input has it, and the inputs of other layers follow"),
+}
+"""What to do about a key that a config does not need."""
+
+SECTIONS: dict[str, type[BaseModel]] = {"data": Data, "model": Model, "training": Training}
+
+
+def key_of(name: str, optimizer: str = "adam") -> str | None:
+    """The dotted key of a config for a key that another system has, or that another section has; None if unknown."""
+    if name in KEYS:
+        return KEYS[name].replace("NAME", optimizer)
+    if name in Config.model_fields:
+        return name
+    for section, model in SECTIONS.items():
+        if name in model.model_fields:
+            return f"{section}.{name}"
+    if optimizer in OPTIMIZERS and name in OPTIMIZERS[optimizer].model_fields:
+        return f"optimizer.{optimizer}.{name}"
+    return None
+
+
+def of_key(path: PathParts, root: Node, names: Sequence[str]) -> str | None:
+    """A hint for the unknown key at `path`, where `names` are known; None without one."""
+    name = str(path[-1]).lower()
+    if name in SENTENCES:
+        return SENTENCES[name]
+    if OPTIONS.get(name) in names:
+        return f"did you mean {OPTIONS[name]}?"
+    if len(path) <= 2 and (key := key_of(name, _optimizer(root))):
+        return f"did you mean {key}{' at the top level' if key in Config.model_fields and len(path) > 1 else ''}?"
+    return None
+
+
+def of_name(name: str, names: Sequence[str]) -> str | None:
+    """A hint for the unknown name of a layer, loss or schedule; None without one."""
+    meant = NAMES.get(name.lower())
+    return f"did you mean {meant}?" if meant in names else None
+
+
+def _optimizer(root: Node) -> str:
+    """The name of the config's optimizer, adam if it has none."""
+    value = root.find(("optimizer",))[0].value
+    name = next(iter(value), "") if isinstance(value, dict) else value
+    return name if isinstance(name, str) and name in OPTIMIZERS else "adam"

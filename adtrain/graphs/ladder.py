@@ -1,0 +1,240 @@
+"""The boxes of a Program: which equations each has, and which values go from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from adtrain import nn
+from adtrain.core.costs import costs
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.graphs.roles import FORWARD, MOST_SCALARS, OPTIMIZER, UPDATE, Place, Roles, equation_lines, flat
+from adtrain.text import short
+
+
+@dataclass(eq=False)
+class Node:
+    """A box before it has a position.
+
+    Attributes:
+        home: the place of its costliest equation.
+        number: its position in the order in which the nodes are finished.
+        places: of all its equations, in their order.
+        top, bottom, left, right: the rows and columns that it covers.
+    """
+
+    home: Place
+    number: int = 0
+    equations: list[Equation] = field(default_factory=list)
+    places: dict[Place, None] = field(default_factory=dict)
+    top: int = 0
+    bottom: int = 0
+    left: int = 0
+    right: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """Values that go from a box to another one: their columns, and whether they are kept from forward to backward."""
+
+    tail: Node
+    head: Node
+    start: int
+    end: int
+    kept: bool
+    values: Sequence[Variable]
+
+
+class Ladder:
+    """The nodes and flows of a Program.
+
+    Attributes:
+        rows: the scopes in the order of the forward pass.
+        viewed: the value behind each view.
+        states: the kind of state of the optimizer, such as "adam.exp_avg", for "adam.exp_avg.0.weight".
+        stored: bytes that are stored from forward to backward. A view counts as the value behind it.
+    """
+
+    def __init__(self, roles: Roles, labels: Mapping[str, str], order: Sequence[str], detail: bool) -> None:
+        """`labels` names scopes that are no layers, `order` has the scopes of the rows, from the first to the last."""
+        self.roles, self.labels, self.order, self.detail = roles, labels, order, detail
+        self.viewed = _viewed(roles.program)
+        self.nodes = list(self._nodes())
+        self.rows = list(order)
+        self._cover()
+        self.flows = list(self._flows())
+        prefix = f"{labels.get(OPTIMIZER)}."
+        names = [roles.names[v] for v in roles.updated]
+        self.states = {name: ".".join(name.split(".")[:2]) for name in names if name.startswith(prefix)}
+        self._costs = dict(zip(roles.program.equations, costs(roles.program.equations), strict=True))
+        stored = {self.viewed.get(v, v) for flow in self.flows if flow.kept for v in flow.values}
+        self.stored = sum(map(nbytes, stored))
+
+    def _nodes(self) -> Iterator[Node]:
+        """One for each place; without a scope, and with `detail` before the update, one for each equation.
+
+        Where a place has only arithmetic on scalars, this joins the optimizer's box; views join that of their reader.
+        """
+        found: dict[object, Node] = {}
+        equations = self.roles.program.equations
+        homes = {e: self.roles.place(e) for e in equations}
+        busy = {home for e, home in homes.items() if not self._scalar(e) and not e.primitive.view}
+        update = Place(OPTIMIZER, UPDATE)
+        optimizer = update if update in homes.values() else None
+        for e, home in homes.items():
+            scalar, first = self._scalar(e), e
+            if not home.scope or (e.primitive.view and (self.detail or home not in busy)):
+                first = self._first_reader(e)
+                home = homes[first]
+            elif scalar and optimizer and home not in busy:
+                home = optimizer
+            alone = not home.scope or (self.detail and not scalar and home.column != UPDATE)
+            node = found.setdefault((home, first if alone else None), Node(home))
+            node.equations.append(e)
+            node.places.update((self.roles.places[member], None) for member in flat([e]))
+        position = {e: i for i, e in enumerate(equations)}
+        for number, node in enumerate(sorted(found.values(), key=lambda node: position[node.equations[-1]])):
+            node.number = number
+            yield node
+
+    def _first_reader(self, e: Equation) -> Equation:
+        """The first equation that reads a view and is no view itself; e itself if it is no view or is not read."""
+        while e.primitive.view and (readers := self.roles.program.readers.get(e.outputs[0])):
+            e = readers[0]
+        return e
+
+    def _scalar(self, e: Equation) -> bool:
+        return all(v.size <= MOST_SCALARS for v in (*e.inputs, *e.outputs))
+
+    def _cover(self) -> None:
+        """Give each node its home, and the places next to it whose equations it has taken from other nodes."""
+        row_of = {scope: i for i, scope in enumerate(self.rows)}
+        taken = set()
+        for node in self.nodes:
+            node.top = node.bottom = row_of.get(node.home.scope, 0)
+            node.left = node.right = node.home.column
+            taken.add((node.top, node.left))
+        if self.detail:
+            return
+        for node in self.nodes:
+            covered = {(row_of.get(scope, 0), column) for scope, column in node.places}
+            for side, step in (("right", 1), ("left", -1), ("top", -1), ("bottom", 1)):
+                while True:
+                    cells = self._cells(node, side, step)
+                    if not cells & covered or cells & taken:
+                        break
+                    taken |= cells
+                    setattr(node, side, getattr(node, side) + step)
+        used = [i for i in range(len(self.rows)) if any(node.top <= i <= node.bottom for node in self.nodes)]
+        for node in self.nodes:
+            node.top, node.bottom = used.index(node.top), used.index(node.bottom)
+        self.rows = [self.rows[i] for i in used]
+
+    def _cells(self, node: Node, side: str, step: int) -> set[tuple[int, int]]:
+        """The cells that a node would cover in addition if its `side` moved by `step`."""
+        place = getattr(node, side) + step
+        if side in ("left", "right"):
+            return {(row, place) for row in range(node.top, node.bottom + 1)}
+        return {(place, column) for column in range(node.left, node.right + 1)}
+
+    def _flows(self) -> Iterator[Flow]:
+        """The values between nodes. Between layers no scalars, and no values of the update."""
+        makers = {v: node for node in self.nodes for e in node.equations for v in e.outputs}
+        found: dict[tuple[Node, Node, int, int, bool], dict[Variable, None]] = {}
+        for node in self.nodes:
+            for e in node.equations:
+                for v in e.inputs:
+                    tail = makers.get(v)
+                    if tail is None or tail is node or self.viewed.get(v, v) not in makers:
+                        continue
+                    start = self.roles.maker(v).column
+                    end = min(self.roles.places[member].column for member in flat([e]) if v in member.inputs)
+                    if tail.home.scope and node.home.scope and (v.size <= MOST_SCALARS or start == end == UPDATE):
+                        continue
+                    kept = start == FORWARD < end
+                    start, end = (min(max(x, at.left), at.right) for x, at in ((start, tail), (end, node)))
+                    found.setdefault((tail, node, start, end, kept), {})[self._stored(v) if kept else v] = None
+        for key, values in found.items():
+            yield Flow(*key, sorted(values, key=nbytes, reverse=True))
+
+    def _stored(self, v: Variable) -> Variable:
+        """The value that has to be stored to read v: of a broadcast its argument."""
+        source = self.viewed.get(v, v)
+        return v if source.size == v.size else source
+
+    def title(self, node: Node) -> list[str]:
+        """The layers of a node, or the primitives of equations that are drawn one by one."""
+        if all(map(self._scalar, node.equations)) and node.home.scope == OPTIMIZER:
+            return [f"{self.labels.get(OPTIMIZER, OPTIMIZER)}: learning rate"]
+        if not node.home.scope or (self.detail and node.home.column != UPDATE):
+            names = dict.fromkeys(e.primitive.name for e in flat(node.equations) if not e.primitive.view)
+            return list(names) or [node.equations[0].primitive.name]
+        scopes = {place.scope: None for place in sorted(node.places, key=self._row) if place.scope}
+        if node.home.column == UPDATE:
+            scopes = {OPTIMIZER: None}
+        elif any(place.column == UPDATE for place in node.places):
+            scopes[OPTIMIZER] = None
+        return [self.labels.get(scope) or " ".join(filter(None, nn.layer_of(scope))) for scope in scopes]
+
+    def _row(self, place: Place) -> int:
+        return self.order.index(place.scope) if place.scope in self.order else len(self.order)
+
+    def text(self, node: Node) -> Sequence[str]:
+        """What a node reads of the Program's inputs, and its FLOPs; of one that reads none, what it updates."""
+        program, names = self.roles.program, self.roles.names
+        least = MOST_SCALARS + 1 if node.home.scope else 0
+        made = {v for e in node.equations for v in e.outputs}
+        updated = [old for old, new in self.roles.updated.items() if new in made and old.size >= least]
+        read = dict.fromkeys(self.viewed.get(v, v) for e in node.equations for v in e.inputs)
+        about = [
+            f"{names[v]} {shape_text(v)}".strip()
+            for v in read
+            if v in program.inputs and v.size >= least and v not in updated and names[v] not in self.states
+        ]
+        new = [names[v] for v in updated if names[v] not in self.states]
+        if new and not about:
+            about = [f"updates {new[0]}", *new[1:]]
+        states = [state for state in dict.fromkeys(self.states.values()) if not state.endswith(".step")]
+        if node.home.scope == OPTIMIZER and states:
+            about += [f"keeps {states[0]}", *states[1:]]
+        if not made.isdisjoint(set(program.outputs) - set(self.roles.updated.values())):
+            about.append("returned")
+        flops = sum(self._costs[e].flops for e in node.equations)
+        return [*about, *([short(flops, "FLOPs")] if flops else [])]
+
+    def details(self, node: Node) -> str:
+        """The equations of a node as text."""
+        return "\n".join(line for e in node.equations for line in equation_lines(e, self.roles.names))
+
+    def name(self, flow: Flow) -> str:
+        """The names of the values of a flow, and their bytes."""
+        layer = ".".join(filter(None, nn.layer_of(flow.tail.home.scope)))
+        names = [self.roles.names[v].removeprefix(f"{layer}.") for v in flow.values]
+        if len(names) > 1:
+            gradients = all(name.endswith(".grad") for name in names)
+            names = ["gradients"] if gradients else [f"{names[0]} + {len(names) - 1} more"]
+        return f"{names[0]}, {short(sum(map(nbytes, flow.values)), 'B')}"
+
+    def shape(self, flow: Flow) -> str:
+        """The shape of the value of a flow, or how many there are, and their bytes."""
+        count, size = len(flow.values), short(sum(map(nbytes, flow.values)), "B")
+        shape = shape_text(flow.values[0]) if count == 1 else f"{count} values"
+        return ", ".join(filter(None, (shape, size)))
+
+
+def nbytes(v: Variable) -> int:
+    return prod(v.type.shape) * v.type.dtype.itemsize
+
+
+def shape_text(v: Variable) -> str:
+    return "×".join(map(str, v.type.shape))
+
+
+def _viewed(program: Program) -> dict[Variable, Variable]:
+    """The value behind each view."""
+    found: dict[Variable, Variable] = {}
+    for e in program.equations:
+        if e.primitive.view and e.inputs:
+            found.update((v, found.get(e.inputs[0], e.inputs[0])) for v in e.outputs)
+    return found

@@ -1,0 +1,82 @@
+"""The graph of a Program, such as that of a training step, after each of its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from adtrain import training
+from adtrain.config import Config
+from adtrain.config.problems import known
+from adtrain.core.errors import AdtrainError
+from adtrain.core.program import Program
+from adtrain.core.staging import Pass
+from adtrain.graphs.formats import Graph
+from adtrain.graphs.ladder import Ladder
+from adtrain.graphs.layout import ladder_picture
+from adtrain.graphs.picture import Picture
+from adtrain.graphs.roles import Roles, program_text
+from adtrain.passes import FUSE_CPU, SIMPLIFY
+
+TRACE = "trace"
+"""The name of the Program before the first pass."""
+PASSES = (*SIMPLIFY, *FUSE_CPU)
+SIMPLIFIED = SIMPLIFY[-1].__name__
+"""The last pass before those that fuse equations."""
+
+
+def step_graph(cfg: Config, after: str = SIMPLIFIED, detail: bool = False) -> Graph:
+    """The graph of a config's training step on the CPU. No data are read, and nothing is run.
+
+    Args:
+        after: the pass after which the Program is shown; of one that runs twice, the first time.
+        detail: draw a box for each equation instead of one for each layer and phase.
+
+    Raises:
+        AdtrainError: there is no such pass. The message lists the names.
+        ConfigError: the layers do not fit together.
+    """
+    experiment = training.outline(cfg)
+    program = experiment.step_program(passes=())
+    title = f"{cfg.name}: a training step on {experiment.full_batch} images"
+    labels = {"optimizer": cfg.optimizer.kind, "loss": f"{cfg.loss.kind} loss"}
+    return program_graph(program, experiment.step_inputs, title, labels, after, detail)
+
+
+def program_graph(
+    program: Program, inputs: Sequence[str], title: str, labels: Mapping[str, str], after: str, detail: bool
+) -> Graph:
+    """The graph of a traced Program.
+
+    Args:
+        inputs: the names of its inputs.
+        labels: names of scopes that are not layers.
+        after, detail: see `step_graph`.
+    """
+    names = list(dict.fromkeys([TRACE, *(_pass_name(apply) for apply in PASSES)]))
+    if after not in names:
+        raise AdtrainError(f"unknown pass {after!r}; {known(after, names, 'passes')}")
+    pictures: list[Picture] = []
+    shown, text = None, ""
+    order = Roles(program, inputs).rows
+    for name, result in _after_passes(program):
+        roles = Roles(result, inputs)
+        picture = ladder_picture(Ladder(roles, labels, order, detail), title, name)
+        if not pictures or replace(picture, name="") != replace(pictures[-1], name=""):
+            pictures.append(picture)
+        if name == after and shown is None:
+            shown, text = len(pictures) - 1, program_text(roles)
+    return Graph(pictures, shown or 0, text)
+
+
+def _after_passes(program: Program) -> Iterator[tuple[str, Program]]:
+    """The traced Program, and the Program after each pass, with the name of the pass."""
+    yield TRACE, program
+    for apply in PASSES:
+        program = apply(program)
+        yield _pass_name(apply), program
+
+
+def _pass_name(apply: Pass) -> str:
+    name: str = getattr(apply, "func", apply).__name__
+    return name

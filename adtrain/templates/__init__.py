@@ -1,0 +1,33 @@
+"""The templates of all HTML pages (Jinja2, `*.html.j2`), and their style sheets.
+
+A page extends `page.html.j2`. Values are escaped; HTML is of the type `markupsafe.Markup`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from adtrain.text import visible
+
+
+@cache
+def environment() -> Environment:
+    """The environment of the templates in this folder. An undefined variable is an error."""
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _visible(value: Any) -> Any:
+    """The value of an expression as text without characters that a browser obeys or hides, such as direction marks."""
+    return value if hasattr(value, "__html__") else "\n".join(map(visible, str(value).split("\n")))

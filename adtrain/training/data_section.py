@@ -1,0 +1,86 @@
+"""What a config says about its data, and what the data say about the config."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from math import prod
+from typing import Any, NamedTuple
+
+from adtrain import config, data
+from adtrain.config import Config, ConfigError
+from adtrain.config.build import REGRESSION
+from adtrain.config.document import Data
+from adtrain.data import DataOptionError, DataSet, Options
+from adtrain.data.table_encoder import TableEncoder
+from adtrain.nn import Shape
+
+
+class Arrays(NamedTuple):
+    """A data set in memory: pairs of images and labels as `data.of_arrays` takes them, the second one or None."""
+
+    data: Any
+    test_data: Any = None
+
+
+def read_data(cfg: Config, arrays: Arrays | None = None, encoder: TableEncoder | None = None) -> DataSet:
+    """The data of a config, or those in `arrays`.
+
+    `encoder` makes the images of a table's rows; by default it is learnt from the training part.
+    Raises ConfigError for an option that does not fit the data, and DataError where they are missing or damaged.
+    """
+
+    def read(numbers: bool) -> DataSet:
+        options = data_options(cfg.data)
+        if arrays is None:
+            source = config.build.data_source(cfg) if cfg.data.dataset is not None else None
+            return data.load(source, cfg.data.path, options, encoder=encoder, numbers=numbers)
+        return data.of_arrays(*arrays, options, numbers)
+
+    try:
+        if cfg.model.input:
+            return read(takes_numbers(cfg))
+        images = read(False)
+        numbers = not images.targets and takes_numbers(with_shape(cfg, images.train.images.shape[1:]))
+        return read(True) if numbers else images
+    except DataOptionError as error:
+        raise cfg.error_at(("data", error.option), error.reason) from error
+
+
+def data_options(section: Data) -> Options:
+    """The options of a config's data section that control how files are read."""
+    given = {field.name: getattr(section, field.name) for field in fields(Options)}
+    return Options(**{name: value for name, value in given.items() if value is not None})
+
+
+def takes_numbers(cfg: Config) -> bool:
+    """Whether integer labels are numbers to predict: a regression loss compares them with a single output."""
+    return cfg.loss.kind in REGRESSION and config.build.model(cfg).output_shape(cfg.model.input) == (1,)
+
+
+def with_input(cfg: Config) -> Config:
+    """The config with `model.input`. Where that is missing, it is that of the data, which are read.
+
+    Raises ConfigError and DataError as `read_data` and `with_shape` do.
+    """
+    if cfg.model.input:
+        return cfg
+    entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
+    if isinstance(entry, data.Entry):
+        return with_shape(cfg, entry.shape)
+    return with_shape(cfg, read_data(cfg).train.images.shape[1:])
+
+
+def with_shape(cfg: Config, shape: Shape) -> Config:
+    """The config with `model.input` for images of this shape (C, H, W), if it is missing.
+
+    It is the number of features for rows of a table, and flat too if the first layer is linear.
+    Raises ConfigError where the layers do not fit it.
+    """
+    if cfg.model.input:
+        return cfg
+    flat = shape[1:] == (1, 1) or cfg.model.layers[0].kind == "linear"
+    model = cfg.model.model_copy(update={"input": (prod(shape),) if flat else shape})
+    cfg = cfg.model_copy(update={"model": model})
+    if problems := config.build.check(cfg):
+        raise ConfigError(problems)
+    return cfg

@@ -1,0 +1,167 @@
+"""Files and rows in memory as inputs of a trained model."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from adtrain.data import DataError, csv_table, digit_image, idx, images, npz, table_rows
+from adtrain.data.csv_table import Cells
+from adtrain.data.statistics import PIXEL_MAX
+from adtrain.text import visible
+from adtrain.training.data_section import data_options
+from adtrain.training.model_file import TrainedModel
+
+TABLES = (".csv", ".tsv")
+IMAGES = (".png", ".jpg", ".jpeg")
+IDX_MAGIC = b"\0\0"
+MNIST = "mnist"
+"""The data set whose images were made as `digit_image` makes them."""
+
+_log = logging.getLogger(__name__)
+
+Choice: TypeAlias = Literal["auto", "yes", "no"]
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """What is done to PNG and JPEG images before they are predicted.
+
+    Attributes:
+        invert: "auto" inverts grey images that look inverted compared with the training images, with a warning.
+        center: "auto" scales and centres digits, see `digit_image`, if the training images are MNIST's and the file has
+            another size than those.
+    """
+
+    invert: Choice = "auto"
+    center: Choice = "auto"
+
+
+class Inputs(NamedTuple):
+    """Images (N, C, H, W) in the type that a model was trained on, and their int64 indices (N,) in the file."""
+
+    images: np.ndarray
+    indices: np.ndarray
+
+
+def files(path: Path) -> list[Path]:
+    """The path itself; for a folder all PNG and JPEG files in it and in its subfolders, sorted, without hidden ones.
+
+    Raises DataError for a folder without such files.
+    """
+    if not path.is_dir():
+        return [path]
+    inside = (file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
+    found = sorted(path / file for file in inside if not any(part.startswith(".") for part in file.parts))
+    if not found:
+        raise DataError(f"{path}: found a folder without images, expected PNG or JPEG files")
+    return found
+
+
+def read(path: Path, trained: TrainedModel, options: ImageOptions = ImageOptions()) -> Inputs:
+    """The images or rows of a file: PNG, JPEG, IDX (optionally gzip-compressed), NPZ, CSV or TSV.
+
+    Labels are not needed, and ignored. The rows of a table become features as in training: its columns are found by
+    their names. Warns about categories that the training rows do not have, about rows that `data.missing: drop` leaves
+    out, and about an image that is resized or inverted.
+
+    Raises DataError where the file does not have images or rows of the kind that the model was trained on.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        found = np.asarray(npz.read_images(path, data_options(trained.config.data)))
+        return Inputs(_typed(found, str(path), trained), np.arange(len(found)))
+    if suffix in TABLES:
+        if trained.encoder is None:
+            expected = "expected images, or rows in .npz"
+            raise DataError(f"{path}: found a table, but the run was not trained on one; {expected}")
+        cells = csv_table.read_rows(path, data_options(trained.config.data), trained.encoder.columns)
+        return _encoded(cells, str(path), trained)
+    batch = _read_images(path, trained, options)
+    return Inputs(batch, np.arange(len(batch)))
+
+
+def of_rows(rows: Any, trained: TrainedModel) -> Inputs:
+    """The rows of a table in memory, see `table_rows.read`, as `read` returns those of a file.
+
+    Raises DataError as `read` does.
+    """
+    if trained.encoder is None:
+        raise DataError(f"{table_rows.PLACE}: found a table, but the run was not trained on one; expected an array")
+    cells = table_rows.read(rows, data_options(trained.config.data), trained.encoder.columns)
+    return _encoded(cells, table_rows.PLACE, trained)
+
+
+def _encoded(cells: Cells, place: str, trained: TrainedModel) -> Inputs:
+    assert trained.encoder is not None
+    features = trained.encoder.images(cells.values, cells.columns, place, data_options(trained.config.data))
+    return Inputs(_typed(features, place, trained), cells.rows)
+
+
+def _typed(images: np.ndarray, place: str, trained: TrainedModel) -> np.ndarray:
+    """The images in the type of the training images, after a check of their shape and numbers."""
+    found, expected = list(images.shape[1:]), list(trained.image_shape)
+    if found != expected:
+        raise DataError(f"{place}: found rows of shape {found}, expected {expected} as in training")
+    finite = np.isfinite(images).reshape(len(images), -1).all(axis=1)
+    if not finite.all():
+        raise DataError(f"{place}: found a number that is not finite in row {finite.argmin()}, expected finite ones")
+    if trained.network.scale != 1 and images.dtype != np.uint8:
+        raise DataError(f"{place}: found other numbers, expected integers from 0 to 255 as in training")
+    return images.astype(np.uint8 if trained.network.scale != 1 else np.float32, copy=False)
+
+
+def _read_images(path: Path, trained: TrainedModel, options: ImageOptions) -> np.ndarray:
+    """The images of a PNG, JPEG or IDX file, (N, C, H, W)."""
+    shape, dtype = trained.image_shape, np.dtype(np.float32 if trained.network.scale == 1 else np.uint8)
+    with idx.opened(path) as stream:
+        is_idx = stream.read(2) == IDX_MAGIC
+    if not is_idx:
+        if dtype != np.uint8:
+            raise DataError(f"{path}: the run was trained on float32 numbers, expected an IDX file of them")
+        return _prepared(path, images.read_image(path, shape[0]), trained, options)[np.newaxis]
+    found = np.asarray(idx.read(path))
+    batch = found.reshape(len(found), 1, *found.shape[1:]) if found.ndim == 3 else found
+    if batch.dtype != dtype or batch.shape[1:] != shape:
+        raise DataError(
+            f"{path}: found {found.dtype}{list(found.shape)}, expected images {dtype}[N, {', '.join(map(str, shape))}]"
+        )
+    return batch
+
+
+def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: ImageOptions) -> np.ndarray:
+    """The image, uint8 (C, H, W), in the size and polarity of the training images. One warning says what was done."""
+    channels, height, width = trained.image_shape
+    differs, changes = image.shape != trained.image_shape, []
+    if options.invert == "yes" or (options.invert == "auto" and _looks_inverted(image, trained)):
+        ground = "light" if digit_image.has_light_ground(image) else "dark"
+        reason = f", because its ground is {ground} unlike in training (--invert no keeps it)"
+        changes.append("inverted" + (reason if options.invert == "auto" else ""))
+        image = PIXEL_MAX - image
+    if options.center == "yes" or (options.center == "auto" and differs and _is_of_mnist(trained)):
+        if channels != 1:
+            raise DataError(f"{path}: found {channels} channels, expected a network for grey images to center digits")
+        changes.append("digit scaled and centred as in MNIST")
+        image = digit_image.centred(image, height, width, str(path))
+    elif differs:
+        changes.append(f"resized from {image.shape[1]} x {image.shape[2]} to {height} x {width} pixels")
+        image = images.resized(image, height, width)
+    if changes:
+        _log.warning("adtrain: %s: %s", visible(str(path)), "; ".join(changes))
+    return image
+
+
+def _is_of_mnist(trained: TrainedModel) -> bool:
+    dataset = trained.config.data.dataset
+    return dataset is not None and dataset.kind == MNIST
+
+
+def _looks_inverted(image: np.ndarray, trained: TrainedModel) -> bool:
+    """Unknown, and False, without the mean of the training images."""
+    if trained.image_shape[0] != 1 or not trained.config.data.normalize:
+        return False
+    return digit_image.looks_inverted(image, trained.network.mean[0])

@@ -1,0 +1,140 @@
+"""A config for data that the user has: the input, the classes or targets, and a small network for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from adtrain import config, data
+from adtrain.config.document import Data
+from adtrain.data import DataOptionError, DataSet, csv_survey, formats
+from adtrain.training.data_section import data_options
+from adtrain.training.preparation import prepare
+
+SIDE, MOST_SIDE = 64, 128
+"""Images that differ in size, or with a longer side than MOST_SIDE, are resized to SIDE x SIDE pixels."""
+
+SMALLEST_CONVOLVED = 10
+"""The least height and width of images for two convolutions with pooling."""
+
+COMMENTS = {
+    "header": "  # whether line 1 has the names of the columns",
+    "label": "  # the column of the classes to predict",
+    "target": "  # the column of the numbers to predict",
+    "drop": "  # columns that are not read: identifiers, or too many different texts",
+    "categories": "  # columns of numbers and texts",
+    "missing": "  # fills empty cells",
+    "image_size": "  # all images are resized to it",
+    "test": "  # the fraction held out to measure the result",
+    "validation": "  # the fraction of the rest held out to choose the best epoch",
+    "normalize_targets": "  # trains on targets of mean 0 and deviation 1",
+}
+
+BATCHES = 20
+"""Batches of an epoch at least, if batches are not to be smaller than 16."""
+
+
+def text(section: Data, given: Mapping[str, Any]) -> str:
+    """A YAML config with comments, which trains on the data of a section; `given` are the keys that the user has set.
+
+    Raises ConfigError and DataError where the data cannot be read.
+    """
+    keys = dict(given)
+    if section.path is not None and formats.format_of(Path(section.path).expanduser()) is formats.CSV:
+        keys |= csv_survey.propose(Path(section.path).expanduser(), data_options(section))
+    found = _loaded(keys)
+    examples = len(found.train)
+    if not len(found.test):
+        keys.setdefault("test", 0.2)
+    keys.setdefault("validation", 0.1)
+    keys.setdefault("batch_size", next((size for size in (128, 64, 32) if examples >= BATCHES * size), 16))
+    labels = _of_zeros_and_ones(found)
+    if found.targets and not labels:
+        keys["normalize_targets"] = True
+    shape, outputs = found.train.images.shape[1:], len(found.targets or found.classes)
+    loss = "cross_entropy" if found.classes else "binary_cross_entropy_with_logits" if labels else "mse"
+    lines = [
+        f"# {examples:,} examples of {_sizes(shape)}; {_predicted(found, labels)}",
+        "data:",
+        *(f"  {key}: {_flow(value)}{COMMENTS.get(key, '')}" for key, value in keys.items()),
+        "model:",
+        *_layers(shape, outputs),
+        f"loss: {loss}",
+        "optimizer: {adam: {lr: 0.001}}",
+        "schedule: cosine",
+        f"training: {{epochs: {5 if examples >= 20_000 else 20}, seed: 0}}",
+    ]
+    written = "\n".join(lines) + "\n"
+    prepare(config.parse(written.encode(), Path("new.yaml")))
+    return written
+
+
+def _loaded(keys: dict[str, Any]) -> DataSet:
+    """The data; sets `image_size` where images differ in size or are large."""
+
+    def load() -> DataSet:
+        section = Data.model_validate(keys)
+        return data.load(keys.get("dataset"), section.path, data_options(section), need_test=False)
+
+    try:
+        found = load()
+    except DataOptionError as error:
+        if error.option != "image_size":
+            raise
+    else:
+        path = keys.get("path")
+        is_folder = path is not None and formats.format_of(Path(path).expanduser()) is formats.IMAGES
+        if not is_folder or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
+            return found
+    keys["image_size"] = [SIDE, SIDE]
+    return load()
+
+
+def _layers(shape: tuple[int, ...], outputs: int) -> list[str]:
+    """The lines of the section model without its first one."""
+    channels, height, width = shape
+    if min(height, width) < SMALLEST_CONVOLVED:
+        size = channels * height * width
+        return [f"  input: [{size}]", "  layers:", "    - linear: 64", "    - relu", f"    - linear: {outputs}"]
+    return [
+        f"  input: [{channels}, {height}, {width}]",
+        "  layers:",
+        "    - conv2d: {out_channels: 32, kernel_size: 3}",
+        "    - relu",
+        "    - max_pool2d: 2",
+        "    - conv2d: {out_channels: 64, kernel_size: 3}",
+        "    - relu",
+        "    - max_pool2d: 2",
+        "    - flatten",
+        "    - linear: 128",
+        "    - relu",
+        f"    - linear: {outputs}",
+    ]
+
+
+def _of_zeros_and_ones(found: DataSet) -> bool:
+    """Whether several columns of targets are all 0 and 1."""
+    return len(found.targets) > 1 and bool(((found.train.labels == 0) | (found.train.labels == 1)).all())
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return f"{shape[0]} features" if shape[1:] == (1, 1) else " x ".join(map(str, shape))
+
+
+def _predicted(found: DataSet, labels: bool) -> str:
+    if found.classes:
+        return f"{len(found.classes)} classes"
+    kind = "labels of 0 and 1" if labels else "numbers to predict" if len(found.targets) > 1 else "number to predict"
+    return f"{len(found.targets)} {kind}"
+
+
+def _flow(value: Any) -> str:
+    """The value in YAML on one line."""
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
+        .removesuffix("\n")
+        .removesuffix("\n...")
+    )

@@ -1,0 +1,161 @@
+"""Headless Chromium, started once for many pages and driven by its DevTools protocol through two pipes."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+OPTIONS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage",
+    "--hide-scrollbars", "--remote-debugging-pipe", "about:blank",
+]  # fmt: skip
+HEIGHT = 1600
+SCHEMES, WIDTHS = ("light", "dark"), (1280, 390)
+# Chromium reads commands from file descriptor 3 and writes answers to 4.
+START = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execvp(sys.argv[3], sys.argv[3:])"
+)
+
+LAYOUT_PROBLEMS = """(() => {
+  const found = [], wide = document.documentElement.clientWidth;
+  const name = e => `${e.tagName}.${e.getAttribute("class") || ""} "${e.textContent.trim().slice(0, 40)}"`;
+  if (document.documentElement.scrollWidth > wide) found.push("the page scrolls sideways");
+  for (const e of document.querySelectorAll("body *")) {
+    const style = getComputedStyle(e);
+    if (!e.checkVisibility() || e.tagName == "PRE" || e.closest("pre") || !e.textContent.trim()) continue;
+    if (e.tagName == "text") {
+      const [box, svg] = [e.getBoundingClientRect(), e.closest("svg").getBoundingClientRect()];
+      if (box.left < svg.left - 1 || box.right > svg.right + 1 || box.top < svg.top - 1 || box.bottom > svg.bottom + 1)
+        found.push(`outside of its picture: ${name(e)}`);
+    } else if (e instanceof HTMLElement && style.display != "inline" && style.overflowX != "visible"
+               && style.textOverflow != "ellipsis" && e.tabIndex < 0 && e.scrollWidth > e.clientWidth + 1) {
+      found.push(`wider than its place: ${name(e)}`);
+    }
+  }
+  return found;
+})()"""
+"""What does not fit into the window. Preformatted text, and what the keyboard can scroll, may be wider. Text may end in
+an ellipsis."""
+
+
+class Browser:
+    """A running browser with one tab."""
+
+    def __init__(self, commands: IO[bytes], answers: IO[bytes]) -> None:
+        self._commands, self._answers = commands, answers
+        self._calls, self._session = 0, ""
+        self._events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """The result of a command of the DevTools protocol."""
+        self._calls += 1
+        command: dict[str, Any] = {"id": self._calls, "method": method, "params": parameters}
+        if self._session:
+            command["sessionId"] = self._session
+        self._commands.write(json.dumps(command).encode() + b"\0")
+        self._commands.flush()
+        while (message := self._read()).get("id") != self._calls:
+            self._events.append(message)
+        assert "error" not in message, message
+        result: dict[str, Any] = message["result"]
+        return result
+
+    def open(self, page: Path, width: int = 1280, scheme: str = "light") -> None:
+        """Load the page in a window of `width` pixels in the colour scheme."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=HEIGHT, deviceScaleFactor=1, mobile=width < 600
+        )
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self._events.clear()
+        self.call("Page.navigate", url=page.absolute().as_uri())
+        while not any(event["method"] == "Page.loadEventFired" for event in self._events):
+            self._events.append(self._read())
+
+    def run(self, script: str) -> Any:
+        """The value of a JavaScript expression in the page."""
+        result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def source(self) -> str:
+        """The page as HTML after its scripts have run."""
+        source: str = self.run("document.documentElement.outerHTML")
+        return source
+
+    def screenshot(self, whole: bool = False) -> bytes:
+        """The window, or the whole page, as a PNG file."""
+        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
+        return base64.b64decode(shot["data"])
+
+    def errors(self) -> list[str]:
+        """Errors in the console and exceptions since the page was opened."""
+        found = []
+        for event in self._events:
+            about = event.get("params", {})
+            if event["method"] == "Log.entryAdded" and about["entry"]["level"] == "error":
+                found.append(about["entry"]["text"])
+            if event["method"] == "Runtime.exceptionThrown":
+                found.append(about["exceptionDetails"]["text"])
+            if event["method"] == "Runtime.consoleAPICalled" and about["type"] == "error":
+                found.append(json.dumps(about["args"]))
+        return found
+
+    def _read(self) -> dict[str, Any]:
+        message = bytearray()
+        while (byte := self._answers.read(1)) != b"\0":
+            assert byte, "the browser ended"
+            message += byte
+        found: dict[str, Any] = json.loads(message)
+        return found
+
+
+def installed() -> str | None:
+    """The path of an installed browser."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+@contextmanager
+def started(path: str, profile: Path) -> Iterator[Browser]:
+    """The browser at `path` with a new profile, until the end of the block."""
+    ours, theirs = os.pipe(), os.pipe()
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (ours[0], theirs[1])]
+    command = [sys.executable, "-c", START, *map(str, high), path, f"--user-data-dir={profile}", *OPTIONS]
+    process = subprocess.Popen(command, pass_fds=high, stderr=subprocess.DEVNULL)
+    for fd in (*high, ours[0], theirs[1]):
+        os.close(fd)
+    with open(ours[1], "wb") as commands, open(theirs[0], "rb") as answers:
+        try:
+            browser = Browser(commands, answers)
+            yield browser
+            browser._session = ""
+            browser.call("Browser.close")
+            process.wait()
+        finally:
+            process.kill()
+            process.wait()
+
+
+def assert_fits(browser: Browser, page: Path) -> None:
+    """Wide and narrow, light and dark: the page is drawn in its scheme, nothing is cut, and there are no errors."""
+    for width in WIDTHS:
+        for scheme in SCHEMES:
+            browser.open(page, width, scheme)
+            problems = browser.run(LAYOUT_PROBLEMS) + browser.errors()
+            assert not problems, "\n".join([f"{page.name}, {width} px, {scheme}:", *problems])
+            assert browser.run("document.body.innerText.trim().length") > 0
+            red = int(browser.run("getComputedStyle(document.body).backgroundColor").split("(")[1].split(",")[0])
+            assert (red > 200) == (scheme == "light")

@@ -1,0 +1,106 @@
+"""`adtrain new` proposes configs that train as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from npz_files import write_npz
+from report_runs import one_line
+from test_train_tables import write_table
+from training_runs import write_data
+
+from adtrain.cli import main
+
+RNG = np.random.default_rng(0)
+
+
+def run(*arguments: str | Path, expect: int = 0) -> Result:
+    result = CliRunner().invoke(main.cli, list(map(str, arguments)))
+    assert result.exit_code == expect, result.stderr
+    return result
+
+
+def write_images(folder: Path) -> Path:
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    for name in "ab":
+        (folder / name).mkdir(parents=True)
+        for size in range(20, 26):
+            pixels = RNG.integers(0, 256, (size, 30), dtype=np.uint8)
+            image.fromarray(pixels).save(folder / name / f"{size}.png")
+    return folder
+
+
+def write_houses(path: Path) -> Path:
+    rows = [f"{i},{RNG.normal():.3f},{'12x'[i % 3]},{RNG.normal():.2f}" for i in range(60)]
+    path.write_text("\n".join(["id,area,zone,price", *rows]) + "\n")
+    return path
+
+
+KINDS: dict[str, tuple[Any, dict[str, Any], list[int], str]] = {
+    "table of classes": (
+        lambda folder: write_table(folder / "trips.csv"),
+        {"label": "kind", "missing": "mean", "drop": ["id"], "test": 0.2},
+        [6],
+        "cross_entropy",
+    ),
+    "table of numbers": (
+        lambda folder: write_houses(folder / "houses.csv"),
+        {"target": "price", "normalize_targets": True, "drop": ["id"], "categories": ["zone"]},
+        [4],
+        "mse",
+    ),
+    "labels of 0 and 1": (
+        lambda folder: write_npz(
+            folder / "x.npz", {"X": RNG.normal(size=(50, 4)), "y": np.eye(2, dtype=int)[[0, 1] * 25]}
+        ),
+        {"test": 0.2},
+        [4],
+        "binary_cross_entropy_with_logits",
+    ),
+    "images of several sizes": (
+        lambda folder: write_images(folder / "images"),
+        {"image_size": [64, 64]},
+        [1, 64, 64],
+        "cross_entropy",
+    ),
+    "IDX files": (lambda folder: write_data(folder / "data"), {"validation": 0.1}, [36], "cross_entropy"),
+    "a named data set": (lambda folder: "mnist", {"dataset": "mnist", "batch_size": 128}, [1, 28, 28], "cross_entropy"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_config_is_proposed_for(tmp_path: Path, kind: str) -> None:
+    """`new` itself prepares the training, so that a config that does not fit the data is an error."""
+    make, expected, shape, loss = KINDS[kind]
+    found = yaml.safe_load(run("new", make(tmp_path)).stdout)
+    assert expected.items() <= found["data"].items()
+    assert (found["model"]["input"], found["loss"]) == (shape, loss)
+
+
+def test_the_config_of_a_table_trains_and_learns(tmp_path: Path) -> None:
+    cfg = tmp_path / "trips.yaml"
+    cfg.write_text(run("new", write_table(tmp_path / "trips.csv"), "--set", "drop=[id]").stdout)
+    options = ("--device", "cpu", "--eager", "--profile-steps", "0", "--output-dir", tmp_path / "run")
+    shown = run("train", cfg, *options, "--set", "optimizer.adam.lr=0.02").stdout
+    assert float(shown.split("accuracy ")[1].split("%")[0]) > 80
+
+
+def test_settings_replace_what_is_inferred(tmp_path: Path) -> None:
+    table, changes = write_houses(tmp_path / "houses.csv"), ("target=area", "drop=[id, zone]", "validation=0.3")
+    found = yaml.safe_load(run("new", table, *(word for change in changes for word in ("--set", change))).stdout)
+    assert (found["data"]["target"], found["data"]["drop"]) == ("area", ["id", "zone"])
+    assert (found["data"]["validation"], found["model"]["input"]) == (0.3, [1])
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("a,b\n1\n")
+    assert one_line(run("new", tmp_path / "x.csv", expect=2)) == (
+        f"{tmp_path}/x.csv:2: found 1 values, expected 2 as in the first line"
+    )
+    assert one_line(run("new", tmp_path / "none.csv", expect=2)).startswith(f"{tmp_path}/none.csv: found nothing")
+    assert "data.labl: unknown key" in one_line(run("new", tmp_path / "x.csv", "--set", "labl=b", expect=2))

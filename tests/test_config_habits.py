@@ -1,0 +1,111 @@
+"""Names of Keras, PyTorch and others in a config or on the command line: one hint, and no list of all names."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from report_runs import command, one_line
+
+from adtrain import config
+from adtrain.config.habits import KEYS, NAMES, OPTIONS, key_of
+from adtrain.config.specs import FAMILIES, OPTIMIZERS
+
+TEXT = """\
+name: net
+data: {dataset: mnist, batch_size: 8}
+model: {input: [784], layers: [linear: 10]}
+loss: cross_entropy
+optimizer: {sgd: 0.1}
+training: {epochs: 1}
+"""
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    (folder / "c.yaml").write_text(text)
+    with pytest.raises(config.ConfigError) as caught:
+        config.load(folder / "c.yaml")
+    return [re.sub(r"^\S+  ", "", line) for line in str(caught.value).splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "hint"),
+    [
+        ("name", "lr: 0.1\nname", "lr: unknown key; did you mean optimizer.sgd.lr?"),
+        ("name", "epochs: 3\nname", "epochs: unknown key; did you mean training.epochs?"),
+        ("name", "batch_size: 3\nname", "batch_size: unknown key; did you mean data.batch_size?"),
+        ("name", "device: gpu\nname", "device: unknown key; the command line has it: --device gpu"),
+        ("epochs: 1", "epochs: 1, grad_clip: 1", "training.grad_clip: unknown key; did you mean training.clip_norm?"),
+        ("epochs: 1", "epochs: 1, loss: mse", "training.loss: unknown key; did you mean loss at the top level?"),
+        ("size: 8", "size: 8, shuffle: true", "data.shuffle: unknown key; the images of each epoch are always in a new "
+         "random order; remove it"),
+        ("linear: 10", "Dense: 10", "model.layers[0]: unknown layer 'Dense'; did you mean linear?"),
+        ("linear: 10", "Conv2D: 10", "model.layers[0]: unknown layer 'Conv2D'; did you mean conv2d?"),
+        ("linear: 10", "linear: {out_features: 10, in_feature: 784}",
+         "model.layers[0].linear.in_feature: unknown key; did you mean in_features?"),
+        ("linear: 10", "linear: {out_features: 10, activation: relu}",
+         "model.layers[0].linear.activation: unknown key; write the activation as the next layer, such as relu"),
+        ("{sgd: 0.1}", "{sgd: {lr: 0.1, learning_rate: 0.1}}",
+         "optimizer.sgd.learning_rate: unknown key; did you mean lr?"),
+        ("cross_entropy", "CrossEntropyLoss", "loss: unknown loss 'CrossEntropyLoss'; did you mean cross_entropy?"),
+    ],
+)  # fmt: skip
+def test_a_foreign_name_gets_one_hint(tmp_path: Path, old: str, new: str, hint: str) -> None:
+    assert problems(tmp_path, TEXT.replace(old, new, 1)) == [hint]
+
+
+def test_every_hint_names_something_that_exists() -> None:
+    for name, key in KEYS.items():
+        section, *rest = key.replace("NAME", "adam").split(".")
+        assert section in config.Config.model_fields, name
+        assert not rest or key_of(rest[-1]) == key.replace("NAME", "adam"), name
+    kinds = {kind for family in FAMILIES.values() for kind in family}
+    options = {option for family in FAMILIES.values() for spec in family.values() for option in spec.model_fields}
+    assert set(NAMES.values()) <= kinds
+    assert set(OPTIONS.values()) <= options
+    assert key_of("lr", "adamw") == "optimizer.adamw.lr"
+    assert all(key_of("lr", name) for name in OPTIMIZERS)
+
+
+def test_a_list_of_known_names_is_printed_once(tmp_path: Path) -> None:
+    found = problems(tmp_path, TEXT.replace("[linear: 10]", "[qqqq, wwww, lineer: 3, zzzz]"))
+    assert [line.partition(", conv2d")[0] for line in found] == [
+        "model.layers[0]: unknown layer 'qqqq'; known: linear",
+        "model.layers[1]: unknown layer 'wwww'",
+        "model.layers[2]: unknown layer 'lineer'; did you mean linear?",
+        "model.layers[3]: unknown layer 'zzzz'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--lr=0.1", "--set optimizer.adam.lr=VALUE for the optimizer adam"),
+        ("--batch-size=8", "--set data.batch_size=VALUE"),
+        ("--gpu", "the command line has it: --device gpu"),
+    ],
+)
+def test_an_option_that_is_a_key_of_the_config_gets_a_hint(option: str, hint: str) -> None:
+    message = one_line(command("train", "mlp", option, expect=2))
+    assert message.startswith(f"No such option {option.partition('=')[0]!r}; ")
+    assert hint in message
+
+
+@pytest.mark.parametrize(
+    ("layers", "loss", "warned"),
+    [
+        ("[linear: 10, softmax]", "cross_entropy", True),
+        ("[linear: 10, softmax, linear: 10]", "cross_entropy", False),
+        ("[linear: 10, log_softmax]", "nll", False),
+        ("[linear: 10, sigmoid]", "binary_cross_entropy_with_logits", True),
+    ],
+)
+def test_a_last_layer_that_the_loss_applies_itself_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, layers: str, loss: str, warned: bool
+) -> None:
+    (tmp_path / "c.yaml").write_text(TEXT.replace("[linear: 10]", layers).replace("cross_entropy", loss))
+    with caplog.at_level(logging.WARNING):
+        config.load(tmp_path / "c.yaml")
+    assert ["remove this layer" in message for message in caplog.messages] == [True] * warned
