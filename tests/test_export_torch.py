@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from random_networks import fitting, images, networks, samples, with_arrays
+from random_networks import fitting, images, matrices, networks, samples, with_arrays
 from safetensors import safe_open
+from torch_tokens import torch_tokens
 
 from adtrain import nn
 from adtrain.core.array import array
@@ -30,6 +31,9 @@ SHAPES = {
     nn.BatchNorm2d: images,
     nn.LayerNorm: samples,
     nn.GroupNorm: samples,
+    nn.MultiheadAttention: matrices,
+    nn.TransformerEncoderLayer: matrices,
+    nn.PositionalEmbedding: matrices,
 }
 
 
@@ -59,6 +63,8 @@ class Add(torch.nn.ModuleList):
 
 def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
     """The same module in PyTorch, with the size of the input filled in."""
+    if (found := torch_tokens(module, shape)) is not None:
+        return found
     if isinstance(module, nn.Container):
         children = {name: torch_module(child, inner) for name, child, inner in module.children(shape)}
         if isinstance(module, nn.Residual):

@@ -30,6 +30,7 @@ from adtrain.nn.activation import (
     Softplus,
     Tanh,
 )
+from adtrain.nn.attention import MultiheadAttention, TransformerEncoderLayer
 from adtrain.nn.containers import Add, Concat, Container, Residual, Sequential
 from adtrain.nn.conv import Conv2d, ConvTranspose2d
 from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of
@@ -39,12 +40,14 @@ from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
 from adtrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from adtrain.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from adtrain.nn.shape import Flatten, Reshape, Select
+from adtrain.nn.tokens import Mean, Patches, PositionalEmbedding
 
 LAYERS: dict[str, type[Module]] = {
     layer.kind(): layer
     for layer in (
         Linear, Conv2d, ConvTranspose2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d,
         BatchNorm1d, BatchNorm2d, LayerNorm, GroupNorm, Embedding, Dropout, Flatten, Reshape, Select,
+        MultiheadAttention, TransformerEncoderLayer, PositionalEmbedding, Patches, Mean,
         ReLU, LeakyReLU, ELU, GELU, SiLU, Tanh, Sigmoid, Softplus, Softmax, LogSoftmax,
     )
 }  # fmt: skip
@@ -62,8 +65,9 @@ LOSSES: dict[str, Callable[..., Value]] = {
 
 __all__ = [
     "ELU", "GELU", "INITIALIZERS", "LAYERS", "LOSSES", "AdaptiveAvgPool2d", "Add", "AvgPool2d", "BatchNorm1d",
-    "BatchNorm2d", "Concat", "Container", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "Flatten", "GroupNorm",
-    "LayerError", "LayerNorm", "LayerRow", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool2d", "Mode", "Module", "Params",
-    "ReLU", "Reshape", "Residual", "Select", "Sequential", "Shape", "SiLU", "Sigmoid", "Softmax", "Softplus", "State",
-    "Tanh", "WeightInit", "count_parameters", "describe", "layer_of",
+    "BatchNorm2d", "Concat", "Container", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "Flatten",
+    "GroupNorm", "LayerError", "LayerNorm", "LayerRow", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool2d", "Mean",
+    "Mode", "Module", "MultiheadAttention", "Params", "Patches", "PositionalEmbedding", "ReLU", "Reshape",
+    "Residual", "Select", "Sequential", "Shape", "SiLU", "Sigmoid", "Softmax", "Softplus", "State", "Tanh",
+    "TransformerEncoderLayer", "WeightInit", "count_parameters", "describe", "layer_of",
 ]  # fmt: skip

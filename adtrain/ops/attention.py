@@ -53,7 +53,7 @@ def _scores(
     """q kᵀ scale, and -infinity where a query does not attend to a key."""
     scores = np.matmul(rounded(q, precision), rounded(k, precision).swapaxes(-1, -2)) * q.dtype.type(scale)
     if causal:
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
     return scores if mask is None else np.where(mask[..., None, :], scores, -np.inf)
 
 
