@@ -24,7 +24,7 @@ from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.core import devices
 
 # The same examples in every run, and no time limit, because machines differ.
-settings.register_profile("adtrain", derandomize=True, deadline=None)
+settings.register_profile("adtrain", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("adtrain")
 
 
@@ -97,6 +97,24 @@ def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """
     if request.node.get_closest_marker("compiled") is None:
         monkeypatch.setattr(CpuBackend, "compile", lambda self, program: NumpyProgram(program))
+
+
+@pytest.fixture(scope="module")
+def unoptimised(run_folder: Path) -> Iterator[None]:
+    """Programs of the module, also in processes that it starts, are compiled in a third of the time, to slow code.
+
+    For tests of anything but results and speed of compiled code.
+    """
+    compiler = next(filter(None, map(shutil.which, NAMES)), None)
+    script = run_folder / "unoptimised-cc"
+    with pytest.MonkeyPatch.context() as patch:
+        if compiler is not None:
+            written = script.with_suffix(f".{os.getpid()}")  # another worker sees all of it or nothing
+            written.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O1\n')
+            written.chmod(0o755)
+            written.replace(script)
+            patch.setenv("CC", str(script))
+        yield
 
 
 @pytest.fixture

@@ -240,29 +240,13 @@ def contents(equation: Equation, launch: LaunchPlan) -> Iterator[Content]:
 
 
 def representative(target: Target) -> list[Source]:
-    """Some of the sources, such that everything `contents` tells apart is compiled, with each value of each switch.
-
-    A switch is a macro that has one or two values in all sources of a file.
-    """
-    values: dict[tuple[str, str], set[str]] = {}
-    for source in sources(target):
-        for name, option in macros(source):
-            values.setdefault((source.name, name), set()).add(option)
+    """Few sources that have every kernel function of a file, and every generated operation in every type."""
     held = {
-        source: {
-            *sample.contents,
-            *((source.name, option) for name, option in macros(source) if len(values[source.name, name]) <= 2),
-        }
+        source: {content[:2] if content[0] == source.name else content for content in sample.contents}
         for source, sample in sources(target).items()
     }
     missing, chosen = set().union(*held.values()), []
-    for source in sorted(held, key=lambda source: len(held[source]), reverse=True):
-        if held[source] & missing:
-            chosen.append(source)
-            missing -= held[source]
+    while missing:
+        chosen.append(max(held, key=lambda source: len(held[source] & missing)))
+        missing -= held[chosen[-1]]
     return chosen
-
-
-def macros(source: Source) -> list[tuple[str, str]]:
-    """The name of each macro on the command line, and the option that defines it."""
-    return [(option.partition("=")[0], option) for option in source.options if option.startswith("-D")]

@@ -14,7 +14,7 @@ CLOSED, FULL = "closed", "full"
 """A pipe that nobody reads, and a full disk."""
 
 HELPER = """\
-import importlib, json, os, signal, sys
+import gc, importlib, json, os, signal, sys
 from adtrain.cli import main
 
 for name in main.COMMANDS:
@@ -35,6 +35,7 @@ def signalled(function, number):
         return inner(*arguments, **options)
     setattr(sys.modules[module], name, run)
 
+gc.freeze()  # or each child would copy the memory of all objects
 codes = []
 for arguments, streams, function, number in json.load(sys.stdin):
     child = os.fork()

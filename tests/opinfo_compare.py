@@ -91,12 +91,15 @@ def count(name: str, entry: Any, limit: int | None = None, reference: bool = Fal
 
 
 def samples(entry: Any, dtype: Any, limit: int | None = None, reference: bool = False) -> list[Any]:
-    torch.manual_seed(0)
     differentiable = dtype == torch.float64 and entry.supports_autograd
-    if reference:  # for some entries these cannot be drawn with requires_grad
-        drawn = list(entry.reference_inputs("cpu", dtype, requires_grad=False))
-    else:
-        drawn = list(entry.sample_inputs("cpu", dtype, requires_grad=differentiable))
+    # PyTorch looks at the stack for each sample: in `manual_seed`, and to find the test that it is for.
+    seed = mock.patch.object(torch, "manual_seed", torch.default_generator.manual_seed)
+    with seed, mock.patch.object(inspect, "stack", list):
+        torch.manual_seed(0)
+        if reference:  # for some entries these cannot be drawn with requires_grad
+            drawn = list(entry.reference_inputs("cpu", dtype, requires_grad=False))
+        else:
+            drawn = list(entry.sample_inputs("cpu", dtype, requires_grad=differentiable))
     if limit is not None and len(drawn) > limit:
         drawn = [drawn[i] for i in sorted(random.Random(0).sample(range(len(drawn)), limit))]
     drawn = [sample.transform(contiguous) for sample in drawn]

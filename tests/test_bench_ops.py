@@ -22,6 +22,8 @@ from adtrain.core.primitive import Cost, Primitive
 from adtrain.core.trace import Tracer, base_trace
 from adtrain.core.types import ArrayType
 
+pytestmark = pytest.mark.usefixtures("unoptimised")
+
 FIELDS = [
     "op", "variant", "n", "size", "phase", "dtype", "time", "flops", "bytes", "gflops_per_s", "gbytes_per_s",
     "of_roofline", "from_cache", "kernels",

@@ -14,6 +14,8 @@ from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProce
 from adtrain.bench.peers.systems import SYSTEMS, chosen, load
 from adtrain.core.errors import OptionError
 
+pytestmark = pytest.mark.usefixtures("unoptimised")
+
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="states of processes are read from /proc")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from npz_files import parts, write_npz
+from PIL import Image
 
 from adtrain.cli.main import cli
 from adtrain.data import catalogue, contact_sheet
@@ -117,12 +118,11 @@ def test_inspect_names_the_invalid_option(table: Path, settings: list[str], mess
 
 
 def test_a_contact_sheet_shows_the_first_images_of_each_class(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image")
     images = np.zeros((30, 8, 8), np.uint8)
     images[1::2] = 200  # class 1 is grey, class 0 black
     path = write_npz(tmp_path / "x.npz", parts(images))
     assert run("data", "inspect", str(path), "--contact-sheet", str(tmp_path / "sheet.png")).exit_code == 0
-    with image.open(tmp_path / "sheet.png") as sheet:
+    with Image.open(tmp_path / "sheet.png") as sheet:
         width = contact_sheet.COLUMNS * (contact_sheet.SMALLEST + contact_sheet.GAP) + contact_sheet.MARGIN
         pixels = np.asarray(sheet)[:, -width:]
     shades, counts = np.unique(pixels[..., 0], return_counts=True)
@@ -132,7 +132,6 @@ def test_a_contact_sheet_shows_the_first_images_of_each_class(tmp_path: Path) ->
 
 
 def test_a_contact_sheet_of_a_table_is_refused(table: Path, tmp_path: Path) -> None:
-    pytest.importorskip("PIL")
     sheet = tmp_path / "sheet.png"
     result = run("data", "inspect", str(table), "--set", "label=species", "--contact-sheet", str(sheet))
     assert result.exit_code == 2

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from idx_files import write_idx
 from npz_files import write_npz
+from PIL import Image
 from report_runs import one_line
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -100,11 +101,10 @@ def test_predict_prints_the_most_probable_classes(here: Path, tmp_path: Path) ->
 
 def test_predict_classifies_image_files(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     paths = []
     for label, mode in ((1, "L"), (2, "RGB")):
         paths.append(str(tmp_path / f"{label}.png"))
-        image.fromarray(images_of(np.array([label]), seed=label)[0]).convert(mode).save(paths[-1])
+        Image.fromarray(images_of(np.array([label]), seed=label)[0]).convert(mode).save(paths[-1])
     rows = json.loads(run("predict", "run", *paths, "--json").stdout)
     assert [(row["file"], row["class"]) for row in rows] == list(zip(paths, ["1", "2"], strict=True))
     assert [line.split()[:2] for line in run("predict", "run", *paths).stdout.splitlines()[1:]] == [
@@ -114,9 +114,8 @@ def test_predict_classifies_image_files(here: Path, tmp_path: Path, monkeypatch:
 
 
 def test_predict_resizes_an_image_with_a_note(here: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     path = tmp_path / "big.png"
-    image.fromarray(images_of(np.array([2]), seed=3)[0].repeat(9, axis=0).repeat(12, axis=1)).save(path)
+    Image.fromarray(images_of(np.array([2]), seed=3)[0].repeat(9, axis=0).repeat(12, axis=1)).save(path)
     result = run("predict", "run", str(path), "--json")
     assert [row["class"] for row in json.loads(result.stdout)] == ["2"]
     assert caplog.messages == [f"adtrain: {path}: resized from 54 x 72 to 6 x 6 pixels"]

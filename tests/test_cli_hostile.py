@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from npz_files import write_npz
+from PIL import Image
 
 from adtrain.cli import main, output
 from adtrain.text import visible
@@ -108,9 +109,6 @@ def test_hostile_config_keys_and_values_are_one_line_each(tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in a folder with a hostile name, on images with hostile names of files and classes, one of them broken."""
-    pytest.importorskip("PIL")
-    from PIL import Image
-
     folder = tmp_path_factory.mktemp("hostile")
     for i, name in enumerate(NAMES):
         (folder / "images" / name).mkdir(parents=True)
@@ -135,7 +133,7 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("eval", "RUN"),
         ("predict", "RUN", "IMAGE"),
         ("predict", "RUN", "IMAGE", "--json"),
-        ("report", "RUN", "--png", "RUN"),
+        ("report", "RUN"),
         ("compare", "RUN", "RUN"),
         ("train", "--resume", "RUN", "--epochs", "2"),
         ("data", "inspect", "IMAGES", "--set", "skip_broken=true"),

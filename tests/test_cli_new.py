@@ -10,6 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from npz_files import write_npz
+from PIL import Image
 from report_runs import one_line
 from test_train_tables import write_table
 from training_runs import write_data
@@ -26,12 +27,11 @@ def run(*arguments: str | Path, expect: int = 0) -> Result:
 
 
 def write_images(folder: Path) -> Path:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     for name in "ab":
         (folder / name).mkdir(parents=True)
         for size in range(20, 26):
             pixels = RNG.integers(0, 256, (size, 30), dtype=np.uint8)
-            image.fromarray(pixels).save(folder / name / f"{size}.png")
+            Image.fromarray(pixels).save(folder / name / f"{size}.png")
     return folder
 
 

@@ -35,7 +35,8 @@ horizontal.cu are GEMMs of which RESIDENT blocks must fit on a multiprocessor (`
 
 
 def problems(target: Target, found: Iterable[Source]) -> list[str]:
-    """A line for each source that does not compile, and for each chosen kernel that spills more than MAX_SPILLED.
+    """A line for each source that does not compile, and for each chosen kernel that spills more than MAX_SPILLED or
+    whose wgmma instructions wait for one another.
 
     Other candidates may spill: they run only where they were measured to be faster.
     """
@@ -46,8 +47,8 @@ def problems(target: Target, found: Iterable[Source]) -> list[str]:
         except CudaCompilerError as error:
             return [str(error)]
         most = MAX_SPILLED.get(source.name, 0)
-        spills = [line.strip() for line in log if any(int(n) > most for n in SPILLED.findall(line))]
-        return [f"{source.name} {' '.join(source.options)}: {line}" for line in spills if sources(target)[source].first]
+        slow = [x.strip() for x in log if "serializ" in x or any(int(n) > most for n in SPILLED.findall(x))]
+        return [f"{source.name} {' '.join(source.options)}: {line}" for line in slow if sources(target)[source].first]
 
     with ThreadPoolExecutor(THREADS) as threads:
         return [line for lines in threads.map(compiled, found) for line in lines]

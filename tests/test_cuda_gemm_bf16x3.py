@@ -81,6 +81,7 @@ def test_other_gpus_have_other_kernels() -> None:
     assert not any(isinstance(found, Bf16x3Gemm) for found in gemms(A100, a, b, False, True))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.needs_nvrtc
 def test_the_kernel_compiles_without_spills_or_serialized_wgmma() -> None:
     ways = [(size, width, FLAGS[i % 4]) for i, (size, width) in enumerate(product((1021, 1022, 1024), BF16X3_WIDTHS))]

@@ -162,6 +162,7 @@ def sources() -> list[Source]:
     return list(found)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.needs_nvrtc
 def test_the_kernels_compile_without_spills_or_serialized_wgmma() -> None:
     for source in sources():

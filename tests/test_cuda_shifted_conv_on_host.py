@@ -102,9 +102,9 @@ def check(host: Host, problem: ConvProblem, x: np.ndarray, w: np.ndarray, g: np.
     [
         ((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "full"),
         ((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "tf32"),
-        ((2, 66, 8, 7), 65, (3, 3), (0, 2), (1, 1), "full"),
+        pytest.param((2, 66, 8, 7), 65, (3, 3), (0, 2), (1, 1), "full", marks=pytest.mark.exhaustive),
         ((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "full"),
-        ((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "bfloat16"),
+        pytest.param((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "bfloat16", marks=pytest.mark.exhaustive),
     ],
 )
 def test_shifted_convolutions_are_right(
@@ -121,7 +121,7 @@ def test_shifted_convolutions_are_right(
     check(host, problem, *drawn(image, (filters, image[1], *kernel), problem.outputs))
 
 
-@pytest.mark.parametrize("filters", [40, 20])
+@pytest.mark.parametrize("filters", [20, pytest.param(40, marks=pytest.mark.exhaustive)])
 def test_tiles_of_all_widths_give_the_same(host: Host, filters: int) -> None:
     problem = stride_one((2, 8, 9, 13), (2, filters, 7, 11), (3, 3), (0, 0))
     x, w = drawn(problem.images, (filters, 8, 3, 3))
@@ -223,7 +223,7 @@ def test_sums_of_small_elements_alone_keep_their_bits(host: Host, precision: str
         np.testing.assert_allclose(run(host, e, algorithm, arrays)[small], expected[small], tolerance)
 
 
-@pytest.mark.parametrize("where", [(0, 0, 0), (65, 15, 16)])
+@pytest.mark.parametrize("where", [pytest.param((0, 0, 0), marks=pytest.mark.exhaustive), (65, 15, 16)])
 def test_fp16x2_must_represent_all_parts_of_an_image(host: Host, where: tuple[int, int, int]) -> None:
     """Of images that are measured in three parts."""
     problem = stride_one((3, 66, 16, 17), (3, 33, 16, 17), (3, 3), (1, 1))

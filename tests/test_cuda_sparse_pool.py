@@ -189,6 +189,7 @@ def test_an_unpooled_gradient_that_others_read_is_read_by_all() -> None:
     assert not any("grad_pooled" in e.primitive.name for e in everywhere(program(f)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.needs_nvrtc
 def test_kernels_compile_without_spills_and_serialised_wgmma() -> None:
     made: list[CudaKernel] = []

@@ -21,7 +21,10 @@ __all__ = ["host"]
 
 CONFIG = Path(__file__).parent.parent / "configs" / "mlp.yaml"
 SMALL = ("model.layers=[{linear: 96}, relu, {linear: 64}, relu, {linear: 10}]", "data.batch_size=32")
-OPTIMIZERS = ("{sgd: {lr: 0.1, momentum: 0.9}}", "{adam: {lr: 0.001}}")
+OPTIMIZERS = (
+    pytest.param("{sgd: {lr: 0.1, momentum: 0.9}}", marks=pytest.mark.exhaustive),
+    "{adam: {lr: 0.001}}",
+)
 TOLERANCE = 1e-6
 """Of the norm of the difference over the norm."""
 

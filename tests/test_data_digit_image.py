@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from random_networks import with_arrays
 
 from adtrain import nn
@@ -16,8 +17,6 @@ from adtrain.data import DataError
 from adtrain.data.digit_image import centred
 from adtrain.training import TrainedModel, inputs
 from adtrain.training.inputs import ImageOptions
-
-Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 
 
 def photograph(height: int = 30, width: int = 20, top: int = 5, left: int = 50) -> np.ndarray:

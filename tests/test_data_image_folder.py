@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from adtrain import data
 from adtrain.data import DataError, DataOptionError, Options, image_folder
-
-Image = pytest.importorskip("PIL.Image")
 
 
 def save(path: Path, value: int = 0, size: tuple[int, int] = (3, 4), colour: bool = False) -> Path:

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from adtrain.data import DataError
 from adtrain.data.images import read_image, resized
 
-Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)
 
 
@@ -91,9 +90,3 @@ def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
 def test_other_numbers_of_channels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="an image file has 1 or 3 channels, the network takes 2"):
         read_image(tmp_path / "any.png", 2)
-
-
-def test_the_error_without_pillow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"pip install 'adtrain\[report\]'"):
-        read_image(tmp_path / "any.png", 1)

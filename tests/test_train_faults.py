@@ -16,26 +16,31 @@ import pytest
 import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
+from training_runs import write_config
 from waiting import PATIENCE, wait_until
 
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.training import tensor_file
 
+pytestmark = pytest.mark.usefixtures("unoptimised")
+
 COMMAND = [sys.executable, "-c", "from adtrain.cli.main import main; main()"]
-LONG = ["train", "mlp-small", "--epochs", "1000", "--output-dir", "run"]
+LONG = ["train", "tiny.yaml", "--epochs", "1000000", "--output-dir", "run"]
 
 
 @pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_folder_of_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_config(tmp_path)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("finished") / "run"
+    folder = tmp_path_factory.mktemp("finished")
+    run = folder / "run"
     subprocess.run(
-        [*COMMAND, "train", "mlp-small", "--steps", "2", "--profile-steps", "0", "--output-dir", run],
+        [*COMMAND, "train", write_config(folder), "--steps", "2", "--profile-steps", "0", "--output-dir", run],
         check=True, capture_output=True,
     )  # fmt: skip
     return run
@@ -77,7 +82,7 @@ def test_hangups_stay_ignored_where_the_caller_ignores_them() -> None:
 
 @pytest.mark.parametrize("streams", ["2>/dev/full", "<&- >&- 2>&-"])
 def test_a_training_ends_well_without_streams_to_write_to(streams: str) -> None:
-    arguments = "train mlp-small --epochs 1 --output-dir run --profile-steps 0"
+    arguments = "train tiny.yaml --epochs 1 --output-dir run --profile-steps 0"
     shell = ["/bin/sh", "-c", f'"$@" {arguments} {streams}', "sh", *COMMAND]
     assert subprocess.run(shell, stdout=subprocess.DEVNULL).returncode == 0
     assert last_line()["kind"] == "test"
@@ -88,7 +93,7 @@ def test_a_stop_of_the_whole_group_lets_the_compiler_end(monkeypatch: pytest.Mon
     """Without it NumPy would take the first steps, whose results have other bytes than those of compiled code."""
     compiler = Path("cc").absolute()
     mark = Path("compiling").absolute()
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) touch {mark}; sleep 1;; esac\nexec gcc "$@"\n')
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) touch {mark}; sleep 1;; esac\nexec gcc "$@" -O1\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
@@ -104,7 +109,7 @@ def test_a_stop_of_the_whole_group_lets_the_compiler_end(monkeypatch: pytest.Mon
 @pytest.mark.compiled
 def test_a_killed_compiler_ends_the_run_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Path("cc").absolute()
-    compiler.write_text('#!/bin/sh\ncase "$*" in *program.c*) kill -9 $$;; esac\nexec gcc "$@"\n')
+    compiler.write_text('#!/bin/sh\ncase "$*" in *program.c*) kill -9 $$;; esac\nexec gcc "$@" -O1\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
@@ -125,7 +130,7 @@ def has_processes(group: int) -> bool:
 def test_a_second_signal_ends_a_compiler_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler, mark = Path("cc").absolute(), Path("compiling").absolute()
     endless = f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep {2 * PATIENCE:.0f}"
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) {endless};; esac\nexec gcc "$@"\n')
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) {endless};; esac\nexec gcc "$@" -O1\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))

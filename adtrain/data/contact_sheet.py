@@ -1,4 +1,4 @@
-"""A contact sheet of a data set: some images of each class. Needs Pillow."""
+"""A contact sheet of a data set: some images of each class."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ def contact_sheet(data: DataSet) -> bytes:
     """A PNG file with one row per class: its name, its number of training images, and the first COLUMNS of them.
 
     The first MOST_CLASSES classes are shown. For float32 images, black is the minimum and white the maximum of the
-    images shown. Raises DataError if the examples are not images of 1 or 3 channels, or if Pillow is not installed.
+    images shown. Raises DataError if the examples are not images of 1 or 3 channels.
     """
-    try:
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError as error:
-        raise DataError("a contact sheet needs Pillow; pip install 'adtrain[report]'") from error
+    from PIL import Image, ImageDraw, ImageFont
+
     channels, height, width = data.train.images.shape[1:]
     if channels not in (1, 3) or height * width == 1:
         raise DataError(f"{data.name}: found examples of shape {(channels, height, width)}, expected images to show")

@@ -1,4 +1,4 @@
-"""Read image files as arrays. Needs Pillow, which is imported when the first image is read."""
+"""Read image files as arrays, by Pillow, which is imported when the first image is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GREY_MODES, COLOUR_MODES = {"1", "L", "LA"}, {"P", "PA", "RGB", "RGBA"}
 def read_image(path: str | Path, channels: int) -> np.ndarray:
     """The PNG or JPEG file as uint8 (C, H, W), converted to grey (`channels` 1) or colour (`channels` 3).
 
-    Raises DataError if the file is missing, not such an image or transparent, or if Pillow is not installed.
+    Raises DataError if the file is missing, not such an image or transparent.
     """
     if channels not in MODES:
         raise DataError(f"{path}: an image file has 1 or 3 channels, the network takes {channels}; use an IDX file")
@@ -45,10 +45,8 @@ def read_header(path: str | Path) -> tuple[int, int, int]:
 @contextmanager
 def _opened(path: str | Path) -> Iterator[Image.Image]:
     """The image, if its pixels are 8-bit grey or colour; converting 16-bit values would clip them."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise DataError("reading an image file needs Pillow; pip install 'adtrain[report]'") from error
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
