@@ -16,7 +16,7 @@ class Attention(torch.nn.MultiheadAttention):
         super().__init__(width, layer.num_heads, layer.dropout, layer.bias, batch_first=True)
         self.causal = layer.causal
 
-    def forward(self, x: Any) -> Any:  # type: ignore[override]
+    def forward(self, x: Any) -> Any:
         return super().forward(x, x, x, need_weights=False, attn_mask=causal(x) if self.causal else None)[0]
 
 
@@ -28,7 +28,7 @@ class EncoderLayer(torch.nn.TransformerEncoderLayer):
         )  # fmt: skip
         self.causal = layer.causal
 
-    def forward(self, x: Any) -> Any:  # type: ignore[override]
+    def forward(self, x: Any) -> Any:
         return super().forward(x, causal(x) if self.causal else None)
 
 

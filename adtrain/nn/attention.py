@@ -27,9 +27,9 @@ from adtrain.option_types import Fraction, NonNegative, Size
 class MultiheadAttention(Module):
     """Self-attention of several heads (Vaswani et al. 2017): (tokens, embed_dim) -> (tokens, embed_dim).
 
-    A head has embed_dim / num_heads numbers of each query, key and value. `dropout` drops probabilities in training. With
-    `causal` token i attends to tokens 0 to i. The parameters are those of torch.nn.MultiheadAttention: "in_proj_weight"
-    (3 embed_dim, embed_dim), "in_proj_bias", "out_proj.weight" and "out_proj.bias".
+    A head has embed_dim / num_heads numbers of each query, key and value. `dropout` drops probabilities in training.
+    With `causal` token i attends to tokens 0 to i. The parameters are those of torch.nn.MultiheadAttention:
+    "in_proj_weight" (3 embed_dim, embed_dim), "in_proj_bias", "out_proj.weight" and "out_proj.bias".
     """
 
     left_out = ("embed_dim", int, "embed_dim is inferred from the input")
@@ -98,9 +98,9 @@ class MultiheadAttention(Module):
 class TransformerEncoderLayer(Container):
     """Self-attention, then two linear layers, each with dropout, a residual sum and layer normalisation.
 
-    The names of options and parameters are those of torch.nn.TransformerEncoderLayer. Sums are normalised, as by
-    Vaswani et al. 2017; with `norm_first` the inputs of attention and of the linear layers are instead (R. Xiong et al.,
-    "On layer normalization in the transformer architecture", 2020).
+    The names of options and parameters are those of torch.nn.TransformerEncoderLayer. The sums are normalised (Vaswani
+    et al. 2017), or with `norm_first` the inputs of attention and of the linear layers (R. Xiong et al., "On layer
+    normalization in the transformer architecture", 2020).
     """
 
     CHILDREN: ClassVar = ("norm1", "self_attn", "norm2", "linear1", "linear2")
