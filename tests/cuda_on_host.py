@@ -25,7 +25,8 @@ HERE = Path(__file__).parent / "cuda_host"
 SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
 PACKED = "Word word = 0;"
 PRODUCT = "__trap(); // no candidate on such a device"
-"""In `gemm/tile.cuh` and `common/block_ops.cuh`, and in `gemm/mma.cuh`: what `host.h` has instead."""
+"""In the files PATCHED, and in `gemm/mma.cuh`: what `host.h` has instead."""
+PATCHED = ("attention/attention.cuh", "common/block_ops.cuh", "gemm/tile.cuh")
 NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5}
 """Parameters that a macro of `conv/implicit_gemm.cuh` or `pool/pool.cu` stands for."""
 
@@ -59,7 +60,7 @@ class Host:
             assert text.count(PACKED) == text.count(PRODUCT) == 1
             text = text.replace(PRODUCT, "multiply_bfloat16(c0, c1, c2, c3, {a0, a1, a2, a3, b0, b1});")
             return text.replace(PACKED, "Word word = rounded_pair(low, high);")
-        return text.replace(SHARED, "") if name in ("gemm/tile.cuh", "common/block_ops.cuh") else text
+        return text.replace(SHARED, "") if name in PATCHED else text
 
     def computed(self, equation: Equation, kernel: CudaKernel | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs of the equation by this candidate, or as a Program runs it, in memory that was NaN before."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value, array
+from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.activation import Dropout
@@ -21,6 +22,14 @@ from adtrain.nn.norm import LayerNorm
 from adtrain.nn.tokens import TOKEN_AXES
 from adtrain.ops.attention import MAX_WIDTH
 from adtrain.option_types import Fraction, NonNegative, Size
+
+
+def _unstack(x: Value) -> tuple[tuple[Value, ...], None]:
+    return tuple(x[i] for i in range(x.shape[0])), None
+
+
+_unstacked = custom_vjp(_unstack, lambda residuals, cts: (ops.stack(cts),))
+"""The items of axis 0. The gradient is one copy, and not a sum of arrays padded with zeros."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,7 @@ class MultiheadAttention(Module):
         batch, tokens, width = x.shape
         projected = self._linear(x, params, "in_proj_")
         by_head = ops.reshape(projected, (batch, tokens, 3, self.num_heads, width // self.num_heads))
-        q, k, v = ops.transpose(by_head, (2, 0, 3, 1, 4))
+        q, k, v = _unstacked(ops.transpose(by_head, (2, 0, 3, 1, 4)))
         heads = ops.attention(
             q, k, v, causal=self.causal, dropout=self.dropout if drops else 0.0, rng=mode.rng, stream=mode.stream
         )
@@ -129,9 +138,8 @@ class TransformerEncoderLayer(Container):
     def _layers(self, shape: Shape) -> dict[str, Module]:
         norm = LayerNorm(eps=self.layer_norm_eps)
         attention = MultiheadAttention(self.nhead, dropout=self.dropout, causal=self.causal)
-        return dict(
-            zip(self.CHILDREN, (norm, attention, norm, Linear(self.dim_feedforward), Linear(shape[-1])), strict=True)
-        )
+        linear1, linear2 = (Linear(n, weight_init="xavier_uniform") for n in (self.dim_feedforward, shape[-1]))
+        return dict(zip(self.CHILDREN, (norm, attention, norm, linear1, linear2), strict=True))
 
     def output_shape(self, shape: Shape) -> Shape:
         fields.check_ndim(self, shape, TOKEN_AXES)
