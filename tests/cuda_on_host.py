@@ -78,7 +78,8 @@ class Host:
 
     def _run(self, task: LaunchPlan, library: ctypes.CDLL, operands: Sequence[np.ndarray], memory: np.ndarray) -> None:
         pointers = (ctypes.c_void_p * len(task.operands))(*(operands[i].ctypes.data for i in task.operands))
-        numbers = (ctypes.c_int64 * len(task.numbers))(*(int(n) for n in task.numbers))
+        bits = [np.float64(n).view(np.int64) if isinstance(n, float) else n for n in task.numbers]
+        numbers = (ctypes.c_int64 * len(bits))(*map(int, bits))
         grid, threads = (task.size.blocks, task.size.threads) if task.size.threads else ((4, 1, 1), 128)
         library[f"go_{task.name}"](*grid, threads, pointers, numbers, ctypes.c_void_p(memory.ctypes.data))
 
@@ -128,6 +129,9 @@ class Host:
             elif "*" in parameter:
                 args.append(f"({parameter.rpartition('*')[0]} *)pointers[{pointers}]")
                 pointers += 1
+            elif parameter.startswith("double"):
+                args.append(f"*(double *)(numbers + {numbers})")
+                numbers += 1
             else:
                 count = NUMBERS.get(parameter, 1)
                 args += [f"numbers[{i}]" for i in range(numbers, numbers + count)]

@@ -144,9 +144,9 @@ __device__ __forceinline__ void store_rows(T *to, int64_t first, int64_t rows, c
                 to[(first + row_of(i)) * WIDTH + column_of(n)] = sums[i][n];
 }
 
-// The parameters of a kernel after its arrays, and the head of this block. Blocks are numbered by tile, then by head.
-#define OPTIONS int64_t batch, int64_t queries, int64_t keys, double scale, double dropout, int64_t stream
-__device__ __forceinline__ Head head_of_block(const bool *mask, const uint32_t *rng, OPTIONS) {
+// The head of this block. Blocks are numbered by tile, then by head.
+__device__ __forceinline__ Head head_of_block(const bool *mask, const uint32_t *rng, int64_t batch, int64_t queries,
+    int64_t keys, double scale, double dropout, int64_t stream) {
     return {mask, rng, (int64_t)blockIdx.x % batch, queries, keys, (T)scale, (T)(1 / (1 - dropout)), (float)dropout,
         (uint32_t)stream};
 }

@@ -44,7 +44,8 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
 #if DROPOUT
     const uint32_t *rng,
 #endif
-    T *by_k, T *by_v, OPTIONS, char *scratch) {
+    T *by_k, T *by_v, int64_t batch, int64_t queries, int64_t keys, double scale, double dropout, int64_t stream,
+    char *scratch) {
     wait_for_inputs();
 #if !MASKED
     const bool *mask = nullptr;
@@ -53,7 +54,8 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
     const uint32_t *rng = nullptr;
 #endif
     const Head head = head_of_block(mask, rng, batch, queries, keys, scale, dropout, stream);
-    const int64_t key = blockIdx.x / batch * TILE, of_keys = head.number * keys * WIDTH, of_queries = head.number * queries * WIDTH;
+    const int64_t key = blockIdx.x / batch * TILE;
+    const int64_t of_keys = head.number * keys * WIDTH, of_queries = head.number * queries * WIDTH;
     T *const k_tile = (T *)shared_bytes, *const v_tile = k_tile + TILE * STRIDE, *const q_tile = v_tile + TILE * STRIDE;
     T *const ct_tile = q_tile + TILE * STRIDE, *const weights = ct_tile + TILE * STRIDE;
     T *const by_scores = weights + TILE * SCORES;
@@ -64,7 +66,8 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
         load_tile(q + of_queries, query, queries, q_tile);
         load_tile(ct + of_queries, query, queries, ct_tile);
         __syncthreads();
-        gradient_of_scores(head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, (const T *)scratch, weights, by_scores);
+        gradient_of_scores(
+            head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, (const T *)scratch, weights, by_scores);
         __syncthreads();
         add_products<true>(weights, ct_tile, v_sums);
         add_products<true>(by_scores, q_tile, k_sums);
@@ -81,7 +84,7 @@ KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k,
 #if DROPOUT
     const uint32_t *rng,
 #endif
-    T *by_q, OPTIONS, char *scratch) {
+    T *by_q, int64_t batch, int64_t queries, int64_t keys, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
 #if !MASKED
     const bool *mask = nullptr;
@@ -103,7 +106,8 @@ KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k,
         load_tile(k + of_keys, key, keys, k_tile);
         load_tile(v + of_keys, key, keys, v_tile);
         __syncthreads();
-        gradient_of_scores(head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, (const T *)scratch, nullptr, by_scores);
+        gradient_of_scores(
+            head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, (const T *)scratch, nullptr, by_scores);
         __syncthreads();
         add_products<false>(by_scores, k_tile, sums);
         __syncthreads();

@@ -28,7 +28,7 @@ KERNEL __launch_bounds__(THREADS) attention(const T *q, const T *k, const T *v,
 #if DROPOUT
     const uint32_t *rng,
 #endif
-    T *out, T *logsumexp, OPTIONS) {
+    T *out, T *logsumexp, int64_t batch, int64_t queries, int64_t keys, double scale, double dropout, int64_t stream) {
     wait_for_inputs();
 #if !MASKED
     const bool *mask = nullptr;
