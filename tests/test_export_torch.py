@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from random_networks import fitting, images, matrices, networks, samples, with_arrays
 from safetensors import safe_open
 from torch_recurrent import torch_recurrent
+from torch_tokens import torch_tokens
 
 from adtrain import nn
 from adtrain.core.array import array
@@ -34,6 +35,9 @@ SHAPES = {
     nn.RNN: matrices,
     nn.LSTM: matrices,
     nn.GRU: matrices,
+    nn.MultiheadAttention: matrices,
+    nn.TransformerEncoderLayer: matrices,
+    nn.PositionalEmbedding: matrices,
 }
 
 
@@ -52,6 +56,15 @@ class Concat(torch.nn.ModuleList):
         return torch.cat([branch(x) for branch in self], 1)
 
 
+class Select(torch.nn.Module):
+    def __init__(self, indices: tuple[int, ...]) -> None:
+        super().__init__()
+        self.indices = list(indices)
+
+    def forward(self, x: Any) -> Any:
+        return x[:, self.indices]
+
+
 def sequential(layers: list[Any]) -> Any:
     return torch.nn.Sequential(*layers)
 
@@ -63,6 +76,8 @@ class Add(torch.nn.ModuleList):
 
 def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
     """The same module in PyTorch, with the size of the input filled in."""
+    if (found := torch_tokens(module, shape)) is not None:
+        return found
     if isinstance(module, nn.Container):
         children = {name: torch_module(child, inner) for name, child, inner in module.children(shape)}
         if isinstance(module, nn.Residual):
@@ -71,6 +86,8 @@ def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
         return make(list(children.values()))
     if isinstance(module, nn.Reshape):
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Unflatten(1, module.shape))
+    if isinstance(module, nn.Select):
+        return Select(module.indices)
     inferred = {
         "in_features": shape[-1],
         "in_channels": shape[0],
