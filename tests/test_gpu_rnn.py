@@ -89,7 +89,7 @@ def test_every_kind_of_division_is_right(gpu: Any, cell: str, gradient: bool) ->
     expected = reference(name, given, False)
     found = divisions(gpu.lowering.target, recurrent_lengths(*given), 4, gradient)
     for division in samples(list(found), 4):
-        candidate = kernel(cell, division, np.dtype(np.float32), gradient, False)
+        candidate = kernel(cell, division, np.dtype(np.float32), False)
         wrong += problem(gpu, name, candidate, given, expected, False)
     assert not wrong, "\n".join(wrong)
 

@@ -21,45 +21,46 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
     wait_for_inputs();
     T *const hidden = (T *)own_shared();
     const Item item(rows);
-    const auto factor = [&](int unit, int gate, int k) { return weight[(int64_t)(gate * HIDDEN + unit) * HIDDEN + k]; };
-    Products<HIDDEN, GATES> products;
+    const auto factor = [&](int unit, int gate, int k) { return weight + (int64_t)(gate * HIDDEN + unit) * HIDDEN + k; };
+    Products<HIDDEN, GATES, true> products;
     products.prepare(item, factor);
     for (int i = threadIdx.x; i < 2 * ROWS * PITCH; i += THREADS) {
         const int64_t n = (int64_t)(blockIdx.x / CLUSTER) * ROWS + i / PITCH;
         const bool given = i < ROWS * PITCH && n < rows && i % PITCH < HIDDEN;
         hidden[i] = given ? h0[n * HIDDEN + i % PITCH] : (T)0;
     }
-    T cell[PASSES], b[PASSES][GATES];
-    #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++)
-        if (item.live(pass)) {
-#if LSTM
-            cell[pass] = c0[item.n * HIDDEN + item.unit(pass)];
-#endif
-            for (int g = 0; g < GATES; g++) b[pass][g] = bias[g * HIDDEN + item.unit(pass)];
-        }
+    // The index of step k among all rows and steps.
+    const auto at = [&](int64_t k) { return item.n * length + (reverse ? length - 1 - k : k); };
     cluster_barrier();
     for (int64_t k = 0; k < length; k++) {
-        const int64_t step = item.n * length + (reverse ? length - 1 - k : k);
+        const int64_t step = at(k);
         const T *before = hidden + k % 2 * (ROWS * PITCH);
         T *after = hidden + (k + 1) % 2 * (ROWS * PITCH);
-        #pragma unroll
+        #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
             const int unit = item.unit(pass);
             const bool live = item.live(pass);
-            T in[GATES] = {}, s[ITEMS * GATES];
-            if (live)
+            T in[GATES] = {}, b[GATES] = {}, cell = 0, s[ITEMS * GATES];
+            if (live) {
                 #pragma unroll
-                for (int g = 0; g < GATES; g++) in[g] = x[step * (GATES * HIDDEN) + g * HIDDEN + unit];
+                for (int g = 0; g < GATES; g++) {
+                    in[g] = x[step * (GATES * HIDDEN) + g * HIDDEN + unit];
+                    b[g] = bias[g * HIDDEN + unit];
+                }
+#if LSTM
+                cell = k ? c[at(k - 1) * HIDDEN + unit] : c0[item.n * HIDDEN + unit]; // this thread has written it
+#endif
+            }
             products(item, pass, before, factor, s);
             if (!live) continue;
             #pragma unroll
-            for (int g = 0; g < GATES; g++) s[g] += b[pass][g];
+            for (int g = 0; g < GATES; g++) s[g] += b[g];
 #if LSTM
             const T i = sigmoid(in[0] + s[0]), f = sigmoid(in[1] + s[1]), g = tanh(in[2] + s[2]), o = sigmoid(in[3] + s[3]);
-            cell[pass] = f * cell[pass] + i * g;
-            const T h = o * tanh(cell[pass]), kept[4] = {i, f, g, o};
-            c[step * HIDDEN + unit] = cell[pass];
+            cell = f * cell + i * g;
+            const T h = o * tanh(cell), kept[4] = {i, f, g, o};
+            c[step * HIDDEN + unit] = cell;
+            if (k == length - 1) c_last[item.n * HIDDEN + unit] = cell;
 #elif GRU
             const T r = sigmoid(in[0] + s[0]), z = sigmoid(in[1] + s[1]), candidate = tanh(in[2] + r * s[2]);
             const T h = candidate + z * (before[item.row * PITCH + unit] - candidate), kept[4] = {r, z, candidate, s[2]};
@@ -78,9 +79,4 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
         }
         cluster_barrier();
     }
-#if LSTM
-    #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++)
-        if (item.live(pass)) c_last[item.n * HIDDEN + item.unit(pass)] = cell[pass];
-#endif
 }
