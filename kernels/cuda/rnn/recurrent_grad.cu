@@ -20,6 +20,11 @@ struct Given {
     T ct, kept[4], state, last, hidden; // state: y, or c of an LSTM; last: c before the step; hidden: h before it
 };
 
+// What a step writes: the cotangents of s, of the candidate of gru, and h before the step.
+struct Made {
+    T by_sum[GATES], by_candidate, hidden;
+};
+
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     const T *ct_y, const T *weight,
 #if LSTM
@@ -75,6 +80,20 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
         given.hidden = k ? y[at(k - 1) * HIDDEN + unit] : h0[item.n * HIDDEN + unit];
         return given;
     };
+    const auto write = [&](int64_t k, int unit, const Made &made) {
+        before[at(k) * HIDDEN + unit] = made.hidden;
+        #pragma unroll
+        for (int g = 0; g < GATES; g++) {
+            const int64_t to = at(k) * SUMS + g * HIDDEN + unit;
+#if GRU
+            ds[to] = made.by_sum[g];
+            dx[to] = g == 2 ? made.by_candidate : made.by_sum[g];
+#else
+            dx[to] = made.by_sum[g];
+#endif
+        }
+    };
+    Made made;
 #if RESIDENT
     T carried = 0, carried_cell = 0;
     Given next;
@@ -117,25 +136,27 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
 #else
             const T by_sum[] = {ct * (1 - given.state * given.state)};
 #endif
-            before[at(k) * HIDDEN + unit] = given.hidden;
+            made.hidden = given.hidden;
             #pragma unroll
             for (int g = 0; g < GATES; g++) {
-                const int64_t to = at(k) * SUMS + g * HIDDEN + unit;
-#if GRU
-                ds[to] = by_sum[g];
-                dx[to] = g == 2 ? d : by_sum[g];
-#else
-                dx[to] = by_sum[g];
-#endif
+                made.by_sum[g] = by_sum[g];
                 #pragma unroll
                 for (int rank = 0; rank < CLUSTER; rank++)
                     in_block(now, rank)[item.row * PITCH + g * HIDDEN + unit] = by_sum[g];
             }
-        }
-        cluster_barrier();
-#if RESIDENT
-        if (k > 0 && item.live(0)) next = read(k - 1, item.unit(0));
+#if GRU
+            made.by_candidate = d;
 #endif
+            if (!RESIDENT) write(k, unit, made);
+        }
+        cluster_arrive();
+#if RESIDENT
+        if (item.live(0)) {
+            write(k, item.unit(0), made);
+            if (k > 0) next = read(k - 1, item.unit(0));
+        }
+#endif
+        cluster_wait();
         #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
             T s[ITEMS];
