@@ -43,9 +43,9 @@ class Case:
     order: int = 2
     precision: str = FULL
 
-    def sample(self, dtype: str = "float64") -> list[Array]:
-        """The inputs, the same in every call."""
-        rng = np.random.default_rng(zlib.crc32(f"{self.op}/{self.name}".encode()))
+    def sample(self, dtype: str = "float64", number: int = 0) -> list[Array]:
+        """The inputs, the same in every call; another ``number`` gives others."""
+        rng = np.random.default_rng(zlib.crc32(f"{self.op}/{self.name}".encode()) + number)
         drawn = [make(rng) for make in self.inputs]
         return [array(x.astype(dtype) if x.dtype.kind == "f" else x) for x in drawn]
 
@@ -85,8 +85,8 @@ def integers(high: int, *shape: int) -> Sampler:
 
 
 def rng_state(rng: np.random.Generator) -> np.ndarray:
-    """A sampler that returns a fixed random state."""
-    return ops.rng_state(seed=7, step=3).numpy()
+    """A sampler of random states."""
+    return ops.rng_state(seed=int(rng.integers(2**63)), step=3).numpy()
 
 
 def short(*shape: int) -> Sampler:
