@@ -232,3 +232,151 @@ def test_a_custom_derivative_of_mapped_values_is_differentiated_again() -> None:
 def test_a_mapped_value_that_is_no_argument_of_a_custom_derivative_is_refused() -> None:
     with pytest.raises(ad.TraceError, match="uses a mapped value that is not among its arguments; pass it in"):
         ad.vmap(lambda w: ad.custom_vjp(lambda x: (x * w, x), lambda x, ct: (ct,))(ops.ones(())))(np.ones(3))
+
+
+def row_sums(name: str, **options: Any) -> Any:
+    return ad.custom_op(
+        name,
+        shape=lambda x, y: (ad.ArrayType(x.shape[:-1], x.dtype), ad.ArrayType(x.shape, x.dtype)),
+        numpy=lambda x, y: ((x * y).sum(-1), x * y),
+        vjp=lambda ct, out, x, y: (ops.expand_dims(ct, -1) * y, ops.expand_dims(ct, -1) * x),
+        residuals=1,
+        **options,
+    )
+
+
+def test_an_operation_of_the_user_runs_member_by_member_or_by_its_rule() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4, 2, 3)), rng.normal(size=(2, 3))
+    looped = row_sums("test_vmap_loop")
+    ruled = row_sums("test_vmap_rule", vmap=lambda op, mapped, x, y: op(x, ops.broadcast_to(y, x.shape)))
+    for op, calls in ((looped, 4), (ruled, 1)):
+
+        def loss(x: Any, y: Any, op: Any = op) -> Any:
+            return (op(x, y) ** 2).sum()
+
+        mapped = ad.vmap(ad.value_and_grad(loss, (0, 1)), (0, None))
+        value, grads = mapped(x, y)
+        assert_loop(value, [loss(ad.array(each), ad.array(y)) for each in x])
+        assert_loop(grads, [ad.grad(loss, (0, 1))(each, y) for each in x])
+        with hook(counting := Counting()):
+            ad.vmap(op, (0, None))(x, y)
+        assert counting.calls[op.primitive.name] == calls
+    wrong = row_sums("test_vmap_wrong", vmap=lambda op, mapped, x, y: op(x[0], y))
+    with pytest.raises(
+        ad.ShapeError, match=r"test_vmap_wrong: its batching rule returned .*\[2\].* expected .*\[4, 2\]"
+    ):
+        ad.vmap(wrong, (0, None))(x, y)
+
+
+def test_mapped_functions_and_programs_nest() -> None:
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(4, 3)), rng.normal(size=(5, 3))
+
+    def loss(w: Any, x: Any, scale: Any) -> Any:
+        return (ops.tanh(ops.matmul(w, x)) ** 2).sum() * scale
+
+    each = [ad.grad(loss)(ad.array(w), ad.array(row), 0.5) for row in x]
+    axes = (None, 0, None)
+    assert_loop(ad.jit(ad.vmap(ad.grad(loss), axes))(w, x, 0.5), each)
+    assert_loop(ad.vmap(ad.jit(ad.grad(loss)), axes)(w, x, 0.5), each)
+    assert_loop(ad.vmap(ad.grad(ad.jit(loss)), axes)(w, x, 0.5), each)
+    tangents = [ad.jvp(lambda w, row=row: loss(w, row, 0.5), (w,), (w,))[1] for row in x]
+    assert_loop(ad.vmap(lambda w, x: ad.jvp(lambda w: loss(w, x, 0.5), (w,), (w,))[1], (None, 0))(w, x), tangents)
+    products = [ad.hvp(lambda w, row=row: loss(w, row, 0.5), (w,), (w,)) for row in x]
+    assert_loop(ad.vmap(lambda w, x: ad.hvp(lambda w: loss(w, x, 0.5), (w,), (w,)), (None, 0))(w, x), products)
+    hessians = [ad.hessian(loss)(w, row, 0.5) for row in x]
+    assert_loop(ad.jit(ad.vmap(ad.hessian(loss), axes))(w, x, 0.5), hessians)
+
+
+def test_axes_are_trees_that_begin_as_the_arguments_and_results_do() -> None:
+    params = {"w": np.arange(6.0).reshape(2, 3), "b": (np.arange(3.0), None, ops.ones(()))}
+
+    def f(p: Any, x: Any, *, scale: float) -> Any:
+        return {"out": p["w"] * x * scale + p["b"][0], "shared": p["b"][2]}, x
+
+    mapped = ad.vmap(f, ({"b": (0, 0, None), "w": 1}, None), ({"shared": None, "out": -1}, 0))
+    found, xs = mapped(params, 2.0 * np.ones(2), scale=3.0)
+    assert found["out"].numpy().tolist() == [[0, 7, 14], [18, 25, 32]]
+    assert found["shared"].item() == 1
+    assert xs.shape == (3, 2)  # a result that is the same for all members, with an axis, is repeated
+    assert ad.vmap(lambda: ops.zeros((2,)), axis_size=4)().shape == (4, 2)
+
+
+def test_no_members_give_empty_results() -> None:
+    def loss(x: Any, w: Any) -> Any:
+        return ops.max_pool2d(ops.conv2d(x, w), 2).sum()
+
+    value, grads = ad.vmap(ad.value_and_grad(loss, (0, 1)))(np.ones((0, 2, 1, 6, 6)), np.ones((0, 3, 1, 3, 3)))
+    assert (value.shape, *(g.shape for g in grads)) == ((0,), (0, 2, 1, 6, 6), (0, 3, 1, 3, 3))
+
+
+def test_a_member_has_the_random_numbers_that_it_has_alone() -> None:
+    states = np.stack([ops.rng_state(i, step=5).numpy() for i in (3, 1, 2)])
+    found = ad.vmap(lambda state: ops.random_normal(state, (3, 7), stream=4))(states).numpy()
+    assert all(
+        np.array_equal(x, ops.random_normal(s, (3, 7), stream=4).numpy()) for x, s in zip(found, states, strict=True)
+    )
+    masks = ad.vmap(lambda x: ops.dropout(x, 0.5, states[0]))(np.ones((2, 50))).numpy()
+    assert np.array_equal(masks[0], masks[1])  # one state: one mask
+
+
+@pytest.mark.parametrize("bad", [4, -1])
+def test_an_index_out_of_range_for_its_member_never_reads_another_member(bad: int) -> None:
+    indices = np.array([[0, 1], [bad, 0]])
+    for rule in (ops.embedding, lambda i, x: ad.vjp(lambda x: ops.embedding(i, x), x)[1](ops.ones((2, 2), "float64"))):
+        with pytest.raises(ad.ShapeError, match="is out of range"):
+            ad.vmap(rule)(indices, np.ones((2, 4, 2)))
+
+
+X = np.ones((3, 4))
+
+
+@pytest.mark.parametrize(
+    ("run", "error", "message"),
+    [
+        (
+            lambda: ad.vmap(lambda x, p: x)(X, {"w": np.ones(2)}),
+            ad.ShapeError,
+            r"vmap: found 3 members \(axis 0 of argument 0\) and 2 \(axis 0 of argument 1, w\), expected one number",
+        ),
+        (lambda: ad.vmap(lambda x: x, axis_size=5)(X), ad.ShapeError, r"found 5 members \(axis_size\) and 3 \(axis 0"),
+        (lambda: ad.vmap(lambda x: x, axis_size=-1), ad.OptionError, "axis_size is -1, expected an integer"),
+        (lambda: ad.vmap(lambda x: x, None)(X), ad.OptionError, "in_axes maps no array; .* or give axis_size"),
+        (lambda: ad.vmap(lambda x: x, (0, 0))(X), ad.OptionError, "found 2 in_axes for 1 arguments"),
+        (
+            lambda: ad.vmap(lambda x: x, ({"a": 0},))({"b": X}),
+            ad.OptionError,
+            r"in_axes\[0\] is {'a': 0}, expected .* as argument 0 does: {'b': \*}",
+        ),
+        (lambda: ad.vmap(lambda x: x, 2)(X), ad.ShapeError, r"in_axes has axis 2 for argument 0, .* shape \(3, 4\)"),
+        (lambda: ad.vmap(lambda x: x, "a")(X), ad.OptionError, "in_axes has 'a' for argument 0, expected an integer"),
+        (lambda: ad.vmap(lambda x, y: x)(X, 2.0), ad.DTypeError, "argument 1 is a float, which has no axis; share it"),
+        (
+            lambda: ad.vmap(lambda x: (x, {"y": x}), out_axes=(0, None))(X),
+            ad.ShapeError,
+            "result, 1.y differs between members, but out_axes has None for it; give it an axis",
+        ),
+        (lambda: ad.vmap(lambda x: x, out_axes=2)(X), ad.ShapeError, r"out_axes has axis 2 for result, .* \(3, 4\)"),
+        (lambda: ad.vmap(lambda x: x, out_axes=(0, 0))(X), ad.OptionError, r"out_axes is \(0, 0\), .* the result does"),
+        (lambda: ad.vmap(lambda x: 1.0)(X), ad.DTypeError, "the function returned a float, expected arrays"),
+        (lambda: ad.vmap(lambda x: ops.matmul(x, np.ones(3)))(X), ad.ShapeError, r"inner lengths 4 and 3"),
+        (lambda: ad.vmap(lambda x: x if x.sum() > 0 else -x)(X), ad.TraceError, "mapped or jitted function use"),
+        (lambda: ad.vmap(lambda x: x[x > 0])(X), ad.TraceError, "a boolean mask selects is not known"),
+    ],
+)
+def test_errors_name_the_argument_and_say_what_to_do(run: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        run()
+
+
+def test_a_mapped_value_that_leaves_its_function_is_refused() -> None:
+    kept: list[Any] = []
+
+    def keeping(x: Any) -> Any:
+        kept.append(x)
+        return x
+
+    ad.vmap(keeping)(X)
+    with pytest.raises(ad.TraceError, match="is a traced value from a function that has already returned"):
+        kept[0] + 1
