@@ -1,7 +1,7 @@
 """custom_op: an operation with the user's own kernels in C and CUDA C++.
 
 A kernel computes whole arrays. Each element type has a compiled copy, in which ``T`` is the type of the first
-floating-point argument, or of the first argument where none is::
+floating-point argument, or of the first argument where none is:
 
     #include "common.h"  // C, of kernels/cpu. All threads call the function; `my_share` divides the work among them.
     void FN(triple)(const Team *team, const T *x, T *out, int64_t size) {

@@ -113,6 +113,7 @@ def _by_class(metric: str) -> Callable[[ClassPredictions], ByClass]:
         by_class = {name: float(x) for name, x in zip(found.classes, values, strict=True)}
         return ByClass(float(values[used].mean()), by_class)
 
+    compute.__doc__ = f"The {metric} of each class, and the mean over the classes."
     return compute
 
 

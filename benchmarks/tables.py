@@ -1,17 +1,16 @@
-"""Writes the tables of speed into README.md and docs/performance.md: python benchmarks/tables.py
+"""Writes the range of speeds into README.md, and the tables into docs/performance.md: python benchmarks/tables.py
 
-The tables are made of the results of `adtrain bench against` in benchmarks/results (see peers.sh); other files are
-ignored. Each document has them between MARKERS. For each device there is a table with a row for each training step,
-named after its file, or after its config where a file has several steps, and with its commit where there are several.
-Then follow counts of operations that are faster than a peer's. The README's tables have ratios; those of
-docs/performance.md also have intervals, memory, and matrix products and convolutions. CPU tables have no times, because
-these vary with the CPU's other load.
+They are made of the results of `adtrain bench against` in benchmarks/results (see peers.sh); other files are ignored.
+Each document has its part between MARKERS. For each device there is a table with a row for each training step, named
+after its file, or after its config where a file has several steps, and with its commit where there are several. It has
+ratios, intervals and memory. Then follow matrix products and convolutions, and counts of operations that are faster
+than a peer's. CPU tables have no times, because these vary with the CPU's other load.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ from adtrain.bench.peers.systems import ADTRAIN
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-FULL = {ROOT / "README.md": False, ROOT / "docs" / "performance.md": True}
-"""The documents with tables, and whether these are full: with intervals, memory and products."""
 MARKERS = "<!-- performance: begin -->", "<!-- performance: end -->"
-LEGEND = "A peer's number is its time over adtrain's: above 1 adtrain is faster"
+LEGEND = (
+    "A peer's number is its time over adtrain's: above 1 adtrain is faster; in brackets the 95% interval; MiB are the "
+    "most host memory that the process needed"
+)
 
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]
@@ -30,8 +30,8 @@ Results = Mapping[str, Result]
 
 
 def main() -> None:
-    for path, full in FULL.items():
-        path.write_text(with_tables(path.read_text(), read(RESULTS), full))
+    for path, write in DOCUMENTS.items():
+        path.write_text(between_markers(path.read_text(), write(read(RESULTS))))
 
 
 def read(folder: Path) -> Results:
@@ -43,31 +43,50 @@ def read(folder: Path) -> Results:
     return {name: result for name, result in found.items() if result.get("kind") == "against"}
 
 
-def with_tables(text: str, results: Results, full: bool) -> str:
-    """The text with the tables between the markers.
-
-    Raises:
-        ValueError: there are results, but not one pair of markers.
-    """
+def between_markers(text: str, part: str) -> str:
+    """The document with this part between the markers. Raises ValueError if it has not one pair of them."""
     begin, end = MARKERS
-    if not results and begin not in text:
-        return text
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"expected one {begin} and one {end}")
     before, rest = text.split(begin)
-    return f"{before}{begin}\n{tables(results, full)}{end}{rest.split(end)[1]}"
+    return f"{before}{begin}\n{part}{end}{rest.split(end)[1]}"
 
 
-def tables(results: Results, full: bool) -> str:
-    """The tables of all devices, CPUs first."""
-    by_device: dict[tuple[str, str], dict[str, Result]] = {}
+def speed(results: Results) -> str:
+    """One line: the range of the ratios of steps to each peer, in its fastest form, on each device."""
+    parts = []
+    for peer, name in PEERS.items():
+        ranges = [(_ratios(found, peer), device) for (_, device), found in _by_device(results).items()]
+        times = [f"{min(found):.1f} to {max(found):.1f} times as long on {device}" for found, device in ranges if found]
+        parts.append(f"{name} {' and '.join(times)}")
+    return (
+        f"\n**Speed**: a training step takes {', '.join(parts)}. Single operations can be slower than theirs: "
+        "[Performance](docs/performance.md).\n\n"
+    )
+
+
+def _ratios(results: Results, peer: str) -> list[float]:
+    """For each step the time of the peer's fastest form over adtrain's."""
+    rows = [row["ratios"] for result in results.values() for row in result.get("steps", ())]
+    forms = [[ratio["median"] for system, ratio in ratios.items() if system.startswith(peer)] for ratios in rows]
+    return [min(medians) for medians in forms if medians]
+
+
+def _by_device(results: Results) -> dict[tuple[str, str], dict[str, Result]]:
+    """The results of each device, CPUs first."""
+    found: dict[tuple[str, str], dict[str, Result]] = {}
     for name, result in results.items():
         about = result["protocol"]
-        by_device.setdefault((about["device"], about["device_name"]), {})[name] = result
-    return "".join(f"\n{part}" for device in sorted(by_device) for part in _device(by_device[device], full))
+        found.setdefault((about["device"], about["device_name"]), {})[name] = result
+    return dict(sorted(found.items()))
 
 
-def _device(results: Results, full: bool) -> Iterator[str]:
+def tables(results: Results) -> str:
+    """The tables of all devices, CPUs first."""
+    return "".join(f"\n{part}" for found in _by_device(results).values() for part in _device(found))
+
+
+def _device(results: Results) -> Iterator[str]:
     """Paragraphs for a device: conditions, table of steps, table of products, and counts of operations."""
     commits = {result["protocol"]["commit"] for result in results.values() if "steps" in result}
     steps = [
@@ -76,21 +95,17 @@ def _device(results: Results, full: bool) -> Iterator[str]:
         for row in result.get("steps", ())
     ]
     on_gpu = any(result["protocol"]["device"] == "gpu" for result in results.values())
-    legend = [LEGEND]
-    if full:
-        legend += ["in brackets the 95% interval", "MiB are the most host memory that the process needed"]
-    if on_gpu:
-        legend.append("adtrain's is the time of a step")
-    yield f"{conditions([result['protocol'] for result in results.values()])}. {'; '.join(legend)}.\n"
+    legend = f"{LEGEND}; adtrain's is the time of a step" if on_gpu else LEGEND
+    yield f"{conditions([result['protocol'] for result in results.values()])}. {legend}.\n"
     if steps:
         longest_first = sorted((row for _, row in steps), key=lambda row: -len(row["times"]))
         peers = list(dict.fromkeys(system for row in longest_first for system in row["times"] if system != ADTRAIN))
-        systems = [ADTRAIN, *peers] if full or on_gpu else peers
-        lines = [[called, *(_cell(row, system, full, on_gpu) for system in systems)] for called, row in steps]
+        systems = [ADTRAIN, *peers]
+        lines = [[called, *(_cell(row, system, on_gpu) for system in systems)] for called, row in steps]
         ruler = ["---", *["--:"] * len(systems)]
         yield "".join(f"| {' | '.join(cells)} |\n" for cells in [["step", *systems], ruler, *lines])
     operations = [row for result in results.values() for row in result.get("operations", ())]
-    if full and on_gpu and (products := [row for row in operations if row.get("flops")]):
+    if on_gpu and (products := [row for row in operations if row.get("flops")]):
         yield "".join(_products(products))
     if operations:
         yield "".join(_operations(operations))
@@ -116,21 +131,19 @@ def _called(name: str, row: Mapping[str, Any], result: Result) -> str:
     return f"`{row['config']}`, batch {row['batch_size']}{precision}"
 
 
-def _cell(row: Mapping[str, Any], system: str, full: bool, on_gpu: bool) -> str:
-    """adtrain's time on a GPU, or a peer's ratio; if `full`, with interval and memory."""
+def _cell(row: Mapping[str, Any], system: str, on_gpu: bool) -> str:
+    """adtrain's time on a GPU, or a peer's ratio with its interval; memory."""
     if system in row["different"]:
         return "different results"
     if system not in row["times"]:
         return ""
     parts = []
     if system != ADTRAIN:
-        ratio = row["ratios"][system]
-        parts.append(_interval(ratio) if full else _digits(ratio["median"]))
+        parts.append(_interval(row["ratios"][system]))
     elif on_gpu:
         micros = row["times"][ADTRAIN]["median_ms"] * 1e3
         parts.append(f"{micros:,.0f} µs" if micros >= 100 else f"{micros:.3g} µs")
-    if full:
-        parts.append(f"{row['peak_mib'][system]:,.0f} MiB")
+    parts.append(f"{row['peak_mib'][system]:,.0f} MiB")
     return ", ".join(parts)
 
 
@@ -162,6 +175,13 @@ def _operations(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         ahead, behind = sum(x["low"] > 1 for x in found), sum(x["high"] < 1 for x in found)
         yield f"- Operations one by one, forward and backward, against {peer}: of {len(found)} adtrain is faster in "
         yield f"{ahead}, slower in {behind}, and the interval holds 1 in {len(found) - ahead - behind}.\n"
+
+
+PEERS = {"torch": "PyTorch", "jax": "JAX"}
+DOCUMENTS: dict[Path, Callable[[Results], str]] = {
+    ROOT / "README.md": speed,
+    ROOT / "docs" / "performance.md": tables,
+}
 
 
 if __name__ == "__main__":

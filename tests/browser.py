@@ -32,11 +32,14 @@ LAYOUT_PROBLEMS = """(() => {
   if (document.documentElement.scrollWidth > wide) found.push("the page scrolls sideways");
   for (const e of document.querySelectorAll("body *")) {
     const style = getComputedStyle(e);
-    if (!e.checkVisibility() || e.tagName == "PRE" || e.closest("pre") || !e.textContent.trim()) continue;
-    if (e.tagName == "text") {
-      const [box, svg] = [e.getBoundingClientRect(), e.closest("svg").getBoundingClientRect()];
-      if (box.left < svg.left - 1 || box.right > svg.right + 1 || box.top < svg.top - 1 || box.bottom > svg.bottom + 1)
-        found.push(`outside of its picture: ${name(e)}`);
+    if (!e.checkVisibility() || !e.textContent.trim()) continue;
+    if (["text", "TD", "TH"].includes(e.tagName)) {
+      const range = document.createRange();
+      range.selectNodeContents(e);
+      const text = range.getBoundingClientRect(), around = (e.closest("svg") || e).getBoundingClientRect();
+      if (["left", "top"].some(side => text[side] < around[side] - 2) ||
+          ["right", "bottom"].some(side => text[side] > around[side] + 2))
+        found.push(`outside of its picture or cell: ${name(e)}`);
     } else if (e instanceof HTMLElement && style.display != "inline" && style.overflowX != "visible"
                && style.textOverflow != "ellipsis" && e.tabIndex < 0 && e.scrollWidth > e.clientWidth + 1) {
       found.push(`wider than its place: ${name(e)}`);
@@ -44,8 +47,7 @@ LAYOUT_PROBLEMS = """(() => {
   }
   return found;
 })()"""
-"""What does not fit into the window. Preformatted text, and what the keyboard can scroll, may be wider. Text may end in
-an ellipsis."""
+"""What does not fit into the window. What the keyboard can scroll may be wider. Text may end in an ellipsis."""
 
 
 class Browser:

@@ -1,4 +1,4 @@
-"""The tables in the documents are up to date with the committed results."""
+"""The speeds in the documents are up to date with the committed results."""
 
 from __future__ import annotations
 
@@ -46,11 +46,19 @@ def result(device: str = "cpu", commit: str | None = "abc", **rows: list[dict[st
     return {"kind": "against", "protocol": about, **rows}
 
 
-@pytest.mark.parametrize("path", tables.FULL)
-def test_tables_are_up_to_date(path: Path) -> None:
+@pytest.mark.parametrize("path", tables.DOCUMENTS)
+def test_documents_are_up_to_date(path: Path) -> None:
     text = path.read_text()
-    made = tables.with_tables(text, tables.read(tables.RESULTS), tables.FULL[path])
+    made = tables.between_markers(text, tables.DOCUMENTS[path](tables.read(tables.RESULTS)))
     assert made == text, "run python benchmarks/tables.py"
+
+
+def test_speed_is_the_range_of_the_fastest_form_of_each_peer() -> None:
+    rows = [step("mlp", torch_eager=3.0, torch_compile=2.0), step("cnn", torch_eager=5.0, jax=1.5)]
+    assert tables.speed({"steps": result(steps=rows)}) == (
+        "\n**Speed**: a training step takes PyTorch 2.0 to 5.0 times as long on EPYC, JAX 1.5 to 1.5 times as long on "
+        "EPYC. Single operations can be slower than theirs: [Performance](docs/performance.md).\n\n"
+    )
 
 
 def several() -> list[dict[str, Any]]:
@@ -67,7 +75,7 @@ def test_cpu_table_has_ratios_and_memory_but_no_times() -> None:
         "cpu/cpu-mlp-64-sgd": result(steps=[step("mlp", torch=1.0)]),
         "many": result(steps=several(), commit="def"),
     }
-    assert tables.tables(found, full=True) == (
+    assert tables.tables(found) == (
         "\nEPYC, 2 threads; adtrain 0.1.0, torch 2.13; commit abc, commit def. A peer's number is its time over "
         "adtrain's: above 1 adtrain is faster; in brackets the 95% interval; MiB are the most host memory that the "
         "process needed.\n"
@@ -77,29 +85,22 @@ def test_cpu_table_has_ratios_and_memory_but_no_times() -> None:
         "| `mlp`, batch 64, def | 100 MiB | 2.00 (1.90 to 2.10), 200 MiB | different results |\n"
         "| `cnn`, batch 64, float64, def | 100 MiB | 300 (100 to 1,000), 2,000 MiB | 20.0 (19.0 to 21.0), 200 MiB |\n"
     )
-    assert tables.tables({"many": result(steps=several())}, full=False) == (
-        "\nEPYC, 2 threads; adtrain 0.1.0, torch 2.13; commit abc. A peer's number is its time over adtrain's: above 1 "
-        "adtrain is faster.\n"
-        "\n| step | torch | jax |\n"
-        "| --- | --: | --: |\n"
-        "| `mlp`, batch 64 | 2.00 | different results |\n"
-        "| `cnn`, batch 64, float64 | 300 | 20.0 |\n"
-    )
 
 
 def test_gpu_table_has_times_and_ratios_and_follows_the_cpu() -> None:
     rows = [step("mlp", torch=4.0), step("cnn", torch=1.0)]
     rows[1]["times"]["adtrain"]["median_ms"] = 20.4536
     found = {"gpu-steps": result("gpu", None, steps=rows), "mlp": result(steps=[step("mlp", torch=2.0)])}
-    cpu, gpu = tables.tables(found, full=False).split("H200")
+    cpu, gpu = tables.tables(found).split("H200")
     assert "EPYC" in cpu
     assert gpu == (
         ", driver 580; adtrain 0.1.0, torch 2.11. A peer's number is its time over adtrain's: above 1 adtrain is "
-        "faster; adtrain's is the time of a step.\n"
+        "faster; in brackets the 95% interval; MiB are the most host memory that the process needed; adtrain's is the "
+        "time of a step.\n"
         "\n| step | adtrain | torch |\n"
         "| --- | --: | --: |\n"
-        "| `mlp`, batch 64 | 31.4 µs | 4.00 |\n"
-        "| `cnn`, batch 64 | 20,454 µs | 1.00 |\n"
+        "| `mlp`, batch 64 | 31.4 µs, 100 MiB | 4.00 (3.80 to 4.20), 200 MiB |\n"
+        "| `cnn`, batch 64 | 20,454 µs, 100 MiB | 1.00 (0.95 to 1.05), 200 MiB |\n"
     )
 
 
@@ -108,15 +109,16 @@ def test_rows_of_several_commits_name_them_and_align_peers() -> None:
         "cnn": result(steps=[step("cnn", graph=2.0)]),
         "mlp": result(commit="def", steps=[step("mlp", eager=4.0, graph=3.0)]),
     }
-    text = tables.tables(found, full=False)
-    assert "| step | eager | graph |\n" in text
-    assert "| `cnn`, abc |  | 2.00 |\n| `mlp`, def | 4.00 | 3.00 |\n" in text
+    text = tables.tables(found)
+    assert "| step | adtrain | eager | graph |\n" in text
+    assert "| `cnn`, abc | 100 MiB |  | 2.00 (" in text
+    assert "| `mlp`, def | 100 MiB | 4.00 (" in text
 
 
 def test_operations_are_counted_as_faster_slower_or_undecided() -> None:
     rows = [compared(torch=x, numpy=2.0) for x in (0.5, 0.9, 1.0, 3.0, 4.0, 5.0)]
     rows[0]["ratios"].pop("numpy")
-    text = tables.tables({"operations": result(operations=rows)}, full=True)
+    text = tables.tables({"operations": result(operations=rows)})
     assert "against torch: of 6 adtrain is faster in 3, slower in 2, and the interval holds 1 in 1.\n" in text
     assert "against numpy: of 5 adtrain is faster in 5, slower in 0, and the interval holds 1 in 0.\n" in text
     assert "|" not in text
@@ -127,27 +129,20 @@ def test_full_tables_list_products_with_speed_and_errors() -> None:
     row["times"] = {"adtrain": {"median_ms": 0.5}, "torch": {"median_ms": 2.0}}
     row["off"] = {"adtrain": 2.04e-7, "torch": 1.1e-6}
     found = {"gpu-operations": result("gpu", operations=[row, compared(torch=2.0)])}
-    text = tables.tables(found, full=True)
+    text = tables.tables(found)
     low, high = (f"{row['ratios']['torch'][end]:.2f}" for end in ("low", "high"))
     assert f"| matmul 4096 | forward | 275 | 4.00 ({low} to {high}) | 2.0e-07, 1.1e-06 |\n" in text
-    assert "|" not in tables.tables(found, full=False)
 
 
 def test_only_text_between_the_markers_changes() -> None:
     text = f"# Fast\n{BEGIN}\nold\n{END}\nend | of\n"
-    found = {"mlp": result(steps=[step("mlp", torch=2.0)])}
-    once = tables.with_tables(text, found, False)
-    assert once.startswith(f"# Fast\n{BEGIN}\n\nEPYC")
-    assert once.endswith(f"|\n{END}\nend | of\n")
-    assert "old" not in once
-    assert tables.with_tables(once, found, False) == once
-    assert tables.with_tables(once, {}, False) == f"# Fast\n{BEGIN}\n{END}\nend | of\n"
+    assert tables.between_markers(text, "new\n") == f"# Fast\n{BEGIN}\nnew\n{END}\nend | of\n"
 
 
 @pytest.mark.parametrize("text", ["none", f"{BEGIN}", f"{END}", f"{BEGIN}{BEGIN}{END}"])
 def test_text_without_markers_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="expected one <!-- performance: begin -->"):
-        tables.with_tables(text, {"mlp": result(steps=[step("mlp")])}, False)
+        tables.between_markers(text, "new\n")
 
 
 def test_results_of_other_kinds_are_ignored(tmp_path: Path) -> None:

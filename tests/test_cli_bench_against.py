@@ -13,6 +13,7 @@ import training_runs
 from click.testing import CliRunner, Result
 from waiting import PATIENCE, wait_until
 
+from adtrain.bench import page
 from adtrain.bench.peers import comparison, systems
 from adtrain.bench.timing import roofline
 from adtrain.cli.main import cli
@@ -38,9 +39,11 @@ def test_ratios_are_shown_and_each_skipped_peer_with_its_reason(
     """Simulates a machine with PyTorch and without JAX."""
     monkeypatch.setattr(systems, "find_spec", lambda name: None if name == "jax" else True)
     path, file = str(training_runs.write_config(tmp_path)), tmp_path / "found.json"
-    result = bench("against", "numpy, jax,torch-graph", path, "--device", "cpu", "--json-file", str(file))
+    files = ["--json-file", str(file), "--html", str(tmp_path / "found.html")]
+    result = bench("against", "numpy, jax,torch-graph", path, "--device", "cpu", *files)
     assert result.exit_code == 0, result.output
     found = json.loads(file.read_text())
+    assert (tmp_path / "found.html").read_text() == page.render(found)
     (row,) = found["steps"]
     assert (found["kind"], row["batch_size"], row["precision"]) == ("against", 16, "float32")
     assert list(row["times"]) == ["adtrain", "numpy"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from report_runs import command, one_line, summary, train
 from training_runs import write_config
 
-from adtrain.cli.compare import differences
+from adtrain.config.differences import differences
 
 leaves = st.none() | st.booleans() | st.integers(0, 3)
 

@@ -133,7 +133,7 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("eval", "RUN"),
         ("predict", "RUN", "IMAGE"),
         ("predict", "RUN", "IMAGE", "--json"),
-        ("report", "RUN", "--png", "RUN"),
+        ("report", "RUN"),
         ("compare", "RUN", "RUN"),
         ("train", "--resume", "RUN", "--epochs", "2"),
         ("data", "inspect", "IMAGES", "--set", "skip_broken=true"),

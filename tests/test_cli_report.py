@@ -2,15 +2,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
 import pytest
 from browser import Browser, assert_fits
-from idx_files import write_idx
-from PIL import Image
 from report_runs import Elements, assert_needs_no_network, command, one_line, summary, train
 from training_runs import write_config
 
@@ -64,7 +60,8 @@ def test_the_page_is_written_into_the_run_by_default(run: Path) -> None:
     assert result.stdout == f"{run}/report.html\n"
     assert result.stderr == ""
     assert Elements((run / "report.html").read_text()).headings == [
-        "Learning curves", "Confusion matrix", "Classes", "Worst mistakes", "Where the time went", "What was run"
+        "Network", "Learning curves", "Confusion matrix", "Classes", "Worst mistakes", "Filters of the first layer",
+        "Where the time went", "What was run"
     ]  # fmt: skip
 
 
@@ -106,8 +103,8 @@ def test_a_run_before_its_first_epoch_has_a_report(run: Path) -> None:
     assert lines[0].endswith("(0 of 2 epochs are complete): no test result and no times")
     assert lines[1].startswith(f"{run}: no predictions: {run}: found no model.safetensors")
     text = (run / "report.html").read_text()
-    assert "No epoch is complete." in text
-    assert Elements(text).headings == ["Learning curves", "What was run"]
+    assert "No step is complete." in text
+    assert Elements(text).headings == ["Network", "Learning curves", "What was run"]
 
 
 def test_a_run_without_its_data_has_a_report_without_predictions(tmp_path: Path) -> None:
@@ -116,7 +113,7 @@ def test_a_run_without_its_data_has_a_report_without_predictions(tmp_path: Path)
     (line,) = command("report", run, "--device", "cpu").stderr.splitlines()
     assert line.startswith(f"{run}: no predictions: {tmp_path}/data: found nothing")
     text = (run / "report.html").read_text()
-    assert Elements(text).headings == ["Learning curves", "Where the time went", "What was run"]
+    assert Elements(text).headings == ["Network", "Learning curves", "Where the time went", "What was run"]
     assert "The operations were not timed (--profile-steps 0)." in text
 
 
@@ -170,40 +167,50 @@ def test_a_page_that_cannot_be_written_is_a_one_line_error(run: Path, tmp_path: 
     )
 
 
-def test_png_files_are_drawn(run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    result = command("report", run, "--device", "cpu", "--png", tmp_path / "png")
-    names = ["learning_curves.png", "confusion_matrix.png", "worst_mistakes.png"]
-    assert result.stdout.splitlines() == [f"{run}/report.html", *(f"{tmp_path}/png/{name}" for name in names)]
-    for name in names:
-        with Image.open(tmp_path / "png" / name) as drawn:
-            pixels = np.asarray(drawn.convert("L"))
-        assert min(pixels.shape) > 400
-        assert pixels.std() > 5
-
-
-def test_without_matplotlib_png_is_refused_but_the_page_is_written(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert one_line(command("report", run, "--device", "cpu", "--png", tmp_path / "png", expect=2)) == (
-        "drawing PNG files needs matplotlib; pip install 'adtrain[report]'"
-    )
-    assert not (run / "report.html").exists()
-    assert not (tmp_path / "png").exists()
+def test_a_run_that_stopped_in_its_first_epoch_has_curves_over_steps(run: Path) -> None:
+    (run / "summary.json").unlink()
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(line for line in lines if '"epoch": 1' in line and "interval" in line))
     command("report", run, "--device", "cpu")
-    assert (run / "report.html").exists()
+    text = (run / "report.html").read_text()
+    assert 'aria-label="loss over steps"' in text
+    assert "No step is complete." not in text
 
 
-def test_data_that_are_not_images_have_no_pictures(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    cfg = write_config(tmp_path)
-    for part, count in (("train", 90), ("t10k", 30)):
-        pixels = (np.arange(count) % 3 * 80).astype(np.uint8).reshape(count, 1, 1)
-        write_idx(tmp_path / "data" / f"{part}-images-idx3-ubyte", pixels)
-    run = train(cfg, tmp_path / "run", "--steps", "1", "--set", "model.input=[1]")
-    result = command("report", run, "--device", "cpu", "--png", tmp_path / "png")
-    assert [Path(line).name for line in result.stdout.splitlines()] == [
-        "report.html", "learning_curves.png", "confusion_matrix.png"
-    ]  # fmt: skip
-    assert "have no pictures" in (run / "report.html").read_text()
+def test_several_runs_share_charts_with_a_band_over_seeds(made: Path, tmp_path: Path, browser: Browser) -> None:
+    for name, options in {"seed1": ["--seed", "1"], "slow": ["--set", "optimizer.adam.lr=0.0001"]}.items():
+        train(made / "tiny.yaml", tmp_path / name, "--set", "data.validation=0.2", "--epochs", "2", *options)
+    train(made / "tiny.yaml", tmp_path / "seed0", "--set", "data.validation=0.2", "--epochs", "2")
+    runs = [tmp_path / name for name in ("seed0", "seed1", "slow")]
+    result = command("report", *runs, "-o", tmp_path / "runs.html")
+    assert result.stdout == f"{tmp_path}/runs.html\n"
+    text = (tmp_path / "runs.html").read_text()
+    assert_needs_no_network(text)
+    found = Elements(text)
+    assert [row[0] for row in found.rows if len(row) == 7] == list(map(str, runs))
+    assert text.count("<polygon") == 3, "loss on both scales, and accuracy"
+    assert "seed0 and 1 more" in text
+    assert ["optimizer.adam.lr", "seed0", "0.01"] in found.rows
+    assert_fits(browser, tmp_path / "runs.html")
+
+
+def test_several_runs_need_a_file_to_write(made: Path) -> None:
+    result = command("report", made / "run", made / "run", expect=2)
+    assert "several runs have no default page" in result.stderr
+
+
+def test_rows_of_a_table_are_called_rows(tmp_path: Path, browser: Browser) -> None:
+    kinds = ("red", "blue", "a class of a rather long name")
+    lines = [f"{i % 7},{i % 5},{kinds[i % 3]}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y,kind", *lines]) + "\n")
+    (tmp_path / "t.yaml").write_text(
+        f"name: t\ndata: {{path: {tmp_path}/t.csv, label: kind, test: 0.3, batch_size: 8}}\n"
+        "model: {input: [2], layers: [linear: 3]}\nloss: cross_entropy\noptimizer: {sgd: {lr: 0.1}}\n"
+        "training: {epochs: 1, seed: 0}\n"
+    )
+    run = train(tmp_path / "t.yaml", tmp_path / "run")
+    command("report", run, "--device", "cpu")
+    text = (run / "report.html").read_text()
+    assert "test rows are classified correctly" in text
+    assert "<img" not in text
+    assert_fits(browser, run / "report.html")

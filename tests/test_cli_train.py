@@ -67,6 +67,7 @@ TYPES: dict[str, Any] = {
     "batch_size": int,
     "train_seconds": float,
     "total_seconds": float,
+    "spans": list,
     "images_per_second": float,
     "step_ms": {"median": float, "p20": float, "p80": float},
     "memory": {"planned_bytes": int, "held_bytes": type(None)},
@@ -364,7 +365,8 @@ def _summary(rows: int) -> Summary:
     return Summary(
         config={}, device="cpu", device_name="A CPU", precision="float32", seed=0, parameters=1000, ended="finished",
         best=BestEpoch("train_loss", 0.1, 2), model_epoch=2, epochs=2, steps=100, batch_size=128, train_seconds=11.0,
-        total_seconds=12.0, images_per_second=5000.0, step_ms=StepTimes(4.0, 3.9, 4.1), memory=Memory(2**20, 2**21),
+        total_seconds=12.0, spans=(), images_per_second=5000.0, step_ms=StepTimes(4.0, 3.9, 4.1),
+        memory=Memory(2**20, 2**21),
         train=score, validation=None, test=score, metrics={}, ops_sum_ms=30.0, ops_to_step_ratio=0.95, versions={},
         ops=tuple(
             OperationTime(

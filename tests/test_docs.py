@@ -1,65 +1,160 @@
-"""The documents are complete, and name only what exists."""
+"""The documents name only what exists, their programs run, and their samples are what the commands print."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shlex
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import click
 import pytest
+from click.testing import CliRunner
+from pydantic import TypeAdapter
 
-from adtrain.cli.main import COMMANDS
-from adtrain.config.specs import FAMILIES
+import adtrain
+from adtrain.cli import main
+from adtrain.config import Config, source, specs
 
 ROOT = Path(__file__).parent.parent
-
-
-def test_every_name_of_a_config_is_documented() -> None:
-    named = set(re.findall(r"`([\w-]+)`", (ROOT / "docs/config.md").read_text()))
-    assert {kind for family in FAMILIES.values() for kind in family} - named == set()
-
-
-def test_every_command_is_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert [name for name in COMMANDS if f"adtrain {name}" not in readme] == []
-
-
-TUTORIAL = "docs/python.md"
-PLUGINS = "docs/your-own.md"
-"""Its programs are plug-ins, which `test_docs_your_own.py` runs."""
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]]
-FRAGMENTS = {"docs/add-an-op.md": 6}
+SUCCESSIVE = "docs/how-to/python.md"
+"""Each of its snippets continues the one before."""
+PLUGINS = ("docs/how-to/own-layer.md", "docs/how-to/own-kernel.md")
+"""Their programs are plug-ins, which `test_docs_plugins.py` runs."""
+FRAGMENTS = {"docs/add-an-op.md": 5}
 """The documents with snippets that are no complete programs, and the number of these snippets."""
+MEASURED = ("train", "predict")
+"""Commands whose numbers vary. Their lines are compared without numbers, and may come in another order."""
 
 
-def snippets(document: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text()
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text_of(document), re.DOTALL | re.MULTILINE)
 
 
 def programs(document: str) -> list[str]:
-    """The snippets that begin with an import, and all snippets of the tutorial, where one continues the other."""
-    return [code for code in snippets(document) if document == TUTORIAL or code.startswith(("import ", "from "))]
+    """The snippets that begin with an import, and all snippets of a document where one continues the other."""
+    found = blocks(document, "python")
+    return [code for code in found if document == SUCCESSIVE or code.startswith(("import ", "from "))]
 
 
-@pytest.mark.parametrize("document", [name for name in DOCUMENTS if programs(name) and name != PLUGINS])
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if programs(name) and name not in PLUGINS])
 def test_the_python_programs_of_a_document_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "snippet"}
     for number, code in enumerate(programs(document), 1):
         exec(compile(code, f"{document}, program {number}", "exec"), names)
-    if document == "README.md":
-        assert float(names["loss"]) < 1e-3
 
 
 def test_snippets_that_are_no_programs_are_counted() -> None:
-    counts = {name: len(snippets(name)) - len(programs(name)) for name in DOCUMENTS}
+    counts = {name: len(blocks(name, "python")) - len(programs(name)) for name in DOCUMENTS}
     assert {name: count for name, count in counts.items() if count} == FRAGMENTS
 
 
-def test_links_and_files_named_in_documents_exist() -> None:
-    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        text = document.read_text()
-        links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
-        assert [link for link in links if not (document.parent / link).exists()] == []
-        files = re.findall(r"`((?:core|ops|nn|optim|config|data|training|bench|cli|tests|examples)/[\w/]+\.py)`", text)
-        assert [f for f in files if not ((ROOT / f).exists() or (ROOT / "adtrain" / f).exists())] == []
+def samples(document: str) -> list[tuple[str, list[str]]]:
+    """The commands of the blocks of type console, each with the lines that it prints."""
+    parts = [part for block in blocks(document, "console") for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+    return [(command, lines) for command, *lines in map(str.splitlines, parts)]
+
+
+def shape(line: str) -> str:
+    """The line without its numbers and the name of the processor."""
+    return " ".join(re.sub(r"cpu, .*", "cpu", re.sub(r"\d[\d,]*(\.\d+)?", "#", line)).split())
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if samples(name)])
+def test_the_samples_of_a_document_are_what_is_printed(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    shutil.copy(ROOT / "docs/pictures/digit.png", tmp_path)
+    for name, content in re.findall(r"`(\w+\.yaml)`:\n\n```yaml\n(.*?)```", text_of(document), re.DOTALL):
+        Path(name).write_text(content)
+    for line, expected in samples(document):
+        arguments = shlex.split(line)[1:]
+        command = arguments[0]
+        if command == "train":
+            arguments += ["--device", "cpu", "--steps", "3"]
+        result = CliRunner().invoke(main.cli, arguments)
+        printed = (result.stdout if result.exit_code == 0 else result.stderr).splitlines()
+        if command in MEASURED and result.exit_code == 0:
+            assert {shape(row) for row in expected if row != "..."} - set(map(shape, printed)) == set(), line
+        else:
+            assert list(map(without_threads, expected)) == list(map(without_threads, printed)), line
+
+
+def without_threads(line: str) -> str:
+    """The line; without its numbers if they depend on the number of threads."""
+    return shape(line) if line.startswith(("threads' scratch", "peak")) else line
+
+
+def test_the_config_in_the_readme_is_the_packaged_one() -> None:
+    (block,) = blocks("README.md", "yaml")
+    packaged = (ROOT / "configs/mlp.yaml").read_text().splitlines()
+    assert block.splitlines() == [line for line in packaged if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if blocks(name, "yaml") and name not in PLUGINS])
+def test_the_parts_of_configs_in_a_document_are_valid(document: str) -> None:
+    hints = get_type_hints(Config, include_extras=True)
+    for block in blocks(document, "yaml"):
+        if "name: broken" not in block:
+            part = source.read_value(block, document).plain()
+            sections = part if isinstance(part, dict) else {"layers": part}
+            for key, value in sections.items():
+                TypeAdapter(hints.get(key, specs.Layers)).validate_python(value)
+
+
+def test_the_config_reference_is_up_to_date() -> None:
+    path = ROOT / "docs/tools/config_reference.py"
+    spec = importlib.util.spec_from_file_location("config_reference", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.page() == module.PAGE.read_text(), f"run python {path.relative_to(ROOT)}"
+
+
+def test_every_command_is_in_the_readme() -> None:
+    assert [name for name in main.COMMANDS if f"adtrain {name}" not in text_of("README.md")] == []
+
+
+def test_every_public_name_is_in_the_python_reference() -> None:
+    named = set(re.findall(r"\b\w+$", text_of("docs/reference/python.md"), re.MULTILINE))
+    assert set(adtrain.__all__) - named == set()
+
+
+def options(command: click.Command) -> set[str]:
+    own = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    return own.union(*map(options, getattr(command, "commands", {}).values()))
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if "worklog" not in name])
+def test_the_commands_in_a_document_exist_with_their_options(document: str) -> None:
+    context = click.Context(main.cli)
+    for name, rest in re.findall(r"(?:`|^|\$ |&& )adtrain ([a-z]+)([^`\n]*)", text_of(document), re.MULTILINE):
+        command = main.cli.get_command(context, name)
+        assert command is not None, f"adtrain {name}"
+        assert set(re.findall(r"--[a-z][\w-]*", rest)) - options(command) == set(), f"adtrain {name}{rest}"
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if "worklog" not in name])
+def test_links_and_files_named_in_a_document_exist(document: str) -> None:
+    content, folder = text_of(document), (ROOT / document).parent
+    links = re.findall(r"\]\(([^)#]+)\)|(?:src|srcset)=\"([^\"]+)\"", content)
+    assert [a or b for a, b in links if not (a or b).startswith("http") and not (folder / (a or b)).exists()] == []
+    files = re.findall(r"`((?:core|ops|nn|optim|config|data|training|bench|cli|tests|examples)/[\w/]+\.py)`", content)
+    assert [f for f in files if not ((ROOT / f).exists() or (ROOT / "adtrain" / f).exists())] == []
+
+
+def test_the_packaged_configs_are_in_the_readme() -> None:
+    names = {path.stem for path in (ROOT / "configs").glob("*.yaml")}
+    assert {name for name in names if f"`{name}`" not in text_of("README.md")} == set()

@@ -70,7 +70,7 @@ ONLY_IN = {
     "onnx": "export",
     "onnxruntime": "export",
     "pydantic": "config",
-    "matplotlib": "report graphs",
+    "matplotlib": "graphs",
     "resvg_py": "graphs",
     "jinja2": "templates",
     "tensorboard": "training",

@@ -287,7 +287,7 @@ def test_what_does_not_fit_the_targets_is_told_in_one_line(
 
 
 def test_the_example_in_the_documents_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[1] / "docs/config.md").read_text()
+    text = (Path(__file__).parents[1] / "docs/how-to/predict-numbers.md").read_text()
     (example,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "house-prices" in block]
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
@@ -297,16 +297,6 @@ def test_the_example_in_the_documents_trains(tmp_path: Path, monkeypatch: pytest
     Path("c.yaml").write_text(example)
     result = training.run(training.prepare(config.load("c.yaml", ["training.epochs=1"])))
     assert isinstance(result.test, RegressionScore)
-
-
-def test_pictures_of_predicted_numbers_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    path = write_table(tmp_path)
-    use_columns(tmp_path, ["x", "y", "z", "price"])
-    run("train", str(path), "--output-dir", str(tmp_path / "run"), "--profile-steps", "0", "--epochs", "1")
-    run("report", str(tmp_path / "run"), "--png", str(tmp_path / "png"))
-    names = {file.name for file in (tmp_path / "png").iterdir()}
-    assert names == {"learning_curves.png", "predicted_against_true.png", "residuals.png"}
 
 
 def test_other_systems_are_not_compared_on_numbers_to_predict(tmp_path: Path) -> None:

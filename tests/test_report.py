@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,15 +13,19 @@ from PIL import Image
 from report_runs import summary, train
 from training_runs import images_of, write_config
 
-from adtrain import report
-from adtrain.report import figures, sections
-from adtrain.report.chart import chart
+from adtrain import config, report
+from adtrain.report import classes
 from adtrain.report.curves import panels
-from adtrain.report.pixels import png, shown
+from adtrain.report.kernels import kernels
+from adtrain.report.network import strip
+from adtrain.report.pixels import png, shown, signed
 from adtrain.report.predictions import Predictions
 from adtrain.report.ticks import ticks
+from adtrain.report.timeline import lanes
 from adtrain.training import evaluation, model_file
 from adtrain.training.evaluation import BATCH_SIZE
+from adtrain.training.spans import Span
+from adtrain.training.summary import OperationTime
 
 numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-30)
 
@@ -33,7 +38,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def predictions(labels: np.ndarray, predicted: np.ndarray, classes: int) -> Predictions:
     images = np.zeros((len(labels), 1, 2, 2), np.uint8)
-    return Predictions(images, labels, tuple(map(str, range(classes))), predicted, np.linspace(0.5, 1, len(labels)))
+    probabilities = np.eye(classes)[predicted] * np.linspace(0.5, 1, len(labels))[:, None]
+    return Predictions(images, labels, tuple(map(str, range(classes))), probabilities)
 
 
 @given(numbers, numbers)
@@ -66,8 +72,10 @@ def test_the_confusion_matrix_counts_every_image_once(pairs: list[tuple[int, int
     assert found.correct == sum(label == prediction for label, prediction in pairs)
     worst = found.worst(10)
     assert len(worst) == min(10, len(pairs) - found.correct)
-    assert all(pairs[x.image] == (x.label, x.prediction) and x.label != x.prediction for x in worst)
-    assert [x.probability for x in worst] == sorted((x.probability for x in worst), reverse=True)
+    tops = [x.candidates[0] for x in worst]
+    assert all(pairs[x.image] == (x.label, top[0]) and x.label != top[0] for x, top in zip(worst, tops, strict=True))
+    assert [p for _, p in tops] == sorted((p for _, p in tops), reverse=True)
+    assert all(x.label in dict(x.candidates) and len(x.candidates) == 3 for x in worst)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3]), st.integers(0, 99))
@@ -97,12 +105,19 @@ def test_images_with_other_channel_counts_are_shown_as_their_mean() -> None:
     assert shown(images).tolist() == [[[[25]]]]
 
 
+def test_weights_are_blue_above_zero_and_orange_below() -> None:
+    blue, white, orange = signed(np.array([2.0, 0.0, -2.0]).reshape(1, 1, 1, 3))[0, 0].tolist()
+    assert white == [255, 255, 255]
+    assert blue[2] > blue[0]
+    assert orange[0] > orange[2]
+
+
 def test_predictions_agree_with_the_summary(run: Path) -> None:
     found = report.predict(run, "cpu")
     assert isinstance(found, Predictions)
     assert found.correct / len(found.labels) == pytest.approx(summary(run)["test"]["accuracy"])
     assert found.confusion.sum() == len(found.labels) == 30
-    assert (found.probability >= 1 / 3).all()
+    assert np.allclose(found.probabilities.sum(axis=1), 1)
 
 
 def test_compiled_and_eager_probabilities_agree(run: Path) -> None:
@@ -116,38 +131,72 @@ def test_compiled_and_eager_probabilities_agree(run: Path) -> None:
 def test_the_curves_end_at_the_scores_of_the_last_epoch(run: Path) -> None:
     found = report.read(run)
     loss, accuracy, rate = panels(found)
-    ends = {curve.name: curve.values[-1] for curve in accuracy.curves if curve.name}
+    ends = {curve.name: curve.ys[-1] for curve in accuracy.curves if curve.name}
     assert ends == {part: getattr(found.epochs[-1], part).accuracy for part in ("train", "validation")}
-    assert [list(curve.epochs) for curve in loss.curves if curve.name] == [[1, 2], [1, 2]]
-    assert rate.curves[0].values[0] == 0.01
+    assert [list(curve.xs) for curve in loss.curves if curve.name] == [[1, 2], [1, 2]]
+    assert rate.curves[0].ys[0] == 0.01
     for panel in (loss, accuracy, rate):
-        assert "nan" not in chart(panel)
+        assert "nan" not in panel.draw()
 
 
-def test_many_classes_have_a_list_instead_of_a_matrix() -> None:
+def test_the_classes_of_a_page_begin_with_the_least_accurate() -> None:
     labels = np.arange(40)
-    predicted = np.where(labels < 30, labels, 0)
-    found = predictions(labels, predicted, 40)
-    assert "too large for a page" in sections.confusion(found)
-    text = sections.by_class(found)
-    assert text.count("<tr>") == 1 + sections.MOST_CLASSES
-    assert text.index('<td class="text">39</td>') < text.index('<td class="text">0</td>')
-    assert "15 classes with higher accuracy are left out" in text
+    found = predictions(labels, np.where(labels < 30, labels, 0), 40)
+    rows = classes.by_class(found)
+    assert [row.name for row in rows] == [*map(str, range(30, 40)), *map(str, range(30))]
+    assert classes.most_confused(found) == [(str(label), "0", 1) for label in range(30, 40)]
+    assert [[cell.images for cell in row] for row in classes.confusion(found)] == found.confusion.tolist()
 
 
-def test_pictures_accept_any_class_names(run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    wrong = predictions(np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
-    found = replace(wrong, classes=("$x_$", "a name beyond all bounds"))
-    written = figures.write(report.read(run), found, tmp_path / "png")
-    assert [path.name for path in written] == ["learning_curves.png", "confusion_matrix.png", "worst_mistakes.png"]
-    for path in written:
-        with Image.open(path) as drawn:
-            assert drawn.format == "PNG"
+def test_a_block_of_the_network_has_the_time_of_its_kernels() -> None:
+    ops = [operation("0.conv2d+1.relu", ms=3.0), operation("0.conv2d", "backward", ms=2.0), operation("loss", ms=1.0)]
+    found = strip(config.load("cnn"), [*ops, operation("optimizer", "update", ms=4.0)])
+    blocks = {block.name: block for block in found.blocks}
+    assert (blocks["0"].kind, blocks["0"].shape, blocks["0"].numbers) == ("conv2d", "32x26x26", 32 * 26 * 26)
+    assert blocks["0"].ms == {"forward": 3.0, "backward": 2.0}
+    assert (blocks["1"].ms, blocks["loss"].ms, found.rest_ms) == ({}, {"forward": 1.0}, 4.0)
+    assert [block.share for block in found.blocks if block.ms] == [1.0, 0.2]
+    assert max(block.height for block in found.blocks) == blocks["2"].height == 1.0
 
 
-def test_a_model_without_mistakes_has_an_empty_section() -> None:
-    labels = np.array([0, 1])
-    found = predictions(labels, labels, 2)
-    assert sections.worst_mistakes(found) == "<p>There are no mistakes.</p>\n"
-    assert "2 of 2 test images are classified correctly" in sections.confusion(found)
+def test_every_layer_of_a_residual_network_has_a_block() -> None:
+    found = strip(config.load("resnet"), [operation("3.residual", ms=1.0)])
+    assert [block.name for block in found.blocks if block.ms] != []
+    assert found.rest_ms == 0.0
+
+
+spans = st.builds(Span, st.sampled_from(["data", "training"]), st.floats(0, 1e3), st.floats(0, 1e3))
+
+
+@given(st.lists(spans, min_size=1))
+def test_the_spans_of_a_run_fit_on_its_axis(found: list[Span]) -> None:
+    drawn = lanes(cast(Any, SimpleNamespace(spans=found)))
+    assert drawn is not None
+    assert sum(lane.seconds for lane in drawn.lanes) == pytest.approx(sum(span.seconds for span in found))
+    bars = [bar for lane in drawn.lanes for bar in lane.bars]
+    assert all(bar.left >= 0 and bar.left + bar.width < 100.1 for bar in bars)
+
+
+def test_kernels_of_the_same_layers_are_one_row() -> None:
+    ops = [operation("0.linear+1.relu", ms=3.0, flops=6e6), operation("0.linear+1.relu", ms=1.0, flops=2e6)]
+    found = kernels(cast(Any, SimpleNamespace(ops=[*ops, operation("0.linear", "backward", ms=5.0)])))
+    first, second = found.slowest
+    assert (first.layers, first.phase, first.length) == (["0.linear"], "backward", 1.0)
+    assert (second.layers, second.ms, second.gflops_per_s) == (["0.linear", "1.relu"], 4.0, 2.0)
+    assert second.primitives == "matmul + add: 3.000 ms\nmatmul + add: 1.000 ms"
+    assert found.phases == {"forward": 4.0, "backward": 5.0}
+
+
+def test_curves_mark_the_test_result_and_the_kept_epoch(run: Path) -> None:
+    found = report.read(run)
+    loss, accuracy, rate = panels(found)
+    assert found.summary is not None
+    assert (loss.test, loss.kept) == (found.summary.test.loss, found.summary.model_epoch)
+    assert rate.test is None
+    assert [panel.has_log_scale for panel in (loss, accuracy, rate)] == [True, False, False]
+    text = loss.draw(logarithmic=True)
+    assert text.count('class="level"') == text.count('class="kept-epoch"') == 1
+
+
+def operation(scope: str, phase: str = "forward", ms: float = 1.0, flops: float = 0.0) -> OperationTime:
+    return OperationTime("matmul+add", scope, phase, 1, ms, 0.1, flops, 0.0, None, None)

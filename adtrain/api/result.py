@@ -8,8 +8,7 @@ from pathlib import Path
 from adtrain import nn
 from adtrain.api.history import History
 from adtrain.api.model import Model
-from adtrain.report import parts
-from adtrain.report.markup import Markup, html
+from adtrain.templates import environment
 from adtrain.text import visible
 from adtrain.training import Score, Summary
 
@@ -48,9 +47,9 @@ class TrainingResult:
     def _repr_html_(self) -> str:
         columns, count = dict.fromkeys(self.history, "number"), len(self.history["epoch"])
         rows = zip(*(map(_number, values[-SHOWN_EPOCHS:]) for values in self.history.values()), strict=True)
-        above = parts.note(f"the last {SHOWN_EPOCHS} of {count} epochs") if count > SHOWN_EPOCHS else ""
-        body = html("{}{}{}", parts.facts(self._facts()), above, parts.table(columns, rows))
-        return Markup("\n".join(map(visible, body.split("\n"))))
+        note = f"the last {SHOWN_EPOCHS} of {count} epochs" if count > SHOWN_EPOCHS else ""
+        template = environment().get_template("result.html.j2")
+        return template.render(facts=self._facts(), note=note, columns=columns, rows=rows)
 
     def _facts(self) -> dict[str, str]:
         summary = self.summary

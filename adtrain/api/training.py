@@ -29,6 +29,7 @@ from adtrain.display import progress_display
 from adtrain.text import visible
 from adtrain.training import Arrays, Experiment, Observer, RunFolder, TrainedModel
 from adtrain.training.run_folder import ARRAYS
+from adtrain.training.spans import Span, timed
 
 HELD_OUT = 0.2
 """The fraction of the arrays that is held out as the test part if neither it nor `data.test` is given."""
@@ -63,7 +64,8 @@ def train(
         output_dir: a new folder for the files of a run: config, metrics, model, checkpoints, summary, and `data`. By
             default nothing is written.
         device: "cpu", "gpu", or "auto" for the GPU if there is one.
-        epochs, seed: override `training.epochs` and `training.seed`.
+        epochs: overrides `training.epochs`.
+        seed: overrides `training.seed`.
         overrides: values by their dotted keys, such as {"optimizer.adam.lr": 0.01}.
         progress: show a bar, or on no terminal and no notebook a line for each epoch, on stderr.
 
@@ -88,7 +90,9 @@ def train(
     if arrays is not None and test_data is None and not cfg.data.test:
         cfg = _config(config, {**changes, "data.test": HELD_OUT})
     training.check_precision(cfg, device)
-    experiment = training.prepare(cfg, arrays=arrays)
+    spans: list[Span] = []
+    with timed("data", spans):
+        experiment = training.prepare(cfg, arrays=arrays)
     if progress and experiment.batch_note is not None:
         _write_line(experiment.batch_note)
     folder = None
@@ -96,7 +100,7 @@ def train(
         folder = RunFolder.create(experiment, path, arrays=None if arrays is None else _npz(arrays))
     with nullcontext() if folder is None else folder.locked():
         result = _run(experiment, folder, device, observer, progress)
-        summary = training.summarize(experiment, result, device, perf_counter() - started)
+        summary = training.summarize(experiment, result, device, perf_counter() - started, [*spans, *result.spans])
         if folder is not None:
             folder.write_summary(summary)
     state = result.state

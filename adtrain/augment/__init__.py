@@ -1,6 +1,6 @@
 """Data augmentation: random changes of a batch, made of operations, so that they are traced with the training step.
 
-Typical use::
+Typical use:
 
     batch = augment.Batch(images, labels, unit)
     for change in (augment.Crop(4), augment.Flip(), augment.Mixup(0.2)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,8 @@ import click
 from adtrain.cli.names import RunPath
 from adtrain.cli.options import json_option
 from adtrain.cli.output import print_json, show
-from adtrain.config.problems import PathParts, dotted, known
+from adtrain.config.differences import differences, value_text
+from adtrain.config.problems import known
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import ClassScore, Summary, model_file, read_metrics, scores
 from adtrain.training.summary import read_summary
@@ -85,39 +86,12 @@ def _matrix(differing: Mapping[str, Sequence[Any]], runs: Sequence[str], width: 
     """The keys that differ against the runs: a row for each run if there are many, otherwise for each key."""
     if len(runs) <= MOST_COLUMNS:
         columns = [Column("differs", text=True), *(Column(run, text=True) for run in runs)]
-        return render(columns, [[key, *map(_text, values)] for key, values in differing.items()], width)
+        return render(columns, [[key, *map(value_text, values)] for key, values in differing.items()], width)
     last = [key.rpartition(".")[2] for key in differing]
     titles = [short if last.count(short) == 1 else key for short, key in zip(last, differing, strict=True)]
     columns = [Column("run", text=True), *(Column(title, rank=i, text=True) for i, title in enumerate(titles))]
     rows = zip(runs, *differing.values(), strict=True)
-    return render(columns, [[run, *map(_text, values)] for run, *values in rows], width)
-
-
-def differences(values: Sequence[Any], path: PathParts = ()) -> dict[str, list[Any]]:
-    """Compare one value per config; maps the dotted keys that differ to all values, None where a key is missing.
-
-    Mappings, and lists of equal length, are compared recursively. Mappings with a single key are choices, such as an
-    optimizer or a layer: different choices are one difference, not one for each option.
-    """
-    if all(value == values[0] for value in values):
-        return {}
-    parts: Iterable[str | int] = ()
-    if all(isinstance(value, dict) for value in values) and not _other_choice(values):
-        parts = dict.fromkeys(key for value in values for key in value)
-        inner = [[value.get(part) for value in values] for part in parts]
-    elif all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
-        parts = range(len(values[0]))
-        inner = [[value[part] for value in values] for part in parts]
-    else:
-        return {dotted(path): list(values)}
-    found: dict[str, list[Any]] = {}
-    for part, below in zip(parts, inner, strict=True):
-        found |= differences(below, (*path, part))
-    return found
-
-
-def _other_choice(values: Sequence[dict[str, Any]]) -> bool:
-    return all(len(value) == 1 for value in values) and any(value.keys() != values[0].keys() for value in values)
+    return render(columns, [[run, *map(value_text, values)] for run, *values in rows], width)
 
 
 def _result(record: _Run) -> dict[str, Any]:
@@ -145,19 +119,3 @@ def _cells(record: _Run, metrics: Sequence[str]) -> list[str]:
         f"{summary.parameters:,}",
         f"{summary.device}, {summary.device_name}",
     ]
-
-
-def _text(value: Any, brief: bool = False) -> str:
-    """A config value on one line. With `brief`, a choice such as a layer is shortened to its name."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-        case list():
-            return f"[{', '.join(_text(item, brief=True) for item in value)}]"
-        case dict() if brief:
-            return ", ".join(value)
-        case dict():
-            return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
-    return str(value)

@@ -28,7 +28,7 @@ COMMANDS = {
     "train": "Train the network that a config describes.",
     "eval": "Measure loss and metrics of a trained run on the test set.",
     "predict": "Apply a trained run to images or rows of tables.",
-    "report": "Write an HTML report of a run, and PNG files.",
+    "report": "Write an HTML report of a run, or of several.",
     "compare": "Tabulate how runs and their configs differ.",
     "export": "Write a trained run as ONNX, or as weights for PyTorch.",
     "summary": "Show a config's layers, and the FLOPs, bytes and memory of a step.",

@@ -1,4 +1,4 @@
-"""`adtrain report`: writes an HTML page, and PNG files, of a run."""
+"""`adtrain report`: writes an HTML page of a run, or of several."""
 
 from __future__ import annotations
 
@@ -13,40 +13,45 @@ from adtrain.cli.output import progress, show
 from adtrain.cli.precision import note_precision
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic
-from adtrain.report import AnyPredictions, figures, page
+from adtrain.report import AnyPredictions, page, runs_page
 from adtrain.training import Trust
 
 
-@click.command(short_help="Write an HTML report of a run, and PNG files.")
-@click.argument("run", type=RunPath())
+@click.command(short_help="Write an HTML report of a run, or of several.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
-    "-o", "--output", type=FilePath(), metavar="FILE", help="The page to write; by default report.html in RUN."
-)
-@click.option(
-    "--png", "pictures", type=FilePath(), metavar="DIR", help="Also write the pictures as PNG files into DIR."
+    "-o",
+    "--output",
+    type=FilePath(),
+    metavar="FILE",
+    help="The page to write; by default report.html in RUN, if there is only one.",
 )
 @device_option
 @trust_options
-def command(run: Path, output: Path | None, pictures: Path | None, device: str, trust: Trust) -> None:
-    """Write an HTML file about the run in the folder RUN: results, learning curves, predictions, times of
-    operations.
+def command(runs: tuple[Path, ...], output: Path | None, device: str, trust: Trust) -> None:
+    """Write an HTML file about the run in the folder RUN: network, results, learning curves, predictions, and where
+    the time went.
 
-    The file needs no network. If the run is unfinished or its data are missing, the page lacks some parts and says so.
-    --png also writes learning_curves.png, and confusion_matrix.png and worst_mistakes.png, or for numbers
-    predicted_against_true.png and residuals.png. It needs matplotlib (pip install 'adtrain[report]').
+    Of several runs the page has the results, the differences of the configs, and the learning curves in common charts.
+    Runs that differ only in the seed are one curve, their mean, in a band from the smallest to the largest value.
+
+    The file needs no network. If a run is unfinished or its data are missing, the page lacks some parts and says so.
     """
-    if pictures is not None:
-        figures.check()
+    if len(runs) > 1:
+        if output is None:
+            raise click.UsageError(f"found {len(runs)} runs and no --output FILE; several runs have no default page")
+        write_atomic(output, runs_page.render([report.read(run, trust) for run in runs]).encode())
+        show(output)
+        return
+    (run,) = runs
     record = report.read(run, trust)
     note_precision(record.config, device)
     predictions = _predictions(run, device, trust)
     for line in page.missing(record, predictions):
         progress(f"{run}: {line}")
-    written = [output or run / "report.html"]
-    write_atomic(written[0], page.render(record, predictions).encode())
-    if pictures is not None:
-        written += figures.write(record, predictions, pictures)
-    show(*written)
+    written = output or run / "report.html"
+    write_atomic(written, page.render(record, predictions).encode())
+    show(written)
 
 
 def _predictions(run: Path, device: str, trust: Trust) -> AnyPredictions | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from time import perf_counter
@@ -32,6 +33,7 @@ from adtrain.config.records import plain
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, tensorboard
+from adtrain.training.spans import Span, start_up, timed
 
 MOST_PROFILED_STEPS = 10_000
 
@@ -139,36 +141,43 @@ def command(
     settings, step_mode = [*overrides, *_settings(seed=seed)], training.Mode(mode or "fused")
 
     def finish(
-        experiment: training.Experiment, folder: RunFolder, start: training.Start | None, started: float
+        experiment: training.Experiment,
+        folder: RunFolder,
+        start: training.Start | None,
+        started: float,
+        spans: list[Span],
     ) -> training.Summary:
-        """Train to the end, profile the operations, and write the summary; returns the summary."""
+        """Train to the end, profile the operations, and write the summary; returns the summary. `spans` are those
+        before the training."""
         with folder.locked():
             if start is not None:
                 folder.reopen(experiment, start)
             result = _train(experiment, folder, device, start, debug_nan, events, verbose)
-            return _finish(experiment, folder, device, profile_steps, result, started)
+            return _finish(experiment, folder, device, profile_steps, result, started, spans)
 
     def train(cfg: Config, path: Path | None, name: str | None = None) -> tuple[RunFolder, training.Summary, int]:
         """Train in the new folder `path`, or runs/NAME; returns folder, summary, and the number of test images."""
-        started = perf_counter()
-        experiment = training.prepare(cfg, step_mode)
+        started, spans = perf_counter(), [start_up()] if repeats is None else []
+        with timed("data", spans):
+            experiment = training.prepare(cfg, step_mode)
         if experiment.batch_note is not None:
             progress(experiment.batch_note)
         if verbose:
             for line in planning.lines(planning.plan(experiment, device, path, name)):
                 progress(line)
         folder = RunFolder.create(experiment, path, name)
-        return folder, finish(experiment, folder, None, started), len(experiment.test)
+        return folder, finish(experiment, folder, None, started, spans), len(experiment.test)
 
     if run is not None:
-        started = perf_counter()
-        experiment, folder, start, notes = training.resume(
-            run, settings, longer, override, step_mode, training.Trust(plugins, copies, override)
-        )
+        started, spans = perf_counter(), [start_up()]
+        with timed("data", spans):
+            experiment, folder, start, notes = training.resume(
+                run, settings, longer, override, step_mode, training.Trust(plugins, copies, override)
+            )
         training.check_precision(experiment.config, device)
         for note in notes:
             progress(note)
-        summary, test_images = finish(experiment, folder, start, started), len(experiment.test)
+        summary, test_images = finish(experiment, folder, start, started, spans), len(experiment.test)
     else:
         cfg = config.load(str(config_path), [*settings, *longer], plugins)
         training.check_precision(cfg, device)
@@ -260,13 +269,17 @@ def _finish(
     steps: int,
     result: training.Result,
     started: float,
+    before: Sequence[Span],
 ) -> training.Summary:
     """Profile `steps` steps and write the summary; returns the summary."""
     total_seconds = perf_counter() - started
     ops: dict[str, Any] = {}
+    spans = [*before, *result.spans]
     if steps:
-        measured = profile.profile_steps(training.continuation(experiment, result.state, device), steps, device=device)
+        with timed("profile", spans):
+            continuation = training.continuation(experiment, result.state, device)
+            measured = profile.profile_steps(continuation, steps, device=device)
         ops = {"ops": measured.rows, "ops_sum_ms": measured.ops_sum_ms, "ops_to_step_ratio": measured.ratio}
-    summary = training.summarize(experiment, result, device, total_seconds, **ops)
+    summary = training.summarize(experiment, result, device, total_seconds, spans, **ops)
     folder.write_summary(summary)
     return summary

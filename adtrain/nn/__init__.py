@@ -1,12 +1,12 @@
 """Layers are immutable descriptions. Their arrays are in separate trees (nested dicts).
 
-Typical use::
+Typical use:
 
     model = nn.Sequential(nn.Linear(32), nn.ReLU(), nn.Linear(10))
     params, state = model.init((784,))
     logits = model(params, x)
 
-A model with dropout or batch normalisation differs in training and evaluation::
+A model with dropout or batch normalisation differs in training and evaluation:
 
     logits, state = model.forward(params, state, x, nn.Mode(training=True, rng=ops.rng_state(seed, step)))
 """

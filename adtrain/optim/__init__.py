@@ -1,6 +1,6 @@
 """Optimizers and learning-rate schedules as pure functions over trees of arrays.
 
-Typical use::
+Typical use:
 
     optimizer = optim.Adam(lr=1e-3)
     opt_state = optimizer.init(params)

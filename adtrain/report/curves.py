@@ -1,4 +1,4 @@
-"""The data of a run's learning curves."""
+"""Learning curves: the data of each chart, and its drawing."""
 
 from __future__ import annotations
 
@@ -6,69 +6,120 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from markupsafe import Markup
+
+from adtrain.report.plot import Axis, Plot
 from adtrain.report.record import Record
-from adtrain.report.ticks import ticks
-from adtrain.training.scores import value_text
+from adtrain.report.ticks import log_ticks, ticks
+from adtrain.training.scores import HIGHER_IS_BETTER, value_text
 
 SCORES = ("train", "validation")
 MOST_POINTS, MOST_MARKERS = 1000, 60
 
 
 class Curve(NamedTuple):
-    """Points over the epochs. `name` is the entry in the legend, empty for a faint curve; `split` is its CSS class."""
+    """Points over epochs or steps. `name` is the entry in the legend, empty for a faint curve; `kind` its CSS class.
+
+    `low` and `high` are the ends of a band around the curve, empty if there is none.
+    """
 
     name: str
-    split: str
-    epochs: Sequence[float]
-    values: Sequence[float]
+    kind: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
 
     @property
     def marked(self) -> bool:
-        """Whether points get markers: only epoch scores do, and at most MOST_MARKERS of them."""
-        return self.name in SCORES and len(self.epochs) <= MOST_MARKERS
+        """Whether points get markers: the rate needs them only if it has a single point."""
+        return bool(self.name) and len(self.xs) <= (1 if self.kind == "rate" else MOST_MARKERS)
 
 
 class Panel(NamedTuple):
-    """Curves in one chart; `format_value` formats their values."""
+    """Curves in one chart.
+
+    Attributes:
+        title: the name of the metric, perhaps after that of the split.
+        unit: "epoch" or "step", the title of the horizontal axis.
+        value: formats a value of the curves.
+        test: the result on the test set, None if there is none.
+        kept: the epoch whose weights the run kept, None if it has not ended.
+    """
 
     title: str
+    unit: str
     curves: Sequence[Curve]
-    format_value: Callable[[float], str]
+    value: Callable[[float], str]
+    test: float | None = None
+    kept: int | None = None
 
-    def ticks(self) -> tuple[Sequence[float], Sequence[float]]:
-        """The ticks of the epoch axis and of the value axis. Each axis spans its first to its last tick."""
-        values = [y for curve in self.curves for y in curve.values]
-        last = max(x for curve in self.curves for x in curve.epochs)
-        return ticks(0, last, whole=True), ticks(min(values), max(values))
+    @property
+    def has_log_scale(self) -> bool:
+        """Whether a logarithmic axis makes sense: for errors above 0."""
+        metric = self.title.split()[-1]
+        return metric not in HIGHER_IS_BETTER and metric != "rate" and min(self._values()) > 0
 
-    def format_tick(self, y: float) -> str:
+    def draw(self, logarithmic: bool = False) -> Markup:
+        """The curves as SVG. Markers show their value in a tooltip."""
+        values, last = self._values(), max(x for curve in self.curves for x in curve.xs)
+        scale = (log_ticks if logarithmic else ticks)(min(values), max(values))
+        x, y = Axis(self.unit, ticks(0, last, whole=True)), Axis("", scale, self._tick, logarithmic)
+        plot = Plot(f"{self.title} over {self.unit}s", x, y)
+        if self.test is not None:
+            plot.line([(x.ticks[0], self.test), (x.ticks[-1], self.test)], "level")
+        if self.kept is not None:
+            plot.line([(self.kept, y.ticks[0]), (self.kept, y.ticks[-1])], "kept-epoch")
+        for curve in self.curves:
+            if curve.low:
+                low, high = (list(zip(curve.xs, end, strict=True)) for end in (curve.low, curve.high))
+                plot.band(low, high, curve.kind)
+        for curve in self.curves:
+            plot.line(zip(curve.xs, curve.ys, strict=True), f"{'curve' if curve.name else 'faint'} {curve.kind}")
+            if curve.marked:
+                for at, value in zip(curve.xs, curve.ys, strict=True):
+                    tooltip = f"{self.unit} {at:.6g}: {curve.name} {self.value(value)}"
+                    plot.marker(at, value, curve.kind, tooltip, 3 if len(curve.xs) > 1 else 4)
+        return plot.svg()
+
+    def _values(self) -> list[float]:
+        values = [y for curve in self.curves for ys in (curve.ys, curve.low, curve.high) for y in ys]
+        return values if self.test is None else [*values, self.test]
+
+    def _tick(self, y: float) -> str:
         """The label of a tick on the value axis, in percent if the values are."""
-        return f"{y * 100:.6g}%" if self.format_value(y).endswith("%") else f"{y:.6g}"
+        return f"{y * 100:.6g}%" if self.value(y).endswith("%") else f"{y:.3g}"
 
 
 def panels(record: Record) -> list[Panel]:
-    """Loss, the metrics and, if there are intervals, learning rate; empty if no epoch is complete.
+    """Loss, the metrics and, if there are intervals, learning rate; empty if no step is complete.
 
-    A training score is the mean over an epoch, while the weights were changing, and is drawn at the epoch's end. The
-    faint curve shows the scores of the single intervals.
+    The horizontal axis has epochs, or steps if no epoch is complete.
     """
-    if not record.epochs:
+    if not record.scored:
         return []
-    first = record.epochs[0]
-    steps_per_epoch = first.step / first.epoch
     intervals = record.intervals[:: -(-len(record.intervals) // MOST_POINTS) or 1]
-    positions = [line.step / steps_per_epoch for line in intervals]
+    steps, summary = record.steps_per_epoch, record.summary
+    positions = [line.step / steps for line in intervals]
+    unit = "epoch" if record.epochs else "step"
 
     def curves(field: str) -> list[Curve]:
-        values = [getattr(line.train, field) for line in intervals]
-        drawn = [Curve("", "train", positions, values)] if values else []
-        for split in SCORES:
+        drawn = []
+        if values := [getattr(line.train, field) for line in intervals]:
+            drawn.append(Curve("train" if record.by_interval else "", "train", positions, values))
+        for split in SCORES[1:] if record.by_interval else SCORES:
             if reached := [(line.step, score) for line in record.epochs if (score := getattr(line, split)) is not None]:
-                epochs = [step / steps_per_epoch for step, _ in reached]
-                drawn.append(Curve(split, split, epochs, [getattr(score, field) for _, score in reached]))
+                xs = [step / steps for step, _ in reached]
+                drawn.append(Curve(split, split, xs, [getattr(score, field) for _, score in reached]))
         return drawn
 
-    found = [Panel(name, curves(name), partial(value_text, name)) for name in first.train._fields]
+    test = {} if summary is None else summary.test._asdict()
+    kept = None if summary is None or unit == "step" else summary.model_epoch
+    found = [
+        Panel(name, unit, curves(name), partial(value_text, name), test.get(name), kept)
+        for name in record.scored[0].train._fields
+    ]
     if rates := [line.learning_rate for line in intervals]:
-        found.append(Panel("learning rate", [Curve("learning rate", "rate", positions, rates)], lambda x: f"{x:.3g}"))
+        curve = Curve("at the end", "rate", positions, rates)
+        found.append(Panel("learning rate", unit, [curve], "{:.3g}".format))
     return found

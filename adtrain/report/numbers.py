@@ -1,4 +1,4 @@
-"""The sections of a page about predicted numbers, and about labels that are each 0 or 1."""
+"""What a page shows of predicted numbers, and of labels that are each 0 or 1."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from markupsafe import Markup
 
 from adtrain import metrics
-from adtrain.report import parts
-from adtrain.report.markup import Markup, html, join
-from adtrain.report.parts import table
 from adtrain.report.plot import Axis, Plot
 from adtrain.report.ticks import ticks
 
 MOST_POINTS, MOST_TARGETS = 500, 12
-TARGET_COLUMNS = {"target": "text", "mean": "", "RMSE": "", "MAE": "", "R²": "", "largest error": ""}
-LABEL_COLUMNS = {"label": "text", "images": "", "precision": "", "recall": "", "F1": ""}
-
 
 Drawing: TypeAlias = Callable[[str, np.ndarray, np.ndarray], Markup]
 """(name of a target, true numbers (n,), predicted numbers (n,)) to a plot."""
@@ -46,69 +41,61 @@ class LabelPredictions:
     predicted: np.ndarray
 
 
-def by_target(found: NumberPredictions) -> Markup:
-    """A row of metrics for each target."""
+def by_target(found: NumberPredictions) -> list[list[str]]:
+    """For each target its name, mean, RMSE, MAE, R² and largest error."""
     errors, r2 = found.true - found.predicted, metrics.r2(found.true, found.predicted)
     rmse, mae = np.sqrt(np.square(errors).mean(axis=0)), np.abs(errors).mean(axis=0)
     values = zip(found.true.mean(axis=0), rmse, mae, r2, np.abs(errors).max(axis=0), strict=True)
-    return table(
-        TARGET_COLUMNS,
-        [[name, *(f"{x:.4g}" for x in row)] for name, row in zip(found.targets, values, strict=True)],
-    )
+    return [[name, *(f"{x:.4g}" for x in row)] for name, row in zip(found.targets, values, strict=True)]
 
 
-def predicted_against_true(found: NumberPredictions) -> Markup:
-    """A scatter plot for each target; on the diagonal predictions are exact."""
-
-    def draw(name: str, true: np.ndarray, predicted: np.ndarray) -> Markup:
-        both = np.concatenate([true, predicted])
-        axis = ticks(float(both.min()), float(both.max()))
-        plot = Plot(f"{name}: predicted against true", Axis("true", axis), Axis("predicted", axis))
-        plot.line([(axis[0], axis[0]), (axis[-1], axis[-1])], "faint validation")
-        return _marked(plot, true, predicted)
-
-    return _plots(found, draw, "On the line predictions are exact.")
-
-
-def residuals(found: NumberPredictions) -> Markup:
-    """A scatter plot of true minus predicted number against the predicted one, for each target."""
-
-    def draw(name: str, true: np.ndarray, predicted: np.ndarray) -> Markup:
-        residual = true - predicted
-        x = ticks(float(predicted.min()), float(predicted.max()))
-        y = ticks(min(float(residual.min()), 0.0), max(float(residual.max()), 0.0))
-        plot = Plot(f"{name}: residuals", Axis("predicted", x), Axis("true - predicted", y))
-        plot.line([(x[0], 0.0), (x[-1], 0.0)], "faint validation")
-        return _marked(plot, predicted, residual)
-
-    return _plots(found, draw, "A residual is the true number minus the predicted one.")
-
-
-def by_label(found: LabelPredictions) -> Markup:
-    """A row of metrics for each label."""
+def by_label(found: LabelPredictions) -> list[list[str]]:
+    """For each label its name, how many examples have it, precision, recall and F1."""
     counts = metrics.label_counts(found.true, found.predicted)
     columns = zip(counts.precision, counts.recall, counts.f1, strict=True)
-    rows = [
+    return [
         [name, f"{int(true):,}", *(f"{x:.2%}" for x in values)]
         for name, true, values in zip(found.labels, found.true.sum(axis=0), columns, strict=True)
     ]
-    return table(LABEL_COLUMNS, rows)
+
+
+def predicted_against_true(name: str, true: np.ndarray, predicted: np.ndarray) -> Markup:
+    """A scatter plot; on the diagonal predictions are exact."""
+    both = np.concatenate([true, predicted])
+    axis = ticks(float(both.min()), float(both.max()))
+    plot = Plot(f"{name}: predicted against true", Axis("true", axis), Axis("predicted", axis))
+    plot.line([(axis[0], axis[0]), (axis[-1], axis[-1])], "level")
+    return _marked(plot, true, predicted)
+
+
+def residuals(name: str, true: np.ndarray, predicted: np.ndarray) -> Markup:
+    """A scatter plot of true minus predicted number against the predicted one."""
+    residual = true - predicted
+    x = ticks(float(predicted.min()), float(predicted.max()))
+    y = ticks(min(float(residual.min()), 0.0), max(float(residual.max()), 0.0))
+    plot = Plot(f"{name}: residuals", Axis("predicted", x), Axis("true - predicted", y))
+    plot.line([(x[0], 0.0), (x[-1], 0.0)], "level")
+    return _marked(plot, predicted, residual)
+
+
+def plots(found: NumberPredictions, draw: Drawing) -> list[tuple[str, Markup]]:
+    """For each of the first MOST_TARGETS targets its name and plot."""
+    rows = found.points()
+    targets = zip(found.targets, found.true[rows].T, found.predicted[rows].T, strict=True)
+    return [(name, draw(name, true, predicted)) for name, true, predicted in targets][:MOST_TARGETS]
+
+
+def left_out(found: NumberPredictions) -> str:
+    """What the plots leave out."""
+    text, rows = "", len(found.points())
+    if rows < len(found.true):
+        text += f" {rows:,} of {len(found.true):,} test examples are shown."
+    if len(found.targets) > MOST_TARGETS:
+        text += f" The first {MOST_TARGETS} of {len(found.targets)} targets are shown."
+    return text
 
 
 def _marked(plot: Plot, xs: np.ndarray, ys: np.ndarray) -> Markup:
     for x, y in zip(xs.tolist(), ys.tolist(), strict=True):
         plot.marker(x, y, "train", f"{x:.6g}, {y:.6g}", radius=2)
     return plot.svg()
-
-
-def _plots(found: NumberPredictions, draw: Drawing, text: str) -> Markup:
-    rows = found.points()
-    figures = [
-        html("<figure><figcaption><strong>{}</strong></figcaption>{}</figure>\n", name, draw(name, true, predicted))
-        for name, true, predicted in zip(found.targets, found.true[rows].T, found.predicted[rows].T, strict=True)
-    ][:MOST_TARGETS]
-    if len(rows) < len(found.true):
-        text += f" {len(rows):,} of {len(found.true):,} test examples are shown."
-    if len(found.targets) > MOST_TARGETS:
-        text += f" The first {MOST_TARGETS} of {len(found.targets)} targets are shown."
-    return html('<div class="curves">\n{}</div>\n{}', join(figures), parts.note(text))

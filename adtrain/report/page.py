@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from adtrain import config
-from adtrain.report import numbers, parts, sections
-from adtrain.report.markup import Markup, html, join
+from adtrain.metrics import ByClass
+from adtrain.report import classes, numbers
+from adtrain.report.curves import panels
+from adtrain.report.kernels import kernels
+from adtrain.report.network import strip
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.report.predictions import AnyPredictions, Predictions
 from adtrain.report.record import Record
+from adtrain.report.timeline import lanes
+from adtrain.templates import environment
+from adtrain.training import scores
+
+FIELDS = ("device", "device_name", "precision", "seed", "epochs", "steps", "batch_size", "ended", "model_epoch")
 
 
 def render(record: Record, predictions: AnyPredictions | str) -> str:
     """The page of a run. If there are no predictions, `predictions` is the reason."""
-    return parts.document(f"{record.config.name}: {record.path}", join(_body(record, predictions)))
+    summary = record.summary
+    return environment().get_template("run.html.j2").render(
+        title=f"{record.config.name}: {record.path}",
+        record=record,
+        missing=missing(record, predictions),
+        tiles=_tiles(record),
+        strip=strip(record.config, summary.ops if summary else ()),
+        panels=panels(record),
+        classes=classes if isinstance(predictions, Predictions) else None,
+        numbers=numbers if isinstance(predictions, NumberPredictions) else None,
+        labels=numbers.by_label(predictions) if isinstance(predictions, LabelPredictions) else None,
+        predictions=predictions,
+        metrics=_metrics(summary.metrics) if summary else {},
+        lanes=lanes(summary) if summary else None,
+        step=kernels(summary) if summary else None,
+        facts=_facts(record),
+        config=config.dump(record.config),
+    )  # fmt: skip
 
 
 def missing(record: Record, predictions: AnyPredictions | str) -> list[str]:
@@ -31,38 +56,46 @@ def missing(record: Record, predictions: AnyPredictions | str) -> list[str]:
     return found
 
 
-def _body(record: Record, predictions: AnyPredictions | str) -> Iterator[Markup]:
-    cfg = record.config
-    source = cfg.data.dataset.kind if cfg.data.dataset else str(cfg.data.path)
-    about = [source, cfg.optimizer.kind, f"seed {cfg.training.seed}"]
-    if record.summary is not None:
-        about.append(f"{record.summary.device}, {record.summary.device_name}")
-    yield html("<header><h1>{}</h1><p>{}</p></header>\n", cfg.name, " · ".join(about))
-    for line in missing(record, predictions):
-        yield html('<p class="notice">{}.</p>\n', line[0].upper() + line[1:])
-    yield sections.tiles(record)
-    yield parts.section("Learning curves", sections.learning_curves(record))
-    if isinstance(predictions, Predictions):
-        yield parts.section("Confusion matrix", sections.confusion(predictions))
-        yield parts.section("Classes", sections.by_class(predictions))
-        yield parts.section("Worst mistakes", sections.worst_mistakes(predictions))
-    if record.summary is not None and record.summary.metrics:
-        yield parts.section("Metrics", sections.named_metrics(record.summary.metrics))
-    if isinstance(predictions, NumberPredictions):
-        yield parts.section("Targets", numbers.by_target(predictions))
-        yield parts.section("Predicted against true", numbers.predicted_against_true(predictions))
-        yield parts.section("Residuals", numbers.residuals(predictions))
-    if isinstance(predictions, LabelPredictions):
-        yield parts.section("Labels", numbers.by_label(predictions))
-    if record.summary is not None:
-        yield parts.section("Where the time went", sections.operations(record.summary))
-    yield parts.section("What was run", _what_was_run(record))
+def results(split: str, score: scores.Score) -> list[tuple[str, str]]:
+    """Names and values of a score, the loss last."""
+    values = score._asdict()
+    return [(f"{split} {name}", scores.value_text(name, values[name])) for name in scores.metrics_first(score._fields)]
 
 
-def _what_was_run(record: Record) -> Markup:
-    rows: Mapping[str, Any] = {"folder": record.path}
+def _tiles(record: Record) -> list[tuple[str, str]]:
+    """The results in large print; for an unfinished run, the scores of its last epoch."""
     if (summary := record.summary) is not None:
-        versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
-        fields = ("device", "device_name", "precision", "seed", "epochs", "steps", "batch_size", "ended", "model_epoch")
-        rows = {**rows, **{field.replace("_", " "): getattr(summary, field) for field in fields}, "versions": versions}
-    return html("{}<pre>{}</pre>\n", parts.facts(rows), config.dump(record.config))
+        found = [*results("test", summary.test), ("training", f"{summary.train_seconds:.1f} s")]
+        if (speed := summary.images_per_second) is not None:
+            found.append((f"{record.examples}/s", f"{speed:,.0f}"))
+        if (step := summary.step_ms) is not None:
+            found.append(("step, median", f"{step.median:.2f} ms"))
+        return [*found, ("parameters", f"{summary.parameters:,}")]
+    scored = {split: getattr(record.epochs[-1], split) for split in ("train", "validation")} if record.epochs else {}
+    return [tile for split, score in scored.items() if score is not None for tile in results(split, score)]
+
+
+def _metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of `training.metrics`: single numbers, and a row for each class."""
+    by_class = {name: found.by_class for name, found in metrics.items() if isinstance(found, ByClass)}
+    numbers = [
+        (f"{name} macro", scores.value_text(name, found.macro))
+        if isinstance(found, ByClass)
+        else (name, scores.value_text(name, found))
+        for name, found in metrics.items()
+        if isinstance(found, (float, ByClass))
+    ]
+    names = dict.fromkeys(name for values in by_class.values() for name in values)
+    rows = [
+        [name, *(scores.value_text(metric, found[name]) if name in found else "" for metric, found in by_class.items())]
+        for name in names
+    ]
+    return {"numbers": numbers, "columns": ["class", *by_class], "rows": rows} if numbers else {}
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    summary, found = record.summary, {"folder": record.path}
+    if summary is None:
+        return found
+    versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
+    return {**found, **{name.replace("_", " "): getattr(summary, name) for name in FIELDS}, "versions": versions}

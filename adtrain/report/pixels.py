@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+from base64 import b64encode
 
 import numpy as np
+
+POSITIVE, NEGATIVE = np.array([39.0, 102.0, 200.0]), np.array([217.0, 102.0, 26.0])
+"""RGB of the largest weights above and below 0."""
 
 
 def shown(images: np.ndarray) -> np.ndarray:
@@ -21,6 +25,22 @@ def shown(images: np.ndarray) -> np.ndarray:
     if images.shape[1] not in (1, 3):
         images = images.mean(axis=1, keepdims=True)
     return np.round(images).astype(np.uint8).transpose(0, 2, 3, 1)
+
+
+def signed(weights: np.ndarray) -> np.ndarray:
+    """Weights (N, C, H, W) as uint8 (N, H, W, 3): blue above 0, orange below, white at 0, in one scale for all.
+
+    The sum over the channels is shown.
+    """
+    values = weights.sum(axis=1).astype(np.float64)
+    strength = values / (np.abs(values).max() or 1.0)
+    end = np.where(strength[..., None] > 0, POSITIVE, NEGATIVE)
+    return np.round(255 + (end - 255) * np.abs(strength)[..., None]).astype(np.uint8)
+
+
+def data_url(pixels: np.ndarray) -> str:
+    """A picture as the address of an image."""
+    return f"data:image/png;base64,{b64encode(png(pixels)).decode()}"
 
 
 def png(pixels: np.ndarray) -> bytes:

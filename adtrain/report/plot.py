@@ -1,18 +1,19 @@
-"""Draws plots as SVG. The colours come from the page's CSS, so that they follow its light or dark scheme.
-
-The CSS classes are `axis` (text), `grid`, `curve`, `marker` and `band`, combined with the class `kind` of an element.
-"""
+"""Draws plots as SVG. The colours come from the page's CSS, so that they follow its light or dark scheme."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from math import log
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import hypot, log
 from typing import NamedTuple
 
-from adtrain.report.markup import Markup, html, join
+from markupsafe import Markup
+
+from adtrain.templates import macro
 
 Point = tuple[float, float]
-LEFT, RIGHT, TOP, BOTTOM = 54, 18, 10, 38
+LEFT, RIGHT, TOP, BOTTOM = 54, 22, 10, 38
+HEAD = 6
+"""The length of an arrow's head."""
 
 
 class Axis(NamedTuple):
@@ -31,26 +32,37 @@ class Axis(NamedTuple):
         return (value - low) / (high - low)
 
 
+class Shape(NamedTuple):
+    """An SVG element. `kind` is its CSS classes."""
+
+    tag: str
+    kind: str
+    attributes: Mapping[str, str]
+    tooltip: str = ""
+    text: str = ""
+
+
 class Plot:
     """A drawing of `width` x `height` units that scales to the width of its container.
 
-    `description` is for screen readers.
+    `description` is for screen readers. Points are given in the units of the axes. `kind` is the CSS classes of a
+    shape, which set its colour.
     """
 
     def __init__(self, description: str, x: Axis, y: Axis, width: int = 360, height: int = 220) -> None:
-        self.x, self.y, self.width, self.height = x, y, width, height
-        self.parts = [html('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">', width, height, description)]
+        self.description, self.x, self.y, self.width, self.height = description, x, y, width, height
+        self.shapes: list[Shape] = []
         top = TOP + (14 if y.title else 0)
         self.box = LEFT, top, width - LEFT - RIGHT, height - top - BOTTOM
         for tick in y.ticks:
             down = self.at(x.ticks[0], tick)[1]
-            self.parts.append(html('<path class="grid" d="M{} {:.1f}H{}"/>', LEFT, down, width - RIGHT))
-            self._label(LEFT - 6, down + 3.5, y.text(tick), "end")
+            self.shapes.append(Shape("path", "grid", {"d": f"M{LEFT} {down:.1f}H{width - RIGHT}"}))
+            self.text((LEFT - 6, down + 3.5), y.text(tick), "axis", "end")
         for tick in x.ticks:
-            self._label(self.at(tick, y.ticks[0])[0], height - BOTTOM + 16, x.text(tick))
-        self._label((LEFT + width - RIGHT) / 2, height - 5, x.title)
+            self.text((self.at(tick, y.ticks[0])[0], height - BOTTOM + 16), x.text(tick), "axis", "middle")
+        self.text(((LEFT + width - RIGHT) / 2, height - 5), x.title, "axis", "middle")
         if y.title:
-            self._label(4, 12, y.title, "start")
+            self.text((4, 12), y.title, "axis")
 
     def at(self, x: float, y: float) -> Point:
         """The drawing's coordinates of the point (x, y)."""
@@ -58,27 +70,43 @@ class Plot:
         return left + self.x.share(x) * width, top + (1 - self.y.share(y)) * height
 
     def line(self, points: Iterable[Point], kind: str) -> None:
-        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*point) for point in points))
-        self.parts.append(html('<polyline class="{}" points="{}"/>', kind, drawn))
+        self.stroke([self.at(*point) for point in points], kind)
 
     def band(self, low: Sequence[Point], high: Sequence[Point], kind: str) -> None:
         """The area between two lines."""
-        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.at(*point) for point in [*low, *reversed(high)]))
-        self.parts.append(html('<polygon class="band {}" points="{}"/>', kind, drawn))
+        edge = [self.at(*point) for point in (*low, *reversed(high))]
+        self.shapes.append(Shape("polygon", f"band {kind}", {"points": _text(edge)}))
 
     def marker(self, x: float, y: float, kind: str, tooltip: str, radius: float = 3) -> None:
         """A point with a tooltip."""
         left, top = self.at(x, y)
-        circle = html('cx="{:.1f}" cy="{:.1f}" r="{:g}"', left, top, radius)
-        self.parts.append(html('<circle class="marker {}" {}><title>{}</title></circle>', kind, circle, tooltip))
+        circle = {"cx": f"{left:.1f}", "cy": f"{top:.1f}", "r": f"{radius:g}"}
+        self.shapes.append(Shape("circle", f"marker {kind}", circle, tooltip))
+
+    def stroke(self, points: Sequence[Point], kind: str) -> None:
+        """A line through points in the drawing's coordinates."""
+        self.shapes.append(Shape("polyline", kind, {"points": _text(points)}))
+
+    def arrow(self, start: Point, end: Point, kind: str, gap: float = 0) -> None:
+        """An arrow between two points in the drawing's coordinates, which ends `gap` before `end`."""
+        across, down = end[0] - start[0], end[1] - start[1]
+        length = hypot(across, down)
+        if length <= gap + HEAD:
+            return
+        right, below = across / length, down / length
+        tip = end[0] - right * gap, end[1] - below * gap
+        back = tip[0] - right * HEAD, tip[1] - below * HEAD
+        sides = [(back[0] + side * below * HEAD / 2, back[1] - side * right * HEAD / 2) for side in (1, -1)]
+        self.stroke([start, tip, sides[0], tip, sides[1]], kind)
 
     def text(self, at: Point, text: str, kind: str, anchor: str = "start") -> None:
         """Text at the drawing's coordinates `at`."""
-        position = html('x="{:.1f}" y="{:.1f}" text-anchor="{}"', *at, anchor)
-        self.parts.append(html('<text class="{}" {}>{}</text>', kind, position, text))
+        position = {"x": f"{at[0]:.1f}", "y": f"{at[1]:.1f}", "text-anchor": anchor}
+        self.shapes.append(Shape("text", kind, position, text=text))
 
     def svg(self) -> Markup:
-        return join([*self.parts, Markup("</svg>")])
+        return macro("plot.html.j2", "svg")(self)
 
-    def _label(self, x: float, y: float, text: str, anchor: str = "middle") -> None:
-        self.text((x, y), text, "axis", anchor)
+
+def _text(points: Iterable[Point]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

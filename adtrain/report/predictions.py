@@ -10,41 +10,50 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from adtrain.core import tree
 from adtrain.data import Images
 from adtrain.metrics import confusion_matrix
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.training import model_file
 from adtrain.training.evaluation import class_names, predictions
+from adtrain.training.model_file import TrainedModel
 from adtrain.training.tasks import Multilabel, Regression
 from adtrain.training.trust import NONE, Trust
 
 
 class Mistake(NamedTuple):
-    """A misclassified test image: its index, both classes, and the probability of the predicted one."""
+    """A misclassified test image: its index, its label, and the most probable classes and the label.
+
+    The candidates are classes with their probabilities, the most probable first.
+    """
 
     image: int
     label: int
-    prediction: int
-    probability: float
+    candidates: Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """The most probable class of each image.
+    """The probabilities of the classes of each image.
 
     Attributes:
         images: (N, C, H, W), uint8 or float32.
         labels: int64 (N,).
         classes: a name for each class of the labels and predictions.
-        predicted: int64 (N,), the most probable class.
-        probability: (N,), the probability of the predicted class.
+        probabilities: (N, outputs of the network).
+        filters: the weights of each output of the first layer, (outputs, C, H, W); None if its inputs are no pictures.
     """
 
     images: Images
     labels: np.ndarray
     classes: tuple[str, ...]
-    predicted: np.ndarray
-    probability: np.ndarray
+    probabilities: np.ndarray
+    filters: np.ndarray | None = None
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        """The most probable class of each image: int64 (N,)."""
+        return self.probabilities.argmax(axis=1)
 
     @cached_property
     def confusion(self) -> np.ndarray:
@@ -60,11 +69,18 @@ class Predictions:
         """Whether the images can be shown as pictures. Rows of a table are images of one pixel."""
         return self.images.shape[2:] != (1, 1)
 
-    def worst(self, count: int) -> Sequence[Mistake]:
-        """At most `count` mistakes, the highest probability first."""
+    def worst(self, count: int, candidates: int = 3) -> Sequence[Mistake]:
+        """At most `count` mistakes, those with the highest probability of the wrong class first."""
         wrong = np.flatnonzero(self.predicted != self.labels)
-        order = wrong[np.argsort(-self.probability[wrong], kind="stable")][:count]
-        return [Mistake(int(i), int(self.labels[i]), int(self.predicted[i]), float(self.probability[i])) for i in order]
+        order = wrong[np.argsort(-self.probabilities[wrong].max(axis=1), kind="stable")][:count]
+        return [self._mistake(int(i), candidates) for i in order]
+
+    def _mistake(self, image: int, count: int) -> Mistake:
+        row, label = self.probabilities[image], int(self.labels[image])
+        top = np.argsort(-row, kind="stable")[:count].tolist()
+        if label not in top:
+            top = [*top[: count - 1], label]
+        return Mistake(image, label, [(i, float(row[i]) if i < len(row) else 0.0) for i in top])
 
 
 AnyPredictions: TypeAlias = Predictions | NumberPredictions | LabelPredictions
@@ -82,6 +98,19 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
         return NumberPredictions(trained.targets, test.labels, rows)
     if isinstance(trained.network.task, Multilabel):
         return LabelPredictions(trained.targets, test.labels, (rows > 0.5).astype(np.int64))
-    predicted = rows.argmax(axis=1)
     classes = class_names(trained.classes, rows)
-    return Predictions(test.images, test.labels, classes, predicted, rows.max(axis=1))
+    return Predictions(test.images, test.labels, classes, rows, first_filters(trained))
+
+
+def first_filters(trained: TrainedModel) -> np.ndarray | None:
+    """The weights of the first layer that has any, as pictures (outputs, C, H, W); None if its inputs are no pictures.
+
+    The layer is a convolution of larger windows than 1x1, or a linear layer of all pixels.
+    """
+    weights = next((x.numpy() for x in tree.leaves(trained.params) if len(x.shape) > 1), None)
+    channels, height, width = trained.image_shape
+    if weights is None or (height, width) == (1, 1):
+        return None
+    if weights.ndim == 2 and weights.shape[1] == channels * height * width:
+        return weights.reshape(-1, channels, height, width)
+    return weights if weights.ndim == 4 and weights.shape[2:] != (1, 1) else None

@@ -11,6 +11,9 @@ from adtrain.training.metrics import Epoch, Interval, Line, Stopped, read_metric
 from adtrain.training.summary import Summary, read_summary
 from adtrain.training.trust import NONE, Trust
 
+FEW_EPOCHS = 4
+"""Below this number of epochs a training curve has a point for each interval of steps instead of each epoch."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -29,6 +32,27 @@ class Record:
     def epochs(self) -> list[Epoch]:
         """The complete epochs."""
         return [line for line in self.metrics if isinstance(line, Epoch)]
+
+    @property
+    def scored(self) -> list[Epoch | Interval]:
+        """The complete epochs, then the intervals."""
+        return [*self.epochs, *self.intervals]
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """1 if no epoch is complete."""
+        return self.epochs[0].step / self.epochs[0].epoch if self.epochs else 1.0
+
+    @property
+    def by_interval(self) -> bool:
+        """Whether there are too few epochs to draw the training curve by epoch."""
+        return len(self.epochs) < FEW_EPOCHS and bool(self.intervals)
+
+    @property
+    def examples(self) -> str:
+        """What the data consist of: "rows" of a table, or "images"."""
+        path = self.config.data.path
+        return "rows" if path is not None and path.lower().endswith((".csv", ".tsv")) else "images"
 
     @property
     def stopped(self) -> Stopped | None:

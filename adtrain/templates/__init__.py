@@ -5,11 +5,13 @@ A page extends `page.html.j2`. Values are escaped; HTML is of the type `markupsa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from adtrain.text import visible
 
@@ -31,3 +33,9 @@ def environment() -> Environment:
 def _visible(value: Any) -> Any:
     """The value of an expression as text without characters that a browser obeys or hides, such as direction marks."""
     return value if hasattr(value, "__html__") else "\n".join(map(visible, str(value).split("\n")))
+
+
+def macro(template: str, name: str) -> Callable[..., Markup]:
+    """A macro of a template as a function."""
+    found: Callable[..., Markup] = getattr(environment().get_template(template).module, name)
+    return found

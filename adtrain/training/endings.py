@@ -12,6 +12,7 @@ from adtrain.training.best import Best
 from adtrain.training.experiment import Experiment
 from adtrain.training.position import Progress
 from adtrain.training.scores import Score
+from adtrain.training.spans import Span
 from adtrain.training.step import TrainState
 
 Ending: TypeAlias = Literal["finished", "early_stopping", "callback"]
@@ -34,6 +35,7 @@ class Result:
         train_seconds: seconds in the loop over batches since then, without evaluation.
         step_seconds: seconds of each step since then. Steps whose metrics were read together share their mean time,
             from the upload of their indices to the reading of their metrics.
+        spans: compilation, training, validation and test since then.
     """
 
     state: TrainState
@@ -49,6 +51,7 @@ class Result:
     images: int
     train_seconds: float
     step_seconds: Sequence[float]
+    spans: Sequence[Span]
 
 
 class Interrupted(Exception):

@@ -22,6 +22,7 @@ from adtrain.training.endings import Ending, Result
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.memory import planned_peak
 from adtrain.training.scores import Score
+from adtrain.training.spans import Span
 from adtrain.version import __version__
 
 SUMMARY = "summary.json"
@@ -81,6 +82,7 @@ class Summary:
     Attributes:
         metrics: those of `training.metrics`, by name.
         step_ms: None if no step was taken since the resumption.
+        spans: what the time went into, from the start of the process, or of the run, to its end.
         ops, ops_sum_ms, ops_to_step_ratio: of a profile, with times per step; empty or None if nothing was profiled.
     """
 
@@ -98,6 +100,7 @@ class Summary:
     batch_size: Size
     train_seconds: Duration
     total_seconds: Duration
+    spans: tuple[Span, ...]
     images_per_second: Duration | None
     step_ms: StepTimes | None
     memory: Memory
@@ -132,11 +135,12 @@ def summarize(
     result: Result,
     device: str,
     total_seconds: float,
+    spans: Sequence[Span],
     ops: Sequence[OperationTime] = (),
     ops_sum_ms: float | None = None,
     ops_to_step_ratio: float | None = None,
 ) -> Summary:
-    """The summary of a finished run."""
+    """The summary of a finished run. `spans` are all of the run, those of `result` too."""
     cfg = experiment.config
     return Summary(
         config=cfg.model_dump(mode="json", exclude_none=True),
@@ -153,6 +157,7 @@ def summarize(
         batch_size=experiment.full_batch,
         train_seconds=result.train_seconds,
         total_seconds=total_seconds,
+        spans=tuple(spans),
         images_per_second=result.images / result.train_seconds if result.images else None,
         step_ms=_step_ms(result.step_seconds),
         memory=_memory(experiment, device),

@@ -23,6 +23,7 @@ from adtrain.training.metrics import Epoch, Interval
 from adtrain.training.position import Progress
 from adtrain.training.progress import Observer
 from adtrain.training.scores import Score
+from adtrain.training.spans import Span, timed
 from adtrain.training.step import TrainState
 from adtrain.training.tasks import host_sums
 
@@ -97,6 +98,7 @@ class _Training:
         self.loop = self._step_loop(state, ())
         self.ended_by_observer: Ending | None = None
         self.step_seconds: list[float] = []
+        self.spans: list[Span] = []
         self.images = 0
         self.copied_at = self.read_at = perf_counter()
 
@@ -125,6 +127,7 @@ class _Training:
             images=self.images,
             train_seconds=sum(self.step_seconds),
             step_seconds=self.step_seconds,
+            spans=self.spans,
         )
 
     def _step_loop(self, state: TrainState, batches: Sequence[np.ndarray]) -> StepLoop:
@@ -138,7 +141,11 @@ class _Training:
         images = sum(map(len, batches))
         for observer in self.observers:
             observer.epoch_started(progress.epoch, self.experiment.epochs, images)
-        self._steps(batches)
+        self.loop = self._step_loop(self.loop.state, batches)
+        with timed("compilation", self.spans):
+            self.loop.compile(set(map(len, batches)))
+        with timed("training", self.spans):
+            self._steps(batches)
         validation = self.experiment.validation
         score, metrics = None, {}
         if validation is not None:
@@ -147,12 +154,10 @@ class _Training:
         self._finish_epoch(score, metrics, images, sum(self.step_seconds[first:]))
 
     def _steps(self, batches: Sequence[np.ndarray]) -> None:
-        """Take a step on each of these batches, the next ones of the epoch. Then `last_good` is the state after them.
+        """Take the loop's steps, one for each of these batches. Then `last_good` is the state after them.
 
         The metrics of an interval are read after the next steps have been issued, so that a GPU is never idle.
         """
-        self.loop = self._step_loop(self.loop.state, batches)
-        self.loop.compile(set(map(len, batches)))
         self.read_at = perf_counter()
         stopping, pending = False, None
         for first, end, save in self._intervals(len(batches)):
@@ -234,9 +239,10 @@ class _Training:
             if self.stop():
                 self._interrupt()
 
-        examples = on_device(split, self.device)
         step = self.experiment.evaluation_step
-        return evaluate(step, self.task, state.params, state.statistics, examples, name, check_stop)
+        with timed(name, self.spans):
+            examples = on_device(split, self.device)
+            return evaluate(step, self.task, state.params, state.statistics, examples, name, check_stop)
 
     def _metrics(self, state: TrainState, split: Split) -> dict[str, MetricValue]:
         experiment = self.experiment

@@ -7,8 +7,6 @@ from typing import Any
 
 from adtrain.bench.page import against, analysis, candidates, compare, operations, step
 from adtrain.bench.timing.records import remarks
-from adtrain.report import parts
-from adtrain.report.markup import html, join
 from adtrain.templates import environment
 
 KINDS = {
@@ -25,14 +23,15 @@ KINDS = {
 def render(result: Mapping[str, Any]) -> str:
     """The page of a result, as `--json` writes it."""
     module, measured = KINDS[result["kind"]], result["kind"] != "compare"
-    content = [html("<header><h1>{}</h1><p>{}</p></header>\n", module.title(result), _about(result))]
-    if measured:
-        content += [html('<p class="notice">{}</p>\n', line) for line in remarks(result)[1:]]
-    content += module.body(result)
-    if measured:
-        content.append(parts.section("How it was measured", parts.facts(dict(_protocol(result)))))
-    page = environment().get_template("bench.html.j2")
-    return page.render(title=f"adtrain bench: {module.title(result)}", main=join(content))
+    heading = module.title(result)
+    return environment().get_template("bench.html.j2").render(
+        title=f"adtrain bench: {heading}",
+        heading=heading,
+        about=_about(result),
+        notices=remarks(result)[1:] if measured else [],
+        body=module.body(result),
+        protocol=dict(_protocol(result)) if measured else None,
+    )  # fmt: skip
 
 
 def _about(result: Mapping[str, Any]) -> str:

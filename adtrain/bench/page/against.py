@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from adtrain.bench.page import cells
+from markupsafe import Markup
+
+from adtrain.bench.page import blocks, cells
 from adtrain.bench.page.intervals import Scale
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.report import parts
-from adtrain.report.markup import Markup, html, join
 
 KINDS = ("series-2", "series-3", "series-4", "series-5", "series-6", "series-1")
 """CSS classes with the colours of the peers, in the order of the result."""
@@ -54,11 +55,12 @@ def _peers(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(system for row in rows for system in row["times"] if system != ADTRAIN))
 
 
-def _fastest(steps: Iterable[Row]) -> Iterator[tuple[str, str]]:
+def _fastest(steps: Iterable[Row]) -> Iterator[tuple[str, ...]]:
     for row in steps:
         if row["ratios"]:
-            ratio, peer = min((ratio["median"], peer) for peer, ratio in row["ratios"].items())
-            yield f"{row['config']}, the fastest peer: {peer}", f"{cells.factor(ratio)} x"
+            peer, ratio = min(row["ratios"].items(), key=lambda item: item[1]["median"])
+            name = f"{row['config']}, the fastest peer: {peer}"
+            yield cells.ratio_headline(name, ratio, lambda x: f"{cells.factor(x)} x")
 
 
 def _all_ratios(rows: Sequence[Row], scale: Scale) -> Markup:
@@ -72,15 +74,15 @@ def _all_ratios(rows: Sequence[Row], scale: Scale) -> Markup:
         for row in rows
     ]  # fmt: skip
     found.append(["", "", scale.axis(), *[""] * len(kinds)])
-    keys = join((parts.key(kind, peer) for peer, kind in kinds.items()), " ")
-    absent = "" if "config" in rows[0] else _absent(rows)
-    return html('<p class="keys">{}</p>\n{}{}', keys, parts.table(columns, found, "ratios"), absent)
+    absent = Markup() if "config" in rows[0] else _absent(rows)
+    keys = blocks.keys([(kind, peer) for peer, kind in kinds.items()])
+    return keys + parts.table(columns, found, "ratios") + absent
 
 
 def _name(row: Row) -> Markup:
     if "config" in row:
-        return html("<b>{}</b> batch {}", row["config"], row["batch_size"])
-    return html("<b>{}</b> {}, {}", row["op"], row["size"], row["phase"])
+        return blocks.named(row["config"], f"batch {row['batch_size']}")
+    return blocks.named(row["op"], f"{row['size']}, {row['phase']}")
 
 
 def _ratio(row: Row, peer: str) -> str:
@@ -89,7 +91,7 @@ def _ratio(row: Row, peer: str) -> str:
     if peer not in row["ratios"]:
         return ""
     ratio = row["ratios"][peer]
-    return html("{}<small>{}</small>", cells.factor(ratio["median"]), cells.range_of(ratio))
+    return blocks.two_lines(cells.factor(ratio["median"]), cells.range_of(ratio))
 
 
 def _systems(row: Row, scale: Scale) -> Markup:
@@ -117,4 +119,4 @@ def _absent(rows: Iterable[Row]) -> Markup:
         for how in ("skipped", "failed")
         for system, reason in row[how].items()
     )
-    return join(parts.note(line) for line in lines)
+    return Markup().join(map(parts.note, lines))

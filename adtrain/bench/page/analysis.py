@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from adtrain.bench.page import cells
+from markupsafe import Markup
+
+from adtrain.bench.page import blocks, cells
 from adtrain.bench.page.curves import Line, figure
 from adtrain.bench.page.intervals import Scale
 from adtrain.bench.timing.records import milliseconds
 from adtrain.report import parts
-from adtrain.report.markup import Markup, html, join
 
 KINDS = {"gpu": "series-2", "gpu+copies": "series-3"}
 """From labels to CSS classes with their colours; other labels are grey."""
@@ -26,7 +27,7 @@ def title(result: Mapping[str, Any]) -> str:
 def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     configs, operations = result.get("configs", ()), result.get("operations", ())
     yield parts.tiles(
-        (f"{found['config']}, {label}", _times_faster(speedup["median"]))
+        cells.ratio_headline(f"{found['config']}, {label}", speedup, _times_faster)
         for found in configs
         for label, speedup in found["speedups"].items()
     )
@@ -36,13 +37,13 @@ def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     )
     if operations:
         drawn = [_speedups(f"{found['op']}: {found['what']}", "n", found) for found in operations]
-        yield parts.section("Speed-up over the size", _figures(drawn) + _crossovers(operations))
+        yield parts.section("Speed-up over the size", blocks.figures(drawn) + _crossovers(operations))
     scale = Scale(speedup for found in configs for speedup in found["speedups"].values())
     for found in configs:
         yield from _config(found, scale)
     if growing := result.get("growing", ()):
         drawn = [_speedups(f"{found['of']}, over the {found['over']}", found["over"], found) for found in growing]
-        yield parts.section("Over width and depth", _figures(drawn))
+        yield parts.section("Over width and depth", blocks.figures(drawn))
     if "launch" in result:
         yield parts.section(f"Launch shapes: {result['launch']['kernel']}", _launches(result["launch"]["rows"]))
         yield parts.section(f"Candidates: {result['candidates']['problem']}", _candidates(result["candidates"]))
@@ -70,10 +71,6 @@ def _kind(label: str) -> str:
     return KINDS.get(label, "series-1")
 
 
-def _figures(drawn: Iterable[str]) -> Markup:
-    return html('<div class="curves">\n{}</div>\n', join(drawn))
-
-
 def _crossovers(operations: Sequence[Mapping[str, Any]]) -> Markup:
     """The sizes at which each label is faster than the CPU, a row for each operation."""
     labels = dict.fromkeys(label for found in operations for label in found["crossover"])
@@ -98,9 +95,9 @@ def _config(found: Mapping[str, Any], scale: Scale) -> Iterable[Markup]:
     skipped = f" Naive loops skipped: {found['without_naive']}." if "without_naive" in found else ""
     content = parts.table(TIMES, rows, "systems") + parts.note(f"{about}.{skipped}")
     yield parts.section(found["config"], content)
-    over_batches = _figures([_speedups(f"{found['config']} over the batch size", "batch", found["batches"])])
+    over_batches = blocks.figures([_speedups(f"{found['config']} over the batch size", "batch", found["batches"])])
     title = f"{found['config']} by layer and over the batch size"
-    yield parts.section(title, html('<div class="columns">\n{}{}</div>\n', _layers(found), over_batches))
+    yield parts.section(title, blocks.columns([_layers(found), over_batches]))
 
 
 def _layers(found: Mapping[str, Any]) -> Markup:
@@ -114,29 +111,24 @@ def _layers(found: Mapping[str, Any]) -> Markup:
 
     rows = [[row["layer"] or "(no layer)", *bars(row["ms"])] for row in layers]
     columns = {"layer": "text", **{f"{label}, ms": "" for label in labels}}
-    return html("<div>{}{}</div>\n", parts.table(columns, rows), parts.note("With a kernel for each operation."))
+    return parts.table(columns, rows) + parts.note("With a kernel for each operation.")
 
 
 def _launches(rows: Sequence[Mapping[str, Any]]) -> Markup:
     """GB/s by threads a block (across) and blocks (down); darker is faster."""
-    threads, blocks = (sorted({row[name] for row in rows if not row["rule"]}) for name in ("threads", "blocks"))
+    threads, blocks_of_grid = (sorted({row[name] for row in rows if not row["rule"]}) for name in ("threads", "blocks"))
     by_shape = {(row["blocks"], row["threads"]): row["gbytes_per_s"] for row in rows}
     best = max(by_shape.values())
 
-    def cell(shape: tuple[int, int]) -> Markup:
-        if shape not in by_shape:
-            return Markup("<td></td>")
-        return html('<td class="wrong" style="--share:{:.3f}">{:,.0f}</td>', by_shape[shape] / best, by_shape[shape])
+    def cell(shape: tuple[int, int]) -> tuple[float, str] | None:
+        found = by_shape.get(shape)
+        return None if found is None else (found / best, f"{found:,.0f}")
 
-    head = join(html('<th scope="col">{}</th>', n) for n in threads)
-    body = join(
-        html('<tr><th scope="row">{:,}</th>{}</tr>\n', n, join(cell((n, each)) for each in threads)) for n in blocks
-    )
-    matrix = html('<table class="confusion"><thead><tr><td></td>{}</tr></thead><tbody>\n{}</tbody></table>', head, body)
+    matrix = blocks.matrix(threads, [(f"{n:,}", [cell((n, each)) for each in threads]) for n in blocks_of_grid])
     (rule,) = (row for row in rows if row["rule"])
     chosen = f"{rule['threads']} threads and {rule['blocks']:,} blocks, {rule['gbytes_per_s']:,.0f} GB/s"
     note = f"GB/s by threads a block, across, and blocks, down. The rule chooses {chosen}."
-    return html('<div class="wide">{}</div>\n{}', matrix, parts.note(note))
+    return matrix + parts.note(note)
 
 
 def _candidates(found: Mapping[str, Any]) -> Markup:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from markupsafe import Markup
+
 from adtrain.bench.page import cells
 from adtrain.report import parts
-from adtrain.report.markup import Markup
 
 COLUMNS = {"kernel": "text", "µs": "", "GFLOP/s": "minor", "GB/s": "minor", "": "left"}
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import log10
 from typing import Any
 
+from markupsafe import Markup
+
+from adtrain.bench.page import blocks
 from adtrain.bench.timing.records import milliseconds
-from adtrain.report.markup import Markup, html
+from adtrain.bench.timing.sampling import NOISY
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -17,9 +20,27 @@ def time(record: Mapping[str, Any] | None) -> Markup:
     if record is None:
         return Markup()
     tooltip = f"95% interval {interval(record)} ms; {record['samples']} samples of {record['repeats']}"
-    return html(
-        '<span title="{}">{}{}</span>', tooltip, "~" if record["noisy"] else "", milliseconds(record["median_ms"])
-    )
+    return blocks.hint(f"{'~' if record['noisy'] else ''}{milliseconds(record['median_ms'])}", tooltip)
+
+
+def headline(name: str, record: Mapping[str, Any], text: Callable[[float], str], rate: bool = False) -> tuple[str, ...]:
+    """A tile with a number that follows from a time. If the time is noisy, it has the interval and is grey.
+
+    Args:
+        text: formats the number for a time in milliseconds.
+        rate: whether the number is larger for a shorter time.
+    """
+    if not record["noisy"]:
+        return name, text(record["median_ms"])
+    low, high = (text(record[end]) for end in (("high_ms", "low_ms") if rate else ("low_ms", "high_ms")))
+    return name, text(record["median_ms"]), f"noisy: {low} to {high}", "noisy"
+
+
+def ratio_headline(name: str, ratio: Mapping[str, float], text: Callable[[float], str]) -> tuple[str, ...]:
+    """A tile with a ratio and its interval; grey if that is too wide."""
+    note = f"{text(ratio['low'])} to {text(ratio['high'])}"
+    noisy = ratio["high"] - ratio["low"] > NOISY * ratio["median"]
+    return name, text(ratio["median"]), note, "noisy" if noisy else ""
 
 
 def interval(record: Mapping[str, Any]) -> str:
@@ -48,6 +69,13 @@ def share(part: float | None) -> str:
     return f"{part:.1%}" if part else ""
 
 
+def of_peak(row: Mapping[str, Any], peak: Mapping[str, Any], after: str = "") -> str:
+    """The share of the roofline, with `after`; "in cache" where the data moved faster than in a large copy."""
+    if (row["of_roofline"] or 0.0) > 1 and (row["gbytes_per_s"] or 0.0) > peak["gbytes_per_s"]:
+        return "in cache"
+    return f"{share(row['of_roofline'])}{after}"
+
+
 def factor(ratio: float) -> str:
     """A factor in three digits."""
     if ratio < 0.1:
@@ -65,8 +93,3 @@ def size(n: float) -> str:
 def power(n: float) -> str:
     """A power of ten at an axis: "0.01", "10,000", "10⁶"."""
     return f"{n:,g}" if 1e-3 <= n < 1e5 else "10" + f"{round(log10(n))}".translate(SUPERSCRIPTS)
-
-
-def mark(kind: str, percent: float, tooltip: str) -> Markup:
-    """A bar of the given width; `kind` is the CSS class with its colour."""
-    return html('<i class="{}" style="width:{:.2f}%" title="{}"></i>', kind, percent, tooltip)

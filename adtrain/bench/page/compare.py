@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from markupsafe import Markup
+
 from adtrain.bench.compare import MIN_CHANGE
+from adtrain.bench.page import blocks
 from adtrain.bench.timing.records import milliseconds
 from adtrain.report import parts
-from adtrain.report.markup import Markup, html, join
 
 STEPS = {"step": "text", "before ms": "", "after ms": "", "change": "", "verdict": "left"}
 COLUMNS = {"time": "text", "before ms": "", "after ms": "", "change": ""}
@@ -21,7 +23,7 @@ def title(result: Mapping[str, Any]) -> str:
 
 def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     for line in result["noise"]:
-        yield html('<p class="notice">{}</p>\n', line)
+        yield parts.notice(line)
     if steps := result["steps"]:
         rows = [[*_cells(each), _percent(each), each["verdict"]] for each in steps]
         yield parts.section("Whole steps", parts.table(STEPS, rows))
@@ -37,8 +39,7 @@ def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     yield parts.note(f"Listed are changes of more than {MIN_CHANGE:.0%} and beyond both confidence intervals.")
     for where in ("before", "after"):
         if names := result[f"only_{where}"]:
-            listed = join(html("<li>{}</li>", name) for name in names)
-            content = html("<details><summary>{} times</summary><ul>{}</ul></details>\n", len(names), listed)
+            content = blocks.details(f"{len(names)} times", blocks.listed(names))
             yield parts.section(f"Only {where}", content)
     if result["protocol"]:
         rows = [[name, *map(str, pair)] for name, pair in result["protocol"].items()]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from adtrain.bench.page import cells
-from adtrain.report import parts
-from adtrain.report.markup import Markup, html, join
+from markupsafe import Markup
+
+from adtrain.bench.page import blocks, cells
 from adtrain.report.plot import Axis, Plot, Point
 from adtrain.report.ticks import log_ticks
 
@@ -58,10 +58,7 @@ def figure(
             plot.marker(at, y, line.kind, f"{line.name} at {at:,g}: {cells.factor(y)}")
         if line.crosses is not None and level is not None:
             plot.marker(line.crosses, level, f"crossing {line.kind}", f"{line.name}: from {line.crosses:,.0f}", 5)
-    keys = join(parts.key(line.kind, line.name) for line in lines)
-    subtitle = html('<span class="subtitle">{}</span>', note) if note else ""
-    caption = html("<figcaption><strong>{}</strong>{}{}</figcaption>", title, subtitle, keys)
-    return html("<figure>{}{}</figure>\n", caption, plot.svg())
+    return blocks.figure(title, plot.svg(), note, [(line.kind, line.name) for line in lines])
 
 
 def _thinned(sizes: Sequence[float]) -> Sequence[float]:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import log
 from typing import Any
 
-from adtrain.bench.page import cells
-from adtrain.report.markup import Markup, html, join
+from markupsafe import Markup
+
+from adtrain.bench.page import blocks, cells
 from adtrain.report.ticks import log_ticks
 
 
@@ -29,30 +30,15 @@ class Scale:
             marks: for each ratio the CSS class with its colour, its name, and its record.
         """
         found = list(marks)
-        drawn = join(self._mark(f"{(i + 1) / (len(found) + 1):.0%}", *mark) for i, mark in enumerate(found))
-        return html('<div class="interval">{}{}</div>', self._grid(), drawn)
+        drawn = [self._mark(round(100 * (i + 1) / (len(found) + 1)), *mark) for i, mark in enumerate(found)]
+        return blocks.lane([(self.percent(tick), tick == 1) for tick in self.ticks], drawn)
 
     def axis(self) -> Markup:
         """The labels of the ticks."""
         one = self.ticks.index(1.0)
-        kinds = ["minor" if (i - one) % 2 else "" for i in range(len(self.ticks))]
-        ticks = join(
-            html('<span class="{}" style="left:{:.2f}%">{:g}</span>', kind, self.percent(tick), tick)
-            for kind, tick in zip(kinds, self.ticks, strict=True)
-        )
-        return html('<div class="interval ticks">{}</div>', ticks)
+        return blocks.axis([(self.percent(tick), f"{tick:g}", (i - one) % 2) for i, tick in enumerate(self.ticks)])
 
-    def _grid(self) -> Markup:
-        return join(
-            html('<u class="{}" style="left:{:.2f}%"></u>', "one" if tick == 1 else "", self.percent(tick))
-            for tick in self.ticks
-        )
-
-    def _mark(self, down: str, kind: str, name: str, ratio: Mapping[str, Any]) -> Markup:
+    def _mark(self, down: int, kind: str, name: str, ratio: Mapping[str, Any]) -> dict[str, Any]:
         low, at, high = (self.percent(ratio[end]) for end in ("low", "median", "high"))
         tooltip = f"{name}: {cells.factor(ratio['median'])}, {cells.range_of(ratio)}"
-        return html(
-            '<i class="{0}" style="top:{1};left:{2:.2f}%;width:{3:.2f}%"></i>'
-            '<b class="{0}" style="top:{1};left:{4:.2f}%" title="{5}"></b>',
-            *(kind, down, low, high - low, at, tooltip),
-        )
+        return {"kind": kind, "down": down, "low": low, "at": at, "high": high, "tooltip": tooltip}

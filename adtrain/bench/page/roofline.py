@@ -4,13 +4,15 @@ insightful visual performance model for multicore architectures, Communications 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, product
+from itertools import product
 from math import ceil
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
+from adtrain.bench.page import blocks
 from adtrain.bench.page.cells import power
 from adtrain.report import parts
-from adtrain.report.markup import Markup, html, join
 from adtrain.report.plot import Axis, Plot, Point
 from adtrain.report.ticks import log_ticks
 
@@ -19,10 +21,12 @@ LETTER, LINE = 6.0, 12
 """Width of a letter and height of a line of names, in units of the picture."""
 
 MAX_NAMES = 14
+LEADERS = (22, 40, 60)
+"""Distances of names without room next to their point, which get a line to it."""
 
 
 class Dot(NamedTuple):
-    """A point for work of `ms` milliseconds. `name` is drawn next to it if there is room."""
+    """A point for work of `ms` milliseconds. `name` is drawn next to it if there is room, and if it is not empty."""
 
     name: str
     tooltip: str
@@ -30,11 +34,16 @@ class Dot(NamedTuple):
     bytes: int
     ms: float
     radius: float = 3
+    kind: str = ""
 
     @property
     def place(self) -> Point:
         """FLOPs a byte, and GFLOP/s."""
         return self.flops / self.bytes, self.flops / self.ms * 1e-6
+
+    @property
+    def drawn(self) -> bool:
+        return bool(self.flops and self.bytes and self.ms)
 
 
 class Box(NamedTuple):
@@ -65,46 +74,78 @@ class Roof(NamedTuple):
         """FLOPs a byte above which arithmetic is the limit."""
         return self.arithmetic / self.memory
 
+    def at(self, intensity: float) -> float:
+        """The best GFLOP/s of work with these FLOPs a byte."""
+        return min(self.arithmetic, intensity * self.memory)
 
-def figures(groups: Mapping[str, Sequence[Dot]], peak: Mapping[str, Any], precision: str) -> Markup:
-    """A picture for each group that has points, on the same axes, with a legend."""
+    def line(self, xs: Sequence[float], ys: Sequence[float]) -> dict[str, tuple[Point, Point]]:
+        """The parts of the roof inside of the axes, by the limit."""
+        found = {}
+        left, right = max(xs[0], ys[0] / self.memory), min(xs[-1], self.ridge, ys[-1] / self.memory)
+        if left < right:
+            found["memory"] = ((left, left * self.memory), (right, right * self.memory))
+        left = max(xs[0], self.ridge)
+        if left < xs[-1] and ys[0] <= self.arithmetic <= ys[-1]:
+            found["arithmetic"] = ((left, self.arithmetic), (xs[-1], self.arithmetic))
+        return found
+
+
+def figures(
+    groups: Mapping[str, Sequence[Dot]],
+    peak: Mapping[str, Any],
+    precision: str,
+    arrows: Sequence[tuple[Dot, Dot]] = (),
+) -> Markup:
+    """A picture for each group that has points, on the same axes, with a legend. `arrows` connect two points each.
+
+    The axes cover the points, and the roof above the point that is closest to it.
+    """
     rates = peak["gflops_per_s"]
     kind = precision if precision in rates else "float32"
     roof = Roof(peak["gbytes_per_s"], rates[kind])
-    shown = {title: [dot for dot in dots if dot.flops and dot.bytes and dot.ms] for title, dots in groups.items()}
+    shown = {title: [dot for dot in dots if dot.drawn] for title, dots in groups.items()}
     drawn = [dot.place for dots in shown.values() for dot in dots]
     if not drawn:
         return parts.note("No operation here has FLOPs.")
-    xs = log_ticks(*_ends([*(x for x, _ in drawn), roof.ridge]))
-    ys = log_ticks(*_ends([*(y for _, y in drawn), roof.arithmetic]))
-    keys = parts.key("memory", html("limited by memory: <b>{:,.1f} GB/s</b> of a large copy", roof.memory))
-    keys += html(" ") + parts.key(
-        "arithmetic", html("by arithmetic: <b>{:,.1f} GFLOP/s</b> of {} products", roof.arithmetic, kind)
-    )
-    pictures = join(_figure(title, dots, roof, xs, ys) for title, dots in shown.items() if dots)
+    closest, _ = max(drawn, key=lambda place: place[1] / roof.at(place[0]))
+    xs = log_ticks(*_ends([x for x, _ in drawn]))
+    ys = log_ticks(*_ends([*(y for _, y in drawn), roof.at(closest)]))
+    legend = [
+        ("memory", f"limited by memory: {roof.memory:,.1f} GB/s of a large copy"),
+        ("arithmetic", f"by arithmetic: {roof.arithmetic:,.1f} GFLOP/s of {kind} products"),
+    ]
+    pictures = [_figure(title, dots, roof, xs, ys, arrows) for title, dots in shown.items() if dots]
     left_out = sum(map(len, groups.values())) - len(drawn)
     note = "A point is an operation; the line is the measured peak of the device, which data in caches may exceed."
     note += f" {left_out} without FLOPs are left out." if left_out else ""
-    return html(
-        '<p class="keys">{}</p>\n<div class="curves wide-curves">\n{}</div>\n{}', keys, pictures, parts.note(note)
-    )
+    return blocks.keys(legend) + blocks.figures(pictures, "wide-curves") + parts.note(note)
 
 
-def _figure(title: str, dots: Sequence[Dot], roof: Roof, xs: Sequence[float], ys: Sequence[float]) -> Markup:
+def _figure(
+    title: str,
+    dots: Sequence[Dot],
+    roof: Roof,
+    xs: Sequence[float],
+    ys: Sequence[float],
+    arrows: Sequence[tuple[Dot, Dot]],
+) -> Markup:
     x, y = (Axis(unit, ticks, power, logarithmic=True) for unit, ticks in (("FLOP / byte", xs), ("GFLOP/s", ys)))
     plot = Plot(f"{title}: GFLOP/s over FLOP/byte", x, y, WIDTH, HEIGHT)
-    start = max(xs[0], ys[0] / roof.memory)
-    ends = (start, start * roof.memory), (roof.ridge, roof.arithmetic), (xs[-1], roof.arithmetic)
-    for kind, line in zip(("memory", "arithmetic"), pairwise(ends), strict=True):
+    lines = roof.line(xs, ys)
+    for kind, line in lines.items():
         plot.line(line, f"roof {kind}")
+    for start, end in arrows:
+        plot.arrow(plot.at(*start.place), plot.at(*end.place), "arrow", end.radius + 1)
     for dot in sorted(dots, key=lambda dot: -dot.radius):
         kind = "memory" if dot.place[0] < roof.ridge else "arithmetic"
-        plot.marker(*dot.place, kind, dot.tooltip, dot.radius)
+        plot.marker(*dot.place, f"{kind} {dot.kind}".strip(), dot.tooltip, dot.radius)
     covered = [point for dot in dots for point in _around(plot.at(*dot.place), dot.radius)]
-    lines = [point for a, b in pairwise(ends) for point in _between(plot.at(*a), plot.at(*b))]
-    for at, name in _names(plot, dots, covered, lines):
+    crossed = [point for a, b in lines.values() for point in _between(plot.at(*a), plot.at(*b))]
+    for at, name, leader in _names(plot, [dot for dot in dots if dot.name], covered, crossed):
+        if leader:
+            plot.stroke(leader, "leader")
         plot.text(at, name, "name")
-    return html("<figure><figcaption><strong>{}</strong></figcaption>{}</figure>\n", title, plot.svg())
+    return blocks.figure(title, plot.svg())
 
 
 def _around(at: Point, radius: float) -> list[Point]:
@@ -120,27 +161,46 @@ def _between(a: Point, b: Point) -> list[Point]:
 
 def _names(
     plot: Plot, dots: Sequence[Dot], covered: Sequence[Point], lines: Sequence[Point]
-) -> Iterator[tuple[Point, str]]:
-    """Position and text of the names that have room, each at its largest dot. They avoid all points, and if possible
-    the lines."""
+) -> Iterator[tuple[Point, str, Sequence[Point]]]:
+    """Position and text of the names that have room, each at its largest dot, and the line to the dot if the name is
+    not next to it. Names avoid all points and each other's lines, and if possible the lines of the roof."""
     largest = {dot.name: dot for dot in sorted(dots, key=_size)}
-    left, top, width, height = plot.box
     taken: list[Box] = []
+    leaders: list[Point] = []
     for dot in sorted(largest.values(), key=_size, reverse=True)[:MAX_NAMES]:
-        x, y = plot.at(*dot.place)
-        long, off, beyond = len(dot.name) * LETTER, dot.radius + 3, dot.radius + 1
-        places = [(x + off, y - LINE / 2), (x - off - long, y - LINE / 2)]
-        places += product((x - long / 2, x, x - long), (y - beyond - LINE, y + beyond))
-        boxes = [
-            Box(*at, at[0] + long, at[1] + LINE)
-            for at in places
-            if left < at[0] < left + width - long and 0 < at[1] < top + height - LINE
+        at = plot.at(*dot.place)
+        free = [
+            (box, leader)
+            for box, leader in ((box, _leader(at, dot, box)) for box in _boxes(plot, dot))
+            if not (box.contains(covered) or box.contains(leaders) or any(map(box.overlaps, taken)))
+            and not any(other.contains(leader) for other in taken)
         ]
-        free = [box for box in boxes if not box.contains(covered) and not any(map(box.overlaps, taken))]
         if free:
-            box = next((box for box in free if not box.contains(lines)), free[0])
+            box, leader = next(((box, leader) for box, leader in free[:8] if not box.contains(lines)), free[0])
             taken.append(box)
-            yield (box.left, box.bottom - 2), dot.name
+            leaders += leader
+            yield (box.left, box.bottom - 2), dot.name, leader
+
+
+def _leader(at: Point, dot: Dot, box: Box) -> Sequence[Point]:
+    """Points on the line from a dot to its name; none if the name is next to the dot."""
+    end = min(max(at[0], box.left), box.right), box.top + LINE / 2
+    far = abs(end[0] - at[0]) + abs(end[1] - at[1]) > dot.radius + LINE
+    return _between(at, end) if far else []
+
+
+def _boxes(plot: Plot, dot: Dot) -> Iterator[Box]:
+    """The places of a name inside of the picture: next to its dot first, then further away."""
+    left, top, width, height = plot.box
+    x, y = plot.at(*dot.place)
+    long, off, beyond = len(dot.name) * LETTER, dot.radius + 3, dot.radius + 1
+    places = [(x + off, y - LINE / 2), (x - off - long, y - LINE / 2)]
+    places += product((x - long / 2, x, x - long), (y - beyond - LINE, y + beyond))
+    for away in LEADERS:
+        places += product((x + away, x - away - long), (y - away - LINE, y + away, y - LINE / 2))
+    for at in places:
+        if left < at[0] < left + width - long and 0 < at[1] < top + height - LINE:
+            yield Box(*at, at[0] + long, at[1] + LINE)
 
 
 def _size(dot: Dot) -> tuple[float, int]:

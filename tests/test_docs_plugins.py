@@ -1,4 +1,4 @@
-"""The files of docs/your-own.md are complete, short, and run; so does the example's config."""
+"""The plug-ins of the documents are complete, short, and run; so does the example's config."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_plugins")
 __all__ = ["no_plugins"]
 
 ROOT = Path(__file__).parent.parent
-TEXT = (ROOT / "docs/your-own.md").read_text()
+TEXT = "".join((ROOT / "docs/how-to" / name).read_text() for name in ("own-layer.md", "own-kernel.md"))
 FILES = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", TEXT, re.DOTALL))
 CONFIG = re.search(r"```yaml\n(.*?)```", TEXT, re.DOTALL)[1]  # type: ignore[index]
 
@@ -42,7 +42,7 @@ def train(cfg: Path, *more: object) -> None:
     call("train", cfg, "--device", "cpu", "--steps", 2, "--profile-steps", 0, "--output-dir", "run", *more)
 
 
-def test_the_files_of_the_document_train_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugins_train_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert list(FILES) == ["gain.py", "focal.py", "spirals.py", "brier.py", "softsign.py", "swish.py"]
     for name, text in FILES.items():
@@ -55,13 +55,13 @@ def test_the_files_of_the_document_train_and_evaluate(tmp_path: Path, monkeypatc
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", ["softsign", "swish"])
-def test_the_operations_of_the_document_pass_their_check(tmp_path: Path, name: str) -> None:
+def test_the_operations_pass_their_check(tmp_path: Path, name: str) -> None:
     (tmp_path / "mine.py").write_text(FILES[f"{name}.py"])
     assert "checks passed" in call("gradcheck", "--plugin", tmp_path / "mine.py", "--device", "cpu", "--op", name)
 
 
 @pytest.mark.needs_nvrtc
-def test_the_cuda_kernel_of_the_document_compiles(tmp_path: Path) -> None:
+def test_the_cuda_kernel_compiles(tmp_path: Path) -> None:
     path = tmp_path / "softsign.cu"
     path.write_text(re.search(r'CUDA = """(.*?)"""', FILES["softsign.py"], re.DOTALL)[1])  # type: ignore[index]
     for dtype in ("float32", "float64"):

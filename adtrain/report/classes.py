@@ -1,0 +1,111 @@
+"""What a page shows of predicted classes: confusion matrix, a row for each class, and the worst mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from adtrain.report.pixels import data_url, shown, signed
+from adtrain.report.predictions import Predictions
+
+MOST_CLASSES = 25
+"""The most classes of a confusion matrix on the page, and of a list."""
+
+MOST_PICTURES, MOST_FILTERS = 24, 32
+
+
+class Cell(NamedTuple):
+    """A cell of the confusion matrix. `share` is its part of the most common mistake, or of the class if correct."""
+
+    images: int
+    correct: bool
+    share: float
+    tooltip: str
+
+
+class ClassRow(NamedTuple):
+    """The test examples of a class; `mistaken` names the class that it is most often taken for, and how often."""
+
+    name: str
+    images: int
+    accuracy: float
+    wrong: int
+    share: float
+    mistaken: str
+
+
+class Candidate(NamedTuple):
+    name: str
+    probability: float
+    correct: bool
+
+
+class Picture(NamedTuple):
+    """A mistake. `address` is empty if the data are no pictures, `image` its index in the test set."""
+
+    address: str
+    image: int
+    candidates: Sequence[Candidate]
+
+
+def confusion(predictions: Predictions) -> list[list[Cell]]:
+    """The cells by label (row) and prediction (column)."""
+    counts, classes = predictions.confusion, predictions.classes
+    most, totals = max(int(_mistakes(counts).max()), 1), np.maximum(counts.sum(axis=1), 1)
+
+    def cell(row: int, column: int) -> Cell:
+        count = int(counts[row, column])
+        share = count / (int(totals[row]) if row == column else most)
+        return Cell(count, row == column, share, f"{count:,} of {classes[row]} taken for {classes[column]}")
+
+    return [[cell(i, j) for j in range(len(classes))] for i in range(len(classes))]
+
+
+def most_confused(predictions: Predictions) -> list[tuple[str, str, int]]:
+    """The most common mistakes: label, prediction, count."""
+    counts, classes = _mistakes(predictions.confusion), predictions.classes
+    order = np.argsort(-counts, axis=None, kind="stable")[:MOST_CLASSES]
+    found = zip(*np.unravel_index(order, counts.shape), strict=True)
+    return [(classes[i], classes[j], int(counts[i, j])) for i, j in found if counts[i, j]]
+
+
+def by_class(predictions: Predictions) -> list[ClassRow]:
+    """A row for each class with test examples, the least accurate first."""
+    counts, classes = predictions.confusion, predictions.classes
+    totals, mistakes = counts.sum(axis=1), _mistakes(counts)
+    wrong = mistakes.sum(axis=1)
+    accuracy = 1 - wrong / np.maximum(totals, 1)
+    rows = []
+    for i in np.argsort(accuracy, kind="stable"):
+        other = int(mistakes[i].argmax())
+        mistaken = f"{classes[other]} ({mistakes[i, other]})" if wrong[i] else ""
+        share = wrong[i] / max(int(wrong.max()), 1)
+        rows.append(ClassRow(classes[i], int(totals[i]), float(accuracy[i]), int(wrong[i]), float(share), mistaken))
+    return [row for row in rows if row.images]
+
+
+def worst_mistakes(predictions: Predictions) -> list[Picture]:
+    """The mistakes with the highest probabilities, with three classes each."""
+    mistakes = predictions.worst(MOST_PICTURES)
+    addresses = [""] * len(mistakes)
+    if mistakes and predictions.pictured:
+        addresses = [*map(data_url, shown(predictions.images[[mistake.image for mistake in mistakes]]))]
+    return [
+        Picture(
+            address,
+            mistake.image,
+            [Candidate(predictions.classes[i], p, i == mistake.label) for i, p in mistake.candidates],
+        )
+        for mistake, address in zip(mistakes, addresses, strict=True)
+    ]
+
+
+def filters(predictions: Predictions) -> list[str]:
+    """The addresses of pictures of the first layer's weights, one for each output."""
+    return [] if predictions.filters is None else [*map(data_url, signed(predictions.filters[:MOST_FILTERS]))]
+
+
+def _mistakes(counts: np.ndarray) -> np.ndarray:
+    return counts - np.diag(np.diag(counts))

@@ -1,0 +1,275 @@
+"""Writes docs/reference/config.md from the types of the config: python docs/tools/config_reference.py
+
+Keys, values, bounds, defaults and descriptions are those of the pydantic models. The examples below are checked against
+them: a key without an example is a KeyError, a wrong example a ValidationError.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from adtrain.config import document, specs
+from adtrain.option_types import Expected
+
+PAGE = Path(__file__).parents[1] / "reference" / "config.md"
+
+INTRODUCTION = """\
+# Config reference
+
+This page is made by `python docs/tools/config_reference.py`.
+
+A config is a YAML file; [configs/mlp.yaml](../../configs/mlp.yaml) is a complete one. Editors that support JSON Schema
+complete its keys if this is the first line: `# yaml-language-server: $schema=schema.json`, with the path of
+[configs/schema.json](../../configs/schema.json). Scalars follow YAML 1.2: `1e-3` is a number, and `no` is a string.
+Unknown and duplicate keys are errors.
+
+`--set KEY=VALUE` overrides one value. KEY is dotted, list indices count from 0, and VALUE is YAML:
+`--set model.layers.0.conv2d.out_channels=16`.
+"""
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "": document.Config,
+    "data": document.Data,
+    "model": document.Model,
+    "training": document.Training,
+    "training.early_stopping": document.EarlyStopping,
+    "plugins": document.Plugin,
+}
+"""From the dotted key of a section to its keys; those of `plugins` are the keys of each item."""
+
+FAMILIES = {
+    "layer": """\
+A layer, loss, optimizer, schedule or augmentation has three forms:
+
+```yaml
+- relu                                  # the name: all options have their defaults
+- linear: 128                           # the value of the first option
+- conv2d: {out_channels: 32, kernel_size: 3, padding: 1}
+```
+
+Options of layers have the names and meanings of PyTorch. `in_features`, `in_channels`, `num_features` and
+`num_channels` are inferred from the previous layer; if they are given, they are checked.
+""",
+    "loss": """\
+The loss of a batch is the mean over its images. `cross_entropy` and `nll` take class numbers as targets. The others
+take numbers, or one-hot rows of classes. `weight` and `pos_weight` are lists with a number for each class or label.
+With `weight`, `cross_entropy` and `nll` divide the sum of a batch by the sum of its labels' weights, as PyTorch does;
+the loss of a split is the mean over its batches, by their numbers of images.
+""",
+    "optimizer": "Options have the names and meanings of PyTorch.\n",
+    "schedule": """\
+A schedule is a factor on the optimizer's learning rate. Schedules count in epochs: `step_size` and `milestones` are
+epochs, and `gamma` of `exponential` is the factor per epoch. With `warmup_epochs` or `warmup_steps` the learning rate
+first rises linearly, then the schedule starts.
+""",
+    "data set": """\
+`data.dataset` names one. All but `mnist`, which is part of the package, are downloaded by `adtrain data fetch NAME`.
+[Plug-ins](../how-to/own-layer.md#a-data-set) add others, with options: `{spirals: {points: 600}}`.
+""",
+    "metric": """\
+`training.metrics` lists them. [Plug-ins](../how-to/own-layer.md#a-metric) add others.
+""",
+    "augmentation": "[Augment images](../how-to/augment.md) says what the options mean.\n",
+}
+PLURALS = {family: "losses" if family == "loss" else f"{family}s" for family in FAMILIES}
+
+BRANCHES = [[{"linear": 8}], [{"linear": 8}, "tanh"]]
+EXAMPLES: dict[str, Any] = {
+    "name": "mlp",
+    "plugins": ["my_layers.py"],
+    "data": {"dataset": "mnist", "batch_size": 128},
+    "model": {"input": [784], "layers": [{"linear": 10}]},
+    "loss": "cross_entropy",
+    "optimizer": {"adam": {"lr": 0.001}},
+    "schedule": "cosine",
+    "training": {"epochs": 5},
+    "data.dataset": "mnist",
+    "data.path": "flowers.csv",
+    "data.test_path": "more_flowers.csv",
+    "data.test": 0.2,
+    "data.label": "species",
+    "data.target": ["height", "width"],
+    "data.header": False,
+    "data.delimiter": ";",
+    "data.drop": ["id"],
+    "data.categories": ["zone"],
+    "data.category_encoding": "index",
+    "data.missing": "mean",
+    "data.shape": [1, 28, 28],
+    "data.image_size": [64, 64],
+    "data.channels": 3,
+    "data.skip_broken": True,
+    "data.batch_size": 128,
+    "data.validation": 0.1,
+    "data.normalize": False,
+    "data.normalize_targets": True,
+    "data.augment": ["flip", {"crop": 2}],
+    "model.input": [1, 28, 28],
+    "model.layers": ["flatten", {"linear": 32}, "relu", {"linear": 10}],
+    "training.epochs": 5,
+    "training.steps": 1000,
+    "training.seed": 1,
+    "training.precision": "tf32",
+    "training.clip_norm": 1.0,
+    "training.clip_value": 0.5,
+    "training.init_from": "runs/mlp",
+    "training.init_partial": True,
+    "training.checkpoint_every": 500,
+    "training.best_by": "validation_loss",
+    "training.metrics": ["f1", "confusion"],
+    "training.early_stopping": {"patience": 3},
+    "training.early_stopping.patience": 3,
+    "training.early_stopping.min_delta": 0.001,
+    "plugins.file": "my_layers.py",
+    "plugins.sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "plugins.files": {"softsign.c": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
+    "affine": False,
+    "alpha": 0.5,
+    "approximate": "tanh",
+    "betas": [0.9, 0.99],
+    "bias": False,
+    "body": [{"linear": 64}, "relu"],
+    "branches": BRANCHES,
+    "delta": 0.5,
+    "deviation": 0.1,
+    "dilation": 2,
+    "dim": -1,
+    "div_factor": 10,
+    "elementwise_affine": False,
+    "embedding_dim": 16,
+    "eps": 1e-6,
+    "final": 0.01,
+    "final_div_factor": 100,
+    "gamma": 0.9,
+    "groups": 4,
+    "in_channels": 3,
+    "in_features": 784,
+    "indices": [0, 2],
+    "kernel_size": 3,
+    "label_smoothing": 0.1,
+    "lr": 0.01,
+    "milestones": [3, 5],
+    "momentum": 0.9,
+    "negative_slope": 0.1,
+    "nesterov": True,
+    "normalized_shape": 128,
+    "num_channels": 32,
+    "num_embeddings": 1000,
+    "num_features": 32,
+    "num_groups": 4,
+    "out_channels": 32,
+    "out_features": 128,
+    "output_padding": 1,
+    "output_size": 1,
+    "p": 0.2,
+    "padding": 1,
+    "pct_start": 0.2,
+    "pos_weight": [1.0, 2.5],
+    "probability": 0.3,
+    "rotation": 10,
+    "scale": 0.1,
+    "shape": [16, 7, -1],
+    "shift": 0.1,
+    "shortcut": [{"linear": 64}],
+    "size": 6,
+    "step_size": 2,
+    "stride": 2,
+    "warmup_epochs": 0.5,
+    "warmup_steps": 100,
+    "weight": [1.0, 2.5],
+    "weight_decay": 0.01,
+    "weight_init": "kaiming_normal",
+}
+"""Examples: of the keys of the sections by their dotted keys, of options of layers and others by their names."""
+
+
+def page() -> str:
+    """The content of docs/reference/config.md."""
+    parts = [INTRODUCTION]
+    for key, section in SECTIONS.items():
+        title = f"Keys of `{key}`" if key else "Sections"
+        lines = [_row(section, name, f"{key}.{name}" if key else name) for name in section.model_fields]
+        parts.append(
+            f"## {title}\n\n| key | value | default | meaning | example |\n|---|---|---|---|---|\n{_rows(lines)}"
+        )
+    for family, text in FAMILIES.items():
+        parts.append(f"## {PLURALS[family].capitalize()}\n\n{text}")
+        kinds = specs.FAMILIES[family].values()
+        if any(kind.model_fields for kind in kinds):
+            parts += map(_kind, kinds)
+        else:
+            lines = [(f"`{kind.kind}`", _one_line(kind.__doc__ or "")) for kind in kinds]
+            parts.append(f"| name | meaning |\n|---|---|\n{_rows(lines)}")
+    return "\n".join(parts)
+
+
+def _kind(spec: type[specs.Spec]) -> str:
+    """A layer or other: what it does, its shortest form, and its options."""
+    lines = [_row(spec, name, name) for name in spec.model_fields]
+    required = {name: EXAMPLES[name] for name, field in spec.model_fields.items() if field.is_required()}
+    form = _yaml({spec.kind: required})[1:-1] if required else spec.kind
+    TypeAdapter(spec).validate_python({spec.kind: required})
+    head = f"### `{spec.kind}`\n\n{_one_line(spec.__doc__ or '')}\n\nShortest form: `{form}`\n"
+    columns = [(key, value, default, example) for key, value, default, _, example in lines]
+    return f"{head}\n| option | value | default | example |\n|---|---|---|---|\n{_rows(columns)}" if lines else head
+
+
+def _row(model: type[BaseModel], name: str, key: str) -> tuple[str, ...]:
+    """A key: its name, values, default, meaning and example."""
+    hint = get_type_hints(model, include_extras=True)[name]
+    TypeAdapter(hint).validate_python(EXAMPLES[key])
+    field = model.model_fields[name]
+    meaning = _one_line(field.description or "")
+    return f"`{name}`", _values(hint), _default(field), meaning, f"`{_yaml(EXAMPLES[key])}`"
+
+
+def _values(hint: Any) -> str:
+    """What a value may be, with its bounds: the words of error messages, or a link to a section of this page."""
+    for family in FAMILIES:
+        if hint == getattr(specs, {"data set": "DataSource"}.get(family, family.capitalize())):
+            return f"{'an' if family[0] in 'ao' else 'a'} [{family}](#{PLURALS[family].replace(' ', '-')})"
+    if hint == specs.Layers:
+        return "a list of [layers](#layers)"
+    if hint == specs.Branches:
+        return "a list of lists of [layers](#layers)"
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        (key,) = (key for key, section in SECTIONS.items() if section is hint)
+        return f"[its keys](#keys-of-{key.replace('.', '')})"
+    if words := [item.words for item in getattr(hint, "__metadata__", ()) if isinstance(item, Expected)]:
+        return words[-1]
+    *_, inner = (arg for arg in get_args(hint) if arg is not type(None))
+    containers: dict[Any, str] = {list: "a list; each item: ", dict: "names and values; each value: "}
+    return containers.get(getattr(hint, "__origin__", None), "") + _values(inner)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default = field.get_default(call_default_factory=True)
+    if default == ():  # the description says how it follows from the data
+        return ""
+    return "`null`" if default is None else f"`{default.kind if isinstance(default, specs.Spec) else _yaml(default)}`"
+
+
+def _yaml(value: Any) -> str:
+    """The value in YAML's flow style, on one line."""
+    return re.sub(r'"([A-Za-z][\w./]*)"', r"\1", json.dumps(value))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _rows(lines: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
