@@ -296,7 +296,7 @@ def test_axes_are_trees_that_begin_as_the_arguments_and_results_do() -> None:
         return {"out": p["w"] * x * scale + p["b"][0], "shared": p["b"][2]}, x
 
     mapped = ad.vmap(f, ({"b": (0, 0, None), "w": 1}, None), ({"shared": None, "out": -1}, 0))
-    found, xs = mapped(params, 2.0 * np.ones(2), scale=3.0)
+    found, xs = mapped(params, 2.0 * ops.ones(2, "float64"), scale=3.0)
     assert found["out"].numpy().tolist() == [[0, 7, 14], [18, 25, 32]]
     assert found["shared"].item() == 1
     assert xs.shape == (3, 2)  # a result that is the same for all members, with an axis, is repeated
