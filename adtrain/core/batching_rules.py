@@ -25,7 +25,7 @@ def all_mapped(mapped: Sequence[bool], args: Sequence[Value]) -> list[Value]:
     return [x if m else Value._ops.broadcast_to(x, (count, *x.shape)) for x, m in zip(args, mapped, strict=True)]
 
 
-def loop(op: Callable[..., Any], mapped: Sequence[bool], *args: Value, **params: Any) -> Any:
+def loop(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
     """Any primitive: one member after another."""
     outputs = [
         op(*(x[i] if m else x for x, m in zip(args, mapped, strict=True)), **params)
@@ -35,7 +35,7 @@ def loop(op: Callable[..., Any], mapped: Sequence[bool], *args: Value, **params:
     return stack(outputs) if isinstance(outputs[0], Value) else tuple(map(stack, zip(*outputs, strict=True)))
 
 
-def elementwise(op: Callable[..., Any], mapped: Sequence[bool], *args: Value, **params: Any) -> Any:
+def elementwise(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
     """A primitive whose arguments have one shape, or are numbers of shape ()."""
     count = member_count(mapped, args)
     shape = max((x.shape[m:] for x, m in zip(args, mapped, strict=True)), key=len)
@@ -47,12 +47,12 @@ def elementwise(op: Callable[..., Any], mapped: Sequence[bool], *args: Value, **
     return op(*same, **params)
 
 
-def trailing_axes(op: Callable[..., Any], mapped: Sequence[bool], *args: Value, **params: Any) -> Any:
+def trailing_axes(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
     """A primitive that works along the last axes, whatever the number of axes before them."""
     return op(*all_mapped(mapped, args), **params)
 
 
-def shifted_axes(op: Callable[..., Any], mapped: Sequence[bool], *args: Value, **params: Any) -> Any:
+def shifted_axes(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
     """A primitive that works along the axes in its parameter ``axis`` or ``axes``."""
     if "axis" in params:
         params["axis"] += 1
@@ -61,7 +61,7 @@ def shifted_axes(op: Callable[..., Any], mapped: Sequence[bool], *args: Value, *
     return op(*all_mapped(mapped, args), **params)
 
 
-def folded(op: Callable[..., Any], mapped: Sequence[bool], *args: Value, **params: Any) -> Any:
+def folded(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
     """A primitive that treats the items along axis 0 alike: the items of all members become one axis.
 
     A parameter ``shape`` is the shape of the output.

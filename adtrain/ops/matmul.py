@@ -88,13 +88,14 @@ def _flops(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str)
 def _batch(
     op: Any, mapped: Sequence[bool], a: Value, b: Value, transpose_a: bool, transpose_b: bool, precision: str
 ) -> Value:
-    """The members are one more leading axis. If they share one operand, their rows of the other are one matrix."""
-    if not mapped[1] and b.ndim == 2 and not transpose_a:
-        rows = op(fold(a), b, transpose_a=False, transpose_b=transpose_b, precision=precision)
-        return unfold(rows, a.shape[0])
-    if not mapped[0] and a.ndim == 2 and transpose_b:  # A Bᵀ is the transpose of B Aᵀ
-        rows = op(fold(b), a, transpose_a=False, transpose_b=not transpose_a, precision=precision)
-        return _transposed(unfold(rows, b.shape[0]))
+    """The members are one more leading axis. If they share a matrix, the rows of the others are one matrix."""
+    if not mapped[1] and b.ndim == 2:
+        rows = fold(_transposed(a) if transpose_a else a)
+        return unfold(op(rows, b, transpose_a=False, transpose_b=transpose_b, precision=precision), a.shape[0])
+    if not mapped[0] and a.ndim == 2:  # A B is the transpose of Bᵀ Aᵀ
+        rows = fold(b if transpose_b else _transposed(b))
+        out = op(rows, a, transpose_a=False, transpose_b=not transpose_a, precision=precision)
+        return _transposed(unfold(out, b.shape[0]))
     a, b = all_mapped(mapped, (a, b))
     return op(a, b, transpose_a=transpose_a, transpose_b=transpose_b, precision=precision)
 
