@@ -341,6 +341,7 @@ X = np.ones((3, 4))
             r"vmap: found 3 members \(axis 0 of argument 0\) and 2 \(axis 0 of argument 1, w\), expected one number",
         ),
         (lambda: ad.vmap(lambda x: x, axis_size=5)(X), ad.ShapeError, r"found 5 members \(axis_size\) and 3 \(axis 0"),
+        (lambda: ad.vmap(X), ad.OptionError, "vmap: found .*, expected a function"),
         (lambda: ad.vmap(lambda x: x, axis_size=-1), ad.OptionError, "axis_size is -1, expected an integer"),
         (lambda: ad.vmap(lambda x: x, None)(X), ad.OptionError, "in_axes maps no array; .* or give axis_size"),
         (lambda: ad.vmap(lambda x: x, (0, 0))(X), ad.OptionError, "found 2 in_axes for 1 arguments"),
@@ -351,7 +352,11 @@ X = np.ones((3, 4))
         ),
         (lambda: ad.vmap(lambda x: x, 2)(X), ad.ShapeError, r"in_axes has axis 2 for argument 0, .* shape \(3, 4\)"),
         (lambda: ad.vmap(lambda x: x, "a")(X), ad.OptionError, "in_axes has 'a' for argument 0, expected an integer"),
-        (lambda: ad.vmap(lambda x, y: x)(X, 2.0), ad.DTypeError, "argument 1 is a float, which has no axis; share it"),
+        (
+            lambda: ad.vmap(lambda x, y: x)(X, 2.0),
+            ad.DTypeError,
+            "argument 1 is a number, which has no axis; make it an",
+        ),
         (
             lambda: ad.vmap(lambda x: (x, {"y": x}), out_axes=(0, None))(X),
             ad.ShapeError,

@@ -38,7 +38,7 @@ def loop(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **para
 def elementwise(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
     """A primitive whose arguments have one shape, or are numbers of shape ()."""
     count = member_count(mapped, args)
-    shape = max((x.shape[m:] for x, m in zip(args, mapped, strict=True)), key=len)
+    shape = max((x.shape[1:] if m else x.shape for x, m in zip(args, mapped, strict=True)), key=len)
     same = []
     for x, m in zip(args, mapped, strict=True):
         if m and x.ndim == 1:  # a number for each member

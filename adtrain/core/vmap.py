@@ -15,6 +15,7 @@ from adtrain.core.batching_rules import move_axes
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
 from adtrain.core.options import is_integer, shown
 from adtrain.core.trace import new_level
+from adtrain.core.traced_number import NUMBERS
 
 
 def vmap(
@@ -44,6 +45,8 @@ def vmap(
             ``axis_size``.
         DTypeError: a number is mapped, or ``f`` returns something other than arrays.
     """
+    if not callable(f):
+        raise OptionError(f"vmap: found {shown(f)}, expected a function")
     if axis_size is not None and not is_integer(axis_size, 0):
         raise OptionError(f"vmap: axis_size is {shown(axis_size)}, expected an integer, at least 0")
 
@@ -94,7 +97,8 @@ def _mapped_leaves(in_axes: Any, args: tuple[Any, ...]) -> tuple[list[Any], list
 
 def _input_axis(x: Any, axis: Any, place: str) -> int:
     if not isinstance(x, Value):
-        raise DTypeError(f"vmap: {place} is a {type(x).__name__}, which has no axis; share it by in_axes None")
+        kind = "number" if isinstance(x, NUMBERS) else type(x).__name__
+        raise DTypeError(f"vmap: {place} is a {kind}, which has no axis; make it an array, or share it by in_axes None")
     return _checked_axis("in_axes", axis, x.shape, place)
 
 

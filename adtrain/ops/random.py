@@ -52,7 +52,7 @@ def _uniform_reference(rng: np.ndarray, shape: Shape, stream: int, dtype: np.dty
         words = np.stack(philox([blocks, *step], (seed_low, seed_high)), axis=1).reshape(-1)[:count]
         # 24 bits, so that float32 and float64 hold the same number, and 1 is never reached
         numbers[:] = (words >> np.uint64(8)).astype(dtype) * dtype.type(2.0**-24)
-    return out.reshape(*rng.shape[:-1], *shape)
+    return out.reshape((*rng.shape[:-1], *shape))
 
 
 random_uniform_p: Primitive = Primitive(
