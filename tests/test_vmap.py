@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import hypothesis.extra.numpy as npst
 import hypothesis.strategies as st
@@ -341,7 +341,7 @@ X = np.ones((3, 4))
             r"vmap: found 3 members \(axis 0 of argument 0\) and 2 \(axis 0 of argument 1, w\), expected one number",
         ),
         (lambda: ad.vmap(lambda x: x, axis_size=5)(X), ad.ShapeError, r"found 5 members \(axis_size\) and 3 \(axis 0"),
-        (lambda: ad.vmap(X), ad.OptionError, "vmap: found .*, expected a function"),
+        (lambda: ad.vmap(cast(Any, X)), ad.OptionError, "vmap: found .*, expected a function"),
         (lambda: ad.vmap(lambda x: x, axis_size=-1), ad.OptionError, "axis_size is -1, expected an integer"),
         (lambda: ad.vmap(lambda x: x, None)(X), ad.OptionError, "in_axes maps no array; .* or give axis_size"),
         (lambda: ad.vmap(lambda x: x, (0, 0))(X), ad.OptionError, "found 2 in_axes for 1 arguments"),

@@ -74,6 +74,26 @@ def folded(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **pa
     return unfold(out, count) if isinstance(out, Value) else tuple(unfold(x, count) for x in out)
 
 
+def folded_beside(*weights: int) -> Callable[..., Any]:
+    """`folded`, for a primitive whose arguments at these positions are not items, but the same for all items.
+
+    Members for which these differ run one after another.
+    """
+
+    def rule(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
+        if any(mapped[i] for i in weights):
+            return loop(op, mapped, *args, **params)
+        items = [i for i in range(len(args)) if i not in weights]
+
+        def of_items(*given: Value, **params: Any) -> Any:
+            by_position = dict(zip(items, given, strict=True))
+            return op(*(by_position.get(i, x) for i, x in enumerate(args)), **params)
+
+        return folded(of_items, [mapped[i] for i in items], *(args[i] for i in items), **params)
+
+    return rule
+
+
 def fold(x: Value) -> Value:
     """Axes 0 and 1 as one axis."""
     return Value._ops.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
