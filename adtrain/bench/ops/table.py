@@ -1,4 +1,4 @@
-"""The table of operations that `adtrain bench` times, each over a ladder of sizes n."""
+"""The table of operations that `adtrain bench` times, each at several sizes n."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from adtrain import ops
 from adtrain.cases import Sampler, between, integers, normal
 
-Ladder = Mapping[str, Sequence[int]]
+Sizes = Mapping[str, Sequence[int]]
 """From the device to ascending sizes: the first limited by launch overhead, the last by memory or arithmetic."""
 
 Inputs = Callable[[int], tuple[Sampler, ...]]
 """From a size to functions that draw the inputs."""
 
-ELEMENTS: Ladder = {"cpu": (2**10, 2**14, 2**18, 2**22), "gpu": (2**12, 2**16, 2**20, 2**24)}
-SIDE: Ladder = {"cpu": (64, 256, 1024), "gpu": (64, 256, 1024, 4096)}
+ELEMENTS: Sizes = {"cpu": (2**10, 2**14, 2**18, 2**22), "gpu": (2**12, 2**16, 2**20, 2**24)}
+SIDE: Sizes = {"cpu": (64, 256, 1024), "gpu": (64, 256, 1024, 4096)}
 """Rows and columns of a square matrix."""
-ROWS: Ladder = {"cpu": (32, 256, 2048), "gpu": (32, 256, 2048, 16384)}
-IMAGES: Ladder = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 512)}
+ROWS: Sizes = {"cpu": (32, 256, 2048), "gpu": (32, 256, 2048, 16384)}
+IMAGES: Sizes = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 512)}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Bench:
     Attributes:
         op: name of the public function in `adtrain.ops`.
         variant: other options, such as the axis; ``op`` and ``variant`` together are unique.
-        ladder: the default sizes.
+        sizes: the default sizes.
         inputs: functions that draw the inputs; each floating-point input is differentiated by itself.
         f: the operation as a function of the inputs; its parameters' names name the gradients.
         differentiable: whether there is a backward phase to time.
@@ -39,7 +39,7 @@ class Bench:
 
     op: str
     variant: str
-    ladder: Ladder
+    sizes: Sizes
     inputs: Inputs
     f: Callable[..., Any]
     differentiable: bool = True
@@ -53,13 +53,13 @@ VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_to", "stop_gradient", "
 
 def bench(
     op: str,
-    ladder: Ladder,
+    sizes: Sizes,
     inputs: Inputs,
     f: Callable[..., Any] | None = None,
     variant: str = "",
     differentiable: bool = True,
 ) -> None:
-    BENCHES.append(Bench(op, variant, ladder, inputs, f or getattr(ops, op), differentiable))
+    BENCHES.append(Bench(op, variant, sizes, inputs, f or getattr(ops, op), differentiable))
 
 
 def batch(shape: tuple[int, ...], *weights: tuple[int, ...]) -> Inputs:
