@@ -89,6 +89,11 @@ def plain(layer: type[nn.Module], *first: Strategy, **options: Strategy) -> Call
     return lambda shape: st.builds(layer, *first, **options)
 
 
+def recurrent(layer: type[nn.Module], **options: Strategy) -> Callable[[nn.Shape], Strategy]:
+    outputs = st.sampled_from(["last", "all"])
+    return plain(layer, small, num_layers=small, bias=flags, bidirectional=flags, output=outputs, **options)
+
+
 def over_axis(layer: type[nn.Module]) -> Callable[[nn.Shape], Strategy]:
     return lambda shape: st.builds(layer, st.sampled_from([n for i in range(len(shape)) for n in (i + 1, -i - 1)]))
 
@@ -114,6 +119,9 @@ LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.BatchNorm2d: lambda shape: st.builds(nn.BatchNorm2d, eps=epsilons, affine=flags),
     nn.LayerNorm: layer_norms,
     nn.GroupNorm: lambda shape: st.builds(nn.GroupNorm, divisors(shape[0]), eps=epsilons, affine=flags),
+    nn.RNN: recurrent(nn.RNN, nonlinearity=st.sampled_from(["tanh", "relu"])),
+    nn.LSTM: recurrent(nn.LSTM),
+    nn.GRU: recurrent(nn.GRU),
     nn.Dropout: plain(nn.Dropout),
     nn.Flatten: plain(nn.Flatten),
     nn.Reshape: reshapes,

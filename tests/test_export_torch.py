@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from random_networks import fitting, images, matrices, networks, samples, with_arrays
 from safetensors import safe_open
+from torch_recurrent import torch_recurrent
 from torch_tokens import torch_tokens
 
 from adtrain import nn
@@ -34,6 +35,9 @@ SHAPES = {
     nn.MultiheadAttention: matrices,
     nn.TransformerEncoderLayer: matrices,
     nn.PositionalEmbedding: matrices,
+    nn.RNN: matrices,
+    nn.LSTM: matrices,
+    nn.GRU: matrices,
 }
 
 
@@ -50,6 +54,15 @@ class Residual(torch.nn.Module):
 class Concat(torch.nn.ModuleList):
     def forward(self, x: Any) -> Any:
         return torch.cat([branch(x) for branch in self], 1)
+
+
+class Select(torch.nn.Module):
+    def __init__(self, indices: tuple[int, ...]) -> None:
+        super().__init__()
+        self.indices = list(indices)
+
+    def forward(self, x: Any) -> Any:
+        return x[:, self.indices]
 
 
 def sequential(layers: list[Any]) -> Any:
@@ -73,16 +86,21 @@ def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
         return make(list(children.values()))
     if isinstance(module, nn.Reshape):
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Unflatten(1, module.shape))
+    if isinstance(module, nn.Select):
+        return Select(module.indices)
     inferred = {
         "in_features": shape[-1],
         "in_channels": shape[0],
         "num_features": shape[0],
         "num_channels": shape[0],
         "normalized_shape": shape[-1],
+        "input_size": shape[-1],
     }
-    options = {
+    options: dict[str, Any] = {
         name: inferred.get(name) if x is None else x for name, x in vars(module).items() if name != "weight_init"
     }
+    if isinstance(module, (nn.RNN, nn.LSTM, nn.GRU)):
+        return torch_recurrent(type(module).__name__, **options)
     return getattr(torch.nn, type(module).__name__)(**options)
 
 

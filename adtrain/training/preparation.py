@@ -157,8 +157,10 @@ def _absolute(cfg: Config, key: PathParts, path: str | None) -> str | None:
 
 def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     shape = images.train.images.shape[1:]
-    if net.input_shape not in (shape, (prod(shape),)):
-        expected = f"expected {found(shape)}, the shape of the images, or [{prod(shape)}] for flat input"
+    rows = [shape[1:]] if shape[0] == 1 else []
+    if net.input_shape not in (shape, *rows, (prod(shape),)):
+        as_rows = f"{found(rows[0])} for rows of pixels, " if rows else ""
+        expected = f"expected {found(shape)}, the shape of the images, {as_rows}or [{prod(shape)}] for flat input"
         if names := images.features:
             more = ", ..." if len(names) > MAX_LISTED else ""
             listed = ", ".join(map(printable, names[:MAX_LISTED]))

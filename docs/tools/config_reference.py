@@ -54,8 +54,8 @@ A layer, loss, optimizer, schedule or augmentation has three forms:
 - conv2d: {out_channels: 32, kernel_size: 3, padding: 1}
 ```
 
-Options of layers have the names and meanings of PyTorch. `in_features`, `in_channels`, `num_features`, `num_channels`,
-`embed_dim` and `d_model` are inferred from the previous layer; if they are given, they are checked.
+Options of layers have the names and meanings of PyTorch. `in_features`, `in_channels`, `input_size`, `num_features`,
+`num_channels`, `embed_dim` and `d_model` are inferred from the previous layer; if they are given, they are checked.
 """,
     "loss": """\
 The loss of a batch is the mean over its images. `cross_entropy` and `nll` take class numbers as targets. The others
@@ -136,6 +136,7 @@ EXAMPLES: dict[str, Any] = {
     "approximate": "tanh",
     "betas": [0.9, 0.99],
     "bias": False,
+    "bidirectional": True,
     "body": [{"linear": 64}, "relu"],
     "branches": BRANCHES,
     "causal": True,
@@ -156,9 +157,11 @@ EXAMPLES: dict[str, Any] = {
     "final_div_factor": 100,
     "gamma": 0.9,
     "groups": 4,
+    "hidden_size": 128,
     "in_channels": 3,
     "in_features": 784,
     "indices": [0, 2],
+    "input_size": 28,
     "kernel_size": 3,
     "label_smoothing": 0.1,
     "layer_norm_eps": 1e-6,
@@ -169,13 +172,16 @@ EXAMPLES: dict[str, Any] = {
     "nesterov": True,
     "nhead": 4,
     "norm_first": True,
+    "nonlinearity": "relu",
     "normalized_shape": 128,
     "num_channels": 32,
     "num_embeddings": 1000,
     "num_features": 32,
     "num_groups": 4,
     "num_heads": 4,
+    "num_layers": 2,
     "out_channels": 32,
+    "output": "all",
     "out_features": 128,
     "output_padding": 1,
     "output_size": 1,

@@ -10,6 +10,7 @@ from adtrain.lowering.cpu import (  # noqa: F401
     norm,
     pool,
     random,
+    recurrent,
     reduce,
     softmax,
     sort,

@@ -8,6 +8,7 @@ from adtrain.lowering.cuda import (  # noqa: F401
     indexing,
     norm,
     pool,
+    recurrent,
     reduce,
     rng,
     scan,
