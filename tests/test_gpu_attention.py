@@ -16,7 +16,7 @@ from adtrain import nn, ops
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.ops.attention import attention_grad_p, attention_p
+from adtrain.ops.attention import attention_grad_p, attention_p, self_attention_grad_p, self_attention_p
 from adtrain.passes import ALL
 
 __all__ = ["gpu", "poisoned"]
@@ -82,6 +82,27 @@ def test_rounded_operands_give_the_errors_of_their_format(gpu: Any, precision: s
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(2, 150, width)).astype(np.float32) for _ in range(4)]
     check_candidates(gpu, arrays, [], params_of(width, causal=True, precision=precision))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("length", "heads", "width"), [(1, 1, 3), (17, 4, 16), (150, 2, 20), (70, 3, 128)])
+def test_every_candidate_reads_and_writes_the_heads_of_one_array(
+    gpu: Any, dtype: str, length: int, heads: int, width: int
+) -> None:
+    rng, params = np.random.default_rng(0), params_of(width, causal=True, dropout=0.2, heads=heads)
+    x, ct = rng.normal(size=(3, length, 3 * heads * width)), rng.normal(size=(3, length, heads * width))
+    state = ops.rng_state(4, 1).numpy()
+    out, logsumexp = self_attention_p.reference(x, state, **params)
+    by_x = self_attention_grad_p.reference(x, out, logsumexp, ct, state, **params)
+    for primitive, arrays, expected in (
+        (self_attention_p, [x], [out, logsumexp]),
+        (self_attention_grad_p, [x, out, logsumexp, ct], [by_x]),
+    ):
+        given = [*(a.astype(dtype) for a in arrays), state]
+        types = [ArrayType(a.shape, a.dtype) for a in given]
+        for kernel in cuda_kernels(primitive.name, gpu.lowering.target, *types, **params):
+            found = run_twice(gpu, primitive, kernel, given, **params)
+            check(found, [a.astype(dtype) for a in expected], TOLERANCE[dtype, "full"])
 
 
 @pytest.mark.parametrize("sharpness", [1.0, 30.0])

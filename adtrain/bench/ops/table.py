@@ -163,6 +163,7 @@ bench("cross", ELEMENTS, lambda n: (normal(n, 3), normal(n, 3)))
 for _causal in (False, True):
     bench("attention", TOKENS, lambda n: (normal(32, n, 64),) * 3,
           lambda q, k, v, c=_causal: ops.attention(q, k, v, c), "causal" if _causal else "all keys")  # fmt: skip
+bench("self_attention", TOKENS, lambda n: (normal(8, n, 768),), lambda x: ops.self_attention(x, 4), "8 of 4 heads")
 
 # Convolution and pooling: layers of lenet5.yaml, cnn.yaml and resnet.yaml. "3x3/2" is a window of stride 2.
 for _image, _out, _kernel, _stride, _padding in (
