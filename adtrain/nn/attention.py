@@ -52,10 +52,10 @@ class MultiheadAttention(Module):
             raise ShapeError(
                 f"multihead_attention: num_heads {self.num_heads} does not divide the input's width {width}: {shape}"
             )
-        if width // self.num_heads > MAX_WIDTH:
+        if not 1 <= width // self.num_heads <= MAX_WIDTH:
             raise ShapeError(
                 f"multihead_attention: num_heads {self.num_heads} gives heads of {width // self.num_heads} numbers, "
-                f"expected at most {MAX_WIDTH}: {shape}"
+                f"expected 1 to {MAX_WIDTH}: {shape}"
             )
         if tokens == 0:
             raise ShapeError(f"multihead_attention: expected at least one token, found {shape}")
@@ -104,6 +104,7 @@ class TransformerEncoderLayer(Container):
     """
 
     CHILDREN: ClassVar = ("norm1", "self_attn", "norm2", "linear1", "linear2")
+    """In the order in which they run with `norm_first`."""
     left_out = ("d_model", int, "d_model is inferred from the input")
     nhead: Size
     _: KW_ONLY
