@@ -63,7 +63,8 @@ def chunks(images: Images) -> Iterator[np.ndarray]:
 class Split:
     """One part of a data set: `images` uint8 or float32 (N, C, H, W), and `labels`.
 
-    Labels are class numbers, int64 (N,), or the numbers to predict, float64 (N, targets).
+    Labels are class numbers, int64 (N,), or the numbers to predict, float64 (N, targets). Those of a text are the class
+    that follows each position, int32 (N, length); its images are the classes at the positions, float32 (N, 1, 1, length).
 
     The images are an array, in memory or in a file, or `Rows` of one. Tabular data have one channel per
     feature: (N, F, 1, 1).
@@ -74,6 +75,11 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the examples are sequences, in the order of a text."""
+        return self.labels.ndim == 2 and self.labels.dtype.kind == "i"
 
     def take(self, indices: np.ndarray) -> Split:
         """The examples at these indices, in this order; the images are not copied."""

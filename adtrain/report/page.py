@@ -67,7 +67,7 @@ def _tiles(record: Record) -> list[tuple[str, str]]:
     if (summary := record.summary) is not None:
         found = [*results("test", summary.test), ("training", f"{summary.train_seconds:.1f} s")]
         if (speed := summary.images_per_second) is not None:
-            found.append((f"{record.examples}/s", f"{speed:,.0f}"))
+            found.append((f"{record.config.data.examples}/s", f"{speed:,.0f}"))
         if (step := summary.step_ms) is not None:
             found.append(("step, median", f"{step.median:.2f} ms"))
         return [*found, ("parameters", f"{summary.parameters:,}")]

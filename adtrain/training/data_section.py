@@ -22,10 +22,16 @@ class Arrays(NamedTuple):
     test_data: Any = None
 
 
-def read_data(cfg: Config, arrays: Arrays | None = None, encoder: TableEncoder | None = None) -> DataSet:
+def read_data(
+    cfg: Config,
+    arrays: Arrays | None = None,
+    encoder: TableEncoder | None = None,
+    classes: tuple[str, ...] | None = None,
+) -> DataSet:
     """The data of a config, or those in `arrays`.
 
-    `encoder` makes the images of a table's rows; by default it is learnt from the training part.
+    `encoder` makes the images of a table's rows; by default it is learnt from the training part. `classes` are those of
+    a text; by default the characters that occur.
     Raises ConfigError for an option that does not fit the data, and DataError where they are missing or damaged.
     """
 
@@ -33,7 +39,7 @@ def read_data(cfg: Config, arrays: Arrays | None = None, encoder: TableEncoder |
         options = data_options(cfg.data)
         if arrays is None:
             source = config.build.data_source(cfg) if cfg.data.dataset is not None else None
-            return data.load(source, cfg.data.path, options, encoder=encoder, numbers=numbers)
+            return data.load(source, cfg.data.path, options, encoder=encoder, numbers=numbers, classes=classes)
         return data.of_arrays(*arrays, options, numbers)
 
     try:
@@ -73,12 +79,12 @@ def with_input(cfg: Config) -> Config:
 def with_shape(cfg: Config, shape: Shape) -> Config:
     """The config with `model.input` for images of this shape (C, H, W), if it is missing.
 
-    It is the number of features for rows of a table, and flat too if the first layer is linear.
+    It is the number of features for rows of a table, (length,) for a text, and flat too if the first layer is linear.
     Raises ConfigError where the layers do not fit it.
     """
     if cfg.model.input:
         return cfg
-    flat = shape[1:] == (1, 1) or cfg.model.layers[0].kind == "linear"
+    flat = shape[1:] == (1, 1) or cfg.data.is_text or cfg.model.layers[0].kind == "linear"
     model = cfg.model.model_copy(update={"input": (prod(shape),) if flat else shape})
     cfg = cfg.model_copy(update={"model": model})
     if problems := config.build.check(cfg):

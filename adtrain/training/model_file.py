@@ -64,7 +64,7 @@ class TrainedModel:
             ConfigError, DataError: as `read_data` does.
         """
         if path is None:
-            found = read_data(with_absolute_paths(self.config), encoder=self.encoder)
+            found = read_data(with_absolute_paths(self.config), encoder=self.encoder, classes=self.classes)
             test, place = found.test, self.config.data.path or found.name
         else:
             found, place = self._read(path), str(path)
@@ -82,13 +82,20 @@ class TrainedModel:
     def _read(self, path: Path) -> DataSet:
         """The data at `path`, read with those options of the config that fit their format."""
         given = data_options(self.config.data)
-        format_ = formats.format_of(path)
+        format_ = formats.format_of(path, given.format)
         options = {name: getattr(given, name) for name in given.given if name in format_.options}
         if format_ is formats.IMAGES:
             channels, height, width = self.image_shape
             options = {"channels": channels, "image_size": (height, width)} | options
         numbers = takes_numbers(self.config)
-        return load_data(path=path, options=Options(**options), need_test=False, encoder=self.encoder, numbers=numbers)
+        return load_data(
+            path=path,
+            options=Options(**options),
+            need_test=False,
+            encoder=self.encoder,
+            numbers=numbers,
+            classes=self.classes,
+        )
 
     def _numbered(self, labels: np.ndarray, classes: tuple[str, ...], place: str) -> np.ndarray:
         """The labels, numbers of `classes`, as numbers of the run's classes of the same names."""
