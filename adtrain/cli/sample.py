@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
 import math
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from adtrain.cli.output import print_json, show
 from adtrain.cli.precision import note_precision
 from adtrain.core.errors import AdtrainError
 from adtrain.training import Trust, model_file, sampling
-from adtrain.training.model_file import TrainedModel
 
 
 def _checked_temperature(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -73,7 +70,7 @@ def command(
     note_precision(trained.config, device)
     start = sampling.prompt_classes(trained, prompt)
     drawn = islice(sampling.sample(trained, device, start, temperature, seed), length)
-    pieces = _decoded(trained, drawn)
+    pieces = sampling.decoded(trained, drawn)
     if as_json:
         result: dict[str, Any] = {"run": str(run), "prompt": prompt, "temperature": temperature, "seed": seed}
         print_json({**result, "text": "".join(pieces)})
@@ -84,13 +81,3 @@ def command(
         if lines:
             show(*lines)
     show(line)
-
-
-def _decoded(trained: TrainedModel, classes: Iterable[int]) -> Iterator[str]:
-    """The text of the classes, in pieces. Bytes that are not UTF-8 become U+FFFD."""
-    if trained.config.data.unit != "byte":
-        yield from (trained.classes[number] for number in classes)
-        return
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    yield from (decoder.decode(bytes([number])) for number in classes)
-    yield decoder.decode(b"", final=True)

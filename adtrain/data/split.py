@@ -63,8 +63,10 @@ def chunks(images: Images) -> Iterator[np.ndarray]:
 class Split:
     """One part of a data set: `images` uint8 or float32 (N, C, H, W), and `labels`.
 
-    Labels are class numbers, int64 (N,), or the numbers to predict, float64 (N, targets). Those of a text are the class
-    that follows each position, int32 (N, length); its images are the classes at the positions, float32 (N, 1, 1, length).
+    Labels are class numbers, int64 (N,), or the numbers to predict, float64 (N, targets).
+
+    Of a text the images are the classes at the positions of sequences, float32 (N, 1, 1, length), and the labels the
+    classes that follow them, int32 (N, length).
 
     The images are an array, in memory or in a file, or `Rows` of one. Tabular data have one channel per
     feature: (N, F, 1, 1).

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import codecs
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -68,6 +69,16 @@ def sample(trained: TrainedModel, device: str, prompt: np.ndarray, temperature: 
         drawn = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
         yield drawn
         text = np.append(text, drawn)[-trained.network.task.length :]
+
+
+def decoded(trained: TrainedModel, classes: Iterable[int]) -> Iterator[str]:
+    """The text of the classes, in pieces. Bytes that are not UTF-8 become U+FFFD."""
+    if trained.config.data.unit != "byte":
+        yield from (trained.classes[number] for number in classes)
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    yield from (decoder.decode(bytes([number])) for number in classes)
+    yield decoder.decode(b"", final=True)
 
 
 def prompt_classes(trained: TrainedModel, prompt: str) -> np.ndarray:

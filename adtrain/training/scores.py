@@ -55,7 +55,8 @@ class MultilabelScore(NamedTuple):
 class TextScore(NamedTuple):
     """Of a text: `accuracy` is the fraction of positions whose most probable class is the next character or byte.
 
-    `perplexity` is exp of the mean of -log p, where p is the probability of the next character or byte; at most exp(690).
+    `perplexity` is exp of the mean of -log p, where p is the probability of the next character or byte, and at most
+    exp(690).
     """
 
     loss: Measured
