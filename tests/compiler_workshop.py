@@ -52,9 +52,10 @@ class Workshop:
         self.set_compiler()
 
     def set_compiler(self, before: str = "", version: str = "tiny 1.0") -> None:
-        path = self.folder / "wrapper"
-        path.write_text(WRAPPER.format(folder=self.folder, before=before, version=version))
-        path.chmod(0o755)
+        path, text = self.folder / "wrapper", WRAPPER.format(folder=self.folder, before=before, version=version)
+        # By another process: a process that another thread forks while this one writes would keep the file open, and
+        # Linux runs no file that is open for writing.
+        subprocess.run(["sh", "-c", 'cat > "$0" && chmod +x "$0"', path], input=text, text=True, check=True)
 
     def compiled(self) -> list[str]:
         """The names of the files compiled since the last call, in alphabetical order."""

@@ -138,5 +138,5 @@ def test_skipped_peers_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_peer_is_an_error_that_suggests_the_nearest() -> None:
-    with pytest.raises(OptionError, match=r"--against toch: no such peer; did you mean torch\?"):
+    with pytest.raises(OptionError, match=r"^toch: no such peer; did you mean torch\?"):
         chosen(["numpy", "toch"], "cpu", operations=False)

@@ -26,6 +26,7 @@ MADE_BY_PASSES = {
     "batchwise",
     "loops",
     "conv_pool",
+    "map_reduce",
     "product",
     "row_fused",
     "horizontal",

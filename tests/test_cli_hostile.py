@@ -48,6 +48,8 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mlp", "-o", "NAME"),
         ("mlp", "-o", "x.txt", "--program", "--after", "NAME"),
     ),
+    "new": (("NAME",),),
+    "schema": (("NAME",),),
     "data": (("inspect", "NAME"), ("fetch", "NAME"), ("verify", "NAME"), ("fetch", "kmnist", "--mirror", "NAME")),
     "devices": (("NAME",),),
     "gradcheck": (("NAME",), ("--op", "NAME")),
@@ -102,7 +104,7 @@ def test_hostile_config_keys_and_values_are_one_line_each(tmp_path: Path) -> Non
     result = run("summary", path)
     assert_visible(result)
     lines = result.stderr.splitlines()
-    assert len(lines) == 8
+    assert len(lines) == 7
     assert all(line.removeprefix("adtrain: error: ").startswith(f"{path}:") for line in lines)
 
 

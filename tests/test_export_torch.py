@@ -48,6 +48,15 @@ class Concat(torch.nn.ModuleList):
         return torch.cat([branch(x) for branch in self], 1)
 
 
+class Select(torch.nn.Module):
+    def __init__(self, indices: tuple[int, ...]) -> None:
+        super().__init__()
+        self.indices = list(indices)
+
+    def forward(self, x: Any) -> Any:
+        return x[:, self.indices]
+
+
 def sequential(layers: list[Any]) -> Any:
     return torch.nn.Sequential(*layers)
 
@@ -67,6 +76,8 @@ def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
         return make(list(children.values()))
     if isinstance(module, nn.Reshape):
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Unflatten(1, module.shape))
+    if isinstance(module, nn.Select):
+        return Select(module.indices)
     inferred = {
         "in_features": shape[-1],
         "in_channels": shape[0],

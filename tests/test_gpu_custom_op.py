@@ -13,7 +13,7 @@ from adtrain.cli.main import cli
 
 __all__ = ["gpu"]
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
 PLUGIN = '''
 import adtrain as ad

@@ -195,7 +195,7 @@ def test_curves_mark_the_test_result_and_the_kept_epoch(run: Path) -> None:
     assert rate.test is None
     assert [panel.has_log_scale for panel in (loss, accuracy, rate)] == [True, False, False]
     text = loss.draw(logarithmic=True)
-    assert text.count('class="level"') == text.count('class="kept"') == 1
+    assert text.count('class="level"') == text.count('class="kept-epoch"') == 1
 
 
 def operation(scope: str, phase: str = "forward", ms: float = 1.0, flops: float = 0.0) -> OperationTime:

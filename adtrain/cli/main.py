@@ -33,7 +33,7 @@ COMMANDS = {
     "compare": "Tabulate how runs and their configs differ.",
     "export": "Write a trained run as ONNX, or as weights for PyTorch.",
     "summary": "Show a config's layers, and the FLOPs, bytes and memory of a step.",
-    "graph": "Draw a config's network, or its training step's equations.",
+    "graph": "Draw a config's network, or its training step.",
     "new": "Print a config for data of your own.",
     "schema": "Print the JSON Schema of configs.",
     "data": "Inspect, fetch and verify data sets.",

@@ -69,7 +69,7 @@ class Panel(NamedTuple):
         if self.test is not None:
             plot.line([(x.ticks[0], self.test), (x.ticks[-1], self.test)], "level")
         if self.kept is not None:
-            plot.line([(self.kept, y.ticks[0]), (self.kept, y.ticks[-1])], "kept")
+            plot.line([(self.kept, y.ticks[0]), (self.kept, y.ticks[-1])], "kept-epoch")
         for curve in self.curves:
             if curve.low:
                 low, high = (list(zip(curve.xs, end, strict=True)) for end in (curve.low, curve.high))

@@ -13,6 +13,7 @@ import numpy as np
 from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.config.overrides import Overrides
+from adtrain.config.records import plain
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
@@ -100,7 +101,7 @@ class TrainedModel:
     def _numbered(self, labels: np.ndarray, classes: tuple[str, ...], place: str) -> np.ndarray:
         """The labels, numbers of `classes`, as numbers of the run's classes of the same names."""
         numbers = {name: number for number, name in enumerate(self.classes)}
-        found: np.ndarray = np.array([numbers.get(name, -1) for name in classes], np.int64)[labels]
+        found: np.ndarray = np.array([numbers.get(plain(name), -1) for name in classes], np.int64)[labels]
         if (unknown := found < 0).any():
             name, names = classes[labels[unknown.argmax()]], ", ".join(map(printable, self.classes[:MAX_LISTED]))
             more = ", ..." if len(self.classes) > MAX_LISTED else ""

@@ -48,6 +48,7 @@ class Guarded:
     def __int__(self) -> int:
         return int(self.memory) + poison.GUARD
 
+    @translated()
     def intact(self) -> bool:
         """Whether the zones still hold what they were filled with. The device must have finished."""
         zone = np.empty(poison.GUARD, np.uint8)

@@ -8,7 +8,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from adtrain.backends.cuda.runtime.device import Device
-from adtrain.backends.cuda.runtime.errors import checked
+from adtrain.backends.cuda.runtime.errors import checked, translated
 from adtrain.core import dlpack
 from adtrain.core.dlpack import Tensor
 from adtrain.core.errors import DTypeError, ShapeError
@@ -96,6 +96,7 @@ class Exchange:
             raise ShapeError(f"from_dlpack: {found}, expected C order; write x.contiguous() in PyTorch")
         return tensor
 
+    @translated()
     def collect(self) -> None:
         """Let memory that was dropped be used again as soon as no stream reads it."""
         while self.returned:
