@@ -100,6 +100,6 @@ def format_of(path: Path, given: FileFormat | None = None) -> Format:
     format_ = TEXT if text_file.is_text(path, given) else named
     if format_ is None or not path.is_file():
         found = "nothing" if not path.exists() else f"a file ending in {path.suffix!r}"
-        expected = "expected an .npz, .csv, .tsv or .txt file, or a folder of IDX files or of images"
-        raise DataError(f"{path}: found {found}, {expected}; data.format: text reads any file as text")
+        expected = "expected an .npz, .csv or .tsv file, or a folder of IDX files or of images, or a text: "
+        raise DataError(f"{path}: found {found}, {expected}a .txt file, or any file with data.format: text")
     return format_
