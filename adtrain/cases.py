@@ -401,6 +401,23 @@ case("softmax", "rows", ops.softmax, normal(3, 5))
 case("softmax", "axis", lambda x: ops.softmax(x, 1), normal(2, 4, 3))
 case("log_softmax", "rows", ops.log_softmax, normal(3, 5))
 
+# Recurrent: batch, length, features and hidden units; with and without biases and initial states.
+_GATES_AND_STATES = {"rnn": (1, 1), "lstm": (4, 2), "gru": (3, 1)}
+_SEQUENCES: dict[str, tuple[int, int, int, int]] = {
+    "odd": (3, 4, 2, 3), "reverse": (2, 3, 3, 2), "one step": (2, 1, 2, 2), "batch of one": (1, 3, 1, 1),
+    "empty batch": (0, 2, 2, 3),
+}  # fmt: skip
+for _op, (_gates, _states) in _GATES_AND_STATES.items():
+    for _name, (_batch, _steps, _features, _hidden) in _SEQUENCES.items():
+        _rows = _gates * _hidden
+        case(_op, _name, lambda *xs, op=_op, r=_name == "reverse": getattr(ops, op)(*xs, reverse=r),
+             normal(_batch, _steps, _features), normal(_rows, _features), normal(_rows, _hidden), normal(_rows),
+             normal(_rows), *[normal(_batch, _hidden)] * _states)  # fmt: skip
+    case(_op, "no biases", lambda *xs, op=_op: getattr(ops, op)(*xs)[0], normal(2, 3, 2), normal(_gates * 3, 2),
+         normal(_gates * 3, 3))  # fmt: skip
+case("rnn", "relu", lambda x, w, u: ops.rnn(x, w, u, nonlinearity="relu"), between(0.2, 1, 2, 3, 2),
+     between(0.2, 1, 3, 2), between(-0.1, 0.1, 3, 3))  # fmt: skip
+
 # Empty batches.
 for _name, _f, _input in (
     ("relu", ops.relu, normal(0, 3)),

@@ -27,7 +27,8 @@ epsilons = st.sampled_from([1e-3, 1e-2])
 flags = st.booleans()
 
 images = st.tuples(st.integers(1, 6), st.integers(1, 7), st.integers(1, 7))
-samples = st.one_of(st.tuples(small), st.tuples(small, st.integers(1, 6)), images)
+matrices = st.tuples(small, st.integers(1, 6))
+samples = st.one_of(st.tuples(small), matrices, images)
 
 
 def divisors(number: int) -> Strategy:
@@ -88,6 +89,11 @@ def plain(layer: type[nn.Module], *first: Strategy, **options: Strategy) -> Call
     return lambda shape: st.builds(layer, *first, **options)
 
 
+def recurrent(layer: type[nn.Module], **options: Strategy) -> Callable[[nn.Shape], Strategy]:
+    outputs = st.sampled_from(["last", "all"])
+    return plain(layer, small, num_layers=small, bias=flags, bidirectional=flags, output=outputs, **options)
+
+
 def over_axis(layer: type[nn.Module]) -> Callable[[nn.Shape], Strategy]:
     return lambda shape: st.builds(layer, st.sampled_from([n for i in range(len(shape)) for n in (i + 1, -i - 1)]))
 
@@ -103,6 +109,9 @@ LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.BatchNorm2d: lambda shape: st.builds(nn.BatchNorm2d, eps=epsilons, affine=flags),
     nn.LayerNorm: layer_norms,
     nn.GroupNorm: lambda shape: st.builds(nn.GroupNorm, divisors(shape[0]), eps=epsilons, affine=flags),
+    nn.RNN: recurrent(nn.RNN, nonlinearity=st.sampled_from(["tanh", "relu"])),
+    nn.LSTM: recurrent(nn.LSTM),
+    nn.GRU: recurrent(nn.GRU),
     nn.Dropout: plain(nn.Dropout),
     nn.Flatten: plain(nn.Flatten),
     nn.Reshape: reshapes,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from random_networks import LAYERS, fitting, images, networks, samples, with_arrays
+from random_networks import LAYERS, fitting, images, matrices, networks, samples, with_arrays
 
 import adtrain
 from adtrain import config, nn
@@ -26,8 +26,12 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.needs_onnx
 
-IMAGES_ONLY = {nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.BatchNorm2d}
-BATCH_NORM_1D = st.one_of(st.tuples(st.integers(1, 6)), st.tuples(st.integers(1, 6), st.integers(1, 6)))
+IMAGES_ONLY = (nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.BatchNorm2d)
+SHAPES: dict[type[nn.Module], st.SearchStrategy[nn.Shape]] = {
+    **dict.fromkeys(IMAGES_ONLY, images),
+    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), matrices),
+    nn.BatchNorm1d: st.one_of(st.tuples(st.integers(1, 6)), matrices),
+}
 EPS = float(np.finfo(np.float32).eps)
 SMALL = nn.Sequential(nn.Linear(4), nn.BatchNorm1d(), nn.ReLU(), nn.Linear(3))
 
@@ -66,7 +70,7 @@ def test_random_networks_cover_every_layer_except_embedding() -> None:
 @settings(max_examples=30)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_a_layer_of_any_options_is_exported(kind: type[nn.Module], data: st.DataObject, seed: int) -> None:
-    shape = data.draw(images if kind in IMAGES_ONLY else BATCH_NORM_1D if kind is nn.BatchNorm1d else samples)
+    shape = data.draw(SHAPES.get(kind, samples))
     layer = data.draw(fitting(kind, shape))
     assume(layer is not None)
     check(with_arrays(nn.Sequential(layer), shape, seed), seed)

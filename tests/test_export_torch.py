@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from random_networks import fitting, images, networks, samples, with_arrays
+from random_networks import fitting, images, matrices, networks, samples, with_arrays
 from safetensors import safe_open
+from torch_recurrent import torch_recurrent
 
 from adtrain import nn
 from adtrain.core.array import array
@@ -30,6 +31,9 @@ SHAPES = {
     nn.BatchNorm2d: images,
     nn.LayerNorm: samples,
     nn.GroupNorm: samples,
+    nn.RNN: matrices,
+    nn.LSTM: matrices,
+    nn.GRU: matrices,
 }
 
 
@@ -84,10 +88,13 @@ def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
         "num_features": shape[0],
         "num_channels": shape[0],
         "normalized_shape": shape[-1],
+        "input_size": shape[-1],
     }
-    options = {
+    options: dict[str, Any] = {
         name: inferred.get(name) if x is None else x for name, x in vars(module).items() if name != "weight_init"
     }
+    if isinstance(module, (nn.RNN, nn.LSTM, nn.GRU)):
+        return torch_recurrent(type(module).__name__, **options)
     return getattr(torch.nn, type(module).__name__)(**options)
 
 

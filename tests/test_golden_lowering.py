@@ -15,12 +15,13 @@ from adtrain.training.preparation import outline
 
 GOLDEN = Path(__file__).with_name("golden_lowering.txt")
 COMMAND = "python tests/test_golden_lowering.py"
-CONFIGS = ("cnn", "lenet5", "lenet5-augmented", "mlp", "mlp-small", "resnet", "smoke")
+CONFIGS = ("cnn", "lenet5", "lenet5-augmented", "lstm", "mlp", "mlp-small", "resnet", "smoke")
 BATCH = 128
 LENGTHS = {
-    "AXES", "COLUMNS", "CONV_GROUPS", "DH", "DW", "FILTERS", "FP16_WEIGHT_BYTES", "IMAGE_PITCH", "IN_CHANNELS",
-    "IN_COLUMNS", "IN_ROWS", "KH", "KW", "LENGTH", "OUT_CHANNELS", "OUT_COLUMNS", "OUT_ROWS", "PH", "PITCH", "PW",
-    "SH", "STAGES_PER_IMAGE", "STAGE_CHANNELS", "STAGE_POSITIONS", "SW", "TILES_PER_IMAGE", "WEIGHT_BYTES",
+    "AXES", "COLUMNS", "CONV_GROUPS", "DH", "DW", "FILTERS", "FP16_WEIGHT_BYTES", "HIDDEN", "IMAGE_PITCH",
+    "IN_CHANNELS", "IN_COLUMNS", "IN_ROWS", "KH", "KW", "LENGTH", "OUT_CHANNELS", "OUT_COLUMNS", "OUT_ROWS", "PH",
+    "PITCH", "PW", "SH", "STAGES_PER_IMAGE", "STAGE_CHANNELS", "STAGE_POSITIONS", "SW", "TILES_PER_IMAGE",
+    "WEIGHT_BYTES",
 }  # fmt: skip
 """Macros that are lengths of the problem, which are not listed. The others say how the work is divided."""
 

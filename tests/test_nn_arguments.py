@@ -57,6 +57,10 @@ def test_options_after_the_first_are_keyword_only(kind: type) -> None:
             "Write nn.Conv2d(32, kernel_size=(3, 5), padding=1)",
         ),
         (
+            lambda: unchecked.LSTM(28, 128),
+            "LSTM takes hidden_size only: input_size is inferred from the input. Write nn.LSTM(128)",
+        ),
+        (
             lambda: unchecked.ConvTranspose2d(8, 4, 2, 2),
             "ConvTranspose2d takes out_channels only: in_channels is inferred from the input. "
             "Write nn.ConvTranspose2d(4, kernel_size=2, stride=2)",

@@ -62,6 +62,13 @@ unchecked: Any = nn  # without types, because many of the calls below have argum
         (nn.GroupNorm(2), (3,), "group_norm: the input's 3 channels are not a multiple of num_groups 2: (3,)"),
         (nn.GroupNorm(2, num_channels=4), (6,), "group_norm: num_channels is 4, the input has 6 channels: (6,)"),
         (nn.Softmax(2), (3,), "softmax: dim is 2, the input has 2 axes with the batch axis: (3,)"),
+        (
+            nn.LSTM(3),
+            (1, 28, 28),
+            "lstm: expected an input of shape (length, features), found (1, 28, 28); write reshape: [28, 28] before it",
+        ),
+        (nn.GRU(3), (784,), "gru: expected an input of shape (length, features), found (784,)"),
+        (nn.RNN(3, input_size=4), (5, 3), "rnn: input_size is 4, the input has 3 features: (5, 3)"),
         (nn.Reshape((2, 3)), (7,), "reshape: shape (2, 3) has 6 elements, the input 7: (7,)"),
         (
             nn.Residual(nn.Linear(3)),
@@ -162,6 +169,12 @@ def test_an_error_inside_containers_has_the_path_and_the_reason() -> None:
         ),
         (lambda: unchecked.BatchNorm1d(eps=-1.0), "batch_norm1d: eps is -1.0, expected a finite number, at least 0"),
         (lambda: unchecked.LayerNorm(()), "layer_norm: normalized_shape is (), expected the sizes of the last axes"),
+        (
+            lambda: unchecked.LSTM(8, dropout=0.5),
+            "lstm: dropout is 0.5 between layers, and num_layers is 1; write a dropout layer after this one",
+        ),
+        (lambda: unchecked.RNN(8, nonlinearity="relu6"), "rnn: nonlinearity is 'relu6', expected one of tanh, relu"),
+        (lambda: unchecked.GRU(8, output="first"), "gru: output is 'first', expected one of last, all"),
         (lambda: unchecked.GroupNorm(0), "group_norm: num_groups is 0, expected an integer, at least 1"),
         (
             lambda: unchecked.Embedding(10, embedding_dim=0),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch_recurrent import torch_recurrent
 
 import adtrain as ad
 from adtrain import nn, ops
@@ -70,6 +71,27 @@ LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
     (nn.LayerNorm(6), lambda: torch.nn.LayerNorm(6), (6,)),
     (nn.GroupNorm(2), lambda: torch.nn.GroupNorm(2, 4), IMAGE),
     (nn.GroupNorm(3, affine=False, eps=1e-2), lambda: torch.nn.GroupNorm(3, 6, 1e-2, False), (6,)),
+    (
+        nn.RNN(3, nonlinearity="relu"),
+        lambda: torch_recurrent("RNN", input_size=2, hidden_size=3, nonlinearity="relu"),
+        (5, 2),
+    ),
+    (
+        nn.RNN(1, bias=False, output="all"),
+        lambda: torch_recurrent("RNN", "all", input_size=2, hidden_size=1, bias=False),
+        (1, 2),
+    ),
+    *(
+        (
+            getattr(nn, kind)(3, num_layers=2, bidirectional=True, output=output),
+            lambda kind=kind, output=output: torch_recurrent(
+                kind, output, input_size=4, hidden_size=3, num_layers=2, bidirectional=True
+            ),
+            (5, 4),
+        )
+        for kind in ("RNN", "LSTM", "GRU")
+        for output in ("last", "all")
+    ),
     (nn.Dropout(0.0), lambda: torch.nn.Dropout(0.0), (6,)),
     (nn.Flatten(), lambda: torch.nn.Flatten(), IMAGE),
     (nn.Reshape((9, -1)), lambda: torch.nn.Unflatten(1, (9, -1)), (18,)),

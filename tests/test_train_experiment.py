@@ -21,7 +21,8 @@ from adtrain.data import Rows, Split
         (
             ["model.input=[35]"],
             "[linear: 3]",
-            "model.input: found [35], expected [1, 6, 6], the shape of the images, or [36] for flat input",
+            "model.input: found [35], expected [1, 6, 6], the shape of the images, [6, 6] for rows of pixels, "
+            "or [36] for flat input",
         ),
         (["model.input=[6, 6, 1]"], "[flatten, linear: 3]", "model.input: found [6, 6, 1], expected "),
         (

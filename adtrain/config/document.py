@@ -144,8 +144,8 @@ class Model(Section):
 
     input: Shape = Field(
         (),
-        description="the shape of one input: [1, 28, 28] for an image, [784] to flatten it; default: that of the data, "
-        "flat if the first layer is linear",
+        description="the shape of one input: [1, 28, 28] for an image, [28, 28] for its rows, [784] to flatten it; "
+        "default: that of the data, rows if the first layer is recurrent, flat if it is linear",
         json_schema_extra=_without_default,
     )
     layers: Layers = Field(description="a list of layers")

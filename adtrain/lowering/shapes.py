@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.types import ArrayType, Shape
@@ -46,3 +46,18 @@ def contiguous_strides(shape: Shape) -> tuple[int, ...]:
 def product_lengths(a: Any, b: Any) -> tuple[int, int, int, int]:
     """Batch, M, N and K of a matrix product without transposition."""
     return math.prod(a.shape[:-2]), a.shape[-2], b.shape[-1], a.shape[-1]
+
+
+class RecurrentLengths(NamedTuple):
+    """Rows of the batch, steps, hidden units, and sums of a step: gates times hidden units."""
+
+    rows: int
+    length: int
+    hidden: int
+    sums: int
+
+
+def recurrent_lengths(sequence: Any, weight: Any, *others: Any, **params: Any) -> RecurrentLengths:
+    """The lengths of a recurrent primitive, or of its gradient."""
+    (rows, length, _), (sums, hidden) = sequence.shape, weight.shape
+    return RecurrentLengths(rows, length, hidden, sums)

@@ -38,13 +38,14 @@ from adtrain.nn.linear import Embedding, Linear
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
 from adtrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from adtrain.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from adtrain.nn.recurrent import GRU, LSTM, RNN
 from adtrain.nn.shape import Flatten, Reshape, Select
 
 LAYERS: dict[str, type[Module]] = {
     layer.kind(): layer
     for layer in (
         Linear, Conv2d, ConvTranspose2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d,
-        BatchNorm1d, BatchNorm2d, LayerNorm, GroupNorm, Embedding, Dropout, Flatten, Reshape, Select,
+        BatchNorm1d, BatchNorm2d, LayerNorm, GroupNorm, Embedding, RNN, LSTM, GRU, Dropout, Flatten, Reshape, Select,
         ReLU, LeakyReLU, ELU, GELU, SiLU, Tanh, Sigmoid, Softplus, Softmax, LogSoftmax,
     )
 }  # fmt: skip
@@ -61,9 +62,9 @@ LOSSES: dict[str, Callable[..., Value]] = {
 """Losses by their name in a config: f(outputs, targets, **options) is the mean over the batch."""
 
 __all__ = [
-    "ELU", "GELU", "INITIALIZERS", "LAYERS", "LOSSES", "AdaptiveAvgPool2d", "Add", "AvgPool2d", "BatchNorm1d",
-    "BatchNorm2d", "Concat", "Container", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "Flatten", "GroupNorm",
-    "LayerError", "LayerNorm", "LayerRow", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool2d", "Mode", "Module", "Params",
-    "ReLU", "Reshape", "Residual", "Select", "Sequential", "Shape", "SiLU", "Sigmoid", "Softmax", "Softplus", "State",
-    "Tanh", "WeightInit", "count_parameters", "describe", "layer_of",
+    "ELU", "GELU", "GRU", "INITIALIZERS", "LAYERS", "LOSSES", "LSTM", "RNN", "AdaptiveAvgPool2d", "Add", "AvgPool2d",
+    "BatchNorm1d", "BatchNorm2d", "Concat", "Container", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding",
+    "Flatten", "GroupNorm", "LayerError", "LayerNorm", "LayerRow", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool2d",
+    "Mode", "Module", "Params", "ReLU", "Reshape", "Residual", "Select", "Sequential", "Shape", "SiLU", "Sigmoid",
+    "Softmax", "Softplus", "State", "Tanh", "WeightInit", "count_parameters", "describe", "layer_of",
 ]  # fmt: skip

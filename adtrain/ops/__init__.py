@@ -45,6 +45,7 @@ from adtrain.ops.pool_functions import avg_pool1d, avg_pool2d, avg_pool3d, max_p
 from adtrain.ops.power import power
 from adtrain.ops.random import dropout, random_uniform, rng_state
 from adtrain.ops.rearrange import repeat, roll, split, tile
+from adtrain.ops.recurrent import gru, lstm, rnn
 from adtrain.ops.reduce import all, any, argmax, argmin, cumsum, logsumexp, max, mean, min, prod, std, sum, var
 from adtrain.ops.shape import concatenate, expand_dims, flip, pad, slice, squeeze, stack, transpose
 from adtrain.ops.softmax import log_softmax, softmax
@@ -100,6 +101,7 @@ __all__ = [
     "greater",
     "greater_equal",
     "group_norm",
+    "gru",
     "huber_loss",
     "isfinite",
     "isinf",
@@ -112,6 +114,7 @@ __all__ = [
     "less_equal",
     "log_softmax",
     "logsumexp",
+    "lstm",
     "matmul",
     "matmul_precision",
     "max",
@@ -139,6 +142,7 @@ __all__ = [
     "repeat",
     "reshape",
     "rng_state",
+    "rnn",
     "roll",
     "round",
     "sigmoid",

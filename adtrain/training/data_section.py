@@ -79,13 +79,18 @@ def with_input(cfg: Config) -> Config:
 def with_shape(cfg: Config, shape: Shape) -> Config:
     """The config with `model.input` for images of this shape (C, H, W), if it is missing.
 
-    It is the number of features for rows of a table, (length,) for a text, and flat too if the first layer is linear.
+    It is the number of features for rows of a table, (length,) for a text, and flat too if the first layer is linear. A
+    recurrent first layer gets rows of pixels, if there is one channel.
     Raises ConfigError where the layers do not fit it.
     """
     if cfg.model.input:
         return cfg
-    flat = shape[1:] == (1, 1) or cfg.data.is_text or cfg.model.layers[0].kind == "linear"
-    model = cfg.model.model_copy(update={"input": (prod(shape),) if flat else shape})
+    first = cfg.model.layers[0].kind
+    if shape[1:] == (1, 1) or first == "linear" or cfg.data.is_text:
+        shape = (prod(shape),)
+    elif shape[0] == 1 and first in ("rnn", "lstm", "gru"):
+        shape = shape[1:]
+    model = cfg.model.model_copy(update={"input": shape})
     cfg = cfg.model_copy(update={"model": model})
     if problems := config.build.check(cfg):
         raise ConfigError(problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -21,7 +21,7 @@ from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
-from adtrain.training import embedded_columns, network, trust
+from adtrain.training import embedded_columns, network, text_network, trust
 from adtrain.training.data_section import Arrays, read_data, takes_numbers, with_input, with_shape
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
@@ -55,6 +55,9 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) 
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
     experiment = _experiment(cfg, images.with_train(train), validation, mode)
     _check_augmentations(experiment)
+    if cfg.data.is_text and (seen := text_network.sees_later(experiment)):
+        reason = f"the output at position {seen[0]} depends on the input at position {seen[1]}, which it has to predict"
+        raise cfg.error_at(("model", "layers"), f"{reason}; expected layers that use earlier positions only")
     return experiment
 
 
@@ -165,8 +168,10 @@ def _absolute(cfg: Config, key: PathParts, path: str | None) -> str | None:
 
 def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     shape = images.train.images.shape[1:]
-    if net.input_shape not in (shape, (prod(shape),)):
-        expected = f"expected {found(shape)}, the shape of the images, or [{prod(shape)}] for flat input"
+    rows = [shape[1:]] if shape[0] == 1 else []
+    if net.input_shape not in (shape, *rows, (prod(shape),)):
+        as_rows = f"{found(rows[0])} for rows of pixels, " if rows else ""
+        expected = f"expected {found(shape)}, the shape of the images, {as_rows}or [{prod(shape)}] for flat input"
         if names := images.features:
             more = ", ..." if len(names) > MAX_LISTED else ""
             listed = ", ".join(map(printable, names[:MAX_LISTED]))
@@ -187,23 +192,12 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     labels = f"{cfg.data.path or images.name} has {classes} classes"
     if outputs[-1] < classes:
         raise cfg.error_at(last_layer, f"found {outputs[-1]} outputs, expected at least {classes}: {labels}")
-    for size in _input_embeddings(net.model) if positions else ():
+    for size in text_network.input_embeddings(net.model) if positions else ():
         if size < classes:
             reason = f"found num_embeddings {size}, expected at least {classes}: {labels}"
             raise cfg.error_at(("model", "layers"), reason)
     if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
-
-
-def _input_embeddings(module: nn.Module) -> Iterator[int]:
-    """`num_embeddings` of the embeddings that take the network's input."""
-    if isinstance(module, nn.Sequential):
-        yield from _input_embeddings(module.layers[0])
-    elif isinstance(module, (nn.Concat, nn.Add)):
-        for branch in module.branches:
-            yield from _input_embeddings(branch)
-    elif isinstance(module, nn.Embedding):
-        yield module.num_embeddings
 
 
 def check_targets(cfg: Config, images: DataSet, parts: Sequence[Split]) -> None:

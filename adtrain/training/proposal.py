@@ -99,8 +99,7 @@ def _text_layers(classes: int) -> list[str]:
     return [
         "  layers:",
         f"    - embedding: {{num_embeddings: {classes}, embedding_dim: 64}}",
-        "    - linear: 128",
-        "    - relu",
+        "    - gru: {hidden_size: 128, output: all}",
         f"    - linear: {classes}",
     ]
 

@@ -54,7 +54,7 @@ A layer, loss, optimizer, schedule or augmentation has three forms:
 - conv2d: {out_channels: 32, kernel_size: 3, padding: 1}
 ```
 
-Options of layers have the names and meanings of PyTorch. `in_features`, `in_channels`, `num_features` and
+Options of layers have the names and meanings of PyTorch. `in_features`, `in_channels`, `input_size`, `num_features` and
 `num_channels` are inferred from the previous layer; if they are given, they are checked.
 """,
     "loss": """\
@@ -106,6 +106,9 @@ EXAMPLES: dict[str, Any] = {
     "data.image_size": [64, 64],
     "data.channels": 3,
     "data.skip_broken": True,
+    "data.format": "text",
+    "data.length": 64,
+    "data.unit": "byte",
     "data.batch_size": 128,
     "data.validation": 0.1,
     "data.normalize": False,
@@ -135,6 +138,7 @@ EXAMPLES: dict[str, Any] = {
     "approximate": "tanh",
     "betas": [0.9, 0.99],
     "bias": False,
+    "bidirectional": True,
     "body": [{"linear": 64}, "relu"],
     "branches": BRANCHES,
     "delta": 0.5,
@@ -144,14 +148,17 @@ EXAMPLES: dict[str, Any] = {
     "div_factor": 10,
     "elementwise_affine": False,
     "embedding_dim": 16,
+    "dropout": 0.2,
     "eps": 1e-6,
     "final": 0.01,
     "final_div_factor": 100,
     "gamma": 0.9,
     "groups": 4,
+    "hidden_size": 128,
     "in_channels": 3,
     "in_features": 784,
     "indices": [0, 2],
+    "input_size": 28,
     "kernel_size": 3,
     "label_smoothing": 0.1,
     "lr": 0.01,
@@ -159,12 +166,15 @@ EXAMPLES: dict[str, Any] = {
     "momentum": 0.9,
     "negative_slope": 0.1,
     "nesterov": True,
+    "nonlinearity": "relu",
     "normalized_shape": 128,
     "num_channels": 32,
     "num_embeddings": 1000,
     "num_features": 32,
     "num_groups": 4,
+    "num_layers": 2,
     "out_channels": 32,
+    "output": "all",
     "out_features": 128,
     "output_padding": 1,
     "output_size": 1,

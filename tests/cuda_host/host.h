@@ -19,8 +19,15 @@ template <class T> static T max(T a, T b) { return a < b ? b : a; }
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
 
 struct Dim { unsigned x, y, z; };
+// Blocks that run at the same time. Kernels of clusters have no static shared memory.
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+
 static Dim threadIdx, blockIdx, blockDim, gridDim;
-alignas(1024) static unsigned char shared_bytes[232448];
+static unsigned current; // the fiber that runs: threads of a cluster have consecutive numbers
+alignas(1024) static unsigned char shared_of_block[CLUSTER][232448];
+#define shared_bytes (shared_of_block[CLUSTER > 1 ? current / blockDim.x : 0])
 
 static float __uint_as_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 static uint32_t __float_as_uint(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
@@ -57,13 +64,13 @@ static void (*body)();
 
 __attribute__((noinline)) static void leave()
 {
-    if (_setjmp(fibers[threadIdx.x].left) == 0)
+    if (_setjmp(fibers[current].left) == 0)
         _longjmp(home, 1);
 }
 static void enter()
 {
     body();
-    fibers[threadIdx.x].done = true;
+    fibers[current].done = true;
     _longjmp(home, 1);
 }
 __attribute__((noinline)) static void resume(Fiber &fiber)
@@ -88,16 +95,16 @@ struct HostBarrier {
         while (times == before) leave();
     }
 };
-static HostBarrier of_block, of_warps[32], named[16];
-static void __syncthreads() { of_block.wait(blockDim.x); }
-static void __syncwarp() { of_warps[threadIdx.x / 32].wait(32); }
+static HostBarrier of_cluster, of_block[CLUSTER], of_warps[32], named[16];
+static void __syncthreads() { of_block[current / blockDim.x].wait(blockDim.x); }
+static void __syncwarp() { of_warps[current / 32].wait(32); }
 
 // The values that the lanes of each warp exchange, up to six words.
 static uint32_t exchanged[32][32][6];
 
 template <class V> static V __shfl_sync(unsigned, V value, int from)
 {
-    const int warp = threadIdx.x / 32;
+    const int warp = current / 32;
     memcpy(exchanged[warp][threadIdx.x % 32], &value, sizeof(V));
     __syncwarp();
     memcpy(&value, exchanged[warp][from], sizeof(V));
@@ -119,7 +126,7 @@ static bool __any_sync(unsigned, bool own)
 // mma.sync.m16n8k16 of bfloat16, with one rounding.
 static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const uint32_t (&words)[6])
 {
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    const int warp = current / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
     memcpy(exchanged[warp][threadIdx.x % 32], words, sizeof(words));
     __syncwarp();
     const auto number = [&](int lane, int word, int half) {
@@ -136,17 +143,16 @@ static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const 
     __syncwarp();
 }
 
-// Runs the blocks one after another. Shared memory is full of NaN before each.
+// Runs the clusters one after another. Shared memory is full of NaN before each.
 template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
 {
     static Kernel *held;
     held = &kernel;
     body = [] { (*held)(); };
     gridDim = grid, blockDim = {(unsigned)threads, 1, 1};
-    for (unsigned block = 0; block < grid.x * grid.y * grid.z; block++) {
-        blockIdx = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
-        memset(shared_bytes, 0xff, sizeof shared_bytes);
-        for (int i = 0; i < threads; i++) {
+    for (unsigned first = 0; first < grid.x * grid.y * grid.z; first += CLUSTER) {
+        memset(shared_of_block, 0xff, sizeof shared_of_block);
+        for (int i = 0; i < CLUSTER * threads; i++) {
             Fiber &fiber = fibers[i];
             fiber.begun = fiber.done = false;
             getcontext(&fiber.context);
@@ -157,11 +163,13 @@ template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
         }
         for (bool any = true; any;) {
             any = false;
-            for (unsigned i = 0; i < blockDim.x; i++) {
-                if (fibers[i].done) continue;
+            for (current = 0; current < CLUSTER * blockDim.x; current++) {
+                if (fibers[current].done) continue;
                 any = true;
-                threadIdx = {i, 0, 0};
-                resume(fibers[i]);
+                const unsigned block = first + current / blockDim.x;
+                blockIdx = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
+                threadIdx = {current % blockDim.x, 0, 0};
+                resume(fibers[current]);
             }
         }
     }

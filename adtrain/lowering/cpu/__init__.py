@@ -1,3 +1,16 @@
 """The C functions that compute each primitive on the CPU. Importing this package registers them."""
 
-from adtrain.lowering.cpu import conv, conv_pooled, copy, gemm, index, norm, pool, random, reduce, softmax, sort  # noqa: F401
+from adtrain.lowering.cpu import (  # noqa: F401
+    conv,
+    conv_pooled,
+    copy,
+    gemm,
+    index,
+    norm,
+    pool,
+    random,
+    recurrent,
+    reduce,
+    softmax,
+    sort,
+)

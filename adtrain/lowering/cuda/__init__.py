@@ -1,3 +1,17 @@
 """The CUDA kernels that compute each primitive, and the rules that choose among them. Importing it registers them."""
 
-from adtrain.lowering.cuda import conv, copy, gemm, indexing, norm, pool, reduce, rng, scan, scatter, softmax, sort  # noqa: F401
+from adtrain.lowering.cuda import (  # noqa: F401
+    conv,
+    copy,
+    gemm,
+    indexing,
+    norm,
+    pool,
+    recurrent,
+    reduce,
+    rng,
+    scan,
+    scatter,
+    softmax,
+    sort,
+)

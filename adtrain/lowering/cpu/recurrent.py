@@ -1,0 +1,43 @@
+"""Recurrent networks and their gradients: `recurrent.c`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adtrain.core.kernel import CKernel
+from adtrain.core.registry import register
+from adtrain.lowering.shapes import recurrent_lengths
+
+BLOCK_ROWS = 48
+"""As in `recurrent.c`."""
+PANEL_BYTES = 128
+"""Bytes of a row of the widest panel of a packed weight."""
+MAX_SCRATCH = 1 << 28
+"""Bytes for each thread. A larger network runs on NumPy."""
+
+
+def _scratch(x: Any, weight: Any, *others: Any, reverse: bool) -> int:
+    """Bytes of a packed weight_hh, and of its products with a block of rows."""
+    (sums, hidden), size = weight.shape, x.dtype.itemsize
+    return max(_packed(sums, hidden * size), _packed(hidden, sums * size) + BLOCK_ROWS * sums * size)
+
+
+def _packed(depth: int, row: int) -> int:
+    return depth * -(-row // PANEL_BYTES) * PANEL_BYTES
+
+
+def _numbers(*types: Any, reverse: bool) -> tuple[int, ...]:
+    """LENGTHS of `recurrent.c`.
+
+    Raises:
+        NotImplementedError: the weight is too large for a copy in each thread.
+    """
+    lengths = recurrent_lengths(*types)
+    if _scratch(*types, reverse=reverse) > MAX_SCRATCH:
+        raise NotImplementedError(f"a recurrent network of {lengths.hidden} hidden units")
+    return lengths.rows, lengths.length, lengths.hidden, int(reverse)
+
+
+for _cell in ("rnn_tanh", "rnn_relu", "lstm", "gru"):
+    for _name in (_cell, f"{_cell}_grad"):
+        register(_name, "cpu", CKernel("recurrent.c", _name, _numbers, team=True, scratch=_scratch))

@@ -1,0 +1,157 @@
+"""Recurrent networks and their gradients: `rnn/recurrent.cu` and `rnn/recurrent_grad.cu`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.registry import CudaRule, register
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.reduce import MAX_BLOCKS, VECTOR, WARP
+from adtrain.lowering.shapes import RecurrentLengths, recurrent_lengths
+
+MIN_CLUSTER_CAPABILITY = (9, 0)
+CLUSTERS = (1, 2, 4, 8)
+"""Blocks of a cluster. 8 is the maximum on every GPU that has clusters (CUDA C++ Programming Guide)."""
+CLUSTERED = 0.94
+"""The fraction of the multiprocessors that clusters of 4 or more can use: the others are left over in their groups."""
+REGISTERS, MAX_REGISTERS = 65536, 255
+"""Registers of a multiprocessor and of a thread."""
+OTHER_REGISTERS = 56
+"""Registers of a thread besides weights and sums."""
+MAX_THREADS = 512
+STEP_CYCLES, CLUSTER_CYCLES = 700, 500
+"""Estimated latency of a step without its products, and of a barrier of a cluster."""
+FMA_PER_CYCLE = 128
+"""Of a multiprocessor, in float32."""
+MAX_PASSES = 16
+"""Groups of hidden units that a block computes one after the other; their states are in registers."""
+MAX_RESIDENT = 2
+"""Candidates with the weight in registers; they differ in the blocks of a cluster or in the rows."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the work is divided; see `rnn/recurrent.cuh`. The fields are its macros.
+
+    Attributes:
+        inner, outputs: numbers that each product adds, and products for each hidden unit.
+    """
+
+    lengths: RecurrentLengths
+    inner: int
+    outputs: int
+    itemsize: int
+    resident: bool
+    cluster: int
+    rows: int
+    units: int
+    slices: int
+    threads: int
+
+    @property
+    def own(self) -> int:
+        """Hidden units of a block."""
+        return -(-self.lengths.hidden // self.cluster)
+
+    @property
+    def passes(self) -> int:
+        return -(-self.own // (self.threads // self.slices * self.units))
+
+    @property
+    def pitch(self) -> int:
+        """Numbers of a row in shared memory."""
+        at_once = self.slices * VECTOR // self.itemsize
+        return -(-self.inner // at_once) * at_once
+
+    @property
+    def shared(self) -> int:
+        return 2 * self.rows * self.pitch * self.itemsize
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.lengths.rows // self.rows) * self.cluster
+
+    @property
+    def registers(self) -> int:
+        """Estimated registers of a thread."""
+        weights = self.pitch // self.slices if self.resident else VECTOR // self.itemsize
+        numbers = self.units * self.outputs * (weights + self.rows) + self.rows * VECTOR // self.itemsize
+        return numbers * self.itemsize // 4 + OTHER_REGISTERS
+
+    def fits(self, target: Target) -> bool:
+        if (self.resident and self.passes > 1) or self.passes > MAX_PASSES:
+            return False
+        registers = min(MAX_REGISTERS, REGISTERS // self.threads)
+        return self.registers <= registers and self.shared <= target.shared and self.blocks <= MAX_BLOCKS
+
+    def cycles(self, target: Target) -> float:
+        """Estimated cycles of a step, times the waves of blocks."""
+        fma = self.passes * self.rows * self.units * self.outputs * self.pitch / self.slices * self.threads
+        loads = self.passes * self.rows * self.pitch / self.slices * self.threads  # of shared memory, 32 a cycle
+        weights = 0 if self.resident else self.own * self.outputs * self.pitch * self.itemsize / 32
+        usable = int(target.multiprocessors * (CLUSTERED if self.cluster > 2 else 1)) // self.cluster * self.cluster
+        step = STEP_CYCLES + (CLUSTER_CYCLES if self.cluster > 1 else 0)
+        work = max(fma * self.itemsize / 4 / FMA_PER_CYCLE, loads * self.itemsize / 4 / WARP, weights)
+        return (step + work) * -(-self.blocks // usable)
+
+
+def divisions(target: Target, lengths: RecurrentLengths, itemsize: int, gradient: bool) -> Iterator[Division]:
+    """All divisions that fit on the target."""
+    gates = lengths.sums // lengths.hidden
+    inner, outputs = (lengths.sums, 1) if gradient else (lengths.hidden, gates)
+    clusters = CLUSTERS if target.capability >= MIN_CLUSTER_CAPABILITY else CLUSTERS[:1]
+    for resident, cluster in [*((True, cluster) for cluster in clusters), (False, 1)]:
+        own = -(-lengths.hidden // cluster)
+        for rows, units, slices in product((1, 2, 4, 8), (1, 2, 4), (8, 16, 32)):
+            if rows * units > slices or units > own or rows > max(lengths.rows, 1) * 2 - 1:
+                continue
+            threads = min(-(-(-(-own // units) * slices) // WARP) * WARP, MAX_THREADS)
+            division = Division(lengths, inner, outputs, itemsize, resident, cluster, rows, units, slices, threads)
+            if division.fits(target):
+                yield division
+
+
+def kernel(cell: str, division: Division, dtype: np.dtype, gradient: bool, reverse: bool) -> CudaKernel:
+    """The launch of a cell, or of its gradient, with this division."""
+    name, lengths = "recurrent_grad" if gradient else "recurrent", division.lengths
+    macros = {
+        "LSTM": int(cell == "lstm"), "GRU": int(cell == "gru"), "RELU": int(cell == "rnn_relu"),
+        "GATED": int(cell in ("lstm", "gru")), "HIDDEN": lengths.hidden, "RESIDENT": int(division.resident),
+        "CLUSTER": division.cluster, "ROWS": division.rows, "UNITS": division.units, "SLICES": division.slices,
+        "THREADS": division.threads,
+    }  # fmt: skip
+    launch = CudaLaunch(
+        f"rnn/{name}.cu",
+        name,
+        (lengths.rows, lengths.length, int(reverse)),
+        (dtype,),
+        blocks=division.blocks,
+        threads=division.threads,
+        shared=division.shared,
+        definitions=macros,
+    )
+    return CudaKernel((launch,))
+
+
+def _rule(cell: str, gradient: bool) -> CudaRule:
+    def candidates(target: Target, *types: Any, reverse: bool) -> list[CudaKernel]:
+        """The MAX_RESIDENT best divisions with the weight in registers, and the best one with the weight in memory."""
+        lengths, dtype = recurrent_lengths(*types), types[0].dtype
+        by_time = sorted(divisions(target, lengths, dtype.itemsize, gradient), key=lambda d: d.cycles(target))
+        best = {(d.cluster, d.rows): d for d in reversed(by_time) if d.resident}
+        resident = sorted(best.values(), key=lambda d: d.cycles(target))[:MAX_RESIDENT]
+        in_memory = [d for d in by_time if not d.resident][:1]
+        return [kernel(cell, division, dtype, gradient, reverse) for division in (*resident, *in_memory)]
+
+    return candidates
+
+
+for _cell in ("rnn_tanh", "rnn_relu", "lstm", "gru"):
+    register(_cell, "cuda", _rule(_cell, gradient=False))
+    register(f"{_cell}_grad", "cuda", _rule(_cell, gradient=True))

@@ -1,0 +1,238 @@
+"""Recurrent operations: rnn, lstm, gru over whole sequences, each a primitive with a gradient primitive.
+
+The products of the inputs with weight_ih for all steps are one matrix product before the primitive. The gradient
+primitive returns the cotangents of the sums at every step, and the hidden states before it. The cotangents of weight_hh
+and bias_hh are a matrix product and a sum of these over all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from adtrain.core.array import Value
+from adtrain.core.autodiff import vjp
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.primitive import Primitive
+from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType, Shape
+from adtrain.ops.broadcasting import reshape
+from adtrain.ops.common import ArrayLike, as_value, require_float
+from adtrain.ops.create import zeros, zeros_like
+from adtrain.ops.matmul import matmul
+from adtrain.ops.recurrent_cells import CELLS, Cell, run, run_grad
+from adtrain.ops.reduce import sum
+
+FLOPS_A_GATE = 10
+"""Of the elementwise part of a step, for each gate of a hidden unit: about, with tanh as one."""
+
+
+def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
+    """The primitive of a cell, and that of its gradient.
+
+    ``cell(x, weight_hh, bias_hh, *initial states)`` is `recurrent_cells.run`. ``cell_grad(ct, weight_hh, *other cts,
+    *initial states, *outputs)`` is `recurrent_cells.run_grad`, with cotangents and outputs in its order.
+    """
+
+    def shape(x: Any, weight: Any, bias: Any, *first: Any, reverse: bool) -> tuple[ArrayType, ...]:
+        require_float(cell.name, x, weight, bias, *first)
+        n, length, _ = x.shape
+        hidden = weight.shape[1]
+        widths = [(n, length, hidden)] + [(n, hidden), (n, length, hidden)] * (cell.states - 1)
+        if cell.saved:
+            widths.append((n, length, cell.saved * hidden))
+        return tuple(ArrayType(each, x.dtype) for each in widths)
+
+    def grad_shape(ct: Any, weight: Any, *others: Any, reverse: bool) -> tuple[ArrayType, ...]:
+        n, length, hidden = ct.shape
+        sums = ArrayType((n, length, weight.shape[0]), weight.dtype)
+        states = ArrayType((n, length, hidden), weight.dtype), *[ArrayType((n, hidden), weight.dtype)] * cell.states
+        return (sums,) * _sums(cell) + states
+
+    def flops(sequence: Any, weight: Any, *others: Any, reverse: bool) -> int:
+        sums, hidden = weight.shape
+        return int(sequence.shape[0] * sequence.shape[1] * sums * (2 * hidden + FLOPS_A_GATE))
+
+    def reference(x: Any, weight: Any, bias: Any, *first: Any, reverse: bool) -> Any:
+        return _as_outputs(run(cell, np, x, weight, bias, first, reverse))
+
+    def grad_reference(*args: Any, reverse: bool) -> Any:
+        return tuple(run_grad(cell, np, *_grad_arguments(cell, args), reverse))
+
+    def rule(out: Any, x: Value, weight: Value, bias: Value, *first: Value, reverse: bool) -> Any:
+        outputs = (out,) if isinstance(out, Value) else out
+        arguments = (x, weight, bias, *first)
+        returned = cell.states  # the outputs before those that the gradient alone reads
+        kept = (outputs[0], *outputs[returned:])
+
+        def composed(x: Value, weight: Value, bias: Value, *first: Value) -> list[Value]:
+            return run(cell, Value._ops, x, weight, bias, first, reverse)
+
+        def pullback(ct: Any) -> Sequence[Value]:
+            cts = (ct,) if isinstance(out, Value) else ct
+            if any(each is not None for each in cts[returned:]):  # in a derivative of the gradient
+                return _composed(composed, arguments, cts)
+            given = [zeros_like(y) if each is None else each for y, each in zip(outputs[:returned], cts, strict=False)]
+            found = bind(grad, given[0], weight, *given[1:], *first, *kept, reverse=reverse)
+            ds, before, *states = found[_sums(cell) - 1 :]
+            rows, factors = reshape(ds, (-1, weight.shape[0])), reshape(before, (-1, weight.shape[1]))
+            return (found[0], matmul(rows, factors, transpose_a=True), sum(rows, 0), *states)
+
+        return pullback
+
+    def grad_rule(out: Any, *args: Value, reverse: bool) -> Any:
+        def f(*args: Value) -> list[Value]:
+            return run_grad(cell, Value._ops, *_grad_arguments(cell, args), reverse)
+
+        return lambda cts: _composed(f, args, cts)
+
+    forward = Primitive(cell.name, shape, reference, flops=flops, joint_vjp=rule)
+    grad = Primitive(f"{cell.name}_grad", grad_shape, grad_reference, flops=flops, joint_vjp=grad_rule)
+    return forward, grad
+
+
+def _sums(cell: Cell) -> int:
+    """The arrays (N, L, gates H) that the gradient returns: for gru the cotangents of x and of s."""
+    return 2 if cell.name == "gru" else 1
+
+
+def _grad_arguments(cell: Cell, args: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """Cotangents, weight, initial states and outputs."""
+    (ct, weight, *others), n = args, cell.states
+    return [ct, *others[: n - 1]], weight, others[n - 1 : 2 * n - 1], others[2 * n - 1 :]
+
+
+def _composed(f: Callable[..., list[Value]], args: Sequence[Value], cts: Sequence[Value | None]) -> Sequence[Value]:
+    """The cotangents of the arguments of ``f``, a composition of public operations."""
+    outputs, pullback = vjp(f, *args)
+    return pullback([zeros_like(y) if ct is None else ct for y, ct in zip(outputs, cts, strict=True)])
+
+
+def _as_outputs(values: list[np.ndarray]) -> Any:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+_CELLS = {cell.name: (cell, *_primitives(cell)) for cell in CELLS}
+
+
+def _run(
+    op: str,
+    cell_name: str,
+    x: ArrayLike,
+    weight_ih: ArrayLike,
+    weight_hh: ArrayLike,
+    biases: Sequence[ArrayLike | None],
+    first: Sequence[ArrayLike | None],
+    reverse: bool,
+) -> Sequence[Value]:
+    """The hidden states of all steps, that of the last step, and the last cell state of an LSTM."""
+    cell, primitive, _ = _CELLS[cell_name]
+    value, w_ih, w_hh = as_value(x), as_value(weight_ih), as_value(weight_hh)
+    if value.ndim != 3 or value.shape[1] == 0:
+        raise ShapeError(f"{op}: found shape {value.shape}, expected (batch, length, features) of length at least 1")
+    if w_hh.ndim != 2 or w_hh.shape[0] != cell.gates * w_hh.shape[1]:
+        factor = f"{cell.gates} hidden" if cell.gates > 1 else "hidden"
+        raise ShapeError(f"{op}: weight_hh has shape {w_hh.shape}, expected ({factor}, hidden)")
+    sums, hidden = w_hh.shape
+    batch, length, features = value.shape
+    _check(op, "weight_ih", w_ih, (sums, features))
+    names = ("bias_ih", "bias_hh"), ("h0", "c0")
+    b_ih, b_hh = (_or_zeros(op, *given, (sums,), value) for given in zip(names[0], biases, strict=True))
+    states = [_or_zeros(op, *given, (batch, hidden), value) for given in zip(names[1], first, strict=False)]
+    products = matmul(reshape(value, (-1, features)), w_ih, transpose_b=True)
+    if biases[0] is not None:
+        products = products + b_ih
+    products = reshape(products, (batch, length, sums))
+    out = bind(primitive, products, w_hh, b_hh, *states, reverse=reverse)
+    output = out if isinstance(out, Value) else out[0]
+    return [output, output[:, 0 if reverse else -1], *([out[1]] if cell.states > 1 else [])]
+
+
+def _check(op: str, what: str, value: Value, shape: Shape) -> None:
+    if value.shape != shape:
+        raise ShapeError(f"{op}: {what} has shape {value.shape}, expected {shape}")
+
+
+def _or_zeros(op: str, what: str, given: ArrayLike | None, shape: Shape, like: Value) -> Value:
+    if given is None:
+        return zeros(shape, like.dtype, like.device)
+    value = as_value(given)
+    _check(op, what, value, shape)
+    return value
+
+
+def rnn(
+    x: ArrayLike,
+    weight_ih: ArrayLike,
+    weight_hh: ArrayLike,
+    bias_ih: ArrayLike | None = None,
+    bias_hh: ArrayLike | None = None,
+    h0: ArrayLike | None = None,
+    *,
+    nonlinearity: Literal["tanh", "relu"] = "tanh",
+    reverse: bool = False,
+) -> tuple[Value, Value]:
+    """Elman's recurrent network, one layer in one direction: h_t = f(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh).
+
+    Args:
+        x: (N, L, F): batch, steps, features.
+        weight_ih, weight_hh: (H, F) and (H, H). The products with weight_hh have full precision always.
+        bias_ih, bias_hh: (H,), by default zeros.
+        h0: the hidden state before the first step, (N, H), by default zeros.
+        nonlinearity: f.
+        reverse: go from the last step to the first one.
+
+    Returns:
+        The hidden states of all steps (N, L, H), and the last one computed (N, H).
+
+    Raises:
+        ShapeError: a shape does not fit, or L is 0. OptionError: another nonlinearity.
+    """
+    if nonlinearity not in ("tanh", "relu"):
+        raise OptionError(f"rnn: nonlinearity is {nonlinearity!r}, expected 'tanh' or 'relu'")
+    output, h = _run("rnn", f"rnn_{nonlinearity}", x, weight_ih, weight_hh, (bias_ih, bias_hh), (h0,), reverse)
+    return output, h
+
+
+def lstm(
+    x: ArrayLike,
+    weight_ih: ArrayLike,
+    weight_hh: ArrayLike,
+    bias_ih: ArrayLike | None = None,
+    bias_hh: ArrayLike | None = None,
+    h0: ArrayLike | None = None,
+    c0: ArrayLike | None = None,
+    *,
+    reverse: bool = False,
+) -> tuple[Value, Value, Value]:
+    """Long short-term memory, one layer in one direction (F. A. Gers et al., Learning to Forget, 2000).
+
+    Arguments and errors as of `rnn`. Weights and biases have 4 H rows: the input gate, forget gate, cell and output
+    gate, in PyTorch's order. ``c0`` is the cell state before the first step, (N, H), by default zeros.
+
+    Returns:
+        The hidden states of all steps (N, L, H), and the last hidden and cell states computed, (N, H) each.
+    """
+    output, h, c = _run("lstm", "lstm", x, weight_ih, weight_hh, (bias_ih, bias_hh), (h0, c0), reverse)
+    return output, h, c
+
+
+def gru(
+    x: ArrayLike,
+    weight_ih: ArrayLike,
+    weight_hh: ArrayLike,
+    bias_ih: ArrayLike | None = None,
+    bias_hh: ArrayLike | None = None,
+    h0: ArrayLike | None = None,
+    *,
+    reverse: bool = False,
+) -> tuple[Value, Value]:
+    """Gated recurrent unit, one layer in one direction (K. Cho et al., 2014); the new state is tanh(x_n + r s_n).
+
+    Arguments, results and errors as of `rnn`. Weights and biases have 3 H rows: reset gate, update gate and new state,
+    in PyTorch's order.
+    """
+    output, h = _run("gru", "gru", x, weight_ih, weight_hh, (bias_ih, bias_hh), (h0,), reverse)
+    return output, h

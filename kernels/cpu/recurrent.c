@@ -1,0 +1,301 @@
+/* Recurrent networks and their gradients: rnn_tanh, rnn_relu, lstm and gru (formulas: adtrain/ops/recurrent_cells.py).
+
+   Rows of the batch do not depend on each other. So each thread packs weight_hh once, and takes blocks of BLOCK_ROWS of
+   its rows through all steps without a barrier. A step is a product of the block's states with the packed weight, by the
+   tile of gemm.c, and the formulas of the cell for one row after the other. Sums have a fixed order, which does not
+   depend on the number of threads.
+
+   Arrays over all steps are [row][step][...]; gates are in PyTorch's order. */
+
+#include "elementary.h"
+#include "tile.h"
+
+enum {
+    BLOCK_ROWS = 48,
+    DEPTH = 2048 / sizeof(T), /* of a slice of the product */
+};
+
+typedef struct {
+    int64_t rows, length, hidden, reverse;
+} Lengths;
+
+/* The offset of row n at the step number `k` in the order of computation, in arrays of `width` numbers a step. */
+static inline int64_t at(const Lengths *s, int64_t n, int64_t k, int64_t width) {
+    return (n * s->length + (s->reverse ? s->length - 1 - k : k)) * width;
+}
+
+static inline int64_t padded(int64_t columns) { return ceil_div(columns, TILE_COLUMNS) * TILE_COLUMNS; }
+
+/* The slices of B (depth x columns), or of its transpose, one after the other. */
+static void pack(const T *b, bool transposed, int64_t columns, int64_t depth, T *to) {
+    const int64_t ld = transposed ? depth : columns;
+    for (int64_t p = 0; p < depth; p += DEPTH) {
+        const T *slice = b + (transposed ? p : p * ld);
+        pack_b(slice, ld, transposed, columns, min_i64(DEPTH, depth - p), to + p * padded(columns));
+    }
+}
+
+/* C (rows x columns, contiguous) = or += A B, with rows of A `row_step` apart and B packed. */
+static void product(int64_t rows, int64_t columns, int64_t depth, const T *a, int64_t row_step, const T *b, T *c,
+                    bool add) {
+    const int64_t strips = ceil_div(rows, TILE_ROWS);
+    for (int64_t p = 0; p < depth; p += DEPTH) {
+        const int64_t slice = min_i64(DEPTH, depth - p);
+        for (int64_t j = 0; j < columns; j += TILE_COLUMNS)
+            for (int64_t t = 0; t < strips; t++) {
+                const int64_t i = part_begin(rows, strips, t), height = part_begin(rows, strips, t + 1) - i;
+                any_tile(height, min_i64(TILE_COLUMNS, columns - j), slice, a + i * row_step + p, row_step, 1,
+                         b + p * padded(columns) + j * slice, c + i * columns + j, columns, add || p > 0);
+            }
+    }
+}
+
+/* Calls block(context, first row, rows) for each block of this thread's rows. */
+static void blocks(const Team *team, int64_t rows, void (*block)(void *, int64_t, int64_t), void *context) {
+    int64_t begin, end;
+    my_share(team, rows, &begin, &end);
+    const int64_t count = ceil_div(end - begin, BLOCK_ROWS);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t first = part_begin(end - begin, count, i);
+        block(context, begin + first, part_begin(end - begin, count, i + 1) - first);
+    }
+}
+
+/* One step of one row: pointers to the numbers of that row and step. `s` is W_hh h, `b` is b_hh; h and c are the states
+   before the step. */
+typedef struct {
+    const T *x, *s, *b, *h, *c;
+    T *y, *c_new, *saved;
+} Step;
+
+/* The pullback of a step. `dh` and `dc` hold the cotangents of the new states. The function changes them to those of the
+   states before, as far as they do not go through s. */
+typedef struct {
+    const T *h, *c, *y, *c_new, *saved;
+    T *dh, *dc, *dx, *ds;
+} StepGrad;
+
+typedef struct {
+    Lengths lengths;
+    int64_t gates, saved_width;
+    const T *x, *weight, *bias, *h0, *c0;
+    T *y, *c_last, *c, *saved;
+    void (*step)(const Step *, int64_t);
+    T *packed, *sums; /* scratch: the packed weight, W_hh h of a block */
+} Forward;
+
+typedef struct {
+    Lengths lengths;
+    int64_t gates, saved_width;
+    const T *ct_y, *ct_c, *weight, *h0, *c0, *y, *c, *saved;
+    T *dx, *ds, *before; /* before: the hidden states before each step */
+    T *dh, *dc; /* cotangents of the states before the steps that are done; in the end of h0 and c0 */
+    void (*step)(const StepGrad *, int64_t);
+    T *packed;
+} Backward;
+
+static void forward_block(void *context, int64_t first, int64_t rows) {
+    const Forward *f = context;
+    const Lengths *s = &f->lengths;
+    const int64_t hidden = s->hidden, width = f->gates * hidden;
+    for (int64_t k = 0; k < s->length; k++) {
+        const T *before = k ? f->y + at(s, first, k - 1, hidden) : f->h0 + first * hidden;
+        product(rows, width, hidden, before, k ? s->length * hidden : hidden, f->packed, f->sums, false);
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t n = first + i, state = at(s, n, k, hidden);
+            const T *c = !f->c ? NULL : k ? f->c + at(s, n, k - 1, hidden) : f->c0 + n * hidden;
+            const T *h = k ? f->y + at(s, n, k - 1, hidden) : f->h0 + n * hidden;
+            T *saved = f->saved ? f->saved + at(s, n, k, f->saved_width * hidden) : NULL;
+            const Step step = {f->x + at(s, n, k, width), f->sums + i * width, f->bias, h, c, f->y + state,
+                               f->c ? f->c + state : NULL, saved};
+            f->step(&step, hidden);
+        }
+    }
+    if (f->c)
+        for (int64_t n = first; n < first + rows; n++)
+            memcpy(f->c_last + n * hidden, f->c + at(s, n, s->length - 1, hidden), hidden * sizeof(T));
+}
+
+static void backward_block(void *context, int64_t first, int64_t rows) {
+    const Backward *f = context;
+    const Lengths *s = &f->lengths;
+    const int64_t hidden = s->hidden, width = f->gates * hidden;
+    memset(f->dh + first * hidden, 0, rows * hidden * sizeof(T));
+    if (f->dc) memcpy(f->dc + first * hidden, f->ct_c + first * hidden, rows * hidden * sizeof(T));
+    for (int64_t k = s->length - 1; k >= 0; k--) {
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t n = first + i, state = at(s, n, k, hidden), sums = at(s, n, k, width);
+            T *dh = f->dh + n * hidden;
+            for (int64_t j = 0; j < hidden; j++) dh[j] += f->ct_y[state + j];
+            const T *h = k ? f->y + at(s, n, k - 1, hidden) : f->h0 + n * hidden;
+            memcpy(f->before + state, h, hidden * sizeof(T));
+            const StepGrad step = {
+                h,
+                !f->c ? NULL : k ? f->c + at(s, n, k - 1, hidden) : f->c0 + n * hidden,
+                f->y + state,
+                f->c ? f->c + state : NULL,
+                f->saved ? f->saved + at(s, n, k, f->saved_width * hidden) : NULL,
+                dh,
+                f->dc ? f->dc + n * hidden : NULL,
+                f->dx + sums,
+                f->ds ? f->ds + sums : NULL,
+            };
+            f->step(&step, hidden);
+        }
+        product(rows, hidden, width, (f->ds ? f->ds : f->dx) + at(s, first, k, width), s->length * width, f->packed,
+                f->dh + first * hidden, true);
+    }
+}
+
+static void forward(const Team *team, Forward *f) {
+    const int64_t width = f->gates * f->lengths.hidden;
+    f->packed = (T *)team->scratch;
+    f->sums = f->packed + f->lengths.hidden * padded(width);
+    pack(f->weight, true, width, f->lengths.hidden, f->packed);
+    blocks(team, f->lengths.rows, forward_block, f);
+}
+
+static void backward(const Team *team, Backward *f) {
+    f->packed = (T *)team->scratch;
+    pack(f->weight, false, f->lengths.hidden, f->gates * f->lengths.hidden, f->packed);
+    blocks(team, f->lengths.rows, backward_block, f);
+}
+
+static inline T sigmoid(T x) { return 1 / (1 + exp(-x)); }
+
+/* RESTRICT(name) is field `name` of the struct p, which no other pointer of the function overlaps. */
+#define RESTRICT(name) __typeof__(*p->name) *restrict name = p->name
+
+static void step_tanh(const Step *p, int64_t hidden) {
+    RESTRICT(x); RESTRICT(s); RESTRICT(b); RESTRICT(y);
+#pragma omp simd
+    for (int64_t j = 0; j < hidden; j++) y[j] = tanh(x[j] + (s[j] + b[j]));
+}
+
+static void step_relu(const Step *p, int64_t hidden) {
+    RESTRICT(x); RESTRICT(s); RESTRICT(b); RESTRICT(y);
+#pragma omp simd
+    for (int64_t j = 0; j < hidden; j++) {
+        const T a = x[j] + (s[j] + b[j]);
+        y[j] = a <= 0 ? 0 : a;
+    }
+}
+
+static void step_lstm(const Step *p, int64_t hidden) {
+    RESTRICT(x); RESTRICT(s); RESTRICT(b); RESTRICT(c); RESTRICT(y); RESTRICT(c_new); RESTRICT(saved);
+#pragma omp simd
+    for (int64_t j = 0; j < hidden; j++) {
+        const int64_t jf = j + hidden, jg = jf + hidden, jo = jg + hidden;
+        const T i = sigmoid(x[j] + (s[j] + b[j])), f = sigmoid(x[jf] + (s[jf] + b[jf]));
+        const T g = tanh(x[jg] + (s[jg] + b[jg])), o = sigmoid(x[jo] + (s[jo] + b[jo]));
+        const T cell = f * c[j] + i * g;
+        saved[j] = i, saved[jf] = f, saved[jg] = g, saved[jo] = o;
+        c_new[j] = cell;
+        y[j] = o * tanh(cell);
+    }
+}
+
+static void step_gru(const Step *p, int64_t hidden) {
+    RESTRICT(x); RESTRICT(s); RESTRICT(b); RESTRICT(h); RESTRICT(y); RESTRICT(saved);
+#pragma omp simd
+    for (int64_t j = 0; j < hidden; j++) {
+        const int64_t jz = j + hidden, jn = jz + hidden;
+        const T r = sigmoid(x[j] + (s[j] + b[j])), z = sigmoid(x[jz] + (s[jz] + b[jz])), sn = s[jn] + b[jn];
+        const T n = tanh(x[jn] + r * sn);
+        saved[j] = r, saved[jz] = z, saved[jn] = n, saved[jn + hidden] = sn;
+        y[j] = n + z * (h[j] - n);
+    }
+}
+
+static void step_tanh_grad(const StepGrad *p, int64_t hidden) {
+    RESTRICT(y); RESTRICT(dh); RESTRICT(dx);
+#pragma omp simd
+    for (int64_t j = 0; j < hidden; j++) {
+        dx[j] = dh[j] * (1 - y[j] * y[j]);
+        dh[j] = 0;
+    }
+}
+
+static void step_relu_grad(const StepGrad *p, int64_t hidden) {
+    RESTRICT(y); RESTRICT(dh); RESTRICT(dx);
+#pragma omp simd
+    for (int64_t j = 0; j < hidden; j++) {
+        dx[j] = y[j] > 0 ? dh[j] : 0;
+        dh[j] = 0;
+    }
+}
+
+static void step_lstm_grad(const StepGrad *p, int64_t hidden) {
+    RESTRICT(c); RESTRICT(c_new); RESTRICT(saved); RESTRICT(dh); RESTRICT(dc); RESTRICT(dx);
+#pragma omp simd
+    for (int64_t j = 0; j < hidden; j++) {
+        const int64_t jf = j + hidden, jg = jf + hidden, jo = jg + hidden;
+        const T i = saved[j], f = saved[jf], g = saved[jg], o = saved[jo], t = tanh(c_new[j]);
+        const T dcell = dc[j] + dh[j] * o * (1 - t * t);
+        dx[j] = dcell * g * i * (1 - i);
+        dx[jf] = dcell * c[j] * f * (1 - f);
+        dx[jg] = dcell * i * (1 - g * g);
+        dx[jo] = dh[j] * t * o * (1 - o);
+        dc[j] = dcell * f;
+        dh[j] = 0;
+    }
+}
+
+static void step_gru_grad(const StepGrad *p, int64_t hidden) {
+    RESTRICT(h); RESTRICT(saved); RESTRICT(dh); RESTRICT(dx); RESTRICT(ds);
+#pragma omp simd
+    for (int64_t j = 0; j < hidden; j++) {
+        const int64_t jz = j + hidden, jn = jz + hidden;
+        const T r = saved[j], z = saved[jz], n = saved[jn], sn = saved[jn + hidden];
+        const T dn = dh[j] * (1 - z) * (1 - n * n);
+        dx[j] = ds[j] = dn * sn * r * (1 - r);
+        dx[jz] = ds[jz] = dh[j] * (h[j] - n) * z * (1 - z);
+        dx[jn] = dn;
+        ds[jn] = dn * r;
+        dh[j] *= z;
+    }
+}
+
+#define LENGTHS int64_t rows, int64_t length, int64_t hidden, int64_t reverse
+#define GIVEN {rows, length, hidden, reverse}
+
+void FN(rnn_tanh)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, T *y, LENGTHS) {
+    forward(team, &(Forward){GIVEN, 1, 0, x, weight, bias, h0, NULL, y, NULL, NULL, NULL, step_tanh});
+}
+
+void FN(rnn_relu)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, T *y, LENGTHS) {
+    forward(team, &(Forward){GIVEN, 1, 0, x, weight, bias, h0, NULL, y, NULL, NULL, NULL, step_relu});
+}
+
+void FN(lstm)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, const T *c0, T *y, T *c_last,
+              T *c, T *saved, LENGTHS) {
+    forward(team, &(Forward){GIVEN, 4, 4, x, weight, bias, h0, c0, y, c_last, c, saved, step_lstm});
+}
+
+void FN(gru)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, T *y, T *saved, LENGTHS) {
+    forward(team, &(Forward){GIVEN, 3, 4, x, weight, bias, h0, NULL, y, NULL, NULL, saved, step_gru});
+}
+
+void FN(rnn_tanh_grad)(const Team *team, const T *ct_y, const T *weight, const T *h0, const T *y, T *dx, T *before,
+                       T *dh, LENGTHS) {
+    backward(team, &(Backward){GIVEN, 1, 0, ct_y, NULL, weight, h0, NULL, y, NULL, NULL, dx, NULL, before, dh, NULL,
+                               step_tanh_grad});
+}
+
+void FN(rnn_relu_grad)(const Team *team, const T *ct_y, const T *weight, const T *h0, const T *y, T *dx, T *before,
+                       T *dh, LENGTHS) {
+    backward(team, &(Backward){GIVEN, 1, 0, ct_y, NULL, weight, h0, NULL, y, NULL, NULL, dx, NULL, before, dh, NULL,
+                               step_relu_grad});
+}
+
+void FN(lstm_grad)(const Team *team, const T *ct_y, const T *weight, const T *ct_c, const T *h0, const T *c0, const T *y,
+                   const T *c, const T *saved, T *dx, T *before, T *dh, T *dc, LENGTHS) {
+    backward(team, &(Backward){GIVEN, 4, 4, ct_y, ct_c, weight, h0, c0, y, c, saved, dx, NULL, before, dh, dc,
+                               step_lstm_grad});
+}
+
+void FN(gru_grad)(const Team *team, const T *ct_y, const T *weight, const T *h0, const T *y, const T *saved, T *dx,
+                  T *ds, T *before, T *dh, LENGTHS) {
+    backward(team, &(Backward){GIVEN, 3, 4, ct_y, NULL, weight, h0, NULL, y, NULL, saved, dx, ds, before, dh, NULL,
+                               step_gru_grad});
+}

@@ -1,0 +1,150 @@
+/* The innermost part of matrix products: packed panels of B, and tiles of C in registers. Used by gemm.c, which explains
+   them, and attention.c. */
+
+#pragma once
+
+#include "common.h"
+
+#if VECTOR_REGISTERS >= 32
+#define TILE_ROWS 12
+#else
+#define TILE_ROWS 6
+#endif
+
+enum {
+    LANES = VECTOR_BYTES / sizeof(T),
+    TILE_COLUMNS = 2 * LANES,
+};
+
+typedef T vec __attribute__((vector_size(VECTOR_BYTES)));
+typedef T four __attribute__((vector_size(4 * sizeof(T))));
+/* The same, aligned to a T only. */
+typedef T unaligned_vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef T unaligned_four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef __typeof__(__builtin_choose_expr(sizeof(T) == 4, (int32_t)0, (int64_t)0)) index_of_four
+    __attribute__((vector_size(4 * sizeof(T))));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (index_of_four){__VA_ARGS__})
+#endif
+
+/* The begin of part t of `lines` rows or columns in `parts` parts whose lengths differ by at most one. So 128 rows make
+   strips of 6 and 5, and not one of 2, in which too few additions would overlap. */
+static inline int64_t part_begin(int64_t lines, int64_t parts, int64_t t) {
+    return t * (lines / parts) + min_i64(t, lines % parts);
+}
+
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* C[rows][columns] = (or, with `add`, +=) the product of `rows` rows of A and a panel of B, over `depth` steps.
+
+   Element (i, p) of A is a[i * row_step + p * step]. Rows and vectors are constants where this is inlined: with all
+   loops over them unrolled the sums stay in registers. */
+static inline __attribute__((always_inline)) void tile(const int rows, const int vectors, int64_t depth, const T *a,
+                                                       int64_t row_step, int64_t step, const T *b, T *c, int64_t ld,
+                                                       int64_t columns, bool add) {
+    vec sum[TILE_ROWS][2];
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        UNROLL
+        for (int j = 0; j < vectors; j++) sum[i][j] = (vec){};
+        __builtin_prefetch(c + i * ld, 1); /* C is needed when the sums are done */
+        __builtin_prefetch(c + i * ld + columns - 1, 1);
+    }
+    for (int64_t p = 0; p < depth; p++, a += step, b += TILE_COLUMNS) {
+        vec row[2];
+        UNROLL
+        for (int j = 0; j < vectors; j++) row[j] = *(const vec *)(b + j * LANES);
+        UNROLL
+        for (int i = 0; i < rows; i++)
+            UNROLL
+            for (int j = 0; j < vectors; j++) sum[i][j] += row[j] * a[i * row_step];
+    }
+    UNROLL
+    for (int i = 0; i < rows; i++, c += ld)
+        if (columns == vectors * LANES) {
+            UNROLL
+            for (int j = 0; j < vectors; j++) {
+                unaligned_vec *to = (unaligned_vec *)(c + j * LANES);
+                *to = add ? (vec)*to + sum[i][j] : sum[i][j];
+            }
+        } else {
+            T edge[TILE_COLUMNS];
+            memcpy(edge, sum[i], vectors * sizeof(vec));
+            for (int64_t j = 0; j < columns; j++) c[j] = add ? c[j] + edge[j] : edge[j];
+        }
+}
+
+/* tile() for any 1 <= rows <= TILE_ROWS and 1 <= columns <= TILE_COLUMNS. */
+static void any_tile(int64_t rows, int64_t columns, int64_t depth, const T *a, int64_t row_step, int64_t step,
+                     const T *b, T *c, int64_t ld, bool add) {
+#define ROWS(r)                                                           \
+    case r:                                                               \
+        if (columns > LANES)                                              \
+            tile(r, 2, depth, a, row_step, step, b, c, ld, columns, add); \
+        else                                                              \
+            tile(r, 1, depth, a, row_step, step, b, c, ld, columns, add); \
+        break;
+    switch (rows) {
+        ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
+#if TILE_ROWS > 6
+        ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#endif
+    }
+}
+
+/* to[p * to_ld + j] = from[p * ld + j] for j < width, p < depth. */
+static inline void copy_rows(const T *from, int64_t ld, int64_t width, int64_t depth, T *to, int64_t to_ld) {
+    for (int64_t p = 0; p < depth; p++, from += ld, to += to_ld)
+        if (width == TILE_COLUMNS) {
+            *(unaligned_vec *)to = *(const unaligned_vec *)from;
+            *(unaligned_vec *)(to + LANES) = *(const unaligned_vec *)(from + LANES);
+        } else if (width >= 4) { /* the last four overlap those before */
+            for (int64_t j = 0; j < width - 4; j += 4)
+                *(unaligned_four *)(to + j) = *(const unaligned_four *)(from + j);
+            *(unaligned_four *)(to + width - 4) = *(const unaligned_four *)(from + width - 4);
+        } else {
+            for (int64_t j = 0; j < width; j++) to[j] = from[j];
+        }
+}
+
+/* to[p * to_ld + j] = from[j * ld + p] for j < width, p < depth: a transpose, in squares of 4 x 4. */
+static inline void transpose_rows(const T *from, int64_t ld, int64_t width, int64_t depth, T *to, int64_t to_ld) {
+    int64_t fours = width < 4 ? 0 : depth / 4 * 4;
+    for (int64_t line = 0; line < width && fours > 0; line += 4) {
+        int64_t j = min_i64(line, width - 4); /* the last four overlap those before */
+        for (int64_t p = 0; p < fours; p += 4) {
+            const T *x = from + j * ld + p;
+            T *y = to + p * to_ld + j;
+            four a = *(const unaligned_four *)x, b = *(const unaligned_four *)(x + ld);
+            four c = *(const unaligned_four *)(x + 2 * ld), d = *(const unaligned_four *)(x + 3 * ld);
+            four ab01 = SHUFFLE(a, b, 0, 4, 1, 5), ab23 = SHUFFLE(a, b, 2, 6, 3, 7); /* a0 b0 a1 b1, a2 b2 a3 b3 */
+            four cd01 = SHUFFLE(c, d, 0, 4, 1, 5), cd23 = SHUFFLE(c, d, 2, 6, 3, 7);
+            *(unaligned_four *)y = SHUFFLE(ab01, cd01, 0, 1, 4, 5);
+            *(unaligned_four *)(y + to_ld) = SHUFFLE(ab01, cd01, 2, 3, 6, 7);
+            *(unaligned_four *)(y + 2 * to_ld) = SHUFFLE(ab23, cd23, 0, 1, 4, 5);
+            *(unaligned_four *)(y + 3 * to_ld) = SHUFFLE(ab23, cd23, 2, 3, 6, 7);
+        }
+    }
+    for (int64_t p = fours; p < depth; p++)
+        for (int64_t j = 0; j < width; j++) to[p * to_ld + j] = from[j * ld + p];
+}
+
+/* The panels of a slice of op(B), contiguous, each (depth, TILE_COLUMNS); the last one is padded with zeros. */
+static void pack_b(const T *b, int64_t ld, bool transposed, int64_t columns, int64_t depth, T *to) {
+    int64_t whole = columns - columns % TILE_COLUMNS;
+    if (whole < columns) memset(to + whole * depth, 0, depth * TILE_COLUMNS * sizeof(T));
+    /* Eight whole rows of B at a time, so that each page is touched once. */
+    int64_t chunk = transposed ? depth : 8;
+    for (int64_t p = 0; p < depth; p += chunk)
+        for (int64_t j = 0; j < columns; j += TILE_COLUMNS) {
+            int64_t width = min_i64(TILE_COLUMNS, columns - j);
+            T *panel = to + j * depth + p * TILE_COLUMNS;
+            if (transposed)
+                transpose_rows(b + j * ld, ld, width, depth, panel, TILE_COLUMNS);
+            else
+                copy_rows(b + p * ld + j, ld, width, min_i64(chunk, depth - p), panel, TILE_COLUMNS);
+        }
+}

@@ -1,0 +1,39 @@
+// Thread block clusters of CLUSTER blocks: blocks that run at the same time and write to each other's shared memory (Hopper and
+// later). With CLUSTER = 1 these functions work on any GPU.
+#pragma once
+#include "common/collectives.cuh"
+
+extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+#if CLUSTER > 1
+#define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTER_DIMS
+#endif
+
+// Dynamic shared memory of this block.
+__device__ __forceinline__ unsigned char *own_shared() { return shared_bytes; }
+
+// The index of this block in its cluster.
+__device__ __forceinline__ int cluster_rank() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }
+
+// The address at which this block sees, in the shared memory of block `rank` of the cluster, what it has at `own` itself.
+template <typename E> __device__ __forceinline__ E *in_block(E *own, int rank) {
+#if CLUSTER > 1
+    E *there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(own), "r"(rank));
+    return there;
+#else
+    return own;
+#endif
+}
+
+// A barrier of all threads of the cluster. Writes to shared memory of any block before it are visible after it. No block may end
+// while others write to its shared memory.
+__device__ __forceinline__ void cluster_barrier() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}

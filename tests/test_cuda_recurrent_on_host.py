@@ -1,0 +1,77 @@
+"""`rnn/recurrent.cu` and `rnn/recurrent_grad.cu`, emulated on the CPU, against the NumPy reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+
+from adtrain.core.primitive import PRIMITIVES
+from adtrain.core.program import Equation, Variable
+from adtrain.core.target import H200
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.recurrent import Division, divisions, kernel
+from adtrain.lowering.shapes import recurrent_lengths
+
+__all__ = ["host"]
+
+GATES = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 4, "gru": 3}
+STATES = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 2, "gru": 1}
+MOST_FIBERS = 1024
+
+
+def arguments(cell: str, rows: int, length: int, hidden: int, gradient: bool, reverse: bool) -> list[np.ndarray]:
+    """Of a cell, or of its gradient."""
+    rng, n = np.random.default_rng(hidden), STATES[cell]
+    sums = GATES[cell] * hidden
+    shapes = [(rows, length, sums), (sums, hidden), (sums,), *[(rows, hidden)] * n]
+    given = [rng.uniform(-1, 1, shape) for shape in shapes]
+    given[1] *= hidden**-0.5
+    if not gradient:
+        return given
+    found = PRIMITIVES[cell].reference(*given, reverse=reverse)
+    outputs = found if isinstance(found, tuple) else (found,)
+    cts = [rng.uniform(-1, 1, y.shape) for y in outputs[:n]]
+    return [cts[0], given[1], *cts[1:], *given[3:], outputs[0], *outputs[n:]]
+
+
+def chosen(given: list[np.ndarray], gradient: bool, resident: bool, cluster: int) -> Division:
+    """The first of the fastest divisions of this kind that the emulation has threads for."""
+    lengths = recurrent_lengths(*given)
+    found = [
+        division
+        for division in divisions(H200, lengths, given[0].itemsize, gradient)
+        if (division.resident, division.cluster) == (resident, cluster)
+        and division.threads * division.cluster <= MOST_FIBERS
+    ]
+    return min(found, key=lambda division: division.cycles(H200))
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize(
+    ("cell", "sizes", "resident", "cluster"),
+    [
+        ("lstm", (3, 3, 5), True, 1),
+        ("lstm", (5, 3, 22), True, 4),
+        ("lstm", (2, 2, 70), False, 1),
+        ("gru", (5, 3, 22), True, 2),
+        ("gru", (3, 3, 33), False, 1),
+        ("rnn_tanh", (3, 3, 50), True, 8),
+        ("rnn_relu", (9, 2, 7), True, 1),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_recurrent_network_is_right(
+    host: Host, cell: str, sizes: tuple[int, int, int], resident: bool, cluster: int, gradient: bool, dtype: str
+) -> None:
+    reverse, primitive = resident, PRIMITIVES[f"{cell}_grad" if gradient else cell]
+    given = [x.astype(dtype) for x in arguments(cell, *sizes, gradient, reverse)]
+    types = [ArrayType(x.shape, x.dtype) for x in given]
+    outputs = primitive.output_types(types, {"reverse": reverse})
+    variables = [tuple(Variable(t, "gpu") for t in each) for each in (types, outputs)]
+    equation = Equation(primitive, variables[0], {"reverse": reverse}, variables[1])
+    division = chosen(given, gradient, resident, cluster)
+    found = host.computed(equation, kernel(cell, division, np.dtype(dtype), gradient, reverse), given)
+    expected = primitive.reference(*(x.astype(np.float64) for x in given), reverse=reverse)
+    for x, y in zip(found, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=2e-6 if dtype == "float32" else 1e-13)
