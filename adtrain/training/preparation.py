@@ -176,6 +176,8 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
             more = ", ..." if len(names) > MAX_LISTED else ""
             listed = ", ".join(map(printable, names[:MAX_LISTED]))
             expected = f"expected [{len(names)}], the features of a row: {listed}{more}"
+        if cfg.data.is_text:
+            expected = f"expected [{prod(shape)}], the length of a sequence (data.length)"
         raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
     if images.encoder is not None and any(images.encoder.indexed):
         for problem in embedded_columns.problems(net.model, images.encoder.columns.features):
