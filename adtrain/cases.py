@@ -418,6 +418,28 @@ for _op, (_gates, _states) in _GATES_AND_STATES.items():
 case("rnn", "relu", lambda x, w, u: ops.rnn(x, w, u, nonlinearity="relu"), between(0.2, 1, 2, 3, 2),
      between(0.2, 1, 3, 2), between(-0.1, 0.1, 3, 3))  # fmt: skip
 
+
+# Attention.
+def _attention(queries: tuple[int, ...], keys: tuple[int, ...]) -> tuple[Sampler, ...]:
+    return normal(*queries), normal(*keys), normal(*keys)
+
+
+case("attention", "odd lengths", ops.attention, *_attention((2, 3, 5, 3), (2, 3, 7, 3)), linear=(2,))
+case("attention", "causal, scale", lambda q, k, v: ops.attention(q, k, v, causal=True, scale=0.7),
+     *_attention((1, 7, 4), (1, 7, 4)), linear=(2,))  # fmt: skip
+case("attention", "one query", ops.attention, *_attention((1, 1, 5), (1, 9, 5)), linear=(2,))
+case("attention", "one key, width 1", ops.attention, *_attention((3, 1), (1, 1)), linear=(2,))
+case("attention", "broadcast", ops.attention, *_attention((2, 1, 3, 2), (3, 4, 2)), linear=(2,))
+case("attention", "mask, a query without a key",
+     lambda q, k, v, m: ops.attention(q, k, v, causal=True, mask=(m > 0) & (np.arange(5) > 0)),
+     *_attention((2, 5, 3), (2, 5, 3)), integers(3, 2, 5), linear=(2,))  # fmt: skip
+case("attention", "dropout", lambda q, k, v, s: ops.attention(q, k, v, dropout=0.4, rng=s, stream=3),
+     *_attention((2, 3, 4), (2, 5, 4)), rng_state, linear=(2,))  # fmt: skip
+case("attention", "dropout, mask", lambda q, k, v, m, s: ops.attention(q, k, v, mask=m > 0, dropout=0.4, rng=s),
+     *_attention((2, 3, 4), (2, 5, 4)), integers(3, 2, 5), rng_state, linear=(2,))  # fmt: skip
+case("attention", "empty batch", ops.attention, *_attention((0, 3, 2), (0, 4, 2)), linear=(2,))
+case("attention", "no queries", ops.attention, *_attention((2, 0, 2), (2, 4, 2)), linear=(2,))
+
 # Empty batches.
 for _name, _f, _input in (
     ("relu", ops.relu, normal(0, 3)),

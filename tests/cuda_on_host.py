@@ -25,7 +25,8 @@ HERE = Path(__file__).parent / "cuda_host"
 SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
 PACKED = "Word word = 0;"
 PRODUCT = "__trap(); // no candidate on such a device"
-"""In `gemm/tile.cuh` and `common/block_ops.cuh`, and in `gemm/mma.cuh`: what `host.h` has instead."""
+"""In the files PATCHED, and in `gemm/mma.cuh`: what `host.h` has instead."""
+PATCHED = ("attention/attention.cuh", "common/block_ops.cuh", "gemm/tile.cuh")
 NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5}
 """Parameters that a macro of `conv/implicit_gemm.cuh` or `pool/pool.cu` stands for."""
 
@@ -59,7 +60,7 @@ class Host:
             assert text.count(PACKED) == text.count(PRODUCT) == 1
             text = text.replace(PRODUCT, "multiply_bfloat16(c0, c1, c2, c3, {a0, a1, a2, a3, b0, b1});")
             return text.replace(PACKED, "Word word = rounded_pair(low, high);")
-        return text.replace(SHARED, "") if name in ("gemm/tile.cuh", "common/block_ops.cuh") else text
+        return text.replace(SHARED, "") if name in PATCHED else text
 
     def computed(self, equation: Equation, kernel: CudaKernel | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs of the equation by this candidate, or as a Program runs it, in memory that was NaN before."""
@@ -77,7 +78,8 @@ class Host:
 
     def _run(self, task: LaunchPlan, library: ctypes.CDLL, operands: Sequence[np.ndarray], memory: np.ndarray) -> None:
         pointers = (ctypes.c_void_p * len(task.operands))(*(operands[i].ctypes.data for i in task.operands))
-        numbers = (ctypes.c_int64 * len(task.numbers))(*(int(n) for n in task.numbers))
+        bits = [np.float64(n).view(np.int64) if isinstance(n, float) else n for n in task.numbers]
+        numbers = (ctypes.c_int64 * len(bits))(*map(int, bits))
         grid, threads = (task.size.blocks, task.size.threads) if task.size.threads else ((4, 1, 1), 128)
         library[f"go_{task.name}"](*grid, threads, pointers, numbers, ctypes.c_void_p(memory.ctypes.data))
 
@@ -127,6 +129,9 @@ class Host:
             elif "*" in parameter:
                 args.append(f"({parameter.rpartition('*')[0]} *)pointers[{pointers}]")
                 pointers += 1
+            elif parameter.startswith("double"):
+                args.append(f"*(double *)(numbers + {numbers})")
+                numbers += 1
             else:
                 count = NUMBERS.get(parameter, 1)
                 args += [f"numbers[{i}]" for i in range(numbers, numbers + count)]

@@ -98,6 +98,16 @@ def over_axis(layer: type[nn.Module]) -> Callable[[nn.Shape], Strategy]:
     return lambda shape: st.builds(layer, st.sampled_from([n for i in range(len(shape)) for n in (i + 1, -i - 1)]))
 
 
+def attention(shape: nn.Shape) -> Strategy:
+    return st.builds(nn.MultiheadAttention, divisors(shape[-1]), bias=flags, causal=flags)
+
+
+def transformer(shape: nn.Shape) -> Strategy:
+    options = {"dim_feedforward": small, "layer_norm_eps": epsilons, "norm_first": flags, "causal": flags}
+    activations = st.sampled_from(["relu", "gelu"])
+    return st.builds(nn.TransformerEncoderLayer, divisors(shape[-1]), activation=activations, **options)
+
+
 LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.Linear: plain(nn.Linear, small, bias=flags),
     nn.Conv2d: conv2d,
@@ -116,6 +126,11 @@ LAYERS: dict[type[nn.Module], Callable[[nn.Shape], Strategy]] = {
     nn.Flatten: plain(nn.Flatten),
     nn.Reshape: reshapes,
     nn.Select: lambda shape: st.lists(st.integers(0, shape[0] - 1), min_size=1, max_size=4).map(tuple).map(nn.Select),
+    nn.MultiheadAttention: attention,
+    nn.TransformerEncoderLayer: transformer,
+    nn.PositionalEmbedding: plain(nn.PositionalEmbedding, st.sampled_from(["learned", "sinusoidal"])),
+    nn.Patches: plain(nn.Patches, pairs),
+    nn.Mean: over_axis(nn.Mean),
     nn.ReLU: plain(nn.ReLU),
     nn.LeakyReLU: plain(nn.LeakyReLU, slopes),
     nn.ELU: plain(nn.ELU, slopes),

@@ -26,9 +26,13 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.needs_onnx
 
-IMAGES_ONLY = (nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.BatchNorm2d)
+IMAGES_ONLY = (
+    nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.BatchNorm2d, nn.Patches,
+)  # fmt: skip
+TOKENS_ONLY = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.PositionalEmbedding)
 SHAPES: dict[type[nn.Module], st.SearchStrategy[nn.Shape]] = {
     **dict.fromkeys(IMAGES_ONLY, images),
+    **dict.fromkeys(TOKENS_ONLY, matrices),
     **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), matrices),
     nn.BatchNorm1d: st.one_of(st.tuples(st.integers(1, 6)), matrices),
 }

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from random_networks import fitting, images, matrices, networks, samples, with_arrays
 from safetensors import safe_open
 from torch_recurrent import torch_recurrent
+from torch_tokens import torch_tokens
 
 from adtrain import nn
 from adtrain.core.array import array
@@ -34,6 +35,9 @@ SHAPES = {
     nn.RNN: matrices,
     nn.LSTM: matrices,
     nn.GRU: matrices,
+    nn.MultiheadAttention: matrices,
+    nn.TransformerEncoderLayer: matrices,
+    nn.PositionalEmbedding: matrices,
 }
 
 
@@ -72,6 +76,8 @@ class Add(torch.nn.ModuleList):
 
 def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
     """The same module in PyTorch, with the size of the input filled in."""
+    if (found := torch_tokens(module, shape)) is not None:
+        return found
     if isinstance(module, nn.Container):
         children = {name: torch_module(child, inner) for name, child, inner in module.children(shape)}
         if isinstance(module, nn.Residual):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torch_recurrent import torch_recurrent
+from torch_tokens import torch_tokens
 
 import adtrain as ad
 from adtrain import nn, ops
@@ -27,6 +28,23 @@ class Selected(torch.nn.Module):  # type: ignore[name-defined]
     def forward(self, x: Any) -> Any:
         return x[:, self.indices]
 
+
+TOKENS = (5, 6)
+ON_TOKENS: list[tuple[nn.Module, nn.Shape]] = [
+    (nn.MultiheadAttention(3), TOKENS),
+    (nn.MultiheadAttention(1, bias=False, causal=True), TOKENS),
+    (nn.MultiheadAttention(2), (1, 6)),
+    (nn.TransformerEncoderLayer(2, dim_feedforward=7, dropout=0.0), TOKENS),
+    (
+        nn.TransformerEncoderLayer(3, dim_feedforward=4, dropout=0.0, activation="gelu", norm_first=True, causal=True),
+        TOKENS,
+    ),
+    (nn.PositionalEmbedding(), TOKENS),
+    (nn.PositionalEmbedding("sinusoidal"), (5, 7)),
+    (nn.Patches((3, 2)), IMAGE),
+    (nn.Mean(), TOKENS),
+    (nn.Mean(-2), IMAGE),
+]
 
 LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
     (nn.Linear(5), lambda: torch.nn.Linear(6, 5), (6,)),
@@ -107,11 +125,18 @@ LAYERS: list[tuple[nn.Module, Any, nn.Shape]] = [
     (nn.Softplus(), lambda: torch.nn.Softplus(), (6,)),
     (nn.Softmax(), lambda: torch.nn.Softmax(-1), (6,)),
     (nn.LogSoftmax(1), lambda: torch.nn.LogSoftmax(1), IMAGE),
+    *((layer, lambda layer=layer, shape=shape: torch_tokens(layer, shape), shape) for layer, shape in ON_TOKENS),
 ]
 
 
-def arrays_of(module: Any, names: set[str]) -> dict[str, ad.Array]:
-    return {name: ad.array(x.numpy()) for name, x in module.state_dict().items() if name in names}
+def named(arrays: nn.Params) -> dict[str, Any]:
+    return dict(zip(tree.paths(arrays), tree.leaves(arrays), strict=True))
+
+
+def arrays_of(module: Any, like: nn.Params) -> Any:
+    """The module's arrays in a tree with the names of `like`."""
+    arrays = module.state_dict()
+    return tree.unflatten(tree.flatten(like)[1], [ad.array(arrays[name].numpy()) for name in named(like)])
 
 
 def check(ours: nn.Module, theirs: Any, shape: nn.Shape, training: bool) -> None:
@@ -119,14 +144,14 @@ def check(ours: nn.Module, theirs: Any, shape: nn.Shape, training: bool) -> None
     rng = np.random.default_rng(0)
     params, state = ours.init(shape, rng, FLOAT64)
     names = set(theirs.state_dict()) - {"num_batches_tracked"}
-    assert {*params, *state} == names
-    for name, x in (params | state).items():
+    assert {*named(params), *named(state)} == names
+    for name, x in (named(params) | named(state)).items():
         assert x.shape == tuple(theirs.state_dict()[name].shape)
     with torch.no_grad():
         for x in theirs.state_dict().values():
             if x.is_floating_point():
                 x.copy_(torch.tensor(rng.uniform(0.5, 1.5, tuple(x.shape))))
-    params, state = arrays_of(theirs, set(params)), arrays_of(theirs, set(state))
+    params, state = arrays_of(theirs, params), arrays_of(theirs, state)
     theirs.train(training)
 
     x = rng.normal(size=(3, *shape))
@@ -144,9 +169,9 @@ def check(ours: nn.Module, theirs: Any, shape: nn.Shape, training: bool) -> None
     np.testing.assert_allclose(y, y_torch.detach().numpy(), rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(by_x, x_torch.grad.numpy(), rtol=1e-9, atol=1e-11)
     for name, parameter in theirs.named_parameters():
-        np.testing.assert_allclose(by_params[name], parameter.grad.numpy(), rtol=1e-9, atol=1e-11, err_msg=name)
-    for name in state:
-        np.testing.assert_allclose(new[name], theirs.state_dict()[name].numpy(), rtol=1e-12, err_msg=name)
+        np.testing.assert_allclose(named(by_params)[name], parameter.grad.numpy(), rtol=1e-9, atol=1e-11, err_msg=name)
+    for name, x in named(new).items():
+        np.testing.assert_allclose(x, theirs.state_dict()[name].numpy(), rtol=1e-12, err_msg=name)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # PyTorch warns about its speed
@@ -166,8 +191,9 @@ def test_embedding_equals_pytorch() -> None:
     assert ours.output_shape((3,)) == (3, 4)
     y_torch = theirs(torch.tensor(indices))
     torch.sin(y_torch).sum().backward()
-    params = arrays_of(theirs, {"weight"})
-    assert ours.init((3,), np.random.default_rng(0), FLOAT64)[0]["weight"].shape == (7, 4)
+    initial, _ = ours.init((3,), np.random.default_rng(0), FLOAT64)
+    assert initial["weight"].shape == (7, 4)
+    params = arrays_of(theirs, initial)
 
     def loss(params: nn.Params) -> tuple[ad.Value, ad.Value]:
         y, _ = ours.forward(params, {}, ad.array(indices), nn.Mode(training=True))

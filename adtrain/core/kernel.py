@@ -20,6 +20,7 @@ class CKernel:
         file: the source, relative to `kernels/cpu`, or an absolute path. It is compiled once for each combination of
             element types, with the headers of `kernels/cpu` to include.
         name: the function, without the suffix made of the element types: ``softmax`` is called ``softmax_float32``.
+            A function of the types and parameters where it depends on the optional arguments.
         numbers: integers (int64_t) and floats (double) passed by value: lengths, strides, options.
         dtypes: the element types that the source is compiled for, as T and U. None: that of the first argument.
         items: for a function that one thread runs. An item is an index of axis 0 of the output. For each argument: True
@@ -40,7 +41,7 @@ class CKernel:
     """
 
     file: str
-    name: str
+    name: str | Callable[..., str]
     numbers: Sequence[int | float] | Callable[..., Sequence[int | float]] = ()
     dtypes: tuple[np.dtype, ...] | Callable[..., tuple[np.dtype, ...]] | None = None
     items: tuple[bool, ...] | Callable[..., tuple[bool, ...] | None] | None = None

@@ -12,6 +12,8 @@ from adtrain import nn
 from adtrain.core.errors import AdtrainError
 from adtrain.export.onnx_graph import LayerWriter
 from adtrain.nn.fields import pair
+from adtrain.nn.tokens import sinusoids
+from adtrain.ops.attention import HIDDEN
 from adtrain.ops.pool import averages
 
 INT64 = 7
@@ -192,6 +194,57 @@ def operator(op: str, **fields: str) -> Translation:
     return lambda writer, layer, x, shape: writer.op(op, x, **{name: getattr(layer, f) for name, f in fields.items()})
 
 
+def multihead_attention(writer: LayerWriter, layer: nn.MultiheadAttention, x: str, shape: nn.Shape) -> str:
+    (tokens, width), heads = shape, layer.num_heads
+    head = width // heads
+
+    def linear(x: str, prefix: str) -> str:
+        y = writer.op("MatMul", x, writer.op("Transpose", writer.weight(f"{prefix}weight"), perm=[1, 0]))
+        return writer.op("Add", y, writer.weight(f"{prefix}bias")) if layer.bias else y
+
+    by_head = _reshape(writer, "heads", linear(x, "in_proj_"), (tokens, 3, heads, head))
+    parts = writer.op("Transpose", by_head, perm=[2, 0, 3, 1, 4])
+    q, k, v = (writer.op("Gather", parts, writer.constant(name, i), axis=0) for i, name in enumerate(("q", "k", "v")))
+    q = writer.op("Mul", q, writer.constant("scale", 1 / sqrt(head)))
+    scores = writer.op("MatMul", q, writer.op("Transpose", k, perm=[0, 1, 3, 2]))
+    if layer.causal:
+        scores = writer.op("Add", scores, writer.constant("causal", np.triu(np.full((tokens, tokens), HIDDEN), 1)))
+    joined = writer.op("Transpose", writer.op("MatMul", writer.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
+    return linear(_reshape(writer, "joined", joined, shape), "out_proj.")
+
+
+def transformer_encoder_layer(writer: LayerWriter, layer: nn.TransformerEncoderLayer, x: str, shape: nn.Shape) -> str:
+    children = {name: (child, inner) for name, child, inner in layer.children(shape)}
+
+    def run(name: str, x: str) -> str:
+        return translate(writer.child(name), children[name][0], x, children[name][1])
+
+    def feed_forward(x: str) -> str:
+        activation = {"relu": nn.ReLU(), "gelu": nn.GELU()}[layer.activation]
+        return run("linear2", translate(writer, activation, run("linear1", x), children["linear2"][1]))
+
+    if layer.norm_first:
+        x = writer.op("Add", x, run("self_attn", run("norm1", x)))
+        return writer.op("Add", x, feed_forward(run("norm2", x)))
+    x = run("norm1", writer.op("Add", x, run("self_attn", x)))
+    return run("norm2", writer.op("Add", x, feed_forward(x)))
+
+
+def positional_embedding(writer: LayerWriter, layer: nn.PositionalEmbedding, x: str, shape: nn.Shape) -> str:
+    learned = layer.encoding == "learned"
+    return writer.op("Add", x, writer.weight("weight") if learned else writer.constant("sinusoids", sinusoids(*shape)))
+
+
+def patches(writer: LayerWriter, layer: nn.Patches, x: str, shape: nn.Shape) -> str:
+    (channels, rows, columns), (height, width) = shape, pair(layer.patch_size)
+    split = _reshape(writer, "split", x, (channels, rows // height, height, columns // width, width))
+    return _reshape(writer, "shape", writer.op("Transpose", split, perm=[0, 2, 4, 1, 3, 5]), layer.output_shape(shape))
+
+
+def mean(writer: LayerWriter, layer: nn.Mean, x: str, shape: nn.Shape) -> str:
+    return writer.op("ReduceMean", x, axes=[layer.dim], keepdims=0)
+
+
 def sequential(writer: LayerWriter, module: nn.Sequential, x: str, shape: nn.Shape) -> str:
     for name, child, inner in module.children(shape):
         x = translate(writer.child(name), child, x, inner)
@@ -244,6 +297,11 @@ TRANSLATIONS: dict[type[nn.Module], Translation] = {
     nn.Softplus: operator("Softplus"),
     nn.Softmax: operator("Softmax", axis="dim"),
     nn.LogSoftmax: operator("LogSoftmax", axis="dim"),
+    nn.MultiheadAttention: multihead_attention,
+    nn.TransformerEncoderLayer: transformer_encoder_layer,
+    nn.PositionalEmbedding: positional_embedding,
+    nn.Patches: patches,
+    nn.Mean: mean,
     nn.Sequential: sequential,
     nn.Residual: residual,
     nn.Concat: concat,

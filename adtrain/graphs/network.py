@@ -24,6 +24,8 @@ KINDS: dict[str, tuple[type[nn.Module], ...]] = {
     ),
 }  # fmt: skip
 """The colours of layers, as names in the style sheet."""
+OPENED = (nn.Sequential, nn.Residual, nn.Concat, nn.Add)
+"""Containers whose children are drawn. Others, and layers, are one box."""
 COLUMNS = (Column("layer", text=True), Column("kind", text=True), Column("output", text=True), Column("parameters"))
 # Wide enough for every column of the text, as it goes to a file.
 WIDTH = 10_000
@@ -100,7 +102,7 @@ class _Layout:
 
     def size(self, module: nn.Module, shape: nn.Shape, name: str) -> tuple[float, float]:
         """The extent of a module across and along."""
-        if not isinstance(module, nn.Container):
+        if not isinstance(module, OPENED):
             return self.extent(*node_text(module, shape, name))
         sizes = [self.size(child, inner, joined(name, part)) for part, child, inner in module.children(shape)]
         if isinstance(module, nn.Sequential):
@@ -125,7 +127,7 @@ class _Layout:
                 source = self.add(child, inner, joined(name, part), source, center, start, frames)
                 start = source.along + self.gap
             return source
-        if isinstance(module, nn.Container):
+        if isinstance(module, OPENED):
             return self.add_branches(module, shape, name, source, center, start, frames)
         title, text = node_text(module, shape, name)
         kind = next((kind for kind, classes in KINDS.items() if isinstance(module, classes)), "other")

@@ -61,3 +61,9 @@ def recurrent_lengths(sequence: Any, weight: Any, *others: Any, **params: Any) -
     """The lengths of a recurrent primitive, or of its gradient."""
     (rows, length, _), (sums, hidden) = sequence.shape, weight.shape
     return RecurrentLengths(rows, length, hidden, sums)
+
+
+def optional_arguments(*types: Any) -> list[str]:
+    """Which optional arguments there are among those of `attention` or its gradient: "mask", "rng"."""
+    named = {"mask": "b", "rng": "u"}
+    return [name for name, kind in named.items() if any(x.dtype.kind == kind for x in types)]

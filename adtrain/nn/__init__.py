@@ -30,6 +30,7 @@ from adtrain.nn.activation import (
     Softplus,
     Tanh,
 )
+from adtrain.nn.attention import MultiheadAttention, TransformerEncoderLayer
 from adtrain.nn.containers import Add, Concat, Container, Residual, Sequential
 from adtrain.nn.conv import Conv2d, ConvTranspose2d
 from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of
@@ -40,12 +41,14 @@ from adtrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm
 from adtrain.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from adtrain.nn.recurrent import GRU, LSTM, RNN
 from adtrain.nn.shape import Flatten, Reshape, Select
+from adtrain.nn.tokens import Mean, Patches, PositionalEmbedding
 
 LAYERS: dict[str, type[Module]] = {
     layer.kind(): layer
     for layer in (
         Linear, Conv2d, ConvTranspose2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d,
         BatchNorm1d, BatchNorm2d, LayerNorm, GroupNorm, Embedding, RNN, LSTM, GRU, Dropout, Flatten, Reshape, Select,
+        MultiheadAttention, TransformerEncoderLayer, PositionalEmbedding, Patches, Mean,
         ReLU, LeakyReLU, ELU, GELU, SiLU, Tanh, Sigmoid, Softplus, Softmax, LogSoftmax,
     )
 }  # fmt: skip
@@ -63,8 +66,9 @@ LOSSES: dict[str, Callable[..., Value]] = {
 
 __all__ = [
     "ELU", "GELU", "GRU", "INITIALIZERS", "LAYERS", "LOSSES", "LSTM", "RNN", "AdaptiveAvgPool2d", "Add", "AvgPool2d",
-    "BatchNorm1d", "BatchNorm2d", "Concat", "Container", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding",
-    "Flatten", "GroupNorm", "LayerError", "LayerNorm", "LayerRow", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool2d",
-    "Mode", "Module", "Params", "ReLU", "Reshape", "Residual", "Select", "Sequential", "Shape", "SiLU", "Sigmoid",
-    "Softmax", "Softplus", "State", "Tanh", "WeightInit", "count_parameters", "describe", "layer_of",
+    "BatchNorm1d", "BatchNorm2d", "Concat", "Container", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "Flatten",
+    "GroupNorm", "LayerError", "LayerNorm", "LayerRow", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool2d", "Mean",
+    "Mode", "Module", "MultiheadAttention", "Params", "Patches", "PositionalEmbedding", "ReLU", "Reshape", "Residual",
+    "Select", "Sequential", "Shape", "SiLU", "Sigmoid", "Softmax", "Softplus", "State", "Tanh",
+    "TransformerEncoderLayer", "WeightInit", "count_parameters", "describe", "layer_of",
 ]  # fmt: skip

@@ -61,7 +61,7 @@ class Container(Module):
         return params, state
 
 
-def _run_child(
+def run_child(
     name: str, scope_name: str, child: Module, params: Params, state: State, x: Value, mode: Mode
 ) -> tuple[Value, State]:
     """The child's output on its subtrees of `params` and `state`, and {name: its new state}, or {} if it has none."""
@@ -70,7 +70,7 @@ def _run_child(
     return y, {name: new} if new else {}
 
 
-def _child_output_shape(name: str, child: Module, shape: Shape) -> Shape:
+def child_output_shape(name: str, child: Module, shape: Shape) -> Shape:
     with _prefix_errors(name):
         found = child.output_shape(shape)
         if prod(found) >= LIMIT and not isinstance(child, Container):
@@ -92,19 +92,19 @@ class Sequential(Container):
 
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
         for i, layer in enumerate(self.layers):
-            output_shape = _child_output_shape(str(i), layer, shape)
+            output_shape = child_output_shape(str(i), layer, shape)
             yield str(i), layer, shape
             shape = output_shape
 
     def output_shape(self, shape: Shape) -> Shape:
         for i, layer in enumerate(self.layers):
-            shape = _child_output_shape(str(i), layer, shape)
+            shape = child_output_shape(str(i), layer, shape)
         return shape
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         new: State = {}
         for i, layer in enumerate(self.layers):
-            x, layer_state = _run_child(str(i), f"{i}.{layer.kind()}", layer, params, state, x, mode)
+            x, layer_state = run_child(str(i), f"{i}.{layer.kind()}", layer, params, state, x, mode)
             new |= layer_state
         return x, new
 
@@ -123,20 +123,20 @@ class Residual(Container):
             yield "shortcut", self.shortcut, shape
 
     def output_shape(self, shape: Shape) -> Shape:
-        body = _child_output_shape("body", self.body, shape)
+        body = child_output_shape("body", self.body, shape)
         if self.shortcut is None:
             if body != shape:
                 raise ShapeError(
                     f"residual: the body gives {body}, its input is {shape}: add a shortcut that gives {body}"
                 )
-        elif (shortcut := _child_output_shape("shortcut", self.shortcut, shape)) != body:
+        elif (shortcut := child_output_shape("shortcut", self.shortcut, shape)) != body:
             raise ShapeError(f"residual: the body gives {body}, the shortcut {shortcut}")
         return body
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        y, new = _run_child("body", "body", self.body, params, state, x, mode)
+        y, new = run_child("body", "body", self.body, params, state, x, mode)
         if self.shortcut is not None:
-            x, shortcut_state = _run_child("shortcut", "shortcut", self.shortcut, params, state, x, mode)
+            x, shortcut_state = run_child("shortcut", "shortcut", self.shortcut, params, state, x, mode)
             new |= shortcut_state
         return ops.add(y, x), new
 
@@ -167,13 +167,13 @@ class Branches(Container):
             yield str(i), branch, shape
 
     def output_shape(self, shape: Shape) -> Shape:
-        return self.joined_shape([_child_output_shape(str(i), branch, shape) for i, branch in enumerate(self.branches)])
+        return self.joined_shape([child_output_shape(str(i), branch, shape) for i, branch in enumerate(self.branches)])
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
         outputs: list[Value] = []
         new: State = {}
         for i, branch in enumerate(self.branches):
-            y, branch_state = _run_child(str(i), f"{i}.{branch.kind()}", branch, params, state, x, mode)
+            y, branch_state = run_child(str(i), f"{i}.{branch.kind()}", branch, params, state, x, mode)
             outputs.append(y)
             new |= branch_state
         return self.join(outputs), new

@@ -7,8 +7,12 @@ from math import prod
 from typing import NamedTuple
 
 from adtrain.core import tree
+from adtrain.nn.attention import TransformerEncoderLayer
 from adtrain.nn.containers import Container
 from adtrain.nn.module import Module, Params, Shape
+
+CHILD_NAMES = {"body", "shortcut", *TransformerEncoderLayer.CHILDREN}
+"""The names of children that are not numbers."""
 
 
 class LayerRow(NamedTuple):
@@ -49,5 +53,5 @@ def layer_of(scope: str) -> tuple[str, str]:
     A scope that is not a layer's, such as "loss", is returned as the name, with kind "".
     """
     parts = scope.split(".")
-    names = [part for part in parts if part.isdigit() or part in ("body", "shortcut")]
+    names = [part for part in parts if part.isdigit() or part in CHILD_NAMES]
     return (".".join(names), parts[-1]) if names else (scope, "")

@@ -8,6 +8,7 @@ from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision
 from adtrain.ops import elementwise
 from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
+from adtrain.ops.attention import attention
 from adtrain.ops.bitwise import bitwise_and, bitwise_not, bitwise_or, bitwise_xor
 from adtrain.ops.broadcasting import broadcast_to, reshape, sum_to
 from adtrain.ops.compare import (
@@ -62,6 +63,7 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
+    "attention",
     "avg_pool1d",
     "avg_pool2d",
     "avg_pool3d",

@@ -40,7 +40,8 @@ def _uniform_shape(rng: Any, shape: Shape, stream: int, dtype: np.dtype) -> Arra
     return ArrayType(shape, dtype)
 
 
-def _uniform_reference(rng: np.ndarray, shape: Shape, stream: int, dtype: np.dtype) -> np.ndarray:
+def uniform_numbers(rng: np.ndarray, shape: Shape, stream: int, dtype: np.dtype) -> np.ndarray:
+    """The numbers of `random_uniform` as a NumPy array."""
     count = int(np.prod(shape, dtype=np.int64))
     blocks = np.arange(-(-count // 4), dtype=np.uint64)
     seed_low, seed_high, step_low, step_high = (int(word) for word in rng)
@@ -53,7 +54,7 @@ def _uniform_reference(rng: np.ndarray, shape: Shape, stream: int, dtype: np.dty
 random_uniform_p: Primitive = Primitive(
     "random_uniform",
     _uniform_shape,
-    _uniform_reference,
+    uniform_numbers,
     flops=no_flops,
 )
 
@@ -81,14 +82,22 @@ def random_uniform(rng: ArrayLike, shape: Sequence[int], stream: int = 0, dtype:
 
 def uniform(name: str, rng: ArrayLike, shape: Sequence[int], stream: int, dtype: Any) -> Value:
     """`random_uniform`, with errors that begin with the operation ``name``."""
-    state, lengths, element = as_value(rng), tuple(int(n) for n in shape), dtype_of(name, dtype)
-    if state.shape != (4,) or state.dtype != np.uint32:
-        raise DTypeError(f"{name}: rng is {state.dtype}{list(state.shape)}, expected uint32[4]; see ops.rng_state")
+    state, lengths, element = checked_state(name, rng, stream), tuple(int(n) for n in shape), dtype_of(name, dtype)
     if element.kind != "f":
         raise DTypeError(f"{name}: found dtype {element}, expected float32 or float64")
-    if not 0 <= stream < 2**32 or min(lengths, default=0) < 0:
-        raise ShapeError(f"{name}: found stream {stream} and shape {lengths}, expected 0 <= stream < 2**32")
+    if min(lengths, default=0) < 0:
+        raise ShapeError(f"{name}: found shape {lengths}, expected no negative length")
     return bind(random_uniform_p, state, shape=lengths, stream=stream, dtype=element)
+
+
+def checked_state(name: str, rng: ArrayLike, stream: int) -> Value:
+    """``rng`` as a value. Raises DTypeError unless it is a random state, ShapeError for a stream out of range."""
+    state = as_value(rng)
+    if state.shape != (4,) or state.dtype != np.uint32:
+        raise DTypeError(f"{name}: rng is {state.dtype}{list(state.shape)}, expected uint32[4]; see ops.rng_state")
+    if not 0 <= stream < 2**32:
+        raise ShapeError(f"{name}: found stream {stream}, expected 0 <= stream < 2**32")
+    return state
 
 
 def dropout(x: ArrayLike, p: float, rng: ArrayLike, stream: int = 0) -> Value:

@@ -32,6 +32,7 @@ alignas(1024) static unsigned char shared_of_block[CLUSTER][232448];
 static float __uint_as_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 static uint32_t __float_as_uint(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
 static float __int_as_float(int bits) { return __uint_as_float(bits); }
+static uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 static float __fsub_rn(float a, float b) { return a - b; }
 static uintptr_t __cvta_generic_to_shared(const void *at) { return (const unsigned char *)at - shared_bytes; }
 template <class T> static T atomicAdd(T *at, T x) { const T before = *at; *at += x; return before; }

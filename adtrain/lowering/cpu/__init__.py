@@ -1,6 +1,7 @@
 """The C functions that compute each primitive on the CPU. Importing this package registers them."""
 
 from adtrain.lowering.cpu import (  # noqa: F401
+    attention,
     conv,
     conv_pooled,
     copy,

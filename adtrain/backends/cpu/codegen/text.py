@@ -93,7 +93,8 @@ class Writer:
         """The function's full name. Adds its file to the program."""
         source = Source(kernel.file, kernel.element_types(*types, **equation.params))
         self.sources.add(source)
-        return kernel.name + source.suffix
+        name: str = value_for(kernel.name, *types, **equation.params)
+        return name + source.suffix
 
     def _declared(self, returns: str, name: str, arguments: Sequence[tuple[str, str]]) -> str:
         self.prototypes[f"{returns} {name}({', '.join(c for c, _ in arguments)});"] = None

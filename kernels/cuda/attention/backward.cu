@@ -1,0 +1,116 @@
+// The gradient of attention in three launches: the sum of ct * out of each query; the cotangents of keys and values, by tiles
+// of keys; those of queries, by tiles of queries. Both compute the probabilities again. See attention.cuh.
+#include "attention/attention.cuh"
+
+KERNEL attention_delta(const T *out, const T *ct, int64_t rows, char *scratch) {
+    wait_for_inputs();
+    for (int64_t row = grid_index() / WARP; row < rows; row += grid_size() / WARP) {
+        T sum = 0;
+        for (int c = threadIdx.x % WARP; c < WIDTH; c += WARP)
+            sum = fma(out[row * WIDTH + c], ct[row * WIDTH + c], sum);
+        sum = over_lanes<Sum, WARP>(sum);
+        if (threadIdx.x % WARP == 0) ((T *)scratch)[row] = sum;
+    }
+}
+
+// Of a tile of queries from `query` on and a tile of keys from `key` on. `weights`: the probabilities after dropout.
+// `by_scores`: the cotangents of q kT.
+static __device__ __forceinline__ void gradient_of_scores(const Head &head, int64_t query, int64_t key, const T *q_tile,
+    const T *k_tile, const T *v_tile, const T *ct_tile, const T *logsumexp, const T *delta, T *weights, T *by_scores) {
+    T scores[MICRO][MICRO], by_weights[MICRO][MICRO];
+    row_products(q_tile, k_tile, scores);
+    row_products(ct_tile, v_tile, by_weights);
+    #pragma unroll
+    for (int i = 0; i < MICRO; i++) {
+        const int64_t row = query + row_of(i), at = head.number * head.queries + row;
+        const T shift = row < head.queries ? logsumexp[at] : (T)INFINITY;
+        const T correction = row < head.queries ? delta[at] : (T)0;
+        #pragma unroll
+        for (int j = 0; j < MICRO; j++) {
+            const int64_t column = key + column_of(j);
+            const T score = head.attends(row, column) ? scores[i][j] * head.scale : -(T)INFINITY;
+            const T probability = exp(score - shift), kept = head.kept(row, column);
+            const int to = row_of(i) * SCORES + column_of(j);
+            if (weights) weights[to] = operand(probability * kept);
+            by_scores[to] = operand(probability * (by_weights[i][j] * kept - correction) * head.scale);
+        }
+    }
+}
+
+KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, const T *v, const T *logsumexp, const T *ct,
+#if MASKED
+    const bool *mask,
+#endif
+#if DROPOUT
+    const uint32_t *rng,
+#endif
+    T *by_k, T *by_v, int64_t batch, int64_t queries, int64_t keys, double scale, double dropout, int64_t stream,
+    char *scratch) {
+    wait_for_inputs();
+#if !MASKED
+    const bool *mask = nullptr;
+#endif
+#if !DROPOUT
+    const uint32_t *rng = nullptr;
+#endif
+    const Head head = head_of_block(mask, rng, batch, queries, keys, scale, dropout, stream);
+    const int64_t key = blockIdx.x / batch * TILE;
+    const int64_t of_keys = head.number * keys * WIDTH, of_queries = head.number * queries * WIDTH;
+    T *const k_tile = (T *)shared_bytes, *const v_tile = k_tile + TILE * STRIDE, *const q_tile = v_tile + TILE * STRIDE;
+    T *const ct_tile = q_tile + TILE * STRIDE, *const weights = ct_tile + TILE * STRIDE;
+    T *const by_scores = weights + TILE * SCORES;
+    T k_sums[MICRO][COLUMNS] = {}, v_sums[MICRO][COLUMNS] = {};
+    load_tile(k + of_keys, key, keys, k_tile);
+    load_tile(v + of_keys, key, keys, v_tile);
+    for (int64_t query = CAUSAL ? key : 0; query < queries; query += TILE) {
+        load_tile(q + of_queries, query, queries, q_tile);
+        load_tile(ct + of_queries, query, queries, ct_tile);
+        __syncthreads();
+        gradient_of_scores(
+            head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, (const T *)scratch, weights, by_scores);
+        __syncthreads();
+        add_products<true>(weights, ct_tile, v_sums);
+        add_products<true>(by_scores, q_tile, k_sums);
+        __syncthreads();
+    }
+    store_rows(by_k + of_keys, key, keys, k_sums);
+    store_rows(by_v + of_keys, key, keys, v_sums);
+}
+
+KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k, const T *v, const T *logsumexp, const T *ct,
+#if MASKED
+    const bool *mask,
+#endif
+#if DROPOUT
+    const uint32_t *rng,
+#endif
+    T *by_q, int64_t batch, int64_t queries, int64_t keys, double scale, double dropout, int64_t stream, char *scratch) {
+    wait_for_inputs();
+#if !MASKED
+    const bool *mask = nullptr;
+#endif
+#if !DROPOUT
+    const uint32_t *rng = nullptr;
+#endif
+    const Head head = head_of_block(mask, rng, batch, queries, keys, scale, dropout, stream);
+    const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
+    const int64_t query = (CAUSAL ? tiles - 1 - tile : tile) * TILE; // the longest rows start first
+    const int64_t of_keys = head.number * keys * WIDTH, of_queries = head.number * queries * WIDTH;
+    T *const q_tile = (T *)shared_bytes, *const ct_tile = q_tile + TILE * STRIDE, *const k_tile = ct_tile + TILE * STRIDE;
+    T *const v_tile = k_tile + TILE * STRIDE, *const by_scores = v_tile + TILE * STRIDE;
+    T sums[MICRO][COLUMNS] = {};
+    load_tile(q + of_queries, query, queries, q_tile);
+    load_tile(ct + of_queries, query, queries, ct_tile);
+    const int64_t end = CAUSAL && query + TILE < keys ? query + TILE : keys;
+    for (int64_t key = 0; key < end; key += TILE) {
+        load_tile(k + of_keys, key, keys, k_tile);
+        load_tile(v + of_keys, key, keys, v_tile);
+        __syncthreads();
+        gradient_of_scores(
+            head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, (const T *)scratch, nullptr, by_scores);
+        __syncthreads();
+        add_products<false>(by_scores, k_tile, sums);
+        __syncthreads();
+    }
+    store_rows(by_q + of_queries, query, queries, sums);
+}

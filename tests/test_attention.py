@@ -1,0 +1,150 @@
+"""ops.attention: values and gradients against PyTorch's, blocks of odd lengths, no array of queries by keys."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from compiled_parity import TOLERANCE, Function, check_all
+from test_cpu_running import run_on
+
+import adtrain as ad
+from adtrain import ops
+from adtrain.backends.cpu.compiled_program import CompiledProgram
+from adtrain.core.errors import AdtrainError
+from adtrain.core.staging import stage
+from adtrain.ops.attention import _composed
+from adtrain.passes import ALL
+
+RNG = ops.rng_state(5, 2)
+LENGTHS = [(1, 1), (1, 65), (65, 1), (16, 16), (17, 63), (64, 64), (65, 129), (130, 130)]
+
+
+def drawn(*shapes: tuple[int, ...], dtype: str = "float64") -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def with_gradients(q: Any, k: Any, v: Any, ct: Any, **options: Any) -> Any:
+    out, pullback = ad.vjp(lambda *x: ops.attention(*x, **options), q, k, v)
+    return out, pullback(ct)
+
+
+def arguments(queries: int, keys: int, width: int, batch: int = 3, dtype: str = "float64") -> list[np.ndarray]:
+    """q, k, v and a cotangent."""
+    of_q, of_k = (batch, queries, width), (batch, keys, width)
+    return drawn(of_q, of_k, of_k, of_q, dtype=dtype)
+
+
+def key_mask(batch: int, keys: int) -> np.ndarray:
+    return np.random.default_rng(1).random((batch, keys)) < 0.6
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(("causal", "masked", "scale"), [(False, False, None), (True, False, 0.3), (False, True, None)])
+def test_values_and_gradients_equal_pytorchs(causal: bool, masked: bool, scale: float | None) -> None:
+    torch = pytest.importorskip("torch")
+    q, k, v, ct = drawn(*[(2, 3, 9, 5)] * 4)
+    mask = key_mask(2, 9) if masked else None
+    given = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *given, torch.tensor(mask)[:, None, None] if masked else None, is_causal=causal, scale=scale
+    )
+    out.backward(torch.tensor(ct))
+    per_head = mask[:, None] if mask is not None else None
+    found, grads = with_gradients(q, k, v, ct, causal=causal, mask=per_head, scale=scale)
+    np.testing.assert_allclose(found, out.detach().numpy(), rtol=1e-12, atol=1e-14)
+    for mine, theirs in zip(grads, given, strict=True):
+        np.testing.assert_allclose(mine, theirs.grad.numpy(), rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_values_and_gradients_equal_those_of_the_composition_with_dropout_and_mask(causal: bool) -> None:
+    """With the random numbers of `ops.dropout`. Query 0 has no key if it is causal."""
+    q, k, v, ct = arguments(9, 9, 4)
+    mask = key_mask(3, 9)
+    mask[:, 0] = False
+    params: Any = {"causal": causal, "scale": 0.5, "dropout": 0.3, "stream": 4, "precision": "full"}
+    expected, pullback = ad.vjp(lambda *x: _composed(*x, ad.array(mask), RNG, **params), q, k, v)
+    found, grads = with_gradients(q, k, v, ct, causal=causal, scale=0.5, mask=mask, dropout=0.3, rng=RNG, stream=4)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+    for mine, theirs in zip(grads, pullback(ad.array(ct)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-11, atol=1e-13)
+    assert not causal or not found.numpy()[:, 0].any()
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)])
+def test_compiled_blocks_of_all_lengths_equal_the_reference(dtype: str) -> None:
+    functions: dict[str, Function] = {}
+    options: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "dropout": {"dropout": 0.3, "rng": RNG},
+        "causal": {"causal": True},
+    }
+    for (queries, keys), (name, given) in product(LENGTHS, options.items()):
+        if name == "causal" and queries != keys:
+            continue
+        for width in (1, 16, 33) if queries < 100 else (256,):
+            for masked in (False, True):
+                more = given | ({"mask": key_mask(3, keys)} if masked else {})
+                functions[f"{queries} {keys} {width} {name} {masked}"] = (
+                    lambda *x, more=more: with_gradients(*x, **more),
+                    arguments(queries, keys, width, dtype=dtype),
+                )
+    check_all(functions, TOLERANCE[dtype], largest=True)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("causal", [False, True])
+def test_results_have_the_same_bits_on_any_number_of_threads(batch: int, causal: bool) -> None:
+    """Whether there are fewer heads than threads or more."""
+    given = [ad.array(x) for x in arguments(150, 150, 20, batch)]
+    program = stage(lambda *x: with_gradients(*x, causal=causal), ()).program(*given)
+    compiled = CompiledProgram(program)
+    compiled.run([x.numpy() for x in given])
+    one, *others = (run_on(compiled, program, threads) for threads in (1, 2, 5))
+    assert others == [one, one]
+
+
+def test_no_value_of_a_program_has_an_element_for_each_query_and_key() -> None:
+    given = [ad.array(x) for x in arguments(100, 120, 4, 1)]
+    program = stage(with_gradients, ALL).program(*given)
+    assert max(v.size for e in program.equations for v in e.outputs) == 120 * 4
+
+
+def test_nan_and_infinity_reach_the_outputs_of_their_query_only() -> None:
+    q, k, v, _ = arguments(3, 70, 5, 1, "float32")
+    q[0, 0, 1], q[0, 2, 2] = np.nan, np.inf
+    for attend in (ops.attention, ad.jit(ops.attention)):
+        out = attend(ad.array(q), ad.array(k), ad.array(v)).numpy()
+        assert np.isnan(out[0, [0, 2]]).all()
+        assert np.isfinite(out[0, 1]).all()
+
+
+X, WIDE = np.zeros((2, 4, 8), np.float32), np.zeros((2, 300))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.attention(X, X, X[:, :3]), "found q, k, v of shapes (2, 4, 8), (2, 4, 8), (2, 3, 8), expected"),
+        (lambda: ops.attention(X, X[..., :4], X[..., :4]), "found q, k, v of shapes"),
+        (lambda: ops.attention(X, X[:, :3], X[:, :3], causal=True), "found 4 queries and 3 keys, expected equal"),
+        (lambda: ops.attention(X, X[:, :0], X[:, :0]), "found k of shape (2, 0, 8), expected at least one key"),
+        (lambda: ops.attention(WIDE, WIDE, WIDE), "found width 300, expected 1 to 256; use more heads"),
+        (lambda: ops.attention(X, X, X, mask=np.ones((2, 4))), "found a mask of float64, expected bool"),
+        (lambda: ops.attention(X, X, X, mask=np.ones((2, 3), bool)), "found a mask of shape (2, 3), expected (2, 4)"),
+        (lambda: ops.attention(X, X, X, dropout=0.5), "found dropout without rng"),
+        (lambda: ops.attention(X, X, X, dropout=1.0, rng=RNG), "found dropout 1.0, expected 0 <= dropout < 1"),
+        (lambda: ops.attention(WIDE > 0, WIDE > 0, WIDE > 0), "found bool, expected float32 or float64"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_in_one_line(call: Any, message: str) -> None:
+    with pytest.raises(AdtrainError) as caught:
+        call()
+    assert str(caught.value).startswith(f"attention: {message}")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,73 @@
+"""`attention/forward.cu` and `attention/backward.cu`, run on the CPU, against the references: every candidate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+
+from adtrain import ops
+from adtrain.core.primitive import Primitive
+from adtrain.core.program import Equation, Variable
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.target import H200
+from adtrain.core.types import ArrayType
+from adtrain.ops.attention import attention_grad_p, attention_p
+
+__all__ = ["host"]
+
+TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
+
+
+def check(host: Host, primitive: Primitive, tile: int, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
+    types = [ArrayType(x.shape, x.dtype) for x in arrays]
+    inputs = tuple(Variable(t, "gpu") for t in types)
+    outputs = tuple(Variable(t, "gpu") for t in primitive.output_types(types, params))
+    kernels = cuda_kernels(primitive.name, H200, *types, **params)
+    (kernel,) = (k for k in kernels if k.launches[-1].definitions["TILE"] == tile)
+    found = host.computed(Equation(primitive, inputs, params, outputs), kernel, arrays)
+    for x, expected in zip(found, primitive.reference(*arrays, **params), strict=True):
+        tolerance = TOLERANCE[arrays[0].dtype.name] if params["precision"] == "full" else 2e-2
+        np.testing.assert_allclose(x, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("tile", "queries", "keys", "width", "dtype", "precision", "options"),
+    [
+        (64, 70, 130, 20, "float32", "full", ""),
+        (64, 130, 130, 64, "float32", "full", "causal"),
+        (64, 65, 3, 5, "float64", "full", "mask"),
+        (32, 33, 70, 16, "float64", "full", "dropout"),
+        (32, 70, 70, 33, "float32", "full", "causal mask dropout"),
+        (16, 1, 17, 24, "float32", "full", ""),
+        (16, 17, 1, 1, "float32", "full", ""),
+        (8, 12, 12, 7, "float64", "full", "causal mask dropout"),
+        (32, 40, 50, 16, "float32", "tf32", ""),
+        (32, 40, 50, 16, "float32", "bfloat16", ""),
+    ],
+)
+def test_every_tile_computes_values_and_gradients(
+    host: Host, tile: int, queries: int, keys: int, width: int, dtype: str, precision: str, options: str
+) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, ct = (rng.normal(size=(2, n, width)).astype(dtype) for n in (queries, keys, keys, queries))
+    more = []
+    if "mask" in options:
+        mask = rng.random((2, keys)) < 0.6
+        mask[0, 0] = False  # if it is causal, the first query has no key
+        more.append(mask)
+    if "dropout" in options:
+        more.append(ops.rng_state(4, 1).numpy())
+    params = {
+        "causal": "causal" in options,
+        "scale": 1 / math.sqrt(width),
+        "dropout": 0.3 if "dropout" in options else 0.0,
+        "stream": 7,
+        "precision": precision,
+    }
+    check(host, attention_p, tile, [q, k, v, *more], params)
+    out, logsumexp = attention_p.reference(q, k, v, *more, **params)
+    check(host, attention_grad_p, tile, [q, k, v, out, logsumexp, ct, *more], params)
