@@ -41,10 +41,8 @@ class Linear(WeightLayer):
         return {"weight": weight, "bias": (self.out_features,)} if self.bias else {"weight": weight}
 
     def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
-        rows = ops.reshape(x, (-1, x.shape[-1])) if x.ndim > 2 else x  # a product of two matrices fuses with its bias
-        y = ops.matmul(rows, params["weight"], transpose_b=True)
-        y = ops.add(y, params["bias"]) if self.bias else y
-        return (ops.reshape(y, (*x.shape[:-1], self.out_features)) if x.ndim > 2 else y), state
+        y = ops.matmul(x, params["weight"], transpose_b=True)
+        return (ops.add(y, params["bias"]) if self.bias else y), state
 
 
 @dataclass(frozen=True)

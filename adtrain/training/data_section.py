@@ -64,12 +64,14 @@ def takes_numbers(cfg: Config) -> bool:
 
 
 def with_input(cfg: Config) -> Config:
-    """The config with `model.input`. Where that is missing, it is that of the data, which are read.
+    """The config with `model.input`. Where that is missing, it is that of the data, which are read unless they are text.
 
     Raises ConfigError and DataError as `read_data` and `with_shape` do.
     """
     if cfg.model.input:
         return cfg
+    if cfg.data.is_text:
+        return with_shape(cfg, (1, 1, data_options(cfg.data).length))
     entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
     if isinstance(entry, data.Entry):
         return with_shape(cfg, entry.shape)
