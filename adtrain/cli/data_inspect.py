@@ -84,7 +84,7 @@ def report(found: DataSet, width: int) -> list[str]:
     examples = max(found.train.labels.size if is_text else len(found.train), 1)
     cells = [
         [
-            repr(row["name"]) if is_text else row["name"],
+            repr(row["name"]) if is_text and len(row["name"]) == 1 else row["name"],
             f"{row['train']:,}",
             f"{row['train'] / examples:.1%}",
             f"{row['test']:,}",

@@ -171,7 +171,7 @@ def _table(
     cells = []
     for name, x in zip(names, predicted, strict=True):
         for rank, (label, probability) in enumerate(_ranked(trained, x, top_k or 1), 1):
-            shown = repr(label) if trained.config.data.is_text else label  # a space must be seen
+            shown = repr(label) if trained.config.data.is_text and len(label) == 1 else label  # a space must be seen
             cells.append([name, *([] if top_k is None else [str(rank)]), shown, f"{probability:.2%}"])
     return (INPUT, *([] if top_k is None else [RANK]), *CLASS), cells
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,7 @@ def read_classes(
     """
     try:
         require_memory(str(path), BYTES_IN_MEMORY * path.stat().st_size)
-        content = read_regular(path)
+        content = read_regular(path).removeprefix(b"" if options.unit == "byte" else BOM_UTF8)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     if not content:

@@ -64,7 +64,7 @@ def takes_numbers(cfg: Config) -> bool:
 
 
 def with_input(cfg: Config) -> Config:
-    """The config with `model.input`. Where that is missing, it is that of the data, which are read unless they are text.
+    """The config with `model.input`. Where that is missing, it is that of the data; all but texts are read for it.
 
     Raises ConfigError and DataError as `read_data` and `with_shape` do.
     """
