@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from adtrain.data import text_file
 from adtrain.data.options import Options
 from adtrain.passes import SIMPLIFY
 from adtrain.training import RunFolder, loop, sampling
+from adtrain.training.tensor_file import TensorFile
 
 LETTERS = "abcdef\n"
 TEXT = """\
@@ -310,6 +312,15 @@ def test_the_file_at_test_path_must_have_the_characters_of_the_training(tmp_path
 )
 def test_a_sample_with_wrong_options_is_an_error(trained: Path, options: list[str], expected: str) -> None:
     assert expected in error_of("sample", trained, *options)
+
+
+@pytest.mark.parametrize("classes", [(), ("ab",), ("b", "a"), ("a", "a")])
+def test_a_model_whose_classes_are_no_characters_is_refused(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...]
+) -> None:
+    about = TensorFile.metadata
+    monkeypatch.setattr(TensorFile, "metadata", lambda *arguments: replace(about(*arguments), classes=classes))
+    assert "found metadata that do not fit the model" in error_of("sample", trained)
 
 
 def test_classes_of_finds_each_character_and_names_the_unknown_ones() -> None:

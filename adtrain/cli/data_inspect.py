@@ -58,9 +58,7 @@ def document(found: DataSet) -> dict[str, Any]:
         "in_file": isinstance(images.base if isinstance(images, Rows) else images, FileArray),
         "classes": _classes(found),
         "targets": _targets(found),
-        "channels": []
-        if found.train.is_text
-        else [
+        "channels": [
             {"name": name, "mean": found.mean[i], "std": found.std[i], "min": least[i], "max": greatest[i]}
             for i, name in enumerate(_channel_names(found))
         ],
@@ -136,6 +134,9 @@ def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def _channel_names(found: DataSet) -> list[str]:
+    """The names of the channels; none for the characters of a text."""
+    if found.train.is_text:
+        return []
     return list(found.features or map(str, range(len(found.mean))))
 
 

@@ -81,6 +81,13 @@ def read_classes(
     return numbers, found_classes
 
 
+def are_classes(names: tuple[str, ...], unit: str | None) -> bool:
+    """Whether these can be the names of the classes of a text: all bytes, or different characters by code point."""
+    if unit == "byte":
+        return names == BYTES
+    return bool(names) and all(len(name) == 1 for name in names) and list(names) == sorted(set(names))
+
+
 def classes_of(text: str, classes: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
     """The class of each character, int32 (n,), and the characters that have none, in the order of the text."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)

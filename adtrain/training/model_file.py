@@ -20,7 +20,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.precision import FULL
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.data import DataSet, Options, Split, formats
+from adtrain.data import DataSet, Options, Split, formats, text_file
 from adtrain.data import load as load_data
 from adtrain.data.columns import printable
 from adtrain.data.statistics import PIXEL_MAX
@@ -178,6 +178,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
         and len(about.targets) == len(about.target_mean) == len(about.target_std)
         and (not about.targets or net.model.output_shape(net.input_shape) == (len(about.targets),))
         and about.scale in (1, PIXEL_MAX)
+        and (not cfg.data.is_text or text_file.are_classes(about.classes, cfg.data.unit))
         and channels * height * width == prod(cfg.model.input)
         and (about.encoder is None or about.encoder.fits(data_options(cfg.data), about.image_shape))
         and (factor > 0).all()
