@@ -115,7 +115,7 @@ def run(cell: Cell, xp: Any, x: Any, weight: Any, bias: Any, first: Sequence[Any
 
     Returns:
         The hidden states of all steps (N, L, H). For an LSTM the last cell state (N, H) and all cell states (N, L, H).
-        The numbers that the gradient needs (N, L, saved H), if there are any.
+        What the gradient needs again (N, L, saved H), unless that is nothing.
     """
     states, steps = list(first), []
     for t in _order(x.shape[1], reverse):

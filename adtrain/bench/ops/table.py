@@ -165,6 +165,11 @@ for _causal in (False, True):
           lambda q, k, v, c=_causal: ops.attention(q, k, v, c), "causal" if _causal else "all keys")  # fmt: skip
 bench("self_attention", TOKENS, lambda n: (normal(8, n, 768),), lambda x: ops.self_attention(x, 4), "8 of 4 heads")
 
+# Recurrent layers: images as 28 rows, 128 hidden units as in lstm.yaml.
+for _op, _gates in (("rnn", 1), ("lstm", 4), ("gru", 3)):
+    bench(_op, IMAGES, batch((28, 28), (_gates * 128, 28), (_gates * 128, 128)),
+          lambda x, w_ih, w_hh, f=getattr(ops, _op): f(x, w_ih, w_hh)[0])  # fmt: skip
+
 # Convolution and pooling: layers of lenet5.yaml, cnn.yaml and resnet.yaml. "3x3/2" is a window of stride 2.
 for _image, _out, _kernel, _stride, _padding in (
     ((1, 28, 28), 6, 5, 1, 2),
