@@ -168,7 +168,7 @@ bench("self_attention", TOKENS, lambda n: (normal(8, n, 768),), lambda x: ops.se
 # Recurrent layers: images as 28 rows, 128 hidden units as in lstm.yaml.
 for _op, _gates in (("rnn", 1), ("lstm", 4), ("gru", 3)):
     bench(_op, IMAGES, batch((28, 28), (_gates * 128, 28), (_gates * 128, 128)),
-          lambda x, w_ih, w_hh, f=getattr(ops, _op): f(x, w_ih, w_hh)[0])  # fmt: skip
+          lambda x, w_ih, w_hh, op=_op: getattr(ops, op)(x, w_ih, w_hh)[0])  # fmt: skip
 
 # Convolution and pooling: layers of lenet5.yaml, cnn.yaml and resnet.yaml. "3x3/2" is a window of stride 2.
 for _image, _out, _kernel, _stride, _padding in (
