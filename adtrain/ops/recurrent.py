@@ -15,7 +15,7 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.autodiff import vjp
 from adtrain.core.batching_rules import folded_beside
-from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.errors import DTypeError, OptionError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
@@ -34,11 +34,13 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
     """The primitive of a cell, and that of its gradient.
 
     ``cell(x, weight_hh, bias_hh, *initial states)`` is `recurrent_cells.run`. ``cell_grad(ct_h, weight_hh[, ct_c],
-    *initial states, *outputs[, ct])`` is `recurrent_cells.run_grad`; ct_h and ct_c are the cotangents of the last states.
+    *initial states, *outputs[, ct])`` is `recurrent_cells.run_grad`; ct_h and ct_c are cotangents of the last states.
     """
 
     def shape(x: Any, weight: Any, bias: Any, *first: Any, reverse: bool) -> tuple[ArrayType, ...]:
         require_float(cell.name, x, weight, bias, *first)
+        if dtypes := {str(each.dtype) for each in (weight, bias, *first)} - {str(x.dtype)}:
+            raise DTypeError(f"{cell.name}: found {x.dtype} and {min(dtypes)}, expected one type; use astype")
         n, length, _ = x.shape
         hidden = weight.shape[1]
         shapes = [(n, length, hidden), *[(n, hidden)] * cell.states, *[(n, length, hidden)] * (cell.states - 1)]
@@ -128,12 +130,12 @@ def _run(
     first: Sequence[ArrayLike | None],
     reverse: bool,
 ) -> Sequence[Value]:
-    """The hidden states of all steps, that of the last step, and the last cell state of an LSTM."""
+    """The hidden states of all steps, and the last states."""
     cell, primitive, _ = _CELLS[cell_name]
     value, w_ih, w_hh = as_value(x), as_value(weight_ih), as_value(weight_hh)
     if value.ndim != 3 or value.shape[1] == 0:
         raise ShapeError(f"{op}: found shape {value.shape}, expected (batch, length, features) of length at least 1")
-    if w_hh.ndim != 2 or w_hh.shape[0] != cell.gates * w_hh.shape[1]:
+    if w_hh.ndim != 2 or w_hh.shape[0] != cell.gates * w_hh.shape[1] or w_hh.size == 0:
         factor = f"{cell.gates} hidden" if cell.gates > 1 else "hidden"
         raise ShapeError(f"{op}: weight_hh has shape {w_hh.shape}, expected ({factor}, hidden)")
     sums, hidden = w_hh.shape
