@@ -440,6 +440,11 @@ case("attention", "dropout, mask", lambda q, k, v, m, s: ops.attention(q, k, v, 
      *_attention((2, 3, 4), (2, 5, 4)), integers(3, 2, 5), rng_state, linear=(2,))  # fmt: skip
 case("attention", "empty batch", ops.attention, *_attention((0, 3, 2), (0, 4, 2)), linear=(2,))
 case("attention", "no queries", ops.attention, *_attention((2, 0, 2), (2, 4, 2)), linear=(2,))
+case("self_attention", "two heads", lambda x: ops.self_attention(x, 2), normal(2, 5, 18))
+case("self_attention", "causal, dropout", lambda x, s: ops.self_attention(x, 1, True, 0.7, 0.4, s, 3), normal(1, 4, 6),
+     rng_state)  # fmt: skip
+case("self_attention", "one row", lambda x: ops.self_attention(x, 3), normal(1, 9))
+case("self_attention", "empty batch", lambda x: ops.self_attention(x, 2), normal(0, 3, 6))
 
 # Empty batches.
 for _name, _f, _input in (

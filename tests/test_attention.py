@@ -125,6 +125,20 @@ def test_nan_and_infinity_reach_the_outputs_of_their_query_only() -> None:
         assert np.isfinite(out[0, 1]).all()
 
 
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (np.zeros((2, 4, 8)), "found shape (2, 4, 8) and 2 heads, expected (..., length, 3 heads width)"),
+        (np.zeros((2, 0, 12)), "found shape (2, 0, 12) and 2 heads, expected"),
+        (np.zeros((1, 6 * 257)), "found width 257, expected 1 to 256; use more heads"),
+    ],
+)
+def test_one_array_that_does_not_divide_is_refused_in_one_line(x: np.ndarray, message: str) -> None:
+    with pytest.raises(AdtrainError) as caught:
+        ops.self_attention(x, 2)
+    assert str(caught.value).startswith(f"self_attention: {message}")
+
+
 X, WIDE = np.zeros((2, 4, 8), np.float32), np.zeros((2, 300))
 
 

@@ -36,6 +36,7 @@ SMALL = [
     OpCase("cross_entropy", "", (normal(7, 9), integers(9, 7)), ()),
     OpCase("layer_norm", "", (normal(7, 9),), (7, 9), {"normalized_shape": 9}),
     *(OpCase(op, "", (normal(3, 2, 6, 8),), (3, 2, 3, 4), {"kernel_size": 2}) for op in ("max_pool2d", "avg_pool2d")),
+    OpCase("attention", "", (normal(3, 2, 5, 4),) * 3, (3, 2, 5, 4)),
     OpCase("embedding", "", (integers(9, 7), normal(9, 4)), (7, 4)),
 ]  # fmt: skip
 

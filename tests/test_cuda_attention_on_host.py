@@ -15,7 +15,7 @@ from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
-from adtrain.ops.attention import attention_grad_p, attention_p
+from adtrain.ops.attention import attention_grad_p, attention_p, self_attention_grad_p, self_attention_p
 
 __all__ = ["host"]
 
@@ -29,7 +29,8 @@ def check(host: Host, primitive: Primitive, tile: int, arrays: list[np.ndarray],
     kernels = cuda_kernels(primitive.name, H200, *types, **params)
     (kernel,) = (k for k in kernels if k.launches[-1].definitions["TILE"] == tile)
     found = host.computed(Equation(primitive, inputs, params, outputs), kernel, arrays)
-    for x, expected in zip(found, primitive.reference(*arrays, **params), strict=True):
+    exact = primitive.reference(*arrays, **params)
+    for x, expected in zip(found, exact if isinstance(exact, tuple) else (exact,), strict=True):
         tolerance = TOLERANCE[arrays[0].dtype.name] if params["precision"] == "full" else 2e-2
         np.testing.assert_allclose(x, expected, rtol=tolerance, atol=tolerance)
 
@@ -71,3 +72,14 @@ def test_every_tile_computes_values_and_gradients(
     check(host, attention_p, tile, [q, k, v, *more], params)
     out, logsumexp = attention_p.reference(q, k, v, *more, **params)
     check(host, attention_grad_p, tile, [q, k, v, out, logsumexp, ct, *more], params)
+
+
+@pytest.mark.parametrize(("tile", "width", "dropout"), [(16, 4, 0.3), (32, 6, 0.0)])
+def test_self_attention_reads_and_writes_heads_in_place(host: Host, tile: int, width: int, dropout: float) -> None:
+    rng = np.random.default_rng(0)
+    x, ct = rng.normal(size=(2, 35, 9 * width)), rng.normal(size=(2, 35, 3 * width))
+    more = [ops.rng_state(4, 1).numpy()] if dropout else []
+    params = {"heads": 3, "causal": True, "scale": 0.5, "dropout": dropout, "stream": 7, "precision": "full"}
+    check(host, self_attention_p, tile, [x, *more], params)
+    out, logsumexp = self_attention_p.reference(x, *more, **params)
+    check(host, self_attention_grad_p, tile, [x, out, logsumexp, ct, *more], params)

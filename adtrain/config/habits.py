@@ -27,6 +27,7 @@ KEYS = {
     **dict.fromkeys(("validation_split", "val_split", "val_size", "validation_fraction"), "data.validation"),
     **dict.fromkeys(("test_split", "test_size"), "data.test"),
     **dict.fromkeys(("augmentation", "augmentations", "transforms"), "data.augment"),
+    **dict.fromkeys(("block_size", "seq_len", "seq_length", "sequence_length", "context_length"), "data.length"),
     **dict.fromkeys(("scheduler", "lr_scheduler"), "schedule"),
     **dict.fromkeys(("criterion", "loss_fn", "objective"), "loss"),
     **dict.fromkeys(("network", "net", "architecture"), "model"),

@@ -228,7 +228,7 @@ def option_texts(module: nn.Module, shape: nn.Shape) -> Iterator[str]:
         elif value != field.default and not field.name.startswith("in_"):
             size = "×".join(map(str, value)) if isinstance(value, tuple) else value
             name = {"padding": "pad", "bias": "no bias"}.get(field.name, field.name.replace("_", " "))
-            yield name if value is False else f"{name} {size}"
+            yield name if isinstance(value, bool) else f"{name} {size}"
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -76,3 +76,25 @@ def optional_arguments(*types: Any) -> list[str]:
     """Which optional arguments there are among those of `attention` or its gradient: "mask", "rng"."""
     named = {"mask": "b", "rng": "u"}
     return [name for name, kind in named.items() if any(x.dtype.kind == kind for x in types)]
+
+
+class AttentionLengths(NamedTuple):
+    """The heads of all examples, heads of an example, queries, keys, and the width of a head. Elements between two
+    queries or keys in memory (row), and between two rows of the output (out_row)."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    row: int
+    out_row: int
+
+
+def attention_lengths(first: Any, *others: Any, heads: int = 0, **params: Any) -> AttentionLengths:
+    """The lengths of `attention` of q, k, v, or with ``heads`` of `self_attention`; or of a gradient."""
+    *leading, length, row = first.shape
+    batch = math.prod(leading)
+    if heads:
+        return AttentionLengths(batch * heads, heads, length, length, row // (3 * heads), row, row // 3)
+    return AttentionLengths(batch, 1, length, others[0].shape[-2], row, row, row)

@@ -10,7 +10,6 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value, array
-from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.nn import fields
 from adtrain.nn.activation import Dropout
@@ -22,14 +21,6 @@ from adtrain.nn.norm import LayerNorm
 from adtrain.nn.tokens import TOKEN_AXES
 from adtrain.ops.attention import MAX_WIDTH
 from adtrain.option_types import Fraction, NonNegative, Size
-
-
-def _unstack(x: Value) -> tuple[tuple[Value, ...], None]:
-    return tuple(x[i] for i in range(x.shape[0])), None
-
-
-_unstacked = custom_vjp(_unstack, lambda residuals, cts: (ops.stack(cts),))
-"""The items of axis 0. The gradient is one copy, and not a sum of arrays padded with zeros."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +52,10 @@ class MultiheadAttention(Module):
             raise ShapeError(
                 f"multihead_attention: num_heads {self.num_heads} does not divide the input's width {width}: {shape}"
             )
-        if width // self.num_heads > MAX_WIDTH:
+        if not 1 <= width // self.num_heads <= MAX_WIDTH:
             raise ShapeError(
                 f"multihead_attention: num_heads {self.num_heads} gives heads of {width // self.num_heads} numbers, "
-                f"expected at most {MAX_WIDTH}: {shape}"
+                f"expected 1 to {MAX_WIDTH}: {shape}"
             )
         if tokens == 0:
             raise ShapeError(f"multihead_attention: expected at least one token, found {shape}")
@@ -88,14 +79,14 @@ class MultiheadAttention(Module):
         drops = self.dropout > 0 and mode.is_training(self)
         if drops and mode.rng is None:
             raise AdtrainError("multihead_attention: found no rng in training, expected Mode(training=True, rng=...)")
-        batch, tokens, width = x.shape
-        projected = self._linear(x, params, "in_proj_")
-        by_head = ops.reshape(projected, (batch, tokens, 3, self.num_heads, width // self.num_heads))
-        q, k, v = _unstacked(ops.transpose(by_head, (2, 0, 3, 1, 4)))
-        heads = ops.attention(
-            q, k, v, causal=self.causal, dropout=self.dropout if drops else 0.0, rng=mode.rng, stream=mode.stream
+        joined = ops.self_attention(
+            self._linear(x, params, "in_proj_"),
+            self.num_heads,
+            causal=self.causal,
+            dropout=self.dropout if drops else 0.0,
+            rng=mode.rng,
+            stream=mode.stream,
         )
-        joined = ops.reshape(ops.transpose(heads, (0, 2, 1, 3)), (batch, tokens, width))
         return self._linear(joined, params["out_proj"], ""), state
 
     def _linear(self, x: Value, params: Params, prefix: str) -> Value:
@@ -113,6 +104,7 @@ class TransformerEncoderLayer(Container):
     """
 
     CHILDREN: ClassVar = ("norm1", "self_attn", "norm2", "linear1", "linear2")
+    """In the order in which they run with `norm_first`."""
     left_out = ("d_model", int, "d_model is inferred from the input")
     nhead: Size
     _: KW_ONLY

@@ -8,7 +8,7 @@ from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision
 from adtrain.ops import elementwise
 from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
-from adtrain.ops.attention import attention
+from adtrain.ops.attention import attention, self_attention
 from adtrain.ops.bitwise import bitwise_and, bitwise_not, bitwise_or, bitwise_xor
 from adtrain.ops.broadcasting import broadcast_to, reshape, sum_to
 from adtrain.ops.compare import (
@@ -147,6 +147,7 @@ __all__ = [
     "rnn",
     "roll",
     "round",
+    "self_attention",
     "sigmoid",
     "silu",
     "slice",

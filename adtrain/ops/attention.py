@@ -7,6 +7,7 @@ No array of queries by keys is stored. The gradient computes the probabilities a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from adtrain.core.precision import matmul_precision, precision_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.ops.broadcasting import broadcast_to, promote
-from adtrain.ops.common import ArrayLike, broadcast_shapes, require_float
+from adtrain.ops.broadcasting import broadcast_to, promote, reshape
+from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, require_float
 from adtrain.ops.compare import where
 from adtrain.ops.create import ones, zeros_like
 from adtrain.ops.diagonals import tril
@@ -28,7 +29,7 @@ from adtrain.ops.matmul import matmul
 from adtrain.ops.random import checked_state, uniform_numbers
 from adtrain.ops.random import dropout as drop
 from adtrain.ops.rounding import rounded
-from adtrain.ops.shape import expand_dims
+from adtrain.ops.shape import expand_dims, transpose
 from adtrain.ops.softmax import softmax
 
 MAX_WIDTH = 256
@@ -202,6 +203,151 @@ attention_grad_p: Primitive = Primitive(
 then mask and random state."""
 
 
+def _self_shape(x: Any, *more: Any, heads: int, **params: Any) -> tuple[ArrayType, ArrayType]:
+    require_float("self_attention", x)
+    *leading, length, row = x.shape
+    return ArrayType((*leading, length, row // 3), x.dtype), ArrayType((*leading, heads, length), x.dtype)
+
+
+def _split(x: Any, heads: int, transposed: Any = np.transpose) -> list[Any]:
+    """q, k and v, each (..., heads, length, width), of an array of `self_attention`."""
+    *leading, length, row = x.shape
+    by_head = x.reshape((math.prod(leading), length, 3, heads, row // (3 * heads)))
+    parts = transposed(by_head, (2, 0, 3, 1, 4))
+    return [parts[i] for i in range(3)]
+
+
+def _heads_first(x: np.ndarray, heads: int) -> np.ndarray:
+    """(..., length, heads * width) to (examples, heads, length, width)."""
+    return x.reshape((-1, x.shape[-2], heads, x.shape[-1] // heads)).swapaxes(1, 2)
+
+
+def _self_reference(x: np.ndarray, *more: np.ndarray, heads: int, **params: Any) -> tuple[np.ndarray, np.ndarray]:
+    (out, logsumexp), (out_type, sums_type) = (
+        _reference(*_split(x, heads), *more, **params),
+        _self_shape(x, heads=heads),
+    )
+    return out.swapaxes(1, 2).reshape(out_type.shape), logsumexp.reshape(sums_type.shape)
+
+
+def _self_grad_reference(
+    x: np.ndarray, out: np.ndarray, logsumexp: np.ndarray, ct: np.ndarray, *more: np.ndarray, heads: int, **params: Any
+) -> np.ndarray:
+    by_head = _heads_first(out, heads), logsumexp.reshape((-1, *logsumexp.shape[-2:])), _heads_first(ct, heads)
+    grads = np.stack(_grad_reference(*_split(x, heads), *by_head, *more, **params))
+    return grads.transpose((1, 3, 0, 2, 4)).reshape(x.shape)
+
+
+def _self_composed(x: Value, *more: Value, heads: int, **params: Any) -> Value:
+    out = transpose(_composed(*_split(x, heads, transpose), *more, **params), (0, 2, 1, 3))
+    return reshape(out, (*x.shape[:-1], x.shape[-1] // 3))
+
+
+def _self_rule(outs: Any, x: Value, *more: Value, **params: Any) -> Any:
+    out, logsumexp = outs
+    rest = (None,) * len(more)
+    return lambda cts: (bind(self_attention_grad_p, x, out, logsumexp, cts[0], *more, **params), *rest)
+
+
+def _self_grad_rule(outs: Any, x: Value, out: Value, logsumexp: Value, ct: Value, *more: Value, **params: Any) -> Any:
+    """As `_grad_rule`."""
+
+    def gradient(x: Value, ct: Value) -> Any:
+        return vjp(lambda x: _self_composed(x, *more, **params), x)[1](ct)[0]
+
+    def pullback(given: Any) -> tuple[Value | None, ...]:
+        by_x, by_ct = vjp(gradient, x, ct)[1](given)
+        return (by_x, None, None, by_ct, *(None,) * len(more))
+
+    return pullback
+
+
+def _of_heads(flops: Callable[..., int]) -> Callable[..., int]:
+    """The same for `self_attention` and its gradient."""
+
+    def f(x: Any, *others: Any, heads: int, **params: Any) -> int:
+        *leading, length, row = x.shape
+        part = ArrayType((math.prod(leading), heads, length, row // (3 * heads)), x.dtype)
+        return flops(part, part, **params)
+
+    return f
+
+
+self_attention_p: Primitive = Primitive(
+    "self_attention", _self_shape, _self_reference, flops=_of_heads(_flops), joint_vjp=_self_rule
+)
+"""`attention` of an array (..., length, 3 heads width) with the rows of q, k and v side by side."""
+
+self_attention_grad_p: Primitive = Primitive(
+    "self_attention_grad",
+    lambda x, *more, **params: ArrayType(x.shape, x.dtype),
+    _self_grad_reference,
+    flops=_of_heads(_grad_flops),
+    joint_vjp=_self_grad_rule,
+)
+
+
+def self_attention(
+    x: ArrayLike,
+    heads: int,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    rng: ArrayLike | None = None,
+    stream: int = 0,
+) -> Value:
+    """`attention` of several heads whose q, k and v are side by side in one array, as one projection computes them.
+
+    It reads and writes the array in place of copies that have the heads first.
+
+    Args:
+        x: (..., length, 3 heads width): the rows of q, then of k, then of v, each by head.
+        causal, scale, dropout, rng, stream: as in `attention`. Dropout draws for (..., heads, length, length).
+
+    Returns:
+        (..., length, heads width).
+
+    Raises:
+        ShapeError: the last length is not a multiple of 3 heads, or there is no row. DTypeError: as `attention`.
+    """
+    value = as_value(x)
+    require_float("self_attention", value)
+    if heads < 1 or value.ndim < 2 or value.shape[-1] % (3 * heads) or value.shape[-2] == 0:
+        raise ShapeError(
+            f"self_attention: found shape {value.shape} and {heads} heads, expected (..., length, 3 heads width)"
+        )
+    width = value.shape[-1] // (3 * heads)
+    more, params = _options("self_attention", width, causal, scale, dropout, rng, stream, value.dtype)
+    return bind(self_attention_p, value, *more, heads=heads, **params)[0]
+
+
+def _options(
+    name: str,
+    width: int,
+    causal: bool,
+    scale: float | None,
+    dropout: float,
+    rng: ArrayLike | None,
+    stream: int,
+    dtype: np.dtype,
+) -> tuple[list[Value], dict[str, Any]]:
+    """The random state, if there is one, and the parameters of a primitive."""
+    if not 1 <= width <= MAX_WIDTH:
+        raise ShapeError(f"{name}: found width {width}, expected 1 to {MAX_WIDTH}; use more heads")
+    if not 0 <= dropout < 1:
+        raise ShapeError(f"{name}: found dropout {dropout}, expected 0 <= dropout < 1")
+    if dropout > 0 and rng is None:
+        raise DTypeError(f"{name}: found dropout without rng, expected a random state; see ops.rng_state")
+    states = [checked_state(name, rng, stream)] if dropout > 0 else []
+    return states, {
+        "causal": bool(causal),
+        "scale": 1 / math.sqrt(width) if scale is None else float(scale),
+        "dropout": float(dropout),
+        "stream": stream,
+        "precision": precision_of(dtype),
+    }
+
+
 def attention(
     q: ArrayLike,
     k: ArrayLike,
@@ -241,15 +387,12 @@ def attention(
         raise ShapeError(
             f"attention: found q, k, v of shapes {found}, expected (..., queries, width) and twice (..., keys, width)"
         )
-    queries, keys, width = shapes[0][-2], shapes[1][-2], shapes[0][-1]
-    if not 1 <= width <= MAX_WIDTH:
-        raise ShapeError(f"attention: found width {width}, expected 1 to {MAX_WIDTH}; use more heads")
+    queries, keys = shapes[0][-2], shapes[1][-2]
+    states, params = _options("attention", shapes[0][-1], causal, scale, dropout, rng, stream, values[0].dtype)
     if keys == 0:
         raise ShapeError(f"attention: found k of shape {shapes[1]}, expected at least one key")
     if causal and queries != keys:
         raise ShapeError(f"attention: found {queries} queries and {keys} keys, expected equal numbers with causal")
-    if not 0 <= dropout < 1:
-        raise ShapeError(f"attention: found dropout {dropout}, expected 0 <= dropout < 1")
     leading = broadcast_shapes("attention", *(shape[:-2] for shape in shapes))
     more = []
     if mask is not None:
@@ -259,18 +402,5 @@ def attention(
         if value.shape[-1:] != (keys,) or broadcast_shapes("attention", value.shape[:-1], leading) != leading:
             raise ShapeError(f"attention: found a mask of shape {value.shape}, expected {(*leading, keys)}")
         more.append(broadcast_to(value, (*leading, keys)))
-    if dropout > 0:
-        if rng is None:
-            raise DTypeError("attention: found dropout without rng, expected a random state; see ops.rng_state")
-        more.append(checked_state("attention", rng, stream))
-    out, _ = bind(
-        attention_p,
-        *(broadcast_to(x, (*leading, *x.shape[-2:])) for x in values),
-        *more,
-        causal=bool(causal),
-        scale=1 / math.sqrt(width) if scale is None else float(scale),
-        dropout=float(dropout),
-        stream=stream,
-        precision=precision_of(values[0].dtype),
-    )
-    return out
+    rows = (broadcast_to(x, (*leading, *x.shape[-2:])) for x in values)
+    return bind(attention_p, *rows, *more, *states, **params)[0]

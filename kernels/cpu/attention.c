@@ -10,12 +10,13 @@
 
 enum { QUERIES = 64, KEYS = 64 }; /* rows and columns of a block of scores */
 
-/* Lengths and options. `mask` ([batch][keys], false for keys to ignore) and `rng` (for dropout) may be NULL. */
+/* Arrays, lengths and options. Head z is head z % heads of example z / heads. `mask` ([z][keys], false for keys to
+   ignore) and `rng` (for dropout) may be NULL. */
 typedef struct {
-    const T *q, *k, *v; /* [batch][queries or keys][width] */
+    const T *q, *k, *v; /* [example][query or key][head][width], `row` elements between queries or keys */
     const bool *mask;
     const uint32_t *rng;
-    int64_t batch, queries, keys, width, causal;
+    int64_t batch, heads, queries, keys, width, row, out_row, causal; /* batch: of heads. out_row: of the output */
     T scale, keep_scale; /* keep_scale: the factor of probabilities that dropout keeps */
     float dropout;
     uint32_t stream;
@@ -39,6 +40,11 @@ static Scratch *carve(const Team *team, int64_t width) {
     T **packed[] = {&s->k_columns, &s->v_columns, &s->k_rows, &s->v_rows, &s->q_rows, &s->ct_rows};
     for (int i = 0; i < 6; i++, next += PACKED(width)) *packed[i] = next;
     return s;
+}
+
+/* The elements before row i of head z in an array of `length` rows of `row` elements for each example. */
+static int64_t before(const Attention *a, int64_t z, int64_t i, int64_t length, int64_t row) {
+    return (z / a->heads * length + i) * row + z % a->heads * a->width;
 }
 
 /* C (rows x columns, `ld`) = or += A B. Element (i, p) of A is a[i * row_step + p * step]; B is packed. */
@@ -102,29 +108,29 @@ static int64_t last_key(const Attention *a, int64_t end) { return a->causal ? mi
 static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *logsumexp) {
     const int64_t blocks = ceil_div(a->queries, QUERIES), z = unit / blocks, i = unit % blocks * QUERIES;
     const int64_t rows = min_i64(QUERIES, a->queries - i), width = a->width, end = last_key(a, i + rows);
-    const T *q = a->q + (z * a->queries + i) * width;
-    out += (z * a->queries + i) * width;
+    const T *q = a->q + before(a, z, i, a->queries, a->row);
+    out += before(a, z, i, a->queries, a->out_row);
     logsumexp += z * a->queries + i;
     for (int64_t r = 0; r < rows; r++) s->top[r] = -INFINITY, s->sum[r] = 0;
     for (int64_t j = 0; j < end; j += KEYS) {
-        const int64_t columns = min_i64(KEYS, end - j), start = (z * a->keys + j) * width;
-        pack_b(a->k + start, width, true, columns, width, s->k_columns);
-        pack_b(a->v + start, width, false, width, columns, s->v_rows);
-        product(rows, columns, width, q, width, 1, s->k_columns, s->scores, KEYS, false);
+        const int64_t columns = min_i64(KEYS, end - j), start = before(a, z, j, a->keys, a->row);
+        pack_b(a->k + start, a->row, true, columns, width, s->k_columns);
+        pack_b(a->v + start, a->row, false, width, columns, s->v_rows);
+        product(rows, columns, width, q, a->row, 1, s->k_columns, s->scores, KEYS, false);
         for (int64_t r = 0; r < rows; r++) {
             T *row = s->scores + r * KEYS;
             scale_and_mask(a, z, i + r, j, columns, row);
             const T factor = softmax_row(row, columns, &s->top[r], &s->sum[r]);
             if (a->rng) drop(a, ((uint64_t)z * a->queries + i + r) * a->keys + j, columns, row);
             if (j > 0)
-                for (int64_t c = 0; c < width; c++) out[r * width + c] *= factor;
+                for (int64_t c = 0; c < width; c++) out[r * a->out_row + c] *= factor;
         }
-        product(rows, width, columns, s->scores, KEYS, 1, s->v_rows, out, width, j > 0);
+        product(rows, width, columns, s->scores, KEYS, 1, s->v_rows, out, a->out_row, j > 0);
     }
     for (int64_t r = 0; r < rows; r++) {
         const bool none = s->sum[r] == 0; /* a query without a key */
         const T inverse = none ? 0 : (T)(1 / s->sum[r]);
-        for (int64_t c = 0; c < width; c++) out[r * width + c] *= inverse;
+        for (int64_t c = 0; c < width; c++) out[r * a->out_row + c] *= inverse;
         logsumexp[r] = none ? (T)INFINITY : log((T)s->sum[r]) + s->top[r];
     }
 }
@@ -136,20 +142,21 @@ typedef struct {
 } Gradient;
 
 static void pack_keys(const Attention *a, Scratch *s, int64_t z, int64_t j, int64_t columns) {
-    const int64_t start = (z * a->keys + j) * a->width;
-    pack_b(a->k + start, a->width, true, columns, a->width, s->k_columns);
-    pack_b(a->v + start, a->width, true, columns, a->width, s->v_columns);
+    const int64_t start = before(a, z, j, a->keys, a->row);
+    pack_b(a->k + start, a->row, true, columns, a->width, s->k_columns);
+    pack_b(a->v + start, a->row, true, columns, a->width, s->v_columns);
 }
 
 /* scores: the probabilities after dropout; by_scores: the cotangents of q kT. Of a block at query i and key j. */
 static void block_of_gradient(const Attention *a, const Gradient *g, Scratch *s, int64_t z, int64_t i, int64_t rows,
                               int64_t j, int64_t columns) {
-    const int64_t width = a->width, start = z * a->queries + i;
-    product(rows, columns, width, a->q + start * width, width, 1, s->k_columns, s->scores, KEYS, false);
-    product(rows, columns, width, g->ct + start * width, width, 1, s->v_columns, s->by_scores, KEYS, false);
+    const int64_t width = a->width, start = z * a->queries + i, to = before(a, z, i, a->queries, a->out_row);
+    const T *q = a->q + before(a, z, i, a->queries, a->row);
+    product(rows, columns, width, q, a->row, 1, s->k_columns, s->scores, KEYS, false);
+    product(rows, columns, width, g->ct + to, a->out_row, 1, s->v_columns, s->by_scores, KEYS, false);
     for (int64_t r = 0; r < rows; r++) {
         T *row = s->scores + r * KEYS, *by = s->by_scores + r * KEYS, kept[KEYS];
-        const T *ct = g->ct + (start + r) * width, *out = g->out + (start + r) * width;
+        const T *ct = g->ct + to + r * a->out_row, *out = g->out + to + r * a->out_row;
         const T logsumexp = g->logsumexp[start + r];
         T delta = 0;
 #pragma omp simd reduction(+ : delta)
@@ -172,22 +179,22 @@ static void block_of_gradient(const Attention *a, const Gradient *g, Scratch *s,
 /* Cotangents of a block of keys and values. With `all` they are those of a head's first or next block, in order, and the
    cotangents of its queries are added up as well. */
 static void backward_keys(const Attention *a, const Gradient *g, Scratch *s, int64_t z, int64_t j, bool all) {
-    const int64_t width = a->width, columns = min_i64(KEYS, a->keys - j), start = (z * a->keys + j) * width;
-    const int64_t first = a->causal ? j / QUERIES * QUERIES : 0;
-    if (first >= a->queries) {
-        memset(g->by_k + start, 0, columns * width * sizeof(T));
-        memset(g->by_v + start, 0, columns * width * sizeof(T));
+    const int64_t width = a->width, row = a->row, columns = min_i64(KEYS, a->keys - j);
+    const int64_t start = before(a, z, j, a->keys, row), first = a->causal ? j / QUERIES * QUERIES : 0;
+    for (int64_t c = 0; c < columns && first >= a->queries; c++) {
+        memset(g->by_k + start + c * row, 0, width * sizeof(T));
+        memset(g->by_v + start + c * row, 0, width * sizeof(T));
     }
     pack_keys(a, s, z, j, columns);
-    if (all) pack_b(a->k + start, width, false, width, columns, s->k_rows);
+    if (all) pack_b(a->k + start, row, false, width, columns, s->k_rows);
     for (int64_t i = first; i < a->queries; i += QUERIES) {
-        const int64_t rows = min_i64(QUERIES, a->queries - i), from = (z * a->queries + i) * width;
+        const int64_t rows = min_i64(QUERIES, a->queries - i), from = before(a, z, i, a->queries, row);
         block_of_gradient(a, g, s, z, i, rows, j, columns);
-        pack_b(a->q + from, width, false, width, rows, s->q_rows);
-        pack_b(g->ct + from, width, false, width, rows, s->ct_rows);
-        product(columns, width, rows, s->scores, 1, KEYS, s->ct_rows, g->by_v + start, width, i > first);
-        product(columns, width, rows, s->by_scores, 1, KEYS, s->q_rows, g->by_k + start, width, i > first);
-        if (all) product(rows, width, columns, s->by_scores, KEYS, 1, s->k_rows, g->by_q + from, width, j > 0);
+        pack_b(a->q + from, row, false, width, rows, s->q_rows);
+        pack_b(g->ct + before(a, z, i, a->queries, a->out_row), a->out_row, false, width, rows, s->ct_rows);
+        product(columns, width, rows, s->scores, 1, KEYS, s->ct_rows, g->by_v + start, row, i > first);
+        product(columns, width, rows, s->by_scores, 1, KEYS, s->q_rows, g->by_k + start, row, i > first);
+        if (all) product(rows, width, columns, s->by_scores, KEYS, 1, s->k_rows, g->by_q + from, row, j > 0);
     }
 }
 
@@ -196,10 +203,10 @@ static void backward_queries(const Attention *a, const Gradient *g, Scratch *s, 
     for (int64_t j = 0; j < end; j += KEYS) {
         const int64_t columns = min_i64(KEYS, end - j);
         pack_keys(a, s, z, j, columns);
-        pack_b(a->k + (z * a->keys + j) * width, width, false, width, columns, s->k_rows);
+        pack_b(a->k + before(a, z, j, a->keys, a->row), a->row, false, width, columns, s->k_rows);
         block_of_gradient(a, g, s, z, i, rows, j, columns);
-        product(rows, width, columns, s->by_scores, KEYS, 1, s->k_rows, g->by_q + (z * a->queries + i) * width, width,
-                j > 0);
+        product(rows, width, columns, s->by_scores, KEYS, 1, s->k_rows, g->by_q + before(a, z, i, a->queries, a->row),
+                a->row, j > 0);
     }
 }
 
@@ -231,25 +238,40 @@ static void run_backward(const Team *team, const Attention *a, const Gradient *g
     }
 }
 
-#define NUMBERS                                                                                               \
-    int64_t batch, int64_t queries, int64_t keys, int64_t width, int64_t causal, double scale, double dropout, \
-        int64_t stream
+#define NUMBERS                                                                                                \
+    int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t width, int64_t row, int64_t out_row,  \
+        int64_t causal, double scale, double dropout, int64_t stream
+
+#define ATTENTION(q, k, v, mask, rng)                                                                          \
+    {q, k, v, mask, rng, batch, heads, queries, keys, width, row, out_row, causal, (T)scale,                   \
+     (T)(1 / (1 - dropout)), (float)dropout, (uint32_t)stream}
 
 /* A function for each combination of the optional arguments: PARAMETERS are those that it has, MASK and RNG their
    values. */
-#define FUNCTIONS(SUFFIX_, PARAMETERS, MASK, RNG)                                                                    \
-    void FN(attention##SUFFIX_)(const Team *team, const T *q, const T *k, const T *v, PARAMETERS T *out, T *logsumexp, \
-                                NUMBERS) {                                                                           \
-        const Attention a = {q,     k,     v,      MASK,     RNG,                      batch,          queries,      \
-                             keys,  width, causal, (T)scale, (T)(1 / (1 - dropout)), (float)dropout, (uint32_t)stream}; \
-        run_forward(team, &a, out, logsumexp);                                                                       \
-    }                                                                                                                \
-    void FN(attention_grad##SUFFIX_)(const Team *team, const T *q, const T *k, const T *v, const T *out,             \
-                                     const T *logsumexp, const T *ct, PARAMETERS T *by_q, T *by_k, T *by_v, NUMBERS) { \
-        const Attention a = {q,     k,     v,      MASK,     RNG,                      batch,          queries,      \
-                             keys,  width, causal, (T)scale, (T)(1 / (1 - dropout)), (float)dropout, (uint32_t)stream}; \
-        const Gradient g = {out, logsumexp, ct, by_q, by_k, by_v};                                                   \
-        run_backward(team, &a, &g);                                                                                  \
+#define FUNCTIONS(OPTIONAL, PARAMETERS, MASK, RNG)                                                                     \
+    void FN(attention##OPTIONAL)(const Team *team, const T *q, const T *k, const T *v, PARAMETERS T *out,              \
+                                 T *logsumexp, NUMBERS) {                                                              \
+        const Attention a = ATTENTION(q, k, v, MASK, RNG);                                                             \
+        run_forward(team, &a, out, logsumexp);                                                                         \
+    }                                                                                                                  \
+    void FN(attention_grad##OPTIONAL)(const Team *team, const T *q, const T *k, const T *v, const T *out,              \
+                                      const T *logsumexp, const T *ct, PARAMETERS T *by_q, T *by_k, T *by_v, NUMBERS) { \
+        const Attention a = ATTENTION(q, k, v, MASK, RNG);                                                             \
+        const Gradient g = {out, logsumexp, ct, by_q, by_k, by_v};                                                     \
+        run_backward(team, &a, &g);                                                                                    \
+    }
+
+/* The same of one array with the rows of q, k and v side by side: [example][row][q, k or v][head][width]. */
+#define SELF_FUNCTIONS(OPTIONAL, PARAMETERS, RNG)                                                             \
+    void FN(self_attention##OPTIONAL)(const Team *team, const T *x, PARAMETERS T *out, T *logsumexp, NUMBERS) { \
+        const Attention a = ATTENTION(x, x + out_row, x + 2 * out_row, NULL, RNG);                            \
+        run_forward(team, &a, out, logsumexp);                                                                \
+    }                                                                                                         \
+    void FN(self_attention_grad##OPTIONAL)(const Team *team, const T *x, const T *out, const T *logsumexp,    \
+                                           const T *ct, PARAMETERS T *by_x, NUMBERS) {                        \
+        const Attention a = ATTENTION(x, x + out_row, x + 2 * out_row, NULL, RNG);                            \
+        const Gradient g = {out, logsumexp, ct, by_x, by_x + out_row, by_x + 2 * out_row};                    \
+        run_backward(team, &a, &g);                                                                           \
     }
 
 #define COMMA ,
@@ -257,3 +279,5 @@ FUNCTIONS(, , NULL, NULL)
 FUNCTIONS(_mask, const bool *mask COMMA, mask, NULL)
 FUNCTIONS(_rng, const uint32_t *rng COMMA, NULL, rng)
 FUNCTIONS(_mask_rng, const bool *mask COMMA const uint32_t *rng COMMA, mask, rng)
+SELF_FUNCTIONS(, , NULL)
+SELF_FUNCTIONS(_rng, const uint32_t *rng COMMA, rng)

@@ -22,6 +22,7 @@ SIDE: Ladder = {"cpu": (64, 256, 1024), "gpu": (64, 256, 1024, 4096)}
 """Rows and columns of a square matrix."""
 ROWS: Ladder = {"cpu": (32, 256, 2048), "gpu": (32, 256, 2048, 16384)}
 IMAGES: Ladder = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 512)}
+TOKENS: Ladder = {"cpu": (16, 128, 512), "gpu": (16, 256, 2048, 8192)}
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,12 @@ bench("einsum", IMAGES, lambda n: (normal(n, 32, 8, 16), normal(n, 32, 8, 16)),
       lambda q, k: ops.einsum("bqhd,bkhd->bhqk", q, k), "bqhd,bkhd->bhqk")  # fmt: skip
 bench("kron", SIDE, lambda n: (normal(n, n), normal(2, 3)), variant="by 2x3")
 bench("cross", ELEMENTS, lambda n: (normal(n, 3), normal(n, 3)))
+
+# Attention: 32 heads of width 64.
+for _causal in (False, True):
+    bench("attention", TOKENS, lambda n: (normal(32, n, 64),) * 3,
+          lambda q, k, v, c=_causal: ops.attention(q, k, v, c), "causal" if _causal else "all keys")  # fmt: skip
+bench("self_attention", TOKENS, lambda n: (normal(8, n, 768),), lambda x: ops.self_attention(x, 4), "8 of 4 heads")
 
 # Convolution and pooling: layers of lenet5.yaml, cnn.yaml and resnet.yaml. "3x3/2" is a window of stride 2.
 for _image, _out, _kernel, _stride, _padding in (

@@ -70,7 +70,10 @@ class OpCase:
 
     def flops(self, phase: str) -> int | None:
         """Two for each multiply-add of a matrix product or convolution, or of its two gradients; None for other
-        operations."""
+        operations. Attention has two products, and its gradient five."""
+        if self.op == "attention":
+            queries, keys = (_shaped(make).shape for make in self.inputs[:2])
+            return 2 * math.prod(queries) * keys[-2] * (5 if phase == "backward" else 2)
         if self.op not in ("matmul", "conv2d"):
             return None
         image, weight = (_shaped(make).shape for make in self.inputs)
@@ -131,9 +134,15 @@ LAYERS = {
 def cases(device: str) -> list[OpCase]:
     """The operations at sizes that suit the device: those of a training step on a CPU, large enough to fill a GPU."""
     if device == "cpu":
-        return [*_products((256, 1024)), *_convolutions(device), *_elementwise(20), *_rows(1024, 1000), *_pools(32, 24)]
+        return [
+            *_products((256, 1024)), *_convolutions(device), *_elementwise(20), *_rows(1024, 1000), *_pools(32, 24),
+            *_attentions((128, 4, 16, 16), (1, 4, 1024, 64)),
+        ]  # fmt: skip
     squares = (1024, 2048, 4096, 4095, 8192)
-    by_precision = [(*_products(squares, p), *_convolutions(device, p)) for p in PRECISIONS]
+    heads = (128, 4, 16, 16), (128, 8, 256, 64), (4, 16, 2048, 64)
+    by_precision = [
+        (*_products(squares, p), *_convolutions(device, p), *_attentions(*heads, precision=p)) for p in PRECISIONS
+    ]
     return [*chain.from_iterable(by_precision), *_elementwise(26), *_rows(8192, 4096), *_pools(256, 56)]
 
 
@@ -156,6 +165,14 @@ def _convolutions(device: str, precision: str = FULL) -> Iterator[OpCase]:
         size = _named(f"{size_text(images)} to {out}, {kernel}x{kernel}", precision)
         output = (count, out, height + grown, width + grown)
         yield OpCase("conv2d", size, inputs, output, {"padding": padding}, (0,), precision)
+
+
+def _attentions(*shapes: tuple[int, ...], precision: str = FULL) -> Iterator[OpCase]:
+    """Self-attention; shapes are batch, heads, tokens and width of a head."""
+    for shape in shapes:
+        yield OpCase(
+            "attention", _named(size_text(shape), precision), (normal(*shape),) * 3, shape, {}, (0, 1, 2), precision
+        )
 
 
 def _elementwise(power: int) -> Iterator[OpCase]:

@@ -84,6 +84,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
     return {
         "matmul": lambda a, b, transpose_b=False: a @ (b.T if transpose_b else b),
         "conv2d": F.conv2d,
+        "attention": F.scaled_dot_product_attention,
         "exp": torch.exp,
         "relu": torch.relu,
         "gelu": F.gelu,

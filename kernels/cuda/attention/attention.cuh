@@ -24,14 +24,21 @@ static_assert(LANES <= WARP && THREADS % WARP == 0 && PADDED % VECTOR == 0, "the
 __device__ __forceinline__ float operand(float x) { return rounded(x); }
 __device__ __forceinline__ double operand(double x) { return x; }
 
-// A head and the options of the attention.
+// A head and the options of the attention. Head `number` is head number % heads of example number / heads. An array in memory
+// is [example][query or key][head][WIDTH], with `row` elements between the rows of q, k and v, and `out_row` between those of
+// the output.
 struct Head {
     const bool *mask;
     const uint32_t *rng;
-    int64_t number, queries, keys;
+    int64_t number, heads, queries, keys, row, out_row;
     T scale, keep_scale;
     float dropout;
     uint32_t stream;
+
+    // The elements before this head in an array of `length` rows for each example.
+    __device__ __forceinline__ int64_t before(int64_t length, int64_t row) const {
+        return number / heads * length * row + number % heads * WIDTH;
+    }
 
     __device__ __forceinline__ bool attends(int64_t query, int64_t key) const {
         return key < keys && (!CAUSAL || key <= query) && (!MASKED || mask[number * keys + key]);
@@ -54,12 +61,12 @@ __device__ __forceinline__ int thread_x() { return threadIdx.x % LANES; }
 __device__ __forceinline__ int row_of(int i) { return thread_y() * MICRO + i; }
 __device__ __forceinline__ int column_of(int j) { return thread_x() + LANES * j; }
 
-// Copies rows `first` to first + TILE of an array [rows][WIDTH] to shared memory, with zeros beside it.
-__device__ __forceinline__ void load_tile(const T *from, int64_t first, int64_t rows, T *tile) {
+// Copies rows `first` to first + TILE of `rows` rows to shared memory, with zeros beside them. `stride`: elements between rows.
+__device__ __forceinline__ void load_tile(const T *from, int64_t stride, int64_t first, int64_t rows, T *tile) {
     constexpr int VECTORS = PADDED / VECTOR;
     for (int i = threadIdx.x; i < TILE * VECTORS; i += THREADS) {
         const int row = i / VECTORS, column = i % VECTORS * VECTOR;
-        const T *source = from + (first + row) * WIDTH + column;
+        const T *source = from + (first + row) * stride + column;
         Vector<T, VECTOR> x = {};
         if (first + row < rows) {
             if constexpr (WIDTH % VECTOR == 0) {
@@ -134,19 +141,20 @@ __device__ __forceinline__ void add_products(const T *weights, const T *tile, T 
     }
 }
 
-// Stores rows `first` to first + TILE of an array [rows][WIDTH].
-__device__ __forceinline__ void store_rows(T *to, int64_t first, int64_t rows, const T (&sums)[MICRO][COLUMNS]) {
+// Stores rows `first` to first + TILE of `rows` rows.
+__device__ __forceinline__ void store_rows(
+    T *to, int64_t stride, int64_t first, int64_t rows, const T (&sums)[MICRO][COLUMNS]) {
     #pragma unroll
     for (int i = 0; i < MICRO; i++)
         #pragma unroll
         for (int n = 0; n < COLUMNS; n++)
             if (first + row_of(i) < rows && column_of(n) < WIDTH)
-                to[(first + row_of(i)) * WIDTH + column_of(n)] = sums[i][n];
+                to[(first + row_of(i)) * stride + column_of(n)] = sums[i][n];
 }
 
-// The head of this block. Blocks are numbered by tile, then by head.
-__device__ __forceinline__ Head head_of_block(const bool *mask, const uint32_t *rng, int64_t batch, int64_t queries,
-    int64_t keys, double scale, double dropout, int64_t stream) {
-    return {mask, rng, (int64_t)blockIdx.x % batch, queries, keys, (T)scale, (T)(1 / (1 - dropout)), (float)dropout,
-        (uint32_t)stream};
+// The head of this block. Blocks are numbered by tile, then by head; `batch` is the number of heads of all examples.
+__device__ __forceinline__ Head head_of_block(const bool *mask, const uint32_t *rng, int64_t batch, int64_t heads,
+    int64_t queries, int64_t keys, int64_t row, int64_t out_row, double scale, double dropout, int64_t stream) {
+    return {mask, rng, (int64_t)blockIdx.x % batch, heads, queries, keys, row, out_row, (T)scale, (T)(1 / (1 - dropout)),
+        (float)dropout, (uint32_t)stream};
 }

@@ -2,14 +2,15 @@
 // of keys; those of queries, by tiles of queries. Both compute the probabilities again. See attention.cuh.
 #include "attention/attention.cuh"
 
-KERNEL attention_delta(const T *out, const T *ct, int64_t rows, char *scratch) {
+KERNEL attention_delta(
+    const T *out, const T *ct, int64_t batch, int64_t heads, int64_t queries, int64_t out_row, char *scratch) {
     wait_for_inputs();
-    for (int64_t row = grid_index() / WARP; row < rows; row += grid_size() / WARP) {
+    for (int64_t i = grid_index() / WARP; i < batch * queries; i += grid_size() / WARP) {
+        const int64_t head = i / queries, at = (head / heads * queries + i % queries) * out_row + head % heads * WIDTH;
         T sum = 0;
-        for (int c = threadIdx.x % WARP; c < WIDTH; c += WARP)
-            sum = fma(out[row * WIDTH + c], ct[row * WIDTH + c], sum);
+        for (int c = threadIdx.x % WARP; c < WIDTH; c += WARP) sum = fma(out[at + c], ct[at + c], sum);
         sum = over_lanes<Sum, WARP>(sum);
-        if (threadIdx.x % WARP == 0) ((T *)scratch)[row] = sum;
+        if (threadIdx.x % WARP == 0) ((T *)scratch)[i] = sum;
     }
 }
 
@@ -22,14 +23,14 @@ static __device__ __forceinline__ void gradient_of_scores(const Head &head, int6
     row_products(ct_tile, v_tile, by_weights);
     #pragma unroll
     for (int i = 0; i < MICRO; i++) {
-        const int64_t row = query + row_of(i), at = head.number * head.queries + row;
-        const T shift = row < head.queries ? logsumexp[at] : (T)INFINITY;
-        const T correction = row < head.queries ? delta[at] : (T)0;
+        const int64_t of_row = query + row_of(i), at = head.number * head.queries + of_row;
+        const T shift = of_row < head.queries ? logsumexp[at] : (T)INFINITY;
+        const T correction = of_row < head.queries ? delta[at] : (T)0;
         #pragma unroll
         for (int j = 0; j < MICRO; j++) {
             const int64_t column = key + column_of(j);
-            const T score = head.attends(row, column) ? scores[i][j] * head.scale : -(T)INFINITY;
-            const T probability = exp(score - shift), kept = head.kept(row, column);
+            const T score = head.attends(of_row, column) ? scores[i][j] * head.scale : -(T)INFINITY;
+            const T probability = exp(score - shift), kept = head.kept(of_row, column);
             const int to = row_of(i) * SCORES + column_of(j);
             if (weights) weights[to] = operand(probability * kept);
             by_scores[to] = operand(probability * (by_weights[i][j] * kept - correction) * head.scale);
@@ -44,8 +45,8 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
 #if DROPOUT
     const uint32_t *rng,
 #endif
-    T *by_k, T *by_v, int64_t batch, int64_t queries, int64_t keys, double scale, double dropout, int64_t stream,
-    char *scratch) {
+    T *by_k, T *by_v, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
+    int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
 #if !MASKED
     const bool *mask = nullptr;
@@ -53,18 +54,19 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
 #if !DROPOUT
     const uint32_t *rng = nullptr;
 #endif
-    const Head head = head_of_block(mask, rng, batch, queries, keys, scale, dropout, stream);
+    const Head head = head_of_block(mask, rng, batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t key = blockIdx.x / batch * TILE;
-    const int64_t of_keys = head.number * keys * WIDTH, of_queries = head.number * queries * WIDTH;
+    const int64_t of_keys = head.before(keys, row), of_queries = head.before(queries, row);
+    ct += head.before(queries, out_row);
     T *const k_tile = (T *)shared_bytes, *const v_tile = k_tile + TILE * STRIDE, *const q_tile = v_tile + TILE * STRIDE;
     T *const ct_tile = q_tile + TILE * STRIDE, *const weights = ct_tile + TILE * STRIDE;
     T *const by_scores = weights + TILE * SCORES;
     T k_sums[MICRO][COLUMNS] = {}, v_sums[MICRO][COLUMNS] = {};
-    load_tile(k + of_keys, key, keys, k_tile);
-    load_tile(v + of_keys, key, keys, v_tile);
+    load_tile(k + step + of_keys, row, key, keys, k_tile);
+    load_tile(v + 2 * step + of_keys, row, key, keys, v_tile);
     for (int64_t query = CAUSAL ? key : 0; query < queries; query += TILE) {
-        load_tile(q + of_queries, query, queries, q_tile);
-        load_tile(ct + of_queries, query, queries, ct_tile);
+        load_tile(q + of_queries, row, query, queries, q_tile);
+        load_tile(ct, out_row, query, queries, ct_tile);
         __syncthreads();
         gradient_of_scores(
             head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, (const T *)scratch, weights, by_scores);
@@ -73,8 +75,8 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
         add_products<true>(by_scores, q_tile, k_sums);
         __syncthreads();
     }
-    store_rows(by_k + of_keys, key, keys, k_sums);
-    store_rows(by_v + of_keys, key, keys, v_sums);
+    store_rows(by_k + step + of_keys, row, key, keys, k_sums);
+    store_rows(by_v + 2 * step + of_keys, row, key, keys, v_sums);
 }
 
 KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k, const T *v, const T *logsumexp, const T *ct,
@@ -84,7 +86,8 @@ KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k,
 #if DROPOUT
     const uint32_t *rng,
 #endif
-    T *by_q, int64_t batch, int64_t queries, int64_t keys, double scale, double dropout, int64_t stream, char *scratch) {
+    T *by_q, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
+    int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
 #if !MASKED
     const bool *mask = nullptr;
@@ -92,19 +95,20 @@ KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k,
 #if !DROPOUT
     const uint32_t *rng = nullptr;
 #endif
-    const Head head = head_of_block(mask, rng, batch, queries, keys, scale, dropout, stream);
+    const Head head = head_of_block(mask, rng, batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
     const int64_t query = (CAUSAL ? tiles - 1 - tile : tile) * TILE; // the longest rows start first
-    const int64_t of_keys = head.number * keys * WIDTH, of_queries = head.number * queries * WIDTH;
+    const int64_t of_keys = head.before(keys, row), of_queries = head.before(queries, row);
+    ct += head.before(queries, out_row);
     T *const q_tile = (T *)shared_bytes, *const ct_tile = q_tile + TILE * STRIDE, *const k_tile = ct_tile + TILE * STRIDE;
     T *const v_tile = k_tile + TILE * STRIDE, *const by_scores = v_tile + TILE * STRIDE;
     T sums[MICRO][COLUMNS] = {};
-    load_tile(q + of_queries, query, queries, q_tile);
-    load_tile(ct + of_queries, query, queries, ct_tile);
+    load_tile(q + of_queries, row, query, queries, q_tile);
+    load_tile(ct, out_row, query, queries, ct_tile);
     const int64_t end = CAUSAL && query + TILE < keys ? query + TILE : keys;
     for (int64_t key = 0; key < end; key += TILE) {
-        load_tile(k + of_keys, key, keys, k_tile);
-        load_tile(v + of_keys, key, keys, v_tile);
+        load_tile(k + step + of_keys, row, key, keys, k_tile);
+        load_tile(v + 2 * step + of_keys, row, key, keys, v_tile);
         __syncthreads();
         gradient_of_scores(
             head, query, key, q_tile, k_tile, v_tile, ct_tile, logsumexp, (const T *)scratch, nullptr, by_scores);
@@ -112,5 +116,5 @@ KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k,
         add_products<false>(by_scores, k_tile, sums);
         __syncthreads();
     }
-    store_rows(by_q + of_queries, query, queries, sums);
+    store_rows(by_q + of_queries, row, query, queries, sums);
 }

@@ -1,4 +1,5 @@
-// Attention: a block computes TILE queries of a head. See attention.cuh.
+// Attention: a block computes TILE queries of a head. See attention.cuh. k and v begin `step` and 2 step elements after their
+// pointers.
 #include "attention/attention.cuh"
 
 // The probabilities of MICRO x MICRO scores, up to a factor. Updates the running maximum and sum of each row; `factor` is that
@@ -28,7 +29,8 @@ KERNEL __launch_bounds__(THREADS) attention(const T *q, const T *k, const T *v,
 #if DROPOUT
     const uint32_t *rng,
 #endif
-    T *out, T *logsumexp, int64_t batch, int64_t queries, int64_t keys, double scale, double dropout, int64_t stream) {
+    T *out, T *logsumexp, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
+    int64_t step, double scale, double dropout, int64_t stream) {
     wait_for_inputs();
 #if !MASKED
     const bool *mask = nullptr;
@@ -36,20 +38,20 @@ KERNEL __launch_bounds__(THREADS) attention(const T *q, const T *k, const T *v,
 #if !DROPOUT
     const uint32_t *rng = nullptr;
 #endif
-    const Head head = head_of_block(mask, rng, batch, queries, keys, scale, dropout, stream);
+    const Head head = head_of_block(mask, rng, batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
     const int64_t first = (CAUSAL ? tiles - 1 - tile : tile) * TILE; // the longest rows start first
     T *const q_tile = (T *)shared_bytes, *const other = q_tile + TILE * STRIDE, *const weights = other + TILE * STRIDE;
-    q += head.number * queries * WIDTH, k += head.number * keys * WIDTH, v += head.number * keys * WIDTH;
+    q += head.before(queries, row), k += step + head.before(keys, row), v += 2 * step + head.before(keys, row);
 
     T sums[MICRO][COLUMNS] = {}, top[MICRO], sum[MICRO] = {};
     #pragma unroll
     for (int i = 0; i < MICRO; i++) top[i] = -(T)INFINITY;
-    load_tile(q, first, queries, q_tile);
+    load_tile(q, row, first, queries, q_tile);
     const int64_t end = CAUSAL && first + TILE < keys ? first + TILE : keys;
     for (int64_t start = 0; start < end; start += TILE) {
         T scores[MICRO][MICRO], factor[MICRO];
-        load_tile(k, start, keys, other);
+        load_tile(k, row, start, keys, other);
         __syncthreads();
         row_products(q_tile, other, scores);
         #pragma unroll
@@ -61,7 +63,7 @@ KERNEL __launch_bounds__(THREADS) attention(const T *q, const T *k, const T *v,
             }
         softmax_step(scores, top, sum, factor);
         __syncthreads();
-        load_tile(v, start, keys, other);
+        load_tile(v, row, start, keys, other);
         #pragma unroll
         for (int i = 0; i < MICRO; i++) {
             #pragma unroll
@@ -81,9 +83,9 @@ KERNEL __launch_bounds__(THREADS) attention(const T *q, const T *k, const T *v,
         const bool none = sum[i] == 0; // a query without a key
         #pragma unroll
         for (int n = 0; n < COLUMNS; n++) sums[i][n] = none ? (T)0 : sums[i][n] / sum[i];
-        const int64_t row = first + row_of(i);
-        if (thread_x() == 0 && row < queries)
-            logsumexp[head.number * queries + row] = none ? (T)INFINITY : (T)log(sum[i]) + top[i];
+        const int64_t query = first + row_of(i);
+        if (thread_x() == 0 && query < queries)
+            logsumexp[head.number * queries + query] = none ? (T)INFINITY : (T)log(sum[i]) + top[i];
     }
-    store_rows(out + head.number * queries * WIDTH, first, queries, sums);
+    store_rows(out + head.before(queries, out_row), out_row, first, queries, sums);
 }
