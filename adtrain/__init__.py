@@ -1,8 +1,8 @@
 """adtrain: train neural networks on a readable automatic-differentiation core.
 
 ``import adtrain as ad`` gives arrays (`array`), operations on them (`ops`), operations of your own (`custom_op`),
-transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`),
-compiled functions (`jit`), layers (`nn`), optimizers (`optim`), names in configs for classes of your own
+transformations of functions (`grad`, `value_and_grad`, `vjp`, `jvp`, `hvp`, `jacobian`, `hessian`, `custom_vjp`,
+`vmap`), compiled functions (`jit`), layers (`nn`), optimizers (`optim`), names in configs for classes of your own
 (`register`), and functions of trees of arrays (`tree`).
 
 `train` trains the network of a config, `load` reads a trained run or a tree of arrays, `save` writes a tree. `graph`
@@ -22,6 +22,7 @@ from adtrain.core.custom import custom_vjp
 from adtrain.core.devices import register_device
 from adtrain.core.errors import AdtrainError, DeviceError, DTypeError, OptionError, ShapeError, TraceError
 from adtrain.core.types import ArrayType
+from adtrain.core.vmap import vmap
 from adtrain.custom_op import custom_op
 from adtrain.jit import jit
 from adtrain.version import __version__ as __version__
@@ -64,6 +65,7 @@ __all__ = [
     "tree",
     "value_and_grad",
     "vjp",
+    "vmap",
 ]
 
 

@@ -17,6 +17,7 @@ from adtrain import ops
 from adtrain.core.array import Array, Value, array
 from adtrain.core.custom import custom_vjp
 from adtrain.core.precision import FULL, matmul_precision
+from adtrain.core.vmap import vmap
 
 Sampler: TypeAlias = Callable[[np.random.Generator], np.ndarray]
 
@@ -43,9 +44,9 @@ class Case:
     order: int = 2
     precision: str = FULL
 
-    def sample(self, dtype: str = "float64") -> list[Array]:
-        """The inputs, the same in every call."""
-        rng = np.random.default_rng(zlib.crc32(f"{self.op}/{self.name}".encode()))
+    def sample(self, dtype: str = "float64", number: int = 0) -> list[Array]:
+        """The inputs, the same in every call; another ``number`` gives others."""
+        rng = np.random.default_rng(zlib.crc32(f"{self.op}/{self.name}".encode()) + number)
         drawn = [make(rng) for make in self.inputs]
         return [array(x.astype(dtype) if x.dtype.kind == "f" else x) for x in drawn]
 
@@ -85,8 +86,8 @@ def integers(high: int, *shape: int) -> Sampler:
 
 
 def rng_state(rng: np.random.Generator) -> np.ndarray:
-    """A sampler that returns a fixed random state."""
-    return ops.rng_state(seed=7, step=3).numpy()
+    """A sampler of random states."""
+    return ops.rng_state(seed=int(rng.integers(2**63)), step=3).numpy()
 
 
 def short(*shape: int) -> Sampler:
@@ -464,6 +465,9 @@ for _name, _f, _input in (
 
 # Random numbers.
 case("random_uniform", "odd", lambda s: ops.random_uniform(s, (3, 5), stream=2, dtype="float64"), rng_state, order=0)
+case("random_uniform", "states of members",
+     lambda s: tuple(vmap(lambda s, n=n: ops.random_uniform(s, n, dtype="float64"))(ops.stack([s, s + 1, s + 2]))
+                     for n in ((), (8,), (5, 15))), rng_state, order=0)  # fmt: skip
 case("random_normal", "odd", lambda s: ops.random_normal(s, (3, 5), stream=2, dtype="float64"), rng_state, order=0)
 case("dropout", "half", lambda x, s: ops.dropout(x, 0.5, s, stream=1), normal(5, 7), rng_state, linear=(0,))
 case("dropout", "empty batch", lambda x, s: ops.dropout(x, 0.5, s), normal(0, 3), rng_state)

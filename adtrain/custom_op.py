@@ -109,6 +109,7 @@ def custom_op(
     residuals: int = 0,
     flops: Callable[..., int] | None = None,
     samples: Callable[..., Sequence[Any]] | None = None,
+    vmap: Callable[..., Any] | None = None,
 ) -> CustomOp:
     """Define an operation. Every function gets the arguments first, and the options of the call as keywords.
 
@@ -130,6 +131,9 @@ def custom_op(
         flops: floating-point operations, for timings. By default one for each element of the outputs.
         samples: from a NumPy generator to arguments, for ``adtrain gradcheck --plugin`` and ``bench --plugin``. See
             `OwnOp`.
+        vmap: ``(op, mapped, *args, **options)``: how `adtrain.vmap` runs it once for all members. ``op`` runs the
+            operation, and returns the residuals too. ``mapped`` has a bool for each argument: a mapped one has the
+            members along axis 0, as the outputs must. Without it the members run one after another.
 
     Raises:
         OptionError: there is an operation of that name, or a source file is missing.
@@ -147,7 +151,7 @@ def custom_op(
     files = {kind: _file(name, kind, source, place.file) for kind, source in (("c", c), ("cu", cuda)) if source}
 
     rule = _rule(name, vjp, residuals) if vjp else _no_rule(name, place)
-    primitive = Primitive(name, shape, numpy, joint_vjp=rule, flops=flops)
+    primitive = Primitive(name, shape, numpy, joint_vjp=rule, flops=flops, batch=vmap)
 
     def values(*types: Any, **options: Any) -> tuple[int | float, ...]:
         return tuple(numbers(*types, **options)) if numbers else (primitive.output_types(types, options)[0].size,)

@@ -1,4 +1,4 @@
-"""Floor division, rounding, integer powers and products as CUDA code, emulated on the CPU, against NumPy."""
+"""Floor division, rounding, powers, products and random numbers as CUDA code, run on the CPU, against NumPy."""
 
 from __future__ import annotations
 
@@ -48,3 +48,12 @@ def test_products_of_integer_matrices_wrap_around(host: Host) -> None:
     a, b = (rng.integers(-(2**31), 2**31, v.type.shape, np.int32) for v in equation.inputs)
     (found,) = host.computed(equation, kernel, [a, b])
     np.testing.assert_array_equal(found, a @ b)
+
+
+@pytest.mark.parametrize("count", [5, 8])
+def test_random_numbers_of_several_states_are_those_of_numpy(host: Host, count: int) -> None:
+    states = np.random.default_rng(0).integers(0, 2**32, (3, 4), np.uint32)
+    draw = ad.vmap(lambda state: ops.random_uniform(state, (count,), stream=7))
+    (equation,) = stage(draw, ()).program(states).equations
+    (found,) = host.computed(equation, None, [states])
+    np.testing.assert_array_equal(found, draw(states).numpy())

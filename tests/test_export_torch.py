@@ -32,12 +32,12 @@ SHAPES = {
     nn.BatchNorm2d: images,
     nn.LayerNorm: samples,
     nn.GroupNorm: samples,
-    nn.MultiheadAttention: matrices,
-    nn.TransformerEncoderLayer: matrices,
-    nn.PositionalEmbedding: matrices,
     nn.RNN: matrices,
     nn.LSTM: matrices,
     nn.GRU: matrices,
+    nn.MultiheadAttention: matrices,
+    nn.TransformerEncoderLayer: matrices,
+    nn.PositionalEmbedding: matrices,
 }
 
 

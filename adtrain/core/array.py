@@ -42,8 +42,8 @@ class Value(Operators["Value"], NumpyProtocols):
             TraceError: the value is a tracer, which has no elements.
         """
         raise TraceError(
-            f"a traced value ({ArrayType(self.shape, self.dtype)}) has no elements yet: inside a differentiated or "
-            "jitted function use adtrain.ops instead of NumPy and float(), and ops.where instead of if"
+            f"a traced value ({ArrayType(self.shape, self.dtype)}) has no elements yet: inside a differentiated, "
+            "mapped or jitted function use adtrain.ops instead of NumPy and float(), and ops.where instead of if"
         )
 
     def fetch(self) -> Callable[[], np.ndarray]:

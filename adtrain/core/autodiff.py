@@ -16,6 +16,7 @@ from adtrain.core.reverse import ReverseTrace, ReverseTracer, backpropagate
 from adtrain.core.scope import phase
 from adtrain.core.trace import new_level
 from adtrain.core.traced_number import TracedNumber
+from adtrain.core.vmap import vmap
 
 
 class _Recording:
@@ -210,7 +211,8 @@ def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
 def jacobian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
     """A function that returns the Jacobian of ``f``: all first derivatives by argument ``argnums``.
 
-    It runs one backward pass for each element of the output.
+    It runs one backward pass for each array of the output, for all its elements at once, by `vmap`. So its memory is
+    that of a backward pass times the number of elements.
 
     Returns:
         A function with the arguments of ``f``. It returns the tree of outputs, with the tree of the argument in place
@@ -225,22 +227,17 @@ def jacobian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
     def derivatives(*args: Any) -> Any:
         (position,) = _positions("jacobian", argnums, len(args))
         recording = _Recording("jacobian", f, args, (position,), has_aux=False)
-        ops = Value._ops
         per_output = []
         for k, out in enumerate(recording.primals_out):
             _differentiable("jacobian", "the function's value", out)
-            rows = []
-            for i in range(out.size):
-                cts: list[Value | None] = [None] * len(recording.primals_out)
-                basis = np.zeros(out.shape, out.dtype)
-                basis.flat[i] = 1
-                cts[k] = array(basis, device=out.device)
-                rows.append(recording.pull_back(cts, retain=True)[0])
-            per_output.append(
-                tree.map(lambda *r, out=out: ops.reshape(ops.stack(r), (*out.shape, *r[0].shape)), *rows)
-                if rows
-                else tree.map(lambda x, out=out: ops.zeros((*out.shape, *x.shape), x.dtype, x.device), args[position])
-            )
+            before, after = [None] * k, [None] * (len(recording.primals_out) - k - 1)
+
+            def row(ct: Value, before: Any = before, after: Any = after) -> Any:
+                return recording.pull_back([*before, ct, *after], retain=True)[0]
+
+            basis = np.eye(out.size, dtype=out.dtype).reshape(out.size, *out.shape)
+            rows = vmap(row)(array(basis, device=out.device))
+            per_output.append(tree.map(lambda r, shape=out.shape: Value._ops.reshape(r, (*shape, *r.shape[1:])), rows))
         return tree.unflatten(recording.out_structure, per_output)
 
     return derivatives

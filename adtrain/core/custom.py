@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any
 
 from adtrain.core import tree
 from adtrain.core.array import Value
+from adtrain.core.batching import BatchTrace, BatchTracer
 from adtrain.core.errors import DTypeError, ShapeError, TraceError
 from adtrain.core.reverse import ReverseTrace, ReverseTracer, fill_zeros
+from adtrain.core.vmap import vmap
 
 
 def custom_vjp(
@@ -28,8 +30,8 @@ def custom_vjp(
         A function ``(*args) -> out``.
 
     Raises (when called, or when its gradient is):
-        TraceError: ``forward`` uses a value that is being differentiated and is not among its arguments, or a second
-            derivative goes through NumPy code.
+        TraceError: ``forward`` uses a value that is being differentiated or mapped and is not among its arguments, or a
+            second derivative goes through NumPy code.
         ShapeError: ``backward`` does not return one tree for each argument, with the argument's structure and shapes.
         DTypeError: ``forward`` does not return a pair, or one of the functions returns something other than arrays.
     """
@@ -37,16 +39,15 @@ def custom_vjp(
     name = getattr(forward, "__name__", "custom_vjp")
 
     def run(args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Call ``forward``. Refuse outputs that depend on a differentiated value that is not an argument."""
+        """Call ``forward``. Refuse outputs that depend on a traced value that is not an argument."""
         found = forward(*args)
         if not (isinstance(found, tuple) and len(found) == 2):
             raise DTypeError(f"{name}: forward must return a pair (out, residuals)")
-        known = {x.trace for x in tree.leaves(args) if isinstance(x, ReverseTracer)}
-        for x in tree.leaves(found):
-            if isinstance(x, ReverseTracer) and x.trace.live and x.trace not in known:
-                raise TraceError(
-                    f"{name}: forward uses a differentiated value that is not among its arguments; pass it in"
-                )
+        known = _traces(args)
+        for trace in _traces(found) - known:
+            if trace.live:
+                kind = "mapped" if isinstance(trace, BatchTrace) else "differentiated"
+                raise TraceError(f"{name}: forward uses a {kind} value that is not among its arguments; pass it in")
         for x in tree.leaves(found[0]):
             if not isinstance(x, Value):
                 raise DTypeError(f"{name}: forward returned a {type(x).__name__} as output, expected arrays")
@@ -54,14 +55,15 @@ def custom_vjp(
 
     @wraps(forward)
     def apply(*args: Any) -> Any:
-        traces = [x.trace for x in tree.leaves(args) if isinstance(x, ReverseTracer) and x.trace.live]
-        if not traces:
+        traces = [trace for trace in _traces(args) if trace.live]
+        if not any(isinstance(trace, ReverseTrace) for trace in traces):
             return run(args)[0]
         trace = max(traces, key=lambda t: t.level)
-        assert isinstance(trace, ReverseTrace)
+        if isinstance(trace, BatchTrace):
+            return _apply_to_members(trace, name, run, backward, args)
         lower_args = tree.map(trace.lower, args)
         out, residuals = run(lower_args)
-        if any(isinstance(x, ReverseTracer) for x in tree.leaves(lower_args)):
+        if any(isinstance(lower, ReverseTrace) for lower in _traces(lower_args)):
             plain, out = out, apply(*lower_args)  # so that the output has this rule at the levels below as well
             same = dict(zip(map(id, tree.leaves(plain)), tree.leaves(out), strict=True))
             for x in tree.leaves(lower_args):
@@ -70,6 +72,54 @@ def custom_vjp(
         return _record(trace, name, args, out, residuals, backward)
 
     return apply
+
+
+def _traces(values: Any) -> set[Any]:
+    """The traces, at all levels, of the values in a tree."""
+    found = set()
+    for x in tree.leaves(values):
+        while isinstance(x, (ReverseTracer, BatchTracer)):
+            found.add(x.trace)
+            x = x.primal
+    return found
+
+
+def _apply_to_members(
+    trace: BatchTrace, name: str, run: Callable[..., Any], backward: Callable[..., Any], args: tuple[Any, ...]
+) -> Any:
+    """The function of all members, one level down, with the derivative of all members."""
+    leaves, structure = tree.flatten(args)
+    structures = [tree.flatten(arg)[1] for arg in args]
+    axes = tuple(0 if trace.maps(x) else None for x in leaves)
+
+    def forward_of_all(*values: Any) -> Any:
+        return vmap(lambda *each: run(tree.unflatten(structure, each)), axes, axis_size=trace.size)(*values)
+
+    def backward_of_all(residuals: Any, ct: Any) -> tuple[Any, ...]:
+        cotangents = vmap(partial(_flat_cotangents, name, backward, structures), axis_size=trace.size)(residuals, ct)
+        return tuple(x if x is None or axis == 0 else x.sum(0) for x, axis in zip(cotangents, axes, strict=True))
+
+    forward_of_all.__name__ = name
+    out = custom_vjp(forward_of_all, backward_of_all)(*map(trace.lower, leaves))
+    return tree.map(partial(BatchTracer, trace), out)
+
+
+def _flat_cotangents(
+    name: str, backward: Callable[..., Any], structures: Sequence[tree.TreeDef], residuals: Any, ct: Any
+) -> list[Any]:
+    """The cotangent of each leaf of the arguments, which have these structures; None where there is none."""
+    found = backward(residuals, ct)
+    if not isinstance(found, (tuple, list)) or len(found) != len(structures):
+        count = len(found) if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
+        raise ShapeError(f"{name}: backward returned {count} cotangents, expected a tuple of {len(structures)}")
+    flat: list[Any] = []
+    for i, (x, structure) in enumerate(zip(found, structures, strict=True)):
+        part = [None] * structure.leaf_count if x is None else tree.flatten_like(structure, x)
+        if part is None:
+            got = tree.flatten(x)[1]
+            raise ShapeError(f"{name}: backward's cotangent {i} is a tree {got}, expected {structure}")
+        flat += part
+    return flat
 
 
 def _record(
@@ -83,17 +133,7 @@ def _record(
 
     def pull(residuals: Any, cts: list[Value | None]) -> list[Value | None]:
         full = [fill_zeros(ct, zero) for ct, zero in zip(cts, zeros, strict=True)]
-        found = backward(residuals, tree.unflatten(out_structure, full))
-        if not isinstance(found, (tuple, list)) or len(found) != len(structures):
-            count = len(found) if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
-            raise ShapeError(f"{name}: backward returned {count} cotangents, expected a tuple of {len(structures)}")
-        flat: list[Any] = []
-        for i, (ct, structure) in enumerate(zip(found, structures, strict=True)):
-            part = [None] * structure.leaf_count if ct is None else tree.flatten_like(structure, ct)
-            if part is None:
-                got = tree.flatten(ct)[1]
-                raise ShapeError(f"{name}: backward's cotangent {i} is a tree {got}, expected {structure}")
-            flat += part
+        flat = _flat_cotangents(name, backward, structures, residuals, tree.unflatten(out_structure, full))
         for i in traced:
             if flat[i] is not None and not isinstance(flat[i], Value):
                 raise DTypeError(f"{name}: backward returned a {type(flat[i]).__name__}, expected arrays or None")

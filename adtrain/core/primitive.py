@@ -80,6 +80,8 @@ class Primitive:
         traits: see `Trait`.
         joint_vjp: in place of ``vjp``, one rule for all arguments. Its pullback returns a tuple with one cotangent, or
             None, for each argument.
+        batch: how `vmap` runs it for all members at once, see `adtrain.core.batching_rules`. Elementwise primitives
+            need none. Without it the members run one after another.
 
     Raises:
         ValueError: there is a primitive of that name.
@@ -95,6 +97,7 @@ class Primitive:
     expression: str | Callable[..., str] | None = None
     traits: tuple[Trait, ...] = ()
     joint_vjp: Callable[..., Callable[[Any], Sequence[Value | None]]] | None = None
+    batch: Callable[..., Any] | None = None
     differentiable: bool = field(init=False)
 
     def __post_init__(self) -> None:

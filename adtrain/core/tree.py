@@ -123,19 +123,44 @@ def _in_order(treedef: TreeDef, structure: TreeDef, leaves: list[Any]) -> list[A
         return None
     if treedef.kind is None:
         return leaves
+    return _by_child(_in_order, treedef, structure, leaves)
+
+
+def _by_child(
+    ordered: Callable[..., list[Any] | None], treedef: TreeDef, structure: TreeDef, leaves: list[Any]
+) -> list[Any] | None:
+    """``ordered`` of each child of ``treedef`` with the child of the same key in ``structure``, and its leaves."""
     remaining = iter(leaves)
     keys = structure.keys or range(len(structure.children))
     parts = {
         key: (child, list(islice(remaining, child.leaf_count)))
         for key, child in zip(keys, structure.children, strict=True)
     }
-    ordered: list[Any] = []
+    found: list[Any] = []
     for key, child in zip(treedef.keys or range(len(treedef.children)), treedef.children, strict=True):
-        part = _in_order(child, *parts[key]) if key in parts else None
+        part = ordered(child, *parts[key]) if key in parts else None
         if part is None:
             return None
-        ordered += part
-    return ordered
+        found += part
+    return found
+
+
+def spread_prefix(prefix: Any, treedef: TreeDef) -> list[Any] | None:
+    """For each leaf of ``treedef`` the leaf of ``prefix`` at its place or above it, None where that is a None.
+
+    ``prefix`` is a tree in which leaves or None may stand for whole branches of ``treedef``. The result is None if it
+    has another structure.
+    """
+    leaves, structure = flatten(prefix)
+    return _spread(treedef, structure, leaves)
+
+
+def _spread(treedef: TreeDef, prefix: TreeDef, leaves: list[Any]) -> list[Any] | None:
+    if prefix.kind in (None, type(None)):
+        return (leaves or [None]) * treedef.leaf_count
+    if (treedef.kind, treedef.data, len(treedef.children)) != (prefix.kind, prefix.data, len(prefix.children)):
+        return None
+    return _by_child(_spread, treedef, prefix, leaves)
 
 
 def unflatten(treedef: TreeDef, leaves: Sequence[Any]) -> Any:

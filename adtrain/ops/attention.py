@@ -14,6 +14,7 @@ import numpy as np
 
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
+from adtrain.core.batching_rules import loop, trailing_axes
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.precision import matmul_precision, precision_of
 from adtrain.core.primitive import Primitive
@@ -164,6 +165,11 @@ def _grad_rule(
     return pullback
 
 
+def _batch(op: Any, mapped: Any, *args: Value, dropout: float, **params: Any) -> Any:
+    """The members are one more leading axis. With dropout each draws its own numbers, so they run one by one."""
+    return (loop if dropout else trailing_axes)(op, mapped, *args, dropout=dropout, **params)
+
+
 def _pairs(q: Any, k: Any, causal: bool) -> int:
     """Numbers of a query and a key that it attends to."""
     length = q.shape[-2]
@@ -181,7 +187,7 @@ def _grad_flops(q: Any, k: Any, *more: Any, causal: bool, **params: Any) -> int:
     return _pairs(q, k, causal) * (10 * q.shape[-1] + 6) + 2 * int(math.prod(q.shape))
 
 
-attention_p: Primitive = Primitive("attention", _shape, _reference, flops=_flops, joint_vjp=_rule)
+attention_p: Primitive = Primitive("attention", _shape, _reference, flops=_flops, joint_vjp=_rule, batch=_batch)
 """Of q, k, v, then a mask (bool) and a random state (uint32) if there are any. The outputs are the result and the
 logsumexp of the scores of each query, infinity for a query without a key."""
 
@@ -191,6 +197,7 @@ attention_grad_p: Primitive = Primitive(
     _grad_reference,
     flops=_grad_flops,
     joint_vjp=_grad_rule,
+    batch=_batch,
 )
 """The cotangents of q, k and v. The arguments are q, k, v, both outputs of `attention`, the cotangent of the first,
 then mask and random state."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value, array
+from adtrain.core.batching_rules import shifted_axes
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
@@ -46,6 +47,7 @@ reshape_p: Primitive = Primitive(
     no_flops,
     view=True,
     traits=(Trait.RESHAPE,),
+    batch=lambda op, mapped, x, shape: op(x, shape=(x.shape[0], *shape)),
 )
 
 
@@ -77,6 +79,7 @@ sum_p: Primitive = Primitive(
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,
     traits=(Trait.REDUCTION, Trait.ALONG_AXIS),
+    batch=shifted_axes,
 )
 
 
@@ -93,6 +96,12 @@ def _broadcast_to_reference(x: np.ndarray, shape: Shape) -> np.ndarray:
     return np.ndarray(shape, x.dtype, x, strides=(0,) * len(shape))
 
 
+def _broadcast_to_batch(op: Any, mapped: Any, x: Value, shape: Shape) -> Value:
+    members, *own = x.shape
+    aligned = reshape(x, (members, *(1 for _ in shape[len(own) :]), *own))
+    return op(aligned, shape=(members, *shape))
+
+
 broadcast_to_p: Primitive = Primitive(
     "broadcast_to",
     _broadcast_to_shape,
@@ -101,6 +110,7 @@ broadcast_to_p: Primitive = Primitive(
     no_flops,
     view=True,
     traits=(Trait.BROADCAST,),
+    batch=_broadcast_to_batch,
 )
 
 

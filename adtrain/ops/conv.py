@@ -20,6 +20,7 @@ from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import promote, reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
+from adtrain.ops.conv_batching import conv2d_batch, input_grad_batch, weight_grad_batch
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference, weight_grad_reference
 from adtrain.ops.elementwise import add
 from adtrain.ops.windows import LIMIT, Padding, Pairs, pad_image, paddings, per_axis
@@ -104,6 +105,7 @@ conv2d_p: Primitive = Primitive(
     ],
     lambda x, w, window, precision: _flops(_conv_shape(x, w, window).shape, w.shape),
     traits=(Trait.CONVOLUTION,),
+    batch=conv2d_batch,
 )
 input_grad_p: Primitive = Primitive(
     "conv2d_input_grad",
@@ -117,6 +119,7 @@ input_grad_p: Primitive = Primitive(
     ],
     lambda g, w, window, size, precision: _flops(g.shape, w.shape),
     traits=(Trait.CONVOLUTION,),
+    batch=input_grad_batch,
 )
 weight_grad_p: Primitive = Primitive(
     "conv2d_weight_grad",
@@ -129,6 +132,7 @@ weight_grad_p: Primitive = Primitive(
         lambda out, x, g, window, size, precision: lambda u: _forward(x, u, window, precision),
     ],
     lambda x, g, window, size, precision: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
+    batch=weight_grad_batch,
 )
 
 

@@ -38,7 +38,7 @@ def _places(mask: Value, lengths: Sequence[int]) -> tuple[np.ndarray, ...]:
     if not isinstance(mask, Array):
         raise TraceError(
             f"{user_line()}: indexing: how many elements a boolean mask selects is not known while a function is "
-            "traced; use ops.where"
+            "traced or mapped; use ops.where"
         )
     if mask.ndim == 0 or mask.shape != tuple(lengths[: mask.ndim]):
         raise ShapeError(f"indexing: found a boolean mask of shape {mask.shape} for axes of lengths {tuple(lengths)}")

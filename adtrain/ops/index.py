@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Value
+from adtrain.core.array import Value, array
+from adtrain.core.batching_rules import all_mapped, fold, move_axes, shifted_axes, trailing_axes, unfold
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, dtype_of
+from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value, normalize_axis
 from adtrain.ops.compare import less, where
+from adtrain.ops.elementwise import astype
 
 
 def _require_integers(name: str, indices: Any) -> None:
@@ -56,6 +59,37 @@ def _gathered(x: Any, indices: Any, axis: int) -> tuple[int, int]:
     return x.size // max(x.shape[axis], 1) * indices.size, indices.size
 
 
+def _indices_of_all(indices: Value, length: int) -> Value:
+    """The indices of each member into the entries of all members, ``length`` of each, as one axis.
+
+    One that is out of range for its own member is out of range for all.
+    """
+    members = indices.shape[0]
+    starts = array(np.arange(members) * length, device=indices.device)
+    wide = astype(indices, np.int64)
+    shifted = wide + reshape(starts, (members,) + (1,) * (indices.ndim - 1))
+    return where(less(wide, 0), wide, where(less(wide, length), shifted, wide + members * length))
+
+
+def _take_batch(op: Any, mapped: Any, x: Value, indices: Value, axis: int) -> Value:
+    if mapped == (True, False):
+        return op(x, indices, axis=axis + 1)
+    if mapped == (False, True):
+        return move_axes(op(x, indices, axis=axis), axis, 0)
+    entries = move_axes(x, axis + 1, 1)
+    out = op(fold(entries), _indices_of_all(indices, entries.shape[1]), axis=0)
+    return move_axes(out, 1, axis + 1, indices.ndim - 1)
+
+
+def _scatter_add_batch(op: Any, mapped: Any, ct: Value, indices: Value, axis: int, length: int) -> Value:
+    if not mapped[1]:
+        return op(ct, indices, axis=axis + 1, length=length)
+    members = indices.shape[0]
+    entries = move_axes(all_mapped(mapped, (ct, indices))[0], axis + 1, 1, indices.ndim - 1)
+    out = op(entries, _indices_of_all(indices, length), axis=0, length=members * length)
+    return move_axes(unfold(out, members), 1, axis + 1)
+
+
 take_p: Primitive = Primitive(
     "take",
     _take_shape,
@@ -64,6 +98,7 @@ take_p: Primitive = Primitive(
     no_flops,
     reads=_gathered,
     traits=(Trait.GATHER,),
+    batch=_take_batch,
 )
 scatter_add_p: Primitive = Primitive(
     "scatter_add",
@@ -71,6 +106,7 @@ scatter_add_p: Primitive = Primitive(
     _scatter_add_reference,
     [lambda out, ct, indices, axis, length: lambda u: bind(take_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
+    batch=_scatter_add_batch,
 )
 
 
@@ -98,6 +134,7 @@ take_along_axis_p: Primitive = Primitive(
     no_flops,
     reads=lambda x, indices, axis: (indices.size, indices.size),
     traits=(Trait.ALONG_AXIS,),
+    batch=shifted_axes,
 )
 scatter_along_axis_p: Primitive = Primitive(
     "scatter_along_axis",
@@ -106,6 +143,7 @@ scatter_along_axis_p: Primitive = Primitive(
     [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
     traits=(Trait.ALONG_AXIS,),
+    batch=shifted_axes,
 )
 
 
@@ -131,6 +169,7 @@ one_hot_p: Primitive = Primitive(
     _one_hot_shape,
     _one_hot_reference,
     flops=no_flops,
+    batch=trailing_axes,
 )
 
 

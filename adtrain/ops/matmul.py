@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.array import Value
+from adtrain.core.batching_rules import all_mapped, fold, trailing_axes, unfold
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive, Trait
@@ -83,6 +85,21 @@ def _flops(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str)
     return 2 * math.prod(a.shape[:-2]) * m * n * a.shape[-2 if transpose_a else -1]
 
 
+def _batch(
+    op: Any, mapped: Sequence[bool], a: Value, b: Value, transpose_a: bool, transpose_b: bool, precision: str
+) -> Value:
+    """The members are one more leading axis. If they share a matrix, the rows of the others are one matrix."""
+    if not mapped[1] and b.ndim == 2:
+        rows = fold(_transposed(a) if transpose_a else a)
+        return unfold(op(rows, b, transpose_a=False, transpose_b=transpose_b, precision=precision), a.shape[0])
+    if not mapped[0] and a.ndim == 2:  # A B is the transpose of Bᵀ Aᵀ
+        rows = fold(b if transpose_b else _transposed(b))
+        out = op(rows, a, transpose_a=False, transpose_b=not transpose_a, precision=precision)
+        return _transposed(unfold(out, b.shape[0]))
+    a, b = all_mapped(mapped, (a, b))
+    return op(a, b, transpose_a=transpose_a, transpose_b=transpose_b, precision=precision)
+
+
 matmul_p: Primitive = Primitive(
     "matmul",
     _shape,
@@ -90,6 +107,7 @@ matmul_p: Primitive = Primitive(
     [_vjp_a, _vjp_b],
     _flops,
     traits=(Trait.MATMUL,),
+    batch=_batch,
 )
 
 
@@ -104,7 +122,11 @@ def _integers_shape(a: Any, b: Any) -> ArrayType:
 
 
 matmul_integers_p: Primitive = Primitive(
-    "matmul_integers", _integers_shape, np.matmul, flops=lambda a, b: 2 * a.size * b.shape[-1]
+    "matmul_integers",
+    _integers_shape,
+    np.matmul,
+    flops=lambda a, b: 2 * a.size * b.shape[-1],
+    batch=trailing_axes,
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
+from adtrain.core.batching_rules import shifted_axes
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
@@ -64,6 +65,7 @@ standardize_p: Primitive = Primitive(
     _standardize_reference,
     [_standardize_vjp],
     lambda x, axes, eps: 6 * x.size,
+    batch=shifted_axes,
 )
 
 

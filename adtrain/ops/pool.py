@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.core.array import Value, array
+from adtrain.core.batching_rules import folded
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.primitive import Primitive, Trait
@@ -144,6 +145,7 @@ max_pool2d_p: Primitive = Primitive(
     [_max_vjp],
     lambda x, windows: _max_shape(x, windows)[0].size * windows.kernel[0] * windows.kernel[1],
     traits=(Trait.MAX_POOL,),
+    batch=folded,
 )
 max_pool2d_put_p: Primitive = Primitive(
     "max_pool2d_put",
@@ -152,6 +154,7 @@ max_pool2d_put_p: Primitive = Primitive(
     [lambda out, ct, where, windows, shape: lambda u: bind(max_pool2d_pick_p, u, where, windows=windows)],
     lambda ct, where, windows, shape: ct.size,
     traits=(Trait.MAX_POOL_GRAD,),
+    batch=folded,
 )
 max_pool2d_pick_p: Primitive = Primitive(
     "max_pool2d_pick",
@@ -159,6 +162,7 @@ max_pool2d_pick_p: Primitive = Primitive(
     _pick_reference,
     [lambda out, x, where, windows: partial(_put, where=where, windows=windows, shape=x.shape)],
     lambda x, where, windows: where.size,
+    batch=folded,
 )
 
 
@@ -192,6 +196,7 @@ avg_pool2d_p: Primitive = Primitive(
     _avg_reference,
     [lambda out, x, windows: partial(bind, avg_pool2d_put_p, windows=windows, shape=x.shape)],
     lambda x, windows: _avg_shape(x, windows).size * windows.kernel[0] * windows.kernel[1],
+    batch=folded,
 )
 avg_pool2d_put_p: Primitive = Primitive(
     "avg_pool2d_put",
@@ -199,6 +204,7 @@ avg_pool2d_put_p: Primitive = Primitive(
     _avg_put_reference,
     [lambda out, ct, windows, shape: lambda u: bind(avg_pool2d_p, u, windows=windows)],
     lambda ct, windows, shape: ct.size * windows.kernel[0] * windows.kernel[1],
+    batch=folded,
 )
 
 

@@ -6,12 +6,14 @@ numbers in any order, a replay needs no hidden state, and a resumed run continue
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.array import Array, Value, array
+from adtrain.core.batching_rules import trailing_axes
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
@@ -37,18 +39,21 @@ def philox(counter: Sequence[np.ndarray], key: tuple[int, int]) -> list[np.ndarr
 
 
 def _uniform_shape(rng: Any, shape: Shape, stream: int, dtype: np.dtype) -> ArrayType:
-    return ArrayType(shape, dtype)
+    return ArrayType((*rng.shape[:-1], *shape), dtype)
 
 
 def uniform_numbers(rng: np.ndarray, shape: Shape, stream: int, dtype: np.dtype) -> np.ndarray:
     """The numbers of `random_uniform` as a NumPy array."""
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     blocks = np.arange(-(-count // 4), dtype=np.uint64)
-    seed_low, seed_high, step_low, step_high = (int(word) for word in rng)
-    step = [np.full_like(blocks, word) for word in (stream, step_low, step_high)]
-    words = np.stack(philox([blocks, *step], (seed_low, seed_high)), axis=1).reshape(-1)[:count]
-    # 24 bits, so that float32 and float64 hold the same number, and 1 is never reached
-    return ((words >> np.uint64(8)).astype(dtype) * dtype.type(2.0**-24)).reshape(shape)
+    out = np.empty((math.prod(rng.shape[:-1]), count), dtype)
+    for numbers, state in zip(out, rng.reshape(-1, 4), strict=True):
+        seed_low, seed_high, step_low, step_high = (int(word) for word in state)
+        step = [np.full_like(blocks, word) for word in (stream, step_low, step_high)]
+        words = np.stack(philox([blocks, *step], (seed_low, seed_high)), axis=1).reshape(-1)[:count]
+        # 24 bits, so that float32 and float64 hold the same number, and 1 is never reached
+        numbers[:] = (words >> np.uint64(8)).astype(dtype) * dtype.type(2.0**-24)
+    return out.reshape((*rng.shape[:-1], *shape))
 
 
 random_uniform_p: Primitive = Primitive(
@@ -56,7 +61,9 @@ random_uniform_p: Primitive = Primitive(
     _uniform_shape,
     uniform_numbers,
     flops=no_flops,
+    batch=trailing_axes,
 )
+"""Numbers of ``shape`` for each state: (..., 4) to (..., *shape)."""
 
 
 def rng_state(seed: int, step: int = 0) -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.autodiff import vjp
+from adtrain.core.batching_rules import folded_beside
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
@@ -88,8 +89,10 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
 
         return lambda cts: _composed(f, args, cts)
 
-    forward = Primitive(cell.name, shape, reference, flops=flops, joint_vjp=rule)
-    grad = Primitive(f"{cell.name}_grad", grad_shape, grad_reference, flops=flops, joint_vjp=grad_rule)
+    forward = Primitive(cell.name, shape, reference, flops=flops, joint_vjp=rule, batch=folded_beside(1, 2))
+    grad = Primitive(
+        f"{cell.name}_grad", grad_shape, grad_reference, flops=flops, joint_vjp=grad_rule, batch=folded_beside(1)
+    )
     return forward, grad
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
+from adtrain.core.batching_rules import shifted_axes
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
@@ -79,6 +80,7 @@ def _extreme(name: str, cpu: Callable[..., Any]) -> Primitive:
         [_extreme_vjp],
         lambda x, axes: x.size,
         traits=(Trait.REDUCTION, Trait.ALONG_AXIS),
+        batch=shifted_axes,
     )
 
 
@@ -90,6 +92,7 @@ logsumexp_p: Primitive = Primitive(
     _logsumexp_reference,
     [_logsumexp_vjp],
     lambda x, axes: 4 * x.size,
+    batch=shifted_axes,
 )
 
 
@@ -99,6 +102,7 @@ argmax_p: Primitive = Primitive(
     lambda x, axis: np.argmax(x, axis=axis),
     flops=lambda x, axis: x.size,
     traits=(Trait.ALONG_AXIS,),
+    batch=shifted_axes,
 )
 
 
@@ -115,6 +119,7 @@ cumsum_p: Primitive = Primitive(
     lambda x, axis, reverse: ArrayType(x.shape, summed(x.dtype)),
     _cumsum_reference,
     [lambda out, x, axis, reverse: lambda ct: bind(cumsum_p, ct, axis=axis, reverse=not reverse)],
+    batch=shifted_axes,
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
+from adtrain.core.batching_rules import shifted_axes
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
@@ -26,6 +27,7 @@ transpose_p: Primitive = Primitive(
     lambda x, axes: np.transpose(x, axes),
     [lambda out, x, axes: lambda ct: bind(transpose_p, ct, axes=tuple(sorted(range(len(axes)), key=axes.__getitem__)))],
     no_flops,
+    batch=lambda op, mapped, x, axes: op(x, axes=(0, *(i + 1 for i in axes))),
 )
 flip_p: Primitive = Primitive(
     "flip",
@@ -33,6 +35,7 @@ flip_p: Primitive = Primitive(
     lambda x, axes: np.flip(x, axes),
     [lambda out, x, axes: lambda ct: bind(flip_p, ct, axes=axes)],
     no_flops,
+    batch=shifted_axes,
 )
 
 
@@ -65,6 +68,7 @@ concatenate_p: Primitive = Primitive(
     lambda *xs, axis: np.concatenate(xs, axis),
     _concatenate_rule,
     no_flops,
+    batch=shifted_axes,
 )
 
 
@@ -90,6 +94,9 @@ slice_p: Primitive = Primitive(
     [_slice_vjp],
     no_flops,
     reads=lambda x, starts, stops, steps: (_slice_shape(x, starts, stops, steps).size,),
+    batch=lambda op, mapped, x, starts, stops, steps: op(
+        x, starts=(0, *starts), stops=(x.shape[0], *stops), steps=(1, *steps)
+    ),
 )
 
 
@@ -121,6 +128,9 @@ pad_p: Primitive = Primitive(
     _pad_reference,
     [_pad_vjp],
     no_flops,
+    batch=lambda op, mapped, x, low, high, gaps, value: op(
+        x, low=(0, *low), high=(0, *high), gaps=(0, *gaps), value=value
+    ),
 )
 
 

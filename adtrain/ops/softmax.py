@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
+from adtrain.core.batching_rules import shifted_axes
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.types import ArrayType
@@ -44,6 +45,7 @@ softmax_p: Primitive = Primitive(
     [lambda out, x, axis: lambda ct: out * (ct - sum(ct * out, axis, keepdims=True))],
     _flops,
     traits=(Trait.ALONG_AXIS,),
+    batch=shifted_axes,
 )
 log_softmax_p: Primitive = Primitive(
     "log_softmax",
@@ -52,6 +54,7 @@ log_softmax_p: Primitive = Primitive(
     [lambda out, x, axis: lambda ct: ct - exp(out) * sum(ct, axis, keepdims=True)],
     _flops,
     traits=(Trait.ALONG_AXIS,),
+    batch=shifted_axes,
 )
 
 

@@ -13,7 +13,7 @@ register(
     CKernel(
         "random.c",
         "random_uniform_team",
-        lambda rng, shape, stream, dtype: (math.prod(shape), stream),
+        lambda rng, shape, stream, dtype: (math.prod(rng.shape[:-1]), math.prod(shape), stream),
         lambda rng, shape, stream, dtype: (dtype,),
         team=True,
     ),

@@ -13,8 +13,9 @@ from adtrain.core.target import Target
 
 
 def random_uniform(target: Target, rng: Any, shape: tuple[int, ...], stream: int, dtype: np.dtype) -> list[CudaKernel]:
-    count = math.prod(shape)
-    return [CudaKernel((CudaLaunch("index/random.cu", "random_uniform", (count, stream), (dtype,), -(-count // 4)),))]
+    states, count = math.prod(rng.shape[:-1]), math.prod(shape)
+    numbers, threads = (states, count, stream), states * -(-count // 4)
+    return [CudaKernel((CudaLaunch("index/random.cu", "random_uniform", numbers, (dtype,), threads),))]
 
 
 register("random_uniform", "cuda", random_uniform)

@@ -19,6 +19,7 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.lower import WorkSize
 from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, translated
+from adtrain.backends.cuda.runtime.guarded import Guarded
 from adtrain.core import poison
 from adtrain.core.errors import DeviceError
 from adtrain.core.target import Target
@@ -37,26 +38,6 @@ class Shape(NamedTuple):
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int
-
-
-class Guarded:
-    """Memory between two guard zones; see `adtrain.core.poison`. `int()` of it is the address between them."""
-
-    def __init__(self, memory: Any, size: int) -> None:
-        self.memory, self.size = memory, size
-
-    def __int__(self) -> int:
-        return int(self.memory) + poison.GUARD
-
-    @translated()
-    def intact(self) -> bool:
-        """Whether the zones still hold what they were filled with. The device must have finished."""
-        zone = np.empty(poison.GUARD, np.uint8)
-        for address in (int(self.memory), int(self) + self.size):
-            cuda.memcpy_dtoh(zone, address)
-            if (zone != poison.BYTE).any():
-                return False
-        return True
 
 
 class Device:

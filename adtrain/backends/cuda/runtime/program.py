@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
-from adtrain.backends.cuda.runtime.device import Device, Guarded
+from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.exchange import Borrowed
 from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
+from adtrain.backends.cuda.runtime.guarded import Guarded
 from adtrain.backends.cuda.runtime.launch import Launch
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.vendor import LibraryCall

@@ -1,0 +1,150 @@
+"""vmap: a function of one member's arrays, run for all members at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from adtrain.core import tree
+from adtrain.core.array import Value, array
+from adtrain.core.batching import BatchTrace, BatchTracer
+from adtrain.core.batching_rules import move_axes
+from adtrain.core.errors import DTypeError, OptionError, ShapeError
+from adtrain.core.options import is_integer, shown
+from adtrain.core.trace import new_level
+from adtrain.core.traced_number import NUMBERS
+
+
+def vmap(
+    f: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, axis_size: int | None = None
+) -> Callable[..., Any]:
+    """A function that runs ``f`` for each member, the entries along an axis of its arguments, and stacks the results.
+
+    ``f`` runs once, on values that stand for one member, and each operation runs once for all members, by its batching
+    rule. It composes with all other transformations in any order: ``vmap(grad(loss), (None, 0, 0))(params, x, y)`` are
+    the gradients of each example.
+
+    A random state that all members share gives all of them the same numbers. With a state for each member (an array of
+    states, of shape (members, 4)) a member has the numbers that it would have alone.
+
+    Args:
+        f: function of trees of arrays to a tree of arrays.
+        in_axes: for each positional argument the axis of its arrays along which the members are; None: all members
+            share it. An entry is an integer, None, or a tree of these that begins as the argument does; one integer
+            serves all arguments. Keyword arguments are shared.
+        out_axes: likewise the axis of the members in each result. None: a result that does not depend on the member.
+        axis_size: the number of members, needed if no argument is mapped.
+
+    Raises (when called):
+        ShapeError: mapped axes have different lengths, an axis is out of range, or a result that differs between
+            members has ``out_axes`` None.
+        OptionError: ``in_axes`` or ``out_axes`` does not fit the trees, or there is neither a mapped argument nor
+            ``axis_size``.
+        DTypeError: a number is mapped, or ``f`` returns something other than arrays.
+    """
+    if not callable(f):
+        raise OptionError(f"vmap: found {shown(f)}, expected a function")
+    if axis_size is not None and not is_integer(axis_size, 0):
+        raise OptionError(f"vmap: axis_size is {shown(axis_size)}, expected an integer, at least 0")
+
+    @wraps(f)
+    def for_all_members(*args: Any, **options: Any) -> Any:
+        leaves, axes, places = _mapped_leaves(in_axes, args)
+        trace = BatchTrace(new_level(), _size(axis_size, leaves, axes, places))
+        try:
+            inputs = [
+                x if axis is None else BatchTracer(trace, move_axes(x, axis, 0))
+                for x, axis in zip(leaves, axes, strict=True)
+            ]
+            out = f(*tree.unflatten(tree.flatten(args)[1], inputs), **options)
+        finally:
+            trace.live = False
+        outputs, structure = tree.flatten(out)
+        found = tree.spread_prefix(out_axes, structure)
+        if found is None:
+            raise OptionError(_no_prefix("out_axes", out_axes, "the result", structure))
+        names = [_place("result", path) for path in tree.paths(out)]
+        return tree.unflatten(structure, [_result(trace, *each) for each in zip(outputs, found, names, strict=True)])
+
+    return for_all_members
+
+
+def _mapped_leaves(in_axes: Any, args: tuple[Any, ...]) -> tuple[list[Any], list[int | None], list[str]]:
+    """The leaves of the arguments, with the axis of the members in each (from 0; None: shared), and its name."""
+    if isinstance(in_axes, (tuple, list)) and len(in_axes) != len(args):
+        raise OptionError(f"vmap: found {len(in_axes)} in_axes for {len(args)} arguments, expected one for each")
+    prefixes = in_axes if isinstance(in_axes, (tuple, list)) else [in_axes] * len(args)
+    device = next((x.device for x in tree.leaves(args) if isinstance(x, Value)), "cpu")
+    leaves: list[Any] = []
+    axes: list[int | None] = []
+    places: list[str] = []
+    for i, (prefix, arg) in enumerate(zip(prefixes, args, strict=True)):
+        found, structure = tree.flatten(arg)
+        spread = tree.spread_prefix(prefix, structure)
+        if spread is None:
+            raise OptionError(_no_prefix(f"in_axes[{i}]", prefix, f"argument {i}", structure))
+        names = [_place(f"argument {i}", path) for path in tree.paths(arg)]
+        for x, axis, name in zip(found, spread, names, strict=True):
+            x = array(x, device=device) if isinstance(x, np.ndarray) and axis is not None else x
+            leaves.append(x)
+            axes.append(None if axis is None else _input_axis(x, axis, name))
+            places.append(name)
+    return leaves, axes, places
+
+
+def _input_axis(x: Any, axis: Any, place: str) -> int:
+    if not isinstance(x, Value):
+        kind = "number" if isinstance(x, NUMBERS) else type(x).__name__
+        raise DTypeError(f"vmap: {place} is a {kind}, which has no axis; make it an array, or share it by in_axes None")
+    return _checked_axis("in_axes", axis, x.shape, place)
+
+
+def _checked_axis(option: str, axis: Any, shape: Sequence[int], place: str) -> int:
+    """``axis`` from 0."""
+    if not is_integer(axis, None):
+        raise OptionError(f"vmap: {option} has {shown(axis)} for {place}, expected an integer or None")
+    if not -len(shape) <= axis < len(shape):
+        raise ShapeError(f"vmap: {option} has axis {axis} for {place}, which is out of range for shape {tuple(shape)}")
+    return int(axis) % len(shape)
+
+
+def _size(axis_size: int | None, leaves: Sequence[Any], axes: Sequence[int | None], places: Sequence[str]) -> int:
+    """The number of members."""
+    size, origin = axis_size, "axis_size"
+    for x, axis, place in zip(leaves, axes, places, strict=True):
+        if axis is None:
+            continue
+        here = f"axis {axis} of {place}"
+        if size is None:
+            size, origin = x.shape[axis], here
+        if x.shape[axis] != size:
+            raise ShapeError(f"vmap: found {size} members ({origin}) and {x.shape[axis]} ({here}), expected one number")
+    if size is None:
+        raise OptionError("vmap: in_axes maps no array; give an argument an axis, or give axis_size")
+    return int(size)
+
+
+def _result(trace: BatchTrace, x: Any, axis: Any, place: str) -> Value:
+    """A result with the members along ``axis``; for None one that is the same for all."""
+    if not isinstance(x, Value):
+        raise DTypeError(f"vmap: the function returned a {type(x).__name__}, expected arrays")
+    if axis is not None:
+        members = trace.members(x)
+        return move_axes(members, 0, _checked_axis("out_axes", axis, members.shape, place))
+    if trace.maps(x):
+        raise ShapeError(f"vmap: {place} differs between members, but out_axes has None for it; give it an axis")
+    return x
+
+
+def _no_prefix(option: str, prefix: Any, place: str, structure: tree.TreeDef) -> str:
+    return (
+        f"vmap: {option} is {shown(prefix)}, expected an integer, None, or a tree of them that begins as {place} does: "
+        f"{structure}"
+    )
+
+
+def _place(name: str, path: str) -> str:
+    return f"{name}, {path}" if path else name
