@@ -18,8 +18,9 @@ class ProgressLines(Observer):
 
     epochs = 0
 
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self.write = write
+    def __init__(self, write: Callable[[str], None], examples: str = "images") -> None:
+        """`examples` says what the data consist of: "images", "rows" or "sequences"."""
+        self.write, self.examples = write, examples
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         self.epochs = epochs
@@ -29,7 +30,7 @@ class ProgressLines(Observer):
         if epoch.validation is not None:
             text += f", validation {scores.text(epoch.validation)}"
         text += "".join(f", {name} {scores.value_text(name, x)}" for name, x in epoch.metrics.items())
-        speed = f"{epoch.images_per_second:,.0f} images/s, {epoch.seconds:.1f} s"
+        speed = f"{epoch.images_per_second:,.0f} {self.examples}/s, {epoch.seconds:.1f} s"
         text = f"epoch {epoch.epoch}/{self.epochs}: {text}, {speed}"
         if left := self.epochs - epoch.epoch:
             text += f", about {left * epoch.seconds:.0f} s left"
@@ -43,7 +44,7 @@ class IntervalLines(ProgressLines):
     """Passes a line to `write` after each interval of steps, and after each epoch."""
 
     def interval_done(self, interval: Interval) -> None:
-        speed = f"{interval.images_per_second:,.0f} images/s"
+        speed = f"{interval.images_per_second:,.0f} {self.examples}/s"
         rate = f"learning rate {interval.learning_rate:.4g}"
         self.write(f"step {interval.step:,}: {scores.text(interval.train)}, {rate}, {speed}")
 
@@ -53,9 +54,9 @@ class ProgressBars(ProgressLines):
 
     bar: Any = None
 
-    def __init__(self, write: Callable[[str], None], tqdm: Callable[..., Any]) -> None:
+    def __init__(self, write: Callable[[str], None], tqdm: Callable[..., Any], examples: str = "images") -> None:
         """`tqdm` makes a bar: the class of that name, or its subclass for notebooks."""
-        super().__init__(write)
+        super().__init__(write, examples)
         self.tqdm = tqdm
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
@@ -63,7 +64,7 @@ class ProgressBars(ProgressLines):
         self.bar = self.tqdm(
             total=images,
             desc=f"epoch {epoch}/{epochs}",
-            unit=" img",
+            unit={"images": " img", "sequences": " seq"}.get(self.examples, f" {self.examples}"),
             unit_scale=True,
             dynamic_ncols=True,
             leave=False,
@@ -88,17 +89,17 @@ class ProgressBars(ProgressLines):
             self.bar = None
 
 
-def progress_display(write: Callable[[str], None]) -> ProgressLines:
+def progress_display(write: Callable[[str], None], examples: str = "images") -> ProgressLines:
     """Bars in a notebook or if stderr is a terminal, otherwise lines. `write` prints the line of an epoch."""
     if in_notebook():
         from tqdm.auto import tqdm as notebook_tqdm
 
-        return ProgressBars(write, notebook_tqdm)
+        return ProgressBars(write, notebook_tqdm, examples)
     if sys.stderr.isatty():
         from tqdm import tqdm
 
-        return ProgressBars(write, tqdm)
-    return ProgressLines(write)
+        return ProgressBars(write, tqdm, examples)
+    return ProgressLines(write, examples)
 
 
 def _narrow() -> bool:

@@ -33,6 +33,9 @@ LAYERS = {
     "flatten, {linear: 3}]",
     "activations": "[{reshape: [4, 9]}, {select: [3, 0, 1]}, flatten, {linear: 12}, leaky_relu, {elu: 0.7}, gelu, "
     "{gelu: tanh}, silu, softplus, softmax, log_softmax, {linear: 3}]",
+    "recurrent": "[{reshape: [4, 9]}, {lstm: {hidden_size: 5, num_layers: 2, bidirectional: true, output: all}}, "
+    "{gru: {hidden_size: 4, bias: false, output: all}}, {rnn: {hidden_size: 3, nonlinearity: relu, output: all}}, "
+    "{rnn: 5}, {linear: 3}]",
     "transposed": f"{IMAGES}, {{conv_transpose2d: {{out_channels: 2, kernel_size: 3, stride: 2, output_padding: 1}}}}, "
     "flatten, {linear: 3}]",
 }

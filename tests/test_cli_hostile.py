@@ -39,6 +39,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "eval": (("NAME",), ("NAME", "--device", "NAME")),
     "predict": (("NAME", "NAME"),),
+    "sample": (("NAME",), ("NAME", "--temperature", "NAME")),
     "report": (("NAME",), ("NAME", "-o", "NAME")),
     "compare": (("NAME", "NAME"),),
     "export": (("NAME", "NAME"), ("NAME", "NAME.onnx")),

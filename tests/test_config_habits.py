@@ -47,6 +47,8 @@ def problems(folder: Path, text: str) -> list[str]:
          "model.layers[0].linear.in_feature: unknown key; did you mean in_features?"),
         ("linear: 10", "linear: {out_features: 10, activation: relu}",
          "model.layers[0].linear.activation: unknown key; write the activation as the next layer, such as relu"),
+        ("linear: 10", "rnn: {hidden_size: 10, activation: relu}",
+         "model.layers[0].rnn.activation: unknown key; did you mean nonlinearity?"),
         ("{sgd: 0.1}", "{sgd: {lr: 0.1, learning_rate: 0.1}}",
          "optimizer.sgd.learning_rate: unknown key; did you mean lr?"),
         ("cross_entropy", "CrossEntropyLoss", "loss: unknown loss 'CrossEntropyLoss'; did you mean cross_entropy?"),

@@ -21,7 +21,7 @@ from adtrain.training.evaluation import predictions
 
 
 class Predictions(NamedTuple):
-    """The predictions of classes for N images.
+    """The predictions of classes for N images, or at each position of N sequences, with a second axis `length`.
 
     Attributes:
         classes: int64 (N,), the number of the most probable class.
@@ -94,8 +94,8 @@ class Model:
         if self.targets:
             raise AdtrainError("predict: the model was trained on numbers, not on classes; call predict_values")
         rows = self._predicted(images)
-        classes = rows.argmax(axis=1)
-        names = (*self.classes, *map(str, range(len(self.classes), rows.shape[1])))
+        classes = rows.argmax(axis=-1)
+        names = (*self.classes, *map(str, range(len(self.classes), rows.shape[-1])))
         return Predictions(classes, np.array(names)[classes], rows)
 
     def predict_values(self, images: Any) -> np.ndarray:

@@ -122,7 +122,8 @@ def _run(
 ) -> training.Result:
     """Train, and write the files of the run into the folder, if there is one."""
     with ExitStack() as stack:
-        display = [stack.enter_context(closing(progress_display(_write_line)))] if progress else []
+        shown = progress_display(_write_line, experiment.config.data.examples)
+        display = [stack.enter_context(closing(shown))] if progress else []
         observers = [*display, observer]
         stop = stack.enter_context(deferred_interrupt())
         advice = ""

@@ -72,21 +72,30 @@ def report(found: DataSet, width: int) -> list[str]:
     about = document(found)
     shape = " x ".join(map(str, about["shape"]))
     place = ", read from the file as needed" if about["in_file"] else ""
+    is_text = found.train.is_text
+    each = f"a sequence of {about['shape'][-1]} characters or bytes" if is_text else f"{shape} {about['dtype']}"
     lines = [
         f"{found.name}: {len(found.train):,} training and {len(found.test):,} test examples",
-        f"each {shape} {about['dtype']}{place}",
+        f"each {each}{place}",
         "",
     ]
+    examples = max(found.train.labels.size if is_text else len(found.train), 1)
     cells = [
-        [row["name"], f"{row['train']:,}", f"{row['train'] / len(found.train):.1%}", f"{row['test']:,}"]
+        [
+            repr(row["name"]) if is_text and len(row["name"]) == 1 else row["name"],
+            f"{row['train']:,}",
+            f"{row['train'] / examples:.1%}",
+            f"{row['test']:,}",
+        ]
         for row in about["classes"]
     ]
     if found.targets:
         lines += _table((Column("target", text=True), *STATISTICS), _cells(about["targets"]), "targets", width)
     else:
         lines += _table(CLASSES, cells, "classes", width)
-    channels = (Column("channel", text=True), *STATISTICS)
-    lines += ["", *_table(channels, _cells(about["channels"]), "channels", width)]
+    if about["channels"]:
+        channels = (Column("channel", text=True), *STATISTICS)
+        lines += ["", *_table(channels, _cells(about["channels"]), "channels", width)]
     if found.scale != 1:
         lines.append(f"mean and deviation are those of pixels / {found.scale:.0f}")
     if found.skipped:
@@ -104,10 +113,10 @@ def extremes(split: Split) -> tuple[list[float], list[float]]:
 
 
 def _classes(found: DataSet) -> list[dict[str, Any]]:
-    """The numbers of training and test examples of each class; empty for numbers to predict."""
+    """The numbers of training and test examples of each class, or labels of a text; empty for numbers to predict."""
     if found.targets:
         return []
-    train, test = (np.bincount(part.labels, minlength=len(found.classes)) for part in (found.train, found.test))
+    train, test = (np.bincount(part.labels.ravel(), minlength=len(found.classes)) for part in (found.train, found.test))
     return [{"name": name, "train": int(train[i]), "test": int(test[i])} for i, name in enumerate(found.classes)]
 
 
@@ -125,6 +134,9 @@ def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def _channel_names(found: DataSet) -> list[str]:
+    """The names of the channels; none for the characters of a text."""
+    if found.train.is_text:
+        return []
     return list(found.features or map(str, range(len(found.mean))))
 
 

@@ -75,6 +75,9 @@ def command(
             }
         )
         return
-    show(f"test    {scores.text(score)} of {len(test):,} images")
-    show(*scores.metric_lines(metrics))
-    show(f"time    {seconds:.2f} s ({len(test) / seconds:,.0f} images/s)")
+    consists_of = trained.config.data.examples
+    show(
+        f"test    {scores.text(score)} of {len(test):,} {consists_of}",
+        *scores.metric_lines(metrics),
+        f"time    {seconds:.2f} s ({len(test) / seconds:,.0f} {consists_of}/s)",
+    )

@@ -27,7 +27,8 @@ from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_st
 COMMANDS = {
     "train": "Train the network that a config describes.",
     "eval": "Measure loss and metrics of a trained run on the test set.",
-    "predict": "Apply a trained run to images or rows of tables.",
+    "predict": "Apply a trained run to images, rows of tables or texts.",
+    "sample": "Write text with a run that was trained on text.",
     "report": "Write an HTML report of a run, or of several.",
     "compare": "Tabulate how runs and their configs differ.",
     "export": "Write a trained run as ONNX, or as weights for PyTorch.",

@@ -1,4 +1,4 @@
-"""`adtrain predict`: applies a trained run to images, or to rows of tables."""
+"""`adtrain predict`: applies a trained run to images, to rows of tables, or to texts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, device_option, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.precision import note_precision
-from adtrain.data import DataError
+from adtrain.data import DataError, text_file
 from adtrain.table import Column, render, terminal_width
-from adtrain.training import Trust, inputs, model_file
+from adtrain.training import Trust, inputs, model_file, sampling
+from adtrain.training.data_section import data_options
 from adtrain.training.evaluation import predictions
 from adtrain.training.inputs import Choice, ImageOptions
 
@@ -34,7 +35,7 @@ class Predicted(NamedTuple):
     outputs: np.ndarray
 
 
-@click.command(short_help="Apply a trained run to images or rows of tables.")
+@click.command(short_help="Apply a trained run to images, rows of tables or texts.")
 @click.argument("run", type=RunPath())
 @click.argument("paths", metavar="INPUT...", nargs=-1, required=True, type=FilePath())
 @click.option(
@@ -78,6 +79,8 @@ def command(
     or TSV table with the columns that the run was trained on, in any order; other columns are ignored. Or it is an NPZ
     file with rows or images in the array X or images.
 
+    For a run that was trained on text an INPUT is a text file; its next character is predicted.
+
     An input that cannot be read is reported, the others are predicted, and the exit code is 2.
     """
     trained = model_file.load(run, device, trust)
@@ -85,8 +88,12 @@ def command(
         raise click.UsageError("--top-k is for runs that predict classes; this one predicts numbers or labels")
     note_precision(trained.config, device)
     options = ImageOptions(cast(Choice, invert), cast(Choice, center))
-    found, broken = _read(paths, trained, options)
-    predicted = _predict(found, trained, device)
+    predicted: list[Predicted]
+    if trained.config.data.is_text:
+        predicted, broken = _predict_texts(paths, trained, device)
+    else:
+        found, broken = _read(paths, trained, options)
+        predicted = _predict(found, trained, device)
     if as_json:
         print_json([{"file": str(x.path), "index": x.row, **_values(trained, x, top_k)} for x in predicted])
     elif predicted:
@@ -114,6 +121,22 @@ def _read(
                 progress(f"adtrain: error: {error}")
                 broken = True
     return found, broken
+
+
+def _predict_texts(
+    paths: tuple[Path, ...], trained: model_file.TrainedModel, device: str
+) -> tuple[list[Predicted], bool]:
+    """The probabilities of what follows each text, and whether one cannot be read; the reason is printed."""
+    predicted, broken, network = [], False, sampling.next_class(trained, device)
+    for path in paths:
+        try:
+            text, _ = text_file.read_classes(path, data_options(trained.config.data), trained.classes)
+        except DataError as error:
+            progress(f"adtrain: error: {error}")
+            broken = True
+        else:
+            predicted.append(Predicted(path, 0, True, np.exp(network(text))))
+    return predicted, broken
 
 
 def _predict(found: list[tuple[Path, inputs.Inputs]], trained: model_file.TrainedModel, device: str) -> list[Predicted]:
@@ -148,7 +171,8 @@ def _table(
     cells = []
     for name, x in zip(names, predicted, strict=True):
         for rank, (label, probability) in enumerate(_ranked(trained, x, top_k or 1), 1):
-            cells.append([name, *([] if top_k is None else [str(rank)]), label, f"{probability:.2%}"])
+            shown = repr(label) if trained.config.data.is_text and len(label) == 1 else label  # a space must be seen
+            cells.append([name, *([] if top_k is None else [str(rank)]), shown, f"{probability:.2%}"])
     return (INPUT, *([] if top_k is None else [RANK]), *CLASS), cells
 
 

@@ -155,8 +155,10 @@ def command(
             result = _train(experiment, folder, device, start, debug_nan, events, verbose)
             return _finish(experiment, folder, device, profile_steps, result, started, spans)
 
-    def train(cfg: Config, path: Path | None, name: str | None = None) -> tuple[RunFolder, training.Summary, int]:
-        """Train in the new folder `path`, or runs/NAME; returns folder, summary, and the number of test images."""
+    def train(
+        cfg: Config, path: Path | None, name: str | None = None
+    ) -> tuple[RunFolder, training.Summary, training.Experiment]:
+        """Train in the new folder `path`, or runs/NAME; returns folder, summary and experiment."""
         started, spans = perf_counter(), [start_up()] if repeats is None else []
         with timed("data", spans):
             experiment = training.prepare(cfg, step_mode)
@@ -166,7 +168,7 @@ def command(
             for line in planning.lines(planning.plan(experiment, device, path, name)):
                 progress(line)
         folder = RunFolder.create(experiment, path, name)
-        return folder, finish(experiment, folder, None, started, spans), len(experiment.test)
+        return folder, finish(experiment, folder, None, started, spans), experiment
 
     if run is not None:
         started, spans = perf_counter(), [start_up()]
@@ -177,7 +179,7 @@ def command(
         training.check_precision(experiment.config, device)
         for note in notes:
             progress(note)
-        summary, test_images = finish(experiment, folder, start, started, spans), len(experiment.test)
+        summary = finish(experiment, folder, start, started, spans)
     else:
         cfg = config.load(str(config_path), [*settings, *longer], plugins)
         training.check_precision(cfg, device)
@@ -195,7 +197,7 @@ def command(
             ]
             repeat(configs, output_dir, lambda *arguments: train(*arguments)[:2], as_json)
             return
-        folder, summary, test_images = train(cfg, output_dir)
+        folder, summary, experiment = train(cfg, output_dir)
     if as_json:
         print_json(plain(summary))
         return
@@ -203,7 +205,8 @@ def command(
         show(folder.path)
         return
     rows = None if verbose else MAX_ROWS
-    show(*report(summary, test_images, terminal_width(), rows), "", f"{folder.path}: {', '.join(folder.files())}")
+    lines = report(summary, len(experiment.test), terminal_width(), rows, experiment.config.data.examples)
+    show(*lines, "", f"{folder.path}: {', '.join(folder.files())}")
 
 
 def _check_arguments(
@@ -242,8 +245,9 @@ def _train(
     if check:
         progress("checking for NaN and infinity after each step, which is slow")
     with ExitStack() as stack:
-        lines = IntervalLines(progress) if verbose else ProgressLines(progress) if is_quiet() else None
-        display = stack.enter_context(closing(lines or progress_display(progress)))
+        examples = experiment.config.data.examples
+        kind = IntervalLines if verbose else ProgressLines if is_quiet() else progress_display
+        display = stack.enter_context(closing(kind(progress, examples)))
         signals = stack.enter_context(stop_signals())
         observers: list[Observer] = [display]
         if events:

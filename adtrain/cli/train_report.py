@@ -21,17 +21,22 @@ COLUMNS = (
 MAX_ROWS = 15
 
 
-def report(summary: Summary, test_images: int, width: int, max_rows: int | None = MAX_ROWS) -> list[str]:
-    """The lines of the report: scores, times, and a step's operations, slowest first, the first `max_rows` of them."""
+def report(
+    summary: Summary, test_images: int, width: int, max_rows: int | None = MAX_ROWS, examples: str = "images"
+) -> list[str]:
+    """The lines of the report: scores, times, and a step's operations, slowest first, the first `max_rows` of them.
+
+    `examples` says what the data consist of.
+    """
     test, step, best = summary.test, summary.step_ms, summary.best
-    speed = "" if step is None else f" ({summary.images_per_second:,.0f} images/s)"
+    speed = "" if step is None else f" ({summary.images_per_second:,.0f} {examples}/s)"
     lines = [
-        f"test    {scores.text(test)} of {test_images:,} images",
+        f"test    {scores.text(test)} of {test_images:,} {examples}",
         *scores.metric_lines(summary.metrics),
         f"model   {summary.parameters:,} parameters, {summary.precision}",
         f"device  {summary.device}, {summary.device_name}",
         f"time    {summary.total_seconds:.1f} s in all, {summary.train_seconds:.1f} s training{speed}",
-        f"steps   {summary.steps:,} of {summary.batch_size} images",
+        f"steps   {summary.steps:,} of {summary.batch_size} {examples}",
     ]
     if step is not None:
         lines.append(f"step    median {step.median:.2f} ms, p20 {step.p20:.2f}, p80 {step.p80:.2f}")

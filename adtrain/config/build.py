@@ -70,9 +70,12 @@ def model(cfg: Config) -> nn.Sequential:
         output = built.output_shape(cfg.model.input)
     except nn.LayerError as error:
         raise _error(cfg, *_layer_at(cfg.model.layers, path, error.path), error.reason) from None
-    if takes_labels(cfg.loss) and len(output) != 1:
+    if takes_labels(cfg.loss) and len(output) != (2 if cfg.data.is_text else 1):
         last = len(cfg.model.layers) - 1
-        reason = f"found output {output}, expected (classes,) for the loss {cfg.loss.kind}: add flatten and linear"
+        expected = f"(classes,) for the loss {cfg.loss.kind}: add flatten and linear"
+        if cfg.data.is_text:
+            expected = "(length, classes) for a text: end with linear, without flatten before it"
+        reason = f"found output {output}, expected {expected}"
         raise _error(cfg, (*path, last), cfg.model.layers[last].kind, reason)
     for option, value in cfg.loss.options().items():
         per_class = isinstance(value, tuple) and cfg.loss.kind in nn.LOSSES

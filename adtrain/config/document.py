@@ -29,6 +29,7 @@ from adtrain.config.values import (
     Columns,
     Delimiter,
     Encoding,
+    FileFormat,
     ImageShape,
     ImageSize,
     Missing,
@@ -38,7 +39,9 @@ from adtrain.config.values import (
     Sha256,
     Targets,
     Text,
+    Unit,
 )
+from adtrain.data.text_file import is_text
 from adtrain.option_types import Fraction, NonNegative, Positive, Shape, Size
 
 
@@ -62,8 +65,8 @@ class Data(Section):
     )
     path: Text | None = Field(
         None,
-        description="instead of dataset: a folder of IDX files, an NPZ file, a CSV file, or a folder of images with a "
-        "subfolder per class",
+        description="instead of dataset: a folder of IDX files, an NPZ file, a CSV file, a text file, or a folder of "
+        "images with a subfolder per class",
     )
     test_path: Text | None = Field(None, description="a second file or folder of the same format, with the test part")
     test: Fraction = Field(0.0, description="the fraction held out as the test part, if the files have none")
@@ -94,6 +97,11 @@ class Data(Section):
         None, description="image folder: 1 for grey, 3 for colour; default: 3 if any image is in colour"
     )
     skip_broken: Bool = Field(False, description="image folder: skip images that cannot be read, with a warning")
+    format: FileFormat | None = Field(
+        None, description="text: read the file as text whatever its name; default: the format is detected"
+    )
+    length: Size | None = Field(None, description="text: characters or bytes in an input sequence; default: 128")
+    unit: Unit | None = Field(None, description="text: what a class is: a character (default) or a byte")
     batch_size: Size = Field(128, description="images per training step; all, if there are fewer")
     validation: Fraction = Field(0.0, description="the fraction of the training images held out for validation")
     normalize: Bool = Field(True, description="subtract the mean and divide by the standard deviation of each channel")
@@ -101,6 +109,18 @@ class Data(Section):
         False, description="mse, l1, huber: train on targets minus their mean, divided by their standard deviation"
     )
     augment: list[Augmentation] | None = Field(None, description="random changes of each training batch, in this order")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the data are the characters or bytes of a text."""
+        return self.path is not None and is_text(self.path, self.format)
+
+    @property
+    def examples(self) -> str:
+        """What the data consist of: "sequences" of a text, "rows" of a table, or "images"."""
+        if self.is_text:
+            return "sequences"
+        return "rows" if self.path is not None and self.path.lower().endswith((".csv", ".tsv")) else "images"
 
     @model_validator(mode="after")
     def _check_sources(self) -> Data:
@@ -166,7 +186,8 @@ class Training(Section):
     best_by: BestBy | None = Field(
         None,
         description="the metric that selects best.safetensors; default: validation_accuracy (validation_rmse "
-        "for numbers, validation_f1 for several labels), or train_loss without validation images",
+        "for numbers, validation_f1 for several labels, validation_perplexity for text), or train_loss without "
+        "validation images",
     )
     metrics: list[Metric] | None = Field(
         None,

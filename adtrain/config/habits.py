@@ -27,6 +27,7 @@ KEYS = {
     **dict.fromkeys(("validation_split", "val_split", "val_size", "validation_fraction"), "data.validation"),
     **dict.fromkeys(("test_split", "test_size"), "data.test"),
     **dict.fromkeys(("augmentation", "augmentations", "transforms"), "data.augment"),
+    **dict.fromkeys(("block_size", "seq_len", "seq_length", "sequence_length", "context_length"), "data.length"),
     **dict.fromkeys(("scheduler", "lr_scheduler"), "schedule"),
     **dict.fromkeys(("criterion", "loss_fn", "objective"), "loss"),
     **dict.fromkeys(("network", "net", "architecture"), "model"),
@@ -37,6 +38,9 @@ OPTIONS = {
     **dict.fromkeys(("units", "out_dim", "output_dim", "hidden_size"), "out_features"),
     **dict.fromkeys(("filters", "out_planes"), "out_channels"),
     **dict.fromkeys(("rate", "prob"), "p"),
+    **dict.fromkeys(("hidden_dim", "hidden_units", "cell_size"), "hidden_size"),
+    "return_sequences": "output",
+    "activation": "nonlinearity",
     "use_bias": "bias",
     "strides": "stride",
     "kernel": "kernel_size",
@@ -67,6 +71,7 @@ READING = "the data set is in memory, or read as needed; remove it"
 SENTENCES = {
     **dict.fromkeys(("device", "devices", "accelerator", "cuda", "gpu", "gpus"), COMMAND),
     **dict.fromkeys(("num_workers", "workers", "pin_memory", "prefetch_factor"), READING),
+    "batch_first": "the batch is always the first axis; remove it",
     "shuffle": "the images of each epoch are always in a new random order; remove it",
     "activation": "write the activation as the next layer, such as relu",
     **dict.fromkeys(("input_shape", "input_dim"), "model.input has it, and the inputs of other layers follow"),
@@ -93,10 +98,10 @@ def key_of(name: str, optimizer: str = "adam") -> str | None:
 def of_key(path: PathParts, root: Node, names: Sequence[str]) -> str | None:
     """A hint for the unknown key at `path`, where `names` are known; None without one."""
     name = str(path[-1]).lower()
-    if name in SENTENCES:
-        return SENTENCES[name]
     if OPTIONS.get(name) in names:
         return f"did you mean {OPTIONS[name]}?"
+    if name in SENTENCES:
+        return SENTENCES[name]
     if len(path) <= 2 and (key := key_of(name, _optimizer(root))):
         return f"did you mean {key}{' at the top level' if key in Config.model_fields and len(path) > 1 else ''}?"
     return None

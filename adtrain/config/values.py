@@ -53,15 +53,20 @@ def one_of(literal: Any) -> Any:
 if TYPE_CHECKING:
     Missing: TypeAlias = str
     Encoding: TypeAlias = str
+    FileFormat: TypeAlias = str
+    Unit: TypeAlias = str
     Precision: TypeAlias = str
     BestBy: TypeAlias = str
 else:
     Missing = one_of(Literal["error", "mean", "zero", "drop"])
     Encoding = one_of(Literal["one_hot", "index"])
+    FileFormat = one_of(Literal["text"])
+    Unit = one_of(Literal["character", "byte"])
     Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
     BestBy = one_of(
         Literal[
             "validation_accuracy", "validation_f1", "validation_rmse", "validation_mae", "validation_r2",
-            "validation_loss", "train_accuracy", "train_f1", "train_rmse", "train_mae", "train_r2", "train_loss",
+            "validation_perplexity", "validation_loss", "train_accuracy", "train_f1", "train_rmse", "train_mae",
+            "train_r2", "train_perplexity", "train_loss",
         ]
     )  # fmt: skip

@@ -16,16 +16,18 @@ SPLIT_STREAM, SHUFFLE_STREAM, TEST_STREAM = 0, 1, 2
 def split_validation(split: Split, fraction: float, seed: int) -> tuple[Split, Split | None]:
     """Split into (train, validation), stratified by class if there are classes; validation is None if `fraction` is 0.
 
+    Of a text validation is the end.
+
     Both keep the order of `split`. Validation has `validation_size` examples; the classes' counts are rounded by the
     largest-remainder method. Raises DataError as `validation_size` does.
     """
     total = validation_size(len(split), fraction)
-    return _stratified(split, fraction, total, seed, SPLIT_STREAM) if total else (split, None)
+    return _divided(split, fraction, total, seed, SPLIT_STREAM) if total else (split, None)
 
 
 def split_test(split: Split, fraction: float) -> tuple[Split, Split]:
-    """(train, test), stratified as by `split_validation`, but without a seed, so that scores of runs are comparable."""
-    return _stratified(split, fraction, _size(len(split), fraction, "test"), 0, TEST_STREAM)
+    """(train, test), chosen as by `split_validation`, but without a seed, so that scores of runs are comparable."""
+    return _divided(split, fraction, _size(len(split), fraction, "test"), 0, TEST_STREAM)
 
 
 def validation_size(count: int, fraction: float) -> int:
@@ -48,8 +50,14 @@ def _size(count: int, fraction: float, part: str) -> int:
     return total
 
 
-def _stratified(split: Split, fraction: float, total: int, seed: int, stream: int) -> tuple[Split, Split]:
-    """(rest, chosen): `total` examples are chosen at random, from each class its share. Numbers are one class."""
+def _divided(split: Split, fraction: float, total: int, seed: int, stream: int) -> tuple[Split, Split]:
+    """(rest, chosen): `total` examples are chosen at random, from each class its share. Numbers are one class.
+
+    Of a text the last ones are chosen.
+    """
+    if split.is_text:
+        end = len(split) - total
+        return Split(split.images[:end], split.labels[:end]), Split(split.images[end:], split.labels[end:])
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream,)))
     chosen = np.zeros(len(split), bool)
     classes = split.labels if split.labels.ndim == 1 else np.zeros(len(split), np.int64)

@@ -81,6 +81,7 @@ def load(
     need_test: bool = True,
     encoder: TableEncoder | None = None,
     numbers: bool = False,
+    classes: tuple[str, ...] | None = None,
 ) -> DataSet:
     """Load a data set, or the files at `path`; exactly one of the two must be given.
 
@@ -88,7 +89,8 @@ def load(
 
     `formats` lists the file formats. The classes are the labels that occur, numbers or names, in sorted order. With
     `need_test=False` the test part may be empty. `encoder` makes the images of a table's rows; by default it is learnt
-    from the training part. With `numbers`, integer labels of files are numbers to predict.
+    from the training part. With `numbers`, integer labels of files are numbers to predict. `classes` are those of a
+    text; by default the characters that occur at `path`.
 
     Raises:
         DataError: files are missing, damaged or do not fit together; one line that names the file.
@@ -102,7 +104,7 @@ def load(
         return _of_catalogue(found, options) if isinstance(found, Entry) else _of_source(found, options, numbers)
     source = Path(os.path.expanduser(str(path)))
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
-    parts = formats.read(source, options, encoder.columns if encoder is not None else None)
+    parts = formats.read(source, options, encoder.columns if encoder is not None else classes)
     return of_parts(parts, options, name, str(source), need_test, encoder, numbers)
 
 
@@ -138,7 +140,7 @@ def of_parts(
         learnt_from = _cells(found.train.images), rows, found.train.columns
         encoder = encoder or learn(*learnt_from, options, source)
         train, test = _encoded(encoder, found, train, test, options)
-    mean, std = channel_statistics(train.images, source)
+    mean, std = ((0.0,), (1.0,)) if train.is_text else channel_statistics(train.images, source)
     if encoder is not None and any(encoder.indexed):  # numbers of categories are not normalised
         mean = tuple(0.0 if indexed else x for x, indexed in zip(mean, encoder.indexed, strict=True))
         std = tuple(1.0 if indexed else x for x, indexed in zip(std, encoder.indexed, strict=True))
@@ -174,6 +176,9 @@ def _splits(found: Parts, numbers: bool) -> tuple[tuple[str, ...], tuple[str, ..
     parts = [part for part in (found.train, found.test) if part is not None]
     for test in parts[1:]:
         _check_alike(found.train, test)
+    splits = [Split(part.images, part.labels) for part in parts]
+    if splits[0].is_text:
+        return found.classes, (), splits[0], splits[1] if splits[1:] else None
     classes: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     columns = [part.labels for part in parts]

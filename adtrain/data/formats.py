@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from adtrain.data import csv_table, idx_folder, image_folder, npz
+from adtrain.data import csv_table, idx_folder, image_folder, npz, text_file
 from adtrain.data.columns import Columns
 from adtrain.data.errors import DataError, DataOptionError
-from adtrain.data.options import Options
+from adtrain.data.options import FileFormat, Options
 from adtrain.data.part import Parts
 
 COMMON_OPTIONS = frozenset({"test", "test_path"})
+
+
+Known: TypeAlias = Columns | tuple[str, ...] | None
+"""What the training part determines: the columns of a table, or the names of the classes. None: nothing is known."""
 
 
 class Format(NamedTuple):
@@ -21,38 +25,50 @@ class Format(NamedTuple):
 
     title: str
     options: frozenset[str]
-    read: Callable[[Path, Options], Parts]
+    read: Callable[[Path, Options, Known], Parts]
 
 
-IDX = Format("a folder of IDX files", frozenset(), lambda path, options: idx_folder.read(path))
-IMAGES = Format("a folder of images", frozenset({"image_size", "channels", "skip_broken"}), image_folder.read)
-NPZ = Format("an NPZ file", frozenset({"shape"}), npz.read)
+IDX = Format("a folder of IDX files", frozenset(), lambda path, options, known: idx_folder.read(path))
+IMAGES = Format(
+    "a folder of images",
+    frozenset({"image_size", "channels", "skip_broken"}),
+    lambda path, options, known: image_folder.read(path, options),
+)
+NPZ = Format("an NPZ file", frozenset({"shape"}), lambda path, options, known: npz.read(path, options))
 CSV_OPTIONS = frozenset(
     {"label", "target", "header", "delimiter", "drop", "categories", "category_encoding", "missing", "shape"}
 )
-CSV = Format("a CSV file", CSV_OPTIONS, csv_table.read)
-FORMATS = (IDX, IMAGES, NPZ, CSV)
+CSV = Format(
+    "a CSV file",
+    CSV_OPTIONS,
+    lambda path, options, known: csv_table.read(path, options, known if isinstance(known, Columns) else None),
+)
+TEXT = Format(
+    "a text file",
+    frozenset({"format", "length", "unit"}),
+    lambda path, options, known: text_file.read(path, options, known if isinstance(known, tuple) else None),
+)
+FORMATS = (IDX, IMAGES, NPZ, CSV, TEXT)
 
 
-def read(path: Path, options: Options, known: Columns | None = None) -> Parts:
+def read(path: Path, options: Options, known: Known = None) -> Parts:
     """The parts at `path`; the test part is at `options.test_path` if that is set.
 
-    `known` are the columns to read if it is a table; by default all that the options leave.
+    `known` are the columns to read if it is a table, by default all that the options leave, or the classes of a text.
 
     Raises DataError for files that cannot be read, and DataOptionError for an option that the format does not take.
     """
-    format_ = format_of(path)
+    format_ = format_of(path, options.format)
     check_options(options, format_.options, format_.title)
-    found = format_.read(path, options) if known is None or format_ is not CSV else csv_table.read(path, options, known)
+    found = format_.read(path, options, known)
     if options.test_path is None:
         return found
     second = Path(os.path.expanduser(options.test_path))
     if found.test is not None:
         raise DataOptionError("test_path", f"found {second}, but {path} has a test part; remove this option")
-    if (other := format_of(second)) is not format_:
+    if (other := format_of(second, options.format)) is not format_:
         raise DataOptionError("test_path", f"found {other.title} at {second}, expected {format_.title} like {path}")
-    columns = found.train.columns
-    test = format_.read(second, options) if columns is None else csv_table.read(second, options, columns)
+    test = format_.read(second, options, found.train.columns or found.classes)
     if test.test is not None:
         raise DataOptionError("test_path", f"found two parts in {second}, expected the test part only")
     classes = tuple(sorted({*found.classes, *test.classes}))
@@ -67,8 +83,11 @@ def check_options(options: Options, allowed: frozenset[str], title: str) -> None
             raise DataOptionError(name, f"an option of {expected}, found {title}")
 
 
-def format_of(path: Path) -> Format:
-    """The format of a file by its suffix, of a folder by its content. Raises DataError for an unknown format."""
+def format_of(path: Path, given: FileFormat | None = None) -> Format:
+    """The format of a file as `given` or by its suffix, of a folder by its content.
+
+    Raises DataError for an unknown format.
+    """
     if path.is_dir():
         if idx_folder.is_idx_folder(path):
             return IDX
@@ -77,10 +96,10 @@ def format_of(path: Path) -> Format:
         raise DataError(
             f"{path}: found neither IDX files nor subfolders, expected train-images-idx3-ubyte or a folder per class"
         )
-    format_ = {".npz": NPZ, ".csv": CSV, ".tsv": CSV}.get(path.suffix.lower())
+    named = {".npz": NPZ, ".csv": CSV, ".tsv": CSV}.get(path.suffix.lower())
+    format_ = TEXT if text_file.is_text(path, given) else named
     if format_ is None or not path.is_file():
         found = "nothing" if not path.exists() else f"a file ending in {path.suffix!r}"
-        raise DataError(
-            f"{path}: found {found}, expected an .npz, .csv or .tsv file, or a folder of IDX files or of images"
-        )
+        expected = "expected an .npz, .csv or .tsv file, or a folder of IDX files or of images, or a text: "
+        raise DataError(f"{path}: found {found}, {expected}a .txt file, or any file with data.format: text")
     return format_

@@ -7,6 +7,8 @@ from typing import Literal
 
 Missing = Literal["error", "mean", "zero", "drop"]
 Encoding = Literal["one_hot", "index"]
+FileFormat = Literal["text"]
+Unit = Literal["character", "byte"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Options:
         image_size: (height, width) to resize all images to; None if they have the same size.
         channels: 1 for grey, 3 for colour; None for 3 if any image is in colour, otherwise 1.
         skip_broken: skip images that cannot be read, with a warning for each.
+        format: "text" reads a file as text whatever its name; None to detect the format.
+        length: the number of characters or bytes in an input sequence of a text.
+        unit: what a class of a text is.
     """
 
     test_path: str | None = None
@@ -44,6 +49,9 @@ class Options:
     image_size: tuple[int, int] | None = None
     channels: int | None = None
     skip_broken: bool = False
+    format: FileFormat | None = None
+    length: int = 128
+    unit: Unit = "character"
 
     @property
     def given(self) -> list[str]:

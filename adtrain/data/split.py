@@ -65,6 +65,9 @@ class Split:
 
     Labels are class numbers, int64 (N,), or the numbers to predict, float64 (N, targets).
 
+    Of a text the images are the classes at the positions of sequences, float32 (N, 1, 1, length), and the labels the
+    classes that follow them, int32 (N, length).
+
     The images are an array, in memory or in a file, or `Rows` of one. Tabular data have one channel per
     feature: (N, F, 1, 1).
     """
@@ -74,6 +77,11 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the examples are sequences, in the order of a text."""
+        return self.labels.ndim == 2 and self.labels.dtype.kind == "i"
 
     def take(self, indices: np.ndarray) -> Split:
         """The examples at these indices, in this order; the images are not copied."""

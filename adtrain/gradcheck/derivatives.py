@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.autodiff import grad, vjp
 from adtrain.core.errors import AdtrainError
 from adtrain.nn import Mode
-from adtrain.ops import one_hot, rng_state
+from adtrain.ops import one_hot, reshape, rng_state
 
 TOLERANCE = 1e-6
 """Largest relative error. A correct rule shows about 1e-9, the error of the differences at `STEP`."""
@@ -67,16 +68,20 @@ def check_config(config: Config, device: str = "cpu") -> Iterator[Row]:
     shape = tuple(config.model.input)
     params, state = model.init(shape, rng, np.dtype(np.float64))
     classes = model.output_shape(shape)[-1]
-    images = array(rng.normal(size=(_NETWORK_BATCH, *shape)), device=device)
-    labels: Value = array(rng.integers(0, classes, _NETWORK_BATCH), device=device)
-    targets = labels if build.takes_labels(config.loss) else one_hot(labels, classes, np.float64)
+    batch = _NETWORK_BATCH, *shape
+    if config.data.is_text:
+        images, labels = (array(rng.integers(0, classes, size), device=device) for size in (batch, prod(batch)))
+    else:
+        images = array(rng.normal(size=batch), device=device)
+        labels = array(rng.integers(0, classes, _NETWORK_BATCH), device=device)
+    targets: Value = labels if build.takes_labels(config.loss) else one_hot(labels, classes, np.float64)
     leaves, structure = tree.flatten(tree.map(lambda x: x.to(device), params))
     state = tree.map(lambda x: x.to(device), state)
     mode = Mode(training=True, rng=rng_state(config.training.seed).to(device))
 
     def objective(*values: Value) -> Value:
         outputs, _ = model.forward(tree.unflatten(structure, values), state, images, mode)
-        return loss(outputs, targets)
+        return loss(reshape(outputs, (-1, classes)), targets)
 
     height = abs(float(objective(*leaves)))
     gradients = grad(objective, tuple(range(len(leaves))))(*leaves)

@@ -12,7 +12,7 @@ from adtrain.report.curves import panels
 from adtrain.report.kernels import kernels
 from adtrain.report.network import strip
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
-from adtrain.report.predictions import AnyPredictions, Predictions
+from adtrain.report.predictions import AnyPredictions, Predictions, Sample
 from adtrain.report.record import Record
 from adtrain.report.timeline import lanes
 from adtrain.templates import environment
@@ -33,6 +33,7 @@ def render(record: Record, predictions: AnyPredictions | str) -> str:
         panels=panels(record),
         classes=classes if isinstance(predictions, Predictions) else None,
         numbers=numbers if isinstance(predictions, NumberPredictions) else None,
+        sample=predictions.text if isinstance(predictions, Sample) else None,
         labels=numbers.by_label(predictions) if isinstance(predictions, LabelPredictions) else None,
         predictions=predictions,
         metrics=_metrics(summary.metrics) if summary else {},
@@ -67,7 +68,7 @@ def _tiles(record: Record) -> list[tuple[str, str]]:
     if (summary := record.summary) is not None:
         found = [*results("test", summary.test), ("training", f"{summary.train_seconds:.1f} s")]
         if (speed := summary.images_per_second) is not None:
-            found.append((f"{record.examples}/s", f"{speed:,.0f}"))
+            found.append((f"{record.config.data.examples}/s", f"{speed:,.0f}"))
         if (step := summary.step_ms) is not None:
             found.append(("step, median", f"{step.median:.2f} ms"))
         return [*found, ("parameters", f"{summary.parameters:,}")]

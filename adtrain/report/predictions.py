@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -14,10 +15,10 @@ from adtrain.core import tree
 from adtrain.data import Images
 from adtrain.metrics import confusion_matrix
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
-from adtrain.training import model_file
+from adtrain.training import model_file, sampling
 from adtrain.training.evaluation import class_names, predictions
 from adtrain.training.model_file import TrainedModel
-from adtrain.training.tasks import Multilabel, Regression
+from adtrain.training.tasks import Multilabel, NextClass, Regression
 from adtrain.training.trust import NONE, Trust
 
 
@@ -83,15 +84,27 @@ class Predictions:
         return Mistake(image, label, [(i, float(row[i]) if i < len(row) else 0.0) for i in top])
 
 
-AnyPredictions: TypeAlias = Predictions | NumberPredictions | LabelPredictions
+@dataclass(frozen=True)
+class Sample:
+    """Text that the network writes."""
+
+    text: str
+
+
+AnyPredictions: TypeAlias = Predictions | NumberPredictions | LabelPredictions | Sample
+
+SAMPLE_LENGTH = 500
 
 
 def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
-    """The predictions of the run's model for the test images of its config.
+    """The predictions of the run's model for the test images of its config. A run on text writes a sample instead.
 
     Raises AdtrainError where the model or the data are missing, damaged, or do not fit together.
     """
     trained = model_file.load(run, device, trust)
+    if isinstance(trained.network.task, NextClass):
+        drawn = sampling.sample(trained, device, sampling.prompt_classes(trained, ""), temperature=1.0, seed=0)
+        return Sample("".join(sampling.decoded(trained, islice(drawn, SAMPLE_LENGTH))))
     test = trained.test_split()
     rows = predictions(trained.network, trained.params, trained.statistics, test.images, device)
     if isinstance(trained.network.task, Regression):

@@ -49,12 +49,6 @@ class Record:
         return len(self.epochs) < FEW_EPOCHS and bool(self.intervals)
 
     @property
-    def examples(self) -> str:
-        """What the data consist of: "rows" of a table, or "images"."""
-        path = self.config.data.path
-        return "rows" if path is not None and path.lower().endswith((".csv", ".tsv")) else "images"
-
-    @property
     def stopped(self) -> Stopped | None:
         """The last line of the metrics if it says that the run was stopped, else None."""
         last = self.metrics[-1] if self.metrics else None

@@ -22,10 +22,16 @@ class Arrays(NamedTuple):
     test_data: Any = None
 
 
-def read_data(cfg: Config, arrays: Arrays | None = None, encoder: TableEncoder | None = None) -> DataSet:
+def read_data(
+    cfg: Config,
+    arrays: Arrays | None = None,
+    encoder: TableEncoder | None = None,
+    classes: tuple[str, ...] | None = None,
+) -> DataSet:
     """The data of a config, or those in `arrays`.
 
-    `encoder` makes the images of a table's rows; by default it is learnt from the training part.
+    `encoder` makes the images of a table's rows; by default it is learnt from the training part. `classes` are those of
+    a text; by default the characters that occur.
     Raises ConfigError for an option that does not fit the data, and DataError where they are missing or damaged.
     """
 
@@ -33,7 +39,7 @@ def read_data(cfg: Config, arrays: Arrays | None = None, encoder: TableEncoder |
         options = data_options(cfg.data)
         if arrays is None:
             source = config.build.data_source(cfg) if cfg.data.dataset is not None else None
-            return data.load(source, cfg.data.path, options, encoder=encoder, numbers=numbers)
+            return data.load(source, cfg.data.path, options, encoder=encoder, numbers=numbers, classes=classes)
         return data.of_arrays(*arrays, options, numbers)
 
     try:
@@ -58,12 +64,14 @@ def takes_numbers(cfg: Config) -> bool:
 
 
 def with_input(cfg: Config) -> Config:
-    """The config with `model.input`. Where that is missing, it is that of the data, which are read.
+    """The config with `model.input`. Where that is missing, it is that of the data; all but texts are read for it.
 
     Raises ConfigError and DataError as `read_data` and `with_shape` do.
     """
     if cfg.model.input:
         return cfg
+    if cfg.data.is_text:
+        return with_shape(cfg, (1, 1, data_options(cfg.data).length))
     entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
     if isinstance(entry, data.Entry):
         return with_shape(cfg, entry.shape)
@@ -73,14 +81,14 @@ def with_input(cfg: Config) -> Config:
 def with_shape(cfg: Config, shape: Shape) -> Config:
     """The config with `model.input` for images of this shape (C, H, W), if it is missing.
 
-    It is the number of features for rows of a table, and flat too if the first layer is linear. A recurrent first layer
-    gets rows of pixels, if there is one channel.
+    It is the number of features for rows of a table, (length,) for a text, and flat too if the first layer is linear. A
+    recurrent first layer gets rows of pixels, if there is one channel.
     Raises ConfigError where the layers do not fit it.
     """
     if cfg.model.input:
         return cfg
     first = cfg.model.layers[0].kind
-    if shape[1:] == (1, 1) or first == "linear":
+    if shape[1:] == (1, 1) or first == "linear" or cfg.data.is_text:
         shape = (prod(shape),)
     elif shape[0] == 1 and first in ("rnn", "lstm", "gru"):
         shape = shape[1:]

@@ -67,7 +67,8 @@ def named_metrics(
     if not metrics:
         return {}
     rows = predictions(*trained, examples.images, device)
-    found = ClassPredictions(rows, examples.labels, class_names(classes, rows))
+    rows = rows.reshape(-1, rows.shape[-1])
+    found = ClassPredictions(rows, examples.labels.reshape(-1), class_names(classes, rows))
     return {name: metric(found) for name, metric in metrics.items()}
 
 
@@ -79,7 +80,7 @@ def class_names(classes: Sequence[str], rows: np.ndarray) -> tuple[str, ...]:
 
 def predictions(network: Network, params: nn.Params, statistics: nn.State, images: Images, device: str) -> np.ndarray:
     """The task's predictions for images (N, C, H, W) before normalisation: the probability of each class or label,
-    (N, classes), or the predicted numbers, (N, targets).
+    (N, classes), at each position of a sequence (N, length, classes), or the predicted numbers, (N, targets).
 
     Raises AdtrainError where one is NaN or infinite.
     """

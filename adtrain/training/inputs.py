@@ -71,6 +71,8 @@ def read(path: Path, trained: TrainedModel, options: ImageOptions = ImageOptions
 
     Raises DataError where the file does not have images or rows of the kind that the model was trained on.
     """
+    if trained.config.data.is_text:
+        raise DataError(f"{path}: the run was trained on text; adtrain predict reads text files")
     suffix = path.suffix.lower()
     if suffix == ".npz":
         found = np.asarray(npz.read_images(path, data_options(trained.config.data)))

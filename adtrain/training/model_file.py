@@ -20,7 +20,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.precision import FULL
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.data import DataSet, Options, Split, formats
+from adtrain.data import DataSet, Options, Split, formats, text_file
 from adtrain.data import load as load_data
 from adtrain.data.columns import printable
 from adtrain.data.statistics import PIXEL_MAX
@@ -65,7 +65,7 @@ class TrainedModel:
             ConfigError, DataError: as `read_data` does.
         """
         if path is None:
-            found = read_data(with_absolute_paths(self.config), encoder=self.encoder)
+            found = read_data(with_absolute_paths(self.config), encoder=self.encoder, classes=self.classes)
             test, place = found.test, self.config.data.path or found.name
         else:
             found, place = self._read(path), str(path)
@@ -83,13 +83,20 @@ class TrainedModel:
     def _read(self, path: Path) -> DataSet:
         """The data at `path`, read with those options of the config that fit their format."""
         given = data_options(self.config.data)
-        format_ = formats.format_of(path)
+        format_ = formats.format_of(path, given.format)
         options = {name: getattr(given, name) for name in given.given if name in format_.options}
         if format_ is formats.IMAGES:
             channels, height, width = self.image_shape
             options = {"channels": channels, "image_size": (height, width)} | options
         numbers = takes_numbers(self.config)
-        return load_data(path=path, options=Options(**options), need_test=False, encoder=self.encoder, numbers=numbers)
+        return load_data(
+            path=path,
+            options=Options(**options),
+            need_test=False,
+            encoder=self.encoder,
+            numbers=numbers,
+            classes=self.classes,
+        )
 
     def _numbered(self, labels: np.ndarray, classes: tuple[str, ...], place: str) -> np.ndarray:
         """The labels, numbers of `classes`, as numbers of the run's classes of the same names."""
@@ -171,6 +178,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
         and len(about.targets) == len(about.target_mean) == len(about.target_std)
         and (not about.targets or net.model.output_shape(net.input_shape) == (len(about.targets),))
         and about.scale in (1, PIXEL_MAX)
+        and (not cfg.data.is_text or text_file.are_classes(about.classes, cfg.data.unit))
         and channels * height * width == prod(cfg.model.input)
         and (about.encoder is None or about.encoder.fits(data_options(cfg.data), about.image_shape))
         and (factor > 0).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.core.array import Value
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
-from adtrain.training.tasks import Classification, Multilabel, Regression, Task
+from adtrain.training.tasks import Classification, Multilabel, NextClass, Regression, Task
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Network:
         products: the `ops.matmul_precision` of the model's products and their derivatives.
         mean, std: numbers per channel that normalise the images after division by `scale`.
         scale: 255 for uint8 images, 1 for float32.
-        loss: maps outputs (N, classes) and targets to the mean loss.
+        loss: maps outputs (N, classes) and targets to the mean loss; a position of a sequence is a row.
         task: what the outputs mean: the loss's targets, predictions and metrics.
     """
 
@@ -60,17 +61,21 @@ class Network:
             return ops.reshape(normalized, (images.shape[0], *self.input_shape))
 
     def outputs(self, params: nn.Params, statistics: nn.State, images: Value, mode: nn.Mode) -> tuple[Value, nn.State]:
-        """The model's outputs (N, classes) for images (N, C, H, W), and the new running statistics."""
+        """The model's outputs (N, ..., classes) for images (N, C, H, W), and the new running statistics."""
         with ops.matmul_precision(self.products):
             return self.model.forward(params, statistics, self.inputs(images), mode)
 
     def loss_of(self, outputs: Value, labels: Value, mixed: Mixed | None = None) -> Value:
         """The mean loss, shape (), of outputs (N, classes or targets) for labels (N,) or (N, targets).
 
+        Of sequences: outputs (N, length, classes), labels (N, length).
+
         With mixup (`mixed`), a classification loss is the weighted mean of the losses for both labels; another loss
         gets the weighted mean of both targets.
         """
         with scope("loss"):
+            if outputs.ndim > 2:
+                outputs = ops.reshape(outputs, (-1, outputs.shape[-1]))
             targets = self.task.targets(outputs, labels)
             if mixed is None:
                 return self.loss(outputs, targets)
@@ -91,6 +96,8 @@ def clip_probabilities(outputs: Value) -> Value:
 
 def task_of(cfg: Config, target_mean: tuple[float, ...], target_std: tuple[float, ...]) -> Task:
     """The task of a config; without targets a classification."""
+    if cfg.data.is_text:
+        return NextClass(one_hot=False, predictions=ops.softmax, length=prod(cfg.model.input))
     if not target_mean:
         labels = takes_labels(cfg.loss)
         # The softmax of log-probabilities equals their exp.

@@ -21,11 +21,11 @@ from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
-from adtrain.training import embedded_columns, network, trust
+from adtrain.training import embedded_columns, network, text_network, trust
 from adtrain.training.data_section import Arrays, read_data, takes_numbers, with_input, with_shape
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
-from adtrain.training.tasks import Classification, Task
+from adtrain.training.tasks import Classification, NextClass, Task
 
 MOST_NAMES = 8
 """The most names of targets in an error."""
@@ -55,6 +55,9 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) 
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
     experiment = _experiment(cfg, images.with_train(train), validation, mode)
     _check_augmentations(experiment)
+    if cfg.data.is_text and (seen := text_network.sees_later(experiment)):
+        reason = f"the output at position {seen[0]} depends on the input at position {seen[1]}, which it has to predict"
+        raise cfg.error_at(("model", "layers"), f"{reason}; expected layers that use earlier positions only")
     return experiment
 
 
@@ -81,6 +84,8 @@ def outline(cfg: Config) -> Experiment:
         if len(shape) != 3:
             shape = (1, 1, prod(shape))
         split, outputs = _black(cfg.data.batch_size, shape), config.build.model(cfg).output_shape(cfg.model.input)
+        if cfg.data.is_text:
+            split, outputs = _empty_texts(cfg.data.batch_size, prod(shape)), outputs[-1:]
         names = tuple(map(str, range(prod(outputs))))
         name = cfg.data.dataset.kind if cfg.data.dataset is not None else str(cfg.data.path)
         images = DataSet(name, split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
@@ -88,6 +93,12 @@ def outline(cfg: Config) -> Experiment:
             split = Split(split.images, np.broadcast_to(np.float64(0), (cfg.data.batch_size, len(names))))
             images = replace(images, test=split, classes=(), targets=names).with_train(split)
     return _experiment(cfg, images, validation, Mode.FUSED)
+
+
+def _empty_texts(count: int, length: int) -> Split:
+    """`count` sequences of class 0, as broadcast views."""
+    inputs = np.broadcast_to(np.float32(0), (count, 1, 1, length))
+    return Split(inputs, np.broadcast_to(np.int32(0), (count, length)))
 
 
 def _black(count: int, shape: tuple[int, ...]) -> Split:
@@ -165,20 +176,28 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
             more = ", ..." if len(names) > MAX_LISTED else ""
             listed = ", ".join(map(printable, names[:MAX_LISTED]))
             expected = f"expected [{len(names)}], the features of a row: {listed}{more}"
+        if cfg.data.is_text:
+            expected = f"expected [{prod(shape)}], the length of a sequence (data.length)"
         raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
     if images.encoder is not None and any(images.encoder.indexed):
         for problem in embedded_columns.problems(net.model, images.encoder.columns.features):
             raise cfg.error_at(("model", "layers"), problem)
+    positions = (net.task.length,) if isinstance(net.task, NextClass) else ()
     outputs, classes = net.model.output_shape(net.input_shape), len(images.targets or images.classes)
     last_layer = ("model", "layers", len(cfg.model.layers) - 1)
     if images.targets and outputs != (classes,):
         expected = f"expected [{classes}], one for each of {', '.join(images.targets[:MOST_NAMES])}"
         raise cfg.error_at(last_layer, f"found the output {found(outputs)}, {expected}")
-    if len(outputs) != 1:
-        raise cfg.error_at(last_layer, f"found the output {found(outputs)}, expected [{classes}], one per class")
-    if outputs[0] < classes:
-        labels = f"{cfg.data.path or images.name} has {classes} classes"
-        raise cfg.error_at(last_layer, f"found {outputs[0]} outputs, expected at least {classes}: {labels}")
+    if outputs[:-1] != positions or not outputs:
+        expected = f"expected {found((*positions, classes))}, one per class{' at each position' if positions else ''}"
+        raise cfg.error_at(last_layer, f"found the output {found(outputs)}, {expected}")
+    labels = f"{cfg.data.path or images.name} has {classes} classes"
+    if outputs[-1] < classes:
+        raise cfg.error_at(last_layer, f"found {outputs[-1]} outputs, expected at least {classes}: {labels}")
+    for size in text_network.input_embeddings(net.model) if positions else ():
+        if size < classes:
+            reason = f"found num_embeddings {size}, expected at least {classes}: {labels}"
+            raise cfg.error_at(("model", "layers"), reason)
     if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
 
@@ -186,6 +205,8 @@ def _check_fit(cfg: Config, net: Network, images: DataSet) -> None:
 def check_targets(cfg: Config, images: DataSet, parts: Sequence[Split]) -> None:
     """Check that the loss fits the labels: classes, numbers, or columns of 0 and 1."""
     kind, names = cfg.loss.kind, ", ".join(images.targets[:MOST_NAMES])
+    if cfg.data.is_text and not takes_labels(cfg.loss):
+        raise cfg.error_at(("loss",), f"found {kind} for a text, expected cross_entropy or nll")
     if images.targets and takes_labels(cfg.loss):
         expected = "expected mse, l1 or huber, or binary_cross_entropy_with_logits for columns of 0 and 1"
         advice = "for classes, set data.label instead of data.target, or store integer labels"
@@ -227,6 +248,8 @@ def _check_memory(cfg: Config, net: Network) -> None:
 
 def _check_augmentations(experiment: Experiment) -> None:
     encoder = experiment.data.encoder
+    if experiment.augmentations and experiment.config.data.is_text:
+        raise experiment.config.error_at(("data", "augment"), "expected none for a text")
     if experiment.augmentations and encoder is not None and any(encoder.indexed):
         reason = "expected none with data.category_encoding: index, because they would change the numbers of categories"
         raise experiment.config.error_at(("data", "augment"), reason)

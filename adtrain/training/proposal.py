@@ -47,8 +47,9 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         keys |= csv_survey.propose(Path(section.path).expanduser(), data_options(section))
     found = _loaded(keys)
     examples = len(found.train)
+    is_text = found.train.is_text
     if not len(found.test):
-        keys.setdefault("test", 0.2)
+        keys.setdefault("test", 0.1 if is_text else 0.2)
     keys.setdefault("validation", 0.1)
     keys.setdefault("batch_size", next((size for size in (128, 64, 32) if examples >= BATCHES * size), 16))
     labels = _of_zeros_and_ones(found)
@@ -57,11 +58,11 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     shape, outputs = found.train.images.shape[1:], len(found.targets or found.classes)
     loss = "cross_entropy" if found.classes else "binary_cross_entropy_with_logits" if labels else "mse"
     lines = [
-        f"# {examples:,} examples of {_sizes(shape)}; {_predicted(found, labels)}",
+        f"# {examples:,} examples of {_sizes(shape, is_text)}; {_predicted(found, labels)}",
         "data:",
         *(f"  {key}: {_flow(value)}{COMMENTS.get(key, '')}" for key, value in keys.items()),
         "model:",
-        *_layers(shape, outputs),
+        *(_text_layers(outputs) if is_text else _layers(shape, outputs)),
         f"loss: {loss}",
         "optimizer: {adam: {lr: 0.001}}",
         "schedule: cosine",
@@ -93,6 +94,16 @@ def _loaded(keys: dict[str, Any]) -> DataSet:
     return load()
 
 
+def _text_layers(classes: int) -> list[str]:
+    """The lines of the section model without its first one, for a text."""
+    return [
+        "  layers:",
+        f"    - embedding: {{num_embeddings: {classes}, embedding_dim: 64}}",
+        "    - gru: {hidden_size: 128, output: all}",
+        f"    - linear: {classes}",
+    ]
+
+
 def _layers(shape: tuple[int, ...], outputs: int) -> list[str]:
     """The lines of the section model without its first one."""
     channels, height, width = shape
@@ -120,7 +131,9 @@ def _of_zeros_and_ones(found: DataSet) -> bool:
     return len(found.targets) > 1 and bool(((found.train.labels == 0) | (found.train.labels == 1)).all())
 
 
-def _sizes(shape: tuple[int, ...]) -> str:
+def _sizes(shape: tuple[int, ...], is_text: bool) -> str:
+    if is_text:
+        return f"{shape[-1]} characters or bytes"
     return f"{shape[0]} features" if shape[1:] == (1, 1) else " x ".join(map(str, shape))
 
 

@@ -11,9 +11,12 @@ from adtrain.metrics import ByClass
 from adtrain.option_types import Probability
 
 HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "r2"})
+LARGEST_LOG = 690.0
+"""exp of it is below the limit of measured numbers."""
 FORMATS = {
     **dict.fromkeys(("accuracy", "top5", "precision", "recall", "f1"), "{:.2%}"),
     **dict.fromkeys(("rmse", "mae"), "{:.4g}"),
+    "perplexity": "{:.3f}",
 }
 
 
@@ -49,7 +52,19 @@ class MultilabelScore(NamedTuple):
     f1: Probability
 
 
-KINDS = {kind.__name__: kind for kind in (ClassScore, RegressionScore, MultilabelScore)}
+class TextScore(NamedTuple):
+    """Of a text: `accuracy` is the fraction of positions whose most probable class is the next character or byte.
+
+    `perplexity` is exp of the mean of -log p, where p is the probability of the next character or byte, and at most
+    exp(690).
+    """
+
+    loss: Measured
+    perplexity: Measured
+    accuracy: Probability
+
+
+KINDS = {kind.__name__: kind for kind in (ClassScore, RegressionScore, MultilabelScore, TextScore)}
 
 
 def _kind(value: Any) -> str:
@@ -61,7 +76,8 @@ def _kind(value: Any) -> str:
 Score: TypeAlias = Annotated[
     Annotated[ClassScore, records.named("ClassScore")]
     | Annotated[RegressionScore, records.named("RegressionScore")]
-    | Annotated[MultilabelScore, records.named("MultilabelScore")],
+    | Annotated[MultilabelScore, records.named("MultilabelScore")]
+    | Annotated[TextScore, records.named("TextScore")],
     records.chosen_by(_kind),
 ]
 

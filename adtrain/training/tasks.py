@@ -1,4 +1,4 @@
-"""What a model predicts: a class, numbers, or labels that are each 0 or 1.
+"""What a model predicts: a class, the next class at each position of a text, numbers, or labels that are each 0 or 1.
 
 A task turns the labels of a batch into the targets of the loss, outputs into predictions, and the sums of a metric over
 batches into a score. `sums` runs inside the step, `score` on the host.
@@ -6,6 +6,7 @@ batches into a score. `sums` runs inside the step, `score` on the host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -15,7 +16,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.scope import scope
-from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score
+from adtrain.training.scores import LARGEST_LOG, ClassScore, MultilabelScore, RegressionScore, Score, TextScore
 
 ROUNDING = 1e-12
 """A sum of squared deviations below this fraction of the sum of squares is rounding error of a constant target."""
@@ -32,7 +33,7 @@ class Classification:
 
     one_hot: bool
     predictions: Callable[[Value], Value]
-    score_kind: ClassVar[type[ClassScore]] = ClassScore
+    score_kind: ClassVar[type[ClassScore | TextScore]] = ClassScore
     default_metric: ClassVar[str] = "accuracy"
 
     @property
@@ -56,6 +57,44 @@ class Classification:
     def score(self, loss: float, sums: Sequence[float], count: int) -> Score:
         """The score of `count` examples with this mean loss and these sums."""
         return ClassScore(loss, sums[0] / count)
+
+
+@dataclass(frozen=True)
+class NextClass(Classification):
+    """The class that follows each position of a sequence. Labels are int32 (N, length), outputs (N, length, classes).
+
+    The loss takes each position as a row: outputs (N * length, classes), labels (N * length,).
+    """
+
+    length: int
+    score_kind: ClassVar[type[ClassScore | TextScore]] = TextScore
+    default_metric: ClassVar[str] = "perplexity"
+
+    def targets(self, outputs: Value, labels: Value) -> Value:
+        """The targets of the loss."""
+        return ops.reshape(labels, (-1,))
+
+    def zero(self) -> np.ndarray:
+        """The sums of no batch."""
+        return np.zeros(2)
+
+    def sums(self, outputs: Value, labels: Value) -> Value:
+        """Sums over the positions: how often the largest output is at the label, and -log softmax(outputs)[label].
+
+        float64 (2,).
+        """
+        rows = ops.reshape(outputs, (-1, outputs.shape[-1]))
+        targets = self.targets(rows, labels)
+        correct = ops.astype(super().sums(rows, targets), np.float64)
+        with scope("perplexity"):
+            # A mean, because it is then the same equation as that of the loss.
+            log_loss = ops.astype(ops.cross_entropy(rows, targets), np.float64) * targets.size
+            return ops.stack([correct, log_loss])
+
+    def score(self, loss: float, sums: Sequence[float], count: int) -> Score:
+        """The score of `count` sequences with this mean loss and these sums."""
+        correct, log_loss = (x / (count * self.length) for x in sums)
+        return TextScore(loss, math.exp(min(log_loss, LARGEST_LOG)), correct)
 
 
 @dataclass(frozen=True)
@@ -161,6 +200,8 @@ def plausible(task: Task, sums: Sequence[float], count: int) -> bool:
     if isinstance(task, Regression):
         absolute, squared, _, deviation_squared = np.reshape(np.array(sums), (4, -1))
         return bool((np.concatenate([absolute, squared, deviation_squared]) >= 0).all())
+    if isinstance(task, NextClass):
+        return 0 <= sums[0] <= count * task.length and sums[1] >= 0
     return all(0 <= x <= count for x in sums)
 
 

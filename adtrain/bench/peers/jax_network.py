@@ -52,6 +52,8 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: x[:, jax.numpy.array(layer.indices)]
         case nn.Dropout(p=0):
             return lambda a, x: x
+        case nn.RNN(dropout=0) | nn.LSTM(dropout=0) | nn.GRU(dropout=0):
+            return lambda a, x: _recurrent(layer, path, a, x)
     f = {
         "relu": jax.nn.relu,
         "leaky_relu": lambda x: jax.nn.leaky_relu(x, layer.negative_slope),  # type: ignore[attr-defined]
@@ -67,6 +69,43 @@ def _layer(layer: nn.Module, path: str) -> Apply:
     if f is None:
         unsupported("JAX", layer.kind())
     return lambda a, x: f(x)
+
+
+def _recurrent(layer: nn.RNN | nn.LSTM | nn.GRU, path: str, arrays: Arrays, x: Any) -> Any:
+    """All layers, each direction as a scan over the steps. The products of the inputs are before it."""
+    import jax
+    from jax.numpy import concatenate, split, tanh
+
+    sigmoid = jax.nn.sigmoid
+
+    def step(states: Any, sums: Any, weight: Any, bias: Any) -> Any:
+        by_state = _plus(states[0] @ weight.T, bias)
+        if isinstance(layer, nn.LSTM):
+            i, f, g, o = split(sums + by_state, 4, 1)
+            cell = sigmoid(f) * states[1] + sigmoid(i) * tanh(g)
+            return sigmoid(o) * tanh(cell), cell
+        if isinstance(layer, nn.GRU):
+            (r, z, n), (r_s, z_s, n_s) = split(sums, 3, 1), split(by_state, 3, 1)
+            new = tanh(n + sigmoid(r + r_s) * n_s)
+            return (new + sigmoid(z + z_s) * (states[0] - new),)
+        return (tanh(sums + by_state) if layer.nonlinearity == "tanh" else jax.nn.relu(sums + by_state),)
+
+    first = jax.numpy.zeros((len(x), layer.hidden_size), x.dtype)
+    for number in range(layer.num_layers):
+        steps, last = [], []
+        for reverse, names in zip((False, True), layer.names(number), strict=False):
+            weight_ih, weight_hh, bias_ih, bias_hh = (*(arrays[path + name] for name in names), None, None)[:4]
+            sums = _plus(x @ weight_ih.T, bias_ih).swapaxes(0, 1)
+
+            def scanned(states: Any, sums: Any, weight: Any = weight_hh, bias: Any = bias_hh) -> Any:
+                new = step(states, sums, weight, bias)
+                return new, new[0]
+
+            states, hidden = jax.lax.scan(scanned, (first,) * (2 if layer.gates == 4 else 1), sums, reverse=reverse)
+            steps.append(hidden.swapaxes(0, 1))
+            last.append(states[0])
+        x = concatenate(steps, -1)
+    return x if layer.output == "all" else concatenate(last, 1)
 
 
 def _over_axis(array: Any, x: Any, axis: int | None) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from adtrain import nn, optim
-from adtrain.bench.peers.layers import Apply, built, unsupported
+from adtrain.bench.peers.layers import Apply, Arrays, built, unsupported
 from adtrain.config import Config
 from adtrain.nn.fields import pair
 
@@ -57,6 +57,8 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: x[:, layer.indices]
         case nn.Dropout(p=0):
             return lambda a, x: x
+        case nn.RNN(dropout=0) | nn.LSTM(dropout=0) | nn.GRU(dropout=0):
+            return lambda a, x: _recurrent(layer, path, a, x)
     f = {
         "relu": torch.relu,
         "leaky_relu": lambda x: F.leaky_relu(x, layer.negative_slope),  # type: ignore[attr-defined]
@@ -72,6 +74,22 @@ def _layer(layer: nn.Module, path: str) -> Apply:
     if f is None:
         unsupported("PyTorch", layer.kind())
     return lambda a, x: f(x)
+
+
+def _recurrent(layer: nn.RNN | nn.LSTM | nn.GRU, path: str, arrays: Arrays, x: Any) -> Any:
+    import torch
+
+    directions = 2 if layer.bidirectional else 1
+    of_directions = [names for k in range(layer.num_layers) for names in layer.names(k)]
+    weights = [arrays[path + name] for names in of_directions for name in names]
+    first = x.new_zeros(len(of_directions), len(x), layer.hidden_size)
+    options = weights, layer.bias, layer.num_layers, 0.0, True, layer.bidirectional, True  # in training, batch first
+    if isinstance(layer, nn.LSTM):
+        steps, hidden, _ = torch.lstm(x, (first, first), *options)
+    else:
+        name = f"rnn_{layer.nonlinearity}" if isinstance(layer, nn.RNN) else "gru"
+        steps, hidden = getattr(torch, name)(x, first, *options)
+    return steps if layer.output == "all" else torch.cat(list(hidden[-directions:]), 1)
 
 
 def loss(cfg: Config, one_hot: Any) -> Callable[[Any, Any], Any]:

@@ -24,28 +24,24 @@ REGISTERS, MAX_REGISTERS = 65536, 255
 """Registers of a multiprocessor and of a thread."""
 OTHER_REGISTERS = 56
 """Registers of a thread besides weights and sums."""
-MAX_THREADS = 512
+THREADS = (256, 512)
+"""Most threads of a block."""
 STEP_CYCLES, CLUSTER_CYCLES = 700, 500
 """Estimated latency of a step without its products, and of a barrier of a cluster."""
 FMA_PER_CYCLE = 128
 """Of a multiprocessor, in float32."""
-MAX_PASSES = 16
-"""Groups of hidden units that a block computes one after the other; their states are in registers."""
+L2_BYTES_PER_CYCLE = 32
+"""Of a multiprocessor."""
 MAX_RESIDENT = 2
 """Candidates with the weight in registers; they differ in the blocks of a cluster or in the rows."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """How the work is divided; see `rnn/recurrent.cuh`. The fields are its macros.
-
-    Attributes:
-        inner, outputs: numbers that each product adds, and products for each hidden unit.
-    """
+    """How the work is divided; see `rnn/recurrent.cuh`. The fields from `resident` on are its macros."""
 
     lengths: RecurrentLengths
-    inner: int
-    outputs: int
+    gradient: bool
     itemsize: int
     resident: bool
     cluster: int
@@ -53,6 +49,16 @@ class Division:
     units: int
     slices: int
     threads: int
+
+    @property
+    def inner(self) -> int:
+        """Numbers that each product adds."""
+        return self.lengths.sums if self.gradient else self.lengths.hidden
+
+    @property
+    def outputs(self) -> int:
+        """Products for each hidden unit."""
+        return 1 if self.gradient else self.lengths.sums // self.lengths.hidden
 
     @property
     def own(self) -> int:
@@ -70,8 +76,13 @@ class Division:
         return -(-self.inner // at_once) * at_once
 
     @property
+    def buffers(self) -> int:
+        """Buffers of what the blocks exchange. In a large gradient a second barrier costs less than a second buffer."""
+        return 2 if self.resident or not self.gradient else 1
+
+    @property
     def shared(self) -> int:
-        return 2 * self.rows * self.pitch * self.itemsize
+        return self.buffers * self.rows * self.pitch * self.itemsize
 
     @property
     def blocks(self) -> int:
@@ -85,7 +96,7 @@ class Division:
         return numbers * self.itemsize // 4 + OTHER_REGISTERS
 
     def fits(self, target: Target) -> bool:
-        if (self.resident and self.passes > 1) or self.passes > MAX_PASSES:
+        if self.resident and self.passes > 1:
             return False
         registers = min(MAX_REGISTERS, REGISTERS // self.threads)
         return self.registers <= registers and self.shared <= target.shared and self.blocks <= MAX_BLOCKS
@@ -94,7 +105,7 @@ class Division:
         """Estimated cycles of a step, times the waves of blocks."""
         fma = self.passes * self.rows * self.units * self.outputs * self.pitch / self.slices * self.threads
         loads = self.passes * self.rows * self.pitch / self.slices * self.threads  # of shared memory, 32 a cycle
-        weights = 0 if self.resident else self.own * self.outputs * self.pitch * self.itemsize / 32
+        weights = 0 if self.resident else self.own * self.outputs * self.pitch * self.itemsize / L2_BYTES_PER_CYCLE
         usable = int(target.multiprocessors * (CLUSTERED if self.cluster > 2 else 1)) // self.cluster * self.cluster
         step = STEP_CYCLES + (CLUSTER_CYCLES if self.cluster > 1 else 0)
         work = max(fma * self.itemsize / 4 / FMA_PER_CYCLE, loads * self.itemsize / 4 / WARP, weights)
@@ -103,28 +114,27 @@ class Division:
 
 def divisions(target: Target, lengths: RecurrentLengths, itemsize: int, gradient: bool) -> Iterator[Division]:
     """All divisions that fit on the target."""
-    gates = lengths.sums // lengths.hidden
-    inner, outputs = (lengths.sums, 1) if gradient else (lengths.hidden, gates)
     clusters = CLUSTERS if target.capability >= MIN_CLUSTER_CAPABILITY else CLUSTERS[:1]
-    for resident, cluster in [*((True, cluster) for cluster in clusters), (False, 1)]:
+    sizes = product((True, False), clusters, (1, 2, 4, 8, 16, 32), (1, 2, 4), (8, 16, 32), THREADS)
+    for resident, cluster, rows, units, slices, most in sizes:
         own = -(-lengths.hidden // cluster)
-        for rows, units, slices in product((1, 2, 4, 8), (1, 2, 4), (8, 16, 32)):
-            if rows * units > slices or units > own or rows > max(lengths.rows, 1) * 2 - 1:
-                continue
-            threads = min(-(-(-(-own // units) * slices) // WARP) * WARP, MAX_THREADS)
-            division = Division(lengths, inner, outputs, itemsize, resident, cluster, rows, units, slices, threads)
-            if division.fits(target):
-                yield division
+        if rows * units > slices or units > own or rows > max(lengths.rows, 1) * 2 - 1:
+            continue
+        threads = min(-(-(-(-own // units) * slices) // WARP) * WARP, most)
+        division = Division(lengths, gradient, itemsize, resident, cluster, rows, units, slices, threads)
+        if division.fits(target):
+            yield division
 
 
-def kernel(cell: str, division: Division, dtype: np.dtype, gradient: bool, reverse: bool) -> CudaKernel:
+def kernel(cell: str, division: Division, dtype: np.dtype, reverse: bool) -> CudaKernel:
     """The launch of a cell, or of its gradient, with this division."""
-    name, lengths = "recurrent_grad" if gradient else "recurrent", division.lengths
+    gradient, lengths = division.gradient, division.lengths
+    name = "recurrent_grad" if gradient else "recurrent"
     macros = {
         "LSTM": int(cell == "lstm"), "GRU": int(cell == "gru"), "RELU": int(cell == "rnn_relu"),
         "GATED": int(cell in ("lstm", "gru")), "HIDDEN": lengths.hidden, "RESIDENT": int(division.resident),
         "CLUSTER": division.cluster, "ROWS": division.rows, "UNITS": division.units, "SLICES": division.slices,
-        "THREADS": division.threads,
+        "THREADS": division.threads, **({"BUFFERS": division.buffers} if gradient else {}),
     }  # fmt: skip
     launch = CudaLaunch(
         f"rnn/{name}.cu",
@@ -147,7 +157,7 @@ def _rule(cell: str, gradient: bool) -> CudaRule:
         best = {(d.cluster, d.rows): d for d in reversed(by_time) if d.resident}
         resident = sorted(best.values(), key=lambda d: d.cycles(target))[:MAX_RESIDENT]
         in_memory = [d for d in by_time if not d.resident][:1]
-        return [kernel(cell, division, dtype, gradient, reverse) for division in (*resident, *in_memory)]
+        return [kernel(cell, division, dtype, reverse) for division in (*resident, *in_memory)]
 
     return candidates
 

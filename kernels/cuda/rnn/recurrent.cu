@@ -4,6 +4,11 @@
 
 constexpr int PITCH = padded<HIDDEN>;
 
+// What a step computes for a row and unit: the new states, and what the gradient needs again.
+struct Step {
+    T h, cell, kept[4];
+};
+
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
     const T *x, const T *weight, const T *bias, const T *h0,
 #if LSTM
@@ -21,66 +26,88 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
     wait_for_inputs();
     T *const hidden = (T *)own_shared();
     const Item item(rows);
-    const auto factor = [&](int unit, int gate, int k) { return weight[(int64_t)(gate * HIDDEN + unit) * HIDDEN + k]; };
-    Products<HIDDEN, GATES> products;
+    const auto factor = [&](int unit, int gate, int k) { return weight + (int64_t)(gate * HIDDEN + unit) * HIDDEN + k; };
+    Products<HIDDEN, GATES, true> products;
     products.prepare(item, factor);
     for (int i = threadIdx.x; i < 2 * ROWS * PITCH; i += THREADS) {
         const int64_t n = (int64_t)(blockIdx.x / CLUSTER) * ROWS + i / PITCH;
         const bool given = i < ROWS * PITCH && n < rows && i % PITCH < HIDDEN;
         hidden[i] = given ? h0[n * HIDDEN + i % PITCH] : (T)0;
     }
-    T cell[PASSES], b[PASSES][GATES];
-    #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++)
-        if (item.live(pass)) {
+    // The index of step k among all rows and steps.
+    const auto at = [&](int64_t k) { return item.n * length + (reverse ? length - 1 - k : k); };
+    const auto read = [&](int64_t k, int unit, T (&in)[GATES]) {
+        #pragma unroll
+        for (int g = 0; g < GATES; g++) in[g] = x[at(k) * (GATES * HIDDEN) + g * HIDDEN + unit];
+    };
+    const auto write = [&](int64_t k, int unit, const Step &made) {
+        const int64_t step = at(k);
 #if LSTM
-            cell[pass] = c0[item.n * HIDDEN + item.unit(pass)];
+        c[step * HIDDEN + unit] = made.cell;
+        if (k == length - 1) c_last[item.n * HIDDEN + unit] = made.cell;
 #endif
-            for (int g = 0; g < GATES; g++) b[pass][g] = bias[g * HIDDEN + item.unit(pass)];
-        }
+#if GATED
+        #pragma unroll
+        for (int g = 0; g < 4; g++) saved[step * (4 * HIDDEN) + g * HIDDEN + unit] = made.kept[g];
+#endif
+        y[step * HIDDEN + unit] = made.h;
+    };
+    Step made;
+#if RESIDENT
+    T next[GATES];
+    if (item.live(0)) {
+        read(0, item.unit(0), next);
+#if LSTM
+        made.cell = c0[item.n * HIDDEN + item.unit(0)];
+#endif
+    }
+#endif
     cluster_barrier();
     for (int64_t k = 0; k < length; k++) {
-        const int64_t step = item.n * length + (reverse ? length - 1 - k : k);
         const T *before = hidden + k % 2 * (ROWS * PITCH);
         T *after = hidden + (k + 1) % 2 * (ROWS * PITCH);
-        #pragma unroll
+        #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
             const int unit = item.unit(pass);
             const bool live = item.live(pass);
-            T in[GATES] = {}, s[ITEMS * GATES];
-            if (live)
+            T in[GATES] = {}, b[GATES] = {}, s[ITEMS * GATES];
+            if (live) {
                 #pragma unroll
-                for (int g = 0; g < GATES; g++) in[g] = x[step * (GATES * HIDDEN) + g * HIDDEN + unit];
+                for (int g = 0; g < GATES; g++) b[g] = bias[g * HIDDEN + unit];
+#if RESIDENT
+                #pragma unroll
+                for (int g = 0; g < GATES; g++) in[g] = next[g];
+                if (k + 1 < length) read(k + 1, unit, next);
+#else
+                read(k, unit, in);
+#if LSTM
+                made.cell = k ? c[at(k - 1) * HIDDEN + unit] : c0[item.n * HIDDEN + unit]; // this thread has written it
+#endif
+#endif
+            }
             products(item, pass, before, factor, s);
             if (!live) continue;
             #pragma unroll
-            for (int g = 0; g < GATES; g++) s[g] += b[pass][g];
+            for (int g = 0; g < GATES; g++) s[g] += b[g];
 #if LSTM
             const T i = sigmoid(in[0] + s[0]), f = sigmoid(in[1] + s[1]), g = tanh(in[2] + s[2]), o = sigmoid(in[3] + s[3]);
-            cell[pass] = f * cell[pass] + i * g;
-            const T h = o * tanh(cell[pass]), kept[4] = {i, f, g, o};
-            c[step * HIDDEN + unit] = cell[pass];
+            const T cell = f * made.cell + i * g;
+            made = {o * tanh(cell), cell, {i, f, g, o}};
 #elif GRU
-            const T r = sigmoid(in[0] + s[0]), z = sigmoid(in[1] + s[1]), candidate = tanh(in[2] + r * s[2]);
-            const T h = candidate + z * (before[item.row * PITCH + unit] - candidate), kept[4] = {r, z, candidate, s[2]};
+            const T r = sigmoid(in[0] + s[0]), z = sigmoid(in[1] + s[1]), n = tanh(in[2] + r * s[2]);
+            made = {n + z * (before[item.row * PITCH + unit] - n), 0, {r, z, n, s[2]}};
 #elif RELU
-            const T a = in[0] + s[0], h = a <= 0 ? (T)0 : a;
+            const T a = in[0] + s[0];
+            made.h = a <= 0 ? (T)0 : a;
 #else
-            const T h = tanh(in[0] + s[0]);
+            made.h = tanh(in[0] + s[0]);
 #endif
-#if GATED
             #pragma unroll
-            for (int g = 0; g < 4; g++) saved[step * (4 * HIDDEN) + g * HIDDEN + unit] = kept[g];
-#endif
-            y[step * HIDDEN + unit] = h;
-            #pragma unroll
-            for (int rank = 0; rank < CLUSTER; rank++) in_block(after, rank)[item.row * PITCH + unit] = h;
+            for (int rank = 0; rank < CLUSTER; rank++) in_block(after, rank)[item.row * PITCH + unit] = made.h;
+            if (!RESIDENT) write(k, unit, made);
         }
-        cluster_barrier();
+        cluster_arrive();
+        if (RESIDENT && item.live(0)) write(k, item.unit(0), made);
+        cluster_wait();
     }
-#if LSTM
-    #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++)
-        if (item.live(pass)) c_last[item.n * HIDDEN + item.unit(pass)] = cell[pass];
-#endif
 }

@@ -2,7 +2,7 @@
 //
 // A cluster of CLUSTER blocks takes ROWS rows of the batch through all steps. Each block computes the products of OWN hidden
 // units; what all blocks need of a step goes to the shared memory of each. If RESIDENT, a block reads its part of weight_hh once
-// and keeps it in registers, otherwise it reads the part in every step, from L2.
+// and keeps it in registers, otherwise it reads the part in every step, from L2, and goes through its units in PASSES.
 //
 // A product has K inner numbers. SLICES neighbouring lanes divide them, for UNITS hidden units, and add their sums by shuffles. In
 // the end each item, a row and unit, belongs to EXTRA lanes, and the first of them computes the formulas.
@@ -57,21 +57,29 @@ template <int OUTPUTS, int COUNT, int MASK> __device__ __forceinline__ void add_
 }
 
 // Products of ROWS rows of shared memory with a block's part of the weight.
-template <int K, int OUTPUTS> struct Products {
+template <int K, int OUTPUTS, bool CONTIGUOUS> struct Products {
     static constexpr int PITCH = padded<K>, VECTORS = PITCH / (SLICES * WIDE), LINES = UNITS * OUTPUTS;
 
     T held[RESIDENT ? VECTORS : 1][LINES][WIDE];
 
-    // weight(unit, o, k) is the factor of inner number k, for output o of a unit.
+    // weight(unit, o, k) is the address of the factor of inner number k, for output o of a unit. CONTIGUOUS: those of
+    // neighbouring k are neighbours.
     template <typename Weight>
     __device__ __forceinline__ static void load_part(T (&part)[LINES][WIDE], const Item &item, int pass, int i, Weight weight) {
         #pragma unroll
         for (int line = 0; line < LINES; line++) {
-            const int unit = item.group_unit(pass) + line / OUTPUTS;
-            #pragma unroll
-            for (int j = 0; j < WIDE; j++) {
-                const int k = (i * SLICES + item.slice) * WIDE + j;
-                part[line][j] = k < K && Item::exists(unit) ? weight(unit, line % OUTPUTS, k) : (T)0;
+            const int unit = item.group_unit(pass) + line / OUTPUTS, first = (i * SLICES + item.slice) * WIDE;
+            if constexpr (CONTIGUOUS && K % WIDE == 0) {
+                const Vector<T, WIDE> none = {}, v = first < K && Item::exists(unit)
+                    ? load<T, WIDE>(weight(unit, line % OUTPUTS, first)) : none;
+                #pragma unroll
+                for (int j = 0; j < WIDE; j++) part[line][j] = v.lane[j];
+            } else {
+                #pragma unroll
+                for (int j = 0; j < WIDE; j++) {
+                    const int k = first + j;
+                    part[line][j] = k < K && Item::exists(unit) ? *weight(unit, line % OUTPUTS, k) : (T)0;
+                }
             }
         }
     }

@@ -1,13 +1,28 @@
 // The gradient of a recurrent network, all steps in one launch, from the last one to the first. The cotangents of the sums of a step
-// are in shared memory, twice: each block writes those of its units to all blocks of the cluster. Their products with weight_hh are
-// the cotangents of the hidden states before.
+// are in shared memory: each block writes those of its units to all blocks of the cluster. Their products with weight_hh are the
+// cotangents of the hidden states before. With BUFFERS = 2 a step writes while others still read those of the step before; with 1
+// there is a barrier between.
 #include "rnn/recurrent.cuh"
+
+// Where the cotangents of the states after the next step to compute are.
+#if RESIDENT
+#define CARRIED carried
+#define CARRIED_CELL carried_cell
+#else
+#define CARRIED dh[item.n * HIDDEN + unit]
+#define CARRIED_CELL dc[item.n * HIDDEN + unit]
+#endif
 
 constexpr int SUMS = GATES * HIDDEN, PITCH = padded<SUMS>;
 
 // What the formulas of a step read.
 struct Given {
     T ct, kept[4], state, last, hidden; // state: y, or c of an LSTM; last: c before the step; hidden: h before it
+};
+
+// What a step writes: the cotangents of s, of the candidate of gru, and h before the step.
+struct Made {
+    T by_sum[GATES], by_candidate, hidden;
 };
 
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
@@ -39,10 +54,10 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     wait_for_inputs();
     T *const sums = (T *)own_shared();
     const Item item(rows);
-    const auto factor = [&](int unit, int, int k) { return weight[(int64_t)k * HIDDEN + unit]; };
-    Products<SUMS, 1> products;
+    const auto factor = [&](int unit, int, int k) { return weight + (int64_t)k * HIDDEN + unit; };
+    Products<SUMS, 1, false> products;
     products.prepare(item, factor);
-    for (int i = threadIdx.x; i < 2 * ROWS * PITCH; i += THREADS) sums[i] = 0;
+    for (int i = threadIdx.x; i < BUFFERS * ROWS * PITCH; i += THREADS) sums[i] = 0;
 #if LSTM
     const T *const states = c;
 #else
@@ -65,70 +80,98 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
         given.hidden = k ? y[at(k - 1) * HIDDEN + unit] : h0[item.n * HIDDEN + unit];
         return given;
     };
-    T carried[PASSES], cell[PASSES]; // cotangents of the hidden and the cell state after the next step to compute
+    const auto write = [&](int64_t k, int unit, const Made &made) {
+        before[at(k) * HIDDEN + unit] = made.hidden;
+        #pragma unroll
+        for (int g = 0; g < GATES; g++) {
+            const int64_t to = at(k) * SUMS + g * HIDDEN + unit;
+#if GRU
+            ds[to] = made.by_sum[g];
+            dx[to] = g == 2 ? made.by_candidate : made.by_sum[g];
+#else
+            dx[to] = made.by_sum[g];
+#endif
+        }
+    };
+    Made made;
+#if RESIDENT
+    T carried = 0, carried_cell = 0;
     Given next;
-    #pragma unroll
+    if (item.live(0)) next = read(length - 1, item.unit(0));
+#endif
+    #pragma unroll 1
     for (int pass = 0; pass < PASSES; pass++) {
-        carried[pass] = 0;
+        const int unit = item.unit(pass);
+        if (!item.live(pass)) continue;
+        CARRIED = 0;
 #if LSTM
-        if (item.live(pass)) cell[pass] = ct_c[item.n * HIDDEN + item.unit(pass)];
+        CARRIED_CELL = ct_c[item.n * HIDDEN + unit];
 #endif
     }
-    if (PASSES == 1 && item.live(0)) next = read(length - 1, item.unit(0));
     cluster_barrier();
     for (int64_t k = length - 1; k >= 0; k--) {
-        T *const now = sums + k % 2 * (ROWS * PITCH);
-        #pragma unroll
+        T *const now = sums + k % BUFFERS * (ROWS * PITCH);
+        #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
             if (!item.live(pass)) continue;
             const int unit = item.unit(pass);
-            const Given given = PASSES == 1 ? next : read(k, unit);
-            const T ct = given.ct + carried[pass];
-            carried[pass] = 0;
+#if RESIDENT
+            const Given given = next;
+#else
+            const Given given = read(k, unit);
+#endif
+            const T ct = given.ct + CARRIED;
+            CARRIED = 0;
 #if LSTM
             const T i = given.kept[0], f = given.kept[1], g = given.kept[2], o = given.kept[3], t = tanh(given.state);
-            const T d = cell[pass] + ct * o * (1 - t * t);
-            cell[pass] = d * f;
+            const T d = CARRIED_CELL + ct * o * (1 - t * t);
+            CARRIED_CELL = d * f;
             const T by_sum[] = {d * g * i * (1 - i), d * given.last * f * (1 - f), d * i * (1 - g * g), ct * t * o * (1 - o)};
 #elif GRU
             const T r = given.kept[0], z = given.kept[1], n = given.kept[2], d = ct * (1 - z) * (1 - n * n);
             const T by_sum[] = {d * given.kept[3] * r * (1 - r), ct * (given.hidden - n) * z * (1 - z), d * r};
-            carried[pass] = ct * z;
+            CARRIED = ct * z;
 #elif RELU
             const T by_sum[] = {given.state > 0 ? ct : (T)0};
 #else
             const T by_sum[] = {ct * (1 - given.state * given.state)};
 #endif
-            before[at(k) * HIDDEN + unit] = given.hidden;
+            made.hidden = given.hidden;
             #pragma unroll
             for (int g = 0; g < GATES; g++) {
-                const int64_t to = at(k) * SUMS + g * HIDDEN + unit;
-#if GRU
-                ds[to] = by_sum[g];
-                dx[to] = g == 2 ? d : by_sum[g];
-#else
-                dx[to] = by_sum[g];
-#endif
+                made.by_sum[g] = by_sum[g];
                 #pragma unroll
                 for (int rank = 0; rank < CLUSTER; rank++)
                     in_block(now, rank)[item.row * PITCH + g * HIDDEN + unit] = by_sum[g];
             }
+#if GRU
+            made.by_candidate = d;
+#endif
+            if (!RESIDENT) write(k, unit, made);
         }
-        cluster_barrier();
-        if (PASSES == 1 && k > 0 && item.live(0)) next = read(k - 1, item.unit(0));
-        #pragma unroll
+        cluster_arrive();
+#if RESIDENT
+        if (item.live(0)) {
+            write(k, item.unit(0), made);
+            if (k > 0) next = read(k - 1, item.unit(0));
+        }
+#endif
+        cluster_wait();
+        #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
             T s[ITEMS];
             products(item, pass, now, factor, s);
-            carried[pass] += s[0];
+            const int unit = item.unit(pass);
+            if (item.live(pass)) CARRIED += s[0];
         }
+        if (BUFFERS == 1) cluster_barrier();
     }
-    #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++)
-        if (item.live(pass)) {
-            dh[item.n * HIDDEN + item.unit(pass)] = carried[pass];
+#if RESIDENT
+    if (item.live(0)) {
+        dh[item.n * HIDDEN + item.unit(0)] = carried;
 #if LSTM
-            dc[item.n * HIDDEN + item.unit(pass)] = cell[pass];
+        dc[item.n * HIDDEN + item.unit(0)] = carried_cell;
 #endif
-        }
+    }
+#endif
 }

@@ -28,12 +28,19 @@ template <typename E> __device__ __forceinline__ E *in_block(E *own, int rank) {
 #endif
 }
 
-// A barrier of all threads of the cluster. Writes to shared memory of any block before it are visible after it. No block may end
-// while others write to its shared memory.
-__device__ __forceinline__ void cluster_barrier() {
+// A barrier of all threads of the cluster in two halves. What a thread has written when it arrives, also to shared memory of other
+// blocks, is visible to all after they have waited. A thread arrives after its own writes have ended, those to global memory too;
+// so what no other thread reads is better written in between. No block may end while others write to its shared memory.
+__device__ __forceinline__ void cluster_arrive() {
 #if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #else
     __syncthreads();
 #endif
 }
+__device__ __forceinline__ void cluster_barrier() { cluster_arrive(), cluster_wait(); }

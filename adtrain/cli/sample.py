@@ -1,0 +1,83 @@
+"""`adtrain sample`: text that a run trained on text writes."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from adtrain.cli.names import RunPath
+from adtrain.cli.options import device_option, json_option, trust_options
+from adtrain.cli.output import print_json, show
+from adtrain.cli.precision import note_precision
+from adtrain.core.errors import AdtrainError
+from adtrain.training import Trust, model_file, sampling
+
+
+def _checked_temperature(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise click.BadParameter(f"found {value:g}, expected a finite number above 0", ctx, param)
+    return value
+
+
+@click.command(short_help="Write text with a run that was trained on text.")
+@click.argument("run", type=RunPath())
+@click.option(
+    "--length",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=500,
+    show_default=True,
+    help="How many characters, or bytes, to write.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    metavar="T",
+    default=1.0,
+    show_default=True,
+    callback=_checked_temperature,
+    help="Divides the logarithms of the probabilities: below 1 the text is more predictable, above 1 more varied.",
+)
+@click.option("--prompt", metavar="TEXT", default="", help="The text to continue; by default a new line begins.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Another seed writes another text.",
+)
+@device_option
+@trust_options
+@json_option
+def command(
+    run: Path, length: int, temperature: float, prompt: str, seed: int, device: str, trust: Trust, as_json: bool
+) -> None:
+    """Print the prompt and LENGTH further characters, each drawn from the probabilities of the network in the folder
+    RUN. The same seed gives the same text.
+
+    Control characters other than line feeds are printed as escapes; with --json the text is as it is.
+    """
+    trained = model_file.load(run, device, trust)
+    if not trained.config.data.is_text:
+        raise AdtrainError(
+            f"{run}: the run was trained on {trained.config.data.examples}, expected one trained on text"
+        )
+    note_precision(trained.config, device)
+    start = sampling.prompt_classes(trained, prompt)
+    drawn = islice(sampling.sample(trained, device, start, temperature, seed), length)
+    pieces = sampling.decoded(trained, drawn)
+    if as_json:
+        result: dict[str, Any] = {"run": str(run), "prompt": prompt, "temperature": temperature, "seed": seed}
+        print_json({**result, "text": "".join(pieces)})
+        return
+    line = prompt
+    for piece in pieces:
+        *lines, line = (line + piece).split("\n")
+        if lines:
+            show(*lines)
+    show(line)
