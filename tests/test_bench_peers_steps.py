@@ -33,6 +33,10 @@ LAYERS = {
     "flatten, {linear: 3}]",
     "activations": "[{reshape: [4, 9]}, {select: [3, 0, 1]}, flatten, {linear: 12}, leaky_relu, {elu: 0.7}, gelu, "
     "{gelu: tanh}, silu, softplus, softmax, log_softmax, {linear: 3}]",
+    "tokens": "[{reshape: [1, 6, 6]}, {patches: [3, 2]}, {linear: 8}, positional_embedding, "
+    "{multihead_attention: {num_heads: 2, causal: true}}, "
+    "{transformer_encoder_layer: {nhead: 2, dim_feedforward: 5, dropout: 0.0, activation: gelu, norm_first: true}}, "
+    "{transformer_encoder_layer: {nhead: 4, dim_feedforward: 5, dropout: 0.0}}, mean, {linear: 3}]",
     "recurrent": "[{reshape: [4, 9]}, {lstm: {hidden_size: 5, num_layers: 2, bidirectional: true, output: all}}, "
     "{gru: {hidden_size: 4, bias: false, output: all}}, {rnn: {hidden_size: 3, nonlinearity: relu, output: all}}, "
     "{rnn: 5}, {linear: 3}]",

@@ -20,8 +20,10 @@ STATES = {"rnn_tanh": 1, "rnn_relu": 1, "lstm": 2, "gru": 1}
 MOST_FIBERS = 1024
 
 
-def arguments(cell: str, rows: int, length: int, hidden: int, gradient: bool, reverse: bool) -> list[np.ndarray]:
-    """Of a cell, or of its gradient."""
+def arguments(
+    cell: str, rows: int, length: int, hidden: int, gradient: bool, reverse: bool, of_all: bool = True
+) -> list[np.ndarray]:
+    """Of a cell, or of its gradient, with the cotangent of all hidden states or without."""
     rng, n = np.random.default_rng(hidden), STATES[cell]
     sums = GATES[cell] * hidden
     shapes = [(rows, length, sums), (sums, hidden), (sums,), *[(rows, hidden)] * n]
@@ -29,10 +31,10 @@ def arguments(cell: str, rows: int, length: int, hidden: int, gradient: bool, re
     given[1] *= hidden**-0.5
     if not gradient:
         return given
-    found = PRIMITIVES[cell].reference(*given, reverse=reverse)
-    outputs = found if isinstance(found, tuple) else (found,)
-    cts = [rng.uniform(-1, 1, y.shape) for y in outputs[:n]]
-    return [cts[0], given[1], *cts[1:], *given[3:], outputs[0], *outputs[n:]]
+    outputs = PRIMITIVES[cell].reference(*given, reverse=reverse)
+    last, *cts = (rng.uniform(-1, 1, y.shape) for y in outputs[: n + 1])
+    kept = outputs[0], *outputs[n + 1 :]
+    return [cts[0], given[1], *cts[1:], *given[3:], *kept, *([last] if of_all else [])]
 
 
 def chosen(given: list[np.ndarray], gradient: bool, resident: bool, cluster: int) -> Division:
@@ -65,13 +67,13 @@ def test_a_recurrent_network_is_right(
     host: Host, cell: str, sizes: tuple[int, int, int], resident: bool, cluster: int, gradient: bool, dtype: str
 ) -> None:
     reverse, primitive = resident, PRIMITIVES[f"{cell}_grad" if gradient else cell]
-    given = [x.astype(dtype) for x in arguments(cell, *sizes, gradient, reverse)]
+    given = [x.astype(dtype) for x in arguments(cell, *sizes, gradient, reverse, of_all=cluster > 1)]
     types = [ArrayType(x.shape, x.dtype) for x in given]
     outputs = primitive.output_types(types, {"reverse": reverse})
     variables = [tuple(Variable(t, "gpu") for t in each) for each in (types, outputs)]
     equation = Equation(primitive, variables[0], {"reverse": reverse}, variables[1])
     division = chosen(given, gradient, resident, cluster)
-    found = host.computed(equation, kernel(cell, division, np.dtype(dtype), reverse), given)
+    found = host.computed(equation, kernel(cell, division, types, reverse), given)
     expected = primitive.reference(*(x.astype(np.float64) for x in given), reverse=reverse)
-    for x, y in zip(found, expected if isinstance(expected, tuple) else (expected,), strict=True):
+    for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=2e-6 if dtype == "float32" else 1e-13)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.errors import DTypeError, OptionError, ShapeError
 
 GATES = {"rnn": 1, "lstm": 4, "gru": 3}
 STATES = {"rnn": 1, "lstm": 2, "gru": 1}
@@ -112,6 +112,7 @@ def test_reverse_equals_the_reversed_sequence(op: str) -> None:
         ({0: (2, 0, 3)}, "lstm: found shape (2, 0, 3), expected (batch, length, features) of length at least 1"),
         ({0: (2, 3)}, "lstm: found shape (2, 3), expected (batch, length, features) of length at least 1"),
         ({2: (12, 4)}, "lstm: weight_hh has shape (12, 4), expected (4 hidden, hidden)"),
+        ({2: (0, 0)}, "lstm: weight_hh has shape (0, 0), expected (4 hidden, hidden)"),
         ({1: (16, 2)}, "lstm: weight_ih has shape (16, 2), expected (16, 3)"),
         ({4: (4,)}, "lstm: bias_hh has shape (4,), expected (16,)"),
         ({6: (3, 4)}, "lstm: c0 has shape (3, 4), expected (2, 4)"),
@@ -124,6 +125,13 @@ def test_arguments_that_do_not_fit_are_refused(change: dict[int, tuple[int, ...]
     with pytest.raises(ShapeError) as error:
         ops.lstm(*args)
     assert str(error.value) == message
+
+
+def test_arguments_of_two_types_are_refused() -> None:
+    args = arguments("gru", 2, 3, 3, 4)
+    args[2] = args[2].astype(np.float32)
+    with pytest.raises(DTypeError, match=r"gru: found float64 and float32, expected one type; use astype"):
+        ops.gru(*args)
 
 
 def test_an_unknown_nonlinearity_is_refused() -> None:

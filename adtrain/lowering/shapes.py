@@ -57,10 +57,19 @@ class RecurrentLengths(NamedTuple):
     sums: int
 
 
-def recurrent_lengths(sequence: Any, weight: Any, *others: Any, **params: Any) -> RecurrentLengths:
+def recurrent_lengths(first: Any, weight: Any, *others: Any, **params: Any) -> RecurrentLengths:
     """The lengths of a recurrent primitive, or of its gradient."""
-    (rows, length, _), (sums, hidden) = sequence.shape, weight.shape
+    (rows, length, _), (sums, hidden) = next(x.shape for x in (first, *others) if len(x.shape) == 3), weight.shape
     return RecurrentLengths(rows, length, hidden, sums)
+
+
+RECURRENT = {"rnn_tanh": 4, "rnn_relu": 4, "lstm": 8, "gru": 5}
+"""The recurrent primitives, and the number of arguments of their gradients without the last one, which is optional."""
+
+
+def reads_all_cotangents(cell: str, types: Sequence[Any]) -> bool:
+    """Whether the gradient of a cell has the cotangent of all hidden states as its last argument."""
+    return len(types) > RECURRENT[cell]
 
 
 def optional_arguments(*types: Any) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.autodiff import vjp
 from adtrain.core.batching_rules import folded_beside
-from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.errors import DTypeError, OptionError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
@@ -33,50 +33,52 @@ FLOPS_A_GATE = 10
 def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
     """The primitive of a cell, and that of its gradient.
 
-    ``cell(x, weight_hh, bias_hh, *initial states)`` is `recurrent_cells.run`. ``cell_grad(ct, weight_hh, *other cts,
-    *initial states, *outputs)`` is `recurrent_cells.run_grad`, with cotangents and outputs in its order.
+    ``cell(x, weight_hh, bias_hh, *initial states)`` is `recurrent_cells.run`. ``cell_grad(ct_h, weight_hh[, ct_c],
+    *initial states, *outputs[, ct])`` is `recurrent_cells.run_grad`; ct_h and ct_c are cotangents of the last states.
     """
 
     def shape(x: Any, weight: Any, bias: Any, *first: Any, reverse: bool) -> tuple[ArrayType, ...]:
         require_float(cell.name, x, weight, bias, *first)
+        if dtypes := {str(each.dtype) for each in (weight, bias, *first)} - {str(x.dtype)}:
+            raise DTypeError(f"{cell.name}: found {x.dtype} and {min(dtypes)}, expected one type; use astype")
         n, length, _ = x.shape
         hidden = weight.shape[1]
-        widths = [(n, length, hidden)] + [(n, hidden), (n, length, hidden)] * (cell.states - 1)
+        shapes = [(n, length, hidden), *[(n, hidden)] * cell.states, *[(n, length, hidden)] * (cell.states - 1)]
         if cell.saved:
-            widths.append((n, length, cell.saved * hidden))
-        return tuple(ArrayType(each, x.dtype) for each in widths)
+            shapes.append((n, length, cell.saved * hidden))
+        return tuple(ArrayType(each, x.dtype) for each in shapes)
 
-    def grad_shape(ct: Any, weight: Any, *others: Any, reverse: bool) -> tuple[ArrayType, ...]:
-        n, length, hidden = ct.shape
+    def grad_shape(*args: Any, reverse: bool) -> tuple[ArrayType, ...]:
+        _, _, weight, _, outputs = _grad_arguments(cell, args)
+        n, length, hidden = outputs[0].shape
         sums = ArrayType((n, length, weight.shape[0]), weight.dtype)
         states = ArrayType((n, length, hidden), weight.dtype), *[ArrayType((n, hidden), weight.dtype)] * cell.states
         return (sums,) * _sums(cell) + states
 
-    def flops(sequence: Any, weight: Any, *others: Any, reverse: bool) -> int:
-        sums, hidden = weight.shape
+    def flops(first: Any, weight: Any, *others: Any, reverse: bool) -> int:
+        (sums, hidden), sequence = weight.shape, next(x for x in (first, *others) if len(x.shape) == 3)
         return int(sequence.shape[0] * sequence.shape[1] * sums * (2 * hidden + FLOPS_A_GATE))
 
     def reference(x: Any, weight: Any, bias: Any, *first: Any, reverse: bool) -> Any:
-        return _as_outputs(run(cell, np, x, weight, bias, first, reverse))
+        return tuple(run(cell, np, x, weight, bias, first, reverse))
 
     def grad_reference(*args: Any, reverse: bool) -> Any:
         return tuple(run_grad(cell, np, *_grad_arguments(cell, args), reverse))
 
-    def rule(out: Any, x: Value, weight: Value, bias: Value, *first: Value, reverse: bool) -> Any:
-        outputs = (out,) if isinstance(out, Value) else out
+    def rule(outputs: Sequence[Value], x: Value, weight: Value, bias: Value, *first: Value, reverse: bool) -> Any:
         arguments = (x, weight, bias, *first)
-        returned = cell.states  # the outputs before those that the gradient alone reads
+        returned = 1 + cell.states  # the outputs before those that the gradient alone reads
         kept = (outputs[0], *outputs[returned:])
 
         def composed(x: Value, weight: Value, bias: Value, *first: Value) -> list[Value]:
             return run(cell, Value._ops, x, weight, bias, first, reverse)
 
-        def pullback(ct: Any) -> Sequence[Value]:
-            cts = (ct,) if isinstance(out, Value) else ct
+        def pullback(cts: Sequence[Value | None]) -> Sequence[Value]:
             if any(each is not None for each in cts[returned:]):  # in a derivative of the gradient
                 return _composed(composed, arguments, cts)
-            given = [zeros_like(y) if each is None else each for y, each in zip(outputs[:returned], cts, strict=False)]
-            found = bind(grad, given[0], weight, *given[1:], *first, *kept, reverse=reverse)
+            h, *c = (zeros_like(first[0]) if ct is None else ct for ct in cts[1:returned])
+            of_all = [] if cts[0] is None else [cts[0]]
+            found = bind(grad, h, weight, *c, *first, *kept, *of_all, reverse=reverse)
             ds, before, *states = found[_sums(cell) - 1 :]
             rows, factors = reshape(ds, (-1, weight.shape[0])), reshape(before, (-1, weight.shape[1]))
             return (found[0], matmul(rows, factors, transpose_a=True), sum(rows, 0), *states)
@@ -101,20 +103,18 @@ def _sums(cell: Cell) -> int:
     return 2 if cell.name == "gru" else 1
 
 
-def _grad_arguments(cell: Cell, args: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-    """Cotangents, weight, initial states and outputs."""
-    (ct, weight, *others), n = args, cell.states
-    return [ct, *others[: n - 1]], weight, others[n - 1 : 2 * n - 1], others[2 * n - 1 :]
+def _grad_arguments(cell: Cell, args: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+    """The arguments of `recurrent_cells.run_grad` from ``ct`` to ``outputs``."""
+    (h, weight, *others), n = args, cell.states
+    end = 3 * n - 1 + (cell.saved > 0)
+    of_all = others[end] if len(others) > end else None
+    return of_all, [h, *others[: n - 1]], weight, others[n - 1 : 2 * n - 1], others[2 * n - 1 : end]
 
 
 def _composed(f: Callable[..., list[Value]], args: Sequence[Value], cts: Sequence[Value | None]) -> Sequence[Value]:
     """The cotangents of the arguments of ``f``, a composition of public operations."""
     outputs, pullback = vjp(f, *args)
     return pullback([zeros_like(y) if ct is None else ct for y, ct in zip(outputs, cts, strict=True)])
-
-
-def _as_outputs(values: list[np.ndarray]) -> Any:
-    return values[0] if len(values) == 1 else tuple(values)
 
 
 _CELLS = {cell.name: (cell, *_primitives(cell)) for cell in CELLS}
@@ -130,12 +130,12 @@ def _run(
     first: Sequence[ArrayLike | None],
     reverse: bool,
 ) -> Sequence[Value]:
-    """The hidden states of all steps, that of the last step, and the last cell state of an LSTM."""
+    """The hidden states of all steps, and the last states."""
     cell, primitive, _ = _CELLS[cell_name]
     value, w_ih, w_hh = as_value(x), as_value(weight_ih), as_value(weight_hh)
     if value.ndim != 3 or value.shape[1] == 0:
         raise ShapeError(f"{op}: found shape {value.shape}, expected (batch, length, features) of length at least 1")
-    if w_hh.ndim != 2 or w_hh.shape[0] != cell.gates * w_hh.shape[1]:
+    if w_hh.ndim != 2 or w_hh.shape[0] != cell.gates * w_hh.shape[1] or w_hh.size == 0:
         factor = f"{cell.gates} hidden" if cell.gates > 1 else "hidden"
         raise ShapeError(f"{op}: weight_hh has shape {w_hh.shape}, expected ({factor}, hidden)")
     sums, hidden = w_hh.shape
@@ -148,9 +148,8 @@ def _run(
     if biases[0] is not None:
         products = products + b_ih
     products = reshape(products, (batch, length, sums))
-    out = bind(primitive, products, w_hh, b_hh, *states, reverse=reverse)
-    output = out if isinstance(out, Value) else out[0]
-    return [output, output[:, 0 if reverse else -1], *([out[1]] if cell.states > 1 else [])]
+    found: Sequence[Value] = bind(primitive, products, w_hh, b_hh, *states, reverse=reverse)
+    return found[: 1 + cell.states]
 
 
 def _check(op: str, what: str, value: Value, shape: Shape) -> None:

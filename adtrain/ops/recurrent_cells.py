@@ -114,24 +114,32 @@ def run(cell: Cell, xp: Any, x: Any, weight: Any, bias: Any, first: Sequence[Any
         reverse: from the last step to the first one.
 
     Returns:
-        The hidden states of all steps (N, L, H). For an LSTM the last cell state (N, H) and all cell states (N, L, H).
-        What the gradient needs again (N, L, saved H), unless that is nothing.
+        The hidden states of all steps (N, L, H), the last states (N, H), the cell states of all steps of an LSTM
+        (N, L, H), and what the gradient needs again (N, L, saved H), unless that is nothing.
     """
     states, steps = list(first), []
     for t in _order(x.shape[1], reverse):
         states, saved = cell.step(xp, x[:, t], states[0] @ weight.T + bias, states)
         steps.append([*states, *saved])
     hidden, *others = (xp.stack(by_step[::-1] if reverse else by_step, 1) for by_step in _transposed(steps))
-    return [hidden, *states[1:], *others]
+    return [hidden, *states, *others]
 
 
 def run_grad(
-    cell: Cell, xp: Any, cts: Sequence[Any], weight: Any, first: Sequence[Any], outputs: Sequence[Any], reverse: bool
+    cell: Cell,
+    xp: Any,
+    ct: Any,
+    cts: Sequence[Any],
+    weight: Any,
+    first: Sequence[Any],
+    outputs: Sequence[Any],
+    reverse: bool,
 ) -> list[Any]:
     """The pullback of `run`.
 
     Args:
-        cts: the cotangents of the hidden states of all steps, and for an LSTM of the last cell state.
+        ct: the cotangent of the hidden states of all steps; None for zeros.
+        cts: the cotangents of the last states.
         outputs: the states of all steps, one array for each state, and what `run` saved.
 
     Returns:
@@ -140,12 +148,12 @@ def run_grad(
         (N, H).
     """
     states, saved = outputs[: cell.states], outputs[cell.states :]
-    carried = [xp.zeros_like(first[0]), *cts[1:]]
-    order, steps = list(_order(cts[0].shape[1], reverse)), []
+    carried = list(cts)
+    order, steps = list(_order(outputs[0].shape[1], reverse)), []
     for k in range(len(order) - 1, -1, -1):
         t = order[k]
         before = [states[i][:, order[k - 1]] if k else first[i] for i in range(cell.states)]
-        at = [carried[0] + cts[0][:, t], *carried[1:]]
+        at = carried if ct is None else [carried[0] + ct[:, t], *carried[1:]]
         dx, ds, carried = cell.step_grad(xp, at, before, [y[:, t] for y in states], [y[:, t] for y in saved])
         through = ds @ weight
         carried[0] = through if carried[0] is None else carried[0] + through

@@ -79,7 +79,7 @@ typedef struct {
     Lengths lengths;
     int64_t gates, saved_width;
     const T *x, *weight, *bias, *h0, *c0;
-    T *y, *c_last, *c, *saved;
+    T *y, *h_last, *c_last, *c, *saved;
     void (*step)(const Step *, int64_t);
     T *packed, *sums; /* scratch: the packed weight, W_hh h of a block */
 } Forward;
@@ -87,7 +87,8 @@ typedef struct {
 typedef struct {
     Lengths lengths;
     int64_t gates, saved_width;
-    const T *ct_y, *ct_c, *weight, *h0, *c0, *y, *c, *saved;
+    const T *ct_h, *weight, *ct_c, *h0, *c0, *y, *c, *saved;
+    const T *ct_y; /* the cotangent of all hidden states, or NULL */
     T *dx, *ds, *before; /* before: the hidden states before each step */
     T *dh, *dc; /* cotangents of the states between two steps; in the end those of h0 and c0 */
     void (*step)(const StepGrad *, int64_t);
@@ -111,22 +112,24 @@ static void forward_block(void *context, int64_t first, int64_t rows) {
             f->step(&step, hidden);
         }
     }
-    if (f->c)
-        for (int64_t n = first; n < first + rows; n++)
-            memcpy(f->c_last + n * hidden, f->c + at(s, n, s->length - 1, hidden), hidden * sizeof(T));
+    for (int64_t n = first; n < first + rows; n++) {
+        const int64_t last = at(s, n, s->length - 1, hidden);
+        memcpy(f->h_last + n * hidden, f->y + last, hidden * sizeof(T));
+        if (f->c) memcpy(f->c_last + n * hidden, f->c + last, hidden * sizeof(T));
+    }
 }
 
 static void backward_block(void *context, int64_t first, int64_t rows) {
     const Backward *f = context;
     const Lengths *s = &f->lengths;
     const int64_t hidden = s->hidden, width = f->gates * hidden;
-    memset(f->dh + first * hidden, 0, rows * hidden * sizeof(T));
+    memcpy(f->dh + first * hidden, f->ct_h + first * hidden, rows * hidden * sizeof(T));
     if (f->dc) memcpy(f->dc + first * hidden, f->ct_c + first * hidden, rows * hidden * sizeof(T));
     for (int64_t k = s->length - 1; k >= 0; k--) {
         for (int64_t i = 0; i < rows; i++) {
             const int64_t n = first + i, state = at(s, n, k, hidden), sums = at(s, n, k, width);
             T *dh = f->dh + n * hidden;
-            for (int64_t j = 0; j < hidden; j++) dh[j] += f->ct_y[state + j];
+            for (int64_t j = 0; f->ct_y && j < hidden; j++) dh[j] += f->ct_y[state + j];
             const T *h = k ? f->y + at(s, n, k - 1, hidden) : f->h0 + n * hidden;
             memcpy(f->before + state, h, hidden * sizeof(T));
             const StepGrad step = {
@@ -259,43 +262,48 @@ static void step_gru_grad(const StepGrad *p, int64_t hidden) {
 #define LENGTHS int64_t rows, int64_t length, int64_t hidden, int64_t reverse
 #define GIVEN {rows, length, hidden, reverse}
 
-void FN(rnn_tanh)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, T *y, LENGTHS) {
-    forward(team, &(Forward){GIVEN, 1, 0, x, weight, bias, h0, NULL, y, NULL, NULL, NULL, step_tanh});
+#define ELMAN(name, step)                                                                                             \
+    void FN(name)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, T *y, T *h, LENGTHS) {   \
+        forward(team, &(Forward){GIVEN, 1, 0, x, weight, bias, h0, NULL, y, h, NULL, NULL, NULL, step});              \
+    }
+ELMAN(rnn_tanh, step_tanh)
+ELMAN(rnn_relu, step_relu)
+
+void FN(lstm)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, const T *c0, T *y, T *h,
+              T *c_last, T *c, T *saved, LENGTHS) {
+    forward(team, &(Forward){GIVEN, 4, 4, x, weight, bias, h0, c0, y, h, c_last, c, saved, step_lstm});
 }
 
-void FN(rnn_relu)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, T *y, LENGTHS) {
-    forward(team, &(Forward){GIVEN, 1, 0, x, weight, bias, h0, NULL, y, NULL, NULL, NULL, step_relu});
+void FN(gru)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, T *y, T *h, T *saved, LENGTHS) {
+    forward(team, &(Forward){GIVEN, 3, 4, x, weight, bias, h0, NULL, y, h, NULL, NULL, saved, step_gru});
 }
 
-void FN(lstm)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, const T *c0, T *y, T *c_last,
-              T *c, T *saved, LENGTHS) {
-    forward(team, &(Forward){GIVEN, 4, 4, x, weight, bias, h0, c0, y, c_last, c, saved, step_lstm});
-}
-
-void FN(gru)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, T *y, T *saved, LENGTHS) {
-    forward(team, &(Forward){GIVEN, 3, 4, x, weight, bias, h0, NULL, y, NULL, NULL, saved, step_gru});
-}
-
-void FN(rnn_tanh_grad)(const Team *team, const T *ct_y, const T *weight, const T *h0, const T *y, T *dx, T *before,
-                       T *dh, LENGTHS) {
-    backward(team, &(Backward){GIVEN, 1, 0, ct_y, NULL, weight, h0, NULL, y, NULL, NULL, dx, NULL, before, dh, NULL,
-                               step_tanh_grad});
-}
-
-void FN(rnn_relu_grad)(const Team *team, const T *ct_y, const T *weight, const T *h0, const T *y, T *dx, T *before,
-                       T *dh, LENGTHS) {
-    backward(team, &(Backward){GIVEN, 1, 0, ct_y, NULL, weight, h0, NULL, y, NULL, NULL, dx, NULL, before, dh, NULL,
-                               step_relu_grad});
-}
-
-void FN(lstm_grad)(const Team *team, const T *ct_y, const T *weight, const T *ct_c, const T *h0, const T *c0, const T *y,
-                   const T *c, const T *saved, T *dx, T *before, T *dh, T *dc, LENGTHS) {
-    backward(team, &(Backward){GIVEN, 4, 4, ct_y, ct_c, weight, h0, c0, y, c, saved, dx, NULL, before, dh, dc,
-                               step_lstm_grad});
-}
-
-void FN(gru_grad)(const Team *team, const T *ct_y, const T *weight, const T *h0, const T *y, const T *saved, T *dx,
-                  T *ds, T *before, T *dh, LENGTHS) {
-    backward(team, &(Backward){GIVEN, 3, 4, ct_y, NULL, weight, h0, NULL, y, NULL, saved, dx, ds, before, dh, NULL,
-                               step_gru_grad});
-}
+/* The gradients, as name_grad, and with the cotangent of all hidden states as name_grad_all. */
+#define ALL , const T *ct_y
+#define NOTHING
+#define ELMAN_GRAD(name, of_all, value, step)                                                                         \
+    void FN(name)(const Team *team, const T *ct_h, const T *weight, const T *h0, const T *y of_all, T *dx, T *before, \
+                  T *dh, LENGTHS) {                                                                                   \
+        backward(team, &(Backward){GIVEN, 1, 0, ct_h, weight, NULL, h0, NULL, y, NULL, NULL, value, dx, NULL, before, \
+                                   dh, NULL, step});                                                                  \
+    }
+#define LSTM_GRAD(name, of_all, value)                                                                                \
+    void FN(name)(const Team *team, const T *ct_h, const T *weight, const T *ct_c, const T *h0, const T *c0,          \
+                  const T *y, const T *c, const T *saved of_all, T *dx, T *before, T *dh, T *dc, LENGTHS) {           \
+        backward(team, &(Backward){GIVEN, 4, 4, ct_h, weight, ct_c, h0, c0, y, c, saved, value, dx, NULL, before, dh, \
+                                   dc, step_lstm_grad});                                                              \
+    }
+#define GRU_GRAD(name, of_all, value)                                                                                 \
+    void FN(name)(const Team *team, const T *ct_h, const T *weight, const T *h0, const T *y, const T *saved of_all,   \
+                  T *dx, T *ds, T *before, T *dh, LENGTHS) {                                                          \
+        backward(team, &(Backward){GIVEN, 3, 4, ct_h, weight, NULL, h0, NULL, y, NULL, saved, value, dx, ds, before,  \
+                                   dh, NULL, step_gru_grad});                                                         \
+    }
+ELMAN_GRAD(rnn_tanh_grad, NOTHING, NULL, step_tanh_grad)
+ELMAN_GRAD(rnn_tanh_grad_all, ALL, ct_y, step_tanh_grad)
+ELMAN_GRAD(rnn_relu_grad, NOTHING, NULL, step_relu_grad)
+ELMAN_GRAD(rnn_relu_grad_all, ALL, ct_y, step_relu_grad)
+LSTM_GRAD(lstm_grad, NOTHING, NULL)
+LSTM_GRAD(lstm_grad_all, ALL, ct_y)
+GRU_GRAD(gru_grad, NOTHING, NULL)
+GRU_GRAD(gru_grad_all, ALL, ct_y)

@@ -52,6 +52,14 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: x[:, jax.numpy.array(layer.indices)]
         case nn.Dropout(p=0):
             return lambda a, x: x
+        case nn.MultiheadAttention(dropout=0):
+            return lambda a, x: _attention(layer, path, a, x)
+        case nn.PositionalEmbedding("learned"):
+            return lambda a, x: x + a[weight]
+        case nn.Patches():
+            return lambda a, x: _patches(layer, x)
+        case nn.Mean():
+            return lambda a, x: x.mean(layer.dim)
         case nn.RNN(dropout=0) | nn.LSTM(dropout=0) | nn.GRU(dropout=0):
             return lambda a, x: _recurrent(layer, path, a, x)
     f = {
@@ -69,6 +77,26 @@ def _layer(layer: nn.Module, path: str) -> Apply:
     if f is None:
         unsupported("JAX", layer.kind())
     return lambda a, x: f(x)
+
+
+def _attention(layer: nn.MultiheadAttention, path: str, arrays: Arrays, x: Any) -> Any:
+    import jax
+
+    batch, length, width = x.shape
+    projected = _plus(x @ arrays[f"{path}in_proj_weight"].T, arrays.get(f"{path}in_proj_bias"))
+    q, k, v = projected.reshape(batch, length, 3, layer.num_heads, -1).transpose(2, 0, 3, 1, 4)
+    scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
+    if layer.causal:
+        scores = jax.numpy.where(jax.numpy.tri(length), scores, -jax.numpy.inf)
+    joined = (jax.nn.softmax(scores) @ v).swapaxes(1, 2).reshape(batch, length, width)
+    return _plus(joined @ arrays[f"{path}out_proj.weight"].T, arrays.get(f"{path}out_proj.bias"))
+
+
+def _patches(layer: nn.Patches, x: Any) -> Any:
+    batch, channels, rows, columns = x.shape
+    height, width = pair(layer.patch_size)
+    split = x.reshape(batch, channels, rows // height, height, columns // width, width)
+    return split.transpose(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * height * width)
 
 
 def _recurrent(layer: nn.RNN | nn.LSTM | nn.GRU, path: str, arrays: Arrays, x: Any) -> Any:

@@ -43,7 +43,22 @@ def built(
                 branches = [within(branch, f"{path}{i}.") for i, branch in enumerate(layer.branches)]
                 join = concatenate if isinstance(layer, nn.Concat) else lambda outputs: reduce(add, outputs)
                 return lambda arrays, x: join([branch(arrays, x) for branch in branches])
+            case nn.TransformerEncoderLayer(dropout=0):
+                return encoder_layer(layer, path)
         return leaf(layer, path)
+
+    def encoder_layer(layer: nn.TransformerEncoderLayer, path: str) -> Apply:
+        parts = {name: within(child, f"{path}{name}.") for name, child, _ in layer.children((1, layer.nhead))}
+        activation = leaf(nn.ReLU() if layer.activation == "relu" else nn.GELU(), path)
+
+        def run(arrays: Arrays, x: Any) -> Any:
+            for norm, inner in (("norm1", ("self_attn",)), ("norm2", ("linear1", "", "linear2"))):
+                y = parts[norm](arrays, x) if layer.norm_first else x
+                y = x + reduce(lambda y, name: parts.get(name, activation)(arrays, y), inner, y)
+                x = y if layer.norm_first else parts[norm](arrays, y)
+            return x
+
+        return run
 
     return within(layer, "")
 

@@ -57,6 +57,14 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: x[:, layer.indices]
         case nn.Dropout(p=0):
             return lambda a, x: x
+        case nn.MultiheadAttention(dropout=0):
+            return lambda a, x: _attention(layer, path, a, x)
+        case nn.PositionalEmbedding("learned"):
+            return lambda a, x: x + a[weight]
+        case nn.Patches():
+            return lambda a, x: _patches(layer, x)
+        case nn.Mean():
+            return lambda a, x: x.mean(layer.dim)
         case nn.RNN(dropout=0) | nn.LSTM(dropout=0) | nn.GRU(dropout=0):
             return lambda a, x: _recurrent(layer, path, a, x)
     f = {
@@ -74,6 +82,24 @@ def _layer(layer: nn.Module, path: str) -> Apply:
     if f is None:
         unsupported("PyTorch", layer.kind())
     return lambda a, x: f(x)
+
+
+def _attention(layer: nn.MultiheadAttention, path: str, arrays: Arrays, x: Any) -> Any:
+    import torch
+
+    F = torch.nn.functional
+    projected = F.linear(x, arrays[f"{path}in_proj_weight"], arrays.get(f"{path}in_proj_bias"))
+    q, k, v = projected.unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    heads = F.scaled_dot_product_attention(q, k, v, is_causal=layer.causal)
+    joined = heads.transpose(1, 2).flatten(2)
+    return F.linear(joined, arrays[f"{path}out_proj.weight"], arrays.get(f"{path}out_proj.bias"))
+
+
+def _patches(layer: nn.Patches, x: Any) -> Any:
+    import torch
+
+    size = pair(layer.patch_size)
+    return torch.nn.functional.unfold(x, size, stride=size).transpose(1, 2)
 
 
 def _recurrent(layer: nn.RNN | nn.LSTM | nn.GRU, path: str, arrays: Arrays, x: Any) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from adtrain.core.kernel import CKernel
 from adtrain.core.registry import register
-from adtrain.lowering.shapes import recurrent_lengths
+from adtrain.lowering.shapes import RECURRENT, reads_all_cotangents, recurrent_lengths
 
 BLOCK_ROWS = 48
 """As in `recurrent.c`."""
@@ -38,6 +39,10 @@ def _numbers(*types: Any, reverse: bool) -> tuple[int, ...]:
     return lengths.rows, lengths.length, lengths.hidden, int(reverse)
 
 
-for _cell in ("rnn_tanh", "rnn_relu", "lstm", "gru"):
-    for _name in (_cell, f"{_cell}_grad"):
-        register(_name, "cpu", CKernel("recurrent.c", _name, _numbers, team=True, scratch=_scratch))
+def _grad_name(cell: str) -> Callable[..., str]:
+    return lambda *types, reverse: f"{cell}_grad{'_all' if reads_all_cotangents(cell, types) else ''}"
+
+
+for _cell in RECURRENT:
+    register(_cell, "cpu", CKernel("recurrent.c", _cell, _numbers, team=True, scratch=_scratch))
+    register(f"{_cell}_grad", "cpu", CKernel("recurrent.c", _grad_name(_cell), _numbers, team=True, scratch=_scratch))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
-
-import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import CudaRule, register
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.reduce import MAX_BLOCKS, VECTOR, WARP
-from adtrain.lowering.shapes import RecurrentLengths, recurrent_lengths
+from adtrain.lowering.shapes import RECURRENT, RecurrentLengths, reads_all_cotangents, recurrent_lengths
 
 MIN_CLUSTER_CAPABILITY = (9, 0)
 CLUSTERS = (1, 2, 4, 8)
@@ -126,21 +124,23 @@ def divisions(target: Target, lengths: RecurrentLengths, itemsize: int, gradient
             yield division
 
 
-def kernel(cell: str, division: Division, dtype: np.dtype, reverse: bool) -> CudaKernel:
-    """The launch of a cell, or of its gradient, with this division."""
+def kernel(cell: str, division: Division, types: Sequence[Any], reverse: bool) -> CudaKernel:
+    """The launch of a cell, or of its gradient, with this division, for arguments of these types."""
     gradient, lengths = division.gradient, division.lengths
     name = "recurrent_grad" if gradient else "recurrent"
     macros = {
         "LSTM": int(cell == "lstm"), "GRU": int(cell == "gru"), "RELU": int(cell == "rnn_relu"),
         "GATED": int(cell in ("lstm", "gru")), "HIDDEN": lengths.hidden, "RESIDENT": int(division.resident),
         "CLUSTER": division.cluster, "ROWS": division.rows, "UNITS": division.units, "SLICES": division.slices,
-        "THREADS": division.threads, **({"BUFFERS": division.buffers} if gradient else {}),
+        "THREADS": division.threads,
     }  # fmt: skip
+    if gradient:
+        macros |= {"BUFFERS": division.buffers, "ALL": int(reads_all_cotangents(cell, types))}
     launch = CudaLaunch(
         f"rnn/{name}.cu",
         name,
         (lengths.rows, lengths.length, int(reverse)),
-        (dtype,),
+        (types[0].dtype,),
         blocks=division.blocks,
         threads=division.threads,
         shared=division.shared,
@@ -152,16 +152,16 @@ def kernel(cell: str, division: Division, dtype: np.dtype, reverse: bool) -> Cud
 def _rule(cell: str, gradient: bool) -> CudaRule:
     def candidates(target: Target, *types: Any, reverse: bool) -> list[CudaKernel]:
         """The MAX_RESIDENT best divisions with the weight in registers, and the best one with the weight in memory."""
-        lengths, dtype = recurrent_lengths(*types), types[0].dtype
-        by_time = sorted(divisions(target, lengths, dtype.itemsize, gradient), key=lambda d: d.cycles(target))
+        lengths, itemsize = recurrent_lengths(*types), types[0].dtype.itemsize
+        by_time = sorted(divisions(target, lengths, itemsize, gradient), key=lambda d: d.cycles(target))
         best = {(d.cluster, d.rows): d for d in reversed(by_time) if d.resident}
         resident = sorted(best.values(), key=lambda d: d.cycles(target))[:MAX_RESIDENT]
         in_memory = [d for d in by_time if not d.resident][:1]
-        return [kernel(cell, division, dtype, reverse) for division in (*resident, *in_memory)]
+        return [kernel(cell, division, types, reverse) for division in (*resident, *in_memory)]
 
     return candidates
 
 
-for _cell in ("rnn_tanh", "rnn_relu", "lstm", "gru"):
+for _cell in RECURRENT:
     register(_cell, "cuda", _rule(_cell, gradient=False))
     register(f"{_cell}_grad", "cuda", _rule(_cell, gradient=True))

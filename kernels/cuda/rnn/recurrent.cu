@@ -14,7 +14,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
 #if LSTM
     const T *c0,
 #endif
-    T *y,
+    T *y, T *h_last,
 #if LSTM
     T *c_last, T *c,
 #endif
@@ -51,6 +51,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
         for (int g = 0; g < 4; g++) saved[step * (4 * HIDDEN) + g * HIDDEN + unit] = made.kept[g];
 #endif
         y[step * HIDDEN + unit] = made.h;
+        if (k == length - 1) h_last[item.n * HIDDEN + unit] = made.h;
     };
     Step made;
 #if RESIDENT

@@ -26,7 +26,7 @@ struct Made {
 };
 
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
-    const T *ct_y, const T *weight,
+    const T *ct_h, const T *weight,
 #if LSTM
     const T *ct_c,
 #endif
@@ -40,6 +40,9 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
 #endif
 #if GATED
     const T *saved,
+#endif
+#if ALL
+    const T *ct_y, // of all hidden states
 #endif
     T *dx,
 #if GRU
@@ -68,7 +71,9 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     const auto read = [&](int64_t k, int unit) {
         Given given;
         const int64_t step = at(k);
+#if ALL
         given.ct = ct_y[step * HIDDEN + unit];
+#endif
 #if GATED
         #pragma unroll
         for (int g = 0; g < 4; g++) given.kept[g] = saved[step * (4 * HIDDEN) + g * HIDDEN + unit];
@@ -103,7 +108,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     for (int pass = 0; pass < PASSES; pass++) {
         const int unit = item.unit(pass);
         if (!item.live(pass)) continue;
-        CARRIED = 0;
+        CARRIED = ct_h[item.n * HIDDEN + unit];
 #if LSTM
         CARRIED_CELL = ct_c[item.n * HIDDEN + unit];
 #endif
@@ -120,7 +125,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
 #else
             const Given given = read(k, unit);
 #endif
-            const T ct = given.ct + CARRIED;
+            const T ct = ALL ? given.ct + CARRIED : CARRIED;
             CARRIED = 0;
 #if LSTM
             const T i = given.kept[0], f = given.kept[1], g = given.kept[2], o = given.kept[3], t = tanh(given.state);
