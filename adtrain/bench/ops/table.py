@@ -23,6 +23,7 @@ SIDE: Sizes = {"cpu": (64, 256, 1024), "gpu": (64, 256, 1024, 4096)}
 ROWS: Sizes = {"cpu": (32, 256, 2048), "gpu": (32, 256, 2048, 16384)}
 IMAGES: Sizes = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 512)}
 TOKENS: Sizes = {"cpu": (16, 128, 512), "gpu": (16, 256, 2048, 8192)}
+SEQUENCES: Sizes = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 1024)}
 
 
 @dataclass(frozen=True)
@@ -165,10 +166,17 @@ for _causal in (False, True):
           lambda q, k, v, c=_causal: ops.attention(q, k, v, c), "causal" if _causal else "all keys")  # fmt: skip
 bench("self_attention", TOKENS, lambda n: (normal(8, n, 768),), lambda x: ops.self_attention(x, 4), "8 of 4 heads")
 
-# Recurrent layers: images as 28 rows, 128 hidden units as in lstm.yaml.
-for _op, _gates in (("rnn", 1), ("lstm", 4), ("gru", 3)):
-    bench(_op, IMAGES, batch((28, 28), (_gates * 128, 28), (_gates * 128, 128)),
-          lambda x, w_ih, w_hh, op=_op: getattr(ops, op)(x, w_ih, w_hh)[0])  # fmt: skip
+
+def _sequences(gates: int) -> Inputs:
+    return lambda n: (normal(n, 28, 28), normal(gates * 128, 28), normal(gates * 128, 128))
+
+
+for _f, _gates in ((ops.rnn, 1), (ops.gru, 3), (ops.lstm, 4)):
+
+    def _hidden(x: Any, w_ih: Any, w_hh: Any, f: Callable[..., Any] = _f) -> Any:
+        return f(x, w_ih, w_hh)[0]
+
+    bench(_f.__name__, SEQUENCES, _sequences(_gates), _hidden, "28 steps, 128 units")
 
 # Convolution and pooling: layers of lenet5.yaml, cnn.yaml and resnet.yaml. "3x3/2" is a window of stride 2.
 for _image, _out, _kernel, _stride, _padding in (
