@@ -13,21 +13,21 @@ the CPU, by its reference. `register` adds kernels, whose sources may lie anywhe
         [lambda out, x: lambda ct: bind(triple_p, ct)],  # derivative by x: cotangent of out to cotangent of x
     )
 
-    # /home/me/triple.c:
+    # /path/to/triple.c:
     #     #include "common.h"  /* of kernels/cpu: T is the element type, FN adds it to the name */
     #     void FN(triple)(const T *x, T *out, int64_t size) {
     #         for (int64_t i = 0; i < size; i++) out[i] = 3 * x[i];
     #     }
-    register("triple", "cpu", CKernel("/home/me/triple.c", "triple", numbers=lambda x: (x.size,)))
+    register("triple", "cpu", CKernel("/path/to/triple.c", "triple", numbers=lambda x: (x.size,)))
 
-    # /home/me/triple.cu:
+    # /path/to/triple.cu:
     #     #include "common/common.cuh"  // of kernels/cuda
     #     KERNEL triple(const T *x, T *out, int64_t size) {
     #         wait_for_inputs();
     #         for (int64_t i = grid_index(); i < size; i += grid_size()) out[i] = 3 * x[i];
     #     }
     def triple_kernels(target: Target, x: ArrayType) -> list[CudaKernel]:
-        return [CudaKernel((CudaLaunch("/home/me/triple.cu", "triple", (x.size,), (x.dtype,), elements=x.size),))]
+        return [CudaKernel((CudaLaunch("/path/to/triple.cu", "triple", (x.size,), (x.dtype,), elements=x.size),))]
 
     register("triple", "cuda", triple_kernels)
 

@@ -95,8 +95,8 @@ def jit(
         OptionError: an argument of ``jit`` names no argument of ``f``, or one is static and donated.
         TraceError (when called): ``f`` reads the elements of a traced value, has a side effect that is refused, or an
             argument was donated before. Names the line where it can.
-        DTypeError (when called): an argument is no array, number, string or declared static, or is not hashable;
-            ``f`` returns something other than arrays.
+        DTypeError (when called): an argument is neither an array, a number, a string nor static, or a static one is not
+            hashable; ``f`` returns something other than arrays.
     """
     if f is None:
         return functools.partial(

@@ -36,7 +36,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a number. true is no integer, "3" is no number, and NaN is within no bounds."""
+    """Bounds of a number. true is not an integer, "3" is not a number, and NaN is within no bounds."""
 
     ge: float | None = None
     gt: float | None = None

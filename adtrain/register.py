@@ -58,7 +58,7 @@ def layer(name: str) -> Decorator:
     """Register a subclass of `nn.Module`.
 
     Raises:
-        OptionError: the name is taken or no identifier, or the class has no method or option types that it needs.
+        OptionError: the name is taken or not an identifier, or the class lacks a method, or types of its options.
     """
     return _decorator("layer", name, Module, {"forward": _forward, "new_arrays": _new_arrays})
 
@@ -79,7 +79,7 @@ def optimizer(name: str) -> Decorator:
 def schedule(name: str) -> Decorator:
     """Register a subclass of `optim.Schedule`, whose objects map the step to a factor on the learning rate.
 
-    Its unit is the step. A field `total_steps` is no option: it gets the number of steps of the training.
+    Its unit is the step. A field `total_steps` is not an option: it gets the number of steps of the training.
     Errors are those of `layer`.
     """
     return _decorator("schedule", name, Schedule, {"__call__": _scalar("the factor")})
@@ -118,7 +118,7 @@ def op(name: str, *, samples: Callable[..., Sequence[Any]]) -> Callable[[F], F]:
         samples: from a NumPy generator to arguments. With a second parameter, a size, `bench` times several sizes.
 
     Raises:
-        OptionError: the name is taken or no identifier.
+        OptionError: the name is taken or not an identifier.
     """
     here = caller(1)
 
@@ -143,7 +143,7 @@ def _decorator(family: str, name: str, base: type, checks: dict[str, Callable[..
 
         _check_name(family, name, here)
         if not issubclass(cls, base):
-            raise OptionError(f"{family} {name}: {cls.__name__} is no subclass of {base.__module__}.{base.__name__}")
+            raise OptionError(f"{family} {name}: {cls.__name__} is not a subclass of {base.__module__}.{base.__name__}")
         for method in [*getattr(cls, "__abstractmethods__", ()), *checks]:
             if method in getattr(cls, "__abstractmethods__", ()) or not hasattr(cls, method):
                 raise OptionError(f"{family} {name}: {cls.__name__} has no method {method}")
@@ -162,7 +162,7 @@ def _check_name(family: str, name: str, here: Definition) -> None:
     from adtrain.config import explain, specs
 
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in {*explain.MODELS, *specs.FAMILIES}:
-        raise OptionError(f"{family} {name!r}: expected a name of lower-case letters, digits and _, no key of configs")
+        raise OptionError(f"{family} {name!r}: expected lower-case letters, digits and _, not a key of configs")
     if name in _defined:
         if not here.replaces(_defined[name]):
             raise OptionError(f"{family} {name}: the name is taken at {_defined[name]}; choose another at {here}")

@@ -160,15 +160,16 @@ def fits(layer: nn.Module, shape: nn.Shape) -> bool:
 
 @st.composite
 def networks(draw: st.DrawFn, shape: nn.Shape, depth: int = 2) -> nn.Sequential:
-    """One to three layers, or containers of such networks, `depth` deep."""
+    """One to three layers, or containers of such networks, `depth` deep. All outputs have an axis."""
     layers: list[nn.Module] = []
     for _ in range(draw(st.integers(1, 3))):
         nested = depth and draw(st.integers(0, 2)) == 0
         kind = draw(st.sampled_from(list(LAYERS)))
         layer = draw(containers(shape, depth - 1) if nested else fitting(kind, shape))
-        if layer is not None and prod(layer.output_shape(shape)) < 2000:
+        output = () if layer is None else layer.output_shape(shape)
+        if layer is not None and output and prod(output) < 2000:
             layers.append(layer)
-            shape = layer.output_shape(shape)
+            shape = output
     return nn.Sequential(*(layers or [nn.Tanh()]))
 
 

@@ -43,7 +43,7 @@ def lines(found: dict[str, Any], width: int = 60) -> list[str]:
 
 
 def test_operation_has_times_and_speedups_at_each_size() -> None:
-    op = replace(SIZED_OPS[0], ladder=(4, 8))
+    op = replace(SIZED_OPS[0], sizes=(4, 8))
     found = analysis_ops.measured(op, BOTH)
     assert [row["n"] for row in found["rows"]] == [4, 8]
     assert all(sorted(row["times"]) == sorted([NAIVE, *LABELS]) for row in found["rows"])
@@ -56,7 +56,7 @@ def test_operation_has_times_and_speedups_at_each_size() -> None:
 
 def test_naive_loop_is_skipped_at_large_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analysis_ops, "NAIVE_FLOPS", 2 * 4**3)
-    found = analysis_ops.measured(replace(SIZED_OPS[0], ladder=(4, 8)), BOTH)
+    found = analysis_ops.measured(replace(SIZED_OPS[0], sizes=(4, 8)), BOTH)
     assert [NAIVE in row["times"] for row in found["rows"]] == [True, False]
     assert lines({"operations": [found]})
 

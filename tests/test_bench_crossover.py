@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from adtrain.bench.analysis.crossover import Crossover, crossover
 
-LADDERS = st.lists(st.integers(1, 10**9), min_size=2, max_size=8, unique=True).map(sorted)
+SIZES = st.lists(st.integers(1, 10**9), min_size=2, max_size=8, unique=True).map(sorted)
 POSITIVE = st.floats(1e-3, 1e3)
 
 
-@given(LADDERS, POSITIVE, POSITIVE, st.floats(0.1, 3))
+@given(SIZES, POSITIVE, POSITIVE, st.floats(0.1, 3))
 def test_crossover_is_exact_for_power_laws(sizes: list[int], overhead: float, rate: float, power: float) -> None:
     """The CPU takes rate * n**power, the GPU takes `overhead` at every size."""
     speedups = [rate * n**power / overhead for n in sizes]
@@ -24,7 +24,7 @@ def test_crossover_is_exact_for_power_laws(sizes: list[int], overhead: float, ra
         assert found.at == pytest.approx(exact, rel=1e-6)
 
 
-@given(LADDERS, st.data())
+@given(SIZES, st.data())
 def test_crossover_follows_the_last_size_that_differs_from_the_largest(sizes: list[int], data: st.DataObject) -> None:
     speedups = data.draw(st.lists(POSITIVE, min_size=len(sizes), max_size=len(sizes)))
     found = crossover(sizes, speedups)

@@ -51,8 +51,8 @@ def test_every_public_operation_has_sizes() -> None:
 
 def test_names_are_unique_and_ladders_ascend() -> None:
     assert len({(each.op, each.variant) for each in BENCHES}) == len(BENCHES)
-    ladders = [each.ladder[device] for each in BENCHES for device in ("cpu", "gpu")]
-    assert all(3 <= len(ladder) <= 5 and list(ladder) == sorted(set(ladder)) for ladder in ladders)
+    sizes = [each.sizes[device] for each in BENCHES for device in ("cpu", "gpu")]
+    assert all(3 <= len(each) <= 5 and list(each) == sorted(set(each)) for each in sizes)
 
 
 def test_exactly_the_differentiable_operations_have_a_backward_phase() -> None:

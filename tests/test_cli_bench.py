@@ -193,7 +193,7 @@ def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monke
         (("--json", "--html", "-"), "--json and --html -: only one result fits on standard output"),
         (("mlp", "--trace", "absent/x.json"), "--trace absent/x.json: absent is not a writable folder"),
         (("comapre", "a.json", "b.json"), "comapre: neither a command nor a config; did you mean compare?"),
-        (("--json-file", "-"), "--json-file - is no file; --json prints the result"),
+        (("--json-file", "-"), "--json-file - is not a file; --json prints the result"),
         (("nosuch",), "nosuch  neither a file nor a packaged config"),
         (
             ("smoke", "--set", "data.batch_size=2147483647"),

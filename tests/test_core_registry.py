@@ -26,7 +26,7 @@ from adtrain.core.target import H200
 def example(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """The names that the docstring's example defines, with its sources in a temporary folder."""
     text = "\n".join(line for line in (extend.__doc__ or "").splitlines() if line.startswith("    ") or not line)
-    text = textwrap.dedent(text).replace("/home/me", str(tmp_path))
+    text = textwrap.dedent(text).replace("/path/to", str(tmp_path))
     for file, source in re.findall(r"^# (\S+):\n((?:#     .*\n)+)", text, re.MULTILINE):
         Path(file).write_text(re.sub(r"^#     ", "", source, flags=re.MULTILINE), encoding="utf-8")
     names: dict[str, Any] = {}

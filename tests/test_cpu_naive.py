@@ -23,7 +23,7 @@ def random(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("op", SIZED_OPS, ids=lambda op: op.op)
 def test_naive_loop_equals_the_operation(op: SizedOp) -> None:
-    for n in op.ladder[:2]:
+    for n in op.sizes[:2]:
         inputs = op.arrays(n)
         np.testing.assert_allclose(op.naive(*inputs), op(*map(array, inputs)).numpy(), rtol=1e-4, atol=1e-4)
 

@@ -59,7 +59,7 @@ def check(host: Host, primitive: Primitive, kernel: CudaKernel, arrays: list[np.
     params = {**params, "precision": "full"}
     with np.errstate(invalid="ignore"):
         expected = primitive.reference(*wide, **params)
-    if primitive is conv2d_weight_grad_sum_p:  # the sum is no product, so nothing is rounded
+    if primitive is conv2d_weight_grad_sum_p:  # the sum is not a product, so nothing is rounded
         expected = expected[0], arrays[1].astype(float).sum(OF_BIAS)
     for found, exact in zip(host.computed(e, kernel, arrays), expected if len(types) > 1 else (expected,), strict=True):
         for test in (np.isnan, np.isposinf, np.isneginf):

@@ -309,7 +309,7 @@ def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pyt
     softsign, squared, *_ = timed
     assert list(sweep.phases(softsign, sweep.sample(softsign, 64))) == ["forward", "backward x", "backward scale"]
     assert [x.shape for x in sweep.sample(softsign, 64)] == [(64,), (64,)]
-    assert (list(sweep.phases(squared, sweep.sample(squared, 7))), squared.ladder["cpu"]) == (
+    assert (list(sweep.phases(squared, sweep.sample(squared, 7))), squared.sizes["cpu"]) == (
         ["forward", "backward x"],
         (7,),
     )

@@ -85,7 +85,7 @@ def test_test_and_validation_parts_of_numbers_are_drawn_at_random(folder: Path) 
             {"label": "price"},
             r"data.label: found 1.25 in column 1 \(price\) of .*, expected classes; .*price,",
         ),
-        (TABLE, {"target": "cost"}, "data.target: found 'cost', which is no column of .*: the columns are"),
+        (TABLE, {"target": "cost"}, "data.target: found 'cost', which is not a column of .*: the columns are"),
         (TABLE, {"target": ("price", 1)}, r"data.target: found \['price', 1\], expected each column once"),
         (TABLE, {"target": (0, 1, 2)}, "data.target: found all 3 columns of .*, expected at least one other column"),
         (

@@ -25,7 +25,7 @@ SUCCESSIVE = "docs/how-to/python.md"
 PLUGINS = ("docs/how-to/own-layer.md", "docs/how-to/own-kernel.md")
 """Their programs are plug-ins, which `test_docs_plugins.py` runs."""
 FRAGMENTS = {"docs/add-an-op.md": 5}
-"""The documents with snippets that are no complete programs, and the number of these snippets."""
+"""The documents with snippets that are not complete programs, and the number of these snippets."""
 MEASURED = ("train", "predict")
 """Commands whose numbers vary. Their lines are compared without numbers, and may come in another order."""
 

@@ -225,7 +225,7 @@ def test_a_plugin_of_every_kind_is_trained_and_evaluated_as_in_training(here: Pa
     assert score["loss"] == pytest.approx(summary["test"]["loss"], rel=1e-6)
     assert summary["config"]["schedule"] == {
         "linear_decay": {"final": 0.0, "warmup_epochs": 0.0, "warmup_steps": 2},
-    }  # total_steps is no option
+    }  # total_steps is not an option
 
 
 def test_a_metric_of_a_plugin_is_shown_and_stored_like_those_of_the_package(here: Path) -> None:
@@ -349,13 +349,17 @@ def test_a_mistake_in_a_plugin_is_told_in_one_line_with_its_place(
     [
         ("import adtrain as ad", "import adtrain as", "mine.py:1: invalid syntax"),
         ("import adtrain as ad", "import adtrain as ad, nothing_such", "mine.py:1: ModuleNotFoundError: No module"),
-        ("ad.nn.Module", "object", "mine.py:5: layer mish: Mish is no subclass of adtrain.nn.module.Module"),
+        ("ad.nn.Module", "object", "mine.py:5: layer mish: Mish is not a subclass of adtrain.nn.module.Module"),
         ("def forward", "def backward", "mine.py:5: layer mish: Mish has no method forward"),
         ("Positive = 1.0", "list = ()", "mine.py:5: layer mish: beta has the type list, expected int, float, bool"),
         ("Positive = 1.0", "Positve = 1.0", "NameError: name 'Positve' is not defined"),
         ('"mish"', '"relu"', "mine.py:5: layer relu: the name is taken by adtrain.nn.activation.ReLU; choose another"),
-        ('"mish"', '"model"', "layer 'model': expected a name of lower-case letters, digits and _, no key of configs"),
-        ('"mish"', '"Mish"', "layer 'Mish': expected a name of lower-case letters"),
+        (
+            '"mish"',
+            '"model"',
+            "layer 'model': expected lower-case letters, digits and _, not a key of configs",
+        ),
+        ('"mish"', '"Mish"', "layer 'Mish': expected lower-case letters"),
         ("import adtrain as ad", "import sys, adtrain as ad; sys.exit()", "mine.py:1: SystemExit:"),
     ],
 )
@@ -417,7 +421,7 @@ def test_a_class_that_is_registered_twice_by_one_line_is_replaced(here: Path) ->
     assert FAMILIES["layer"]["again"].target is Again
     with pytest.raises(OptionError, match=r"the name is taken at .*test_plugins.py:\d+; choose another at .*\.py"):
         ad.register.layer("again")(Again)
-    with pytest.raises(OptionError, match=r"no subclass of adtrain\.augment\.augmentation\.Augmentation"):
+    with pytest.raises(OptionError, match=r"not a subclass of adtrain\.augment\.augmentation\.Augmentation"):
         ad.register.augment("bright")(Again)
 
 

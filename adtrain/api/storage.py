@@ -92,7 +92,7 @@ def load(path: str | os.PathLike[str], *, like: Any = None, device: str = "cpu")
 
 
 def _named(arrays: Any, what: str) -> dict[str, Any]:
-    """The leaves of a tree by their names. Raises AdtrainError where one is no array, or two have the same name."""
+    """The leaves of a tree by their names. Raises AdtrainError where one is not an array, or two have the same name."""
     found: dict[str, Any] = {}
     for path, leaf in zip(tree.paths(arrays), tree.leaves(arrays), strict=True):
         name = path or ROOT

@@ -59,7 +59,7 @@ class Numbers(click.ParamType):
 
 
 class BenchGroup(click.Group):
-    """A group with a default: `step` if there is an argument that is no option, `ops` otherwise."""
+    """A group with a default: `step` if there is an argument that is not an option, `ops` otherwise."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

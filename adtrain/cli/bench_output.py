@@ -33,7 +33,7 @@ class Output:
     def __post_init__(self) -> None:
         """Raise UsageError or AdtrainError, before anything is measured, for a file that cannot be written."""
         if self.json_file == STDOUT:
-            raise click.UsageError("--json-file - is no file; --json prints the result")
+            raise click.UsageError("--json-file - is not a file; --json prints the result")
         if self.as_json and self.html_file == STDOUT:
             raise click.UsageError("--json and --html -: only one result fits on standard output")
         for option, file in (("--json-file", self.json_file), ("--html", self.html_file)):

@@ -17,7 +17,7 @@ def plan(experiment: Experiment, device: str, path: Path | None, name: str | Non
     """The plan of a training into the folder `path`, or runs/NAME, as JSON values. Nothing is written.
 
     `seconds_at_peak` is the time of the FLOPs of all steps at the device's measured peak rate; None if that rate was
-    not measured. A training takes longer, as far as its kernels compute all these FLOPs.
+    not measured. A training takes longer, unless its kernels need fewer FLOPs (Winograd convolutions, 2:4 sparsity).
 
     Raises:
         AdtrainError: the folder cannot be made, or the step does not fit on the device.

@@ -46,8 +46,8 @@ class Predicted(NamedTuple):
     type=CHOICES,
     default="auto",
     show_default=True,
-    help="Invert PNG and JPEG images. auto: grey ones whose ground is light, if that of the training images is dark, "
-    "or the reverse.",
+    help="Invert PNG and JPEG images. auto: grey images with a light background, if the training images have a dark "
+    "one, or the reverse.",
 )
 @click.option(
     "--center",

@@ -1,21 +1,20 @@
-"""C text of reductions: how an accumulator starts, takes in a term, and takes in another accumulator."""
+"""Accumulators of reductions as C text: their start, and how a term or another accumulator is joined to them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 STARTS = {"sum": ("0",), "max": ("-INFINITY",), "min": ("INFINITY",), "logsumexp": ("-INFINITY", "0")}
-"""The states of each kind of accumulator when nothing is in it. Those of logsumexp are a maximum m, and the sum of
-exp(x - m)."""
+"""The states of each kind of empty accumulator. Those of logsumexp are the maximum m and the sum of exp(x - m)."""
 
 
 def fold(kind: str, c: str, states: Sequence[str], term: str) -> list[str]:
-    """Statements that take a term into the states, which are numbers of type ``c``. NaN stays NaN."""
+    """Statements that join a term to the states, which are numbers of type ``c``. NaN stays NaN."""
     return join(kind, c, states, (term, "1"))
 
 
 def join(kind: str, c: str, states: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Statements that take in the states of another accumulator."""
+    """Statements that join the states of another accumulator to the states."""
     m, other = states[0], others[0]
     if kind == "sum":
         return [f"{m} += {other};"]

@@ -22,7 +22,7 @@ def literal(x: float) -> str:
     """A Python number in C."""
     if isinstance(x, (bool, int, np.integer)):
         if x == -(2**63):
-            return "(-9223372036854775807 - 1)"  # 2^63 without the sign is no int64
+            return "(-9223372036854775807 - 1)"  # 2^63 without the sign is not an int64
         return str(int(x))
     if math.isnan(x):
         return "NAN"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain.codegen.expressions import c_type
-from adtrain.codegen.scalars import Index, Scalar, Scalars, place
+from adtrain.codegen.scalars import Index, Scalar, Scalars, first_and_step
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_map_reduce import reduced_axis
@@ -39,7 +39,7 @@ class Result(NamedTuple):
 
 @dataclass
 class MapReduce:
-    """What a kernel computes for each of its rows i from all columns j: the axis that is kept, and the reduced one."""
+    """What a kernel computes for each row i, along the kept axis, from all columns j, along the reduced axis."""
 
     rows: int
     columns: int
@@ -63,8 +63,8 @@ class MapReduce:
 def map_reduce(body: Program) -> MapReduce:
     """The terms of a body that `fuse_map_reduce` made.
 
-    Its equations may reduce either axis of the pairs, where both are equally long. Sums over the first axis are
-    computed with the two exchanged, in the same loop.
+    If both axes of the pairs are equally long, some equations may reduce the first axis and others the second one. One
+    loop computes both: for some equations rows and columns are exchanged.
     """
     axes = pair_axes(body)
     terms = _Terms(body, axes)
@@ -96,20 +96,20 @@ class _Terms:
         return pair.type.shape[kept], pair.type.shape[reduced]
 
     def _reduction_results(self, e: Equation, pair: Variable, letters: dict[int, str]) -> None:
-        places: list[Sequence[int | str]] = [
+        ranges: list[Sequence[int | str]] = [
             [letters[axis]] if axis in letters else range(n) for axis, n in enumerate(pair.type.shape)
         ]
         terms: dict[Index, list[Scalar]] = defaultdict(list)
-        for index in product(*places):
-            left = tuple(at for axis, at in enumerate(index) if axis not in e.params["axes"])
-            terms[left].append(self._element(pair, index))
+        for index in product(*ranges):
+            kept = tuple(at for axis, at in enumerate(index) if axis not in e.params["axes"])
+            terms[kept].append(self._element(pair, index))
         for index, parts in terms.items():
             self._result(e.outputs[0], index, e.primitive.name, parts)
 
     def _product_results(self, e: Equation, pair: Variable) -> None:
-        (out,), left = e.outputs, pair is e.inputs[0]
-        for other in range(out.type.shape[1 if left else 0]):
-            self._result(out, ("i", other) if left else (other, "i"), "sum", [self._term(e, pair, other)])
+        (out,), pairs_first = e.outputs, pair is e.inputs[0]
+        for other in range(out.type.shape[1 if pairs_first else 0]):
+            self._result(out, ("i", other) if pairs_first else (other, "i"), "sum", [self._term(e, pair, other)])
 
     def _term(self, e: Equation, pair: Variable, other: int) -> Scalar:
         """A term of a matrix product of pairs and a thin array, at the row or column ``other`` of the latter."""
@@ -130,7 +130,7 @@ class _Terms:
         added = Accumulator(kind, tuple(self.scalars.node(part, dtype) for part in parts), dtype)
         if added not in self.accumulators:
             self.accumulators.append(added)
-        first, step = place(index, out.type.shape)
+        first, step = first_and_step(index, out.type.shape)
         self.results.append(Result(out, first, step, self.accumulators.index(added), factor))
 
     def _sum(self, parts: Sequence[Scalar], dtype: np.dtype) -> Scalar:
@@ -157,10 +157,10 @@ class _Terms:
         if e.primitive.name == "transpose":
             return self._element(e.inputs[0], tuple(at for _, at in sorted(zip(e.params["axes"], index, strict=True))))
         if e.has(Trait.REDUCTION):
-            (x,), left = e.inputs, iter(index)
+            (x,), kept = e.inputs, iter(index)
             axes = e.params["axes"]
-            places = [range(n) if at in axes else [next(left)] for at, n in enumerate(x.type.shape)]
-            return self._sum([self._element(x, at) for at in product(*places)], dtype)
+            ranges = [range(n) if axis in axes else [next(kept)] for axis, n in enumerate(x.type.shape)]
+            return self._sum([self._element(x, at) for at in product(*ranges)], dtype)
         if e.has(Trait.MATMUL):
             return self._product(e, *index)
         return self.scalars.apply(e, [self._element(x, index if x.type.shape else ()) for x in e.inputs])
@@ -168,10 +168,10 @@ class _Terms:
     def _product(self, e: Equation, row: int | str, column: int | str) -> Scalar:
         """An element of a product of thin matrices."""
         a, b = e.inputs
-        back, turned = e.params["transpose_a"], e.params["transpose_b"]
+        transpose_a, transpose_b = e.params["transpose_a"], e.params["transpose_b"]
         terms = []
-        for k in range(a.type.shape[0 if back else 1]):
-            left = self._element(a, (k, row) if back else (row, k))
-            right = self._element(b, (column, k) if turned else (k, column))
+        for k in range(a.type.shape[0 if transpose_a else 1]):
+            left = self._element(a, (k, row) if transpose_a else (row, k))
+            right = self._element(b, (column, k) if transpose_b else (k, column))
             terms.append(self.scalars.multiply(left, right, e.outputs[0].type.dtype))
         return self._sum(terms, e.outputs[0].type.dtype)

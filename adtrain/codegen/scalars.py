@@ -1,8 +1,8 @@
-"""Scalar expressions of a row i and a column j as C text, where equal ones are computed once.
+"""Scalar expressions of a row i and a column j as C text. Equal expressions are computed once.
 
-Numbers that are the same for all pairs are kept apart as factors, and signs as well. So a sum over pairs needs no
-multiplication by them in its loop, and what differs between (i, j) and (j, i) by its sign only is computed once.
-Products and sums of two terms have the same bits in either order.
+The sign of an expression, and its factors that are the same for all pairs, are kept apart from the rest. So a sum over
+pairs does not multiply by them in its loop, and expressions that differ between (i, j) and (j, i) in the sign only are
+computed once. Products and sums of two terms have the same bits in either order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from adtrain.codegen.expressions import c_type, element, literal
 from adtrain.core.program import Equation, Variable
 
 Index: TypeAlias = "tuple[int | str, ...]"
-"""The place of an element: for each axis a number, "i" or "j"."""
+"""The index of an element: for each axis a number, "i" or "j"."""
 
 
 class Scalar(NamedTuple):
@@ -50,14 +50,14 @@ class Node:
 
 @dataclass
 class Scalars:
-    """The nodes, each after those that it needs."""
+    """The nodes that expressions need, each after its operands."""
 
     nodes: list[Node] = field(default_factory=list)
     _known: dict[object, int] = field(default_factory=dict)
 
     def load(self, v: Variable, index: Index) -> Scalar:
         """An element of a thin argument."""
-        first, step = place(index, v.type.shape)
+        first, step = first_and_step(index, v.type.shape)
         over = "".join(at for at in index if isinstance(at, str))
         return self._scalar(("load", v, over, step, first), Node(v.type.dtype, over, load=(v, step, first)))
 
@@ -95,12 +95,13 @@ class Scalars:
         return Scalar(node, a.sign * b.sign, factors)
 
     def add(self, a: Scalar, b: Scalar, dtype: np.dtype) -> Scalar:
-        """Factors that both have stay factors of the sum."""
+        """a + b. Factors that are the same in both stay factors of the sum."""
         if a.node is None or b.node is None or a.factors != b.factors:
             a, b = (Scalar(self.node(x, dtype)) for x in (a, b))
         assert a.node is not None
         assert b.node is not None
         node = self._commutative("+" if a.sign == b.sign else "-", a.node, b.node, dtype)
+        # The text has the lower node first, without its sign.
         return self._as_scalar(node, a.sign if a.node <= b.node else b.sign, a.factors)
 
     def node(self, x: Scalar, dtype: np.dtype) -> int:
@@ -122,11 +123,11 @@ class Scalars:
 
     def factor(self, x: Scalar, dtype: np.dtype) -> str:
         """C text: the sign and factors of a Scalar as one number."""
-        above = [f"t{n}" for n, power in x.factors for _ in range(power)]
-        below = [f"t{n}" for n, power in x.factors for _ in range(-power)]
+        factors = [f"t{n}" for n, power in x.factors for _ in range(power)]
+        divisors = [f"t{n}" for n, power in x.factors for _ in range(-power)]
         one = f"({c_type(dtype)})1"
-        text = " * ".join(above) or one
-        return ("-" if x.sign < 0 else "") + (f"({text})" if below else text) + "".join(f" / {t}" for t in below)
+        text = " * ".join(factors) or one
+        return ("-" if x.sign < 0 else "") + (f"({text})" if divisors else text) + "".join(f" / {t}" for t in divisors)
 
     def name(self, x: Scalar, dtype: np.dtype) -> str:
         return f"t{self.node(x, dtype)}"
@@ -135,9 +136,9 @@ class Scalars:
         sign, factors = a.sign * b.sign, _product(a.factors, b.factors, -1)
         if b.node is None:
             return Scalar(a.node, sign, factors)
-        above = f"({c_type(dtype)})1" if a.node is None else f"t{a.node}"
+        dividend = f"({c_type(dtype)})1" if a.node is None else f"t{a.node}"
         over = self._over([f"t{n}" for n in (a.node, b.node) if n is not None])
-        text = f"{above} / t{b.node}"
+        text = f"{dividend} / t{b.node}"
         return Scalar(self._add((text, dtype), Node(dtype, over, text)), sign, factors)
 
     def _commutative(self, operator: str, a: int, b: int, dtype: np.dtype) -> int:
@@ -171,8 +172,8 @@ def _product(a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...], pow
     return tuple(sorted((node, times) for node, times in powers.items() if times))
 
 
-def place(index: Index, shape: Sequence[int]) -> tuple[int, int]:
-    """The first element, and the step from one row or column to the next, of an array's elements at an index."""
+def first_and_step(index: Index, shape: Sequence[int]) -> tuple[int, int]:
+    """The position of an array's first element at an index, and the step from one row or column to the next."""
     first, step, stride = 0, 0, 1
     for length, at in zip(reversed(shape), reversed(index), strict=True):
         if isinstance(at, str):

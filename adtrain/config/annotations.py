@@ -41,7 +41,7 @@ def option_type(hint: Any) -> Any:
 
 
 def _strict(hint: Any) -> Any:
-    """The annotation without conversions: true is no integer, and "3" is no number."""
+    """The annotation without conversions: true is not an integer, and "3" is not a number."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint in SCALARS:
         return SCALARS[hint]

@@ -19,7 +19,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "early_stopping": EarlyStopping,
     "plugins": Plugin,
 }
-"""The pydantic model of the value at each key that is no name of a layer, loss or other class."""
+"""The pydantic model of the value at each key that is not a name of a layer, loss or other class."""
 FAMILY_AT = {"augment": "augmentation", "dataset": "data set", "metrics": "metric"}
 """The family of the names below a key, where it is not the key."""
 

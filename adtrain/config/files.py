@@ -47,7 +47,7 @@ def load(
 
 
 def plain(path: Path) -> dict[str, Any]:
-    """The keys and values of a YAML file as they are. Raises ConfigError where it is no mapping."""
+    """The keys and values of a YAML file as they are. Raises ConfigError where it is not a mapping."""
     root, problems = source.read(_read(path), str(path))
     if problems:
         raise ConfigError(problems)

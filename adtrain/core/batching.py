@@ -69,5 +69,5 @@ class BatchTrace:
 
 
 def batching_rule(primitive: Primitive) -> Callable[..., Any]:
-    """The rule by which `vmap` runs a primitive: its own, else `elementwise` if it is so, else `loop`."""
+    """The rule by which `vmap` runs a primitive: its own, `elementwise` for elementwise primitives, or else `loop`."""
     return primitive.batch or (loop if primitive.expression is None else elementwise)

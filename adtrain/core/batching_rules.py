@@ -53,7 +53,7 @@ def trailing_axes(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Valu
 
 
 def shifted_axes(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
-    """A primitive that works along the axes in its parameter ``axis`` or ``axes``."""
+    """A primitive that works along the axes in its parameter ``axis`` or ``axes``, which shift by one."""
     if "axis" in params:
         params["axis"] += 1
     else:
@@ -75,9 +75,9 @@ def folded(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **pa
 
 
 def folded_beside(*weights: int) -> Callable[..., Any]:
-    """`folded`, for a primitive whose arguments at these positions are not items, but the same for all items.
+    """`folded` for a primitive whose arguments at these positions, such as weights, serve all items.
 
-    Members for which these differ run one after another.
+    If one of these is mapped, members run one after another.
     """
 
     def rule(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:

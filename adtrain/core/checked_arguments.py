@@ -76,7 +76,7 @@ _NUMBERS = {bool: "True or False", int: "an integer", float: "a number", str: "a
 
 
 def _has_type(value: Any, hint: Any) -> bool:
-    """Whether ``value`` has the type ``hint``; True for hints that are no classes, unions, literals or tuples."""
+    """Whether ``value`` has the type ``hint``; True for hints that are not classes, unions, literals or tuples."""
     if hint is int:
         return is_integer(value, least=None)
     if hint is float:

@@ -21,7 +21,7 @@ CPU, CUDA = 1, 2
 DEVICES = {CPU: "cpu", CUDA: "gpu"}
 
 VERSION = (1, 0)
-"""The version in which the marker of read-only memory appeared."""
+"""The first version with a flag for read-only memory."""
 
 KINDS = {"i": 0, "u": 1, "f": 2, "b": 6}
 """DLPack's type codes by NumPy's kinds: kDLInt, kDLUInt, kDLFloat, kDLBool."""
@@ -188,7 +188,7 @@ def taken(given: Any) -> Tensor:
 
 
 class _Writeable:
-    """Read-only elements as NumPy gives them to consumers of DLPack below 1.0, which has no mark for read-only."""
+    """Read-only elements that NumPy exports to consumers of DLPack below 1.0, which has no flag for read-only."""
 
     def __init__(self, elements: np.ndarray) -> None:
         self.elements = elements  # keeps the memory alive

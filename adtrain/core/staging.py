@@ -71,7 +71,7 @@ class _Compiled:
 class Staged:
     """A function that runs as a Program; `stage` returns it."""
 
-    __slots__ = ("compiled", "donate", "f", "latest", "passes", "static")  # no __dict__: caches are no side effects
+    __slots__ = ("compiled", "donate", "f", "latest", "passes", "static")  # no __dict__: caches are not side effects
 
     def __init__(
         self, f: Callable[..., Any], passes: Sequence[Pass], donate: Declared, static: Declared = NOTHING

@@ -18,7 +18,7 @@ MAX_CATEGORIES = 1000
 """The maximum number of categories of a column. Each becomes a feature."""
 
 NUMBER_LIKE = re.compile(r"\W*\d|[+-]?(nan|inf(inity)?)$", re.IGNORECASE)
-"""Texts that could be numbers, also in notations that are not read, such as 1,5: by default they are no categories."""
+"""Texts that could be numbers, also in notations that are not read, such as 1,5: by default they are not categories."""
 
 
 class CellReader:

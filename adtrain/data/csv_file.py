@@ -50,7 +50,7 @@ class Opened(NamedTuple):
             return given % len(self.first)
         if self.header and isinstance(given, str) and given in self.first:
             return self.first.index(given)
-        raise DataOptionError(option, f"found {given!r}, which is no column of {self.path}: {self.listed()}")
+        raise DataOptionError(option, f"found {given!r}, which is not a column of {self.path}: {self.listed()}")
 
 
 @contextmanager

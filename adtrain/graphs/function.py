@@ -29,7 +29,7 @@ def graph(f: Callable[..., Any], *args: Any, after: str = SIMPLIFIED, detail: bo
         The graph: `svg`, `html` and `dot` as text, `save(path)` for files. A notebook shows it.
 
     Raises:
-        OptionError: `f` is no function. AdtrainError: there is no pass of that name.
+        OptionError: `f` is not a function. AdtrainError: there is no pass of that name.
         TraceError, DTypeError: see `jit`.
     """
     jitted = f if isinstance(f, Jitted) else jit(f)

@@ -57,7 +57,7 @@ class Ladder:
     """
 
     def __init__(self, roles: Roles, labels: Mapping[str, str], order: Sequence[str], detail: bool) -> None:
-        """`labels` names scopes that are no layers, `order` has the scopes of the rows, from the first to the last."""
+        """`labels` names scopes that are not layers, `order` has the scopes of the rows, from the first to the last."""
         self.roles, self.labels, self.order, self.detail = roles, labels, order, detail
         self.viewed = _viewed(roles.program)
         self.nodes = list(self._nodes())
@@ -99,7 +99,7 @@ class Ladder:
             yield node
 
     def _first_reader(self, e: Equation) -> Equation:
-        """The first equation that reads a view and is no view itself; e itself if it is no view or is not read."""
+        """The first reader of a view that is not a view itself; e itself if it is not a view, or is not read."""
         while e.primitive.view and (readers := self.roles.program.readers.get(e.outputs[0])):
             e = readers[0]
         return e

@@ -98,7 +98,7 @@ class Module(CheckedArguments):
             dtype: float32 or float64.
 
         Raises:
-            ShapeError: `shape` does not fit. OptionError: `rng` is no generator and no seed.
+            ShapeError: `shape` does not fit. OptionError: `rng` is neither a generator nor a seed.
             DTypeError: `dtype` is not of floating point.
         """
         sizes: Any = (shape,) if is_integer(shape, 0) else shape

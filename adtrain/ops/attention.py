@@ -171,7 +171,7 @@ def _batch(op: Any, mapped: Any, *args: Value, dropout: float, **params: Any) ->
 
 
 def _pairs(q: Any, k: Any, causal: bool) -> int:
-    """Numbers of a query and a key that it attends to."""
+    """The number of pairs of a query and a key that it attends to, over all heads."""
     length = q.shape[-2]
     pairs = length * (length + 1) // 2 if causal else length * k.shape[-2]
     return math.prod(q.shape[:-2]) * pairs

@@ -1,8 +1,7 @@
 """Batching rules of the convolution and its gradients.
 
-Members that share the weights are more images. Members with weights of their own are groups of channels of one
-convolution, so the images of one index are (members x channels, H, W); where they share the images too, their filters
-are more output channels.
+If members share the weights, their images become one batch. If they share the images, their filters become output
+channels of one convolution. Otherwise members are groups of channels: an image is (members x channels, H, W).
 """
 
 from __future__ import annotations

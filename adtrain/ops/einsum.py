@@ -59,7 +59,7 @@ def einsum(subscripts: str, *operands: ArrayLike) -> Value:
 
     Raises:
         ShapeError: the subscripts do not fit the shapes, or lengths of a letter differ (1 is broadcast).
-        DTypeError: ``subscripts`` is no text, or all operands are bool.
+        DTypeError: ``subscripts`` is not a string, or all operands are bool.
     """
     if not isinstance(subscripts, str):
         raise DTypeError(

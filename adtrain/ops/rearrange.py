@@ -45,7 +45,7 @@ def split(x: ArrayLike, indices_or_sections: int | Sequence[int] | np.ndarray, a
 
     Raises:
         ShapeError: ``axis`` is out of range, or its length is not a multiple of the number of parts.
-        DTypeError: a position is no integer. TraceError: one is traced.
+        DTypeError: a position is not an integer. TraceError: one is traced.
     """
     value = as_value(x)
     position = normalize_axis("split", axis, value.ndim)
@@ -71,7 +71,7 @@ def tile(x: ArrayLike, reps: int | Sequence[int]) -> Value:
     The shorter of the shape of ``x`` and ``reps`` gets leading ones. PyTorch's ``x.repeat`` is this function.
 
     Raises:
-        ShapeError: a number is negative. DTypeError: one is no integer. TraceError: one is traced.
+        ShapeError: a number is negative. DTypeError: one is not an integer. TraceError: one is traced.
     """
     value = as_value(x)
     given = np.atleast_1d(_integers("tile", "reps", reps)).tolist()
@@ -93,7 +93,7 @@ def repeat(x: ArrayLike, repeats: int | Sequence[int] | np.ndarray | Array, axis
 
     Raises:
         ShapeError: a number is negative, their number differs from the length of ``axis``, or that is out of range.
-        DTypeError: a number is no integer. TraceError: one is traced.
+        DTypeError: a number is not an integer. TraceError: one is traced.
     """
     value = as_value(x)
     if axis is None or value.ndim == 0:
@@ -122,7 +122,7 @@ def roll(x: ArrayLike, shift: int | Sequence[int], axis: int | Sequence[int] | N
 
     Raises:
         ShapeError: an axis is out of range, or the numbers of shifts and axes do not fit.
-        DTypeError: a shift is no integer. TraceError: one is traced.
+        DTypeError: a shift is not an integer. TraceError: one is traced.
     """
     value = as_value(x)
     shifts = _integers("roll", "shift", shift)

@@ -27,7 +27,7 @@ from adtrain.ops.recurrent_cells import CELLS, Cell, run, run_grad
 from adtrain.ops.reduce import sum
 
 FLOPS_A_GATE = 10
-"""Of the elementwise part of a step, for each gate of a hidden unit: about, with tanh as one."""
+"""Approximate elementwise FLOPs of a step for each gate of a hidden unit; a tanh counts as one."""
 
 
 def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
@@ -99,7 +99,7 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
 
 
 def _sums(cell: Cell) -> int:
-    """The arrays (N, L, gates H) that the gradient returns: for gru the cotangents of x and of s."""
+    """The number of arrays (N, L, gates H) that the gradient returns: for gru the cotangents of x and of s differ."""
     return 2 if cell.name == "gru" else 1
 
 

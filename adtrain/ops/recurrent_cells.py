@@ -114,8 +114,8 @@ def run(cell: Cell, xp: Any, x: Any, weight: Any, bias: Any, first: Sequence[Any
         reverse: from the last step to the first one.
 
     Returns:
-        The hidden states of all steps (N, L, H), the last states (N, H), the cell states of all steps of an LSTM
-        (N, L, H), and what the gradient needs again (N, L, saved H), unless that is nothing.
+        The hidden states of all steps (N, L, H) and the last states (N, H); of an LSTM the cell states of all steps
+        (N, L, H). The numbers that the gradient needs (N, L, saved H), if there are any.
     """
     states, steps = list(first), []
     for t in _order(x.shape[1], reverse):

@@ -58,8 +58,8 @@ class Optimizer(CheckedArguments):
             lr: the learning rate of this update, a number or a 0-d array; the optimizer's own by default.
 
         Raises:
-            ShapeError: the trees differ in structure. OptionError: `lr` is no finite number of at least 0, or
-                `state` is no state of an optimizer.
+            ShapeError: the trees differ in structure. OptionError: `lr` is not a finite number of at least 0, or
+                `state` is not a state of an optimizer.
         """
         structure = tree.flatten(params)[1]
         if tree.flatten_like(structure, grads) is None:

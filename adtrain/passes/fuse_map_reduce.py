@@ -25,8 +25,9 @@ REDUCTIONS = ("sum", "max", "min", "logsumexp")
 def fuse_map_reduce(program: Program) -> Program:
     """One `map_reduce` equation for all reductions of pairs that can run together.
 
-    Reductions of one stage need only results of earlier stages. Each equation computes the pairs again. Pairs that are
-    needed as arrays, too, are left alone, and so is all that is computed from them.
+    These have pairs of the same size and the same depth: the number of reductions that they depend on, on the longest
+    path. Each equation computes its pairs again. Pairs that are also needed as arrays are stored: reductions of these,
+    and of values computed from these, are not fused.
     """
     program = _sum_rows_first(program)
     axes = pair_axes(program)
@@ -51,14 +52,14 @@ def reduced_axis(e: Equation, axes: dict[Variable, Pair]) -> tuple[Variable, int
     if not e.has(Trait.MATMUL) or len(x.type.shape) != 2 or all(v in axes for v in e.inputs):
         return None
     a, b = e.inputs
-    back, turned = e.params["transpose_a"], e.params["transpose_b"]
-    thin, free, reduced = (b, not turned, not back) if x is a else (a, back, turned)
+    transpose_a, transpose_b = e.params["transpose_a"], e.params["transpose_b"]
+    thin, free, reduced = (b, not transpose_b, not transpose_a) if x is a else (a, transpose_a, transpose_b)
     full = e.params["precision"] == "full" or thin.type.dtype.itemsize == 8
     return (x, int(reduced)) if full and thin.type.shape[free] <= MAX_WIDTH else None
 
 
 def _sum_rows_first(program: Program) -> Program:
-    """Divide each sum over rows and columns into one over columns and one of the thin result."""
+    """Divide each sum over rows and columns into a sum over columns and a sum of the thin result."""
     axes = pair_axes(program)
     equations: list[Equation] = []
     for e in program.equations:
@@ -74,10 +75,10 @@ def _sum_rows_first(program: Program) -> Program:
 
 
 class _Cones:
-    """The equations that compute pairs from thin arrays.
+    """The equations that compute pairs from thin arrays: what a reduction depends on, its cone.
 
-    Multiplications of a thin array by one number, and reshapes, are among them. So the kernel sees that two arguments
-    are the same array, or differ by a factor.
+    Reshapes of thin arrays, and their products with a number, belong to it too. So the kernel knows that two arguments
+    are the same array, or differ in a factor.
     """
 
     def __init__(self, program: Program, axes: dict[Variable, Pair]) -> None:
@@ -132,14 +133,14 @@ def _independent(program: Program, axes: dict[Variable, Pair], reductions: set[i
 
 def _rewritten(program: Program, axes: dict[Variable, Pair], chosen: set[int], cones: _Cones) -> Program:
     groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    stage: dict[Variable, int] = {}
+    depth: dict[Variable, int] = {}
     for i, e in enumerate(program.equations):
-        last = max((stage.get(v, 0) for v in e.inputs), default=0)
-        stage |= dict.fromkeys(e.outputs, last + (i in chosen))
+        before = max((depth.get(v, 0) for v in e.inputs), default=0)
+        depth |= dict.fromkeys(e.outputs, before + (i in chosen))
         if (found := reduced_axis(e, axes)) and i in chosen:
             x, axis = found
             kept = next(at for at in axes[x] if at != axis)
-            groups[last, x.type.shape[kept], x.type.shape[axis]].append(i)
+            groups[before, x.type.shape[kept], x.type.shape[axis]].append(i)
     nodes: list[Equation] = [e for i, e in enumerate(program.equations) if i not in chosen]
     for members in groups.values():
         cone = cones.of(v for i in members for v in program.equations[i].inputs)
@@ -150,7 +151,7 @@ def _rewritten(program: Program, axes: dict[Variable, Pair], chosen: set[int], c
 
 
 def _fused(equations: Sequence[Equation], members: Sequence[int], program: Program) -> Equation:
-    """A `map_reduce` equation, with variables of its own for the pairs."""
+    """A `map_reduce` equation, with its own variables for the pairs."""
     results = {v for i in members for v in program.equations[i].outputs}
     names = {v: Variable(v.type, v.device) for e in equations for v in e.outputs if v not in results}
 

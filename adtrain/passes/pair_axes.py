@@ -1,4 +1,4 @@
-"""Pairs: values with an element for each pair of a row i and a column j, computed from arrays that have few."""
+"""Pairs: values with elements for each row i and column j, computed from arrays that have one of these axes only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MIN_LENGTH = 256
 """Least number of rows, and of columns."""
 
 MIN_PAIRS = 1_000_000
-"""Pairs from which on they are not stored. Fewer lie in a cache, and to compute them again takes longer."""
+"""Least number of pairs that are not stored. Fewer fit into a cache, and computing them again takes longer."""
 
 MAX_WIDTH = 32
-"""Largest number of elements for each pair, and of terms of a product for each pair: all are unrolled."""
+"""Largest number of elements of a pair, and of terms of a product for a pair: loops over them are unrolled."""
 
 
 class Pair(NamedTuple):
@@ -29,9 +29,9 @@ class Pair(NamedTuple):
 
 
 def pair_axes(program: Program) -> dict[Variable, Pair]:
-    """The values that are pairs: broadcasts and products of thin arrays, and what is computed from these elementwise.
+    """The values that are pairs: broadcasts and products of thin arrays, and values computed from these elementwise.
 
-    An array is thin if it is not a value for each pair. Sums over other axes than rows and columns are pairs as well.
+    Other arrays are thin. Sums of pairs over axes other than rows and columns are pairs too.
     """
     found: dict[Variable, Pair] = {}
     for e in program.equations:
@@ -83,7 +83,7 @@ def _of_broadcast(source: Shape, shape: Shape, pair: Pair | None) -> Pair | None
 
 
 def _of_reshape(source: Shape, shape: Shape, pair: Pair) -> Pair | None:
-    """Axes of length 1 may come and go."""
+    """The axes of pairs after a reshape that only adds and removes axes of length 1; None for other reshapes."""
     kept = [axis for axis, length in enumerate(source) if length != 1]
     made = [axis for axis, length in enumerate(shape) if length != 1]
     if [source[axis] for axis in kept] != [shape[axis] for axis in made]:

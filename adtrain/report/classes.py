@@ -43,7 +43,7 @@ class Candidate(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A mistake. `address` is empty if the data are no pictures, `image` its index in the test set."""
+    """A mistake. `address` is empty if the data are not pictures, `image` its index in the test set."""
 
     address: str
     image: int

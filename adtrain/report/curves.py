@@ -32,7 +32,7 @@ class Curve(NamedTuple):
 
     @property
     def marked(self) -> bool:
-        """Whether points get markers: the rate needs them only if it has a single point."""
+        """Whether points get markers. A learning rate gets one only if it has a single point."""
         return bool(self.name) and len(self.xs) <= (1 if self.kind == "rate" else MOST_MARKERS)
 
 

@@ -42,7 +42,7 @@ class Predictions:
         labels: int64 (N,).
         classes: a name for each class of the labels and predictions.
         probabilities: (N, outputs of the network).
-        filters: the weights of each output of the first layer, (outputs, C, H, W); None if its inputs are no pictures.
+        filters: the weights of each output of the first layer, (outputs, C, H, W); None if its inputs are not pictures.
     """
 
     images: Images
@@ -116,7 +116,7 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
 
 
 def first_filters(trained: TrainedModel) -> np.ndarray | None:
-    """The weights of the first layer that has any, as pictures (outputs, C, H, W); None if its inputs are no pictures.
+    """The weights of the first layer that has any, as pictures (outputs, C, H, W); None if its inputs are not pictures.
 
     The layer is a convolution of larger windows than 1x1, or a linear layer of all pixels.
     """

@@ -140,8 +140,8 @@ def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: Ima
     channels, height, width = trained.image_shape
     differs, changes = image.shape != trained.image_shape, []
     if options.invert == "yes" or (options.invert == "auto" and _looks_inverted(image, trained)):
-        ground = "light" if digit_image.has_light_ground(image) else "dark"
-        reason = f", because its ground is {ground} unlike in training (--invert no keeps it)"
+        background = "light" if digit_image.has_light_background(image) else "dark"
+        reason = f", because its background is {background}, unlike in training (--invert no keeps it)"
         changes.append("inverted" + (reason if options.invert == "auto" else ""))
         image = PIXEL_MAX - image
     if options.center == "yes" or (options.center == "auto" and differs and _is_of_mnist(trained)):

@@ -2,7 +2,7 @@
 
    Rows of the batch do not depend on each other. So each thread packs weight_hh once, and takes blocks of BLOCK_ROWS of
    its rows through all steps without a barrier. A step is a product of the block's states with the packed weight, by the
-   tile of gemm.c, and the formulas of the cell for one row after the other. Sums have a fixed order, which does not
+   tiles of tile.h, and the formulas of the cell for one row after the other. Sums have a fixed order, which does not
    depend on the number of threads.
 
    Arrays over all steps are [row][step][...]; gates are in PyTorch's order. */
@@ -69,7 +69,7 @@ typedef struct {
 } Step;
 
 /* The pullback of a step. `dh` and `dc` hold the cotangents of the new states. The function changes them to those of the
-   states before, as far as they do not go through s. */
+   states before, without the part that goes through s. */
 typedef struct {
     const T *h, *c, *y, *c_new, *saved;
     T *dh, *dc, *dx, *ds;
@@ -90,7 +90,7 @@ typedef struct {
     const T *ct_h, *weight, *ct_c, *h0, *c0, *y, *c, *saved;
     const T *ct_y; /* the cotangent of all hidden states, or NULL */
     T *dx, *ds, *before; /* before: the hidden states before each step */
-    T *dh, *dc; /* cotangents of the states before the steps that are done; in the end of h0 and c0 */
+    T *dh, *dc; /* cotangents of the states between two steps; in the end those of h0 and c0 */
     void (*step)(const StepGrad *, int64_t);
     T *packed;
 } Backward;

@@ -42,7 +42,7 @@ class SizedOp:
         inputs: from n to functions that draw the inputs, which become float32.
         naive: from the inputs to the output, by a naive loop.
         work: from n to the number of FLOPs, or of elements if the operation only moves them.
-        ladder: the sizes, ascending.
+        sizes: the sizes, ascending.
         options: keyword arguments of the operation.
     """
 
@@ -51,7 +51,7 @@ class SizedOp:
     inputs: Callable[[int], Sequence[Sampler]]
     naive: Callable[..., np.ndarray]
     work: Callable[[int], float]
-    ladder: Sequence[int]
+    sizes: Sequence[int]
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def arrays(self, n: int) -> list[np.ndarray]:
@@ -106,7 +106,7 @@ SIZED_OPS = (
 
 def measured(op: SizedOp, devices: Sequence[LabelledDevice]) -> dict[str, Any]:
     """JSON values: times at each size, speed-ups over the first device, and where they cross 1."""
-    rows = [row(op, n, devices) for n in op.ladder]
+    rows = [row(op, n, devices) for n in op.sizes]
     return {"op": op.op, "what": op.what, "rows": rows, "crossover": crossovers(rows, "n")}
 
 

@@ -43,7 +43,7 @@ def of_operations(ops: Sequence[SizedOp], whole: bool, devices: Sequence[str], p
     launch shapes and kernel candidates of a GPU."""
     rows, load = [], observed_load(progress)
     for op in ops:
-        progress(f"bench: {op.op} at {len(op.ladder)} sizes")
+        progress(f"bench: {op.op} at {len(op.sizes)} sizes")
         rows.append(measured(op, _labelled(devices)))
     found: dict[str, Any] = {"operations": rows}
     if whole:

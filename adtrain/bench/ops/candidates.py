@@ -30,7 +30,7 @@ def measured(
     """For each distinct problem of the benches its candidates, the fastest first.
 
     Args:
-        sizes: by default those of each bench's ladder.
+        sizes: by default those of each bench.
         progress: called with a line for the user.
 
     Raises:
@@ -38,7 +38,7 @@ def measured(
     """
     equations: list[Equation] = []
     for each in benches:
-        for n in sizes or each.ladder["gpu"]:
+        for n in sizes or each.sizes["gpu"]:
             for f, args in phases(each, sample(each, n, device="gpu")).values():
                 equations += stage(f).program(*args).equations
     return of_equations(equations, progress)

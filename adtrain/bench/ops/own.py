@@ -30,14 +30,14 @@ def own_bench(op: OwnOp) -> Bench:
 
     def inputs(n: int) -> tuple[Sampler, ...]:
         arrays = drawn(n) if sized else drawn()
-        if not sized and n != ladder["cpu"][0]:
+        if not sized and n != sizes["cpu"][0]:
             raise OptionError(f"{op.place}: the samples of {op.name} have one size; give them a second parameter")
         return tuple(lambda rng, x=x: x for x in arrays)
 
     largest = 0 if sized else max(x.size for x in drawn())
-    ladder = ELEMENTS if sized else {"cpu": (largest,), "gpu": (largest,)}
+    sizes = ELEMENTS if sized else {"cpu": (largest,), "gpu": (largest,)}
     differentiable = op.custom is None or op.custom.has_vjp
-    return Bench(op.name, "samples", ladder, inputs, _named(op), differentiable)
+    return Bench(op.name, "samples", sizes, inputs, _named(op), differentiable)
 
 
 def _named(op: OwnOp) -> Callable[..., Any]:

@@ -73,7 +73,7 @@ def result(
     """The result of `adtrain bench ops`, as JSON values.
 
     Args:
-        sizes: by default those of each bench's ladder.
+        sizes: by default those of each bench.
         strict: whether it is an error if an operation does not take `dtype`; otherwise the operation is left out.
         progress: called with lines for the user.
         track: wraps the problems in a progress bar.
@@ -85,7 +85,7 @@ def result(
     load = observed_load(progress)
     peak = known_or_measured(device, progress)
     conditions = protocol(device, load, peak, MIN_SAMPLE_MS)
-    problems = [(each, n) for each in benches for n in sizes or each.ladder[device]]
+    problems = [(each, n) for each in benches for n in sizes or each.sizes[device]]
     progress(f"bench: timing {len(problems)} operations and sizes in {dtype}, forward and backward")
     found: list[BenchRow] = []
     refused: dict[str, None] = {}

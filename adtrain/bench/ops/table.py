@@ -1,4 +1,4 @@
-"""The table of operations that `adtrain bench` times, each over a ladder of sizes n."""
+"""The table of operations that `adtrain bench` times, each at several sizes n."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import numpy as np
 from adtrain import ops
 from adtrain.cases import Sampler, between, integers, normal
 
-Ladder = Mapping[str, Sequence[int]]
+Sizes = Mapping[str, Sequence[int]]
 """From the device to ascending sizes: the first limited by launch overhead, the last by memory or arithmetic."""
 
 Inputs = Callable[[int], tuple[Sampler, ...]]
 """From a size to functions that draw the inputs."""
 
-ELEMENTS: Ladder = {"cpu": (2**10, 2**14, 2**18, 2**22), "gpu": (2**12, 2**16, 2**20, 2**24)}
-SIDE: Ladder = {"cpu": (64, 256, 1024), "gpu": (64, 256, 1024, 4096)}
+ELEMENTS: Sizes = {"cpu": (2**10, 2**14, 2**18, 2**22), "gpu": (2**12, 2**16, 2**20, 2**24)}
+SIDE: Sizes = {"cpu": (64, 256, 1024), "gpu": (64, 256, 1024, 4096)}
 """Rows and columns of a square matrix."""
-ROWS: Ladder = {"cpu": (32, 256, 2048), "gpu": (32, 256, 2048, 16384)}
-IMAGES: Ladder = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 512)}
-TOKENS: Ladder = {"cpu": (16, 128, 512), "gpu": (16, 256, 2048, 8192)}
+ROWS: Sizes = {"cpu": (32, 256, 2048), "gpu": (32, 256, 2048, 16384)}
+IMAGES: Sizes = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 512)}
+TOKENS: Sizes = {"cpu": (16, 128, 512), "gpu": (16, 256, 2048, 8192)}
+SEQUENCES: Sizes = {"cpu": (8, 32, 128), "gpu": (8, 32, 128, 1024)}
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Bench:
     Attributes:
         op: name of the public function in `adtrain.ops`.
         variant: other options, such as the axis; ``op`` and ``variant`` together are unique.
-        ladder: the default sizes.
+        sizes: the default sizes.
         inputs: functions that draw the inputs; each floating-point input is differentiated by itself.
         f: the operation as a function of the inputs; its parameters' names name the gradients.
         differentiable: whether there is a backward phase to time.
@@ -40,7 +41,7 @@ class Bench:
 
     op: str
     variant: str
-    ladder: Ladder
+    sizes: Sizes
     inputs: Inputs
     f: Callable[..., Any]
     differentiable: bool = True
@@ -54,13 +55,13 @@ VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_to", "stop_gradient", "
 
 def bench(
     op: str,
-    ladder: Ladder,
+    sizes: Sizes,
     inputs: Inputs,
     f: Callable[..., Any] | None = None,
     variant: str = "",
     differentiable: bool = True,
 ) -> None:
-    BENCHES.append(Bench(op, variant, ladder, inputs, f or getattr(ops, op), differentiable))
+    BENCHES.append(Bench(op, variant, sizes, inputs, f or getattr(ops, op), differentiable))
 
 
 def batch(shape: tuple[int, ...], *weights: tuple[int, ...]) -> Inputs:
@@ -164,6 +165,13 @@ for _causal in (False, True):
     bench("attention", TOKENS, lambda n: (normal(32, n, 64),) * 3,
           lambda q, k, v, c=_causal: ops.attention(q, k, v, c), "causal" if _causal else "all keys")  # fmt: skip
 bench("self_attention", TOKENS, lambda n: (normal(8, n, 768),), lambda x: ops.self_attention(x, 4), "8 of 4 heads")
+for _f, _gates in ((ops.rnn, 1), (ops.gru, 3), (ops.lstm, 4)):
+
+    def _recurrent(x: Any, w_ih: Any, w_hh: Any, f: Callable[..., Any] = _f) -> Any:
+        return f(x, w_ih, w_hh)[0]
+
+    bench(_f.__name__, SEQUENCES, lambda n, g=_gates: (normal(n, 28, 28), normal(g * 128, 28), normal(g * 128, 128)),
+          _recurrent, "28 steps, 128 units")  # fmt: skip
 
 # Convolution and pooling: layers of lenet5.yaml, cnn.yaml and resnet.yaml. "3x3/2" is a window of stride 2.
 for _image, _out, _kernel, _stride, _padding in (

@@ -70,9 +70,9 @@ def share(part: float | None) -> str:
 
 
 def of_peak(row: Mapping[str, Any], peak: Mapping[str, Any], after: str = "") -> str:
-    """The share of the roofline, with `after`; "in cache" where the data moved faster than in a large copy."""
+    """The share of the roofline, with `after`; "cached" where the data moved faster than in a large copy."""
     if (row["of_roofline"] or 0.0) > 1 and (row["gbytes_per_s"] or 0.0) > peak["gbytes_per_s"]:
-        return "in cache"
+        return "cached"
     return f"{share(row['of_roofline'])}{after}"
 
 

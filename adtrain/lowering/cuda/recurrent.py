@@ -17,7 +17,7 @@ MIN_CLUSTER_CAPABILITY = (9, 0)
 CLUSTERS = (1, 2, 4, 8)
 """Blocks of a cluster. 8 is the maximum on every GPU that has clusters (CUDA C++ Programming Guide)."""
 CLUSTERED = 0.94
-"""The fraction of the multiprocessors that clusters of 4 or more can use: the others are left over in their groups."""
+"""The fraction of the multiprocessors that clusters of 4 or more can use: each lies in one group of multiprocessors."""
 REGISTERS, MAX_REGISTERS = 65536, 255
 """Registers of a multiprocessor and of a thread."""
 OTHER_REGISTERS = 56
@@ -25,13 +25,13 @@ OTHER_REGISTERS = 56
 THREADS = (256, 512)
 """Most threads of a block."""
 STEP_CYCLES, CLUSTER_CYCLES = 700, 500
-"""Estimated latency of a step without its products, and of a barrier of a cluster."""
+"""Estimated cycles of a step without its products, and of a barrier of a cluster."""
 FMA_PER_CYCLE = 128
 """Of a multiprocessor, in float32."""
 L2_BYTES_PER_CYCLE = 32
 """Of a multiprocessor."""
 MAX_RESIDENT = 2
-"""Candidates with the weight in registers; they differ in the blocks of a cluster or in the rows."""
+"""Most candidates with the weight in registers. They differ in the blocks of a cluster or in the rows."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 // What the passes of recurrent networks share; formulas: adtrain/ops/recurrent_cells.py.
 //
-// A cluster of CLUSTER blocks takes ROWS rows of the batch through all steps. Each block computes the products of OWN hidden
-// units; what all blocks need of a step goes to the shared memory of each. If RESIDENT, a block reads its part of weight_hh once
+// A cluster of CLUSTER blocks takes ROWS rows of the batch through all steps. Each block computes OWN hidden
+// units, and writes what other blocks need to the shared memory of all. If RESIDENT, a block reads its part of weight_hh once
 // and keeps it in registers, otherwise it reads the part in every step, from L2, and goes through its units in PASSES.
 //
 // A product has K inner numbers. SLICES neighbouring lanes divide them, for UNITS hidden units, and add their sums by shuffles. In

@@ -17,7 +17,7 @@ __device__ __forceinline__ unsigned char *own_shared() { return shared_bytes; }
 // The index of this block in its cluster.
 __device__ __forceinline__ int cluster_rank() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }
 
-// The address at which this block sees, in the shared memory of block `rank` of the cluster, what it has at `own` itself.
+// The address in the shared memory of block `rank` of the cluster that corresponds to `own` in this block's.
 template <typename E> __device__ __forceinline__ E *in_block(E *own, int rank) {
 #if CLUSTER > 1
     E *there;
@@ -28,9 +28,10 @@ template <typename E> __device__ __forceinline__ E *in_block(E *own, int rank) {
 #endif
 }
 
-// A barrier of all threads of the cluster in two halves. What a thread has written when it arrives, also to shared memory of other
-// blocks, is visible to all after they have waited. A thread arrives after its own writes have ended, those to global memory too;
-// so what no other thread reads is better written in between. No block may end while others write to its shared memory.
+// A barrier of all threads of the cluster in two halves. What a thread has written before it arrives, also to the shared memory
+// of other blocks, is visible to all threads after they have waited. Arriving waits for the thread's own writes, also for those
+// to global memory, so writes that no other thread reads are better placed between the halves. No block may end while others
+// write to its shared memory.
 __device__ __forceinline__ void cluster_arrive() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");

@@ -1,6 +1,6 @@
 """Map-reduce on the CPU: threads divide the rows, vector instructions compute neighbouring columns.
 
-The columns are copied in tiles, one array for each of their numbers, so that a vector is loaded by one instruction.
+A tile of columns is copied to arrays, one for each number of a column, so that one instruction loads a vector.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from adtrain.core.program import Equation, Variable
 TILE = 256
 """Columns of a tile. Sums of a tile are added in the type of the elements, sums of tiles in float64."""
 LANES = 16
-"""Columns whose terms are added separately, so that a compiler can use vectors."""
+"""Columns with accumulators of their own, so that a compiler can use vectors."""
 ROWS = 64
 """Rows that use a tile before the next one is copied."""
 
@@ -25,41 +25,41 @@ ROWS = 64
 def emit_map_reduce(writer: Writer, equation: Equation, address: Callable[[Variable], str]) -> list[str]:
     """Statements that compute an equation's results. ``address`` gives a variable's memory."""
     body = body_of(equation)
-    made = map_reduce(body)
+    loop = map_reduce(body)
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
     parameters = ["const Team *team"]
     parameters += [
         f"{'const ' if v in body.inputs else ''}{c_type(v.type.dtype)} *restrict {n}" for v, n in names.items()
     ]
-    function = writer.function("map_reduce", ", ".join(parameters), list(_lines(made, names)))
+    function = writer.function("map_reduce", ", ".join(parameters), list(_lines(loop, names)))
     return [f"{function}({', '.join(['team', *map(address, names)])});"]
 
 
-def _lines(made: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
-    states = [(k, s, start) for k, a in enumerate(made.accumulators) for s, start in enumerate(STARTS[a.kind])]
+def _lines(loop: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
+    states = [(k, s, start) for k, a in enumerate(loop.accumulators) for s, start in enumerate(STARTS[a.kind])]
     yield "int64_t begin, end;"
-    yield f"my_share(team, {made.rows}, &begin, &end);"
-    for number, c, v, _, first in made.loads(""):
+    yield f"my_share(team, {loop.rows}, &begin, &end);"
+    for number, c, v, _, first in loop.loads(""):
         yield f"const {c} t{number} = {names[v]}[{first}];"
-    yield from (f"const {c} t{number} = {text};" for number, c, text in made.nodes(""))
-    for number, c, *_ in made.loads("j"):
+    yield from (f"const {c} t{number} = {text};" for number, c, text in loop.nodes(""))
+    for number, c, *_ in loop.loads("j"):
         yield f"{c} c{number}[{TILE}] __attribute__((aligned(64)));"
     yield f"for (int64_t block = begin; block < end; block += {ROWS}) {{"
     yield f"    const int64_t rows = min_i64({ROWS}, end - block);"
     for k, s, start in states:
         yield f"    double total{k}_{s}[{ROWS}];"
         yield f"    for (int64_t r = 0; r < rows; r++) total{k}_{s}[r] = {start};"
-    yield f"    for (int64_t tile = 0; tile < {made.columns}; tile += {TILE}) {{"
-    yield f"        const int64_t columns = min_i64({TILE}, {made.columns} - tile);"
-    for number, _, v, step, first in made.loads("j"):
+    yield f"    for (int64_t tile = 0; tile < {loop.columns}; tile += {TILE}) {{"
+    yield f"        const int64_t columns = min_i64({TILE}, {loop.columns} - tile);"
+    for number, _, v, step, first in loop.loads("j"):
         yield f"        for (int64_t j = 0; j < columns; j++) c{number}[j] = {names[v]}[(tile + j) * {step} + {first}];"
     yield "        for (int64_t r = 0; r < rows; r++) {"
-    yield from (f"            {line}" for line in _row(made, names))
+    yield from (f"            {line}" for line in _row(loop, names))
     yield "        }"
     yield "    }"
     yield "    for (int64_t r = 0; r < rows; r++) {"
-    for result in made.results:
-        a = made.accumulators[result.accumulator]
+    for result in loop.results:
+        a = loop.accumulators[result.accumulator]
         total = value(a.kind, [f"total{result.accumulator}_{s}[r]" for s in range(len(STARTS[a.kind]))])
         factor = f" * ({result.factor})" if result.factor else ""
         yield f"        {names[result.output]}[(block + r) * {result.step} + {result.first}] = ({total}){factor};"
@@ -67,12 +67,12 @@ def _lines(made: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
     yield "}"
 
 
-def _row(made: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
-    """Statements that take a tile's columns into a row's totals."""
-    for number, c, v, step, first in made.loads("i"):
+def _row(loop: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
+    """Statements that join a tile's columns to a row's totals."""
+    for number, c, v, step, first in loop.loads("i"):
         yield f"const {c} t{number} = {names[v]}[(block + r) * {step} + {first}];"
-    yield from (f"const {c} t{number} = {text};" for number, c, text in made.nodes("i"))
-    for k, a in enumerate(made.accumulators):
+    yield from (f"const {c} t{number} = {text};" for number, c, text in loop.nodes("i"))
+    for k, a in enumerate(loop.accumulators):
         for s, start in enumerate(STARTS[a.kind]):
             yield f"{c_type(a.dtype)} part{k}_{s}[{LANES}];"
             yield f"for (int l = 0; l < {LANES}; l++) part{k}_{s}[l] = {start};"
@@ -80,27 +80,27 @@ def _row(made: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
     yield f"for (; j + {LANES} <= columns; j += {LANES}) {{"
     yield "    #pragma omp simd"
     yield f"    for (int l = 0; l < {LANES}; l++) {{"
-    yield from (f"        {line}" for line in _terms(made))
+    yield from (f"        {line}" for line in _terms(loop))
     yield "    }"
     yield "}"
     yield "for (int l = 0; j + l < columns; l++) {"
-    yield from (f"    {line}" for line in _terms(made))
+    yield from (f"    {line}" for line in _terms(loop))
     yield "}"
     yield f"for (int l = 0; l < {LANES}; l++) {{"
-    for k, a in enumerate(made.accumulators):
+    for k, a in enumerate(loop.accumulators):
         slots = range(len(STARTS[a.kind]))
         lines = join(a.kind, "double", [f"total{k}_{s}[r]" for s in slots], [f"part{k}_{s}[l]" for s in slots])
         yield from (f"    {line}" for line in lines)
     yield "}"
 
 
-def _terms(made: MapReduce) -> Iterator[str]:
-    """Statements that take the column j + l into lane l."""
-    for number, c, *_ in made.loads("j"):
+def _terms(loop: MapReduce) -> Iterator[str]:
+    """Statements that join column j + l to lane l."""
+    for number, c, *_ in loop.loads("j"):
         yield f"const {c} t{number} = c{number}[j + l];"
     for over in ("j", "ij"):
-        yield from (f"const {c} t{number} = {text};" for number, c, text in made.nodes(over))
-    for k, a in enumerate(made.accumulators):
+        yield from (f"const {c} t{number} = {text};" for number, c, text in loop.nodes(over))
+    for k, a in enumerate(loop.accumulators):
         states = [f"part{k}_{s}[l]" for s in range(len(STARTS[a.kind]))]
         for term in a.terms:
             yield from fold(a.kind, c_type(a.dtype), states, f"t{term}")

@@ -1,6 +1,6 @@
-"""Map-reduce on the GPU: a thread keeps a few rows in registers, and a block reads the columns through shared memory.
+"""Map-reduce on the GPU: a thread keeps ROWS rows in registers, and a block reads the columns through shared memory.
 
-Where there are few rows, blocks divide the columns, too; a second launch joins their accumulators in a fixed order.
+If there are few rows, blocks divide the columns too. A second launch joins their accumulators in a fixed order.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from adtrain.core.target import Target
 
 THREADS = 128
 ROWS = 2
-"""Rows of a thread. The numbers of a column are read from shared memory once for all of them."""
+"""Rows of a thread. It reads a column from shared memory once for all of them."""
 TILE = 128
-"""Columns of a tile at most. Sums of a tile are added in the type of the elements, sums of tiles in float64."""
+"""Most columns of a tile. Sums of a tile are added in the type of the elements, sums of tiles in float64."""
 TILE_BYTES = 32 * 1024
 FEW_STATES = 6
 
@@ -43,14 +43,14 @@ class State(NamedTuple):
 def map_reduce_kernels(equation: Equation, target: Target) -> list[Kernel]:
     """The launches of a `map_reduce` equation."""
     body = body_of(equation)
-    made = map_reduce(body)
-    groups = -(-made.rows // (THREADS * ROWS))
-    bytes_each = sum(-(-made.scalars.nodes[number].dtype.itemsize // 4) * 4 for number, *_ in made.loads("j"))
+    loop = map_reduce(body)
+    groups = -(-loop.rows // (THREADS * ROWS))
+    bytes_each = sum(-(-loop.scalars.nodes[number].dtype.itemsize // 4) * 4 for number, *_ in loop.loads("j"))
     tile = min(TILE, TILE_BYTES // max(bytes_each, 1))
-    tiles = -(-made.columns // tile)
+    tiles = -(-loop.columns // tile)
     states = [
         State(k, f"{k}_{s}", c_type(a.dtype), start)
-        for k, a in enumerate(made.accumulators)
+        for k, a in enumerate(loop.accumulators)
         for s, start in enumerate(STARTS[a.kind])
     ]
     blocks = resident(len(states))
@@ -58,8 +58,8 @@ def map_reduce_kernels(equation: Equation, target: Target) -> list[Kernel]:
     length = -(-tiles // slices)
     slices = -(-tiles // length)
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
-    writer = _Writer(made, states, names, slices, length * tile, tile)
-    scratch = 8 * len(states) * slices * made.rows if slices > 1 else 0
+    writer = _Writer(loop, states, names, slices, length * tile, tile)
+    scratch = 8 * len(states) * slices * loop.rows if slices > 1 else 0
     first = Part(
         list(writer.reduce()),
         body.inputs,
@@ -70,7 +70,7 @@ def map_reduce_kernels(equation: Equation, target: Target) -> list[Kernel]:
     )
     parts = [first]
     if slices > 1:
-        parts.append(replace(first, lines=list(writer.join()), definitions="", blocks=-(-made.rows // THREADS)))
+        parts.append(replace(first, lines=list(writer.join()), definitions="", blocks=-(-loop.rows // THREADS)))
     kernels = [kernel("map_reduce", [part], THREADS, resident=blocks) for part in parts]
     return [replace(k, source=k.source._replace(options=())) for k in kernels]
 
@@ -78,49 +78,49 @@ def map_reduce_kernels(equation: Equation, target: Target) -> list[Kernel]:
 class _Writer:
     def __init__(
         self,
-        made: MapReduce,
+        loop: MapReduce,
         states: Sequence[State],
         names: dict[Variable, str],
         slices: int,
         length: int,
         tile: int,
     ) -> None:
-        self.made, self.states, self.names = made, states, names
+        self.loop, self.states, self.names = loop, states, names
         self.slices, self.length, self.tile = slices, length, tile
 
     def column(self) -> Iterator[str]:
         """The type of a column in shared memory."""
         yield "struct __align__(16) Column {"
-        yield from (f"    {c} t{number};" for number, c, *_ in self.made.loads("j"))
+        yield from (f"    {c} t{number};" for number, c, *_ in self.loop.loads("j"))
         yield "};"
 
     def reduce(self) -> Iterator[str]:
-        """Statements of a block, for its rows and its slice of the columns."""
-        made, states = self.made, self.states
+        """Statements of a block for its rows and its slice of the columns."""
+        loop, states = self.loop, self.states
         yield f"__shared__ Column tile[{self.tile}];"
         yield from self._numbers()
         yield f"const int slice = block % {self.slices};"
         yield f"const int64_t row = (int64_t)(block / {self.slices}) * {THREADS * ROWS} + threadIdx.x;"
-        yield from (f"{c} row{number}[{ROWS}];" for number, c, *_ in made.loads("i"))
+        yield from (f"{c} row{number}[{ROWS}];" for number, c, *_ in loop.loads("i"))
         yield from (f"double total{s.name}[{ROWS}];" for s in states)
         yield from _each_row(
-            f"const int64_t i = min(row + r * THREADS, {made.rows - 1}ll);",
-            *(f"row{k}[r] = {self.names[v]}[i * {step} + {first}];" for k, _, v, step, first in made.loads("i")),
+            f"const int64_t i = min(row + r * THREADS, {loop.rows - 1}ll);",
+            *(f"row{k}[r] = {self.names[v]}[i * {step} + {first}];" for k, _, v, step, first in loop.loads("i")),
             *(f"total{s.name}[r] = {s.start};" for s in states),
         )
-        yield f"const int64_t begin = slice * {self.length}ll, end = min(begin + {self.length}, {made.columns}ll);"
+        yield f"const int64_t begin = slice * {self.length}ll, end = min(begin + {self.length}, {loop.columns}ll);"
         yield f"for (int64_t start = begin; start < end; start += {self.tile}) {{"
         yield from indented(list(self._tile()))
         yield "}"
         stores = list(self._results("[r]"))
         if self.slices > 1:
-            stores = [f"double *const to = (double *)own + (int64_t)slice * {len(states) * made.rows} + i;"]
-            stores += [f"to[{k * made.rows}ll] = total{s.name}[r];" for k, s in enumerate(states)]
-        yield from _each_row("const int64_t i = row + r * THREADS;", f"if (i >= {made.rows}) continue;", *stores)
+            stores = [f"double *const to = (double *)own + (int64_t)slice * {len(states) * loop.rows} + i;"]
+            stores += [f"to[{k * loop.rows}ll] = total{s.name}[r];" for k, s in enumerate(states)]
+        yield from _each_row("const int64_t i = row + r * THREADS;", f"if (i >= {loop.rows}) continue;", *stores)
 
     def join(self) -> Iterator[str]:
         """Statements of a block of the second launch: a thread joins the accumulators of one row."""
-        rows = self.made.rows
+        rows = self.loop.rows
         yield from self._numbers()
         yield "const int64_t i = (int64_t)block * THREADS + threadIdx.x;"
         yield f"if (i >= {rows}) return;"
@@ -134,20 +134,20 @@ class _Writer:
 
     def _numbers(self) -> Iterator[str]:
         """The nodes that are the same for all pairs."""
-        for number, c, v, _, first in self.made.loads(""):
+        for number, c, v, _, first in self.loop.loads(""):
             yield f"const {c} t{number} = {self.names[v]}[{first}];"
-        yield from (f"const {c} t{number} = {text};" for number, c, text in self.made.nodes(""))
+        yield from (f"const {c} t{number} = {text};" for number, c, text in self.loop.nodes(""))
 
     def _of(self, accumulator: int) -> list[State]:
         return [s for s in self.states if s.accumulator == accumulator]
 
     def _tile(self) -> Iterator[str]:
-        """Statements that take a tile's columns into the totals."""
-        made, states = self.made, self.states
+        """Statements that join a tile's columns to the totals."""
+        loop, states = self.loop, self.states
         yield f"const int columns = min((int64_t){self.tile}, end - start);"
         yield "__syncthreads();"
         yield "for (int c = threadIdx.x; c < columns; c += THREADS) {"
-        for number, _, v, step, first in made.loads("j"):
+        for number, _, v, step, first in loop.loads("j"):
             yield f"    tile[c].t{number} = {self.names[v]}[(start + c) * {step} + {first}];"
         yield "}"
         yield "__syncthreads();"
@@ -156,31 +156,31 @@ class _Writer:
         yield "#pragma unroll 4"
         yield "for (int c = 0; c < columns; c++) {"
         yield "    const Column column = tile[c];"
-        yield from (f"    const {c} t{number} = column.t{number};" for number, c, *_ in made.loads("j"))
-        yield from (f"    const {c} t{number} = {text};" for number, c, text in made.nodes("j"))
+        yield from (f"    const {c} t{number} = column.t{number};" for number, c, *_ in loop.loads("j"))
+        yield from (f"    const {c} t{number} = {text};" for number, c, text in loop.nodes("j"))
         yield from indented(_each_row(*self._terms()))
         yield "}"
         yield from _each_row(*self._joined("[r]"))
 
     def _terms(self) -> Iterator[str]:
-        """Statements that take a column into the parts of row r."""
-        made = self.made
-        yield from (f"const {c} t{number} = row{number}[r];" for number, c, *_ in made.loads("i"))
+        """Statements that join a column to the parts of row r."""
+        loop = self.loop
+        yield from (f"const {c} t{number} = row{number}[r];" for number, c, *_ in loop.loads("i"))
         for over in ("i", "ij"):
-            yield from (f"const {c} t{number} = {text};" for number, c, text in made.nodes(over))
-        for k, a in enumerate(made.accumulators):
+            yield from (f"const {c} t{number} = {text};" for number, c, text in loop.nodes(over))
+        for k, a in enumerate(loop.accumulators):
             for term in a.terms:
                 yield from fold(a.kind, c_type(a.dtype), [f"part{s.name}[r]" for s in self._of(k)], f"t{term}")
 
     def _joined(self, index: str) -> Iterator[str]:
-        """Statements that take parts into totals."""
-        for k, a in enumerate(self.made.accumulators):
+        """Statements that join parts to totals."""
+        for k, a in enumerate(self.loop.accumulators):
             totals, parts = ([f"{kind}{s.name}{index}" for s in self._of(k)] for kind in ("total", "part"))
             yield from join(a.kind, "double", totals, parts)
 
     def _results(self, index: str) -> Iterator[str]:
-        for result in self.made.results:
-            a = self.made.accumulators[result.accumulator]
+        for result in self.loop.results:
+            a = self.loop.accumulators[result.accumulator]
             total = value(a.kind, [f"total{s.name}{index}" for s in self._of(result.accumulator)])
             factor = f" * ({result.factor})" if result.factor else ""
             yield f"{self.names[result.output]}[i * {result.step} + {result.first}] = ({total}){factor};"

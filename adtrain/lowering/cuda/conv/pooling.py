@@ -91,7 +91,7 @@ def conv2d_weight_grad_pooled(
 def _if_faster(pooled: AnAlgorithm | None, ranked: Sequence[Algorithm], pooling: float = 0) -> AnAlgorithm | None:
     """``pooled`` if it is estimated no slower than the best other algorithm plus ``pooling`` cycles, else None.
 
-    None also if that algorithm is no shifted implicit GEMM.
+    None also if that algorithm is not a shifted implicit GEMM.
     """
     best = next(iter(ranked), None)
     if pooled is None or not isinstance(best, (ShiftedConv, Fp16x2Conv, ShiftedWeightGrad, Fp16x2WeightGrad)):

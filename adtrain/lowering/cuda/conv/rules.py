@@ -20,7 +20,7 @@ from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 
 MAX_SLOWDOWN = 2.0
-"""An algorithm with more than this many times the cycles of implicit GEMM is no candidate."""
+"""An algorithm with more than this many times the cycles of implicit GEMM is not a candidate."""
 
 
 def forward_problem(x: Any, w: Any, window: Any, precision: str) -> ConvProblem:
