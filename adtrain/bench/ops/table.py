@@ -165,13 +165,18 @@ for _causal in (False, True):
     bench("attention", TOKENS, lambda n: (normal(32, n, 64),) * 3,
           lambda q, k, v, c=_causal: ops.attention(q, k, v, c), "causal" if _causal else "all keys")  # fmt: skip
 bench("self_attention", TOKENS, lambda n: (normal(8, n, 768),), lambda x: ops.self_attention(x, 4), "8 of 4 heads")
+
+
+def _sequences(gates: int) -> Inputs:
+    return lambda n: (normal(n, 28, 28), normal(gates * 128, 28), normal(gates * 128, 128))
+
+
 for _f, _gates in ((ops.rnn, 1), (ops.gru, 3), (ops.lstm, 4)):
 
-    def _recurrent(x: Any, w_ih: Any, w_hh: Any, f: Callable[..., Any] = _f) -> Any:
+    def _hidden(x: Any, w_ih: Any, w_hh: Any, f: Callable[..., Any] = _f) -> Any:
         return f(x, w_ih, w_hh)[0]
 
-    bench(_f.__name__, SEQUENCES, lambda n, g=_gates: (normal(n, 28, 28), normal(g * 128, 28), normal(g * 128, 128)),
-          _recurrent, "28 steps, 128 units")  # fmt: skip
+    bench(_f.__name__, SEQUENCES, _sequences(_gates), _hidden, "28 steps, 128 units")
 
 # Convolution and pooling: layers of lenet5.yaml, cnn.yaml and resnet.yaml. "3x3/2" is a window of stride 2.
 for _image, _out, _kernel, _stride, _padding in (
