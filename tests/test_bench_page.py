@@ -135,7 +135,7 @@ def test_a_noisy_headline_is_grey_and_has_its_interval(made: Path) -> None:
         assert ('<div class="noisy"><dt>step, fused</dt>' in text) == noisy
 
 
-def test_a_rate_above_that_of_a_large_copy_is_said_to_be_in_cache(made: Path) -> None:
+def test_a_rate_above_that_of_a_large_copy_is_marked_cached(made: Path) -> None:
     result = read(made, "ops")
     copy = result["protocol"]["roofline"]["gbytes_per_s"]
     for row, times in zip(result["ops"], (0.5, 3.0), strict=False):
@@ -143,14 +143,14 @@ def test_a_rate_above_that_of_a_large_copy_is_said_to_be_in_cache(made: Path) ->
     for row in result["ops"][2:]:
         row.update(of_roofline=None)
     found = [row[7] for row in Elements(page.render(result)).rows if len(row) == 8][-len(result["ops"]) :]
-    assert found == ["50.0%", "in cache", *[""] * (len(found) - 2)]
+    assert found == ["50.0%", "cached", *[""] * (len(found) - 2)]
 
 
 def test_operations_furthest_from_the_peak_come_first(made: Path) -> None:
     result = read(made, "ops")
     count = len({(row["op"], row["variant"], row["phase"]) for row in result["ops"]})
     rows = [row for row in Elements(page.render(result)).rows if len(row) == 8][:count]
-    shares = [float(row[7].rstrip("%")) for row in rows if row[7] not in ("", "in cache")]
+    shares = [float(row[7].rstrip("%")) for row in rows if row[7] not in ("", "cached")]
     assert shares == sorted(shares)
 
 

@@ -3,10 +3,10 @@
 Each formula serves twice: on NumPy arrays as the reference of a primitive, and on Values as a composition of public
 operations, whose derivatives have any order. ``xp`` is the module of functions: `numpy` or `adtrain.ops`.
 
-A step gets x (its products of the inputs), s = W_hh h + b_hh, the hidden state h, and for an LSTM the cell state c. x
-and s are (N, gates H) with the gates in PyTorch's order, h and c are (N, H). The step returns the new states, and what
-its gradient needs. The gradient gets the cotangents of the new states. It returns those of x, of s, and of the states;
-the last ones without the part that goes through s.
+A step gets x, its share of the input products, and s = W_hh h + b_hh, both (N, gates H) with the gates in PyTorch's
+order, the hidden state h and for an LSTM the cell state c, both (N, H). It returns the new states, and what the
+gradient needs again. The gradient of a step gets the cotangents of the new states. It returns those of x, of s, and of
+the states as far as they do not go through s.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def run(cell: Cell, xp: Any, x: Any, weight: Any, bias: Any, first: Sequence[Any
         reverse: from the last step to the first one.
 
     Returns:
-        The hidden states of all steps (N, L, H), the last states (N, H), the cell states of all steps of an LSTM
-        (N, L, H), and what the gradient needs again (N, L, saved H), unless that is nothing.
+        The hidden states of all steps (N, L, H) and the last states (N, H); of an LSTM the cell states of all steps
+        (N, L, H). The numbers that the gradient needs (N, L, saved H), if there are any.
     """
     states, steps = list(first), []
     for t in _order(x.shape[1], reverse):
@@ -144,7 +144,7 @@ def run_grad(
 
     Returns:
         The cotangents of x, and of s if that differs (gru), both (N, L, gates H); the hidden states before each step
-        (N, L, H), the factor of the cotangent of s in that of the weight; the cotangents of the initial states
+        (N, L, H), by which the cotangent of s is multiplied to that of the weight; the cotangents of the initial states
         (N, H).
     """
     states, saved = outputs[: cell.states], outputs[cell.states :]
@@ -176,5 +176,5 @@ def _parts(x: Any, count: int) -> list[Any]:
 
 
 def _sigmoid(xp: Any, x: Any) -> Any:
-    """1 / (1 + exp(-x)) without overflow."""
+    """Does not overflow, unlike 1 / (1 + exp(-x))."""
     return xp.tanh(x * 0.5) * 0.5 + 0.5
