@@ -107,7 +107,7 @@ def test_every_candidate_reads_and_writes_the_heads_of_one_array(
 
 @pytest.mark.parametrize("sharpness", [1.0, 30.0])
 def test_float32_errors_are_those_of_float32_arithmetic(sharpness: float) -> None:
-    """Rounding a score changes its exponential by the score times the precision; 1e-6 is left for sums of 1,024 terms."""
+    """A rounded score changes its exponential by the score times the precision. 1e-6 is for sums of 1,024 terms."""
     rng = np.random.default_rng(0)
     q, k, v, ct = (rng.normal(size=(4, 1024, 64)) for _ in range(4))
     q *= sharpness
