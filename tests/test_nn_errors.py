@@ -174,6 +174,7 @@ def test_an_error_inside_containers_has_the_path_and_the_reason() -> None:
             "lstm: dropout is 0.5 between layers, and num_layers is 1; write a dropout layer after this one",
         ),
         (lambda: unchecked.RNN(8, nonlinearity="relu6"), "rnn: nonlinearity is 'relu6', expected one of tanh, relu"),
+        (lambda: unchecked.GRU(8, num_layers=1001), "gru: num_layers is 1001, expected at most 1000"),
         (lambda: unchecked.GRU(8, output="first"), "gru: output is 'first', expected one of last, all"),
         (lambda: unchecked.GroupNorm(0), "group_norm: num_groups is 0, expected an integer, at least 1"),
         (

@@ -27,8 +27,13 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "avg_pool2d": {"kernel_size": 2},
     "embedding": {"num_embeddings": 10, "embedding_dim": 2},
     "group_norm": {"num_groups": 1},
+    "gru": {"hidden_size": 2},
     "linear": {"out_features": 2},
+    "lstm": {"hidden_size": 2},
+    "multihead_attention": {"num_heads": 1},
+    "rnn": {"hidden_size": 2},
     "select": {"indices": [0]},
+    "transformer_encoder_layer": {"nhead": 1},
 }
 
 

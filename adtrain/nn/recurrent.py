@@ -18,6 +18,8 @@ from adtrain.nn.activation import Dropout
 from adtrain.nn.module import Mode, Module, Params, Shape, State
 from adtrain.option_types import Fraction, Size
 
+MAX_LAYERS = 1000
+
 
 @dataclass(frozen=True)
 class _Recurrent(Module):
@@ -40,6 +42,8 @@ class _Recurrent(Module):
 
     def __post_init__(self) -> None:
         fields.check_integers(self, 1, "hidden_size", "num_layers", "input_size")
+        if self.num_layers > MAX_LAYERS:
+            raise OptionError(f"{self.kind()}: num_layers is {self.num_layers}, expected at most {MAX_LAYERS}")
         fields.check_number(self, "dropout", low=0, below=1)
         fields.check_choice(self, "output", ("last", "all"))
         if self.dropout and self.num_layers == 1:
