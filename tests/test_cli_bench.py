@@ -98,6 +98,8 @@ def test_results_are_written_and_compared(tmp_path: Path) -> None:
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     ((_, *rows),) = tables(bench("--op", "nll_loss", "--sizes", "8", "--json-file", str(before)))
     found = json.loads(before.read_text())
+    found["protocol"]["commit"] = "earlier"
+    before.write_text(json.dumps(found))
     assert len(found["ops"]) == len(rows) == 4
     for field in ("median_ms", "low_ms", "high_ms"):
         found["ops"][0]["time"][field] *= 1000
@@ -109,7 +111,7 @@ def test_results_are_written_and_compared(tmp_path: Path) -> None:
         r"\nslower +before ms +after ms +change\nnll_loss 10 classes 8x10 8 forward .* \+\d+\.\d%\n", result.stdout
     )
     assert re.search(rf"^NOISY: {after}: busy machine: other work took 99.0", result.stdout, re.MULTILINE)
-    assert re.search(r"^commit +\S+ +later$", result.stdout, re.MULTILINE)
+    assert re.search(r"^commit +earlier +later$", result.stdout, re.MULTILINE)
     assert "times: 1 slower, 0 faster, 3 without a clear change" in result.stdout
     compared = json.loads(compare(after, before, "--json").stdout)
     assert [(each["name"], each["change"] < 0) for each in compared["faster"]] == [

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+import pytest
 
 from adtrain import nn
 from adtrain.nn.fields import pair
 from adtrain.nn.tokens import sinusoids
+
+torch: Any = pytest.importorskip("torch")
 
 
 class Attention(torch.nn.MultiheadAttention):
