@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -122,6 +122,10 @@ class LayerWriter(NamedTuple):
         array, full_name = np.asarray(value), f"{'.'.join(self.path)}/{name}"
         self.graph.arrays[full_name] = array.astype(np.int64 if array.dtype.kind == "i" else np.float32)
         return full_name
+
+    def reshape(self, name: str, x: str, shape: Sequence[int]) -> str:
+        """Give each sample of `x` another shape, which becomes the constant `name`."""
+        return self.op("Reshape", x, self.constant(name, [0, *shape]))  # 0 keeps the size of the batch axis
 
 
 def _require_onnx() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import pi, prod, sqrt
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from adtrain import nn
 from adtrain.core.errors import AdtrainError
 from adtrain.export.onnx_graph import LayerWriter
+from adtrain.export.onnx_recurrent import recurrent
 from adtrain.nn.fields import pair
 from adtrain.nn.tokens import sinusoids
 from adtrain.ops.attention import HIDDEN
@@ -40,6 +41,11 @@ def linear(writer: LayerWriter, layer: nn.Linear, x: str, shape: nn.Shape) -> st
     weight, bias = writer.weight("weight"), [writer.weight("bias")] if layer.bias else []
     if len(shape) == 1:
         return writer.op("Gemm", x, weight, *bias, transB=1)
+    return _product(writer, x, weight, bias)
+
+
+def _product(writer: LayerWriter, x: str, weight: str, bias: Sequence[str]) -> str:
+    """x weightᵀ + bias for an `x` of any number of axes; no or one bias."""
     y = writer.op("MatMul", x, writer.op("Transpose", weight, perm=[1, 0]))
     return writer.op("Add", y, *bias) if bias else y
 
@@ -99,10 +105,10 @@ def layer_norm(writer: LayerWriter, layer: nn.LayerNorm, x: str, shape: nn.Shape
 
 def group_norm(writer: LayerWriter, layer: nn.GroupNorm, x: str, shape: nn.Shape) -> str:
     """Instance normalisation with each group as one channel; weight and bias are applied per channel afterwards."""
-    grouped = _reshape(writer, "groups", x, (layer.num_groups, prod(shape) // layer.num_groups))
+    grouped = writer.reshape("groups", x, (layer.num_groups, prod(shape) // layer.num_groups))
     ones_and_zeros = _scale_and_shift(writer, False, (layer.num_groups,))
     y = writer.op("InstanceNormalization", grouped, *ones_and_zeros, epsilon=layer.eps)
-    y = _reshape(writer, "shape", y, shape)
+    y = writer.reshape("shape", y, shape)
     if not layer.affine:
         return y
     per_channel = writer.constant("per_channel", [-1, *[1] * (len(shape) - 1)])
@@ -125,56 +131,8 @@ def select(writer: LayerWriter, layer: nn.Select, x: str, shape: nn.Shape) -> st
     return writer.op("Gather", x, writer.constant("indices", layer.indices), axis=1)
 
 
-ONNX_GATES = {nn.RNN: (0,), nn.LSTM: (0, 3, 1, 2), nn.GRU: (1, 0, 2)}
-"""The positions of ONNX's gates in PyTorch's order."""
-
-
-def recurrent(writer: LayerWriter, layer: nn.RNN | nn.LSTM | nn.GRU, x: str, shape: nn.Shape) -> str:
-    """A node for each layer. ONNX's sequences are (length, batch, features), its results (length, directions, ...)."""
-    options: dict[str, Any] = {"hidden_size": layer.hidden_size}
-    if layer.bidirectional:
-        options["direction"] = "bidirectional"
-    if isinstance(layer, nn.RNN):
-        options["activations"] = [layer.nonlinearity.capitalize()] * (layer.width // layer.hidden_size)
-    if isinstance(layer, nn.GRU):
-        options["linear_before_reset"] = 1
-    for number in range(layer.num_layers):
-        by_direction = [[_onnx_gates(writer, layer, name) for name in names] for names in layer.names(number)]
-        weight_ih, weight_hh, *biases = (np.stack(arrays) for arrays in zip(*by_direction, strict=True))
-        arrays = {"weight_ih": weight_ih, "weight_hh": weight_hh}
-        if biases:
-            arrays["bias"] = np.concatenate(biases, 1)
-        constants = [writer.constant(f"{name}_l{number}", each) for name, each in arrays.items()]
-        steps_first = writer.op("Transpose", x, perm=[1, 0, 2])
-        y = writer.op(type(layer).__name__, steps_first, *constants, **options)
-        y = writer.op("Transpose", y, perm=[2, 0, 1, 3])
-        x = _reshape(writer, f"shape_l{number}", y, (shape[0], layer.width))
-    if layer.output == "all":
-        return x
-    last = writer.op("Gather", x, writer.constant("last", shape[0] - 1), axis=1)
-    if not layer.bidirectional:
-        return last
-    first = writer.op("Gather", x, writer.constant("first", 0), axis=1)
-    halves = [
-        writer.op("Slice", y, *(writer.constant(f"{y}_{n}", [i]) for n, i in (("from", at), ("to", to), ("axis", 1))))
-        for y, at, to in ((last, 0, layer.hidden_size), (first, layer.hidden_size, layer.width))
-    ]
-    return writer.op("Concat", *halves, axis=1)
-
-
-def _onnx_gates(writer: LayerWriter, layer: nn.RNN | nn.LSTM | nn.GRU, name: str) -> np.ndarray:
-    """The array `name` of a layer with its gates in ONNX's order."""
-    order = ONNX_GATES[type(layer)]
-    gates = np.split(writer.graph.weights[".".join((*writer.path, name))], len(order))
-    return np.concatenate([gates[i] for i in order])
-
-
 def reshape(writer: LayerWriter, layer: nn.Reshape, x: str, shape: nn.Shape) -> str:
-    return _reshape(writer, "shape", x, layer.output_shape(shape))
-
-
-def _reshape(writer: LayerWriter, name: str, x: str, shape: nn.Shape) -> str:
-    return writer.op("Reshape", x, writer.constant(name, [0, *shape]))  # 0 keeps the size of the batch axis
+    return writer.reshape("shape", x, layer.output_shape(shape))
 
 
 def gelu(writer: LayerWriter, layer: nn.GELU, x: str, shape: nn.Shape) -> str:
@@ -198,11 +156,11 @@ def multihead_attention(writer: LayerWriter, layer: nn.MultiheadAttention, x: st
     (tokens, width), heads = shape, layer.num_heads
     head = width // heads
 
-    def linear(x: str, prefix: str) -> str:
-        y = writer.op("MatMul", x, writer.op("Transpose", writer.weight(f"{prefix}weight"), perm=[1, 0]))
-        return writer.op("Add", y, writer.weight(f"{prefix}bias")) if layer.bias else y
+    def projection(x: str, prefix: str) -> str:
+        bias = [writer.weight(f"{prefix}bias")] if layer.bias else []
+        return _product(writer, x, writer.weight(f"{prefix}weight"), bias)
 
-    by_head = _reshape(writer, "heads", linear(x, "in_proj_"), (tokens, 3, heads, head))
+    by_head = writer.reshape("heads", projection(x, "in_proj_"), (tokens, 3, heads, head))
     parts = writer.op("Transpose", by_head, perm=[2, 0, 3, 1, 4])
     q, k, v = (writer.op("Gather", parts, writer.constant(name, i), axis=0) for i, name in enumerate(("q", "k", "v")))
     q = writer.op("Mul", q, writer.constant("scale", 1 / sqrt(head)))
@@ -210,7 +168,7 @@ def multihead_attention(writer: LayerWriter, layer: nn.MultiheadAttention, x: st
     if layer.causal:
         scores = writer.op("Add", scores, writer.constant("causal", np.triu(np.full((tokens, tokens), HIDDEN), 1)))
     joined = writer.op("Transpose", writer.op("MatMul", writer.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
-    return linear(_reshape(writer, "joined", joined, shape), "out_proj.")
+    return projection(writer.reshape("joined", joined, shape), "out_proj.")
 
 
 def transformer_encoder_layer(writer: LayerWriter, layer: nn.TransformerEncoderLayer, x: str, shape: nn.Shape) -> str:
@@ -237,8 +195,8 @@ def positional_embedding(writer: LayerWriter, layer: nn.PositionalEmbedding, x: 
 
 def patches(writer: LayerWriter, layer: nn.Patches, x: str, shape: nn.Shape) -> str:
     (channels, rows, columns), (height, width) = shape, pair(layer.patch_size)
-    split = _reshape(writer, "split", x, (channels, rows // height, height, columns // width, width))
-    return _reshape(writer, "shape", writer.op("Transpose", split, perm=[0, 2, 4, 1, 3, 5]), layer.output_shape(shape))
+    split = writer.reshape("split", x, (channels, rows // height, height, columns // width, width))
+    return writer.reshape("shape", writer.op("Transpose", split, perm=[0, 2, 4, 1, 3, 5]), layer.output_shape(shape))
 
 
 def mean(writer: LayerWriter, layer: nn.Mean, x: str, shape: nn.Shape) -> str:
