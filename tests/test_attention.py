@@ -15,7 +15,7 @@ from adtrain import ops
 from adtrain.backends.cpu.compiled_program import CompiledProgram
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import stage
-from adtrain.ops.attention import _composed
+from adtrain.ops.attention import composed
 from adtrain.passes import ALL
 
 RNG = ops.rng_state(5, 2)
@@ -67,7 +67,7 @@ def test_values_and_gradients_equal_those_of_the_composition_with_dropout_and_ma
     mask = key_mask(3, 9)
     mask[:, 0] = False
     params: Any = {"causal": causal, "scale": 0.5, "dropout": 0.3, "stream": 4, "precision": "full"}
-    expected, pullback = ad.vjp(lambda *x: _composed(*x, ad.array(mask), RNG, **params), q, k, v)
+    expected, pullback = ad.vjp(lambda *x: composed(*x, ad.array(mask), RNG, **params), q, k, v)
     found, grads = with_gradients(q, k, v, ct, causal=causal, scale=0.5, mask=mask, dropout=0.3, rng=RNG, stream=4)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
     for mine, theirs in zip(grads, pullback(ad.array(ct)), strict=True):

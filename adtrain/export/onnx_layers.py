@@ -14,7 +14,7 @@ from adtrain.export.onnx_graph import LayerWriter
 from adtrain.export.onnx_recurrent import recurrent
 from adtrain.nn.fields import pair
 from adtrain.nn.tokens import sinusoids
-from adtrain.ops.attention import HIDDEN
+from adtrain.ops.attention import EXCLUDED
 from adtrain.ops.pool import averages
 
 INT64 = 7
@@ -166,7 +166,7 @@ def multihead_attention(writer: LayerWriter, layer: nn.MultiheadAttention, x: st
     q = writer.op("Mul", q, writer.constant("scale", 1 / sqrt(head)))
     scores = writer.op("MatMul", q, writer.op("Transpose", k, perm=[0, 1, 3, 2]))
     if layer.causal:
-        scores = writer.op("Add", scores, writer.constant("causal", np.triu(np.full((tokens, tokens), HIDDEN), 1)))
+        scores = writer.op("Add", scores, writer.constant("causal", np.triu(np.full((tokens, tokens), EXCLUDED), 1)))
     joined = writer.op("Transpose", writer.op("MatMul", writer.op("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
     return projection(writer.reshape("joined", joined, shape), "out_proj.")
 

@@ -8,7 +8,7 @@ from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision
 from adtrain.ops import elementwise
 from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, softplus
-from adtrain.ops.attention import attention, self_attention
+from adtrain.ops.attention import attention
 from adtrain.ops.bitwise import bitwise_and, bitwise_not, bitwise_or, bitwise_xor
 from adtrain.ops.broadcasting import broadcast_to, reshape, sum_to
 from adtrain.ops.compare import (
@@ -48,6 +48,7 @@ from adtrain.ops.random import dropout, random_uniform, rng_state
 from adtrain.ops.rearrange import repeat, roll, split, tile
 from adtrain.ops.recurrent import gru, lstm, rnn
 from adtrain.ops.reduce import all, any, argmax, argmin, cumsum, logsumexp, max, mean, min, prod, std, sum, var
+from adtrain.ops.self_attention import self_attention
 from adtrain.ops.shape import concatenate, expand_dims, flip, pad, slice, squeeze, stack, transpose
 from adtrain.ops.softmax import log_softmax, softmax
 from adtrain.ops.sort import argsort, sort, topk
