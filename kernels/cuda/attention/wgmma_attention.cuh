@@ -75,3 +75,13 @@ template <int SUMS> __device__ __forceinline__ void to_bfloat16(const float (&su
     #pragma unroll
     for (int i = 0; i < SUMS / 2; i++) words[i] = Format<BFLOAT16>::packed(sums[2 * i], sums[2 * i + 1]);
 }
+
+// Stores two neighbouring elements of a row of HEAD_WIDTH elements.
+__device__ __forceinline__ void store_pair(T *row, int column, float first, float second) {
+    if constexpr (HEAD_WIDTH % 2 == 0) {
+        if (column < HEAD_WIDTH) store(row, column, Vector<T, 2>{{first, second}});
+    } else {
+        if (column < HEAD_WIDTH) row[column] = first;
+        if (column + 1 < HEAD_WIDTH) row[column + 1] = second;
+    }
+}

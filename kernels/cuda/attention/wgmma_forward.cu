@@ -209,16 +209,8 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
             if (query >= queries) continue;
             T *const to = out + (tile.head / heads * queries + query) * out_row + tile.head % heads * HEAD_WIDTH;
             #pragma unroll
-            for (int i = 2 * r; i < OUTPUTS; i += 4) {
-                const int column = accumulator_column(i);
-                if constexpr (HEAD_WIDTH % 2 == 0) {
-                    if (column < HEAD_WIDTH)
-                        store(to, column, Vector<T, 2>{{outputs[i] * inverse, outputs[i + 1] * inverse}});
-                } else {
-                    if (column < HEAD_WIDTH) to[column] = outputs[i] * inverse;
-                    if (column + 1 < HEAD_WIDTH) to[column + 1] = outputs[i + 1] * inverse;
-                }
-            }
+            for (int i = 2 * r; i < OUTPUTS; i += 4)
+                store_pair(to, accumulator_column(i), outputs[i] * inverse, outputs[i + 1] * inverse);
         }
     }
     turns.finish();

@@ -1,0 +1,25 @@
+// The gradient of attention in bfloat16 by WGMMA: its scratch.
+//
+// Three launches: attention_pack_grad packs q, k, v and the cotangent, and computes two numbers of each query; attention_wgmma_grad
+// computes the cotangents of keys and values, and adds up those of the queries; attention_unpack_grad writes the latter.
+#pragma once
+#include "attention/wgmma_attention.cuh"
+
+constexpr int BY_Q_TILE = BLOCK_Q * PACKED_WIDTH; // elements
+
+// What the launches share. A row that does not exist has an infinite logsumexp, so its probabilities are 0.
+struct GradientScratch {
+    PackedArray q, k, v, ct;
+    float *logsumexp, *delta; // of each packed query: logsumexp * log2(e); the sum of ct * out
+    float *by_q;              // for each tile of queries the accumulators of its sums, thread by thread
+    int *turns;               // for each tile of queries the number of key tiles that have been added
+
+    __device__ __forceinline__ GradientScratch(char *scratch, int64_t batch, int64_t queries, int64_t keys) {
+        q = {scratch, rounded_up(queries, BLOCK_Q)};
+        ct = {q.end(batch), q.rows};
+        k = {ct.end(batch), rounded_up(keys, BLOCK_K)};
+        v = {k.end(batch), k.rows};
+        logsumexp = (float *)v.end(batch), delta = logsumexp + batch * q.rows;
+        by_q = delta + batch * q.rows, turns = (int *)(by_q + batch * q.rows * PACKED_WIDTH);
+    }
+};
