@@ -13,22 +13,22 @@
 #include "sm90/turn.cuh"
 
 constexpr int CONSUMER_THREADS = 2 * WARPGROUP, CONSUMER_WARPS = CONSUMER_THREADS / WARP, THREADS = 3 * WARPGROUP;
-constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>, STATS_BYTES = BLOCK_Q * 4;
+constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>, STATS_BYTES = 2 * BLOCK_Q * 4;
 constexpr int SCORE_BYTES = BLOCK_Q * BLOCK_K * 2, BY_Q_BYTES = BY_Q_TILE * 4;
 constexpr int SCORES = BLOCK_Q / 2, SUMS = PACKED_WIDTH / 2, BY_Q_SUMS = 32; // accumulators of a thread
 static_assert(BLOCK_K == 128 && BLOCK_Q * PACKED_WIDTH == 64 * 128, "two warpgroups share the products");
 #ifdef SHARED_BYTES // and the alignment of the tiles to 1024
-static_assert(2 * K_BYTES + 2 * QUERY_STAGES * (Q_BYTES + STATS_BYTES) + 2 * SCORE_BYTES + BY_Q_BYTES + 1024 == SHARED_BYTES,
+static_assert(2 * K_BYTES + QUERY_STAGES * (2 * Q_BYTES + STATS_BYTES) + 2 * SCORE_BYTES + BY_Q_BYTES + 1024 == SHARED_BYTES,
     "as attention_wgmma.py says");
 #endif
 
 struct SharedTiles {
-    char *k, *v, *q, *ct, *by_scores, *by_q, *logsumexp, *delta;
+    char *k, *v, *q, *ct, *by_scores, *by_q, *stats;
 
     __device__ __forceinline__ SharedTiles() {
         k = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024), v = k + K_BYTES, q = v + K_BYTES;
         ct = q + QUERY_STAGES * Q_BYTES, by_scores = ct + QUERY_STAGES * Q_BYTES, by_q = by_scores + 2 * SCORE_BYTES;
-        logsumexp = by_q + BY_Q_BYTES, delta = logsumexp + QUERY_STAGES * STATS_BYTES;
+        stats = by_q + BY_Q_BYTES;
     }
 };
 
@@ -61,19 +61,18 @@ static __device__ __forceinline__ void produce(
         barriers.keys.full[0].arrive_expect_tx(2 * K_BYTES);
         packed.k.load<BLOCK_K>(shared.k, tile.head, tile.first, barriers.keys.full[0]);
         packed.v.load<BLOCK_K>(shared.v, tile.head, tile.first, barriers.keys.full[0]);
+        #pragma unroll 1
         for (int j = tile.first_tile; j < tile.query_tiles; j++, at.advance()) {
-            const int64_t first = (int64_t)j * BLOCK_Q, of_head = tile.head * packed.q.rows + first;
+            const int64_t first = (int64_t)j * BLOCK_Q;
             Mbarrier &q_full = barriers.q.full[at.stage], &ct_full = barriers.ct.full[at.stage];
             barriers.q.wait_empty(at);
             q_full.arrive_expect_tx(Q_BYTES + STATS_BYTES);
             packed.q.load<BLOCK_Q>(shared.q + at.stage * Q_BYTES, tile.head, first, q_full);
-            bulk_copy<STATS_BYTES>(
-                shared.logsumexp + at.stage * STATS_BYTES, (const char *)(packed.logsumexp + of_head), q_full);
+            bulk_copy<STATS_BYTES>(shared.stats + at.stage * STATS_BYTES,
+                (const char *)(packed.stats + packed.tile(tile.head, first) * 2 * BLOCK_Q), q_full);
             barriers.ct.wait_empty(at);
-            ct_full.arrive_expect_tx(Q_BYTES + STATS_BYTES);
+            ct_full.arrive_expect_tx(Q_BYTES);
             packed.ct.load<BLOCK_Q>(shared.ct + at.stage * Q_BYTES, tile.head, first, ct_full);
-            bulk_copy<STATS_BYTES>(
-                shared.delta + at.stage * STATS_BYTES, (const char *)(packed.delta + of_head), ct_full);
         }
     }
 }
@@ -84,6 +83,7 @@ static __device__ __forceinline__ void add_by_q(
     PipelineState<1> at;
     for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
         const KeyTile tile(i, queries, keys);
+        #pragma unroll 1
         for (int j = tile.first_tile; j < tile.query_tiles; j++, at.advance()) {
             const int64_t number = tile.head * tile.query_tiles + j;
             float *const to = packed.by_q + number * BY_Q_TILE;
@@ -123,8 +123,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
         barriers.keys.wait_full(at_keys);
         for (int j = tile.first_tile; j < tile.query_tiles; j++, at.advance(), at_by_q.advance(), buffer ^= 1) {
             const char *const q = shared.q + at.stage * Q_BYTES, *const ct = shared.ct + at.stage * Q_BYTES;
-            const char *const logsumexp = shared.logsumexp + at.stage * STATS_BYTES;
-            const char *const delta = shared.delta + at.stage * STATS_BYTES;
+            const char *const logsumexp = shared.stats + at.stage * STATS_BYTES, *const delta = logsumexp + BLOCK_Q * 4;
             const bool more = j > tile.first_tile;
             float scores[SCORES], by_scores[SCORES], by_q[BY_Q_SUMS];
             uint32_t weights[SCORES / 2], by_words[SCORES / 2];
@@ -251,14 +250,14 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(T *by_k, T *by_v, int6
     const int tiles = batch * ((keys + BLOCK_K - 1) / BLOCK_K);
     const SharedTiles shared;
     if (threadIdx.x < WARPGROUP) {
-        warpgroup_reg_dealloc<40>();
+        warpgroup_reg_dealloc<24>();
         const GradientScratch packed(scratch, batch, queries, keys);
         if (threadIdx.x == 0)
             produce(packed, barriers, shared, tiles, queries, keys);
         else if (threadIdx.x == WARP)
             add_by_q(packed, barriers, shared, tiles, queries, keys);
     } else {
-        warpgroup_reg_alloc<232>();
+        warpgroup_reg_alloc<240>();
         consume(barriers, shared, by_k + step, by_v + 2 * step, tiles, heads, queries, keys, row, (float)scale * LOG2_E);
     }
 }

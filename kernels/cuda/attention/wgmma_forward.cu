@@ -52,6 +52,7 @@ static __device__ __forceinline__ void produce(
         barriers.q.wait_empty(at_q);
         barriers.q.full[0].arrive_expect_tx(Q_BYTES);
         packed.q.load<BLOCK_Q>(shared.q, tile.head, tile.first, barriers.q.full[0]);
+        #pragma unroll 1
         for (int i = tile.key_tiles - 1; i >= 0; i--, at.advance()) {
             barriers.k.wait_empty(at);
             barriers.k.full[at.stage].arrive_expect_tx(K_BYTES);

@@ -10,16 +10,20 @@ constexpr int BY_Q_TILE = BLOCK_Q * PACKED_WIDTH; // elements
 // What the launches share. A row that does not exist has an infinite logsumexp, so its probabilities are 0.
 struct GradientScratch {
     PackedArray q, k, v, ct;
-    float *logsumexp, *delta; // of each packed query: logsumexp * log2(e); the sum of ct * out
-    float *by_q;              // for each tile of queries the accumulators of its sums, thread by thread
-    int *turns;               // for each tile of queries the number of key tiles that have been added
+    float *stats; // for each tile of queries logsumexp * log2(e) of its rows, then delta: the sum of ct * out
+    float *by_q;  // for each tile of queries the accumulators of its sums, thread by thread
+    int *turns;   // for each tile of queries the number of key tiles that have been added
 
     __device__ __forceinline__ GradientScratch(char *scratch, int64_t batch, int64_t queries, int64_t keys) {
         q = {scratch, rounded_up(queries, BLOCK_Q)};
         ct = {q.end(batch), q.rows};
         k = {ct.end(batch), rounded_up(keys, BLOCK_K)};
         v = {k.end(batch), k.rows};
-        logsumexp = (float *)v.end(batch), delta = logsumexp + batch * q.rows;
-        by_q = delta + batch * q.rows, turns = (int *)(by_q + batch * q.rows * PACKED_WIDTH);
+        stats = (float *)v.end(batch), by_q = stats + 2 * batch * q.rows;
+        turns = (int *)(by_q + batch * q.rows * PACKED_WIDTH);
+    }
+    // The tile of queries `first` to `first` + BLOCK_Q, of those of all heads.
+    __device__ __forceinline__ int64_t tile(int64_t head, int64_t first) const {
+        return (head * q.rows + first) / BLOCK_Q;
     }
 };

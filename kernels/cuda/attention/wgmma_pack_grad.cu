@@ -25,10 +25,10 @@ KERNEL attention_pack_grad(const T *q, const T *k, const T *v, const T *out, con
             for (int j = 0; j < CHUNK; j++) sum += x[j] * y[j];
             sum = over_lanes<Sum, CHUNKS>(sum);
             if (chunk.chunk == 0) {
-                const int64_t at = chunk.head * packed.ct.rows + chunk.at;
+                float *const stats = packed.stats + packed.tile(chunk.head, chunk.at) * 2 * BLOCK_Q + chunk.at % BLOCK_Q;
                 const bool exists = chunk.at < queries;
-                packed.delta[at] = sum;
-                packed.logsumexp[at] = exists ? logsumexp[chunk.head * queries + chunk.at] * LOG2_E : INFINITY;
+                stats[0] = exists ? logsumexp[chunk.head * queries + chunk.at] * LOG2_E : INFINITY;
+                stats[BLOCK_Q] = sum;
             }
         }
     }
