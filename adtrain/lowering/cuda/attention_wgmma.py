@@ -19,6 +19,9 @@ WIDTHS = (64, 128)
 """Packed widths of a head."""
 WARPGROUP, PACK_THREADS, CHUNK = 128, 256, 8
 MAX_PACK_BLOCKS = 1 << 14
+UNIT_BYTES = 16 << 10
+MAX_UNITS = 7
+"""Units of a buffer of `attention/wgmma_short_forward.cu`."""
 
 
 class ForwardTile(NamedTuple):
@@ -38,6 +41,22 @@ FORWARD_TILES: Mapping[int, tuple[ForwardTile, ...]] = {
     128: (ForwardTile(128, 176, 2), ForwardTile(128, 128, 2)),
 }
 """By packed width."""
+
+
+class ShortTile(NamedTuple):
+    """Units of queries and of keys in a buffer of `attention/wgmma_short_forward.cu`: 128 rows of 64 columns, or 64 of
+    128."""
+
+    query_units: int
+    key_units: int
+
+    queries = 64
+    keys = 64
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory, with those for its alignment to 1024."""
+        return 2 * (self.query_units + 2 * self.key_units) * UNIT_BYTES + 1024
 
 
 class BackwardTile(NamedTuple):
@@ -84,7 +103,7 @@ class WgmmaAttention(NamedTuple):
 
     def launch(
         self,
-        tile: ForwardTile | BackwardTile,
+        tile: ForwardTile | BackwardTile | ShortTile,
         file: str,
         name: str,
         numbers: tuple[int | float, ...],
@@ -142,6 +161,33 @@ class WgmmaAttention(NamedTuple):
             SHARED_BYTES=shared,
         )
         return CudaKernel((pack, forward), x.batch * (queries + 2 * keys) * self.width * 2)
+
+    @property
+    def short_tile(self) -> ShortTile | None:
+        """A buffer for all keys, and all queries if they fit. None: the keys do not fit."""
+        x, rows = self.lengths, UNIT_BYTES // (2 * self.width)
+        key_units = -(-x.keys // rows)
+        room = MAX_UNITS - 2 * key_units
+        return ShortTile(min(-(-x.queries // rows), room), key_units) if room > 0 else None
+
+    def short_forward(self, arrays: int, tile: ShortTile) -> CudaKernel:
+        """One launch, for keys that fit into shared memory."""
+        x, rows = self.lengths, tile.query_units * UNIT_BYTES // (2 * self.width)
+        launch = self.launch(
+            tile,
+            "wgmma_short_forward.cu",
+            "attention_wgmma_short",
+            (x.row, x.out_row, self.step, self.scale),
+            (*three(range(arrays)), arrays, arrays + 1),
+            blocks=min(x.batch * -(-x.queries // rows), self.target.multiprocessors),
+            threads=4 * WARPGROUP,
+            shared=tile.shared,
+            LOAD_WIDTH=math.gcd(4, x.width),
+            QUERY_UNITS=tile.query_units,
+            KEY_UNITS=tile.key_units,
+            SHARED_BYTES=tile.shared,
+        )
+        return CudaKernel((launch,))
 
     def backward(self, arrays: int, tile: BackwardTile) -> CudaKernel:
         """Three launches: pack, multiply, write the cotangents of the queries."""
@@ -206,7 +252,10 @@ def forward_candidates(
 ) -> list[CudaKernel]:
     """Kernels of attention. ``arrays``: 3 for q, k and v, or 1 that holds them."""
     found = problem(target, types, arrays, params)
-    return [] if found is None else [found.forward(arrays, tile) for tile in FORWARD_TILES[found.width]]
+    if found is None:
+        return []
+    short = [found.short_forward(arrays, found.short_tile)] if found.short_tile else []
+    return short + [found.forward(arrays, tile) for tile in FORWARD_TILES[found.width]]
 
 
 def backward_candidates(

@@ -16,12 +16,12 @@
 constexpr int HALF_WIDTH = 64, HALVES = PACKED_WIDTH / HALF_WIDTH, ROW_BYTES = 128; // HALF_WIDTH: columns of 128 bytes
 constexpr float LOG2_E = 1.4426950408889634f;
 
-__device__ __forceinline__ int rounded_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
+__device__ __forceinline__ int64_t rounded_up(int64_t x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 // A packed array in scratch.
 struct PackedArray {
     char *at;
-    int rows;
+    int64_t rows;
 
     __device__ __forceinline__ char *row(int64_t head, int half, int64_t row) const {
         return at + ((head * HALVES + half) * rows + row) * ROW_BYTES;

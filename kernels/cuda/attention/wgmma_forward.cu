@@ -4,11 +4,11 @@
 // turns, so that one multiplies while another one computes exponentials.
 //
 // Macros: also KEY_STAGES of k and of v, CONSUMERS = BLOCK_Q / 64, HEAD_GROUP: heads whose tiles are computed at the same time.
-#include "attention/wgmma_attention.cuh"
+#include "attention/wgmma_softmax.cuh"
 
 constexpr int CONSUMERS = BLOCK_Q / 64, CONSUMER_WARPS = 4 * CONSUMERS, THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>;
-constexpr int SCORES = BLOCK_K / 2, OUTPUTS = PACKED_WIDTH / 2; // accumulators of a thread
+constexpr int SCORES = BLOCK_K / 2; // accumulators of a thread
 #ifdef SHARED_BYTES // the tiles, and their alignment to 1024
 static_assert(Q_BYTES + 2 * KEY_STAGES * K_BYTES + 1024 == SHARED_BYTES, "as attention_wgmma.py says");
 #endif
@@ -80,34 +80,6 @@ struct Turns {
     }
 };
 
-// The running softmax of two rows: maximum of the scores, this thread's part of the sum, factor of what was summed before.
-struct RunningSoftmax {
-    float top[2] = {-INFINITY, -INFINITY}, sum[2] = {}, factor[2];
-
-    // Turns scores into probabilities up to the factor 1 / sum. `scale` includes log2(e).
-    __device__ __forceinline__ void update(float (&scores)[SCORES], float scale) {
-        float shift[2];
-        #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float highest = top[r];
-            #pragma unroll
-            for (int i = 0; i < SCORES; i++)
-                if (i / 2 % 2 == r) highest = fmaxf(highest, scores[i]);
-            highest = fmaxf(highest, shuffle_xor(highest, 1));
-            highest = fmaxf(highest, shuffle_xor(highest, 2));
-            shift[r] = highest == -INFINITY ? 0 : highest * scale; // no key yet
-            factor[r] = exp2_fast(top[r] * scale - shift[r]);
-            top[r] = highest;
-            sum[r] *= factor[r];
-        }
-        #pragma unroll
-        for (int i = 0; i < SCORES; i++) {
-            scores[i] = exp2_fast(scores[i] * scale - shift[i / 2 % 2]);
-            sum[i / 2 % 2] += scores[i];
-        }
-    }
-};
-
 // A consumer warpgroup.
 static __device__ __forceinline__ void consume(Barriers &barriers, const SharedTiles &shared, T *out, T *logsumexp,
     int tiles, int batch, int heads, int queries, int keys, int64_t out_row, float scale) {
@@ -123,7 +95,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
         const int first = tile.first + turns.own * 64;
         float scores[SCORES], outputs[OUTPUTS];
         uint32_t weights[SCORES / 2];
-        RunningSoftmax softmax;
+        RunningSoftmax<SCORES> softmax;
         #pragma unroll
         for (int i = 0; i < OUTPUTS; i++) outputs[i] = 0;
 
@@ -144,17 +116,6 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
                 wgmma_registers<true>(outputs, weights + 4 * i, along_rows<BLOCK_K>(v, i), true);
             wgmma_commit_group();
         };
-        // Excludes keys that do not exist or come after a row's query.
-        const auto mask = [&](int key_tile) {
-            const int begin = key_tile * BLOCK_K, end = begin + BLOCK_K;
-            if (end <= keys && (!CAUSAL || end <= first + 1)) return;
-            #pragma unroll
-            for (int i = 0; i < SCORES; i++) {
-                const int last = CAUSAL ? min(keys, first + accumulator_row(i) + 1) : keys;
-                if (accumulator_column(i) >= last - begin) scores[i] = -INFINITY;
-            }
-        };
-
         barriers.q.wait_full(at_q);
         barriers.k.wait_full(at_k);
         turns.wait();
@@ -164,7 +125,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
         wgmma_fence_operand(scores);
         release(barriers.k.empty[at_k.stage]);
         at_k.advance();
-        mask(tile.key_tiles - 1);
+        mask(scores, first, (tile.key_tiles - 1) * BLOCK_K, keys);
         softmax.update(scores, scale);
         to_bfloat16(scores, weights);
 
@@ -179,15 +140,14 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
             wgmma_fence_operand(scores);
             release(barriers.k.empty[at_k.stage]);
             at_k.advance();
-            mask(i);
+            mask(scores, first, i * BLOCK_K, keys);
             softmax.update(scores, scale);
             wgmma_wait_group<0>();
             wgmma_fence_operand(outputs);
             release(barriers.v.empty[at_v.stage]);
             at_v.advance();
             to_bfloat16(scores, weights);
-            #pragma unroll
-            for (int j = 0; j < OUTPUTS; j++) outputs[j] *= softmax.factor[j / 2 % 2];
+            softmax.rescale(outputs);
         }
         release(barriers.q.empty[0]);
         barriers.v.wait_full(at_v);
@@ -197,22 +157,9 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
         release(barriers.v.empty[at_v.stage]);
         at_v.advance();
 
-        const float sums[] = {over_lanes<Sum, 4>(softmax.sum[0]), over_lanes<Sum, 4>(softmax.sum[1])};
-        #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float sum = sums[r];
-            const bool none = sum == 0; // a query without a key
-            const float inverse = none ? 0 : 1 / sum;
-            const int query = first + accumulator_row(2 * r);
-            if (threadIdx.x % 4 == 0 && query < queries)
-                logsumexp[tile.head * queries + query] =
-                    none ? INFINITY : logf(sum) + softmax.top[r] * (scale / LOG2_E);
-            if (query >= queries) continue;
-            T *const to = out + (tile.head / heads * queries + query) * out_row + tile.head % heads * HEAD_WIDTH;
-            #pragma unroll
-            for (int i = 2 * r; i < OUTPUTS; i += 4)
-                store_pair(to, accumulator_column(i), outputs[i] * inverse, outputs[i + 1] * inverse);
-        }
+        const int64_t start = tile.head / heads * queries * out_row + tile.head % heads * HEAD_WIDTH;
+        softmax.store_results(
+            outputs, scale, first, queries, out + start, out_row, logsumexp + tile.head * queries);
     }
     turns.finish();
 }

@@ -5,6 +5,23 @@
 
 constexpr int CHUNK = 8, CHUNKS = PACKED_WIDTH / CHUNK; // CHUNK: elements of 16 bytes
 
+// Loads CHUNK elements of a row from `column` on; 0 where the row does not exist or has ended.
+__device__ __forceinline__ void load_chunk(const T *row, bool exists, int column, float (&x)[CHUNK]) {
+    #pragma unroll
+    for (int h = 0; h < CHUNK; h += LOAD_WIDTH) {
+        Vector<T, LOAD_WIDTH> loaded = {};
+        if (exists && column + h < HEAD_WIDTH) loaded = load<T, LOAD_WIDTH>(row + column + h);
+        #pragma unroll
+        for (int j = 0; j < LOAD_WIDTH; j++) x[h + j] = loaded.lane[j];
+    }
+}
+__device__ __forceinline__ void store_chunk(char *to, const float (&x)[CHUNK]) {
+    Vector<uint32_t, 4> words;
+    #pragma unroll
+    for (int h = 0; h < 4; h++) words.lane[h] = Format<BFLOAT16>::packed(x[2 * h], x[2 * h + 1]);
+    *(Vector<uint32_t, 4> *)to = words;
+}
+
 // A chunk of a packed row.
 struct PackedChunk {
     int chunk;
@@ -16,22 +33,10 @@ struct PackedChunk {
     // Its elements in an array of `length` rows for each example; 0 outside.
     __device__ __forceinline__ void load_from(
         const T *from, int64_t heads, int64_t length, int64_t row, float (&x)[CHUNK]) const {
-        const int column = chunk * CHUNK;
-        const T *source = from + (head / heads * length + at) * row + head % heads * HEAD_WIDTH + column;
-        #pragma unroll
-        for (int h = 0; h < CHUNK; h += LOAD_WIDTH) {
-            Vector<T, LOAD_WIDTH> loaded = {};
-            if (at < length && column + h < HEAD_WIDTH) loaded = load<T, LOAD_WIDTH>(source + h);
-            #pragma unroll
-            for (int j = 0; j < LOAD_WIDTH; j++) x[h + j] = loaded.lane[j];
-        }
+        load_chunk(from + (head / heads * length + at) * row + head % heads * HEAD_WIDTH, at < length, chunk * CHUNK, x);
     }
     __device__ __forceinline__ void store_to(const PackedArray &packed, const float (&x)[CHUNK]) const {
-        Vector<uint32_t, 4> words;
-        #pragma unroll
-        for (int h = 0; h < 4; h++) words.lane[h] = Format<BFLOAT16>::packed(x[2 * h], x[2 * h + 1]);
-        char *const tile = packed.row(head, chunk / 8, at / 8 * 8);
-        *(Vector<uint32_t, 4> *)(tile + swizzle_128b(at % 8, chunk % 8)) = words;
+        store_chunk(packed.row(head, chunk / 8, at / 8 * 8) + swizzle_128b(at % 8, chunk % 8), x);
     }
 };
 
