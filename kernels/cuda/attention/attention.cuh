@@ -51,9 +51,9 @@ struct Head {
     }
 };
 
-// The head of this block. Blocks are numbered by tile, then by head; `batch` is the number of heads of all examples.
-__device__ __forceinline__ Head head_of_block(const bool *mask, const uint32_t *rng, int64_t batch, int64_t heads,
+// The head of a number. Blocks are numbered by tile, then by head.
+__device__ __forceinline__ Head head_of(const bool *mask, const uint32_t *rng, int64_t number, int64_t heads,
     int64_t queries, int64_t keys, int64_t row, int64_t out_row, double scale, double dropout, int64_t stream) {
-    return {mask, rng, (int64_t)blockIdx.x % batch, heads, queries, keys, row, out_row, (T)scale, (T)(1 / (1 - dropout)),
-        (float)dropout, (uint32_t)stream};
+    return {mask, rng, number, heads, queries, keys, row, out_row, (T)scale, (T)(1 / (1 - dropout)), (float)dropout,
+        (uint32_t)stream};
 }
