@@ -1,7 +1,7 @@
 // The gradient of attention on tensor cores, after mma_pack.cu: the cotangents of keys and values, by blocks of keys; those of
 // queries, by blocks of queries. Both compute the probabilities again. See mma.cuh.
 //
-// SLICE: columns of the cotangents of keys and values that a block computes.
+// SLICE: columns of the cotangents of keys and values that a block of attention_mma_grad_keys computes.
 #include "attention/mma.cuh"
 
 constexpr int TILES_N = OTHERS / 16;

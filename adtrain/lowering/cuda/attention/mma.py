@@ -1,4 +1,4 @@
-"""Attention on tensor cores by mma.sync, for float32: `attention/mma_pack.cu`, then `mma_forward.cu` or `mma_backward.cu`."""
+"""Attention of float32 on tensor cores by mma.sync: `attention/mma_pack.cu`, then `mma_forward.cu`, `mma_backward.cu`."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ def _backward(target: Target, problem: Problem) -> list[CudaKernel]:
     for of_keys in fitting(target, problem, KEY_TILES, 2):
         for of_queries in fitting(target, problem, QUERY_TILES, 2):
             width = padded(x.width)
-            keys = _launch(
-                problem, of_keys, "attention_mma_grad_keys", x.keys, 2, (by_k, by_v), min(width, MAX_SLICE)
+            keys = _launch(problem, of_keys, "attention_mma_grad_keys", x.keys, 2, (by_k, by_v), min(width, MAX_SLICE))
+            queries = _launch(
+                problem, of_queries, "attention_mma_grad_queries", x.queries, 2, (by_q,), min(width, MAX_SLICE)
             )
-            queries = _launch(problem, of_queries, "attention_mma_grad_queries", x.queries, 2, (by_q,), min(width, MAX_SLICE))
             kernels.append(CudaKernel((pack, keys, queries), scratch))
     return kernels
