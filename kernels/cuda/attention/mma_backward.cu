@@ -1,10 +1,10 @@
 // The gradient of attention on tensor cores, after mma_pack.cu: the cotangents of keys and values, by blocks of keys; those of
 // queries, by blocks of queries. Both compute the probabilities again. See mma.cuh.
 //
-// SLICE: columns of the cotangents of keys and values that a block of attention_mma_grad_keys computes.
+// SLICE: columns of the cotangents that a block computes.
 #include "attention/mma.cuh"
 
-constexpr int TILES_N = OTHERS / 16;
+constexpr int TILES_N = OTHERS / 16, SLICES = (PADDED + SLICE - 1) / SLICE;
 typedef float Scores[TILES_N][M][2][4];
 typedef Tile<BLOCK> Own;
 typedef Tile<OTHERS> Other;
@@ -63,8 +63,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(
     T *by_k, T *by_v, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
     int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
-    constexpr int SLICES = (PADDED + SLICE - 1) / SLICE, ROW_BYTES = OTHERS * sizeof(float);
-    constexpr int STAGE = 2 * Other::BYTES + 2 * ROW_BYTES;
+    constexpr int ROW_BYTES = OTHERS * sizeof(float), STAGE = 2 * Other::BYTES + 2 * ROW_BYTES;
     const int column = blockIdx.x % SLICES * SLICE;
     const int64_t block = blockIdx.x / SLICES, first = block / batch * BLOCK;
     const Head head = head_of(mask, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
@@ -195,9 +194,10 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(
     T *by_q, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step,
     double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
-    const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
+    const int column = blockIdx.x % SLICES * SLICE;
+    const int64_t block = blockIdx.x / SLICES, tiles = gridDim.x / SLICES / batch, tile = block / batch;
     const int64_t first = (CAUSAL ? tiles - 1 - tile : tile) * BLOCK; // the longest rows start first
-    const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Head head = head_of(mask, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const Inputs in(scratch, batch, queries, keys, head.number);
     unsigned char *const q_tile = shared_bytes, *const ct_tile = q_tile + Own::BYTES, *const ring = ct_tile + Own::BYTES;
 
@@ -213,7 +213,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(
     Own::load(ct_tile, in.ct, head.number, first, RowOrder());
     fetch(0);
 
-    float sums[PADDED / 16][M][2][4] = {}, ones[LANE_ROWS], shift[LANE_ROWS], delta[LANE_ROWS];
+    float sums[SLICE / 16][M][2][4] = {}, ones[LANE_ROWS], shift[LANE_ROWS], delta[LANE_ROWS];
     #pragma unroll
     for (int r = 0; r < LANE_ROWS; r++) {
         const int64_t query = first + lane_row(r / 2, r % 2);
@@ -260,7 +260,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(
                     }
                 }
             scale_rows(gradients, in.k.inverse(head.number, start), factor);
-            add_products<PADDED>(Weights(gradients, 1), k_tile, 0, sums, ones, factor);
+            add_products<SLICE>(Weights(gradients, 1), k_tile, column, sums, ones, factor);
         }
         if (STAGES == 1) {
             __syncthreads();
@@ -269,5 +269,5 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(
     }
     #pragma unroll
     for (int r = 0; r < LANE_ROWS; r++) ones[r] = (float)scale;
-    store_rows<PADDED>(by_q + head.before(queries, row), row, first, queries, 0, sums, ones);
+    store_rows<SLICE>(by_q + head.before(queries, row), row, first, queries, column, sums, ones);
 }

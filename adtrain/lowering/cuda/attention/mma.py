@@ -1,4 +1,4 @@
-"""Attention of float32 on tensor cores by mma.sync: `attention/mma_pack.cu`, then `mma_forward.cu`, `mma_backward.cu`."""
+"""Attention of float32 on tensor cores by mma.sync: `attention/mma_pack.cu`, `mma_forward.cu`, `mma_backward.cu`."""
 
 from __future__ import annotations
 
