@@ -1,4 +1,4 @@
-"""`attention/forward.cu` and `attention/backward.cu`, run on the CPU, against the references: every candidate."""
+"""The kernels of `attention/`, run on the CPU, against the references."""
 
 from __future__ import annotations
 

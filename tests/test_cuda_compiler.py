@@ -30,8 +30,8 @@ PARTS = 16
 THREADS = 2
 SPILLED = re.compile(r"(\d+) bytes spill stores")
 MAX_SPILLED = {
-    "attention/backward.cu": 64,
-    "attention/forward.cu": 64,
+    "attention/fma_backward.cu": 64,
+    "attention/fma_forward.cu": 64,
     "gemm/pack.cu": 64,
     "horizontal.cu": 1024,
     "reduce/reduce.cu": 64,

@@ -1,12 +1,9 @@
-// Scaled dot-product attention by FMA: what the forward and the backward kernels share. T. Dao, "FlashAttention-2", 2023.
+// Scaled dot-product attention: what all of its kernels share. T. Dao, "FlashAttention-2", 2023.
 //
-// A block computes TILE queries, or TILE keys, of one head, and goes through the tiles of the other kind in order. A tile of
-// rows lies in shared memory, and a tile of scores too, TILE x TILE. Nothing of the size of queries x keys is stored.
+// A block computes some queries, or some keys, of one head, and goes through tiles of the other kind in order. Nothing of the
+// size of queries x keys is stored. The forms: fma_*.cu, for every dtype; mma_*.cu, on tensor cores.
 //
-// Thread (y, x) of LANES x LANES has MICRO x MICRO scores, of rows MICRO y + i and columns x + LANES j. It has MICRO rows of
-// a result, with columns x + LANES n. The LANES threads of a row are neighbouring lanes of a warp.
-//
-// Macros: TILE, MICRO, WIDTH (of a head), CAUSAL, MASKED and DROPOUT (0 or 1), MANTISSA (common/rounding.cuh).
+// Macros of all forms: WIDTH (of a head), CAUSAL, MASKED and DROPOUT (0 or 1), MANTISSA (common/rounding.cuh).
 #pragma once
 #include "common/collectives.cuh"
 #include "common/philox.cuh"
@@ -14,15 +11,13 @@
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
-constexpr int LANES = TILE / MICRO, THREADS = LANES * LANES, VECTOR = 16 / sizeof(T);
-constexpr int COLUMNS = (WIDTH + LANES - 1) / LANES, PADDED = COLUMNS * LANES;
-// Elements between rows of a tile, and of a tile of scores: 16 bytes of padding avoid bank conflicts.
-constexpr int STRIDE = PADDED + VECTOR, SCORES = TILE + VECTOR;
-static_assert(LANES <= WARP && THREADS % WARP == 0 && PADDED % VECTOR == 0, "the lanes of a row are in one warp");
-
-// An operand of a product, in the precision of the products.
-__device__ __forceinline__ float operand(float x) { return rounded(x); }
-__device__ __forceinline__ double operand(double x) { return x; }
+// The optional arguments where they are absent. A kernel that has them has parameters of these names.
+#if !MASKED
+constexpr const bool *mask = nullptr;
+#endif
+#if !DROPOUT
+constexpr const uint32_t *rng = nullptr;
+#endif
 
 // A head and the options of the attention. Head `number` is head number % heads of example number / heads. An array in memory
 // is [example][query or key][head][WIDTH], with `row` elements between the rows of q, k and v, and `out_row` between those of
@@ -56,105 +51,9 @@ struct Head {
     }
 };
 
-__device__ __forceinline__ int thread_y() { return threadIdx.x / LANES; }
-__device__ __forceinline__ int thread_x() { return threadIdx.x % LANES; }
-__device__ __forceinline__ int row_of(int i) { return thread_y() * MICRO + i; }
-__device__ __forceinline__ int column_of(int j) { return thread_x() + LANES * j; }
-
-// Copies rows `first` to first + TILE of `rows` rows to shared memory, with zeros beside them. `stride`: elements between rows.
-__device__ __forceinline__ void load_tile(const T *from, int64_t stride, int64_t first, int64_t rows, T *tile) {
-    constexpr int VECTORS = PADDED / VECTOR;
-    for (int i = threadIdx.x; i < TILE * VECTORS; i += THREADS) {
-        const int row = i / VECTORS, column = i % VECTORS * VECTOR;
-        const T *source = from + (first + row) * stride + column;
-        Vector<T, VECTOR> x = {};
-        if (first + row < rows) {
-            if constexpr (WIDTH % VECTOR == 0) {
-                if (column < WIDTH) x = load<T, VECTOR>(source);
-            } else {
-                #pragma unroll
-                for (int k = 0; k < VECTOR; k++)
-                    if (column + k < WIDTH) x.lane[k] = source[k];
-            }
-        }
-        #pragma unroll
-        for (int k = 0; k < VECTOR; k++) x.lane[k] = operand(x.lane[k]);
-        store(tile, row * STRIDE + column, x);
-    }
-}
-
-// The products of the rows of two tiles, a bT.
-__device__ __forceinline__ void row_products(const T *a, const T *b, T (&products)[MICRO][MICRO]) {
-    #pragma unroll
-    for (int i = 0; i < MICRO; i++)
-        #pragma unroll
-        for (int j = 0; j < MICRO; j++) products[i][j] = 0;
-    a += row_of(0) * STRIDE, b += column_of(0) * STRIDE;
-    #pragma unroll 2
-    for (int k = 0; k < PADDED; k += VECTOR) {
-        Vector<T, VECTOR> left[MICRO], right[MICRO];
-        #pragma unroll
-        for (int i = 0; i < MICRO; i++) left[i] = load<T, VECTOR>(a + i * STRIDE + k);
-        #pragma unroll
-        for (int j = 0; j < MICRO; j++) right[j] = load<T, VECTOR>(b + j * LANES * STRIDE + k);
-        #pragma unroll
-        for (int h = 0; h < VECTOR; h++)
-            #pragma unroll
-            for (int i = 0; i < MICRO; i++)
-                #pragma unroll
-                for (int j = 0; j < MICRO; j++)
-                    products[i][j] = fma(left[i].lane[h], right[j].lane[h], products[i][j]);
-    }
-}
-
-// sums += weights tile, or weightsT tile. `weights` is a tile of scores.
-template <bool TRANSPOSED>
-__device__ __forceinline__ void add_products(const T *weights, const T *tile, T (&sums)[MICRO][COLUMNS]) {
-    constexpr int DEPTH = TRANSPOSED ? 1 : VECTOR;
-    constexpr int WIDE = MICRO < VECTOR ? MICRO : VECTOR;
-    #pragma unroll 2
-    for (int k = 0; k < TILE; k += DEPTH) {
-        T left[DEPTH][MICRO];
-        if constexpr (TRANSPOSED) {
-            #pragma unroll
-            for (int i = 0; i < MICRO; i += WIDE) {
-                const Vector<T, WIDE> x = load<T, WIDE>(weights + k * SCORES + row_of(i));
-                #pragma unroll
-                for (int h = 0; h < WIDE; h++) left[0][i + h] = x.lane[h];
-            }
-        } else {
-            #pragma unroll
-            for (int i = 0; i < MICRO; i++) {
-                const Vector<T, VECTOR> x = load<T, VECTOR>(weights + row_of(i) * SCORES + k);
-                #pragma unroll
-                for (int h = 0; h < VECTOR; h++) left[h][i] = x.lane[h];
-            }
-        }
-        #pragma unroll
-        for (int h = 0; h < DEPTH; h++)
-            #pragma unroll
-            for (int n = 0; n < COLUMNS; n++) {
-                const T right = tile[(k + h) * STRIDE + column_of(n)];
-                #pragma unroll
-                for (int i = 0; i < MICRO; i++) sums[i][n] = fma(left[h][i], right, sums[i][n]);
-            }
-    }
-}
-
-// Stores rows `first` to first + TILE of `rows` rows.
-__device__ __forceinline__ void store_rows(
-    T *to, int64_t stride, int64_t first, int64_t rows, const T (&sums)[MICRO][COLUMNS]) {
-    #pragma unroll
-    for (int i = 0; i < MICRO; i++)
-        #pragma unroll
-        for (int n = 0; n < COLUMNS; n++)
-            if (first + row_of(i) < rows && column_of(n) < WIDTH)
-                to[(first + row_of(i)) * stride + column_of(n)] = sums[i][n];
-}
-
-// The head of this block. Blocks are numbered by tile, then by head; `batch` is the number of heads of all examples.
-__device__ __forceinline__ Head head_of_block(const bool *mask, const uint32_t *rng, int64_t batch, int64_t heads,
+// The head of a number. Blocks are numbered by tile, then by head.
+__device__ __forceinline__ Head head_of(const bool *mask, const uint32_t *rng, int64_t number, int64_t heads,
     int64_t queries, int64_t keys, int64_t row, int64_t out_row, double scale, double dropout, int64_t stream) {
-    return {mask, rng, (int64_t)blockIdx.x % batch, heads, queries, keys, row, out_row, (T)scale, (T)(1 / (1 - dropout)),
-        (float)dropout, (uint32_t)stream};
+    return {mask, rng, number, heads, queries, keys, row, out_row, (T)scale, (T)(1 / (1 - dropout)), (float)dropout,
+        (uint32_t)stream};
 }

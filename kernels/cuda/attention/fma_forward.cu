@@ -1,6 +1,6 @@
-// Attention: a block computes TILE queries of a head. See attention.cuh. k and v begin `step` and 2 step elements after their
+// Attention: a block computes TILE queries of a head. See fma.cuh. k and v begin `step` and 2 step elements after their
 // pointers.
-#include "attention/attention.cuh"
+#include "attention/fma.cuh"
 
 // The probabilities of MICRO x MICRO scores, up to a factor. Updates the running maximum and sum of each row; `factor` is that
 // of what was summed before.
@@ -32,13 +32,7 @@ KERNEL __launch_bounds__(THREADS) attention(const T *q, const T *k, const T *v,
     T *out, T *logsumexp, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
     int64_t step, double scale, double dropout, int64_t stream) {
     wait_for_inputs();
-#if !MASKED
-    const bool *mask = nullptr;
-#endif
-#if !DROPOUT
-    const uint32_t *rng = nullptr;
-#endif
-    const Head head = head_of_block(mask, rng, batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
     const int64_t first = (CAUSAL ? tiles - 1 - tile : tile) * TILE; // the longest rows start first
     T *const q_tile = (T *)shared_bytes, *const other = q_tile + TILE * STRIDE, *const weights = other + TILE * STRIDE;

@@ -1,6 +1,6 @@
 // The gradient of attention in three launches: the sum of ct * out of each query; the cotangents of keys and values, by tiles
-// of keys; those of queries, by tiles of queries. Both compute the probabilities again. See attention.cuh.
-#include "attention/attention.cuh"
+// of keys; those of queries, by tiles of queries. Both compute the probabilities again. See fma.cuh.
+#include "attention/fma.cuh"
 
 KERNEL attention_delta(
     const T *out, const T *ct, int64_t batch, int64_t heads, int64_t queries, int64_t out_row, char *scratch) {
@@ -48,13 +48,7 @@ KERNEL __launch_bounds__(THREADS) attention_grad_keys(const T *q, const T *k, co
     T *by_k, T *by_v, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
     int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
-#if !MASKED
-    const bool *mask = nullptr;
-#endif
-#if !DROPOUT
-    const uint32_t *rng = nullptr;
-#endif
-    const Head head = head_of_block(mask, rng, batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t key = blockIdx.x / batch * TILE;
     const int64_t of_keys = head.before(keys, row), of_queries = head.before(queries, row);
     ct += head.before(queries, out_row);
@@ -89,13 +83,7 @@ KERNEL __launch_bounds__(THREADS) attention_grad_queries(const T *q, const T *k,
     T *by_q, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
     int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
-#if !MASKED
-    const bool *mask = nullptr;
-#endif
-#if !DROPOUT
-    const uint32_t *rng = nullptr;
-#endif
-    const Head head = head_of_block(mask, rng, batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
     const int64_t query = (CAUSAL ? tiles - 1 - tile : tile) * TILE; // the longest rows start first
     const int64_t of_keys = head.before(keys, row), of_queries = head.before(queries, row);

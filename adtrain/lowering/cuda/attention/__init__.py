@@ -1,0 +1,32 @@
+"""Attention and its gradient, by one of several forms: the one with the shortest estimated time is first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.registry import register
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.attention import fma, mma
+from adtrain.lowering.cuda.attention.problem import problem_of
+from adtrain.lowering.cuda.reduce import launchable
+
+FORMS = (mma, fma)
+"""Modules with a function ``candidates(target, problem)``: the form's kernels and the estimated seconds of the first of
+them, or None where the form does not apply."""
+
+
+def _candidates(arrays: int, gradient: bool, target: Target, types: tuple[Any, ...], params: Any) -> list[CudaKernel]:
+    problem = problem_of(arrays, gradient, types, params)
+    found = [c for form in FORMS if (c := form.candidates(target, problem)) is not None]
+    return launchable([kernel for c in sorted(found, key=lambda c: c.seconds) for kernel in c.kernels])
+
+
+def _register(name: str, arrays: int, gradient: bool) -> None:
+    register(name, "cuda", lambda target, *types, **params: _candidates(arrays, gradient, target, types, params))
+
+
+_register("attention", 3, False)
+_register("attention_grad", 3, True)
+_register("self_attention", 1, False)
+_register("self_attention_grad", 1, True)

@@ -1,0 +1,114 @@
+"""What every form of attention gets: lengths, options, and the places of its arguments and results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel
+from adtrain.core.precision import mantissa
+from adtrain.core.target import Target
+from adtrain.lowering.shapes import AttentionLengths, attention_lengths, optional_arguments
+
+
+class Candidates(NamedTuple):
+    """The kernels of a form, the preferred one first, and the estimated seconds of that one."""
+
+    seconds: float
+    kernels: Sequence[CudaKernel]
+
+
+class Problem(NamedTuple):
+    """An attention or its gradient.
+
+    Args:
+        lengths: as `attention_lengths` gives them.
+        dtype: of all arrays but the mask and the random state.
+        precision: "full", "tf32" or "bfloat16".
+        arrays: 3 where q, k and v are arguments of their own, 1 where one array holds them.
+        gradient: whether it is the gradient.
+        optional: which of "mask" and "rng" there are.
+        causal: whether query i attends to keys 0 to i only.
+        options: scale, dropout and stream, the last numbers of every kernel.
+    """
+
+    lengths: AttentionLengths
+    dtype: np.dtype
+    precision: str
+    arrays: int
+    gradient: bool
+    optional: tuple[str, ...]
+    causal: bool
+    options: tuple[float | int, ...]
+
+    @property
+    def definitions(self) -> dict[str, int]:
+        """The macros of `attention/attention.cuh`."""
+        return {
+            "WIDTH": self.lengths.width,
+            "CAUSAL": int(self.causal),
+            "MASKED": int("mask" in self.optional),
+            "DROPOUT": int("rng" in self.optional),
+            "MANTISSA": mantissa(self.precision),
+        }
+
+    @property
+    def numbers(self) -> tuple[float | int, ...]:
+        """The numbers that every kernel gets, from `batch` to `stream`."""
+        x = self.lengths
+        step = x.out_row if self.arrays == 1 else 0  # from q to k and from k to v in one array
+        return x.batch, x.heads, x.queries, x.keys, x.row, x.out_row, step, *self.options
+
+    @property
+    def inputs(self) -> tuple[int, int, int]:
+        """The positions of q, k and v."""
+        return self._three(0)
+
+    @property
+    def more(self) -> tuple[int, ...]:
+        """The positions of the mask and the random state."""
+        first = self.arrays + (3 if self.gradient else 0)
+        return tuple(range(first, first + len(self.optional)))
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """The positions of the output and the logsumexp, or of the cotangents of q, k and v."""
+        first = self.arrays + len(self.optional) + (3 if self.gradient else 0)
+        return self._three(first) if self.gradient else (first, first + 1)
+
+    @property
+    def kept(self) -> tuple[int, int, int]:
+        """Of a gradient: the positions of the output, the logsumexp and the cotangent of the output."""
+        return self.arrays, self.arrays + 1, self.arrays + 2
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of the products, those of the forward pass or of the gradient."""
+        x = self.lengths
+        pairs = x.batch * x.queries * x.keys * (0.5 if self.causal else 1)
+        return (10 if self.gradient else 4) * pairs * x.width
+
+    def _three(self, first: int) -> tuple[int, int, int]:
+        return (first, first + 1, first + 2) if self.arrays == 3 else (first, first, first)
+
+
+def problem_of(arrays: int, gradient: bool, types: Sequence[Any], params: Mapping[str, Any]) -> Problem:
+    """The problem of a primitive's arguments; ``arrays`` as in Problem."""
+    inputs = arrays + (3 if gradient else 0)
+    return Problem(
+        attention_lengths(*types, **params),
+        types[0].dtype,
+        params["precision"],
+        arrays,
+        gradient,
+        tuple(optional_arguments(*types[inputs:])),
+        params["causal"],
+        (float(params["scale"]), float(params["dropout"]), params["stream"]),
+    )
+
+
+def waves(blocks: int, at_once: int, target: Target) -> int:
+    """How often all multiprocessors take ``at_once`` blocks each until the grid is done."""
+    return -(-blocks // (at_once * target.multiprocessors))

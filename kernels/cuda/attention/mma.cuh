@@ -1,0 +1,291 @@
+// Attention on tensor cores by mma.sync: the format of operands, and products of a warp.
+//
+// An operand is the sum of TERMS 16-bit numbers. Full precision: two float16 numbers of a scaled float32, high and low
+// (fp16x2, docs/gpu.md); of their four products, low times low is omitted. tf32: one float16 number, which has the mantissa of
+// tf32. bfloat16: one bfloat16 number, not scaled. mma_pack.cu scales and splits q, k, v and the cotangent once.
+//
+// A scale is a power of two for GROUP rows of a head. It brings their largest magnitude to [2^14, 2^15), so numbers down to
+// 2^-17 of it keep 22 bits or more, and smaller ones have an error of 2^-40 of it. Probabilities are scaled by 2^14. Gradients
+// of scores are computed in registers; each row of a tile has a scale of its own. Infinity and NaN make their group NaN.
+//
+// Tensor cores truncate when they add. So they sum over at most 64 numbers, low-order products first, and float32 additions
+// add up the results.
+//
+// A warp computes ROWS rows of the result. Macros: ROWS, WARPS, OTHERS (rows of a tile of the operand that the block goes
+// through), STAGES (tiles in shared memory), and those of attention.cuh.
+#pragma once
+#include "attention/attention.cuh"
+#include "common/cp_async.cuh"
+#include "common/mma_sync.cuh"
+
+constexpr Half FORMAT = MANTISSA > 7 ? FLOAT16 : BFLOAT16_BITS;
+constexpr int TERMS = MANTISSA > 10 ? 2 : 1, GROUP = 64, SUM_LENGTH = 64;
+constexpr int PADDED = (WIDTH + 15) / 16 * 16;                       // the width of packed rows
+constexpr int STRIDE = PADDED + 8;                                   // elements between rows in shared memory: no bank conflicts
+constexpr float PROBABILITY = FORMAT == FLOAT16 ? 1 << 14 : 1;       // the scale of probabilities
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f, SMALLEST = 1.17549435e-38f;
+
+#ifdef ROWS
+constexpr int THREADS = WARPS * WARP, BLOCK = WARPS * ROWS; // BLOCK: rows of the result that a block computes
+constexpr int M = ROWS / 16, LANE_ROWS = ROWS / 8;          // LANE_ROWS: rows of the result of which a lane has columns
+__device__ __forceinline__ int warp() { return threadIdx.x / WARP; }
+__device__ __forceinline__ int lane_g() { return threadIdx.x % WARP / 4; }
+__device__ __forceinline__ int lane_c() { return threadIdx.x % 4; }
+#endif
+
+__device__ __forceinline__ int64_t padded_length(int64_t length) { return (length + GROUP - 1) / GROUP * GROUP; }
+
+// A packed array: [head][row][term][PADDED], with zeros beside the rows, and the inverse of the scale of each group.
+struct Packed {
+    uint16_t *numbers;
+    float *inverses;
+    int64_t length; // padded
+
+    // Takes its memory from `scratch`.
+    __device__ __forceinline__ Packed(char *&scratch, int64_t batch, int64_t rows) : length(padded_length(rows)) {
+        numbers = (uint16_t *)scratch, scratch += batch * length * TERMS * PADDED * sizeof(uint16_t);
+        inverses = (float *)scratch, scratch += batch * length / GROUP * 16; // keeps what follows aligned
+    }
+    __device__ __forceinline__ uint16_t *row(int64_t head, int64_t i) const {
+        return numbers + (head * length + i) * TERMS * PADDED;
+    }
+    __device__ __forceinline__ float &inverse(int64_t head, int64_t i) const {
+        return inverses[(head * length + i) / GROUP];
+    }
+};
+
+// The scale 2^k that brings `largest` to [2^14, 2^15), and 2^-k. NaN for infinity and NaN.
+struct Scale {
+    float factor, inverse;
+    __device__ __forceinline__ explicit Scale(float largest) {
+        const uint32_t exponent = __float_as_uint(largest) >> 23, field = 268 - max(exponent, 15u);
+        factor = exponent < 255 ? __uint_as_float(field << 23) : NAN;
+        inverse = exponent < 255 ? __uint_as_float((254 - field) << 23) : NAN;
+    }
+};
+
+// The terms of two neighbours.
+__device__ __forceinline__ void split(float low, float high, uint32_t (&terms)[TERMS]) {
+    terms[0] = pack_pair<FORMAT>(low, high);
+    if constexpr (TERMS == 2) {
+        float low_term, high_term;
+        unpack_float16(terms[0], low_term, high_term);
+        terms[1] = pack_pair<FORMAT>(low - low_term, high - high_term);
+    }
+}
+
+#ifdef ROWS
+
+// A tile of COUNT rows in shared memory: [term][position][STRIDE]. Where a fragment has rows of the tile, it has neighbouring
+// positions. `order` gives the row at a position.
+template <int COUNT> struct Tile {
+    static constexpr int TERM = COUNT * STRIDE * sizeof(uint16_t), BYTES = TERMS * TERM;
+
+    // Starts the copy of rows `first` to first + COUNT of a head; zeros for rows after the last group.
+    template <typename Order> static __device__ __forceinline__ void load(
+        unsigned char *tile, const Packed &from, int64_t head, int64_t first, Order order) {
+        constexpr int CHUNKS = PADDED / 8, ALL = TERMS * COUNT * CHUNKS;
+        const uint16_t *const rows = from.row(head, first);
+        const int64_t left = from.length - first;
+        #pragma unroll 4
+        for (int i = threadIdx.x; i < ALL; i += THREADS) {
+            const int position = i / (TERMS * CHUNKS), at = i % (TERMS * CHUNKS), term = at / CHUNKS;
+            const int to = (term * COUNT + position) * STRIDE + at % CHUNKS * 8;
+            const int row = order(position);
+            cp_async<16>((uint16_t *)tile + to, rows + row * (TERMS * PADDED) + at * 8, COUNT <= GROUP || row < left);
+        }
+    }
+};
+
+// The order of the queries or keys of a tile whose rows are columns of scores: a lane then has four neighbours of each 16.
+struct ColumnOrder {
+    __device__ __forceinline__ int operator()(int i) const { return i / 16 * 16 + i % 8 / 2 * 4 + i % 16 / 8 * 2 + i % 2; }
+};
+// The order of rows of the result: a lane has LANE_ROWS neighbours.
+struct RowOrder {
+    __device__ __forceinline__ int operator()(int i) const { return i / ROWS * ROWS + i % 8 * LANE_ROWS + i % ROWS / 8; }
+};
+
+// The row of the block at (m, half) of a lane, with RowOrder. The column of a tile at (n, half), with ColumnOrder.
+__device__ __forceinline__ int lane_row(int m, int half) { return warp() * ROWS + lane_g() * LANE_ROWS + m * 2 + half; }
+__device__ __forceinline__ int lane_column(int n, int half) { return n / 2 * 16 + lane_c() * 4 + n % 2 * 2 + half; }
+
+// What load_matrices adds to the address of a tile for this lane: for A, rows by k; for B, columns by k or k by columns.
+__device__ __forceinline__ unsigned address_a(const unsigned char *tile, int row) {
+    const int lane = threadIdx.x % WARP;
+    return shared_address(tile) + ((row + lane % 16) * STRIDE + lane / 16 * 8) * sizeof(uint16_t);
+}
+__device__ __forceinline__ unsigned address_b(const unsigned char *tile) {
+    const int lane = threadIdx.x % WARP;
+    return shared_address(tile) + ((lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 8) * sizeof(uint16_t);
+}
+__device__ __forceinline__ unsigned address_b_transposed(const unsigned char *tile, int column) {
+    const int lane = threadIdx.x % WARP;
+    return shared_address(tile) + (lane % 16 * STRIDE + lane / 16 * 8 + column) * sizeof(uint16_t);
+}
+__device__ __forceinline__ constexpr unsigned bytes_at(int row, int column) {
+    return (row * STRIDE + column) * sizeof(uint16_t);
+}
+
+// c += a b for 16 columns, low-order products first.
+template <int COUNT>
+__device__ __forceinline__ void multiply_terms(
+    float (&c)[COUNT][2][4], const uint32_t (&a)[TERMS][COUNT][4], const uint32_t (&b)[TERMS][4]) {
+    #pragma unroll
+    for (int product = TERMS == 2 ? 0 : 2; product < 3; product++) {
+        const int of_a = product == 0, of_b = product == 1;
+        #pragma unroll
+        for (int m = 0; m < COUNT; m++)
+            #pragma unroll
+            for (int n = 0; n < 2; n++) multiply_add<FORMAT>(c[m][n], a[of_a][m], b[of_b][2 * n], b[of_b][2 * n + 1]);
+    }
+}
+
+// The products of this warp's rows of a tile of BLOCK rows and the rows of a tile of OTHERS, a bT.
+__device__ __forceinline__ void row_products(const unsigned char *a, const unsigned char *b, float (&sums)[OTHERS / 16][M][2][4]) {
+    const unsigned from_a = address_a(a, warp() * ROWS), from_b = address_b(b);
+    #pragma unroll
+    for (int first = 0; first < PADDED; first += SUM_LENGTH) {
+        float part[OTHERS / 16][M][2][4] = {};
+        #pragma unroll
+        for (int k = first; k < first + SUM_LENGTH && k < PADDED; k += 16) {
+            uint32_t left[TERMS][M][4];
+            #pragma unroll
+            for (int t = 0; t < TERMS; t++)
+                #pragma unroll
+                for (int m = 0; m < M; m++)
+                    load_matrices<false>(left[t][m], from_a + t * Tile<BLOCK>::TERM + bytes_at(16 * m, k));
+            #pragma unroll
+            for (int n = 0; n < OTHERS / 16; n++) {
+                uint32_t right[TERMS][4];
+                #pragma unroll
+                for (int t = 0; t < TERMS; t++)
+                    load_matrices<false>(right[t], from_b + t * Tile<OTHERS>::TERM + bytes_at(16 * n, k));
+                multiply_terms<M>(part[n], left, right);
+            }
+        }
+        #pragma unroll
+        for (int n = 0; n < OTHERS / 16; n++)
+            #pragma unroll
+            for (int m = 0; m < M; m++)
+                #pragma unroll
+                for (int h = 0; h < 8; h++)
+                    sums[n][m][h / 4][h % 4] = first == 0 ? part[n][m][h / 4][h % 4] : sums[n][m][h / 4][h % 4] + part[n][m][h / 4][h % 4];
+    }
+}
+
+// Scores as the operand A of a product over OTHERS.
+struct Weights {
+    uint32_t terms[OTHERS / 16][TERMS][M][4];
+
+    // The scores times a factor.
+    __device__ __forceinline__ Weights(const float (&x)[OTHERS / 16][M][2][4], float factor) {
+        #pragma unroll
+        for (int k = 0; k < OTHERS / 16; k++)
+            #pragma unroll
+            for (int m = 0; m < M; m++)
+                #pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    uint32_t found[TERMS];
+                    split(x[k][m][i / 2][i % 2 * 2] * factor, x[k][m][i / 2][i % 2 * 2 + 1] * factor, found);
+                    #pragma unroll
+                    for (int t = 0; t < TERMS; t++) terms[k][t][m][i] = found[t];
+                }
+    }
+};
+
+// sums = sums keep + (weights tile) factor, for COLUMNS columns of a tile from `column` on. `keep` and `factor` are of the
+// lane's rows.
+template <int COLUMNS>
+__device__ __forceinline__ void add_products(const Weights &weights, const unsigned char *tile, int column,
+    float (&sums)[COLUMNS / 16][M][2][4], const float (&keep)[LANE_ROWS], const float (&factor)[LANE_ROWS]) {
+    const unsigned from = address_b_transposed(tile, column);
+    #pragma unroll
+    for (int n = 0; n < COLUMNS / 16; n++) {
+        float part[M][2][4] = {};
+        uint32_t high[OTHERS / 16][4];
+        #pragma unroll
+        for (int k = 0; k < OTHERS / 16; k++) {
+            load_matrices<true>(high[k], from + bytes_at(16 * k, 16 * n));
+            if constexpr (TERMS == 2) {
+                uint32_t low[4];
+                load_matrices<true>(low, from + Tile<OTHERS>::TERM + bytes_at(16 * k, 16 * n));
+                #pragma unroll
+                for (int m = 0; m < M; m++)
+                    #pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        multiply_add<FORMAT>(part[m][i], weights.terms[k][1][m], high[k][2 * i], high[k][2 * i + 1]);
+                        multiply_add<FORMAT>(part[m][i], weights.terms[k][0][m], low[2 * i], low[2 * i + 1]);
+                    }
+            }
+        }
+        #pragma unroll
+        for (int k = 0; k < OTHERS / 16; k++)
+            #pragma unroll
+            for (int m = 0; m < M; m++)
+                #pragma unroll
+                for (int i = 0; i < 2; i++)
+                    multiply_add<FORMAT>(part[m][i], weights.terms[k][0][m], high[k][2 * i], high[k][2 * i + 1]);
+        #pragma unroll
+        for (int m = 0; m < M; m++)
+            #pragma unroll
+            for (int i = 0; i < 2; i++)
+                #pragma unroll
+                for (int h = 0; h < 4; h++) {
+                    const int row = 2 * m + h / 2;
+                    sums[n][m][i][h] = fma(part[m][i][h], factor[row], sums[n][m][i][h] * keep[row]);
+                }
+    }
+}
+
+// Stores this warp's rows of the result, `first` + lane_row() of `rows`, times a factor; `column`: the first of COLUMNS.
+template <int COLUMNS>
+__device__ __forceinline__ void store_rows(float *to, int64_t stride, int64_t first, int64_t rows, int column,
+    const float (&sums)[COLUMNS / 16][M][2][4], const float (&factor)[LANE_ROWS]) {
+    #pragma unroll
+    for (int m = 0; m < M; m++)
+        #pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int64_t row = first + lane_row(m, half);
+            if (row >= rows) continue;
+            #pragma unroll
+            for (int n = 0; n < COLUMNS / 8; n++) {
+                const float(&pair)[4] = sums[n / 2][m][n % 2];
+                const int at = column + 8 * n + 2 * lane_c();
+                const float x = pair[2 * half] * factor[2 * m + half], y = pair[2 * half + 1] * factor[2 * m + half];
+                if (WIDTH % 2 == 0) {
+                    if (at < WIDTH) store(to, row * stride + at, Vector<float, 2>{x, y});
+                } else {
+                    if (at < WIDTH) to[row * stride + at] = x;
+                    if (at + 1 < WIDTH) to[row * stride + at + 1] = y;
+                }
+            }
+        }
+}
+
+// Which of four neighbouring keys dropout keeps for a query.
+__device__ __forceinline__ void keeps_four(const Head &head, int64_t query, int64_t key, bool (&keep)[4]) {
+    const uint64_t element = ((uint64_t)head.number * head.queries + query) * head.keys + key;
+    uint32_t words[4];
+    philox(head.rng, head.stream, (uint32_t)(element / 4), words);
+    const int offset = element % 4;
+    if (offset != 0) {
+        uint32_t next[4];
+        philox(head.rng, head.stream, (uint32_t)(element / 4 + 1), next);
+        #pragma unroll
+        for (int step = 2; step > 0; step /= 2) { // moves the words by `offset`
+            if (offset & step) {
+                #pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    words[i] = i + step < 4 ? words[i + step] : next[i + step - 4];
+                }
+                #pragma unroll
+                for (int i = 0; i + step < 4; i++) next[i] = next[i + step];
+            }
+        }
+    }
+    #pragma unroll
+    for (int i = 0; i < 4; i++) keep[i] = (float)(words[i] >> 8) * (float)(1.0 / (1 << 24)) >= head.dropout;
+}
+
+#endif

@@ -1,0 +1,273 @@
+// The gradient of attention on tensor cores, after mma_pack.cu: the cotangents of keys and values, by blocks of keys; those of
+// queries, by blocks of queries. Both compute the probabilities again. See mma.cuh.
+//
+// SLICE: columns of the cotangents that a block computes.
+#include "attention/mma.cuh"
+
+constexpr int TILES_N = OTHERS / 16, SLICES = (PADDED + SLICE - 1) / SLICE;
+typedef float Scores[TILES_N][M][2][4];
+typedef Tile<BLOCK> Own;
+typedef Tile<OTHERS> Other;
+
+// What mma_pack.cu leaves in scratch memory. shifts: -log2(sum of exponentials) of each query; deltas: its sum of cotangent
+// times output.
+struct Inputs {
+    Packed q, k, v, ct;
+    float *shifts, *deltas;
+    __device__ __forceinline__ Inputs(char *scratch, int64_t batch, int64_t queries, int64_t keys, int64_t head)
+        : q(scratch, batch, queries), k(scratch, batch, keys), v(scratch, batch, keys), ct(scratch, batch, queries) {
+        shifts = (float *)scratch + head * q.length, deltas = shifts + batch * q.length;
+    }
+};
+
+// The scores times their scales, for exponentials to base 2.
+__device__ __forceinline__ float score_factor(double scale, float a, float b) {
+    return fmaxf(fabsf((float)scale) * LOG2_E * a * b, SMALLEST);
+}
+
+// Scales the rows of gradients of scores. factor[row] is the inverse of a row's scale, times `inverse`.
+static __device__ __forceinline__ void scale_rows(Scores &x, float inverse, float (&factor)[LANE_ROWS]) {
+    #pragma unroll
+    for (int row = 0; row < LANE_ROWS; row++) {
+        if (FORMAT != FLOAT16) {
+            factor[row] = inverse;
+            continue;
+        }
+        const int m = row / 2, h = row % 2 * 2;
+        float largest = 0;
+        #pragma unroll
+        for (int n = 0; n < 2 * TILES_N; n++) {
+            const float(&pair)[4] = x[n / 2][m][n % 2];
+            largest = fmaxf(largest, fmaxf(fabsf(pair[h]), fabsf(pair[h + 1])));
+        }
+        largest = fmaxf(largest, shuffle_xor(largest, 1));
+        largest = fmaxf(largest, shuffle_xor(largest, 2));
+        const Scale scale(largest);
+        #pragma unroll
+        for (int n = 0; n < 2 * TILES_N; n++) {
+            float(&pair)[4] = x[n / 2][m][n % 2];
+            pair[h] *= scale.factor;
+            pair[h + 1] *= scale.factor;
+        }
+        factor[row] = scale.inverse * inverse;
+    }
+}
+
+KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(
+#if MASKED
+    const bool *mask,
+#endif
+#if DROPOUT
+    const uint32_t *rng,
+#endif
+    T *by_k, T *by_v, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
+    int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
+    wait_for_inputs();
+    constexpr int ROW_BYTES = OTHERS * sizeof(float), STAGE = 2 * Other::BYTES + 2 * ROW_BYTES;
+    const int column = blockIdx.x % SLICES * SLICE;
+    const int64_t block = blockIdx.x / SLICES, first = block / batch * BLOCK;
+    const Head head = head_of(mask, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Inputs in(scratch, batch, queries, keys, head.number);
+    unsigned char *const k_tile = shared_bytes, *const v_tile = k_tile + Own::BYTES, *const ring = v_tile + Own::BYTES;
+
+    const int begin = CAUSAL ? (int)(first / OTHERS) : 0, count = (int)((queries + OTHERS - 1) / OTHERS);
+    const auto fetch = [&](int i) {
+        unsigned char *const stage = ring + i % STAGES * STAGE;
+        const int64_t start = (int64_t)i * OTHERS;
+        Other::load(stage, in.q, head.number, start, ColumnOrder());
+        Other::load(stage + Other::BYTES, in.ct, head.number, start, ColumnOrder());
+        if (threadIdx.x < OTHERS / 2) {
+            const int at = threadIdx.x % (OTHERS / 4) * 4;
+            const bool second = threadIdx.x >= OTHERS / 4;
+            float *const to = (float *)(stage + 2 * Other::BYTES + second * ROW_BYTES) + at;
+            cp_async<16>(to, (second ? in.deltas : in.shifts) + start + at, true);
+        }
+        cp_async_commit_group();
+    };
+    Own::load(k_tile, in.k, head.number, first, RowOrder());
+    Own::load(v_tile, in.v, head.number, first, RowOrder());
+    fetch(begin);
+
+    float k_sums[SLICE / 16][M][2][4] = {}, v_sums[SLICE / 16][M][2][4] = {}, ones[LANE_ROWS];
+    #pragma unroll
+    for (int r = 0; r < LANE_ROWS; r++) ones[r] = 1;
+    const int64_t own = first + warp() * ROWS, group = own < keys ? own : first;
+    for (int i = begin; i < count; i++) {
+        cp_async_wait_group<0>();
+        __syncthreads();
+        if (STAGES == 2 && i + 1 < count) fetch(i + 1);
+        const int64_t start = (int64_t)i * OTHERS;
+        const unsigned char *const q_tile = ring + i % STAGES * STAGE, *const ct_tile = q_tile + Other::BYTES;
+        const float *const shifts = (const float *)(ct_tile + Other::BYTES), *const deltas = shifts + OTHERS;
+        if (!CAUSAL || start + OTHERS > own) {
+            Scores scores, gradients;
+            float factor[LANE_ROWS];
+            uint64_t kept = 0; // a bit for each score
+            row_products(k_tile, q_tile, scores);
+            const float of_scores = score_factor(scale, in.k.inverse(head.number, group), in.q.inverse(head.number, start));
+            #pragma unroll
+            for (int n = 0; n < TILES_N; n++) {
+                const Vector<float, 4> shift = load<float, 4>(shifts + lane_column(2 * n, 0));
+                #pragma unroll
+                for (int m = 0; m < M; m++)
+                    #pragma unroll
+                    for (int x = 0; x < 8; x++) {
+                        const int at = x / 4 * 2 + x % 2; // of the lane's four queries
+                        float &score = scores[n][m][x / 4][x % 4];
+                        score = exp2_approximate(fma(score, of_scores, shift.lane[at]));
+                        if (CAUSAL && start + lane_column(2 * n, at) < first + lane_row(m, x % 4 / 2)) score = 0;
+                    }
+            }
+            if constexpr (DROPOUT) {
+                #pragma unroll
+                for (int n = 0; n < TILES_N; n++)
+                    #pragma unroll
+                    for (int x = 0; x < 4; x++)
+                        #pragma unroll
+                        for (int r = 0; r < LANE_ROWS; r += 4) {
+                            bool keep[4];
+                            keeps_four(head, start + lane_column(2 * n, x), first + lane_row(0, 0) + r, keep);
+                            #pragma unroll
+                            for (int j = 0; j < 4 && r + j < LANE_ROWS; j++) {
+                                const int m = (r + j) / 2, h = (r + j) % 2 * 2 + x % 2;
+                                if (keep[j]) kept |= (uint64_t)1 << ((n * M + m) * 8 + x / 2 * 4 + h);
+                            }
+                        }
+            }
+            const auto keeps = [&](int n, int m, int x) { return !DROPOUT || (kept >> ((n * M + m) * 8 + x) & 1); };
+            #pragma unroll
+            for (int n = 0; n < TILES_N; n++)
+                #pragma unroll
+                for (int m = 0; m < M; m++)
+                    #pragma unroll
+                    for (int x = 0; x < 8; x++)
+                        gradients[n][m][x / 4][x % 4] = keeps(n, m, x) ? scores[n][m][x / 4][x % 4] : 0.0f;
+            #pragma unroll
+            for (int r = 0; r < LANE_ROWS; r++) factor[r] = in.ct.inverse(head.number, start);
+            add_products<SLICE>(Weights(gradients, PROBABILITY), ct_tile, column, v_sums, ones, factor);
+
+            row_products(v_tile, ct_tile, gradients);
+            const float of_products = in.v.inverse(head.number, group) * in.ct.inverse(head.number, start) * head.keep_scale;
+            #pragma unroll
+            for (int n = 0; n < TILES_N; n++) {
+                const Vector<float, 4> delta = load<float, 4>(deltas + lane_column(2 * n, 0));
+                #pragma unroll
+                for (int m = 0; m < M; m++)
+                    #pragma unroll
+                    for (int x = 0; x < 8; x++) {
+                        float &of = gradients[n][m][x / 4][x % 4];
+                        const float product = keeps(n, m, x) ? of : 0.0f;
+                        of = scores[n][m][x / 4][x % 4] * fma(product, of_products, -delta.lane[x / 4 * 2 + x % 2]);
+                    }
+            }
+            scale_rows(gradients, in.q.inverse(head.number, start), factor);
+            add_products<SLICE>(Weights(gradients, 1), q_tile, column, k_sums, ones, factor);
+        }
+        if (STAGES == 1) {
+            __syncthreads();
+            if (i + 1 < count) fetch(i + 1);
+        }
+    }
+    float of_k[LANE_ROWS], of_v[LANE_ROWS];
+    #pragma unroll
+    for (int r = 0; r < LANE_ROWS; r++) {
+        const int64_t key = first + lane_row(r / 2, r % 2);
+        of_k[r] = fabsf((float)scale), of_v[r] = head.keep_scale / PROBABILITY;
+        if (MASKED && key < keys && !head.mask[head.number * keys + key]) {
+            #pragma unroll
+            for (int x = 0; x < SLICE / 4; x++)
+                k_sums[x / 4][r / 2][x / 2 % 2][r % 2 * 2 + x % 2] = v_sums[x / 4][r / 2][x / 2 % 2][r % 2 * 2 + x % 2] = 0;
+        }
+    }
+    const int64_t before = head.before(keys, row);
+    store_rows<SLICE>(by_k + step + before, row, first, keys, column, k_sums, of_k);
+    store_rows<SLICE>(by_v + 2 * step + before, row, first, keys, column, v_sums, of_v);
+}
+
+KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(
+#if MASKED
+    const bool *mask,
+#endif
+#if DROPOUT
+    const uint32_t *rng,
+#endif
+    T *by_q, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step,
+    double scale, double dropout, int64_t stream, char *scratch) {
+    wait_for_inputs();
+    const int column = blockIdx.x % SLICES * SLICE;
+    const int64_t block = blockIdx.x / SLICES, tiles = gridDim.x / SLICES / batch, tile = block / batch;
+    const int64_t first = (CAUSAL ? tiles - 1 - tile : tile) * BLOCK; // the longest rows start first
+    const Head head = head_of(mask, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Inputs in(scratch, batch, queries, keys, head.number);
+    unsigned char *const q_tile = shared_bytes, *const ct_tile = q_tile + Own::BYTES, *const ring = ct_tile + Own::BYTES;
+
+    const int64_t end = CAUSAL && first + BLOCK < keys ? first + BLOCK : keys;
+    const int count = (int)((end + OTHERS - 1) / OTHERS);
+    const auto fetch = [&](int i) {
+        unsigned char *const stage = ring + i % STAGES * 2 * Other::BYTES;
+        Other::load(stage, in.k, head.number, (int64_t)i * OTHERS, ColumnOrder());
+        Other::load(stage + Other::BYTES, in.v, head.number, (int64_t)i * OTHERS, ColumnOrder());
+        cp_async_commit_group();
+    };
+    Own::load(q_tile, in.q, head.number, first, RowOrder());
+    Own::load(ct_tile, in.ct, head.number, first, RowOrder());
+    fetch(0);
+
+    float sums[SLICE / 16][M][2][4] = {}, ones[LANE_ROWS], shift[LANE_ROWS], delta[LANE_ROWS];
+    #pragma unroll
+    for (int r = 0; r < LANE_ROWS; r++) {
+        const int64_t query = first + lane_row(r / 2, r % 2);
+        ones[r] = 1;
+        shift[r] = query < queries ? in.shifts[query] : -INFINITY;
+        delta[r] = query < queries ? in.deltas[query] : 0.0f;
+    }
+    const int64_t own = first + warp() * ROWS, group = own < queries ? own : first;
+    for (int i = 0; i < count; i++) {
+        cp_async_wait_group<0>();
+        __syncthreads();
+        if (STAGES == 2 && i + 1 < count) fetch(i + 1);
+        const int64_t start = (int64_t)i * OTHERS;
+        const unsigned char *const k_tile = ring + i % STAGES * 2 * Other::BYTES, *const v_tile = k_tile + Other::BYTES;
+        if (!CAUSAL || start < own + ROWS) {
+            Scores scores, gradients;
+            float factor[LANE_ROWS];
+            row_products(q_tile, k_tile, scores);
+            const float of_scores = score_factor(scale, in.q.inverse(head.number, group), in.k.inverse(head.number, start));
+            const bool all = !MASKED && start + OTHERS <= keys && (!CAUSAL || start + OTHERS <= own + 1);
+            #pragma unroll
+            for (int n = 0; n < TILES_N; n++)
+                #pragma unroll
+                for (int m = 0; m < M; m++)
+                    #pragma unroll
+                    for (int x = 0; x < 8; x++) {
+                        float &score = scores[n][m][x / 4][x % 4];
+                        score = exp2_approximate(fma(score, of_scores, shift[2 * m + x % 4 / 2]));
+                        if (!all && !head.attends(first + lane_row(m, x % 4 / 2), start + lane_column(2 * n + x / 4, x % 2)))
+                            score = 0;
+                    }
+            row_products(ct_tile, v_tile, gradients);
+            const float of_products = in.ct.inverse(head.number, group) * in.v.inverse(head.number, start) * head.keep_scale;
+            #pragma unroll
+            for (int n = 0; n < TILES_N; n++)
+                #pragma unroll
+                for (int r = 0; r < LANE_ROWS; r++) {
+                    bool keep[4] = {true, true, true, true};
+                    if (DROPOUT) keeps_four(head, first + lane_row(r / 2, r % 2), start + lane_column(2 * n, 0), keep);
+                    #pragma unroll
+                    for (int x = 0; x < 4; x++) {
+                        float &of = gradients[n][r / 2][x / 2][r % 2 * 2 + x % 2];
+                        of = scores[n][r / 2][x / 2][r % 2 * 2 + x % 2] * fma(keep[x] ? of : 0.0f, of_products, -delta[r]);
+                    }
+                }
+            scale_rows(gradients, in.k.inverse(head.number, start), factor);
+            add_products<SLICE>(Weights(gradients, 1), k_tile, column, sums, ones, factor);
+        }
+        if (STAGES == 1) {
+            __syncthreads();
+            if (i + 1 < count) fetch(i + 1);
+        }
+    }
+    #pragma unroll
+    for (int r = 0; r < LANE_ROWS; r++) ones[r] = (float)scale;
+    store_rows<SLICE>(by_q + head.before(queries, row), row, first, queries, column, sums, ones);
+}

@@ -1,0 +1,120 @@
+// Attention on tensor cores: a block computes BLOCK queries of a head and goes through tiles of OTHERS keys. See mma.cuh;
+// mma_pack.cu runs before.
+#include "attention/mma.cuh"
+
+constexpr int TILES_N = OTHERS / 16;
+typedef Tile<BLOCK> Queries;
+typedef Tile<OTHERS> Keys;
+
+// Probabilities of the scores, up to a factor. `sum`: of this lane's columns. `keep`: the factor of what was summed before.
+static __device__ __forceinline__ void softmax_step(float (&scores)[TILES_N][M][2][4], float factor, float (&top)[LANE_ROWS],
+    float (&sum)[LANE_ROWS], float (&keep)[LANE_ROWS]) {
+    #pragma unroll
+    for (int row = 0; row < LANE_ROWS; row++) {
+        const int m = row / 2, h = row % 2 * 2;
+        float highest = -INFINITY, total = 0;
+        #pragma unroll
+        for (int n = 0; n < 2 * TILES_N; n++) {
+            const float(&pair)[4] = scores[n / 2][m][n % 2];
+            highest = fmaxf(highest, fmaxf(pair[h], pair[h + 1]));
+        }
+        highest = fmaxf(highest, shuffle_xor(highest, 1));
+        highest = fmaxf(highest, shuffle_xor(highest, 2));
+        highest = fmaxf(ceilf(highest * factor), top[row]); // an integer, so differences have no error
+        const float shift = highest == -INFINITY ? 0.0f : highest; // of a query without a key yet
+        #pragma unroll
+        for (int n = 0; n < 2 * TILES_N; n++) {
+            float(&pair)[4] = scores[n / 2][m][n % 2];
+            pair[h] = exp2_approximate(fma(pair[h], factor, -shift));
+            pair[h + 1] = exp2_approximate(fma(pair[h + 1], factor, -shift));
+            total += pair[h] + pair[h + 1];
+        }
+        keep[row] = exp2_approximate(top[row] - shift);
+        sum[row] = sum[row] * keep[row] + total;
+        top[row] = highest;
+    }
+}
+
+KERNEL __launch_bounds__(THREADS) attention_mma(
+#if MASKED
+    const bool *mask,
+#endif
+#if DROPOUT
+    const uint32_t *rng,
+#endif
+    T *out, T *logsumexp, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
+    int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
+    wait_for_inputs();
+    const Packed of_q(scratch, batch, queries), of_k(scratch, batch, keys), of_v(scratch, batch, keys);
+    const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
+    const int64_t first = (CAUSAL ? tiles - 1 - tile : tile) * BLOCK; // the longest rows start first
+    unsigned char *const q_tile = shared_bytes, *const ring = q_tile + Queries::BYTES;
+
+    const int64_t end = CAUSAL && first + BLOCK < keys ? first + BLOCK : keys;
+    const int count = (int)((end + OTHERS - 1) / OTHERS);
+    const auto fetch = [&](int i) {
+        unsigned char *const stage = ring + i % STAGES * 2 * Keys::BYTES;
+        Keys::load(stage, of_k, head.number, (int64_t)i * OTHERS, ColumnOrder());
+        Keys::load(stage + Keys::BYTES, of_v, head.number, (int64_t)i * OTHERS, ColumnOrder());
+        cp_async_commit_group();
+    };
+    Queries::load(q_tile, of_q, head.number, first, RowOrder());
+    fetch(0);
+
+    float sums[PADDED / 16][M][2][4] = {}, top[LANE_ROWS], sum[LANE_ROWS] = {};
+    #pragma unroll
+    for (int i = 0; i < LANE_ROWS; i++) top[i] = -INFINITY;
+    const int64_t own = first + warp() * ROWS; // this warp's first query
+    const float of_scores = fabsf((float)scale) * LOG2_E * of_q.inverse(head.number, own < queries ? own : first);
+    for (int i = 0; i < count; i++) {
+        cp_async_wait_group<0>();
+        __syncthreads();
+        if (STAGES == 2 && i + 1 < count) fetch(i + 1);
+        const int64_t start = (int64_t)i * OTHERS;
+        const unsigned char *const k_tile = ring + i % STAGES * 2 * Keys::BYTES, *const v_tile = k_tile + Keys::BYTES;
+        if (!CAUSAL || start < own + ROWS) {
+            float scores[TILES_N][M][2][4], keep[LANE_ROWS], factor[LANE_ROWS];
+            row_products(q_tile, k_tile, scores);
+            if (MASKED || start + OTHERS > keys || (CAUSAL && start + OTHERS > own + 1)) {
+                #pragma unroll
+                for (int x = 0; x < TILES_N * M * 8; x++) {
+                    const int n = x / (M * 8), m = x / 8 % M, t = x / 4 % 2, h = x % 4;
+                    if (!head.attends(first + lane_row(m, h / 2), start + lane_column(2 * n + t, h % 2)))
+                        scores[n][m][t][h] = -INFINITY;
+                }
+            }
+            softmax_step(scores, fmaxf(of_scores * of_k.inverse(head.number, start), SMALLEST), top, sum, keep);
+            if constexpr (DROPOUT) {
+                #pragma unroll
+                for (int n = 0; n < TILES_N; n++)
+                    #pragma unroll
+                    for (int r = 0; r < LANE_ROWS; r++) {
+                        bool kept[4];
+                        keeps_four(head, first + lane_row(r / 2, r % 2), start + lane_column(2 * n, 0), kept);
+                        #pragma unroll
+                        for (int x = 0; x < 4; x++)
+                            if (!kept[x]) scores[n][r / 2][x / 2][r % 2 * 2 + x % 2] = 0;
+                    }
+            }
+            const float inverse = of_v.inverse(head.number, start);
+            #pragma unroll
+            for (int r = 0; r < LANE_ROWS; r++) factor[r] = inverse;
+            add_products<PADDED>(Weights(scores, PROBABILITY), v_tile, 0, sums, keep, factor);
+        }
+        if (STAGES == 1) {
+            __syncthreads();
+            if (i + 1 < count) fetch(i + 1);
+        }
+    }
+    #pragma unroll
+    for (int r = 0; r < LANE_ROWS; r++) {
+        const float total = over_lanes<Sum, 4>(sum[r]);
+        const bool none = total == 0; // a query without a key
+        const int64_t query = first + lane_row(r / 2, r % 2);
+        if (lane_c() == 0 && query < queries)
+            logsumexp[head.number * queries + query] = none ? INFINITY : top[r] * LN_2 + logf(total);
+        sum[r] = none ? 0.0f : head.keep_scale / (total * PROBABILITY);
+    }
+    store_rows<PADDED>(out + head.before(queries, out_row), out_row, first, queries, 0, sums, sum);
+}

@@ -1,0 +1,66 @@
+// The instructions of common/mma_sync.cuh on the CPU. A product has one rounding.
+#pragma once
+#include "common/common.cuh"
+
+enum Half { FLOAT16, BFLOAT16_BITS };
+
+template <Half FORMAT> static uint32_t pack_pair(float low, float high) {
+    if (FORMAT == BFLOAT16_BITS) return rounded_pair(low, high);
+    const _Float16 pair[2] = {(_Float16)low, (_Float16)high};
+    uint32_t word;
+    memcpy(&word, pair, 4);
+    return word;
+}
+
+static void unpack_float16(uint32_t word, float &low, float &high) {
+    _Float16 pair[2];
+    memcpy(pair, &word, 4);
+    low = (float)pair[0], high = (float)pair[1];
+}
+
+static unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
+
+template <bool TRANSPOSED> static void load_matrices(uint32_t (&words)[4], unsigned address) {
+    const int warp = current / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    exchanged[warp][threadIdx.x % 32][0] = address;
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        uint16_t pair[2];
+        for (int h = 0; h < 2; h++) {
+            const int row = TRANSPOSED ? 2 * c + h : g, column = TRANSPOSED ? g : 2 * c + h;
+            const unsigned from = exchanged[warp][8 * i + row][0];
+            if (from % 16) __builtin_abort();
+            memcpy(&pair[h], shared_bytes + from + 2 * column, 2);
+        }
+        memcpy(&words[i], pair, 4);
+    }
+    __syncwarp();
+}
+
+template <Half FORMAT> static void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const int warp = current / 32, g = threadIdx.x % 32 / 4, lane_c = threadIdx.x % 4;
+    const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    memcpy(exchanged[warp][threadIdx.x % 32], words, sizeof(words));
+    __syncwarp();
+    float rows[2][16], columns[2][16]; // of A: g and g + 8; of B: 2c and 2c + 1
+    const auto numbers = [&](int lane, int word, float *to) {
+        const uint32_t pair = exchanged[warp][lane][word];
+        if (FORMAT == FLOAT16)
+            unpack_float16(pair, to[0], to[1]);
+        else
+            to[0] = __uint_as_float(pair << 16), to[1] = __uint_as_float(pair & 0xffff0000);
+    };
+    for (int k = 0; k < 16; k += 2)
+        for (int h = 0; h < 2; h++) {
+            numbers(4 * g + k / 2 % 4, k / 8 * 2 + h, rows[h] + k);
+            numbers(4 * (2 * lane_c + h) + k / 2 % 4, 4 + k / 8, columns[h] + k);
+        }
+    for (int i = 0; i < 4; i++) {
+        double sum = c[i];
+        for (int k = 0; k < 16; k++) sum += (double)rows[i / 2][k] * columns[i % 2][k];
+        c[i] = (float)sum;
+    }
+    __syncwarp();
+}
+
+static float exp2_approximate(float x) { return exp2f(x); }
