@@ -5,8 +5,7 @@
 // more are contiguous, and one bulk copy brings them into shared memory as WGMMA reads them. Rows and columns that do not exist
 // are 0.
 //
-// Macros (attention_wgmma.py): HEAD_WIDTH of a head, PACKED_WIDTH (64 or 128), BLOCK_Q and BLOCK_K: rows of a tile of queries and of
-// keys, CAUSAL (0 or 1).
+// Macros (wgmma.py): HEAD_WIDTH, PACKED_WIDTH (64 or 128), CAUSAL (0 or 1).
 #pragma once
 #include "common/collectives.cuh"
 #include "sm90/pipeline.cuh"
@@ -15,8 +14,6 @@
 
 constexpr int HALF_WIDTH = 64, HALVES = PACKED_WIDTH / HALF_WIDTH, ROW_BYTES = 128; // HALF_WIDTH: columns of 128 bytes
 constexpr float LOG2_E = 1.4426950408889634f;
-
-__device__ __forceinline__ int64_t rounded_up(int64_t x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 
 // A packed array in scratch.
 struct PackedArray {
@@ -38,17 +35,6 @@ struct PackedArray {
 
 // Bytes of a tile in shared memory: its halves one after another.
 template <int ROWS> constexpr int TILE_BYTES = ROWS * HALVES * ROW_BYTES;
-
-// The packed arrays in scratch, one after another: q, k, v.
-struct PackedInputs {
-    PackedArray q, k, v;
-
-    __device__ __forceinline__ PackedInputs(char *scratch, int64_t batch, int64_t queries, int64_t keys) {
-        q = {scratch, rounded_up(queries, BLOCK_Q)};
-        k = {q.end(batch), rounded_up(keys, BLOCK_K)};
-        v = {k.end(batch), k.rows};
-    }
-};
 
 // Descriptors of a tile of ROWS rows: step `i` of 16 along the width, with the rows as M or N, from row `first` (a multiple of
 // eight) on; and step `i` of 16 rows, with the rows as K and the width as N.

@@ -1,5 +1,5 @@
 // The gradient of attention in bfloat16 by WGMMA: the cotangents of keys and values, and those of the queries in accumulators. See
-// wgmma_gradient.cuh. Persistent and warp-specialised: a block computes a tile of BLOCK_K keys of a head, and goes through the
+// wgmma_scratch.cuh. Persistent and warp-specialised: a block computes a tile of BLOCK_K keys of a head, and goes through the
 // tiles of BLOCK_Q queries. One thread issues copies; each of two warpgroups computes 64 keys, with the transposed scores
 // (keys x queries) as accumulators, which are operands in registers of the next products.
 //
@@ -8,7 +8,7 @@
 // takes tiles in ascending order and waits for the tile before its own only, so blocks cannot wait for each other.
 //
 // Macros: also QUERY_STAGES: tiles of queries and of cotangents in shared memory.
-#include "attention/wgmma_gradient.cuh"
+#include "attention/wgmma_scratch.cuh"
 #include "sm90/stmatrix.cuh"
 #include "sm90/turn.cuh"
 
@@ -19,7 +19,7 @@ constexpr int SCORES = BLOCK_Q / 2, SUMS = PACKED_WIDTH / 2, BY_Q_SUMS = 32; // 
 static_assert(BLOCK_K == 128 && BLOCK_Q * PACKED_WIDTH == 64 * 128, "two warpgroups share the products");
 #ifdef SHARED_BYTES // and the alignment of the tiles to 1024
 static_assert(2 * K_BYTES + QUERY_STAGES * (2 * Q_BYTES + STATS_BYTES) + 2 * SCORE_BYTES + BY_Q_BYTES + 1024 == SHARED_BYTES,
-    "as attention_wgmma.py says");
+    "as wgmma.py says");
 #endif
 
 struct SharedTiles {

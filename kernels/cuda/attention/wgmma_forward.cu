@@ -4,13 +4,14 @@
 // turns, so that one multiplies while another one computes exponentials.
 //
 // Macros: also KEY_STAGES of k and of v, CONSUMERS = BLOCK_Q / 64, HEAD_GROUP: heads whose tiles are computed at the same time.
+#include "attention/wgmma_scratch.cuh"
 #include "attention/wgmma_softmax.cuh"
 
 constexpr int CONSUMERS = BLOCK_Q / 64, CONSUMER_WARPS = 4 * CONSUMERS, THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>;
 constexpr int SCORES = BLOCK_K / 2; // accumulators of a thread
 #ifdef SHARED_BYTES // the tiles, and their alignment to 1024
-static_assert(Q_BYTES + 2 * KEY_STAGES * K_BYTES + 1024 == SHARED_BYTES, "as attention_wgmma.py says");
+static_assert(Q_BYTES + 2 * KEY_STAGES * K_BYTES + 1024 == SHARED_BYTES, "as wgmma.py says");
 #endif
 
 struct SharedTiles {

@@ -1,6 +1,6 @@
-// The first and the last launch of the gradient: see wgmma_gradient.cuh.
-#include "attention/wgmma_gradient.cuh"
+// The first and the last launch of the gradient: see wgmma_scratch.cuh.
 #include "attention/wgmma_pack.cuh"
+#include "attention/wgmma_scratch.cuh"
 
 // k and v begin `step` and 2 step elements after their pointers. blockIdx.y numbers the arrays.
 KERNEL attention_pack_grad(const T *q, const T *k, const T *v, const T *out, const T *logsumexp, const T *ct,

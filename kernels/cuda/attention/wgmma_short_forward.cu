@@ -12,7 +12,7 @@ constexpr int PRODUCER_THREADS = 2 * WARPGROUP, THREADS = 2 * PRODUCER_THREADS;
 constexpr int UNIT_CHUNKS = 8, UNIT_ROWS = UNIT_CHUNKS * WARPGROUP / CHUNKS, UNIT_BYTES = TILE_BYTES<UNIT_ROWS>;
 constexpr int UNITS = QUERY_UNITS + 2 * KEY_UNITS, QUERY_ROWS = QUERY_UNITS * UNIT_ROWS; // of a buffer
 #ifdef SHARED_BYTES
-static_assert(2 * UNITS * UNIT_BYTES + 1024 == SHARED_BYTES, "as attention_wgmma.py says");
+static_assert(2 * UNITS * UNIT_BYTES + 1024 == SHARED_BYTES, "as wgmma.py says");
 #endif
 
 struct Barriers {
