@@ -3,11 +3,10 @@
 // tiles of BLOCK_Q queries. One thread issues copies; each of two warpgroups computes 64 keys, with the transposed scores
 // (keys x queries) as accumulators, which are operands in registers of the next products.
 //
-// The cotangents of a tile of queries are a sum over the tiles of keys, so over blocks. A second thread adds each block's part
-// to global memory by bulk copies, in the order of the key tiles: it waits for its turn. Each run gives the same bits. A block
-// takes tiles in ascending order and waits for the tile before its own only, so blocks cannot wait for each other.
+// The cotangents of a tile of queries are a sum over the tiles of keys, so over blocks. Two threads of each block add its parts
+// to global memory by bulk copies. The blocks of a head take turns in a fixed order, so each run gives the same bits: see KeyTile.
 //
-// Macros: also QUERY_STAGES: tiles of queries and of cotangents in shared memory.
+// Macros: also QUERY_STAGES: tiles of queries and of cotangents in shared memory; ROTATED.
 #include "attention/wgmma_scratch.cuh"
 #include "sm90/stmatrix.cuh"
 #include "sm90/turn.cuh"
@@ -17,6 +16,8 @@ constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>, STAT
 constexpr int SCORE_BYTES = BLOCK_Q * BLOCK_K * 2, BY_Q_BYTES = BY_Q_TILE * 4;
 constexpr int SCORES = BLOCK_Q / 2, SUMS = PACKED_WIDTH / 2, BY_Q_SUMS = 32; // accumulators of a thread
 static_assert(BLOCK_K == 128 && BLOCK_Q * PACKED_WIDTH == 64 * 128, "two warpgroups share the products");
+// Whether the cotangents of the values are multiplied while those of the scores are computed, which takes registers.
+constexpr bool EARLY = BLOCK_Q == 64;
 #ifdef SHARED_BYTES // and the alignment of the tiles to 1024
 static_assert(2 * K_BYTES + QUERY_STAGES * (2 * Q_BYTES + STATS_BYTES) + 2 * SCORE_BYTES + BY_Q_BYTES + 1024 == SHARED_BYTES,
     "as wgmma.py says");
@@ -32,21 +33,40 @@ struct SharedTiles {
     }
 };
 
-// `keys`: k and v. `by_q`: consumers fill it, the adding thread reads it.
+// `keys`: k and v. `by_q_full`: consumers have stored their sums, for either adding thread; `by_q_empty`: it has read them.
 struct Barriers {
-    Pipeline<1> keys, by_q;
+    Pipeline<1> keys;
     Pipeline<QUERY_STAGES> q, ct;
+    Mbarrier by_q_full[2], by_q_empty;
 };
 
-// A tile of keys of a head; the tiles of queries that attend to it are first_tile to query_tiles.
+// A tile of keys of a head, and the tiles of queries that attend to it.
+//
+// The key tiles n of a head begin at different tiles of queries: causal ones at their diagonal; others, if ROTATED, at n / N of
+// all, and go on with the first one after the last one. A tile of queries gets its parts in the order in which the key tiles
+// reach it if all of them begin at once: of those that began before it the last one first, then of the others the last one first.
+// So hardly anyone waits. Without ROTATED a key tile waits for later ones only, which blocks take first. With it all key tiles of
+// a head have to run at the same time: there are at most as many as blocks.
 struct KeyTile {
     int64_t head;
-    int number, first, first_tile, query_tiles;
+    int tiles, number, first, query_tiles, first_tile, steps;
 
     __device__ __forceinline__ KeyTile(int i, int queries, int keys) {
-        const int tiles = (keys + BLOCK_K - 1) / BLOCK_K;
-        head = i / tiles, number = i % tiles, first = number * BLOCK_K;
-        query_tiles = (queries + BLOCK_Q - 1) / BLOCK_Q, first_tile = CAUSAL ? first / BLOCK_Q : 0;
+        tiles = (keys + BLOCK_K - 1) / BLOCK_K, query_tiles = (queries + BLOCK_Q - 1) / BLOCK_Q;
+        head = i / tiles, number = tiles - 1 - i % tiles, first = number * BLOCK_K;
+        first_tile = CAUSAL ? first / BLOCK_Q : ROTATED ? number * query_tiles / tiles : 0;
+        steps = CAUSAL ? query_tiles - first_tile : query_tiles;
+    }
+    __device__ __forceinline__ int query_tile(int step) const {
+        const int at = first_tile + step;
+        return at < query_tiles ? at : at - query_tiles;
+    }
+    // The number of key tiles that come before this one at a tile of queries.
+    __device__ __forceinline__ int turn(int query_tile) const {
+        const int begun = CAUSAL ? min(tiles, query_tile * BLOCK_Q / BLOCK_K + 1)
+                        : ROTATED ? ((query_tile + 1) * tiles + query_tiles - 1) / query_tiles
+                                  : tiles;
+        return begun - 1 - number + (number < begun ? 0 : tiles);
     }
 };
 
@@ -62,8 +82,8 @@ static __device__ __forceinline__ void produce(
         packed.k.load<BLOCK_K>(shared.k, tile.head, tile.first, barriers.keys.full[0]);
         packed.v.load<BLOCK_K>(shared.v, tile.head, tile.first, barriers.keys.full[0]);
         #pragma unroll 1
-        for (int j = tile.first_tile; j < tile.query_tiles; j++, at.advance()) {
-            const int64_t first = (int64_t)j * BLOCK_Q;
+        for (int step = 0; step < tile.steps; step++, at.advance()) {
+            const int first = tile.query_tile(step) * BLOCK_Q;
             Mbarrier &q_full = barriers.q.full[at.stage], &ct_full = barriers.ct.full[at.stage];
             barriers.q.wait_empty(at);
             q_full.arrive_expect_tx(Q_BYTES + STATS_BYTES);
@@ -77,24 +97,26 @@ static __device__ __forceinline__ void produce(
     }
 }
 
-// The thread that adds the cotangents of queries.
+// One of two threads that add the cotangents of queries: those of every second step.
 static __device__ __forceinline__ void add_by_q(
-    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int queries, int keys) {
-    PipelineState<1> at;
+    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int queries, int keys, int own) {
+    PipelineState<2> at; // the thread of a step, and the parity of its phase
     for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
         const KeyTile tile(i, queries, keys);
         #pragma unroll 1
-        for (int j = tile.first_tile; j < tile.query_tiles; j++, at.advance()) {
-            const int64_t number = tile.head * tile.query_tiles + j;
+        for (int step = 0; step < tile.steps; step++, at.advance()) {
+            if (at.stage != own) continue;
+            const int query_tile = tile.query_tile(step), turn = tile.turn(query_tile);
+            const int64_t number = tile.head * tile.query_tiles + query_tile;
             float *const to = packed.by_q + number * BY_Q_TILE;
-            barriers.by_q.wait_full(at);
-            wait_for_turn(packed.turns + number, tile.number);
-            if (tile.number == 0)
+            barriers.by_q_full[own].wait(at.phase);
+            wait_for_turn(packed.turns + number, turn);
+            if (turn == 0)
                 bulk_store<BY_Q_BYTES>(to, shared.by_q);
             else
                 bulk_add<BY_Q_BYTES>(to, shared.by_q);
             bulk_wait_read();
-            barriers.by_q.empty[0].arrive();
+            barriers.by_q_empty.arrive();
             bulk_wait();
             pass_turn(packed.turns + number);
         }
@@ -113,7 +135,8 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
     const auto release = [](Mbarrier &empty) {
         if (threadIdx.x % WARP == 0) empty.arrive();
     };
-    PipelineState<1> at_keys, at_by_q;
+    PipelineState<1> at_keys;
+    PipelineState<2> at_by_q;
     PipelineState<QUERY_STAGES> at;
     int buffer = 0;
     for (int i = blockIdx.x; i < tiles; i += gridDim.x, at_keys.advance()) {
@@ -121,10 +144,11 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
         const int first = tile.first + own * 64; // of this warpgroup's keys
         float k_sums[SUMS], v_sums[SUMS];
         barriers.keys.wait_full(at_keys);
-        for (int j = tile.first_tile; j < tile.query_tiles; j++, at.advance(), at_by_q.advance(), buffer ^= 1) {
+        #pragma unroll 1
+        for (int step = 0; step < tile.steps; step++, at.advance(), at_by_q.advance(), buffer ^= 1) {
+            const int query = tile.query_tile(step) * BLOCK_Q; // the first one of the tile
             const char *const q = shared.q + at.stage * Q_BYTES, *const ct = shared.ct + at.stage * Q_BYTES;
             const char *const logsumexp = shared.stats + at.stage * STATS_BYTES, *const delta = logsumexp + BLOCK_Q * 4;
-            const bool more = j > tile.first_tile;
             float scores[SCORES], by_scores[SCORES], by_q[BY_Q_SUMS];
             uint32_t weights[SCORES / 2], by_words[SCORES / 2];
 
@@ -153,15 +177,23 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
                     scores[4 * n + h] = exp2_fast(scores[4 * n + h] * scale - shift.lane[h % 2]);
             }
             // Keys that do not exist or come after a query.
-            if (first + 64 > keys || (CAUSAL && first + 63 > j * BLOCK_Q)) {
+            if (first + 64 > keys || (CAUSAL && first + 63 > query)) {
                 #pragma unroll
                 for (int n = 0; n < SCORES; n++) {
-                    const int key = first + accumulator_row(n), query = j * BLOCK_Q + accumulator_column(n);
-                    if (key >= keys || (CAUSAL && key > query)) scores[n] = 0;
+                    const int key = first + accumulator_row(n);
+                    if (key >= keys || (CAUSAL && key > query + accumulator_column(n))) scores[n] = 0;
                 }
             }
             to_bfloat16(scores, weights);
-            wgmma_wait_group<0>();
+            const auto add_by_v = [&] {
+                wgmma_fence();
+                #pragma unroll
+                for (int n = 0; n < BLOCK_Q / 16; n++)
+                    wgmma_registers<true>(v_sums, weights + 4 * n, along_rows<BLOCK_Q>(ct, n), step > 0 || n > 0);
+                wgmma_commit_group();
+            };
+            if constexpr (EARLY) add_by_v();
+            wgmma_wait_group<EARLY ? 1 : 0>();
             wgmma_fence_operand(by_scores);
             #pragma unroll
             for (int n = 0; n < SCORES / 4; n++) {
@@ -171,12 +203,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
                     by_scores[4 * n + h] = scores[4 * n + h] * (by_scores[4 * n + h] - correction.lane[h % 2]);
             }
             to_bfloat16(by_scores, by_words);
-
-            wgmma_fence();
-            #pragma unroll
-            for (int n = 0; n < BLOCK_Q / 16; n++)
-                wgmma_registers<true>(v_sums, weights + 4 * n, along_rows<BLOCK_Q>(ct, n), more || n > 0);
-            wgmma_commit_group();
+            if constexpr (!EARLY) add_by_v();
 
             // The cotangents of the scores, with the queries of a key contiguous.
             char *const tile_of_scores = shared.by_scores + buffer * SCORE_BYTES;
@@ -201,18 +228,18 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
             wgmma_fence();
             #pragma unroll
             for (int n = 0; n < BLOCK_Q / 16; n++)
-                wgmma_registers<true>(k_sums, by_words + 4 * n, along_rows<BLOCK_Q>(q, n), more || n > 0);
+                wgmma_registers<true>(k_sums, by_words + 4 * n, along_rows<BLOCK_Q>(q, n), step > 0 || n > 0);
             wgmma_commit_group();
             wgmma_wait_group<1>();
             wgmma_fence_operand(by_q);
-            barriers.by_q.wait_empty(at_by_q);
+            barriers.by_q_empty.wait(at_by_q.stage ^ 1);
             #pragma unroll
             for (int n = 0; n < BY_Q_SUMS; n += 4)
                 store((float *)shared.by_q,
                     ((own * (BY_Q_SUMS / 4) + n / 4) * WARPGROUP + threadIdx.x % WARPGROUP) * 4,
                     Vector<float, 4>{{by_q[n], by_q[n + 1], by_q[n + 2], by_q[n + 3]}});
             fence_proxy_async();
-            arrive_per_warp(barriers.by_q.full[0]);
+            arrive_per_warp(barriers.by_q_full[at_by_q.stage]);
             wgmma_wait_group<0>();
             release(barriers.q.empty[at.stage]);
         }
@@ -242,7 +269,8 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(T *by_k, T *by_v, int6
         barriers.keys.init(1, CONSUMER_WARPS);
         barriers.q.init(1, CONSUMER_WARPS);
         barriers.ct.init(1, CONSUMER_WARPS);
-        barriers.by_q.init(CONSUMER_WARPS, 1);
+        for (Mbarrier &full : barriers.by_q_full) full.init(CONSUMER_WARPS);
+        barriers.by_q_empty.init(1);
         fence_mbarrier_init();
     }
     wait_for_inputs();
@@ -254,8 +282,8 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(T *by_k, T *by_v, int6
         const GradientScratch packed(scratch, batch, queries, keys);
         if (threadIdx.x == 0)
             produce(packed, barriers, shared, tiles, queries, keys);
-        else if (threadIdx.x == WARP)
-            add_by_q(packed, barriers, shared, tiles, queries, keys);
+        else if (threadIdx.x == WARP || threadIdx.x == 2 * WARP)
+            add_by_q(packed, barriers, shared, tiles, queries, keys, threadIdx.x / WARP - 1);
     } else {
         warpgroup_reg_alloc<240>();
         consume(barriers, shared, by_k + step, by_v + 2 * step, tiles, heads, queries, keys, row, (float)scale * LOG2_E);

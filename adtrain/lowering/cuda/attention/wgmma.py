@@ -216,14 +216,20 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         **_pack_blocks(x.batch * max(queries, keys) * width // CHUNK, 4),
     )
     shared = tile.shared(width)
+    key_tiles = keys // tile.keys
     backward = _launch(
         problem,
         "wgmma_backward.cu",
         "attention_wgmma_grad",
         (x.row, _step(problem), problem.options[0]),
-        {**_blocks(tile), "QUERY_STAGES": tile.stages, "SHARED_BYTES": shared},
+        {
+            **_blocks(tile),
+            "QUERY_STAGES": tile.stages,
+            "ROTATED": int(not problem.causal and key_tiles <= target.multiprocessors),
+            "SHARED_BYTES": shared,
+        },
         operands=(by_k, by_v),
-        blocks=min(x.batch * keys // tile.keys, target.multiprocessors),
+        blocks=min(x.batch * key_tiles, target.multiprocessors),
         threads=3 * WARPGROUP,
         shared=shared,
     )
