@@ -264,6 +264,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
 // by_k and by_v begin `step` and 2 step elements after their pointers.
 KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(T *by_k, T *by_v, int64_t batch, int64_t heads, int64_t queries,
     int64_t keys, int64_t row, int64_t step, double scale, char *scratch) {
+    wait_for_inputs();
     __shared__ Barriers barriers;
     if (threadIdx.x == 0) {
         barriers.keys.init(1, CONSUMER_WARPS);
@@ -273,7 +274,6 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(T *by_k, T *by_v, int6
         barriers.by_q_empty.init(1);
         fence_mbarrier_init();
     }
-    wait_for_inputs();
     __syncthreads();
     const int tiles = batch * ((keys + BLOCK_K - 1) / BLOCK_K);
     const SharedTiles shared;

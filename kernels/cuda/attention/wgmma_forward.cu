@@ -167,6 +167,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
 
 KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(T *out, T *logsumexp, int64_t batch, int64_t heads, int64_t queries,
     int64_t keys, int64_t out_row, double scale, char *scratch) {
+    wait_for_inputs();
     __shared__ Barriers barriers;
     if (threadIdx.x == 0) {
         barriers.q.init(1, CONSUMER_WARPS);
@@ -174,7 +175,6 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(T *out, T *logsumexp, int64
         barriers.v.init(1, CONSUMER_WARPS);
         fence_mbarrier_init();
     }
-    wait_for_inputs();
     __syncthreads();
     const int tiles = batch * ((queries + BLOCK_Q - 1) / BLOCK_Q);
     const SharedTiles shared;

@@ -15,10 +15,14 @@ __device__ __forceinline__ void load_chunk(const T *row, bool exists, int column
         for (int j = 0; j < LOAD_WIDTH; j++) x[h + j] = loaded.lane[j];
     }
 }
-__device__ __forceinline__ void store_chunk(char *to, const float (&x)[CHUNK]) {
+// Stores them rounded, and leaves them so.
+__device__ __forceinline__ void store_chunk(char *to, float (&x)[CHUNK]) {
     Vector<uint32_t, 4> words;
     #pragma unroll
-    for (int h = 0; h < 4; h++) words.lane[h] = Format<BFLOAT16>::packed(x[2 * h], x[2 * h + 1]);
+    for (int h = 0; h < 4; h++) {
+        const uint32_t word = words.lane[h] = Format<BFLOAT16>::packed(x[2 * h], x[2 * h + 1]);
+        x[2 * h] = __uint_as_float(word << 16), x[2 * h + 1] = __uint_as_float(word & 0xffff0000);
+    }
     *(Vector<uint32_t, 4> *)to = words;
 }
 
@@ -35,7 +39,7 @@ struct PackedChunk {
         const T *from, int64_t heads, int64_t length, int64_t row, float (&x)[CHUNK]) const {
         load_chunk(from + (head / heads * length + at) * row + head % heads * HEAD_WIDTH, at < length, chunk * CHUNK, x);
     }
-    __device__ __forceinline__ void store_to(const PackedArray &packed, const float (&x)[CHUNK]) const {
+    __device__ __forceinline__ void store_to(const PackedArray &packed, float (&x)[CHUNK]) const {
         store_chunk(packed.row(head, chunk / 8, at / 8 * 8) + swizzle_128b(at % 8, chunk % 8), x);
     }
 };

@@ -20,7 +20,7 @@ KERNEL attention_pack_grad(const T *q, const T *k, const T *v, const T *out, con
             float x[CHUNK], y[CHUNK], sum = 0;
             chunk.load_from(ct, heads, queries, out_row, x);
             chunk.load_from(out, heads, queries, out_row, y);
-            chunk.store_to(packed.ct, x);
+            chunk.store_to(packed.ct, x); // delta has to fit the rounded cotangent that the products read
             #pragma unroll
             for (int j = 0; j < CHUNK; j++) sum += x[j] * y[j];
             sum = over_lanes<Sum, CHUNKS>(sum);

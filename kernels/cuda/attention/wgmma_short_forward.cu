@@ -123,6 +123,7 @@ static __device__ __forceinline__ void consume(T *out, T *logsumexp, Barriers &b
 // k and v begin `step` and 2 step elements after their pointers.
 KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_short(const T *q, const T *k, const T *v, T *out, T *logsumexp,
     int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row, int64_t step, double scale) {
+    wait_for_inputs();
     __shared__ Barriers barriers;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) {
@@ -131,7 +132,6 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_short(const T *q, const T *
         }
         fence_mbarrier_init();
     }
-    wait_for_inputs();
     __syncthreads();
     char *const shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
     const int tasks = batch * ((queries + QUERY_ROWS - 1) / QUERY_ROWS);
