@@ -46,14 +46,15 @@ struct Barriers {
 // all, and go on with the first one after the last one. A tile of queries gets its parts in the order in which the key tiles
 // reach it if all of them begin at once: of those that began before it the last one first, then of the others the last one first.
 // So hardly anyone waits. Without ROTATED a key tile waits for later ones only, which blocks take first. With it all key tiles of
-// a head have to run at the same time: there are at most as many as blocks.
+// a head have to run at the same time: there are at most as many as blocks. Causal key tiles of all heads are taken by their
+// number, because neighbours are about as long.
 struct KeyTile {
     int64_t head;
     int tiles, number, first, query_tiles, first_tile, steps;
 
-    __device__ __forceinline__ KeyTile(int i, int queries, int keys) {
+    __device__ __forceinline__ KeyTile(int i, int batch, int queries, int keys) {
         tiles = (keys + BLOCK_K - 1) / BLOCK_K, query_tiles = (queries + BLOCK_Q - 1) / BLOCK_Q;
-        head = i / tiles, number = tiles - 1 - i % tiles, first = number * BLOCK_K;
+        head = CAUSAL ? i % batch : i / tiles, number = tiles - 1 - (CAUSAL ? i / batch : i % tiles), first = number * BLOCK_K;
         first_tile = CAUSAL ? first / BLOCK_Q : ROTATED ? number * query_tiles / tiles : 0;
         steps = CAUSAL ? query_tiles - first_tile : query_tiles;
     }
@@ -72,11 +73,11 @@ struct KeyTile {
 
 // The producer thread: issues the copies for all tiles of this block.
 static __device__ __forceinline__ void produce(
-    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int queries, int keys) {
+    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys) {
     PipelineState<1> at_keys;
     PipelineState<QUERY_STAGES> at;
     for (int i = blockIdx.x; i < tiles; i += gridDim.x, at_keys.advance()) {
-        const KeyTile tile(i, queries, keys);
+        const KeyTile tile(i, batch, queries, keys);
         barriers.keys.wait_empty(at_keys);
         barriers.keys.full[0].arrive_expect_tx(2 * K_BYTES);
         packed.k.load<BLOCK_K>(shared.k, tile.head, tile.first, barriers.keys.full[0]);
@@ -99,10 +100,10 @@ static __device__ __forceinline__ void produce(
 
 // One of two threads that add the cotangents of queries: those of every second step.
 static __device__ __forceinline__ void add_by_q(
-    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int queries, int keys, int own) {
+    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys, int own) {
     PipelineState<2> at; // the thread of a step, and the parity of its phase
     for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
-        const KeyTile tile(i, queries, keys);
+        const KeyTile tile(i, batch, queries, keys);
         #pragma unroll 1
         for (int step = 0; step < tile.steps; step++, at.advance()) {
             if (at.stage != own) continue;
@@ -129,7 +130,7 @@ __device__ __forceinline__ Vector<float, 2> pair_of(const char *stats, int i) {
 }
 
 // A consumer warpgroup.
-static __device__ __forceinline__ void consume(Barriers &barriers, const SharedTiles &shared, T *by_k, T *by_v, int tiles,
+static __device__ __forceinline__ void consume(Barriers &barriers, const SharedTiles &shared, T *by_k, T *by_v, int tiles, int batch,
     int heads, int queries, int keys, int64_t row, float scale) {
     const int own = threadIdx.x / WARPGROUP - 1, warp = threadIdx.x % WARPGROUP / WARP, lane = threadIdx.x % WARP;
     const auto release = [](Mbarrier &empty) {
@@ -140,7 +141,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
     PipelineState<QUERY_STAGES> at;
     int buffer = 0;
     for (int i = blockIdx.x; i < tiles; i += gridDim.x, at_keys.advance()) {
-        const KeyTile tile(i, queries, keys);
+        const KeyTile tile(i, batch, queries, keys);
         const int first = tile.first + own * 64; // of this warpgroup's keys
         float k_sums[SUMS], v_sums[SUMS];
         barriers.keys.wait_full(at_keys);
@@ -281,11 +282,11 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(T *by_k, T *by_v, int6
         warpgroup_reg_dealloc<24>();
         const GradientScratch packed(scratch, batch, queries, keys);
         if (threadIdx.x == 0)
-            produce(packed, barriers, shared, tiles, queries, keys);
+            produce(packed, barriers, shared, tiles, batch, queries, keys);
         else if (threadIdx.x == WARP || threadIdx.x == 2 * WARP)
-            add_by_q(packed, barriers, shared, tiles, queries, keys, threadIdx.x / WARP - 1);
+            add_by_q(packed, barriers, shared, tiles, batch, queries, keys, threadIdx.x / WARP - 1);
     } else {
         warpgroup_reg_alloc<240>();
-        consume(barriers, shared, by_k + step, by_v + 2 * step, tiles, heads, queries, keys, row, (float)scale * LOG2_E);
+        consume(barriers, shared, by_k + step, by_v + 2 * step, tiles, batch, heads, queries, keys, row, (float)scale * LOG2_E);
     }
 }

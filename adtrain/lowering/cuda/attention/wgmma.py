@@ -86,7 +86,7 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
         kernels = [_forward(target, problem, tile) for tile in FORWARD_TILES[width]]
         moved, padding = 10, FORWARD_TILES[width][0]
         if (short := short_tile(problem)) is not None:
-            kernels.insert(0, _short_forward(target, problem, short))
+            kernels = [*(_short_forward(target, problem, short, prefetch) for prefetch in (0, 1)), *kernels]
             moved = 6
     queries, keys = packed_rows(problem, padding)
     tiles = (
@@ -183,7 +183,7 @@ def short_tile(problem: Problem) -> ShortTile | None:
     return ShortTile(min(-(-x.queries // rows), room), key_units) if room > 0 else None
 
 
-def _short_forward(target: Target, problem: Problem, tile: ShortTile) -> CudaKernel:
+def _short_forward(target: Target, problem: Problem, tile: ShortTile, prefetch: int) -> CudaKernel:
     """One launch."""
     x, rows = problem.lengths, tile.query_units * UNIT_BYTES // (2 * packed_width(problem))
     units = {"QUERY_UNITS": tile.query_units, "KEY_UNITS": tile.key_units, "SHARED_BYTES": tile.shared}
@@ -192,7 +192,7 @@ def _short_forward(target: Target, problem: Problem, tile: ShortTile) -> CudaKer
         "wgmma_short_forward.cu",
         "attention_wgmma_short",
         (x.row, x.out_row, _step(problem), problem.options[0]),
-        {**_loads(problem), **units},
+        {**_loads(problem), **units, "L2_PREFETCH": prefetch},
         operands=(*problem.inputs, *problem.results),
         blocks=min(x.batch * -(-x.queries // rows), target.multiprocessors),
         threads=4 * WARPGROUP,
