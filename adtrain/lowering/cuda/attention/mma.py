@@ -19,12 +19,14 @@ GROUP, PACK_THREADS = 64, 256
 
 
 class Tile(NamedTuple):
-    """The macros ROWS, WARPS, OTHERS and STAGES of attention/mma.cuh."""
+    """The macros ROWS, WARPS, OTHERS, STAGES, RESIDENT and AT_ONCE of attention/mma.cuh."""
 
     rows: int
     warps: int
     others: int
     stages: int
+    resident: int = 1
+    at_once: int = 1
 
     @property
     def block(self) -> int:
@@ -38,7 +40,7 @@ class Tile(NamedTuple):
 
     @property
     def definitions(self) -> dict[str, int]:
-        return {"ROWS": self.rows, "WARPS": self.warps, "OTHERS": self.others, "STAGES": self.stages}
+        return {name.upper(): value for name, value in self._asdict().items()}
 
 
 FORWARD_TILES = (Tile(32, 4, 32, 2),)
@@ -71,18 +73,23 @@ def terms_of(precision: str) -> int:
     return 2 if precision == FULL else 1
 
 
+def direct(problem: Problem) -> bool:
+    """Whether the kernels round what they load, so that nothing is packed."""
+    return problem.precision == "bfloat16"
+
+
 def _pack(problem: Problem) -> tuple[CudaLaunch, int]:
     """The launch that scales and splits the operands, and bytes of scratch memory."""
     x = problem.lengths
     query_groups, key_groups = (x.batch * -(-length // GROUP) for length in (x.queries, x.keys))
-    groups = 2 * key_groups + (2 if problem.gradient else 1) * query_groups
-    scratch = groups * (GROUP * terms_of(problem.precision) * padded(x.width) * 2 + 16)
+    groups = (0 if direct(problem) else 2 * key_groups) + (0 if not problem.gradient else query_groups if direct(problem) else 2 * query_groups)
+    scratch = 0 if direct(problem) else groups * (GROUP * terms_of(problem.precision) * padded(x.width) * 2 + 16)
     if problem.gradient:
         scratch += 2 * 4 * query_groups * GROUP
     launch = CudaLaunch(
         "attention/mma_pack.cu", "attention_pack", problem.numbers, (problem.dtype,),
         blocks=groups, threads=PACK_THREADS,
-        definitions={**problem.definitions, "GRADIENT": int(problem.gradient)},
+        definitions={**problem.definitions, "GRADIENT": int(problem.gradient), "DIRECT": int(direct(problem))},
         operands=(*problem.inputs, *(problem.kept if problem.gradient else ())),
     )  # fmt: skip
     return launch, scratch
@@ -99,8 +106,8 @@ def _launch(
         blocks=x.batch * -(-length // tile.block) * slices,
         threads=tile.warps * WARP,
         shared=tile.shared(x.width, terms_of(problem.precision), own),
-        definitions={**problem.definitions, **tile.definitions, **({"SLICE": slice_} if slice_ else {})},
-        operands=(*problem.more, *results),
+        definitions={**problem.definitions, **tile.definitions, "DIRECT": int(direct(problem)), **({"SLICE": slice_} if slice_ else {})},
+        operands=(*problem.inputs, *((problem.kept[2],) if problem.gradient else ()), *problem.more, *results),
     )  # fmt: skip
 
 
@@ -108,7 +115,8 @@ def _forward(target: Target, problem: Problem) -> list[CudaKernel]:
     pack, scratch = _pack(problem)
     tiles = fitting(target, problem, FORWARD_TILES, 1)
     length, results = problem.lengths.queries, problem.results
-    return [CudaKernel((pack, _launch(problem, x, "attention_mma", length, 1, results)), scratch) for x in tiles]
+    first = () if direct(problem) else (pack,)
+    return [CudaKernel((*first, _launch(problem, x, "attention_mma", length, 1, results)), scratch) for x in tiles]
 
 
 def _backward(target: Target, problem: Problem) -> list[CudaKernel]:
