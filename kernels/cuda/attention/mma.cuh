@@ -230,18 +230,21 @@ __device__ __forceinline__ constexpr unsigned bytes_at(int row, int column) {
     return (row * STRIDE + column) * sizeof(uint16_t);
 }
 
-// The low-order products are first.
-struct TermPair { int a, b; };
-__device__ constexpr TermPair term_pair(int i) {
-    constexpr TermPair pairs[] = {{1, 0}, {0, 1}, {0, 0}};
-    return pairs[i];
+// c += a b for 16 columns, low-order products first.
+__device__ __forceinline__ void multiply_terms(
+    float (&c)[M][2][4], const uint32_t (&a)[TERMS][M][4], const uint32_t (&b)[TERMS][4]) {
+    #pragma unroll
+    for (int product = TERMS == 2 ? 0 : 2; product < 3; product++) {
+        const int of_a = product == 0, of_b = product == 1;
+        #pragma unroll
+        for (int m = 0; m < M; m++)
+            #pragma unroll
+            for (int n = 0; n < 2; n++) multiply_add<FORMAT>(c[m][n], a[of_a][m], b[of_b][2 * n], b[of_b][2 * n + 1]);
+    }
 }
-constexpr int FIRST_PAIR = TERMS == 2 ? 0 : 2;
 
-// The products of this warp's rows of a tile of BLOCK rows and the rows of a tile of OTHERS, a bT. GROUPS of 16 columns are
-// computed at once, so that successive instructions do not depend on one another.
+// The products of this warp's rows of a tile of BLOCK rows and the rows of a tile of OTHERS, a bT.
 __device__ __forceinline__ void row_products(const unsigned char *a, const unsigned char *b, float (&sums)[OTHERS / 16][M][2][4]) {
-    constexpr int GROUPS = OTHERS / 16 < AT_ONCE ? OTHERS / 16 : AT_ONCE;
     const unsigned from_a = address_a(a, warp() * ROWS), from_b = address_b(b);
     #pragma unroll
     for (int first = 0; first < PADDED; first += SUM_LENGTH) {
@@ -255,25 +258,12 @@ __device__ __forceinline__ void row_products(const unsigned char *a, const unsig
                 for (int m = 0; m < M; m++)
                     load_matrices<false>(left[t][m], from_a + t * Tile<BLOCK>::TERM + bytes_at(16 * m, k));
             #pragma unroll
-            for (int n = 0; n < OTHERS / 16; n += GROUPS) {
-                uint32_t right[GROUPS][TERMS][4];
+            for (int n = 0; n < OTHERS / 16; n++) {
+                uint32_t right[TERMS][4];
                 #pragma unroll
-                for (int g = 0; g < GROUPS; g++)
-                    #pragma unroll
-                    for (int t = 0; t < TERMS; t++)
-                        load_matrices<false>(right[g][t], from_b + t * Tile<OTHERS>::TERM + bytes_at(16 * (n + g), k));
-                #pragma unroll
-                for (int pair = FIRST_PAIR; pair < 3; pair++)
-                    #pragma unroll
-                    for (int g = 0; g < GROUPS; g++)
-                        #pragma unroll
-                        for (int m = 0; m < M; m++)
-                            #pragma unroll
-                            for (int i = 0; i < 2; i++) {
-                                const uint32_t(&words)[4] = right[g][term_pair(pair).b];
-                                multiply_add<FORMAT>(
-                                    part[n + g][m][i], left[term_pair(pair).a][m], words[2 * i], words[2 * i + 1]);
-                            }
+                for (int t = 0; t < TERMS; t++)
+                    load_matrices<false>(right[t], from_b + t * Tile<OTHERS>::TERM + bytes_at(16 * n, k));
+                multiply_terms(part[n], left, right);
             }
         }
         #pragma unroll

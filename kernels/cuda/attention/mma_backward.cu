@@ -58,7 +58,7 @@ static __device__ __forceinline__ void scale_rows(Scores &x, float inverse, floa
     }
 }
 
-KERNEL __launch_bounds__(THREADS, RESIDENT) attention_mma_grad_keys(const T *q, const T *k, const T *v, const T *ct,
+KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(const T *q, const T *k, const T *v, const T *ct,
 #if MASKED
     const bool *mask,
 #endif
@@ -193,7 +193,7 @@ KERNEL __launch_bounds__(THREADS, RESIDENT) attention_mma_grad_keys(const T *q, 
     store_rows<SLICE>(by_v + 2 * step + before, row, first, keys, column, v_sums, of_v);
 }
 
-KERNEL __launch_bounds__(THREADS, RESIDENT) attention_mma_grad_queries(const T *q, const T *k, const T *v, const T *ct,
+KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(const T *q, const T *k, const T *v, const T *ct,
 #if MASKED
     const bool *mask,
 #endif

@@ -35,7 +35,7 @@ static __device__ __forceinline__ void softmax_step(float (&scores)[TILES_N][M][
     }
 }
 
-KERNEL __launch_bounds__(THREADS, RESIDENT) attention_mma(const T *q, const T *k, const T *v,
+KERNEL __launch_bounds__(THREADS) attention_mma(const T *q, const T *k, const T *v,
 #if MASKED
     const bool *mask,
 #endif
