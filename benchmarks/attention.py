@@ -142,12 +142,12 @@ def main(shapes: tuple[str, ...], precisions: tuple[str, ...], causal: bool, pat
                     error_of(of_one_head(x), y)
                     for x, y in zip((system.forward(), *system.backward()), expected, strict=True)
                 ]
-                forward, backward = (median(x) for x in seconds[system.name])
-                rates = 4 * flops / forward / 1e12, 10 * flops / backward / 1e12
+                times = [median(x) for x in seconds[system.name]]
+                rates = 4 * flops / times[0] / 1e12, 10 * flops / times[1] / 1e12
                 report.add(
                     {
                         "shape": shape, "precision": precision, "causal": causal, "system": system.name,
-                        "forward_ms": forward * 1e3, "backward_ms": backward * 1e3,
+                        "forward_ms": times[0] * 1e3, "backward_ms": times[1] * 1e3,
                         "forward_tflops": rates[0], "backward_tflops": rates[1],
                         "forward_error": errors[0], "backward_error": max(errors[1:]),
                     }

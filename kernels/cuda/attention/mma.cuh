@@ -2,7 +2,8 @@
 //
 // An operand is the sum of TERMS 16-bit numbers. Full precision: two float16 numbers of a scaled float32, high and low
 // (fp16x2, docs/gpu.md); of their four products, low times low is omitted. tf32: one float16 number, which has the mantissa of
-// tf32. bfloat16: one bfloat16 number, not scaled. mma_pack.cu scales and splits q, k, v and the cotangent once.
+// tf32. bfloat16: one bfloat16 number, not scaled. mma_pack.cu scales and splits q, k, v and the cotangent once. bfloat16 can
+// do without: kernels with DIRECT round what they load.
 //
 // A scale is a power of two for GROUP rows of a head. It brings their largest magnitude to [2^14, 2^15), so numbers down to
 // 2^-17 of it keep 22 bits or more, and smaller ones have an error of 2^-40 of it. Probabilities are scaled by 2^14. Gradients
@@ -12,7 +13,7 @@
 // add up the results.
 //
 // A warp computes ROWS rows of the result. Macros: ROWS, WARPS, OTHERS (rows of a tile of the operand that the block goes
-// through), STAGES (tiles in shared memory), and those of attention.cuh.
+// through), STAGES (tiles in shared memory), DIRECT (0 or 1), and those of attention.cuh.
 #pragma once
 #include "attention/attention.cuh"
 #include "common/cp_async.cuh"
@@ -35,24 +36,40 @@ __device__ __forceinline__ int lane_c() { return threadIdx.x % 4; }
 
 __device__ __forceinline__ int64_t padded_length(int64_t length) { return (length + GROUP - 1) / GROUP * GROUP; }
 
-// A packed array: [head][row][term][PADDED], with zeros beside the rows, and the inverse of the scale of each group.
+// The rows of a head in an array.
+struct Rows {
+    const T *from;
+    int64_t stride;
+    int length;
+
+    __device__ __forceinline__ const T *row(int i) const { return i < length ? from + i * stride : nullptr; }
+    __device__ __forceinline__ float inverse(int row) const { return 1; }
+};
+
+// Packed rows: an array is [head][row][term][PADDED], with zeros beside the rows, and the inverse of the scale of each GROUP.
 struct Packed {
     uint16_t *numbers;
     float *inverses;
-    int64_t length; // padded
+    int length; // with the zeros
 
-    // Takes its memory from `scratch`.
-    __device__ __forceinline__ Packed(char *&scratch, int64_t batch, int64_t rows) : length(padded_length(rows)) {
-        numbers = (uint16_t *)scratch, scratch += batch * length * TERMS * PADDED * sizeof(uint16_t);
-        inverses = (float *)scratch, scratch += batch * length / GROUP * 16; // keeps what follows aligned
-    }
-    __device__ __forceinline__ uint16_t *row(int64_t head, int64_t i) const {
-        return numbers + (head * length + i) * TERMS * PADDED;
-    }
-    __device__ __forceinline__ float &inverse(int64_t head, int64_t i) const {
-        return inverses[(head * length + i) / GROUP];
-    }
+    __device__ __forceinline__ float inverse(int row) const { return inverses[row / GROUP]; }
 };
+
+// Packed rows of `from`, in the next part of `scratch`. With DIRECT, `from` itself.
+#if DIRECT
+typedef Rows Operand;
+__device__ __forceinline__ Operand operand_of(const Rows &from, char *&scratch, int64_t batch, int64_t head) { return from; }
+#else
+typedef Packed Operand;
+__device__ __forceinline__ Operand operand_of(const Rows &from, char *&scratch, int64_t batch, int64_t head) {
+    const int64_t length = padded_length(from.length), all = batch * length;
+    uint16_t *const numbers = (uint16_t *)scratch + head * length * TERMS * PADDED;
+    scratch += all * TERMS * PADDED * sizeof(uint16_t);
+    float *const inverses = (float *)scratch + head * length / GROUP;
+    scratch += all / GROUP * 16; // what follows is aligned
+    return {numbers, inverses, (int)length};
+}
+#endif
 
 // The scale 2^k that brings `largest` to [2^14, 2^15), and 2^-k. NaN for infinity and NaN.
 struct Scale {
@@ -74,27 +91,77 @@ __device__ __forceinline__ void split(float low, float high, uint32_t (&terms)[T
     }
 }
 
+// The terms of eight neighbours, times a factor.
+__device__ __forceinline__ void split_eight(const float (&x)[8], float factor, Vector<uint32_t, 4> (&terms)[TERMS]) {
+    #pragma unroll
+    for (int h = 0; h < 4; h++) {
+        uint32_t found[TERMS];
+        split(x[2 * h] * factor, x[2 * h + 1] * factor, found);
+        #pragma unroll
+        for (int t = 0; t < TERMS; t++) terms[t].lane[h] = found[t];
+    }
+}
+
+// Eight neighbours of a row, from `column` on, with zeros beside it. No row: zeros.
+__device__ __forceinline__ void load_eight(const T *row, int column, float (&x)[8]) {
+    #pragma unroll
+    for (int h = 0; h < 8; h += 4) {
+        if constexpr (WIDTH % 4 == 0) {
+            const Vector<T, 4> four = row && column + h < WIDTH ? load<T, 4>(row + column + h) : Vector<T, 4>{};
+            #pragma unroll
+            for (int j = 0; j < 4; j++) x[h + j] = four.lane[j];
+        } else {
+            #pragma unroll
+            for (int j = 0; j < 4; j++) x[h + j] = row && column + h + j < WIDTH ? row[column + h + j] : 0;
+        }
+    }
+}
+
 #ifdef ROWS
 
 // A tile of COUNT rows in shared memory: [term][position][STRIDE]. Where a fragment has rows of the tile, it has neighbouring
-// positions. `order` gives the row at a position.
+// positions. ORDER gives the row at a position.
 template <int COUNT> struct Tile {
     static constexpr int TERM = COUNT * STRIDE * sizeof(uint16_t), BYTES = TERMS * TERM;
+};
 
-    // Starts the copy of rows `first` to first + COUNT of a head; zeros for rows after the last group.
-    template <typename Order> static __device__ __forceinline__ void load(
-        unsigned char *tile, const Packed &from, int64_t head, int64_t first, Order order) {
-        constexpr int CHUNKS = PADDED / 8, ALL = TERMS * COUNT * CHUNKS;
-        const uint16_t *const rows = from.row(head, first);
-        const int64_t left = from.length - first;
-        #pragma unroll 4
-        for (int i = threadIdx.x; i < ALL; i += THREADS) {
-            const int position = i / (TERMS * CHUNKS), at = i % (TERMS * CHUNKS), term = at / CHUNKS;
-            const int to = (term * COUNT + position) * STRIDE + at % CHUNKS * 8;
-            const int row = order(position);
-            cp_async<16>((uint16_t *)tile + to, rows + row * (TERMS * PADDED) + at * 8, COUNT <= GROUP || row < left);
+// The copy of COUNT rows to a tile. After start() other work may follow; finish() ends it, and is called after
+// cp_async_wait_group.
+template <int COUNT, typename ORDER> struct Copy {
+    static constexpr int CHUNKS = PADDED / 8;
+#if DIRECT
+    static constexpr int ALL = COUNT * CHUNKS, MINE = (ALL + THREADS - 1) / THREADS;
+    float held[MINE][8];
+
+    __device__ __forceinline__ void start(const Operand &from, int first, unsigned char *tile) {
+        #pragma unroll
+        for (int i = 0; i < MINE; i++) {
+            const int chunk = threadIdx.x + i * THREADS, row = first + ORDER()(chunk / CHUNKS), column = chunk % CHUNKS * 8;
+            load_eight(chunk < ALL ? from.row(row) : nullptr, column, held[i]);
         }
     }
+    __device__ __forceinline__ void finish(unsigned char *tile) const {
+        #pragma unroll
+        for (int i = 0; i < MINE; i++) {
+            const int chunk = threadIdx.x + i * THREADS;
+            Vector<uint32_t, 4> terms[TERMS];
+            split_eight(held[i], 1, terms);
+            if (chunk < ALL) store((uint32_t *)tile, (chunk / CHUNKS * STRIDE + chunk % CHUNKS * 8) / 2, terms[0]);
+        }
+    }
+#else
+    __device__ __forceinline__ void start(const Operand &from, int first, unsigned char *tile) const {
+        #pragma unroll 4
+        for (int i = threadIdx.x; i < TERMS * COUNT * CHUNKS; i += THREADS) {
+            const int position = i / (TERMS * CHUNKS), at = i % (TERMS * CHUNKS), term = at / CHUNKS;
+            const int to = (term * COUNT + position) * STRIDE + at % CHUNKS * 8, row = first + ORDER()(position);
+            // A tile of more than GROUP rows may end after the last group.
+            cp_async<16>((uint16_t *)tile + to, from.numbers + (int64_t)row * (TERMS * PADDED) + at * 8,
+                COUNT <= GROUP || row < from.length);
+        }
+    }
+    __device__ __forceinline__ void finish(unsigned char *tile) const {}
+#endif
 };
 
 // The order of the queries or keys of a tile whose rows are columns of scores: a lane then has four neighbours of each 16.
@@ -105,6 +172,42 @@ struct ColumnOrder {
 struct RowOrder {
     __device__ __forceinline__ int operator()(int i) const { return i / ROWS * ROWS + i % 8 * LANE_ROWS + i % ROWS / 8; }
 };
+
+// All of a tile of BLOCK rows.
+__device__ __forceinline__ void copy_own(const Operand &from, int first, unsigned char *tile) {
+    Copy<BLOCK, RowOrder> copy;
+    copy.start(from, first, tile);
+    copy.finish(tile);
+}
+
+// Rows that are not packed, times `sign`: a warp scales its own. Returns the inverse of the warp's scale.
+__device__ __forceinline__ float split_own(const Rows &from, int first, float sign, unsigned char *tile) {
+    constexpr int CHUNKS = PADDED / 8;
+    const int own = warp() * ROWS;
+    float x[8], largest = 0;
+    if (FORMAT == FLOAT16) {
+        #pragma unroll 2
+        for (int i = threadIdx.x % WARP; i < ROWS * CHUNKS; i += WARP) {
+            load_eight(from.row(first + own + i / CHUNKS), i % CHUNKS * 8, x);
+            #pragma unroll
+            for (int h = 0; h < 8; h++) largest = Max::of(largest, fabsf(x[h]));
+        }
+        largest = over_lanes<Max, WARP>(largest);
+    }
+    const Scale scale(largest);
+    const float factor = FORMAT == FLOAT16 ? scale.factor * sign : sign;
+    #pragma unroll 2
+    for (int i = threadIdx.x % WARP; i < ROWS * CHUNKS; i += WARP) {
+        const int position = own + i / CHUNKS;
+        load_eight(from.row(first + RowOrder()(position)), i % CHUNKS * 8, x);
+        Vector<uint32_t, 4> terms[TERMS];
+        split_eight(x, factor, terms);
+        #pragma unroll
+        for (int t = 0; t < TERMS; t++)
+            store((uint32_t *)(tile + t * Tile<BLOCK>::TERM), (position * STRIDE + i % CHUNKS * 8) / 2, terms[t]);
+    }
+    return FORMAT == FLOAT16 ? scale.inverse : 1.0f;
+}
 
 // The row of the block at (m, half) of a lane, with RowOrder. The column of a tile at (n, half), with ColumnOrder.
 __device__ __forceinline__ int lane_row(int m, int half) { return warp() * ROWS + lane_g() * LANE_ROWS + m * 2 + half; }
@@ -128,14 +231,13 @@ __device__ __forceinline__ constexpr unsigned bytes_at(int row, int column) {
 }
 
 // c += a b for 16 columns, low-order products first.
-template <int COUNT>
 __device__ __forceinline__ void multiply_terms(
-    float (&c)[COUNT][2][4], const uint32_t (&a)[TERMS][COUNT][4], const uint32_t (&b)[TERMS][4]) {
+    float (&c)[M][2][4], const uint32_t (&a)[TERMS][M][4], const uint32_t (&b)[TERMS][4]) {
     #pragma unroll
     for (int product = TERMS == 2 ? 0 : 2; product < 3; product++) {
         const int of_a = product == 0, of_b = product == 1;
         #pragma unroll
-        for (int m = 0; m < COUNT; m++)
+        for (int m = 0; m < M; m++)
             #pragma unroll
             for (int n = 0; n < 2; n++) multiply_add<FORMAT>(c[m][n], a[of_a][m], b[of_b][2 * n], b[of_b][2 * n + 1]);
     }
@@ -161,7 +263,7 @@ __device__ __forceinline__ void row_products(const unsigned char *a, const unsig
                 #pragma unroll
                 for (int t = 0; t < TERMS; t++)
                     load_matrices<false>(right[t], from_b + t * Tile<OTHERS>::TERM + bytes_at(16 * n, k));
-                multiply_terms<M>(part[n], left, right);
+                multiply_terms(part[n], left, right);
             }
         }
         #pragma unroll
@@ -169,8 +271,10 @@ __device__ __forceinline__ void row_products(const unsigned char *a, const unsig
             #pragma unroll
             for (int m = 0; m < M; m++)
                 #pragma unroll
-                for (int h = 0; h < 8; h++)
-                    sums[n][m][h / 4][h % 4] = first == 0 ? part[n][m][h / 4][h % 4] : sums[n][m][h / 4][h % 4] + part[n][m][h / 4][h % 4];
+                for (int x = 0; x < 8; x++) {
+                    float &sum = sums[n][m][x / 4][x % 4];
+                    sum = first == 0 ? part[n][m][x / 4][x % 4] : sum + part[n][m][x / 4][x % 4];
+                }
     }
 }
 

@@ -9,14 +9,19 @@ typedef float Scores[TILES_N][M][2][4];
 typedef Tile<BLOCK> Own;
 typedef Tile<OTHERS> Other;
 
-// What mma_pack.cu leaves in scratch memory. shifts: -log2(sum of exponentials) of each query; deltas: its sum of cotangent
-// times output.
+// The operands, and what mma_pack.cu leaves in scratch memory. shifts: -log2(sum of exponentials) of each query; deltas: its sum
+// of cotangent times output.
 struct Inputs {
-    Packed q, k, v, ct;
-    float *shifts, *deltas;
-    __device__ __forceinline__ Inputs(char *scratch, int64_t batch, int64_t queries, int64_t keys, int64_t head)
-        : q(scratch, batch, queries), k(scratch, batch, keys), v(scratch, batch, keys), ct(scratch, batch, queries) {
-        shifts = (float *)scratch + head * q.length, deltas = shifts + batch * q.length;
+    Operand q, k, v, ct;
+    const float *shifts, *deltas;
+    __device__ __forceinline__ Inputs(
+        const Head &x, const T *q, const T *k, const T *v, const T *ct, int64_t step, int64_t batch, char *scratch)
+        : q(operand_of({q + x.before(x.queries, x.row), x.row, (int)x.queries}, scratch, batch, x.number)),
+          k(operand_of({k + step + x.before(x.keys, x.row), x.row, (int)x.keys}, scratch, batch, x.number)),
+          v(operand_of({v + 2 * step + x.before(x.keys, x.row), x.row, (int)x.keys}, scratch, batch, x.number)),
+          ct(operand_of({ct + x.before(x.queries, x.out_row), x.out_row, (int)x.queries}, scratch, batch, x.number)) {
+        shifts = (const float *)scratch + x.number * padded_length(x.queries);
+        deltas = shifts + batch * padded_length(x.queries);
     }
 };
 
@@ -53,7 +58,7 @@ static __device__ __forceinline__ void scale_rows(Scores &x, float inverse, floa
     }
 }
 
-KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(
+KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(const T *q, const T *k, const T *v, const T *ct,
 #if MASKED
     const bool *mask,
 #endif
@@ -65,17 +70,19 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(
     wait_for_inputs();
     constexpr int ROW_BYTES = OTHERS * sizeof(float), STAGE = 2 * Other::BYTES + 2 * ROW_BYTES;
     const int column = blockIdx.x % SLICES * SLICE;
-    const int64_t block = blockIdx.x / SLICES, first = block / batch * BLOCK;
+    const int64_t block = blockIdx.x / SLICES;
+    const int first = (int)(block / batch) * BLOCK;
     const Head head = head_of(mask, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
-    const Inputs in(scratch, batch, queries, keys, head.number);
+    const Inputs in(head, q, k, v, ct, step, batch, scratch);
     unsigned char *const k_tile = shared_bytes, *const v_tile = k_tile + Own::BYTES, *const ring = v_tile + Own::BYTES;
 
-    const int begin = CAUSAL ? (int)(first / OTHERS) : 0, count = (int)((queries + OTHERS - 1) / OTHERS);
+    const int begin = CAUSAL ? first / OTHERS : 0, count = (int)((queries + OTHERS - 1) / OTHERS);
+    Copy<OTHERS, ColumnOrder> q_copy, ct_copy;
     const auto fetch = [&](int i) {
         unsigned char *const stage = ring + i % STAGES * STAGE;
-        const int64_t start = (int64_t)i * OTHERS;
-        Other::load(stage, in.q, head.number, start, ColumnOrder());
-        Other::load(stage + Other::BYTES, in.ct, head.number, start, ColumnOrder());
+        const int start = i * OTHERS;
+        q_copy.start(in.q, start, stage);
+        ct_copy.start(in.ct, start, stage + Other::BYTES);
         if (threadIdx.x < OTHERS / 2) {
             const int at = threadIdx.x % (OTHERS / 4) * 4;
             const bool second = threadIdx.x >= OTHERS / 4;
@@ -84,27 +91,29 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(
         }
         cp_async_commit_group();
     };
-    Own::load(k_tile, in.k, head.number, first, RowOrder());
-    Own::load(v_tile, in.v, head.number, first, RowOrder());
+    copy_own(in.k, first, k_tile);
+    copy_own(in.v, first, v_tile);
     fetch(begin);
 
     float k_sums[SLICE / 16][M][2][4] = {}, v_sums[SLICE / 16][M][2][4] = {}, ones[LANE_ROWS];
     #pragma unroll
     for (int r = 0; r < LANE_ROWS; r++) ones[r] = 1;
-    const int64_t own = first + warp() * ROWS, group = own < keys ? own : first;
+    const int own = first + warp() * ROWS, group = own < (int)keys ? own : first;
     for (int i = begin; i < count; i++) {
+        const int start = i * OTHERS;
+        unsigned char *const q_tile = ring + i % STAGES * STAGE, *const ct_tile = q_tile + Other::BYTES;
         cp_async_wait_group<0>();
+        q_copy.finish(q_tile);
+        ct_copy.finish(ct_tile);
         __syncthreads();
         if (STAGES == 2 && i + 1 < count) fetch(i + 1);
-        const int64_t start = (int64_t)i * OTHERS;
-        const unsigned char *const q_tile = ring + i % STAGES * STAGE, *const ct_tile = q_tile + Other::BYTES;
         const float *const shifts = (const float *)(ct_tile + Other::BYTES), *const deltas = shifts + OTHERS;
         if (!CAUSAL || start + OTHERS > own) {
             Scores scores, gradients;
             float factor[LANE_ROWS];
             uint64_t kept = 0; // a bit for each score
             row_products(k_tile, q_tile, scores);
-            const float of_scores = score_factor(scale, in.k.inverse(head.number, group), in.q.inverse(head.number, start));
+            const float of_scores = score_factor(scale, in.k.inverse(group), in.q.inverse(start));
             #pragma unroll
             for (int n = 0; n < TILES_N; n++) {
                 const Vector<float, 4> shift = load<float, 4>(shifts + lane_column(2 * n, 0));
@@ -143,11 +152,11 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(
                     for (int x = 0; x < 8; x++)
                         gradients[n][m][x / 4][x % 4] = keeps(n, m, x) ? scores[n][m][x / 4][x % 4] : 0.0f;
             #pragma unroll
-            for (int r = 0; r < LANE_ROWS; r++) factor[r] = in.ct.inverse(head.number, start);
+            for (int r = 0; r < LANE_ROWS; r++) factor[r] = in.ct.inverse(start);
             add_products<SLICE>(Weights(gradients, PROBABILITY), ct_tile, column, v_sums, ones, factor);
 
             row_products(v_tile, ct_tile, gradients);
-            const float of_products = in.v.inverse(head.number, group) * in.ct.inverse(head.number, start) * head.keep_scale;
+            const float of_products = in.v.inverse(group) * in.ct.inverse(start) * head.keep_scale;
             #pragma unroll
             for (int n = 0; n < TILES_N; n++) {
                 const Vector<float, 4> delta = load<float, 4>(deltas + lane_column(2 * n, 0));
@@ -160,7 +169,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(
                         of = scores[n][m][x / 4][x % 4] * fma(product, of_products, -delta.lane[x / 4 * 2 + x % 2]);
                     }
             }
-            scale_rows(gradients, in.q.inverse(head.number, start), factor);
+            scale_rows(gradients, in.q.inverse(start), factor);
             add_products<SLICE>(Weights(gradients, 1), q_tile, column, k_sums, ones, factor);
         }
         if (STAGES == 1) {
@@ -171,7 +180,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(
     float of_k[LANE_ROWS], of_v[LANE_ROWS];
     #pragma unroll
     for (int r = 0; r < LANE_ROWS; r++) {
-        const int64_t key = first + lane_row(r / 2, r % 2);
+        const int key = first + lane_row(r / 2, r % 2);
         of_k[r] = fabsf((float)scale), of_v[r] = head.keep_scale / PROBABILITY;
         if (MASKED && key < keys && !head.mask[head.number * keys + key]) {
             #pragma unroll
@@ -184,7 +193,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_keys(
     store_rows<SLICE>(by_v + 2 * step + before, row, first, keys, column, v_sums, of_v);
 }
 
-KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(
+KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(const T *q, const T *k, const T *v, const T *ct,
 #if MASKED
     const bool *mask,
 #endif
@@ -196,43 +205,45 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(
     wait_for_inputs();
     const int column = blockIdx.x % SLICES * SLICE;
     const int64_t block = blockIdx.x / SLICES, tiles = gridDim.x / SLICES / batch, tile = block / batch;
-    const int64_t first = (CAUSAL ? tiles - 1 - tile : tile) * BLOCK; // the longest rows start first
+    const int first = (int)(CAUSAL ? tiles - 1 - tile : tile) * BLOCK; // the longest rows start first
     const Head head = head_of(mask, rng, block % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
-    const Inputs in(scratch, batch, queries, keys, head.number);
+    const Inputs in(head, q, k, v, ct, step, batch, scratch);
     unsigned char *const q_tile = shared_bytes, *const ct_tile = q_tile + Own::BYTES, *const ring = ct_tile + Own::BYTES;
 
-    const int64_t end = CAUSAL && first + BLOCK < keys ? first + BLOCK : keys;
-    const int count = (int)((end + OTHERS - 1) / OTHERS);
+    const int end = (int)(CAUSAL && first + BLOCK < keys ? first + BLOCK : keys), count = (end + OTHERS - 1) / OTHERS;
+    Copy<OTHERS, ColumnOrder> k_copy, v_copy;
     const auto fetch = [&](int i) {
         unsigned char *const stage = ring + i % STAGES * 2 * Other::BYTES;
-        Other::load(stage, in.k, head.number, (int64_t)i * OTHERS, ColumnOrder());
-        Other::load(stage + Other::BYTES, in.v, head.number, (int64_t)i * OTHERS, ColumnOrder());
+        k_copy.start(in.k, i * OTHERS, stage);
+        v_copy.start(in.v, i * OTHERS, stage + Other::BYTES);
         cp_async_commit_group();
     };
-    Own::load(q_tile, in.q, head.number, first, RowOrder());
-    Own::load(ct_tile, in.ct, head.number, first, RowOrder());
+    copy_own(in.q, first, q_tile);
+    copy_own(in.ct, first, ct_tile);
     fetch(0);
 
     float sums[SLICE / 16][M][2][4] = {}, ones[LANE_ROWS], shift[LANE_ROWS], delta[LANE_ROWS];
     #pragma unroll
     for (int r = 0; r < LANE_ROWS; r++) {
-        const int64_t query = first + lane_row(r / 2, r % 2);
+        const int query = first + lane_row(r / 2, r % 2);
         ones[r] = 1;
         shift[r] = query < queries ? in.shifts[query] : -INFINITY;
         delta[r] = query < queries ? in.deltas[query] : 0.0f;
     }
-    const int64_t own = first + warp() * ROWS, group = own < queries ? own : first;
+    const int own = first + warp() * ROWS, group = own < (int)queries ? own : first;
     for (int i = 0; i < count; i++) {
+        const int start = i * OTHERS;
+        unsigned char *const k_tile = ring + i % STAGES * 2 * Other::BYTES, *const v_tile = k_tile + Other::BYTES;
         cp_async_wait_group<0>();
+        k_copy.finish(k_tile);
+        v_copy.finish(v_tile);
         __syncthreads();
         if (STAGES == 2 && i + 1 < count) fetch(i + 1);
-        const int64_t start = (int64_t)i * OTHERS;
-        const unsigned char *const k_tile = ring + i % STAGES * 2 * Other::BYTES, *const v_tile = k_tile + Other::BYTES;
         if (!CAUSAL || start < own + ROWS) {
             Scores scores, gradients;
             float factor[LANE_ROWS];
             row_products(q_tile, k_tile, scores);
-            const float of_scores = score_factor(scale, in.q.inverse(head.number, group), in.k.inverse(head.number, start));
+            const float of_scores = score_factor(scale, in.q.inverse(group), in.k.inverse(start));
             const bool all = !MASKED && start + OTHERS <= keys && (!CAUSAL || start + OTHERS <= own + 1);
             #pragma unroll
             for (int n = 0; n < TILES_N; n++)
@@ -246,7 +257,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(
                             score = 0;
                     }
             row_products(ct_tile, v_tile, gradients);
-            const float of_products = in.ct.inverse(head.number, group) * in.v.inverse(head.number, start) * head.keep_scale;
+            const float of_products = in.ct.inverse(group) * in.v.inverse(start) * head.keep_scale;
             #pragma unroll
             for (int n = 0; n < TILES_N; n++)
                 #pragma unroll
@@ -259,7 +270,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma_grad_queries(
                         of = scores[n][r / 2][x / 2][r % 2 * 2 + x % 2] * fma(keep[x] ? of : 0.0f, of_products, -delta[r]);
                     }
                 }
-            scale_rows(gradients, in.k.inverse(head.number, start), factor);
+            scale_rows(gradients, in.k.inverse(start), factor);
             add_products<SLICE>(Weights(gradients, 1), k_tile, column, sums, ones, factor);
         }
         if (STAGES == 1) {

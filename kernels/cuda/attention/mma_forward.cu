@@ -35,7 +35,7 @@ static __device__ __forceinline__ void softmax_step(float (&scores)[TILES_N][M][
     }
 }
 
-KERNEL __launch_bounds__(THREADS) attention_mma(
+KERNEL __launch_bounds__(THREADS) attention_mma(const T *q, const T *k, const T *v,
 #if MASKED
     const bool *mask,
 #endif
@@ -45,34 +45,38 @@ KERNEL __launch_bounds__(THREADS) attention_mma(
     T *out, T *logsumexp, int64_t batch, int64_t heads, int64_t queries, int64_t keys, int64_t row, int64_t out_row,
     int64_t step, double scale, double dropout, int64_t stream, char *scratch) {
     wait_for_inputs();
-    const Packed of_q(scratch, batch, queries), of_k(scratch, batch, keys), of_v(scratch, batch, keys);
     const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
+    const Rows of_q = {q + head.before(queries, row), row, (int)queries};
+    const Operand of_k = operand_of({k + step + head.before(keys, row), row, (int)keys}, scratch, batch, head.number);
+    const Operand of_v = operand_of({v + 2 * step + head.before(keys, row), row, (int)keys}, scratch, batch, head.number);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
-    const int64_t first = (CAUSAL ? tiles - 1 - tile : tile) * BLOCK; // the longest rows start first
+    const int first = (int)(CAUSAL ? tiles - 1 - tile : tile) * BLOCK; // the longest rows start first
     unsigned char *const q_tile = shared_bytes, *const ring = q_tile + Queries::BYTES;
 
-    const int64_t end = CAUSAL && first + BLOCK < keys ? first + BLOCK : keys;
-    const int count = (int)((end + OTHERS - 1) / OTHERS);
+    const int end = (int)(CAUSAL && first + BLOCK < keys ? first + BLOCK : keys), count = (end + OTHERS - 1) / OTHERS;
+    Copy<OTHERS, ColumnOrder> k_copy, v_copy;
     const auto fetch = [&](int i) {
         unsigned char *const stage = ring + i % STAGES * 2 * Keys::BYTES;
-        Keys::load(stage, of_k, head.number, (int64_t)i * OTHERS, ColumnOrder());
-        Keys::load(stage + Keys::BYTES, of_v, head.number, (int64_t)i * OTHERS, ColumnOrder());
+        k_copy.start(of_k, i * OTHERS, stage);
+        v_copy.start(of_v, i * OTHERS, stage + Keys::BYTES);
         cp_async_commit_group();
     };
-    Queries::load(q_tile, of_q, head.number, first, RowOrder());
     fetch(0);
+    const float inverse = split_own(of_q, first, scale < 0 ? -1.0f : 1.0f, q_tile);
 
     float sums[PADDED / 16][M][2][4] = {}, top[LANE_ROWS], sum[LANE_ROWS] = {};
     #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++) top[i] = -INFINITY;
-    const int64_t own = first + warp() * ROWS; // this warp's first query
-    const float of_scores = fabsf((float)scale) * LOG2_E * of_q.inverse(head.number, own < queries ? own : first);
+    const int own = first + warp() * ROWS; // this warp's first query
+    const float of_scores = fabsf((float)scale) * LOG2_E * inverse;
     for (int i = 0; i < count; i++) {
+        const int start = i * OTHERS;
+        unsigned char *const k_tile = ring + i % STAGES * 2 * Keys::BYTES, *const v_tile = k_tile + Keys::BYTES;
         cp_async_wait_group<0>();
+        k_copy.finish(k_tile);
+        v_copy.finish(v_tile);
         __syncthreads();
         if (STAGES == 2 && i + 1 < count) fetch(i + 1);
-        const int64_t start = (int64_t)i * OTHERS;
-        const unsigned char *const k_tile = ring + i % STAGES * 2 * Keys::BYTES, *const v_tile = k_tile + Keys::BYTES;
         if (!CAUSAL || start < own + ROWS) {
             float scores[TILES_N][M][2][4], keep[LANE_ROWS], factor[LANE_ROWS];
             row_products(q_tile, k_tile, scores);
@@ -84,7 +88,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma(
                         scores[n][m][t][h] = -INFINITY;
                 }
             }
-            softmax_step(scores, fmaxf(of_scores * of_k.inverse(head.number, start), SMALLEST), top, sum, keep);
+            softmax_step(scores, fmaxf(of_scores * of_k.inverse(start), SMALLEST), top, sum, keep);
             if constexpr (DROPOUT) {
                 #pragma unroll
                 for (int n = 0; n < TILES_N; n++)
@@ -97,9 +101,9 @@ KERNEL __launch_bounds__(THREADS) attention_mma(
                             if (!kept[x]) scores[n][r / 2][x / 2][r % 2 * 2 + x % 2] = 0;
                     }
             }
-            const float inverse = of_v.inverse(head.number, start);
+            const float of_values = of_v.inverse(start);
             #pragma unroll
-            for (int r = 0; r < LANE_ROWS; r++) factor[r] = inverse;
+            for (int r = 0; r < LANE_ROWS; r++) factor[r] = of_values;
             add_products<PADDED>(Weights(scores, PROBABILITY), v_tile, 0, sums, keep, factor);
         }
         if (STAGES == 1) {
@@ -111,7 +115,7 @@ KERNEL __launch_bounds__(THREADS) attention_mma(
     for (int r = 0; r < LANE_ROWS; r++) {
         const float total = over_lanes<Sum, 4>(sum[r]);
         const bool none = total == 0; // a query without a key
-        const int64_t query = first + lane_row(r / 2, r % 2);
+        const int query = first + lane_row(r / 2, r % 2);
         if (lane_c() == 0 && query < queries)
             logsumexp[head.number * queries + query] = none ? INFINITY : top[r] * LN_2 + logf(total);
         sum[r] = none ? 0.0f : head.keep_scale / (total * PROBABILITY);

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.attention.problem import Candidates, Problem
+from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
 from adtrain.lowering.cuda.reduce import WARP
 
 SHARED_VECTOR = 16
@@ -32,8 +32,8 @@ class Tile(NamedTuple):
 MIN_TILE = 16
 """Rows of the first candidate for the shortest sequences."""
 TILES = (Tile(64, 4), Tile(32, 2), Tile(16, 1), Tile(8, 1))
-SPEED = 20e12 / 132
-"""FLOP/s of a multiprocessor."""
+SPEED = 25e12 / 132
+"""FLOP/s of a multiprocessor of an H200."""
 
 
 def candidates(target: Target, problem: Problem) -> Candidates:
@@ -44,8 +44,16 @@ def candidates(target: Target, problem: Problem) -> Candidates:
     fitting = [tile for tile in TILES if sizes[tile] <= target.shared]
     ordered = sorted(fitting, key=lambda tile: (tile.rows >= 2 * longest and tile.rows > MIN_TILE, -tile.rows))
     make = _backward if problem.gradient else _forward
-    seconds = problem.flops / (SPEED * target.multiprocessors)
-    return Candidates(seconds, [make(problem, tile, sizes[tile]) for tile in ordered])
+    return Candidates(_seconds(target, problem, ordered[0]), [make(problem, tile, sizes[tile]) for tile in ordered])
+
+
+def _seconds(target: Target, problem: Problem, tile: Tile) -> float:
+    """The products, of full tiles, and the launches."""
+    x, (products, launches) = problem.lengths, (7, 3) if problem.gradient else (2, 1)
+    tiles_of_queries, tiles_of_keys = (-(-length // tile.rows) for length in (x.queries, x.keys))
+    pairs = tile.rows**2 * tiles_of_keys * (0.5 if problem.causal else 1)
+    turns = waves(x.batch * tiles_of_queries, 1, target)
+    return launches * LAUNCH + turns * 2 * products * pairs * x.width / SPEED
 
 
 def _launch(

@@ -1,7 +1,12 @@
-"""Attention of float32 on tensor cores by mma.sync: `attention/mma_pack.cu`, `mma_forward.cu`, `mma_backward.cu`."""
+"""Attention of float32 on tensor cores by mma.sync: `attention/mma_pack.cu`, `mma_forward.cu`, `mma_backward.cu`.
+
+The constants of the cost model were measured on an H200.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -9,13 +14,23 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.attention.problem import Candidates, Problem
+from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem, waves
 from adtrain.lowering.cuda.reduce import WARP
 
 CAPABILITY = (8, 0)
 """The lowest compute capability with the instructions."""
 GROUP, PACK_THREADS = 64, 256
 """Rows with one scale, and threads of a block, in attention/mma_pack.cu."""
+MAX_SLICE = 128
+"""Most columns of the cotangents that a block computes."""
+BANDWIDTH = 2.6e12
+"""Bytes per second that packing reads and writes."""
+ONE_TERM = 2
+"""How much faster products of operands of one term are than those of two."""
+START = 2e-6
+"""Seconds until the first tiles are in shared memory."""
+MOST = 2
+"""Candidates for each kernel."""
 
 
 class Tile(NamedTuple):
@@ -38,13 +53,51 @@ class Tile(NamedTuple):
 
     @property
     def definitions(self) -> dict[str, int]:
-        return {"ROWS": self.rows, "WARPS": self.warps, "OTHERS": self.others, "STAGES": self.stages}
+        return {name.upper(): value for name, value in self._asdict().items()}
 
 
-FORWARD_TILES = (Tile(32, 4, 32, 2),)
-KEY_TILES = (Tile(32, 4, 32, 2),)
-QUERY_TILES = (Tile(32, 4, 32, 2),)
-MAX_SLICE = 128
+class Part(NamedTuple):
+    """One of the kernels.
+
+    Args:
+        name: of the function.
+        own: tiles of the block's rows.
+        sums: results of a row that stay in registers, as multiples of the width.
+        scores: tiles of scores in registers.
+        products: of rows by others by width.
+        most_numbers: most numbers in registers of a lane, so that few of them spill.
+        speeds: FLOP/s of each tile in full precision, of 2,048 tokens and the width that suits it.
+    """
+
+    name: str
+    own: int
+    sums: int
+    scores: int
+    products: int
+    most_numbers: int
+    speeds: Mapping[Tile, float]
+
+    def fits(self, tile: Tile, target: Target, width: int, terms: int) -> bool:
+        numbers = tile.rows * (self.sums * slice_of(width, self.own) + self.scores * tile.others) // WARP
+        return tile.shared(width, terms, self.own) <= target.shared and numbers <= self.most_numbers
+
+
+SMALL_TILES = {
+    Tile(16, 4, 32, 2): 80e12,
+    Tile(16, 4, 32, 1): 75e12,
+    Tile(16, 2, 32, 1): 50e12,
+    Tile(16, 2, 16, 1): 40e12,
+}
+FORWARD = Part("attention_mma", 1, 1, 1, 2, 160, {
+    Tile(32, 8, 64, 2): 110e12, Tile(32, 8, 32, 2): 105e12, Tile(32, 4, 32, 2): 99e12, Tile(16, 8, 32, 2): 95e12,
+    **SMALL_TILES,
+})  # fmt: skip
+OF_KEYS = Part("attention_mma_grad_keys", 2, 2, 2, 4, 192, {
+    Tile(32, 4, 32, 2): 121e12, Tile(16, 8, 32, 2): 105e12, **SMALL_TILES,
+})  # fmt: skip
+OF_QUERIES = Part("attention_mma_grad_queries", 2, 1, 2, 3, 160, {
+    Tile(32, 8, 32, 2): 117e12, Tile(32, 4, 32, 2): 115e12, Tile(16, 8, 32, 2): 101e12, **SMALL_TILES,
+})  # fmt: skip
 
 
 def padded(width: int) -> int:
@@ -52,75 +105,94 @@ def padded(width: int) -> int:
     return -(-width // 16) * 16
 
 
+def slice_of(width: int, own: int) -> int:
+    """SLICE: the columns of the results that a block computes, all of them in the forward pass."""
+    slices = -(-padded(width) // MAX_SLICE) if own > 1 else 1
+    return padded(-(-width // slices))
+
+
+def direct(problem: Problem) -> bool:
+    """Whether the kernels round what they load, so that nothing is packed."""
+    return problem.precision == "bfloat16"
+
+
+def terms_of(problem: Problem) -> int:
+    """16-bit numbers that an operand is the sum of."""
+    return 2 if problem.precision == FULL else 1
+
+
 def candidates(target: Target, problem: Problem) -> Candidates | None:
+    """The fastest tiles by estimate; None where they do not fit into shared memory, and for float64."""
     if target.capability < CAPABILITY or problem.dtype != np.float32:
         return None
-    make = _backward if problem.gradient else _forward
-    kernels = make(target, problem)
-    return Candidates(1e-9, kernels) if kernels else None
+    x = problem.lengths
+    if problem.gradient:
+        by_q, by_k, by_v = problem.results
+        parts = ((OF_KEYS, x.keys, x.queries, (by_k, by_v)), (OF_QUERIES, x.queries, x.keys, (by_q,)))
+        found = [_part(target, problem, *part) for part in parts]
+    else:
+        found = [_part(target, problem, FORWARD, x.queries, x.keys, problem.results)]
+    if not all(found):
+        return None
+    pack, scratch = _pack(problem)
+    packing = (pack,) if pack.blocks else ()
+    seconds = sum(each[0][0] for each in found) + (LAUNCH + 2 * scratch / BANDWIDTH if packing else 0)
+    launches = product(*([launch for _, launch in each] for each in found))
+    return Candidates(seconds, [CudaKernel((*packing, *each), scratch) for each in launches])
 
 
-def fitting(target: Target, problem: Problem, tiles: tuple[Tile, ...], own: int) -> list[Tile]:
-    """The tiles that fit into shared memory, with ``own`` arrays of the block's rows."""
-    width, terms = problem.lengths.width, terms_of(problem.precision)
-    return [tile for tile in tiles if tile.shared(width, terms, own) <= target.shared]
+def _part(
+    target: Target, problem: Problem, part: Part, length: int, others: int, results: tuple[int, ...]
+) -> list[tuple[float, CudaLaunch]]:
+    """The fastest launches of a kernel and their estimated seconds. A block computes some of ``length`` rows."""
+    x, terms, found = problem.lengths, terms_of(problem), []
+    columns = slice_of(x.width, part.own)
+    slices = -(-padded(x.width) // columns)
+    for tile, speed in part.speeds.items():
+        if not part.fits(tile, target, x.width, terms):
+            continue
+        shared = tile.shared(x.width, terms, part.own)
+        launch = CudaLaunch(
+            f"attention/mma_{'backward' if problem.gradient else 'forward'}.cu", part.name, problem.numbers,
+            (problem.dtype,),
+            blocks=x.batch * -(-length // tile.block) * slices,
+            threads=tile.warps * WARP,
+            shared=shared,
+            definitions={
+                **problem.definitions, **tile.definitions,
+                "DIRECT": int(direct(problem)), **({"SLICE": columns} if problem.gradient else {}),
+            },
+            operands=(*problem.inputs, *((problem.kept[2],) if problem.gradient else ()), *problem.more, *results),
+        )  # fmt: skip
+        found.append((_seconds(target, problem, part, launch, tile, speed, others), launch))
+    return sorted(found, key=lambda each: each[0])[:MOST]
 
 
-def terms_of(precision: str) -> int:
-    """16-bit numbers that an operand is the sum of."""
-    return 2 if precision == FULL else 1
+def _seconds(
+    target: Target, problem: Problem, part: Part, launch: CudaLaunch, tile: Tile, speed: float, others: int
+) -> float:
+    """The blocks of a multiprocessor share its speed. Rows beside a block's own and tiles of others count too."""
+    assert isinstance(launch.blocks, int)
+    resident = max(1, min(target.shared // launch.shared, 8 // tile.warps))
+    rows = tile.block * -(-others // tile.others) * tile.others * (0.5 if problem.causal else 1)
+    flops = 2 * part.products * rows * padded(problem.lengths.width)
+    of_one = speed / 132 * (1 if terms_of(problem) > 1 else ONE_TERM)
+    return LAUNCH + START + waves(launch.blocks, resident, target) * resident * flops / of_one
 
 
 def _pack(problem: Problem) -> tuple[CudaLaunch, int]:
-    """The launch that scales and splits the operands, and bytes of scratch memory."""
-    x = problem.lengths
+    """The launch before the others, and bytes of scratch memory. Its grid is empty if there is nothing to do."""
+    x, gradient = problem.lengths, problem.gradient
     query_groups, key_groups = (x.batch * -(-length // GROUP) for length in (x.queries, x.keys))
-    groups = 2 * key_groups + (2 if problem.gradient else 1) * query_groups
-    scratch = groups * (GROUP * terms_of(problem.precision) * padded(x.width) * 2 + 16)
-    if problem.gradient:
+    packed = 0 if direct(problem) else 2 * key_groups + (2 * query_groups if gradient else 0)
+    scratch = packed * (GROUP * terms_of(problem) * padded(x.width) * 2 + 16)
+    if gradient:
         scratch += 2 * 4 * query_groups * GROUP
     launch = CudaLaunch(
         "attention/mma_pack.cu", "attention_pack", problem.numbers, (problem.dtype,),
-        blocks=groups, threads=PACK_THREADS,
-        definitions={**problem.definitions, "GRADIENT": int(problem.gradient)},
-        operands=(*problem.inputs, *(problem.kept if problem.gradient else ())),
+        blocks=packed or (query_groups if gradient else 0),
+        threads=PACK_THREADS,
+        definitions={**problem.definitions, "GRADIENT": int(gradient), "DIRECT": int(direct(problem))},
+        operands=(*problem.inputs, *(problem.kept if gradient else ())),
     )  # fmt: skip
     return launch, scratch
-
-
-def _launch(
-    problem: Problem, tile: Tile, name: str, length: int, own: int, results: tuple[int, ...], slice_: int = 0
-) -> CudaLaunch:
-    """A launch of a block for each ``tile.block`` of ``length`` rows of each head, and each slice of columns."""
-    x = problem.lengths
-    slices = -(-padded(x.width) // slice_) if slice_ else 1
-    return CudaLaunch(
-        f"attention/mma_{'backward' if problem.gradient else 'forward'}.cu", name, problem.numbers, (problem.dtype,),
-        blocks=x.batch * -(-length // tile.block) * slices,
-        threads=tile.warps * WARP,
-        shared=tile.shared(x.width, terms_of(problem.precision), own),
-        definitions={**problem.definitions, **tile.definitions, **({"SLICE": slice_} if slice_ else {})},
-        operands=(*problem.more, *results),
-    )  # fmt: skip
-
-
-def _forward(target: Target, problem: Problem) -> list[CudaKernel]:
-    pack, scratch = _pack(problem)
-    tiles = fitting(target, problem, FORWARD_TILES, 1)
-    length, results = problem.lengths.queries, problem.results
-    return [CudaKernel((pack, _launch(problem, x, "attention_mma", length, 1, results)), scratch) for x in tiles]
-
-
-def _backward(target: Target, problem: Problem) -> list[CudaKernel]:
-    pack, scratch = _pack(problem)
-    x, (by_q, by_k, by_v) = problem.lengths, problem.results
-    kernels = []
-    for of_keys in fitting(target, problem, KEY_TILES, 2):
-        for of_queries in fitting(target, problem, QUERY_TILES, 2):
-            width = padded(x.width)
-            keys = _launch(problem, of_keys, "attention_mma_grad_keys", x.keys, 2, (by_k, by_v), min(width, MAX_SLICE))
-            queries = _launch(
-                problem, of_queries, "attention_mma_grad_queries", x.queries, 2, (by_q,), min(width, MAX_SLICE)
-            )
-            kernels.append(CudaKernel((pack, keys, queries), scratch))
-    return kernels

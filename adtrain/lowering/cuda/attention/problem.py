@@ -12,6 +12,9 @@ from adtrain.core.precision import mantissa
 from adtrain.core.target import Target
 from adtrain.lowering.shapes import AttentionLengths, attention_lengths, optional_arguments
 
+LAUNCH = 3e-6
+"""Seconds of a launch beside its work."""
+
 
 class Candidates(NamedTuple):
     """The kernels of a form, the preferred one first, and the estimated seconds of that one."""
