@@ -69,8 +69,12 @@ UNIT_BYTES, MAX_UNITS = 16 << 10, 7
 """A unit is 128 rows of 64 columns or 64 rows of 128; so many are in a buffer of `attention/wgmma_short_forward.cu`."""
 HEAD_GROUP = 8
 """Heads whose tiles are computed at the same time if they are causal, so that long and short tiles mix."""
-SPEED, BANDWIDTH, START = 5e12, 3.5e12, 4e-6
-"""FLOP/s of a multiprocessor, bytes per second of memory, seconds of a kernel."""
+SPEED = {False: 5.2e12, True: 4.2e12}
+"""FLOP/s of a multiprocessor, forward and in the gradient."""
+BYTES, SHORT_BYTES = {False: 28, True: 50}, 19
+"""Memory traffic of an element of q, k or v in all launches; in the kernel for short sequences."""
+BANDWIDTH, START = 4e12, 4e-6
+"""Bytes per second of memory; seconds of a launch."""
 
 
 def candidates(target: Target, problem: Problem) -> Candidates | None:
@@ -78,24 +82,33 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
     suits = problem.precision == "bfloat16" and problem.dtype == np.float32 and not problem.optional
     if target.capability != CAPABILITY or not suits or x.width > WIDTHS[-1] or problem.options[0] <= 0:
         return None
-    width = packed_width(problem)
+    short = short_tile(problem)
     if problem.gradient:
-        kernels = [_backward(target, problem, tile) for tile in BACKWARD_TILES[width]]
-        moved, padding = 16, BACKWARD_TILES[width][0]
-    else:
-        kernels = [_forward(target, problem, tile) for tile in FORWARD_TILES[width]]
-        moved, padding = 10, FORWARD_TILES[width][0]
-        if (short := short_tile(problem)) is not None:
-            kernels = [*(_short_forward(target, problem, short, prefetch) for prefetch in (0, 1)), *kernels]
-            moved = 6
-    queries, keys = packed_rows(problem, padding)
-    tiles = (
-        waves(x.batch * keys // padding.keys, 1, target)
-        if problem.gradient
-        else waves(x.batch * queries // padding.queries, 1, target)
-    )
-    computing = tiles * problem.flops * (queries * keys) / (x.queries * x.keys) / SPEED
-    return Candidates(START + computing + moved * x.batch * (queries + keys) * width / BANDWIDTH, kernels)
+        tiles = BACKWARD_TILES[packed_width(problem)]
+        return Candidates(_seconds(target, problem, tiles[0]), [_backward(target, problem, tile) for tile in tiles])
+    tiles = FORWARD_TILES[packed_width(problem)]
+    kernels = [_forward(target, problem, tile) for tile in tiles]
+    if short is None:
+        return Candidates(_seconds(target, problem, tiles[0]), kernels)
+    shorts = [_short_forward(target, problem, short, prefetch) for prefetch in (0, 1)]
+    return Candidates(START + _elements(problem) * SHORT_BYTES / BANDWIDTH, [*shorts, *kernels])
+
+
+def _elements(problem: Problem) -> float:
+    """Of a padded array, the mean of those of queries and of keys. Less than a tile is as slow as a tile."""
+    x, rows = problem.lengths, WARPGROUP_ROWS
+    queries, keys = (-(-length // rows) * rows for length in (x.queries, x.keys))
+    return x.batch * (queries + keys) / 2 * packed_width(problem)
+
+
+def _seconds(target: Target, problem: Problem, tile: ForwardTile | BackwardTile) -> float:
+    """The estimated time of packing, of the products, and of unpacking."""
+    x, gradient, (queries, keys) = problem.lengths, problem.gradient, packed_rows(problem, tile)
+    products, own, others = (10, tile.keys, queries) if gradient else (4, tile.queries, keys)
+    turns = waves(x.batch * (keys if gradient else queries) // own, 1, target)
+    flops = turns * products * own * others * packed_width(problem) * (0.5 if problem.causal else 1)
+    launches = 3 if gradient else 2
+    return launches * START + flops / SPEED[gradient] + _elements(problem) * BYTES[gradient] / BANDWIDTH
 
 
 def packed_width(problem: Problem) -> int:
