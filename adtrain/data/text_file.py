@@ -30,7 +30,7 @@ def read(path: Path, options: Options, known: tuple[str, ...] | None = None) -> 
     """The text as one part of sequences of `options.length` classes, in the order of the text.
 
     The text is cut into sequences of length + 1 characters or bytes; a shorter rest at the end is left out. The first
-    `length` of a sequence are the inputs, float32 (N, 1, 1, length), and the last `length` the labels, int32 (N, length).
+    `length` of a sequence are the inputs, float32 (N, 1, 1, length), the last `length` the labels, int32 (N, length).
     The classes of characters are those that occur, by code point, or `known`; those of bytes are all 256.
 
     Raises DataError for a file that cannot be read, is empty or not UTF-8, and for a character that is not `known`;
