@@ -84,8 +84,9 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
         return None
     short = short_tile(problem)
     if problem.gradient:
-        tiles = BACKWARD_TILES[packed_width(problem)]
-        return Candidates(_seconds(target, problem, tiles[0]), [_backward(target, problem, tile) for tile in tiles])
+        of_gradient = BACKWARD_TILES[packed_width(problem)]
+        kernels = [_backward(target, problem, tile) for tile in of_gradient]
+        return Candidates(_seconds(target, problem, of_gradient[0]), kernels)
     tiles = FORWARD_TILES[packed_width(problem)]
     kernels = [_forward(target, problem, tile) for tile in tiles]
     if short is None:
