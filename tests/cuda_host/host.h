@@ -88,11 +88,15 @@ __attribute__((noinline)) static void resume(Fiber &fiber)
 struct HostBarrier {
     int here = 0;
     unsigned times = 0;
+    void arrive(int threads)
+    {
+        if (++here == threads)
+            here = 0, times++;
+    }
     void wait(int threads)
     {
         const unsigned before = times;
-        if (++here == threads)
-            here = 0, times++;
+        arrive(threads);
         while (times == before) leave();
     }
 };

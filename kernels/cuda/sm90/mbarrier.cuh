@@ -49,6 +49,10 @@ __device__ __forceinline__ void arrive_per_warp(Mbarrier &barrier) {
 __device__ __forceinline__ void named_barrier_sync(int threads, int id = 1) {
     asm volatile("bar.sync %1, %0;" ::"r"(threads), "r"(id) : "memory");
 }
+// Arrives at a named barrier without waiting: `threads` counts those that wait too.
+__device__ __forceinline__ void named_barrier_arrive(int threads, int id) {
+    asm volatile("bar.arrive %1, %0;" ::"r"(threads), "r"(id) : "memory");
+}
 
 // Changes the number of registers of each thread of a warpgroup; COUNT is a multiple of 8.
 template <int COUNT> __device__ __forceinline__ void warpgroup_reg_dealloc() {

@@ -13,6 +13,23 @@ template <int BYTES> __device__ __forceinline__ void bulk_copy(char *to, const c
             : "memory");
 }
 
+// Starts to copy BYTES contiguous bytes from shared to global memory, or to add them as float32. The calling thread waits with
+// bulk_wait_read() until shared memory may be overwritten, with bulk_wait() until the results are in global memory.
+template <int BYTES> __device__ __forceinline__ void bulk_store(float *to, const char *from) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+        "r"((unsigned)__cvta_generic_to_shared(from)), "n"(BYTES)
+        : "memory");
+}
+template <int BYTES> __device__ __forceinline__ void bulk_add(float *to, const char *from) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+        "r"((unsigned)__cvta_generic_to_shared(from)), "n"(BYTES)
+        : "memory");
+}
+__device__ __forceinline__ void bulk_wait_read() {
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // The tensor map of a batch of row-major float32 matrices. A copy loads a box of box_rows x 32 elements (128 bytes a row),
 // rounds it to tf32, and stores it with the 128-byte swizzle; elements outside the matrix are 0. Rows must be multiples of
 // 16 bytes. PTX ISA, "Tensors" and "tensormap.replace".

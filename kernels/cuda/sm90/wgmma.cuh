@@ -37,7 +37,7 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *rows) {
 
 // The descriptor of another layout, by its leading and stride byte offsets (PTX ISA, "Strides"). `from` is any multiple of
 // 16 bytes.
-enum Swizzle { NO_SWIZZLE = 0, SWIZZLE_64B = 2 };
+enum Swizzle { NO_SWIZZLE = 0, SWIZZLE_128B = 1, SWIZZLE_64B = 2 };
 __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leading, int stride, Swizzle swizzle) {
     return (uint64_t)((unsigned)__cvta_generic_to_shared(from) >> 4) | (uint64_t)(leading >> 4) << 16 |
            (uint64_t)(stride >> 4) << 32 | (uint64_t)swizzle << 62;
@@ -56,7 +56,9 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
 #define REGS_60 REGS_56 ",%56,%57,%58,%59"
 #define REGS_64 REGS_60 ",%60,%61,%62,%63"
 #define REGS_72 REGS_64 ",%64,%65,%66,%67,%68,%69,%70,%71"
-#define REGS_128 REGS_72 ",%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103" \
+#define REGS_80 REGS_72 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define REGS_88 REGS_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define REGS_128 REGS_88 ",%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103" \
     ",%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define OUT_FOUR(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define OUT_EIGHT(i) OUT_FOUR(i), OUT_FOUR(i + 4)
@@ -72,7 +74,9 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
 #define SUMS_60 SUMS_56, OUT_FOUR(56)
 #define SUMS_64 SUMS_60, OUT_FOUR(60)
 #define SUMS_72 SUMS_64, OUT_EIGHT(64)
-#define SUMS_128 SUMS_72, OUT_EIGHT(72), OUT_EIGHT(80), OUT_EIGHT(88), OUT_32(96)
+#define SUMS_80 SUMS_72, OUT_EIGHT(72)
+#define SUMS_88 SUMS_80, OUT_EIGHT(80)
+#define SUMS_128 SUMS_88, OUT_EIGHT(88), OUT_32(96)
 
 // A width: the number of accumulators, N = 2 COUNT columns, and the numbers of the operands that follow the accumulators.
 #define WGMMA_WIDTHS(CASE) \
@@ -86,6 +90,8 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
     CASE(60, 120, 60, 61, 62, 63, 64) \
     CASE(64, 128, 64, 65, 66, 67, 68) \
     CASE(72, 144, 72, 73, 74, 75, 76) \
+    CASE(80, 160, 80, 81, 82, 83, 84) \
+    CASE(88, 176, 88, 89, 90, 91, 92) \
     CASE(128, 256, 128, 129, 130, 131, 132)
 #define SPARSE_WIDTHS(CASE) \
     CASE(4, 8, 4, 5, 6, 7, 8, 9) \
@@ -114,10 +120,31 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
     }
 template <MmaKind KIND, bool TRANS_A = false, bool TRANS_B = false, int SUMS>
 __device__ __forceinline__ void wgmma(float (&sums)[SUMS], uint64_t a, uint64_t b, bool accumulate) {
-    static_assert(SUMS == 128 || SUMS == 72 || (SUMS % 4 == 0 && SUMS >= 32 && SUMS <= 64), "a width of WGMMA_WIDTHS");
+    static_assert(SUMS == 128 || SUMS == 88 || SUMS == 80 || SUMS == 72 || (SUMS % 4 == 0 && SUMS >= 32 && SUMS <= 64), "a width of WGMMA_WIDTHS");
     WGMMA_WIDTHS(CASE)
 }
 #undef CASE
+
+// The same for bfloat16 and 16 of K, with A in registers: two neighbours of K a word, in the layout of accumulators. So word
+// i of four holds accumulators 2 i and 2 i + 1 of eight.
+#define REGISTER_WIDTHS(CASE) \
+    CASE(32, 64, 32, 33, 34, 35, 36, 37, 38) \
+    CASE(64, 128, 64, 65, 66, 67, 68, 69, 70)
+#define CASE(COUNT, N, A0, A1, A2, A3, B, P, Y)                                                                       \
+    if constexpr (SUMS == COUNT)                                                                                      \
+        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #P ", 0;\n"                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGS_##COUNT "}, {%" #A0 ", %" #A1  \
+                     ", %" #A2 ", %" #A3 "}, %" #B ", add, 1, 1, %" #Y ";\n}"                                        \
+                     : SUMS_##COUNT                                                                                   \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
+template <bool TRANS_B, int SUMS>
+__device__ __forceinline__ void wgmma_registers(
+    float (&sums)[SUMS], const uint32_t *a, uint64_t b, bool accumulate) {
+    static_assert(SUMS == 32 || SUMS == 64, "a width of REGISTER_WIDTHS");
+    REGISTER_WIDTHS(CASE)
+}
+#undef CASE
+#undef REGISTER_WIDTHS
 
 // The same for bfloat16 and a 2:4 sparse A, for 32 of K: of four neighbouring k at most two are not 0, and A holds two.
 // `metadata` has the index of each, in two bits. Four lanes share two rows: the first has the metadata of both rows' first 16 k,

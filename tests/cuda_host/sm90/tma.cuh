@@ -7,6 +7,12 @@ template <int BYTES> void bulk_copy(char *to, const char *from, Mbarrier &full) 
     memcpy(to, from, BYTES);
     full.copied(BYTES);
 }
+template <int BYTES> void bulk_store(float *to, const char *from) { memcpy(to, from, BYTES); }
+template <int BYTES> void bulk_add(float *to, const char *from) {
+    for (int i = 0; i < BYTES / 4; i++) to[i] += ((const float *)from)[i];
+}
+static void bulk_wait_read() {}
+static void bulk_wait() {}
 struct alignas(128) TensorMap {
     const float *x;
     int columns, rows, matrices, box_rows;

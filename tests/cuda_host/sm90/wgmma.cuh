@@ -16,12 +16,10 @@ static int accumulator_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + 
 
 static int swizzle_128b(int row, int chunk) { return row * 128 + (chunk ^ row % 8) * 16; }
 constexpr int DESCRIPTOR_K_STEP = 2;
-constexpr uint64_t SWIZZLE_128B = 1;
+enum Swizzle { NO_SWIZZLE = 0, SWIZZLE_128B = 1, SWIZZLE_64B = 2 };
 static uint64_t smem_descriptor(const void *rows) {
-    return ((const unsigned char *)rows - shared_bytes) >> 4 | (uint64_t)64 << 32 | SWIZZLE_128B << 62;
+    return ((const unsigned char *)rows - shared_bytes) >> 4 | (uint64_t)64 << 32 | (uint64_t)SWIZZLE_128B << 62;
 }
-
-enum Swizzle { NO_SWIZZLE = 0, SWIZZLE_64B = 2 };
 static uint64_t smem_descriptor(const void *from, int leading, int stride, Swizzle swizzle) {
     const uint64_t at = (const unsigned char *)from - shared_bytes;
     return at >> 4 | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 | (uint64_t)swizzle << 62;
@@ -65,6 +63,10 @@ struct DescribedOperand {
     }
     // The rows of a k are contiguous.
     template <MmaKind KIND> float row_major(int row, int k) const {
+        if (swizzle == SWIZZLE_128B) {
+            const int at = start + row / 64 * leading + row % 64 * 2 + k / 8 * stride + k % 8 * 128;
+            return load<KIND>(at ^ (at >> 7 & 7) << 4);
+        }
         if (swizzle != SWIZZLE_64B)
             return load<KIND>(start + row / 8 * stride + row % 8 * 2 + k / 8 * leading + k % 8 * 16);
         const int at = start + row / 32 * leading + row % 32 * 2 + k / 8 * stride + k % 8 * 64;
@@ -90,6 +92,18 @@ void wgmma(float (&sums)[SUMS], uint64_t a, uint64_t b, bool accumulate) {
     multiply(sums, accumulate, KIND == TF32 ? 8 : 16,
         [&](int row, int k) { return of_a.element<KIND>(row, k, TRANS_A); },
         [&](int column, int k) { return of_b.element<KIND>(column, k, TRANS_B); });
+}
+template <bool TRANS_B, int SUMS>
+void wgmma_registers(float (&sums)[SUMS], const uint32_t *a, uint64_t b, bool accumulate) {
+    const DescribedOperand of_b(b);
+    float rows[2][16];
+    for (int k = 0; k < 16; k++)
+        for (int i = 0; i < 2; i++) {
+            const uint32_t word = __shfl_sync(FULL_MASK, a[k / 8 * 2 + i], threadIdx.x % WARP / 4 * 4 + k / 2 % 4);
+            rows[i][k] = __uint_as_float(k % 2 ? word & 0xffff0000 : word << 16);
+        }
+    multiply(sums, accumulate, 16, [&](int row, int k) { return rows[row % 16 / 8][k]; },
+        [&](int column, int k) { return of_b.element<BFLOAT16>(column, k, TRANS_B); });
 }
 // Of four k, the two of A that `metadata` names; lanes 0 and 1 of four hold those of the first and the last 16 k of two rows.
 template <bool TRANS_A, bool TRANS_B, int SUMS> void wgmma_sparse(

@@ -141,7 +141,9 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
         return None
     pack, scratch = _pack(problem)
     packing = (pack,) if pack.blocks else ()
-    seconds = sum(each[0][0] for each in found) + (LAUNCH + 2 * scratch / BANDWIDTH if packing else 0)
+    moved = 4 * (12 if problem.gradient else 4) * x.batch * (x.queries + x.keys) / 2 * x.width  # bytes of arrays
+    seconds = sum(each[0][0] for each in found) + moved / BANDWIDTH
+    seconds += LAUNCH + 2 * scratch / BANDWIDTH if packing else 0
     launches = product(*([launch for _, launch in each] for each in found))
     return Candidates(seconds, [CudaKernel((*packing, *each), scratch) for each in launches])
 

@@ -1,0 +1,259 @@
+"""Attention in bfloat16 on Hopper by TMA and wgmma: `attention/wgmma_*.cu`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.attention.problem import Candidates, Problem, waves
+
+CAPABILITY = (9, 0)
+"""The compute capability that has wgmma."""
+WIDTHS = (64, 128)
+"""Packed widths of a head."""
+WARPGROUP, WARPGROUP_ROWS, PACK_THREADS, CHUNK = 128, 64, 256, 8
+MAX_PACK_BLOCKS = 1 << 14
+ALIGNMENT = 1024
+"""Bytes that shared memory is aligned to."""
+
+
+class ForwardTile(NamedTuple):
+    """Rows of a tile of queries and of keys; tiles of k and of v in shared memory."""
+
+    queries: int
+    keys: int
+    stages: int
+
+    def shared(self, width: int) -> int:
+        return (self.queries + 2 * self.stages * self.keys) * width * 2 + ALIGNMENT
+
+
+class BackwardTile(NamedTuple):
+    """Rows of a tile of queries and of keys; tiles of queries and of cotangents in shared memory."""
+
+    queries: int
+    keys: int
+    stages: int
+
+    def shared(self, width: int) -> int:
+        tiles = 2 * (self.keys + self.stages * self.queries) * width * 2 + 2 * self.queries * self.keys * 2
+        return tiles + self.queries * (width + 2 * self.stages) * 4 + ALIGNMENT
+
+
+class ShortTile(NamedTuple):
+    """Units of queries and of keys in a buffer of `attention/wgmma_short_forward.cu`."""
+
+    query_units: int
+    key_units: int
+
+    @property
+    def shared(self) -> int:
+        return 2 * (self.query_units + 2 * self.key_units) * UNIT_BYTES + ALIGNMENT
+
+
+FORWARD_TILES: Mapping[int, tuple[ForwardTile, ...]] = {
+    64: (ForwardTile(192, 128, 2), ForwardTile(128, 128, 3)),
+    128: (ForwardTile(128, 176, 2), ForwardTile(128, 128, 2)),
+}
+BACKWARD_TILES: Mapping[int, tuple[BackwardTile, ...]] = {
+    64: (BackwardTile(128, 128, 2),),
+    128: (BackwardTile(64, 128, 2),),
+}
+"""By packed width, the fastest first for long sequences."""
+UNIT_BYTES, MAX_UNITS = 16 << 10, 7
+"""A unit is 128 rows of 64 columns or 64 rows of 128; so many are in a buffer of `attention/wgmma_short_forward.cu`."""
+HEAD_GROUP = 8
+"""Heads whose tiles are computed at the same time if they are causal, so that long and short tiles mix."""
+SPEED = {False: 5.2e12, True: 4.2e12}
+"""FLOP/s of a multiprocessor, forward and in the gradient."""
+BYTES, SHORT_BYTES = {False: 28, True: 50}, 19
+"""Memory traffic of an element of q, k or v in all launches; in the kernel for short sequences."""
+BANDWIDTH, START = 4e12, 4e-6
+"""Bytes per second of memory; seconds of a launch."""
+
+
+def candidates(target: Target, problem: Problem) -> Candidates | None:
+    x = problem.lengths
+    suits = problem.precision == "bfloat16" and problem.dtype == np.float32 and not problem.optional
+    if target.capability != CAPABILITY or not suits or x.width > WIDTHS[-1] or problem.options[0] <= 0:
+        return None
+    short = short_tile(problem)
+    if problem.gradient:
+        tiles = BACKWARD_TILES[packed_width(problem)]
+        return Candidates(_seconds(target, problem, tiles[0]), [_backward(target, problem, tile) for tile in tiles])
+    tiles = FORWARD_TILES[packed_width(problem)]
+    kernels = [_forward(target, problem, tile) for tile in tiles]
+    if short is None:
+        return Candidates(_seconds(target, problem, tiles[0]), kernels)
+    shorts = [_short_forward(target, problem, short, prefetch) for prefetch in (0, 1)]
+    return Candidates(START + _elements(problem) * SHORT_BYTES / BANDWIDTH, [*shorts, *kernels])
+
+
+def _elements(problem: Problem) -> float:
+    """Of a padded array, the mean of those of queries and of keys. Less than a tile is as slow as a tile."""
+    x, rows = problem.lengths, WARPGROUP_ROWS
+    queries, keys = (-(-length // rows) * rows for length in (x.queries, x.keys))
+    return x.batch * (queries + keys) / 2 * packed_width(problem)
+
+
+def _seconds(target: Target, problem: Problem, tile: ForwardTile | BackwardTile) -> float:
+    """The estimated time of packing, of the products, and of unpacking."""
+    x, gradient, (queries, keys) = problem.lengths, problem.gradient, packed_rows(problem, tile)
+    products, own, others = (10, tile.keys, queries) if gradient else (4, tile.queries, keys)
+    turns = waves(x.batch * (keys if gradient else queries) // own, 1, target)
+    flops = turns * products * own * others * packed_width(problem) * (0.5 if problem.causal else 1)
+    launches = 3 if gradient else 2
+    return launches * START + flops / SPEED[gradient] + _elements(problem) * BYTES[gradient] / BANDWIDTH
+
+
+def packed_width(problem: Problem) -> int:
+    return next(width for width in WIDTHS if width >= problem.lengths.width)
+
+
+def packed_rows(problem: Problem, tile: ForwardTile | BackwardTile) -> tuple[int, int]:
+    """Rows of packed queries and of packed keys."""
+    x = problem.lengths
+    return -(-x.queries // tile.queries) * tile.queries, -(-x.keys // tile.keys) * tile.keys
+
+
+def _launch(
+    problem: Problem,
+    file: str,
+    name: str,
+    numbers: tuple[int | float, ...],
+    definitions: Mapping[str, int],
+    **more: Any,
+) -> CudaLaunch:
+    """A launch with ``numbers`` after batch, heads, queries and keys."""
+    x, own = problem.lengths, {"CAUSAL": int(problem.causal)}
+    widths = {"HEAD_WIDTH": x.width, "PACKED_WIDTH": packed_width(problem)}
+    return CudaLaunch(
+        f"attention/{file}",
+        name,
+        (x.batch, x.heads, x.queries, x.keys, *numbers),
+        (problem.dtype,),
+        definitions={**widths, **own, **definitions},
+        **more,
+    )
+
+
+def _step(problem: Problem) -> int:
+    """Elements from q to k and from k to v in one array."""
+    return problem.lengths.out_row if problem.arrays == 1 else 0
+
+
+def _blocks(tile: ForwardTile | BackwardTile) -> dict[str, int]:
+    return {"BLOCK_Q": tile.queries, "BLOCK_K": tile.keys}
+
+
+def _loads(problem: Problem) -> dict[str, int]:
+    return {"LOAD_WIDTH": math.gcd(4, problem.lengths.width)}
+
+
+def _pack_blocks(chunks: int, arrays: int = 1) -> dict[str, Any]:
+    """The grid of a thread for each chunk, up to a limit, for each of ``arrays``."""
+    return {"blocks": (min(-(-chunks // PACK_THREADS), MAX_PACK_BLOCKS), arrays), "threads": PACK_THREADS}
+
+
+def _forward(target: Target, problem: Problem, tile: ForwardTile) -> CudaKernel:
+    """Two launches: pack, multiply."""
+    x, width, (queries, keys) = problem.lengths, packed_width(problem), packed_rows(problem, tile)
+    pack = _launch(
+        problem,
+        "wgmma_pack.cu",
+        "attention_pack",
+        (x.row, _step(problem)),
+        {**_blocks(tile), **_loads(problem)},
+        operands=problem.inputs,
+        **_pack_blocks(x.batch * max(queries, keys) * width // CHUNK, 3),
+    )
+    shared = tile.shared(width)
+    group = {"HEAD_GROUP": HEAD_GROUP if problem.causal else 1}
+    forward = _launch(
+        problem,
+        "wgmma_forward.cu",
+        "attention_wgmma",
+        (x.out_row, problem.options[0]),
+        {**_blocks(tile), **group, "KEY_STAGES": tile.stages, "SHARED_BYTES": shared},
+        operands=problem.results,
+        blocks=min(x.batch * queries // tile.queries, target.multiprocessors),
+        threads=(tile.queries // WARPGROUP_ROWS + 1) * WARPGROUP,
+        shared=shared,
+    )
+    return CudaKernel((pack, forward), x.batch * (queries + 2 * keys) * width * 2)
+
+
+def short_tile(problem: Problem) -> ShortTile | None:
+    """A buffer for all keys, and for all queries if they fit. None: the keys do not fit."""
+    x, rows = problem.lengths, UNIT_BYTES // (2 * packed_width(problem))
+    key_units = -(-x.keys // rows)
+    room = MAX_UNITS - 2 * key_units
+    return ShortTile(min(-(-x.queries // rows), room), key_units) if room > 0 else None
+
+
+def _short_forward(target: Target, problem: Problem, tile: ShortTile, prefetch: int) -> CudaKernel:
+    """One launch."""
+    x, rows = problem.lengths, tile.query_units * UNIT_BYTES // (2 * packed_width(problem))
+    units = {"QUERY_UNITS": tile.query_units, "KEY_UNITS": tile.key_units, "SHARED_BYTES": tile.shared}
+    launch = _launch(
+        problem,
+        "wgmma_short_forward.cu",
+        "attention_wgmma_short",
+        (x.row, x.out_row, _step(problem), problem.options[0]),
+        {**_loads(problem), **units, "L2_PREFETCH": prefetch},
+        operands=(*problem.inputs, *problem.results),
+        blocks=min(x.batch * -(-x.queries // rows), target.multiprocessors),
+        threads=4 * WARPGROUP,
+        shared=tile.shared,
+    )
+    return CudaKernel((launch,))
+
+
+def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKernel:
+    """Three launches: pack, multiply, write the cotangents of the queries."""
+    x, width, (queries, keys) = problem.lengths, packed_width(problem), packed_rows(problem, tile)
+    by_q, by_k, by_v = problem.results
+    definitions, rows = {**_blocks(tile), **_loads(problem)}, x.batch * queries
+    pack = _launch(
+        problem,
+        "wgmma_pack_grad.cu",
+        "attention_pack_grad",
+        (x.row, x.out_row, _step(problem)),
+        definitions,
+        operands=(*problem.inputs, *problem.kept),
+        **_pack_blocks(x.batch * max(queries, keys) * width // CHUNK, 4),
+    )
+    shared = tile.shared(width)
+    key_tiles = keys // tile.keys
+    backward = _launch(
+        problem,
+        "wgmma_backward.cu",
+        "attention_wgmma_grad",
+        (x.row, _step(problem), problem.options[0]),
+        {
+            **_blocks(tile),
+            "QUERY_STAGES": tile.stages,
+            "ROTATED": int(not problem.causal and key_tiles <= target.multiprocessors),
+            "SHARED_BYTES": shared,
+        },
+        operands=(by_k, by_v),
+        blocks=min(x.batch * key_tiles, target.multiprocessors),
+        threads=3 * WARPGROUP,
+        shared=shared,
+    )
+    unpack = _launch(
+        problem,
+        "wgmma_pack_grad.cu",
+        "attention_unpack_grad",
+        (x.row, problem.options[0]),
+        definitions,
+        operands=(by_q,),
+        **_pack_blocks(rows * width // 4),
+    )
+    packed = (2 * rows + 2 * x.batch * keys) * width * 2
+    return CudaKernel((pack, backward, unpack), packed + rows * (2 + width) * 4 + rows // tile.queries * 4)

@@ -1,0 +1,73 @@
+// Attention in bfloat16 by WGMMA: what its kernels share. J. Shah et al., "FlashAttention-3", 2024.
+//
+// wgmma_pack.cu first rounds q, k and v (and the cotangent of the output) to bfloat16 and packs them into scratch. A packed
+// array has for each head, and for each 64 columns of it, all rows of 128 bytes, in the 128-byte swizzle. So any eight rows or
+// more are contiguous, and one bulk copy brings them into shared memory as WGMMA reads them. Rows and columns that do not exist
+// are 0.
+//
+// Macros (wgmma.py): HEAD_WIDTH, PACKED_WIDTH (64 or 128), CAUSAL (0 or 1).
+#pragma once
+#include "common/collectives.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/tma.cuh"
+#include "sm90/wgmma.cuh"
+
+constexpr int HALF_WIDTH = 64, HALVES = PACKED_WIDTH / HALF_WIDTH, ROW_BYTES = 128; // HALF_WIDTH: columns of 128 bytes
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// A packed array in scratch.
+struct PackedArray {
+    char *at;
+    int64_t rows;
+
+    __device__ __forceinline__ char *row(int64_t head, int half, int64_t row) const {
+        return at + ((head * HALVES + half) * rows + row) * ROW_BYTES;
+    }
+    __device__ __forceinline__ char *end(int64_t batch) const { return at + batch * HALVES * rows * ROW_BYTES; }
+
+    // Starts to copy ROWS rows of all halves. `full` has to expect TILE_BYTES<ROWS>.
+    template <int ROWS> __device__ __forceinline__ void load(char *to, int64_t head, int64_t first, Mbarrier &full) const {
+        #pragma unroll
+        for (int half = 0; half < HALVES; half++)
+            bulk_copy<ROWS * ROW_BYTES>(to + half * ROWS * ROW_BYTES, row(head, half, first), full);
+    }
+};
+
+// Bytes of a tile in shared memory: its halves one after another.
+template <int ROWS> constexpr int TILE_BYTES = ROWS * HALVES * ROW_BYTES;
+
+// Descriptors of a tile of ROWS rows: step `i` of 16 along the width, with the rows as M or N, from row `first` (a multiple of
+// eight) on; and step `i` of 16 rows, with the rows as K and the width as N.
+template <int ROWS> __device__ __forceinline__ uint64_t along_width(const char *tile, int i, int first = 0) {
+    return smem_descriptor(tile + (i / 4 * ROWS + first) * ROW_BYTES) + i % 4 * DESCRIPTOR_K_STEP;
+}
+template <int ROWS> __device__ __forceinline__ uint64_t along_rows(const char *tile, int i) {
+    return smem_descriptor(tile + i * 16 * ROW_BYTES, ROWS * ROW_BYTES, 8 * ROW_BYTES, SWIZZLE_128B);
+}
+
+// 2^x, and 0 for minus infinity.
+__device__ __forceinline__ float exp2_fast(float x) {
+#if __CUDA_ARCH__ >= 900
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+// Accumulators as the bfloat16 operand A of the next product.
+template <int SUMS> __device__ __forceinline__ void to_bfloat16(const float (&sums)[SUMS], uint32_t (&words)[SUMS / 2]) {
+    #pragma unroll
+    for (int i = 0; i < SUMS / 2; i++) words[i] = Format<BFLOAT16>::packed(sums[2 * i], sums[2 * i + 1]);
+}
+
+// Stores two neighbouring elements of a row of HEAD_WIDTH elements.
+__device__ __forceinline__ void store_pair(T *row, int column, float first, float second) {
+    if constexpr (HEAD_WIDTH % 2 == 0) {
+        if (column < HEAD_WIDTH) store(row, column, Vector<T, 2>{{first, second}});
+    } else {
+        if (column < HEAD_WIDTH) row[column] = first;
+        if (column + 1 < HEAD_WIDTH) row[column + 1] = second;
+    }
+}

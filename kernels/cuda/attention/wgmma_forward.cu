@@ -1,0 +1,189 @@
+// Attention in bfloat16 by WGMMA, from packed arrays: see wgmma_attention.cuh. Persistent and warp-specialised: one block for
+// each multiprocessor goes from tile to tile of BLOCK_Q queries. One thread issues copies; each of CONSUMERS warpgroups computes
+// 64 queries. The scores of the next keys are multiplied while the softmax of the present ones runs, and the warpgroups take
+// turns, so that one multiplies while another one computes exponentials.
+//
+// Macros: also KEY_STAGES of k and of v, CONSUMERS = BLOCK_Q / 64, HEAD_GROUP: heads whose tiles are computed at the same time.
+#include "attention/wgmma_scratch.cuh"
+#include "attention/wgmma_softmax.cuh"
+
+constexpr int CONSUMERS = BLOCK_Q / 64, CONSUMER_WARPS = 4 * CONSUMERS, THREADS = (CONSUMERS + 1) * WARPGROUP;
+constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>;
+constexpr int SCORES = BLOCK_K / 2; // accumulators of a thread
+#ifdef SHARED_BYTES // the tiles, and their alignment to 1024
+static_assert(Q_BYTES + 2 * KEY_STAGES * K_BYTES + 1024 == SHARED_BYTES, "as wgmma.py says");
+#endif
+
+struct SharedTiles {
+    char *q, *k, *v;
+
+    __device__ __forceinline__ SharedTiles() {
+        q = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024), k = q + Q_BYTES, v = k + KEY_STAGES * K_BYTES;
+    }
+};
+
+struct Barriers {
+    Pipeline<1> q;
+    Pipeline<KEY_STAGES> k, v;
+};
+
+// A tile of queries of a head, and the keys that it attends to.
+struct QueryTile {
+    int64_t head;
+    int first, key_tiles;
+
+    __device__ __forceinline__ QueryTile(int number, int batch, int queries, int keys) {
+        const int tiles = (queries + BLOCK_Q - 1) / BLOCK_Q, group = number / (tiles * HEAD_GROUP) * HEAD_GROUP;
+        const int in_group = number % (tiles * HEAD_GROUP), heads = min(HEAD_GROUP, batch - group);
+        const int tile = in_group / heads;
+        head = group + in_group % heads;
+        first = (CAUSAL ? tiles - 1 - tile : tile) * BLOCK_Q; // the longest rows start first
+        const int end = CAUSAL ? min(keys, first + BLOCK_Q) : keys;
+        key_tiles = (end + BLOCK_K - 1) / BLOCK_K;
+    }
+};
+
+// The producer thread: issues the copies for all tiles of this block. Key tiles go from the last to the first one.
+static __device__ __forceinline__ void produce(
+    const PackedInputs &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys) {
+    PipelineState<1> at_q;
+    PipelineState<KEY_STAGES> at;
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x, at_q.advance()) {
+        const QueryTile tile(number, batch, queries, keys);
+        barriers.q.wait_empty(at_q);
+        barriers.q.full[0].arrive_expect_tx(Q_BYTES);
+        packed.q.load<BLOCK_Q>(shared.q, tile.head, tile.first, barriers.q.full[0]);
+        #pragma unroll 1
+        for (int i = tile.key_tiles - 1; i >= 0; i--, at.advance()) {
+            barriers.k.wait_empty(at);
+            barriers.k.full[at.stage].arrive_expect_tx(K_BYTES);
+            packed.k.load<BLOCK_K>(
+                shared.k + at.stage * K_BYTES, tile.head, (int64_t)i * BLOCK_K, barriers.k.full[at.stage]);
+            barriers.v.wait_empty(at);
+            barriers.v.full[at.stage].arrive_expect_tx(K_BYTES);
+            packed.v.load<BLOCK_K>(
+                shared.v + at.stage * K_BYTES, tile.head, (int64_t)i * BLOCK_K, barriers.v.full[at.stage]);
+        }
+    }
+}
+
+// The turns of the consumer warpgroups: a named barrier for each, at which its predecessor arrives.
+struct Turns {
+    int own;
+
+    __device__ __forceinline__ void start() const {
+        if (own == CONSUMERS - 1) pass();
+    }
+    __device__ __forceinline__ void wait() const { named_barrier_sync(2 * WARPGROUP, 1 + own); }
+    __device__ __forceinline__ void pass() const { named_barrier_arrive(2 * WARPGROUP, 1 + (own + 1) % CONSUMERS); }
+    __device__ __forceinline__ void finish() const { // of the last arrival
+        if (own == 0) wait();
+    }
+};
+
+// A consumer warpgroup.
+static __device__ __forceinline__ void consume(Barriers &barriers, const SharedTiles &shared, T *out, T *logsumexp,
+    int tiles, int batch, int heads, int queries, int keys, int64_t out_row, float scale) {
+    const Turns turns = {(int)threadIdx.x / WARPGROUP - 1};
+    const auto release = [](Mbarrier &empty) {
+        if (threadIdx.x % WARP == 0) empty.arrive();
+    };
+    PipelineState<1> at_q;
+    PipelineState<KEY_STAGES> at_k, at_v;
+    turns.start();
+    for (int number = blockIdx.x; number < tiles; number += gridDim.x, at_q.advance()) {
+        const QueryTile tile(number, batch, queries, keys);
+        const int first = tile.first + turns.own * 64;
+        float scores[SCORES], outputs[OUTPUTS];
+        uint32_t weights[SCORES / 2];
+        RunningSoftmax<SCORES> softmax;
+        #pragma unroll
+        for (int i = 0; i < OUTPUTS; i++) outputs[i] = 0;
+
+        const auto start_scores = [&] {
+            const char *k = shared.k + at_k.stage * K_BYTES;
+            wgmma_fence();
+            #pragma unroll
+            for (int i = 0; i < PACKED_WIDTH / 16; i++)
+                wgmma<BFLOAT16>(
+                    scores, along_width<BLOCK_Q>(shared.q, i, turns.own * 64), along_width<BLOCK_K>(k, i), i > 0);
+            wgmma_commit_group();
+        };
+        const auto start_outputs = [&] {
+            const char *v = shared.v + at_v.stage * K_BYTES;
+            wgmma_fence();
+            #pragma unroll
+            for (int i = 0; i < BLOCK_K / 16; i++)
+                wgmma_registers<true>(outputs, weights + 4 * i, along_rows<BLOCK_K>(v, i), true);
+            wgmma_commit_group();
+        };
+        barriers.q.wait_full(at_q);
+        barriers.k.wait_full(at_k);
+        turns.wait();
+        start_scores();
+        turns.pass();
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(scores);
+        release(barriers.k.empty[at_k.stage]);
+        at_k.advance();
+        mask(scores, first, (tile.key_tiles - 1) * BLOCK_K, keys);
+        softmax.update(scores, scale);
+        to_bfloat16(scores, weights);
+
+        for (int i = tile.key_tiles - 2; i >= 0; i--) {
+            barriers.k.wait_full(at_k);
+            turns.wait();
+            start_scores();
+            barriers.v.wait_full(at_v);
+            start_outputs();
+            turns.pass();
+            wgmma_wait_group<1>();
+            wgmma_fence_operand(scores);
+            release(barriers.k.empty[at_k.stage]);
+            at_k.advance();
+            mask(scores, first, i * BLOCK_K, keys);
+            softmax.update(scores, scale);
+            wgmma_wait_group<0>();
+            wgmma_fence_operand(outputs);
+            release(barriers.v.empty[at_v.stage]);
+            at_v.advance();
+            to_bfloat16(scores, weights);
+            softmax.rescale(outputs);
+        }
+        release(barriers.q.empty[0]);
+        barriers.v.wait_full(at_v);
+        start_outputs();
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(outputs);
+        release(barriers.v.empty[at_v.stage]);
+        at_v.advance();
+
+        const int64_t start = tile.head / heads * queries * out_row + tile.head % heads * HEAD_WIDTH;
+        softmax.store_results(
+            outputs, scale, first, queries, out + start, out_row, logsumexp + tile.head * queries);
+    }
+    turns.finish();
+}
+
+KERNEL __launch_bounds__(THREADS, 1) attention_wgmma(T *out, T *logsumexp, int64_t batch, int64_t heads, int64_t queries,
+    int64_t keys, int64_t out_row, double scale, char *scratch) {
+    wait_for_inputs();
+    __shared__ Barriers barriers;
+    if (threadIdx.x == 0) {
+        barriers.q.init(1, CONSUMER_WARPS);
+        barriers.k.init(1, CONSUMER_WARPS);
+        barriers.v.init(1, CONSUMER_WARPS);
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    const int tiles = batch * ((queries + BLOCK_Q - 1) / BLOCK_Q);
+    const SharedTiles shared;
+    if (threadIdx.x < WARPGROUP) {
+        warpgroup_reg_dealloc<CONSUMERS == 2 ? 24 : 32>();
+        if (threadIdx.x == 0)
+            produce(PackedInputs(scratch, batch, queries, keys), barriers, shared, tiles, batch, queries, keys);
+    } else {
+        warpgroup_reg_alloc<CONSUMERS == 2 ? 240 : 160>();
+        consume(barriers, shared, out, logsumexp, tiles, batch, heads, queries, keys, out_row, (float)scale * LOG2_E);
+    }
+}

@@ -1,0 +1,64 @@
+"""`attention/wgmma_*.cu`, run on the CPU, against float64: every candidate, with one block for all tiles."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+
+from adtrain.core.primitive import Primitive
+from adtrain.core.program import Equation, Variable
+from adtrain.core.target import H200
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.attention import wgmma
+from adtrain.lowering.cuda.attention.problem import problem_of
+from adtrain.ops.attention import attention_grad_p, attention_p
+from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p
+
+__all__ = ["host"]
+
+TARGET = H200._replace(multiprocessors=1)
+"""A block runs to its end before the next one starts, so no block may wait for another one."""
+TOLERANCE = 1.2e-2
+"""Of the norm. Operands have 8 significant bits."""
+
+
+def check(host: Host, primitive: Primitive, count: int, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
+    """All candidates on ``arrays``, of which the first ``count`` hold q, k and v."""
+    given = [x.astype(np.float32) for x in arrays]
+    types = [ArrayType(x.shape, x.dtype) for x in given]
+    outputs = tuple(Variable(t, "gpu") for t in primitive.output_types(types, params))
+    equation = Equation(primitive, tuple(Variable(t, "gpu") for t in types), params, outputs)
+    exact = primitive.reference(*arrays, **params | {"precision": "full"})
+    found = wgmma.candidates(TARGET, problem_of(count, "grad" in primitive.name, types, params))
+    assert found is not None
+    for kernel in found.kernels:
+        for x, expected in zip(
+            host.computed(equation, kernel, given), exact if isinstance(exact, tuple) else (exact,), strict=True
+        ):
+            assert np.linalg.norm(x - expected) <= TOLERANCE * np.linalg.norm(expected), kernel.label
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "width", "causal"),
+    [(70, 300, 128, False), (200, 200, 33, True)],
+)
+def test_wgmma_computes_values_and_gradients(host: Host, queries: int, keys: int, width: int, causal: bool) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v, ct = (rng.normal(size=(2, n, width)) for n in (queries, keys, keys, queries))
+    params = {"causal": causal, "scale": 1 / math.sqrt(width), "dropout": 0.0, "stream": 0, "precision": "bfloat16"}
+    check(host, attention_p, 3, [q, k, v], params)
+    kept = attention_p.reference(q, k, v, **params | {"precision": "full"})
+    check(host, attention_grad_p, 3, [q, k, v, *kept, ct], params)
+
+
+def test_wgmma_reads_and_writes_the_heads_of_one_array(host: Host) -> None:
+    rng, width = np.random.default_rng(0), 72
+    x, ct = rng.normal(size=(2, 135, 9 * width)), rng.normal(size=(2, 135, 3 * width))
+    params = {"heads": 3, "causal": True, "scale": 0.2, "dropout": 0.0, "stream": 0, "precision": "bfloat16"}
+    check(host, self_attention_p, 1, [x], params)
+    kept = self_attention_p.reference(x, **params | {"precision": "full"})
+    check(host, self_attention_grad_p, 1, [x, *kept, ct], params)

@@ -1,0 +1,68 @@
+"""`attention/wgmma_*.cu` on a GPU: every candidate against float64, and the same bytes in two runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_kernels import run_twice
+from gpu_parity import gpu, poisoned
+
+from adtrain.core.primitive import Primitive
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.attention import wgmma
+from adtrain.lowering.cuda.attention.problem import problem_of
+from adtrain.ops.attention import attention_grad_p, attention_p
+from adtrain.ops.self_attention import self_attention_grad_p, self_attention_p
+
+__all__ = ["gpu", "poisoned"]
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = 1e-2
+"""Of the norm. Operands have 8 significant bits."""
+
+
+def check(gpu: Any, primitive: Primitive, count: int, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
+    """All candidates on ``arrays``, of which the first ``count`` hold q, k and v."""
+    given = [x.astype(np.float32) for x in arrays]
+    types = [ArrayType(x.shape, x.dtype) for x in given]
+    exact = primitive.reference(*arrays, **params | {"precision": "full"})
+    found = wgmma.candidates(gpu.lowering.target, problem_of(count, "grad" in primitive.name, types, params))
+    if found is None:
+        pytest.skip("this GPU has no wgmma")
+    for kernel in found.kernels:
+        results = run_twice(gpu, primitive, kernel, given, **params)
+        for x, expected in zip(results, exact if isinstance(exact, tuple) else (exact,), strict=True):
+            assert np.linalg.norm(x - expected) <= TOLERANCE * np.linalg.norm(expected), kernel.label
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [31, 64, 128])
+@pytest.mark.parametrize(
+    ("heads", "queries", "keys"),
+    [(3, 2, 3), (5, 130, 70), (300, 100, 256), (20, 1000, 1000), (2, 65, 5000), (1, 300, 17_000)],
+)
+def test_wgmma_computes_values_and_gradients(
+    gpu: Any, heads: int, queries: int, keys: int, width: int, causal: bool
+) -> None:
+    """There are fewer and more tiles of keys than tiles of queries, than blocks, and than units of shared memory."""
+    keys = queries if causal else keys
+    rng = np.random.default_rng(0)
+    q, k, v, ct = (rng.normal(size=(heads, n, width)) for n in (queries, keys, keys, queries))
+    params = {"causal": causal, "scale": 1 / math.sqrt(width), "dropout": 0.0, "stream": 0, "precision": "bfloat16"}
+    check(gpu, attention_p, 3, [q, k, v], params)
+    kept = attention_p.reference(q, k, v, **params | {"precision": "full"})
+    check(gpu, attention_grad_p, 3, [q, k, v, *kept, ct], params)
+
+
+@pytest.mark.parametrize(("length", "width"), [(100, 16), (500, 128)])
+def test_wgmma_reads_and_writes_the_heads_of_one_array(gpu: Any, length: int, width: int) -> None:
+    rng = np.random.default_rng(0)
+    x, ct = rng.normal(size=(3, length, 9 * width)), rng.normal(size=(3, length, 3 * width))
+    params = {"heads": 3, "causal": True, "scale": 0.2, "dropout": 0.0, "stream": 0, "precision": "bfloat16"}
+    check(gpu, self_attention_p, 1, [x], params)
+    kept = self_attention_p.reference(x, **params | {"precision": "full"})
+    check(gpu, self_attention_grad_p, 1, [x, *kept, ct], params)
