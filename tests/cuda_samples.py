@@ -102,6 +102,10 @@ MEDIUM: Mapping[str, Large] = {
         f"conv2d, {p}": Large(precise(convolution, p), [Shaped(4, 32, 28, 28), Shaped(32, 32, 3, 3)])
         for p in PRECISIONS
     },
+    **{
+        f"attention, {p}": Large(precise(ops.attention, p), [Shaped(8, 512, 64)] * 3)
+        for p in ("full", "tf32", "bfloat16")
+    },
     "transpose": Large(ops.transpose, [Shaped(40, 70)]),
     "cumsum of rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 64)]),
     "cumsum of long rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 16384)]),

@@ -32,6 +32,8 @@ SPILLED = re.compile(r"(\d+) bytes spill stores")
 MAX_SPILLED = {
     "attention/fma_backward.cu": 64,
     "attention/fma_forward.cu": 64,
+    "attention/mma_backward.cu": 96,
+    "attention/mma_forward.cu": 96,
     "gemm/pack.cu": 64,
     "horizontal.cu": 1024,
     "reduce/reduce.cu": 64,

@@ -23,6 +23,8 @@ GROUP, PACK_THREADS = 64, 256
 """Rows with one scale, and threads of a block, in attention/mma_pack.cu."""
 MAX_SLICE = 128
 """Most columns of the cotangents that a block computes."""
+MAX_DIRECT = 64
+"""Largest width of rows that kernels round themselves."""
 BANDWIDTH = 2.6e12
 """Bytes per second that packing reads and writes."""
 ONE_TERM = 2
@@ -45,11 +47,6 @@ class Tile(NamedTuple):
     def block(self) -> int:
         """Rows of the result that a block computes."""
         return self.rows * self.warps
-
-    def shared(self, width: int, terms: int, own: int) -> int:
-        """Bytes of shared memory for ``own`` tiles of the block's rows and two of the others in each stage."""
-        rows = 2 * terms * (padded(width) + 8) * (own * self.block + 2 * self.stages * self.others)
-        return rows + 2 * 4 * self.stages * self.others  # and two numbers of each query
 
     @property
     def definitions(self) -> dict[str, int]:
@@ -77,9 +74,17 @@ class Part(NamedTuple):
     most_numbers: int
     speeds: Mapping[Tile, float]
 
-    def fits(self, tile: Tile, target: Target, width: int, terms: int) -> bool:
+    def fits(self, tile: Tile, target: Target, problem: Problem) -> bool:
+        """Whether shared memory holds the tiles, and registers the numbers."""
+        width = problem.lengths.width
         numbers = tile.rows * (self.sums * slice_of(width, self.own) + self.scores * tile.others) // WARP
-        return tile.shared(width, terms, self.own) <= target.shared and numbers <= self.most_numbers
+        few = tile.rows == 16 or "rng" not in problem.optional  # Philox takes registers too
+        return few and numbers <= self.most_numbers and self.shared(tile, problem) <= target.shared
+
+    def shared(self, tile: Tile, problem: Problem) -> int:
+        """Bytes of shared memory: tiles of the block's rows and of others, and two numbers of each query."""
+        row = 2 * terms_of(problem) * (padded(problem.lengths.width) + 8)
+        return row * (self.own * tile.block + 2 * tile.stages * tile.others) + 2 * 4 * tile.stages * tile.others
 
 
 SMALL_TILES = {
@@ -112,8 +117,8 @@ def slice_of(width: int, own: int) -> int:
 
 
 def direct(problem: Problem) -> bool:
-    """Whether the kernels round what they load, so that nothing is packed."""
-    return problem.precision == "bfloat16"
+    """Whether the kernels round what they load, so that nothing is packed. Wider rows take too many registers."""
+    return problem.precision == "bfloat16" and problem.lengths.width <= MAX_DIRECT
 
 
 def terms_of(problem: Problem) -> int:
@@ -147,19 +152,18 @@ def _part(
     target: Target, problem: Problem, part: Part, length: int, others: int, results: tuple[int, ...]
 ) -> list[tuple[float, CudaLaunch]]:
     """The fastest launches of a kernel and their estimated seconds. A block computes some of ``length`` rows."""
-    x, terms, found = problem.lengths, terms_of(problem), []
+    x, found = problem.lengths, []
     columns = slice_of(x.width, part.own)
     slices = -(-padded(x.width) // columns)
     for tile, speed in part.speeds.items():
-        if not part.fits(tile, target, x.width, terms):
+        if not part.fits(tile, target, problem):
             continue
-        shared = tile.shared(x.width, terms, part.own)
         launch = CudaLaunch(
             f"attention/mma_{'backward' if problem.gradient else 'forward'}.cu", part.name, problem.numbers,
             (problem.dtype,),
             blocks=x.batch * -(-length // tile.block) * slices,
             threads=tile.warps * WARP,
-            shared=shared,
+            shared=part.shared(tile, problem),
             definitions={
                 **problem.definitions, **tile.definitions,
                 "DIRECT": int(direct(problem)), **({"SLICE": columns} if problem.gradient else {}),
