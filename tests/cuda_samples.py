@@ -106,6 +106,7 @@ MEDIUM: Mapping[str, Large] = {
         f"attention, {p}": Large(precise(ops.attention, p), [Shaped(8, 512, 64)] * 3)
         for p in ("full", "tf32", "bfloat16")
     },
+    "short attention, bfloat16": Large(precise(ops.attention, "bfloat16"), [Shaped(8, 256, 64)] * 3),
     "transpose": Large(ops.transpose, [Shaped(40, 70)]),
     "cumsum of rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 64)]),
     "cumsum of long rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 16384)]),

@@ -34,6 +34,7 @@ MAX_SPILLED = {
     "attention/fma_forward.cu": 64,
     "attention/mma_backward.cu": 96,
     "attention/mma_forward.cu": 96,
+    "attention/wgmma_backward.cu": 64,  # its producer threads, not its consumers
     "gemm/pack.cu": 64,
     "horizontal.cu": 1024,
     "reduce/reduce.cu": 64,
