@@ -6,7 +6,6 @@ The constants of the cost model were measured on an H200.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -127,7 +126,7 @@ def terms_of(problem: Problem) -> int:
 
 
 def candidates(target: Target, problem: Problem) -> Candidates | None:
-    """The fastest tiles by estimate; None where they do not fit into shared memory, and for float64."""
+    """The tiles that are the fastest by estimate, then the second ones. None where none fits, and for float64."""
     if target.capability < CAPABILITY or problem.dtype != np.float32:
         return None
     x = problem.lengths
@@ -144,7 +143,7 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
     moved = 4 * (12 if problem.gradient else 4) * x.batch * (x.queries + x.keys) / 2 * x.width  # bytes of arrays
     seconds = sum(each[0][0] for each in found) + moved / BANDWIDTH
     seconds += LAUNCH + 2 * scratch / BANDWIDTH if packing else 0
-    launches = product(*([launch for _, launch in each] for each in found))
+    launches = zip(*([launch for _, launch in each] for each in found), strict=False)
     return Candidates(seconds, [CudaKernel((*packing, *each), scratch) for each in launches])
 
 
