@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from math import gcd, prod
 from typing import TypeAlias
 
+from adtrain.backends.cuda.codegen.column_sum import column_sum
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.one_block import one_block
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import product_p
+from adtrain.core.fused import column_sum_p, product_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
@@ -34,7 +35,11 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
     products = _same_threads({e: choose(e) for e in members if _is_product(e)})
     threads = max((product.threads for product in products.values()), default=THREADS)
     parts = [
-        *(one_block(e, threads) for e in members if e not in products and not is_loops(e)),
+        *(
+            column_sum(e, threads) if e.primitive is column_sum_p else one_block(e, threads)
+            for e in members
+            if e not in products and not is_loops(e)
+        ),
         *(
             _product(e, products[e], f"Epilogue{i}", threads, target)
             for i, e in enumerate(sorted(products, key=_depth, reverse=True))
