@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import gcd, prod
 from typing import TypeAlias
 
 from adtrain.backends.cuda.codegen.column_sum import column_sum
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.one_block import one_block
-from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, code_of, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import column_sum_p, product_p
@@ -40,12 +40,10 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
             for e in members
             if e not in products and not is_loops(e)
         ),
-        *(
-            _product(e, products[e], f"Epilogue{i}", threads, target)
-            for i, e in enumerate(sorted(products, key=_depth, reverse=True))
-        ),
+        *_products({e: products[e] for e in sorted(products, key=_depth, reverse=True)}, threads, target),
         *(loops(e).part(threads, target.multiprocessors) for e in members if is_loops(e)),
     ]
+    parts = [part for code in dict.fromkeys(map(code_of, parts)) for part in parts if code_of(part) == code]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
     crowded = sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
     small = bool(products) and all(product.small for product in products.values())
@@ -70,6 +68,14 @@ def _depth(equation: Equation) -> int:
     """The length K of a product."""
     matmul = matmul_of(equation)
     return matmul.inputs[0].type.shape[-2 if matmul.params["transpose_a"] else -1]
+
+
+def _products(chosen: Mapping[Equation, BlockGemm], threads: int, target: Target) -> Iterator[Part]:
+    """The parts of products. Equal epilogues have one name, so that equal products have equal code."""
+    named: dict[str, str] = {}
+    for e, gemm in chosen.items():
+        name = named.setdefault(epilogue(e, "").text, f"Epilogue{len(named)}")
+        yield _product(e, gemm, name, threads, target)
 
 
 def _product(equation: Equation, product: BlockGemm, name: str, threads: int, target: Target) -> Part:
