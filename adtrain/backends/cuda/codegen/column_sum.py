@@ -25,7 +25,7 @@ def column_sum(equation: Equation, threads: int) -> Part:
     at = next(i for i, e in enumerate(body.equations) if e.has(Trait.REDUCTION))
     total = body.equations[at]
     (x,), (y,) = total.inputs, total.outputs
-    columns = y.size
+    columns, c = y.size, c_type(x.type.dtype)
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
     made = {v for e in body.equations for v in e.outputs}
     before = _program(body.equations[:at], [x], made)
@@ -35,16 +35,15 @@ def column_sum(equation: Equation, threads: int) -> Part:
     read, results = _loads(after, y.type.shape, names, "0", "column", 1, columns)
     lines = [
         f"constexpr int ROWS = {rows}, COLUMNS = {columns}, WIDE = {VECTOR};",
-        f"typedef ColumnSum<{c_type(x.type.dtype)}, THREADS, {BLOCK_COLUMNS}, WIDE> Sum_;",
-        "Sum_ sum(block);",
-        "sum.add_rows<ROWS, COLUMNS>([&](int row, int column, auto &terms) {",
+        f"ColumnSum<{c}, THREADS, {BLOCK_COLUMNS}, WIDE> sum(block);",
+        f"sum.add_rows<ROWS, COLUMNS>([&](int row, int column, {c} (&terms)[WIDE]) {{",
         *indented(load),
         "    #pragma unroll",
         "    for (int k = 0; k < WIDE; k++) {",
         *indented(indented(statements(before, values, ["terms[k]"]))),
         "    }",
         "});",
-        "sum.finish<COLUMNS>([&](int column, auto total) {",
+        f"sum.finish<COLUMNS>([&](int column, {c} total) {{",
         *indented(read),
         *indented(statements(after, results | {y: "total"}, [f"y{i}[column]" for i in range(len(body.outputs))])),
         "});",

@@ -18,13 +18,14 @@ from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm
 from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.fuse_horizontally import MAX_K
 
 THREADS = 256
 """Threads of a block without products. With products their tile sets the number."""
 
 UNCROWDED, RESIDENT = 2, 3
-"""In a kernel of small GEMMs with more than UNCROWDED blocks per multiprocessor, registers are limited so that RESIDENT
-blocks are resident on one, though some may spill."""
+"""In a kernel of small GEMMs with K up to MAX_K and with more than UNCROWDED blocks per multiprocessor, registers are
+limited so that RESIDENT blocks are resident on one, though some may spill."""
 
 Choice: TypeAlias = "Callable[[Equation], Sequence[BlockGemm]]"
 """The GEMM functions for a matrix product without split-K, the best first."""
@@ -36,17 +37,18 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
     threads = max((product.threads for product in products.values()), default=THREADS)
     parts = [
         *(
-            column_sum(e, threads) if e.primitive is column_sum_p else one_block(e, threads)
+            one_block(e, threads)
             for e in members
-            if e not in products and not is_loops(e)
+            if e not in products and not is_loops(e) and e.primitive is not column_sum_p
         ),
         *_products({e: products[e] for e in sorted(products, key=_depth, reverse=True)}, threads, target),
+        *(column_sum(e, threads) for e in members if e.primitive is column_sum_p),
         *(loops(e).part(threads, target.multiprocessors) for e in members if is_loops(e)),
     ]
     parts = [part for code in dict.fromkeys(map(code_of, parts)) for part in parts if code_of(part) == code]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
     crowded = sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
-    small = bool(products) and all(product.small for product in products.values())
+    small = bool(products) and all(product.small and product.lengths[-1] <= MAX_K for product in products.values())
     return kernel("horizontal", parts, threads, element, RESIDENT if small and crowded else 1)
 
 
