@@ -23,9 +23,9 @@ from adtrain.passes.fuse_horizontally import MAX_K
 THREADS = 256
 """Threads of a block without products. With products their tile sets the number."""
 
-UNCROWDED, RESIDENT = 2, 3
-"""In a kernel of small GEMMs with K up to MAX_K and with more than UNCROWDED blocks per multiprocessor, registers are
-limited so that RESIDENT blocks are resident on one, though some may spill."""
+UNCROWDED, RESIDENT, RESIDENT_LONG = 2, 3, 2
+"""In a kernel of small GEMMs with more than UNCROWDED blocks per multiprocessor, registers are limited so that RESIDENT
+blocks are resident on one, though some may spill; RESIDENT_LONG where a K is longer than MAX_K."""
 
 Choice: TypeAlias = "Callable[[Equation], Sequence[BlockGemm]]"
 """The GEMM functions for a matrix product without split-K, the best first."""
@@ -48,8 +48,10 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
     parts = [part for code in dict.fromkeys(map(code_of, parts)) for part in parts if code_of(part) == code]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
     crowded = sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
-    small = bool(products) and all(product.small and product.lengths[-1] <= MAX_K for product in products.values())
-    return kernel("horizontal", parts, threads, element, RESIDENT if small and crowded else 1)
+    resident = 1
+    if crowded and products and all(product.small for product in products.values()):
+        resident = RESIDENT_LONG if any(product.lengths[-1] > MAX_K for product in products.values()) else RESIDENT
+    return kernel("horizontal", parts, threads, element, resident)
 
 
 def _same_threads(choices: Mapping[Equation, Sequence[BlockGemm]]) -> dict[Equation, BlockGemm]:
