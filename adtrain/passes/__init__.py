@@ -27,6 +27,7 @@ from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_one_block import fuse_one_block
 from adtrain.passes.fuse_pooling import fuse_pooling
 from adtrain.passes.fuse_products import fuse_products
+from adtrain.passes.fuse_row_products import fuse_row_products
 from adtrain.passes.fuse_rows import fuse_rows
 from adtrain.passes.fuse_updates import fuse_updates
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
@@ -71,6 +72,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         sink_reshapes,
         remove_dead_code,
         fuse_column_sums,
+        partial(fuse_row_products, target=target),
         fuse_rows,
         fuse_products,
         fuse_convolutions,
@@ -111,6 +113,7 @@ __all__ = [
     "fuse_one_block",
     "fuse_pooling",
     "fuse_products",
+    "fuse_row_products",
     "fuse_rows",
     "fuse_updates",
     "gpu_fusions",

@@ -30,10 +30,10 @@ MAX_WEIGHT = 8 << 10
 def fuse_rows(program: Program) -> Program:
     """One `row_fused` equation for each connected group of row-wise equations too large for one thread block."""
     found = _row_wise(program)
-    groups = _merged(program, found, range(len(found)))
+    groups = merged_rows(program, found, range(len(found)))
     worth = [m for m in groups.members.values() if _saves_launches([program.equations[i] for i in m])]
     chosen = {i for members in worth for i in members}
-    return _merged(program, found, chosen).rewritten(partial(fuse, row_fused_p))
+    return merged_rows(program, found, chosen).rewritten(partial(fuse, row_fused_p))
 
 
 def _saves_launches(equations: Sequence[Equation]) -> bool:
@@ -78,7 +78,7 @@ def _narrow_product(equation: Equation) -> Batchwise | None:
     return Batchwise(a.type.shape[0], (True, False), False)
 
 
-def _merged(program: Program, found: list[Batchwise | None], allowed: Collection[int]) -> Groups:
+def merged_rows(program: Program, found: list[Batchwise | None], allowed: Collection[int]) -> Groups:
     """Groups of the `allowed` equations that pass rows to one another."""
     groups = Groups(program, MAX_EQUATIONS)
     readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))

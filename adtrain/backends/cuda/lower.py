@@ -18,10 +18,12 @@ from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
 from adtrain.backends.cuda.codegen.row_fused import THREADS as ROW_THREADS
 from adtrain.backends.cuda.codegen.row_fused import row_fused
+from adtrain.backends.cuda.codegen.row_products import THREADS as CHAIN_THREADS
+from adtrain.backends.cuda.codegen.row_products import row_products
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import PRODUCTS, column_sum_p, conv_pool_p, horizontal_p, map_reduce_p, one_block_p, row_fused_p
+from adtrain.core.fused import PRODUCTS, column_sum_p, conv_pool_p, horizontal_p, map_reduce_p, one_block_p, row_fused_p, row_products_p
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
@@ -166,6 +168,8 @@ class Lowering:
             return [kernel("one_block", [one_block(equation, threads)], threads)]
         if equation.primitive is row_fused_p:
             return [kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS)]
+        if equation.primitive is row_products_p:
+            return [kernel("row_products", [row_products(equation)], CHAIN_THREADS, "float")]
         if equation.primitive is column_sum_p:
             return [kernel("column_sum", [column_sum(equation, COLUMN_THREADS)], COLUMN_THREADS)]
         if equation.primitive is map_reduce_p:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from adtrain.backends.cuda.codegen.one_block import names_of, part_of
@@ -21,9 +22,26 @@ BLOCKS = 2
 def row_fused(equation: Equation, target: Target) -> Part:
     """The part for a `row_fused` equation."""
     body = body_of(equation)
-    whole = shared_inputs(body)
+    rows = rows_per_block(body.outputs[0].type.shape[0], target)
+    return own_rows(equation, rows, shared_inputs(body), lambda own, names: part_of(own, names, THREADS))
+
+
+def own_rows(
+    equation: Equation,
+    rows: int,
+    whole: Collection[Variable],
+    part_for: Callable[[Program, dict[Variable, str]], Part],
+) -> Part:
+    """The part in which each block computes an equation for its own rows.
+
+    Args:
+        rows: of a block.
+        whole: the inputs that every block reads completely.
+        part_for: returns the part for a body of so many rows, with the pointers to its values.
+    """
+    body = body_of(equation)
     count = body.outputs[0].type.shape[0]
-    own = _sliced(body, {v: v for v in whole}, count, rows_per_block(count, target))
+    own = _sliced(body, {v: v for v in whole}, count, rows)
     names = names_of(own)
     lines = []
     for kind, variables in (("x", own.inputs), ("y", own.outputs)):
@@ -32,13 +50,13 @@ def row_fused(equation: Equation, target: Target) -> Part:
                 pointer = f"{'const ' if kind == 'x' else ''}{c_type(v.type.dtype)} *const"
                 lines.append(f"{pointer} my{kind}{i} = {kind}{i} + (int64_t)block * {v.size};")
                 names |= {w: f"my{kind}{i}" for w, name in names.items() if name == f"{kind}{i}"}
-    part = part_of(own, names, THREADS)
+    part = part_for(own, names)
     if part.scratch:
         lines += ["char *const all = own;", "{", f"    char *const own = all + (int64_t)block * {part.scratch};"]
         lines += [*indented(part.lines), "}"]
     else:
         lines += part.lines
-    blocks = count // rows_per_block(count, target)
+    blocks = count // rows
     scratch = part.scratch * blocks
     return replace(part, lines=lines, inputs=body.inputs, outputs=body.outputs, blocks=blocks, scratch=scratch)
 
