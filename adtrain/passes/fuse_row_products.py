@@ -8,13 +8,15 @@ transformer all that lies between two attentions is one such chain, forward and 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
-from adtrain.core.fused import body_of, fuse, row_products_p
+from adtrain.core.fused import body_of, fuse, loops_p, renamed, row_products_p
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.batchwise import Batchwise, rowwise
+from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_one_block import FORMS
 from adtrain.passes.fuse_products import fuse_products
@@ -28,6 +30,10 @@ MAX_WIDTH = 1024
 """Maximum elements of a row."""
 MAX_WEIGHT = 1 << 17
 """Maximum elements of a weight, which every block reads."""
+ATTENTION = {"self_attention": 1, "self_attention_grad": 4}
+"""The primitives that work on sequences, and their number of arguments without mask and random numbers."""
+MAX_HEAD_WIDTH = 64
+"""Maximum columns of a head in such a kernel."""
 STRIP, STEP = 32, 16
 """Columns and K of a warp's tile; a weight's lengths are multiples of them."""
 
@@ -36,6 +42,7 @@ def fuse_row_products(program: Program, target: Target) -> Program:
     """One `row_products` equation for each connected group of row-wise equations with wide products."""
     if target.capability < MIN_CAPABILITY:
         return program
+    program = _with_own_views(program)
     found = [_by_row(e, target) for e in program.equations]
     groups = merged_rows(program, found, range(len(found)))
     chosen = {i for m in groups.members.values() if _is_chain([program.equations[i] for i in m]) for i in m}
@@ -54,12 +61,37 @@ def is_wide_product(equation: Equation) -> bool:
     return n % STRIP == 0 and k % STEP == 0 and max(n, k) <= MAX_WIDTH
 
 
+def row_count(body: Program) -> int:
+    """The rows of a `row_products` body."""
+    return next(e.outputs[0].type.shape[0] for e in _inner(body) if e.has(Trait.MATMUL))
+
+
+def sequence_length(body: Program) -> int:
+    """The rows of a sequence, where equations of a `row_products` body work on sequences; otherwise 1."""
+    return next((e.inputs[0].type.shape[1] for e in _inner(body) if e.primitive.name in ATTENTION), 1)
+
+
 def shared_by_blocks(body: Program) -> set[Variable]:
     """The inputs of a `row_products` body that every thread block reads completely."""
-    count = body.outputs[0].type.shape[0]
-    inner = [e for fused in body.equations for e in body_of(fused).equations]
-    weights = {e.inputs[1] for e in inner if e.has(Trait.MATMUL)}
-    return {v for v in body.inputs if v in weights or v.type.shape[:1] != (count,)}
+    weights = {e.inputs[1] for e in _inner(body) if e.has(Trait.MATMUL)}
+    leading = {row_count(body), row_count(body) // sequence_length(body)}
+    by_row = {v for v in body.inputs if len(v.type.shape) > 1 and v.type.shape[0] in leading}
+    return set(body.inputs) - by_row | weights
+
+
+def _inner(body: Program) -> list[Equation]:
+    return [e for fused in body.equations for e in body_of(fused).equations]
+
+
+def _with_own_views(program: Program) -> Program:
+    """The program with a reshape of its own for each reader of a reshape: inside a kernel a reshape is not stored."""
+    views = {e.outputs[0]: e for e in program.equations if e.has(Trait.RESHAPE)}
+    equations: list[Equation] = []
+    for e in program.equations:
+        copies = {v: Variable(v.type, v.device) for v in dict.fromkeys(e.inputs) if v in views and e.outputs[0] not in views}
+        equations += [replace(views[v], outputs=(copy,), phase=e.phase) for v, copy in copies.items()]
+        equations.append(renamed(e, copies) if copies else e)
+    return remove_dead_code(replace(program, equations=tuple(equations)))
 
 
 def _by_row(e: Equation, target: Target) -> Batchwise | None:
@@ -69,14 +101,41 @@ def _by_row(e: Equation, target: Target) -> Batchwise | None:
     elif e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in FORMS or e.primitive.name == "standardize":
         found = rowwise(e)
     else:
-        found = rowwise(e) if "body" in e.params else None
-    if found is None or found.count % ROWS or any(len(v.type.shape) > 2 for v in (*e.inputs, *e.outputs)):
+        found = rowwise(e) if e.primitive is loops_p else None
+    if _joins_sequences(e):
+        found = Batchwise(prod(e.inputs[0].type.shape[:-1]), (True,), False)
+    elif _is_short_attention(e):
+        found = Batchwise(prod(e.inputs[0].type.shape[:2]), (True,) * len(e.inputs), False)
+    elif found is not None and any(len(v.type.shape) > 2 for v in (*e.inputs, *e.outputs)):
+        return None
+    if found is None or found.count % ROWS:
         return None
     blocks = found.count // ROWS
     fits = target.multiprocessors // 2 <= blocks <= target.multiprocessors
     by_row = [v for v, flag in zip(e.inputs, found.flags, strict=True) if flag]
     wide = any(v.size > MAX_WIDTH * found.count for v in (*by_row, *e.outputs))
     return found if fits and not wide else None
+
+
+def _joins_sequences(e: Equation) -> bool:
+    """Whether it is a reshape between rows and the sequences of at most ROWS rows that they are."""
+    if not e.has(Trait.RESHAPE):
+        return False
+    shapes = sorted((e.inputs[0].type.shape, e.outputs[0].type.shape), key=len)
+    flat, whole = shapes
+    if len(flat) != 2 or len(whole) != 3 or flat[1] != whole[2] or not whole[1]:
+        return False
+    return ROWS % whole[1] == 0
+
+
+def _is_short_attention(e: Equation) -> bool:
+    """Whether it is attention, or its gradient, of sequences of which a block has whole ones."""
+    if e.primitive.name not in ATTENTION or e.params["dropout"] or e.params["precision"] != FULL:
+        return False
+    x = e.inputs[0].type
+    if len(e.inputs) != ATTENTION[e.primitive.name] or x.dtype.name != "float32" or len(x.shape) != 3:
+        return False
+    return ROWS % x.shape[1] == 0 and x.shape[2] // (3 * e.params["heads"]) <= MAX_HEAD_WIDTH
 
 
 def _is_chain(equations: list[Equation]) -> bool:

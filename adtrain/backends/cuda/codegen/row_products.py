@@ -10,6 +10,7 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.one_block import part_of
 from adtrain.backends.cuda.codegen.one_block_forms import Form, Names, Step, form_of
 from adtrain.backends.cuda.codegen.part import Part, indented
+from adtrain.backends.cuda.codegen.row_attention import FORMS as ATTENTION_FORMS
 from adtrain.backends.cuda.codegen.row_fused import own_rows
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type
@@ -17,7 +18,7 @@ from adtrain.core.fused import body_of, loops_p, product_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.fuse_row_products import ROWS, STEP, shared_by_blocks
+from adtrain.passes.fuse_row_products import ROWS, STEP, row_count, sequence_length, shared_by_blocks
 
 THREADS = 512
 WARPS = THREADS // 32
@@ -35,8 +36,10 @@ def row_products(equation: Equation) -> Part:
     def part(own: Program, names: dict[Variable, str]) -> Part:
         return part_of(own, names, THREADS, SHARED, ROWS * max_width(own), _form_of)
 
-    made = own_rows(equation, ROWS, shared_by_blocks(body_of(equation)), part)
-    return replace(made, headers=(*made.headers, "gemm/row_product.cuh"))
+    body = body_of(equation)
+    count, length = row_count(body), sequence_length(body)
+    made = own_rows(body, {count: ROWS, count // length: ROWS // length}, shared_by_blocks(body), part)
+    return replace(made, headers=(*made.headers, "gemm/row_product.cuh", "attention/row_attention.cuh"))
 
 
 def max_width(body: Program) -> int:
@@ -50,7 +53,7 @@ def _form_of(equation: Equation) -> Form:
     wide = len(equation.outputs[0].type.shape) == 2 and equation.outputs[0].type.shape[1] % VECTOR == 0
     if wide and (equation.primitive is loops_p or elementwise(equation)):
         return _elementwise
-    return form_of(equation)
+    return ATTENTION_FORMS.get(equation.primitive.name) or form_of(equation)
 
 
 def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
