@@ -215,22 +215,41 @@ def _memory(body: Program, timed: Sequence[_Scheduled], limit: int) -> tuple[Pla
 
 
 def _statements(timed: Sequence[_Scheduled], places: Places, threads: int) -> Iterator[str]:
+    at = _first_threads(timed, threads)
+    for scheduled in timed:
+        for step in scheduled.steps:
+            yield from step.declared
     for phase in range(max(t.end for t in timed)):
         if phase == 1 and any(t.asynchronous for t in timed):
             yield from ("cp_async_commit_group();", "cp_async_wait_group<0>();")
         if phase:
             yield "__syncthreads();"
-        taken = 0
+        for i, (_, begin, steps) in enumerate(timed):
+            if begin <= phase + 1 < begin + len(steps) and steps[phase + 1 - begin].early:
+                yield from ("{", at[i, phase + 1], *indented(steps[phase + 1 - begin].early), "}")
         for i, (_, begin, steps) in enumerate(timed):
             if not begin <= phase < begin + len(steps):
                 continue
             step = steps[phase - begin]
             yield "{"
-            # Equations of one phase: each starts at the warp after the previous one's last warp.
-            rotated = f"(threadIdx.x + {threads - taken}) % THREADS" if taken else "threadIdx.x"
-            yield f"    const int t = {rotated};"
+            yield at[i, phase]
             if i in places:
                 yield "    char *const partial = (char *){} + {};".format(*places[i])
+            if not phase:
+                yield from indented(step.early)
             yield from indented(step.lines)
             yield "}"
-            taken = (taken + -(-step.threads // WARP) * WARP) % threads
+
+
+def _first_threads(timed: Sequence[_Scheduled], threads: int) -> dict[tuple[int, int], str]:
+    """The definition of `t` by equation and phase. In a phase each equation starts at the warp after the previous one's
+    last warp."""
+    found = {}
+    for phase in range(max(t.end for t in timed)):
+        taken = 0
+        for i, (_, begin, steps) in enumerate(timed):
+            if begin <= phase < begin + len(steps):
+                rotated = f"(threadIdx.x + {threads - taken}) % THREADS" if taken else "threadIdx.x"
+                found[i, phase] = f"    const int t = {rotated};"
+                taken = (taken + -(-steps[phase - begin].threads // WARP) * WARP) % threads
+    return found

@@ -31,12 +31,16 @@ class Step:
         threads: how many threads have work.
         partial: bytes, at `partial`, that this step writes for the next one.
         waits: False for asynchronous copies, which are complete after the next barrier.
+        declared: declarations before all statements.
+        early: statements that may run between the barriers before these, by the same threads: loads of arguments.
     """
 
     lines: Sequence[str]
     threads: int
     partial: int = 0
     waits: bool = True
+    declared: Sequence[str] = ()
+    early: Sequence[str] = ()
 
 
 Names = Mapping[Variable, str]

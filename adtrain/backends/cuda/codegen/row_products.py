@@ -71,17 +71,15 @@ def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     transposed = str(matmul.params["transpose_b"]).lower()
     kind = f"RowProduct<{ROWS}, {n}, {k}, {transposed}, {slices}, {strip}>"
     size = slices * ROWS * n * c.type.dtype.itemsize
-    multiply = [
-        f"{kind} product;",
-        f"product.prefetch(t, {names[b]});",
-        f"product.multiply(t, {names[a]}, {names[b]}, (T *)partial);",
-    ]
+    product = f"product_{names[body.outputs[0]]}"
+    multiply = [f"{product}.multiply(t, {names[a]}, {names[b]}, (T *)partial);"]
+    prefetch = [f"{product}.prefetch(t, {names[b]});"]
     result = f"const Vector<T, {VECTOR}> sum = {kind}::result({names[a]}, {names[b]}, (const T *)partial, row, column);"
     inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs))
     made = {v for e in others for v in e.outputs}
     after = Program((*(v for v in inputs if v not in made and v is not c), c), {}, tuple(others), body.outputs)
     return [
-        Step(multiply, n // strip * slices * 32, size),
+        Step(multiply, n // strip * slices * 32, size, declared=[f"{kind} {product};"], early=prefetch),
         _vectors(after, after.inputs[:-1], names, {c: "sum.lane[k]"}, [result]),
     ]
 
