@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from adtrain.core.fused import renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType, Shape
@@ -28,13 +29,39 @@ def flatten_rows(program: Program) -> Program:
     if not leading:
         return program
     equations: list[Equation] = []
-    stored: set[Variable] = set()  # broadcasts that stay as they are; their readers do, too
+    broadcasts: dict[Variable, Equation] = {}
+    gathered: set[Variable] = set()  # what is computed from gathered rows alone, which fuses with the gather
     for e in program.equations:
-        flat = None if stored.intersection(e.inputs) else _flattened(e, leading)
-        if flat is None and e.has(Trait.BROADCAST):
-            stored.update(e.outputs)
-        equations += flat or [e]
+        inputs = {v for v in e.inputs if v.type.shape}
+        of_gather = elementwise(e) and not gathered.isdisjoint(inputs) and inputs <= gathered | broadcasts.keys()
+        if e.has(Trait.BROADCAST):
+            broadcasts[e.outputs[0]] = e
+        elif e.has(Trait.GATHER) or of_gather:
+            gathered.update(e.outputs)
+        elif flat := _with_flat_broadcasts(e, leading, broadcasts):
+            equations += flat
+            continue
+        equations.append(e)
     return remove_dead_code(simplify_reshapes(replace(program, equations=tuple(equations))))
+
+
+def _with_flat_broadcasts(
+    e: Equation, leading: set[Shape], broadcasts: dict[Variable, Equation]
+) -> list[Equation] | None:
+    """`_flattened` of an equation that reads broadcasts to rows in place of those that it reads."""
+    flat = _flattened(e, leading)
+    if flat is None:
+        return None
+    before = {}
+    for v in e.inputs:
+        if v in broadcasts and v.type.shape:
+            copy = _flattened(broadcasts[v], leading)
+            if copy is None:
+                return None
+            own = {w: Variable(w.type, w.device) for each in copy for w in each.outputs}
+            before[v] = [renamed(each, own) for each in copy]
+            flat = [renamed(each, {v: own[v]}) if each.outputs[0] is not v else each for each in flat]
+    return [*(each for group in before.values() for each in group), *flat]
 
 
 def _leading_axes(program: Program) -> set[Shape]:
