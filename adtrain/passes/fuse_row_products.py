@@ -1,6 +1,6 @@
 """Row-product fusion: a chain of linear layers, norms, activations and residual additions on few rows as one kernel.
 
-A thread block takes ROWS rows through all equations of the chain, with products on tensor cores. Values between equations
+A thread block takes 16 or 32 rows through all equations of the chain, with products on tensor cores. Values between equations
 stay in shared memory, and each block reads every weight. Launches of their own would cost more where rows are few: in a
 transformer all that lies between two attentions is one such chain, forward and backward.
 """
@@ -22,8 +22,10 @@ from adtrain.passes.fuse_one_block import FORMS
 from adtrain.passes.fuse_products import fuse_products
 from adtrain.passes.fuse_rows import merged_rows
 
-ROWS = 16
-"""Rows of a thread block: those of a tensor-core instruction."""
+ROWS = (16, 32)
+"""Rows of a thread block: those of one or two tensor-core instructions."""
+WAVES = (1, 2)
+"""Maximum blocks for each multiprocessor, by the number of rows of a block. With more, every weight is read too often."""
 MIN_CAPABILITY = (8, 0)
 """Compute capability with bfloat16 on tensor cores."""
 MAX_WIDTH = 1024
@@ -32,6 +34,8 @@ MAX_WEIGHT = 1 << 17
 """Maximum elements of a weight, which every block reads."""
 ATTENTION = {"self_attention": 1, "self_attention_grad": 4}
 """The primitives that work on sequences, and their number of arguments without mask and random numbers."""
+MAX_LENGTH = 16
+"""Maximum rows of a sequence: a thread holds the scores of a query."""
 MAX_HEAD_WIDTH = 64
 """Maximum columns of a head in such a kernel."""
 STRIP, STEP = 32, 16
@@ -47,6 +51,14 @@ def fuse_row_products(program: Program, target: Target) -> Program:
     groups = merged_rows(program, found, range(len(found)))
     chosen = {i for m in groups.members.values() if _is_chain([program.equations[i] for i in m]) for i in m}
     return merged_rows(program, found, chosen).rewritten(_fused)
+
+
+def block_rows(count: int, target: Target) -> int | None:
+    """The rows of a thread block, for `count` rows; None where these are too few or too many for such a kernel."""
+    for rows, waves in zip(ROWS, WAVES, strict=True):
+        if count % rows == 0 and target.multiprocessors // 2 <= count // rows <= waves * target.multiprocessors:
+            return rows
+    return None
 
 
 def is_wide_product(equation: Equation) -> bool:
@@ -102,40 +114,31 @@ def _by_row(e: Equation, target: Target) -> Batchwise | None:
         found = rowwise(e)
     else:
         found = rowwise(e) if e.primitive is loops_p else None
-    if _joins_sequences(e):
-        found = Batchwise(prod(e.inputs[0].type.shape[:-1]), (True,), False)
-    elif _is_short_attention(e):
-        found = Batchwise(prod(e.inputs[0].type.shape[:2]), (True,) * len(e.inputs), False)
+    length = _length_of_sequences(e)
+    if length:
+        found = Batchwise(prod(e.inputs[0].type.shape[:-1]), (True,) * len(e.inputs), False)
     elif found is not None and any(len(v.type.shape) > 2 for v in (*e.inputs, *e.outputs)):
         return None
-    if found is None or found.count % ROWS:
+    rows = block_rows(found.count, target) if found is not None else None
+    if found is None or rows is None or rows % (length or 1):
         return None
-    blocks = found.count // ROWS
-    fits = target.multiprocessors // 2 <= blocks <= target.multiprocessors
     by_row = [v for v, flag in zip(e.inputs, found.flags, strict=True) if flag]
     wide = any(v.size > MAX_WIDTH * found.count for v in (*by_row, *e.outputs))
-    return found if fits and not wide else None
+    return None if wide else found
 
 
-def _joins_sequences(e: Equation) -> bool:
-    """Whether it is a reshape between rows and the sequences of at most ROWS rows that they are."""
-    if not e.has(Trait.RESHAPE):
-        return False
-    shapes = sorted((e.inputs[0].type.shape, e.outputs[0].type.shape), key=len)
-    flat, whole = shapes
-    if len(flat) != 2 or len(whole) != 3 or flat[1] != whole[2] or not whole[1]:
-        return False
-    return ROWS % whole[1] == 0
-
-
-def _is_short_attention(e: Equation) -> bool:
-    """Whether it is attention, or its gradient, of sequences of which a block has whole ones."""
+def _length_of_sequences(e: Equation) -> int:
+    """The rows of a sequence, for attention, its gradient, and a reshape between sequences and their rows; otherwise 0."""
+    if e.has(Trait.RESHAPE):
+        flat, whole = sorted((e.inputs[0].type.shape, e.outputs[0].type.shape), key=len)
+        return whole[1] if len(flat) == 2 and len(whole) == 3 and flat[1] == whole[2] and whole[1] <= MAX_LENGTH else 0
     if e.primitive.name not in ATTENTION or e.params["dropout"] or e.params["precision"] != FULL:
-        return False
+        return 0
     x = e.inputs[0].type
     if len(e.inputs) != ATTENTION[e.primitive.name] or x.dtype.name != "float32" or len(x.shape) != 3:
-        return False
-    return ROWS % x.shape[1] == 0 and x.shape[2] // (3 * e.params["heads"]) <= MAX_HEAD_WIDTH
+        return 0
+    narrow = x.shape[2] // (3 * e.params["heads"]) <= MAX_HEAD_WIDTH
+    return x.shape[1] if narrow and x.shape[1] <= MAX_LENGTH else 0
 
 
 def _is_chain(equations: list[Equation]) -> bool:
