@@ -48,9 +48,10 @@ def fuse_row_products(program: Program, target: Target) -> Program:
         return program
     program = _with_own_views(program)
     found = [_by_row(e, target) for e in program.equations]
-    groups = merged_rows(program, found, range(len(found)))
+    attention = {i for i, e in enumerate(program.equations) if e.primitive.name in ATTENTION}
+    groups = merged_rows(program, found, range(len(found)), attention)
     chosen = {i for m in groups.members.values() if _is_chain([program.equations[i] for i in m]) for i in m}
-    return merged_rows(program, found, chosen).rewritten(_fused)
+    return merged_rows(program, found, chosen, attention).rewritten(_fused)
 
 
 def block_rows(count: int, target: Target) -> int | None:
