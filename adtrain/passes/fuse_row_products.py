@@ -1,6 +1,6 @@
 """Row-product fusion: a chain of linear layers, norms, activations and residual additions on few rows as one kernel.
 
-A thread block takes 16 or 32 rows through all equations of the chain, with products on tensor cores. Values between equations
+A thread block takes ROWS rows through all equations of the chain, with products on tensor cores. Values between equations
 stay in shared memory, and each block reads every weight. Launches of their own would cost more where rows are few: in a
 transformer all that lies between two attentions is one such chain, forward and backward.
 """
@@ -22,10 +22,8 @@ from adtrain.passes.fuse_one_block import FORMS
 from adtrain.passes.fuse_products import fuse_products
 from adtrain.passes.fuse_rows import merged_rows
 
-ROWS = (16, 32)
-"""Rows of a thread block: those of one or two tensor-core instructions."""
-WAVES = (1, 2)
-"""Maximum blocks for each multiprocessor, by the number of rows of a block. With more, every weight is read too often."""
+ROWS = 16
+"""Rows of a thread block: those of a tensor-core instruction."""
 MIN_CAPABILITY = (8, 0)
 """Compute capability with bfloat16 on tensor cores."""
 MAX_WIDTH = 1024
@@ -35,7 +33,7 @@ MAX_WEIGHT = 1 << 17
 ATTENTION = {"self_attention": 1, "self_attention_grad": 4}
 """The primitives that work on sequences, and their number of arguments without mask and random numbers."""
 MAX_LENGTH = 16
-"""Maximum rows of a sequence: a thread holds the scores of a query."""
+"""Maximum rows of a sequence: those of a tile."""
 MAX_HEAD_WIDTH = 64
 """Maximum columns of a head in such a kernel."""
 STRIP, STEP = 32, 16
@@ -54,12 +52,9 @@ def fuse_row_products(program: Program, target: Target) -> Program:
     return merged_rows(program, found, chosen, attention).rewritten(_fused)
 
 
-def block_rows(count: int, target: Target) -> int | None:
-    """The rows of a thread block, for `count` rows; None where these are too few or too many for such a kernel."""
-    for rows, waves in zip(ROWS, WAVES, strict=True):
-        if count % rows == 0 and target.multiprocessors // 2 <= count // rows <= waves * target.multiprocessors:
-            return rows
-    return None
+def fits(count: int, target: Target) -> bool:
+    """Whether `count` rows make one block for most multiprocessors. With more blocks weights are read too often."""
+    return count % ROWS == 0 and target.multiprocessors // 2 <= count // ROWS <= target.multiprocessors
 
 
 def is_wide_product(equation: Equation) -> bool:
@@ -120,8 +115,7 @@ def _by_row(e: Equation, target: Target) -> Batchwise | None:
         found = Batchwise(prod(e.inputs[0].type.shape[:-1]), (True,) * len(e.inputs), False)
     elif found is not None and any(len(v.type.shape) > 2 for v in (*e.inputs, *e.outputs)):
         return None
-    rows = block_rows(found.count, target) if found is not None else None
-    if found is None or rows is None or rows % (length or 1):
+    if found is None or not fits(found.count, target) or ROWS % (length or 1):
         return None
     by_row = [v for v, flag in zip(e.inputs, found.flags, strict=True) if flag]
     wide = any(v.size > MAX_WIDTH * found.count for v in (*by_row, *e.outputs))
@@ -138,8 +132,8 @@ def _length_of_sequences(e: Equation) -> int:
     x = e.inputs[0].type
     if len(e.inputs) != ATTENTION[e.primitive.name] or x.dtype.name != "float32" or len(x.shape) != 3:
         return 0
-    narrow = x.shape[2] // (3 * e.params["heads"]) <= MAX_HEAD_WIDTH
-    return x.shape[1] if narrow and x.shape[1] <= MAX_LENGTH else 0
+    width = x.shape[2] // (3 * e.params["heads"])
+    return x.shape[1] if width <= MAX_HEAD_WIDTH and width % STEP == 0 and x.shape[1] <= MAX_LENGTH else 0
 
 
 def _is_chain(equations: list[Equation]) -> bool:

@@ -169,7 +169,7 @@ class Lowering:
         if equation.primitive is row_fused_p:
             return [kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS)]
         if equation.primitive is row_products_p:
-            return [kernel("row_products", [row_products(equation, self.target)], CHAIN_THREADS, "float")]
+            return [kernel("row_products", [row_products(equation)], CHAIN_THREADS, "float")]
         if equation.primitive is column_sum_p:
             return [kernel("column_sum", [column_sum(equation, COLUMN_THREADS)], COLUMN_THREADS)]
         if equation.primitive is map_reduce_p:

@@ -1,148 +1,161 @@
 // Attention of short sequences inside a kernel that takes whole sequences through a chain of equations, row by row.
 //
-// x has the rows of q, k and v side by side: ROWS rows of 3 HEADS WIDTH elements, LENGTH rows for each sequence. LANES
-// neighbouring threads share a row of a head; each holds some columns of it, and all of them the scores of the row.
+// x has the rows of q, k and v side by side: 3 HEADS WIDTH elements for each row, LENGTH rows for each sequence. A warp computes
+// TILE rows of a head by tensor cores: their scores are one tile, in which keys of other sequences are hidden.
 #pragma once
-#include "common/collectives.cuh"
+#include "gemm/small_gemm.cuh"
 
-template <typename A, int THREADS, int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAttention {
-    static constexpr int LANES = 8, MINE = (WIDTH + LANES - 1) / LANES, ACROSS = HEADS * WIDTH, PITCH = 3 * ACROSS;
-    static constexpr int COUNT = ROWS * HEADS; // rows of all heads
+template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAttention {
+    static constexpr int TILE = 16, ACROSS = HEADS * WIDTH, PITCH = 3 * ACROSS, TASKS = ROWS / TILE * HEADS;
+    static_assert(TILE % LENGTH == 0 && ROWS % TILE == 0 && WIDTH % 16 == 0, "a tile has whole sequences");
+    static constexpr int SCRATCH = TASKS * 2 * TILE * TILE; // elements
 
-    int head, row, first, lane; // first: the first row of the sequence
+    // An operand of a product: element (row, k) is at from[row * STRIDE + k] (K_MAJOR) or from[k * STRIDE + row].
+    template <int STRIDE_, bool K_MAJOR_> struct Matrix {
+        static constexpr int STRIDE = STRIDE_;
+        static constexpr bool K_MAJOR = K_MAJOR_;
+        const T *from;
+        __device__ __forceinline__ T at(int row, int k) const { return from[K_MAJOR ? row * STRIDE + k : k * STRIDE + row]; }
+    };
 
-    // Calls body() with the place of this thread for each row of each head. t: the thread's number.
-    template <typename Body> __device__ __forceinline__ void for_each_row(int t, Body body) {
-        lane = t % LANES;
-        for (int start = 0; start < COUNT; start += THREADS / LANES) {
-            if (start + t / WARP * WARP / LANES >= COUNT) continue; // no lane of this warp has a row
-            const int at = start + t / LANES < COUNT ? start + t / LANES : COUNT - 1;
-            head = at / ROWS, row = at % ROWS, first = row / LENGTH * LENGTH;
-            body(start + t / LANES < COUNT);
-        }
-    }
+    // A product of TILE rows and COLUMNS columns.
+    template <int COLUMNS> struct Product {
+        typedef Mma<TILE, COLUMNS, BF16X3, 1, 1> WarpOp;
+        static constexpr int TM = WarpOp::TM, TN = WarpOp::TN;
+        T sums[TM][TN] = {};
 
-    // This thread's columns of a row of WIDTH elements.
-    __device__ __forceinline__ void load(A (&to)[MINE], const A *from) const {
-        #pragma unroll
-        for (int i = 0; i < MINE; i++) to[i] = lane * MINE + i < WIDTH ? from[lane * MINE + i] : (A)0;
-    }
-    __device__ __forceinline__ void put(A *to, const A (&from)[MINE]) const {
-        #pragma unroll
-        for (int i = 0; i < MINE; i++)
-            if (lane * MINE + i < WIDTH) to[lane * MINE + i] = from[i];
-    }
-    // The row of q (0), k (1) or v (2).
-    __device__ __forceinline__ int64_t place(int part, int at) const { return at * PITCH + part * ACROSS + head * WIDTH; }
-
-    // products[j] = the product of `mine` by row j of the sequence, in all lanes.
-    __device__ __forceinline__ void multiply(A (&products)[LENGTH], const A (&mine)[MINE], const A *x, int part) const {
-        #pragma unroll
-        for (int j = 0; j < LENGTH; j++) {
-            A other[MINE], sum = 0;
-            load(other, x + place(part, first + j));
+        // Over K. OWN: k are the rows of the tile, of which a row needs those of its own sequence.
+        template <int K, bool OWN, class A, class B> __device__ __forceinline__ void multiply(const A &a, const B &b) {
             #pragma unroll
-            for (int i = 0; i < MINE; i++) sum = fma(mine[i], other[i], sum);
-            products[j] = over_lanes<Sum, LANES>(sum);
-        }
-    }
-
-    // The value of a lane of this row.
-    static __device__ __forceinline__ A of_lane(A value, int which) {
-        return __shfl_sync(FULL_MASK, value, threadIdx.x % WARP / LANES * LANES + which);
-    }
-
-    __device__ __forceinline__ bool visible(int j) const { return !CAUSAL || first + j <= row; }
-
-    // out: ROWS rows of all heads; logsumexp: (sequence, head, row).
-    __device__ __forceinline__ void forward(int t, const A *x, A *out, A *logsumexp, A scale) {
-        for_each_row(t, [&](bool live) {
-            A q[MINE], scores[LENGTH], top = -(A)INFINITY, total = 0;
-            load(q, x + place(0, row));
-            multiply(scores, q, x, 1);
-            #pragma unroll
-            for (int j = 0; j < LENGTH; j++) {
-                scores[j] = visible(j) ? scores[j] * scale : -(A)INFINITY;
-                top = Max::of(top, scores[j]);
+            for (int k = 0; k < K; k += K_STEP) {
+                typename WarpOp::Fragments fragments;
+                LaneOperand<WarpOp, TM, 1, A::K_MAJOR, VECTOR>::load(
+                    fragments.a, a.from, A::STRIDE, true, WarpOp::row(0), A::STRIDE, k);
+                LaneOperand<WarpOp, WarpOp::COLUMNS, 1, B::K_MAJOR, VECTOR>::load(
+                    fragments.b, b.from, B::STRIDE, true, WarpOp::column_b(0), B::STRIDE, k);
+                WarpOp::multiply_step(sums, typename WarpOp::Operands(fragments));
             }
-            // Each lane computes some exponentials.
-            A own[(LENGTH + LANES - 1) / LANES];
+            bool all = true; // BF16X3 turns infinities into NaN
+            for_each([&](int, int, T &sum) { all &= finite(sum); });
+            if (all) return;
+            for_each([&](int row, int column, T &sum) {
+                if (finite(sum)) return;
+                sum = 0;
+                const int begin = OWN ? row / LENGTH * LENGTH : 0, end = OWN ? begin + LENGTH : K;
+                #pragma unroll 1
+                for (int k = begin; k < end; k++) sum = fma(a.at(row, k), b.at(column, k), sum);
+            });
+        }
+
+        // Calls body(row, column, element) for this lane's elements.
+        template <typename Body> __device__ __forceinline__ void for_each(Body body) {
             #pragma unroll
-            for (int j = 0; j < LENGTH; j++)
-                if (j % LANES == lane) own[j / LANES] = exp(scores[j] - top);
-            #pragma unroll
-            for (int j = 0; j < LENGTH; j++) {
-                scores[j] = of_lane(own[j / LANES], j % LANES);
-                total += scores[j];
-            }
-            A sums[MINE] = {};
-            #pragma unroll
-            for (int j = 0; j < LENGTH; j++) {
-                A value[MINE];
-                load(value, x + place(2, first + j));
+            for (int i = 0; i < TM; i++)
                 #pragma unroll
-                for (int i = 0; i < MINE; i++) sums[i] = fma(scores[j], value[i], sums[i]);
-            }
+                for (int j = 0; j < TN; j++) body(WarpOp::row(i), WarpOp::column(j), sums[i][j]);
+        }
+
+        __device__ __forceinline__ void store(T *to, int stride) {
+            for_each([&](int row, int column, T &sum) { to[row * stride + column] = sum; });
+        }
+    };
+
+    typedef Product<TILE> Scores;
+
+    // Calls body(head, first row of the tile) for this warp's tiles. t: the thread's number.
+    template <int THREADS, typename Body> static __device__ __forceinline__ void for_each_task(int t, Body body) {
+        for (int task = t / WARP; task < TASKS; task += THREADS / WARP) body(task, task % HEADS, task / HEADS * TILE);
+    }
+
+    static __device__ __forceinline__ bool visible(int row, int column) {
+        return row / LENGTH == column / LENGTH && (!CAUSAL || column <= row);
+    }
+    // The logsumexp of a row is at (sequence, head, row of the sequence).
+    static __device__ __forceinline__ int place(int head, int row) {
+        return (row / LENGTH * HEADS + head) * LENGTH + row % LENGTH;
+    }
+
+    // out: ROWS rows of all heads. scratch: SCRATCH elements.
+    template <int THREADS>
+    static __device__ __forceinline__ void forward(int t, const T *x, T *out, T *logsumexp, T *scratch, T scale) {
+        for_each_task<THREADS>(t, [&](int task, int head, int first) {
+            const T *q = x + first * PITCH + head * WIDTH;
+            T *const probabilities = scratch + task * TILE * TILE;
+            Scores scores;
+            scores.template multiply<WIDTH, false>(Matrix<PITCH, true>{q}, Matrix<PITCH, true>{q + ACROSS});
+            T tops[Scores::TM], totals[Scores::TM];
             #pragma unroll
-            for (int i = 0; i < MINE; i++) sums[i] /= total;
-            if (live) put(out + row * ACROSS + head * WIDTH, sums);
-            if (live && lane == 0) logsumexp[(first * HEADS + head * LENGTH) + row - first] = log(total) + top;
+            for (int i = 0; i < Scores::TM; i++) {
+                const int row = Scores::WarpOp::row(i);
+                T top = -(T)INFINITY, total = 0;
+                #pragma unroll
+                for (int j = 0; j < Scores::TN; j++) {
+                    T &score = scores.sums[i][j];
+                    score = visible(row, Scores::WarpOp::column(j)) ? score * scale : -(T)INFINITY;
+                    top = Max::of(top, score);
+                }
+                tops[i] = top = over_lanes<Max, 4>(top);
+                #pragma unroll
+                for (int j = 0; j < Scores::TN; j++) {
+                    T &score = scores.sums[i][j];
+                    score = exp(score - top);
+                    total += score;
+                }
+                totals[i] = over_lanes<Sum, 4>(total);
+                #pragma unroll
+                for (int j = 0; j < Scores::TN; j++) scores.sums[i][j] /= totals[i];
+                if (Scores::WarpOp::lane_c() == 0) logsumexp[place(head, first + row)] = log(totals[i]) + tops[i];
+            }
+            scores.store(probabilities, TILE);
+            __syncwarp();
+            Product<WIDTH> sums;
+            sums.template multiply<TILE, true>(Matrix<TILE, true>{probabilities}, Matrix<PITCH, false>{q + 2 * ACROSS});
+            sums.store(out + first * ACROSS + head * WIDTH, ACROSS);
         });
     }
 
-    // The cotangent of q, and for backward_keys() the probabilities and the cotangents of the scores: COUNT rows of LENGTH each.
-    __device__ __forceinline__ void backward_queries(
-        int t, const A *x, const A *out, const A *logsumexp, const A *ct, A *grad, A *probabilities, A scale) {
-        A *const ct_scores = probabilities + COUNT * LENGTH;
-        for_each_row(t, [&](bool live) {
-            A q[MINE], mine[MINE], value[MINE], scores[LENGTH], products[LENGTH], delta = 0;
-            load(q, x + place(0, row));
-            load(mine, ct + row * ACROSS + head * WIDTH);
-            load(value, out + row * ACROSS + head * WIDTH);
+    // grad: the cotangents of q, k and v, side by side as in x.
+    template <int THREADS>
+    static __device__ __forceinline__ void backward(
+        int t, const T *x, const T *out, const T *logsumexp, const T *ct, T *grad, T *scratch, T scale) {
+        for_each_task<THREADS>(t, [&](int task, int head, int first) {
+            const T *q = x + first * PITCH + head * WIDTH, *own_ct = ct + first * ACROSS + head * WIDTH;
+            const T *own_out = out + first * ACROSS + head * WIDTH;
+            T *const probabilities = scratch + task * 2 * TILE * TILE, *const ct_scores = probabilities + TILE * TILE;
+            T *const own_grad = grad + first * PITCH + head * WIDTH;
+            Scores scores, products;
+            scores.template multiply<WIDTH, false>(Matrix<PITCH, true>{q}, Matrix<PITCH, true>{q + ACROSS});
+            products.template multiply<WIDTH, false>(Matrix<ACROSS, true>{own_ct}, Matrix<PITCH, true>{q + 2 * ACROSS});
             #pragma unroll
-            for (int i = 0; i < MINE; i++) delta = fma(mine[i], value[i], delta);
-            delta = over_lanes<Sum, LANES>(delta);
-            multiply(scores, q, x, 1);
-            multiply(products, mine, x, 2);
-            const A sums = logsumexp[(first * HEADS + head * LENGTH) + row - first];
-            A *const own = probabilities + (head * ROWS + row) * LENGTH, *const own_ct = ct_scores + (own - probabilities);
-            #pragma unroll
-            for (int j = 0; j < LENGTH; j++) {
-                if (j % LANES != lane) continue;
-                const A probability = visible(j) ? exp(scores[j] * scale - sums) : (A)0;
-                const A of_score = probability * (products[j] - delta) * scale;
-                products[j] = of_score;
-                if (live) own[j] = probability, own_ct[j] = of_score;
-            }
-            A sum[MINE] = {};
-            #pragma unroll
-            for (int j = 0; j < LENGTH; j++) {
-                const A weight = of_lane(products[j], j % LANES);
-                load(value, x + place(1, first + j));
+            for (int i = 0; i < Scores::TM; i++) {
+                const int row = Scores::WarpOp::row(i);
+                T delta = 0;
                 #pragma unroll
-                for (int i = 0; i < MINE; i++) sum[i] = fma(weight, value[i], sum[i]);
-            }
-            if (live) put(grad + place(0, row), sum);
-        });
-    }
-
-    // The cotangents of k and v.
-    __device__ __forceinline__ void backward_keys(int t, const A *x, const A *ct, A *grad, const A *probabilities) {
-        const A *const ct_scores = probabilities + COUNT * LENGTH;
-        for_each_row(t, [&](bool live) {
-            A keys[MINE] = {}, values[MINE] = {}, other[MINE];
-            #pragma unroll
-            for (int i = 0; i < LENGTH; i++) {
-                const int at = (head * ROWS + first + i) * LENGTH + row - first;
-                const A weight = probabilities[at], of_score = ct_scores[at];
-                load(other, ct + (first + i) * ACROSS + head * WIDTH);
+                for (int k = 0; k < WIDTH; k += 16) {
+                    const int at = row * ACROSS + k + Scores::WarpOp::lane_c() * 4;
+                    const Vector<T, 4> a = load<T, 4>(own_ct + at), b = load<T, 4>(own_out + at);
+                    #pragma unroll
+                    for (int h = 0; h < 4; h++) delta = fma(a.lane[h], b.lane[h], delta);
+                }
+                delta = over_lanes<Sum, 4>(delta);
+                const T sums = logsumexp[place(head, first + row)];
                 #pragma unroll
-                for (int h = 0; h < MINE; h++) values[h] = fma(weight, other[h], values[h]);
-                load(other, x + place(0, first + i));
-                #pragma unroll
-                for (int h = 0; h < MINE; h++) keys[h] = fma(of_score, other[h], keys[h]);
+                for (int j = 0; j < Scores::TN; j++) {
+                    T &score = scores.sums[i][j], &product = products.sums[i][j];
+                    score = visible(row, Scores::WarpOp::column(j)) ? exp(score * scale - sums) : (T)0;
+                    product = score * (product - delta) * scale;
+                }
             }
-            if (live) put(grad + place(1, row), keys), put(grad + place(2, row), values);
+            scores.store(probabilities, TILE);
+            products.store(ct_scores, TILE);
+            __syncwarp();
+            Product<WIDTH> queries, keys, values;
+            queries.template multiply<TILE, true>(Matrix<TILE, true>{ct_scores}, Matrix<PITCH, false>{q + ACROSS});
+            queries.store(own_grad, PITCH);
+            keys.template multiply<TILE, true>(Matrix<TILE, false>{ct_scores}, Matrix<PITCH, false>{q});
+            keys.store(own_grad + ACROSS, PITCH);
+            values.template multiply<TILE, true>(Matrix<TILE, false>{probabilities}, Matrix<ACROSS, false>{own_ct});
+            values.store(own_grad + 2 * ACROSS, PITCH);
         });
     }
 };

@@ -12,7 +12,6 @@ template <int ROWS_, int N, int K, bool TRANSPOSE_B, int SLICES_, int STRIP> str
     typedef Mma<ROWS, STRIP, BF16X3, 1> WarpOp;
     static constexpr int TM = WarpOp::TM, TN = WarpOp::TN, COLUMNS = WarpOp::COLUMNS;
 
-    static constexpr bool SEPARATE = TM * TN <= 16; // registers for accumulators of low-order products
 
     T weights[PREFETCH][4][COLUMNS];
 
@@ -53,7 +52,7 @@ template <int ROWS_, int N, int K, bool TRANSPOSE_B, int SLICES_, int STRIP> str
                     for (int h = 0; h < COLUMNS; h++) fragments.b[d][h] = weights[i][d][h];
                 }
                 if (first + i + PREFETCH < STEPS) load(weights[i], t, b, first + i + PREFETCH);
-                WarpOp::multiply_step(sums, SEPARATE ? low : sums, typename WarpOp::Operands(fragments));
+                WarpOp::multiply_step(sums, low, typename WarpOp::Operands(fragments));
             }
         }
         #pragma unroll
@@ -62,7 +61,7 @@ template <int ROWS_, int N, int K, bool TRANSPOSE_B, int SLICES_, int STRIP> str
             for (int j = 0; j < TN; j += WarpOp::CHUNK_N) {
                 Vector<T, WarpOp::CHUNK_N> v;
                 #pragma unroll
-                for (int h = 0; h < WarpOp::CHUNK_N; h++) v.lane[h] = SEPARATE ? sums[i][j + h] + low[i][j + h] : sums[i][j + h];
+                for (int h = 0; h < WarpOp::CHUNK_N; h++) v.lane[h] = sums[i][j + h] + low[i][j + h];
                 store(to, (slice(t) * ROWS + WarpOp::row(i)) * N + column0(t) + WarpOp::column(j), v);
             }
         }

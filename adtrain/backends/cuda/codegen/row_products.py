@@ -17,9 +17,8 @@ from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, loops_p, product_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.fuse_row_products import STEP, block_rows, row_count, sequence_length, shared_by_blocks
+from adtrain.passes.fuse_row_products import ROWS, STEP, row_count, sequence_length, shared_by_blocks
 
 THREADS = 512
 WARPS = THREADS // 32
@@ -31,17 +30,15 @@ VECTOR = 4
 """Elements that a thread computes at once."""
 
 
-def row_products(equation: Equation, target: Target) -> Part:
+def row_products(equation: Equation) -> Part:
     """The part for a `row_products` equation."""
     body = body_of(equation)
     count, length = row_count(body), sequence_length(body)
-    rows = block_rows(count, target)
-    assert rows is not None, "the pass takes no other chains"
 
     def part(own: Program, names: dict[Variable, str]) -> Part:
-        return part_of(own, names, THREADS, SHARED, rows * max_width(own), _form_of)
+        return part_of(own, names, THREADS, SHARED, ROWS * max_width(own), _form_of)
 
-    made = own_rows(body, {count: rows, count // length: rows // length}, shared_by_blocks(body), part)
+    made = own_rows(body, {count: ROWS, count // length: ROWS // length}, shared_by_blocks(body), part)
     return replace(made, headers=(*made.headers, "gemm/row_product.cuh", "attention/row_attention.cuh"))
 
 
@@ -69,11 +66,11 @@ def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     body = flat(body_of(equation))
     matmul, *others = body.equations
     (a, b), (c,) = matmul.inputs, matmul.outputs
-    (rows, n), k = c.type.shape, a.type.shape[1]
+    n, k = c.type.shape[1], a.type.shape[1]
     strip, slices = _division(n, k)
     transposed = str(matmul.params["transpose_b"]).lower()
-    kind = f"RowProduct<{rows}, {n}, {k}, {transposed}, {slices}, {strip}>"
-    size = slices * rows * n * c.type.dtype.itemsize
+    kind = f"RowProduct<{ROWS}, {n}, {k}, {transposed}, {slices}, {strip}>"
+    size = slices * ROWS * n * c.type.dtype.itemsize
     product = f"product_{names[body.outputs[0]]}"
     multiply = [f"{product}.multiply(t, {names[a]}, {names[b]}, (T *)partial);"]
     prefetch = [f"{product}.prefetch(t, {names[b]});"]
