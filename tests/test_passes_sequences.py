@@ -104,7 +104,9 @@ def test_a_step_of_a_vision_transformer_is_fourteen_launches() -> None:
 
 
 @pytest.mark.parametrize(("examples", "length", "causal"), [(4, 16, False), (8, 8, True), (16, 4, False)])
-def test_chains_of_a_transformer_match_the_reference(examples: int, length: int, causal: bool, small_host: Host) -> None:
+def test_chains_of_a_transformer_match_the_reference(
+    examples: int, length: int, causal: bool, small_host: Host
+) -> None:
     arrays = encoder_arguments(examples, length)
 
     def f(*arrays: Any) -> Any:

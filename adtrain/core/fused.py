@@ -70,7 +70,7 @@ row_fused_p: Primitive = _fused("row_fused")
 """Equations that work row by row. Each thread block of a GPU computes all of them for its rows."""
 
 row_products_p: Primitive = _fused("row_products")
-"""A chain of products and other equations that work row by row. Each thread block of a GPU takes a few rows through it."""
+"""A chain of products and other row-wise equations. Each thread block of a GPU takes a few rows through it."""
 
 column_sum_p: Primitive = _fused("column_sum")
 """A sum over rows, with elementwise equations before and after it. Each thread block of a GPU adds some columns."""

@@ -1,7 +1,7 @@
 """Flatten rows: what is computed row by row between products of (B * S, F) matrices has that shape too.
 
-A linear layer on sequences (B, S, F) is a product of (B * S, F) between two reshapes. Its bias, activation, norms, residual
-additions and their gradients work on rows of F elements. As equations on (B * S, F) they can join the product.
+A linear layer on sequences (B, S, F) is a product of (B * S, F) between two reshapes. Its bias, activation, norms,
+residual additions and their gradients work on rows of F elements. As equations on (B * S, F) they can join the product.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from adtrain.passes.simplify_reshapes import simplify_reshapes
 def flatten_rows(program: Program) -> Program:
     """Rewrite equations over the leading axes of sequences to equations over rows, with reshapes around them.
 
-    Leading axes are those that a reshape joins for a matrix product: (B, S) of (B, S, F). Elementwise equations, norms and
-    sums of rows are rewritten, and sums over all rows.
+    Leading axes are those that a reshape joins for a matrix product: (B, S) of (B, S, F). Elementwise equations, norms
+    and sums of rows are rewritten, and sums over all rows. What only gathers feed keeps its shape, to fuse with them.
     """
     leading = _leading_axes(program)
     if not leading:

@@ -1,7 +1,7 @@
 """Column sums: the sum over the rows of a matrix, with the elementwise equations before and after it, as one kernel.
 
-Examples: the gradient of a bias or of the weight of a norm, summed over the tokens of a batch, and the update by it. Each
-thread block computes some columns from all rows, so such a kernel can share a launch with the weight gradients.
+Examples: the gradient of a bias or of the weight of a norm, summed over the tokens of a batch, and the update by it.
+Each thread block computes some columns from all rows, so such a kernel can share a launch with the weight gradients.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ def fuse_column_sums(program: Program) -> Program:
     """One `column_sum` equation for a sum over rows, the loops that only it reads, and the loops that read it."""
     groups = Groups(program)
     readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
+    reader = {v: j for j, e in enumerate(program.equations) for v in e.inputs}
+
+    def merge(a: int, b: int) -> None:
+        if groups.can_merge(groups.of[a], groups.of[b]):
+            groups.merge(groups.of[a], groups.of[b])
+
     for i, e in enumerate(program.equations):
         if not _sums_columns(e):
             continue
         (x,), (total,) = e.inputs, e.outputs
         p = groups.producer.get(x)
-        if p is not None and readers[x] == 1 and _is_loops(program.equations[p]):
-            if len(program.equations[p].outputs) == 1 and groups.can_merge(groups.of[p], groups.of[i]):
-                groups.merge(groups.of[p], groups.of[i])
-        if readers[total] != 1:
+        if p is not None and readers[x] == len(program.equations[p].outputs) == 1 and _is_loops(program.equations[p]):
+            merge(p, i)
+        j = reader.get(total)
+        if j is None or readers[total] > 1 or len(groups.members[groups.of[j]]) > 1:
             continue
-        for j, reader in enumerate(program.equations):
-            if total in reader.inputs and _is_loops(reader) and reads_by_element(reader, total):
-                if len(groups.members[groups.of[j]]) == 1 and groups.can_merge(groups.of[i], groups.of[j]):
-                    groups.merge(groups.of[i], groups.of[j])
+        if _is_loops(program.equations[j]) and reads_by_element(program.equations[j], total):
+            merge(i, j)
     return groups.rewritten(partial(fuse, column_sum_p))
 
 
@@ -66,5 +70,3 @@ def _sums_columns(e: Equation) -> bool:
 
 def _is_loops(e: Equation) -> bool:
     return e.primitive is loops_p or (elementwise(e) and not e.has(Trait.BROADCAST))
-
-

@@ -7,6 +7,7 @@ transformer all that lies between two attentions is one such chain, forward and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -96,7 +97,9 @@ def _with_own_views(program: Program) -> Program:
     views = {e.outputs[0]: e for e in program.equations if e.has(Trait.RESHAPE)}
     equations: list[Equation] = []
     for e in program.equations:
-        copies = {v: Variable(v.type, v.device) for v in dict.fromkeys(e.inputs) if v in views and e.outputs[0] not in views}
+        copies = {
+            v: Variable(v.type, v.device) for v in dict.fromkeys(e.inputs) if v in views and e.outputs[0] not in views
+        }
         equations += [replace(views[v], outputs=(copy,), phase=e.phase) for v, copy in copies.items()]
         equations.append(renamed(e, copies) if copies else e)
     return remove_dead_code(replace(program, equations=tuple(equations)))
@@ -123,7 +126,7 @@ def _by_row(e: Equation, target: Target) -> Batchwise | None:
 
 
 def _length_of_sequences(e: Equation) -> int:
-    """The rows of a sequence, for attention, its gradient, and a reshape between sequences and their rows; otherwise 0."""
+    """The rows of a sequence, for attention and reshapes between sequences and their rows; otherwise 0."""
     if e.has(Trait.RESHAPE):
         flat, whole = sorted((e.inputs[0].type.shape, e.outputs[0].type.shape), key=len)
         return whole[1] if len(flat) == 2 and len(whole) == 3 and flat[1] == whole[2] and whole[1] <= MAX_LENGTH else 0
@@ -141,8 +144,6 @@ def _is_chain(equations: list[Equation]) -> bool:
     return len(launches) > 1 and any(e.has(Trait.MATMUL) for e in launches)
 
 
-def _fused(equations: list[Equation], needed: list[Variable]) -> Equation:
+def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
     chain = fuse(row_products_p, equations, needed)
     return replace(chain, params={"body": fuse_products(chain.params["body"])})
-
-

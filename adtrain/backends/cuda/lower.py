@@ -24,7 +24,16 @@ from adtrain.backends.cuda.codegen.row_products import row_products
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import PRODUCTS, column_sum_p, conv_pool_p, horizontal_p, map_reduce_p, one_block_p, row_fused_p, row_products_p
+from adtrain.core.fused import (
+    PRODUCTS,
+    column_sum_p,
+    conv_pool_p,
+    horizontal_p,
+    map_reduce_p,
+    one_block_p,
+    row_fused_p,
+    row_products_p,
+)
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable

@@ -102,8 +102,9 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
                     total += score;
                 }
                 totals[i] = over_lanes<Sum, 4>(total);
+                const T inverse = 1 / totals[i];
                 #pragma unroll
-                for (int j = 0; j < Scores::TN; j++) scores.sums[i][j] /= totals[i];
+                for (int j = 0; j < Scores::TN; j++) scores.sums[i][j] *= inverse;
                 if (Scores::WarpOp::lane_c() == 0) logsumexp[place(head, first + row)] = log(totals[i]) + tops[i];
             }
             scores.store(probabilities, TILE);

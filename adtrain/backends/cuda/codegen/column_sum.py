@@ -1,4 +1,4 @@
-"""Sums over rows: each thread block adds all rows of some columns, with elementwise equations before and after the sum."""
+"""Sums over rows: each thread block adds some columns, with elementwise equations before and after."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def aligned(size: int) -> int:
 
 
 def _dispatch(parts: Sequence[Part], names: dict[Variable, str]) -> Iterator[str]:
-    """The code of each part for its blocks. Neighbouring parts with equal code share it; each has pointers of its own."""
+    """The code of each part for its blocks. Neighbouring parts with equal code share it and have their own pointers."""
     groups = [tuple(group) for _, group in groupby(parts, key=code_of)]
     first = at = 0
     for i, group in enumerate(groups):
@@ -116,8 +116,8 @@ def _dispatch(parts: Sequence[Part], names: dict[Variable, str]) -> Iterator[str
         if len(group) == 1:
             yield f"    const int block = blockIdx.x - {first}; (void)block;"
         else:
-            yield f"    const int member = (blockIdx.x - {first}) / {blocks}, block = (blockIdx.x - {first}) % {blocks};"
-            yield "    (void)block;"
+            yield f"    const int member = (blockIdx.x - {first}) / {blocks};"
+            yield f"    const int block = (blockIdx.x - {first}) % {blocks}; (void)block;"
         for kind in "xy":
             columns = zip(*(each.inputs if kind == "x" else each.outputs for each in group), strict=True)
             for k, variables in enumerate(columns):
