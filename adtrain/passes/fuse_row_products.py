@@ -1,8 +1,10 @@
 """Row-product fusion: a chain of linear layers, norms, activations and residual additions on few rows as one kernel.
 
-A thread block takes ROWS rows through all equations of the chain, with products on tensor cores. Values between equations
-stay in shared memory, and each block reads every weight. Launches of their own would cost more where rows are few: in a
-transformer all that lies between two attentions is one such chain, forward and backward.
+A thread block takes ROWS rows through all equations of the chain, with products on tensor cores. Values between
+equations stay in shared memory, and each block reads every weight. Where rows are few, launches of their own would cost
+more. In a transformer all that lies between two attentions is one such chain, forward and backward. Sequences of up to
+ROWS rows lie within a block, so their attention is part of the chain. A chain has at most one attention, so that layers
+have equal kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from adtrain.core.target import Target
 from adtrain.passes.batchwise import Batchwise, rowwise
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.fuse_one_block import FORMS
+from adtrain.passes.fuse_one_block import FORMS as SMALL_FORMS
 from adtrain.passes.fuse_products import fuse_products
 from adtrain.passes.fuse_rows import merged_rows
 
@@ -31,6 +33,8 @@ MAX_WIDTH = 1024
 """Maximum elements of a row."""
 MAX_WEIGHT = 1 << 17
 """Maximum elements of a weight, which every block reads."""
+FORMS = SMALL_FORMS | {"standardize"}
+"""The primitives that the generator of row-wise kernels has code for, besides products and elementwise ones."""
 ATTENTION = {"self_attention": 1, "self_attention_grad": 4}
 """The primitives that work on sequences, and their number of arguments without mask and random numbers."""
 MAX_LENGTH = 16
@@ -106,13 +110,13 @@ def _with_own_views(program: Program) -> Program:
 
 
 def _by_row(e: Equation, target: Target) -> Batchwise | None:
-    """How an equation works on the rows of a matrix, where there are enough rows for most multiprocessors, and not more."""
+    """How an equation works row by row, where such a kernel computes it; None elsewhere."""
     if e.has(Trait.MATMUL):
         found = Batchwise(e.outputs[0].type.shape[0], (True, False), False) if is_wide_product(e) else None
-    elif e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in FORMS or e.primitive.name == "standardize":
+    elif e.primitive is loops_p or e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in FORMS:
         found = rowwise(e)
     else:
-        found = rowwise(e) if e.primitive is loops_p else None
+        found = None
     length = _length_of_sequences(e)
     if length:
         found = Batchwise(prod(e.inputs[0].type.shape[:-1]), (True,) * len(e.inputs), False)
