@@ -5,7 +5,7 @@ Values between equations stay in shared memory while they fit, otherwise in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -21,8 +21,8 @@ from adtrain.passes.plan_memory import nbytes
 
 WARP = 32
 MAX_THREADS = 1024
-WORD = 4
-"""Bytes of the smallest cp.async copy."""
+WORD, VECTOR = 4, 16
+"""Bytes of the smallest and the largest cp.async copy."""
 SHARED = 40 << 10
 """Bytes of dynamic shared memory for values. With the static memory of reductions it stays below 48 KiB."""
 
@@ -66,6 +66,7 @@ def part_of(
     threads: int,
     shared_limit: int = SHARED,
     copied: int = 0,
+    larger: Collection[Variable] = (),
     forms: Callable[[Equation], Form] = form_of,
 ) -> Part:
     """The part for the equations of a body; ``names`` are the pointers to its values.
@@ -74,10 +75,12 @@ def part_of(
         shared_limit: bytes of dynamic shared memory for values.
         copied: maximum elements of a result that stays in shared memory too, if later equations read it; at least one
             for each thread.
+        larger: inputs of whole 16-byte vectors that are copied to shared memory if they are first read after a barrier,
+            although they have more elements than there are threads.
         forms: how the block computes each equation.
     """
     body, names = _with_results(body, names, max(copied, threads))
-    own, timed, known = _with_copies(body, names, threads, forms)
+    own, timed, known = _with_copies(body, names, threads, forms, larger)
     places, shared, scratch = _memory(own, timed, shared_limit)
     if not all(places[t.equation.outputs[0]][0] == "shared_bytes" for t in timed if t.asynchronous):
         timed, known = _schedule(body, names, threads, forms), names  # the copies do not fit
@@ -113,15 +116,19 @@ def _with_results(body: Program, names: dict[Variable, str], most: int) -> tuple
 
 
 def _with_copies(
-    body: Program, names: dict[Variable, str], threads: int, forms: Callable[[Equation], Form]
+    body: Program,
+    names: dict[Variable, str],
+    threads: int,
+    forms: Callable[[Equation], Form],
+    larger: Collection[Variable] = (),
 ) -> tuple[Program, list[_Scheduled], dict[Variable, str]]:
     """The body, its schedule and the pointers, with small inputs that are first read after a barrier prefetched into
-    shared memory."""
+    shared memory, and the ``larger`` ones of these."""
     first: dict[Variable, int] = {}
     for e, begin, _ in _schedule(body, names, threads, forms):
         if not e.has(Trait.RESHAPE):
             first |= {v: min(begin, first.get(v, begin)) for v in e.inputs}
-    late = [v for v in body.inputs if first.get(v, 0) > 0 and _can_copy(v, v.size, threads)]
+    late = [v for v in body.inputs if first.get(v, 0) > 0 and (v in larger or _can_copy(v, v.size, threads))]
     copies = {v: Variable(v.type, v.device) for v in late}
     names = names | {w: f"e{i}" for i, w in enumerate(copies.values())}
     equations = tuple(renamed(e, copies) for e in body.equations)
@@ -130,7 +137,8 @@ def _with_copies(
     for found in _schedule(own, names, threads, forms):
         e = found.equation
         timed.append(_copied(e.inputs[0], e.outputs[0], names) if _is_copy(e, body, threads) else found)
-    return own, [*(_copied(v, w, names) for v, w in copies.items()), *timed], names
+    first_copies = (_copied_whole(v, w, names) if v in larger else _copied(v, w, names) for v, w in copies.items())
+    return own, [*first_copies, *timed], names
 
 
 def _is_copy(equation: Equation, body: Program, threads: int) -> bool:
@@ -154,6 +162,15 @@ def _copied(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled
     copy = f"cp_async<{v.type.dtype.itemsize}>({names[to]} + threadIdx.x, {names[v]} + {place}, true);"
     equation = Equation(PRIMITIVES["broadcast_to"], (v,), {"shape": to.type.shape}, (to,))
     return _Scheduled(equation, 0, [Step([f"if (threadIdx.x < {to.size})", f"    {copy}"], 0, waits=False)])
+
+
+def _copied_whole(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled:
+    """The asynchronous copy of an input of whole 16-byte vectors to shared memory."""
+    wide = VECTOR // v.type.dtype.itemsize
+    copy = f"cp_async<{VECTOR}>({names[to]} + i * {wide}, {names[v]} + i * {wide}, true);"
+    equation = Equation(PRIMITIVES["broadcast_to"], (v,), {"shape": to.type.shape}, (to,))
+    lines = [f"for (int i = threadIdx.x; i < {v.size // wide}; i += THREADS)", f"    {copy}"]
+    return _Scheduled(equation, 0, [Step(lines, 0, waits=False)])
 
 
 def names_of(body: Program) -> dict[Variable, str]:

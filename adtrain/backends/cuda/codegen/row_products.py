@@ -19,6 +19,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_row_products import ROWS, STEP, row_count, sequence_length, shared_by_blocks
+from adtrain.passes.plan_memory import nbytes
 
 THREADS = 512
 WARPS = THREADS // 32
@@ -26,6 +27,8 @@ STRIPS = (32, 16)
 """Columns of a warp's tile, the preferred first."""
 SHARED = 160 << 10
 """Bytes of shared memory for values."""
+MAX_COPIED = 256 * ROWS
+"""Maximum elements of an input that is copied to shared memory while the first equations run."""
 VECTOR = 4
 """Elements that a thread computes at once."""
 
@@ -36,7 +39,9 @@ def row_products(equation: Equation) -> Part:
     count, length = row_count(body), sequence_length(body)
 
     def part(own: Program, names: dict[Variable, str]) -> Part:
-        return part_of(own, names, THREADS, SHARED, ROWS * max_width(own), _form_of)
+        rows = set(own.inputs) - shared_by_blocks(own)
+        larger = {v for v in rows if THREADS < v.size <= MAX_COPIED and nbytes(v) % 16 == 0}
+        return part_of(own, names, THREADS, SHARED, ROWS * max_width(own), larger, _form_of)
 
     made = own_rows(body, {count: ROWS, count // length: ROWS // length}, shared_by_blocks(body), part)
     return replace(made, headers=(*made.headers, "gemm/row_product.cuh", "attention/row_attention.cuh"))
