@@ -7,6 +7,9 @@ folder=${1:?expected a folder for the JSON files} device=${2:-cpu} peers=${3:-to
 sgd='optimizer={sgd: {lr: 0.1, momentum: 0.9}}'
 adam='optimizer={adam: {lr: 0.001}}'
 hidden='{linear: 4096}, relu'
+encoder='{transformer_encoder_layer: {nhead: 4, dim_feedforward: 512, dropout: 0.0, activation: gelu, norm_first: true}}'
+wide_vit="patches: 7}, {linear: {out_features: 128, weight_init: xavier_uniform}}, positional_embedding"
+wide_vit="[{$wide_vit, $encoder, $encoder, $encoder, $encoder, layer_norm, mean, {linear: 10}]"
 wide=(mlp --set "model.layers=[$hidden, $hidden, $hidden, {linear: 10}]" --set data.batch_size=7500
     --set 'optimizer={sgd: {lr: 0.01, momentum: 0.9}}')
 mkdir -p "$folder"
@@ -23,10 +26,12 @@ against mlp-small-64-adam mlp-small --set "$adam"
 against lenet5-128-adam lenet5 --set "$adam"
 against cnn-128-adam cnn --set "$adam"
 against resnet-128-adam resnet
+against vit-128-adamw vit
 if [ "$device" = gpu ]; then
     against mlp-1024-adam mlp --set data.batch_size=1024
     against cnn-1024-adam cnn --set "$adam" --set data.batch_size=1024
     against cnn-1024-adam-tf32 cnn --set "$adam" --set data.batch_size=1024 --set training.precision=tf32
+    against vit-wide-512-adamw vit --set "model.layers=$wide_vit" --set data.batch_size=512
     against wide-mlp-7500-sgd "${wide[@]}"
     against wide-mlp-7500-sgd-tf32 "${wide[@]}" --set training.precision=tf32
 fi

@@ -11,6 +11,7 @@ import pytest
 from gpu_parity import check, gpu, poisoned
 from program_samples import OPTIMIZERS, batch, two_updates, update_arguments
 from program_samples import training as sample
+from test_passes_sequences import encoder_arguments, encoder_gradients
 
 import adtrain as ad
 from adtrain import ops
@@ -47,6 +48,18 @@ def test_fused_steps_match_unfused_steps_and_repeat_bit_for_bit(optimizer: str, 
     check(found, after_steps(optimizer, dtype, SIMPLIFY), TOLERANCE[dtype])
     for x, y in zip(found, after_steps(optimizer, dtype, ALL), strict=True):
         assert x.tobytes() == y.tobytes()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_fused_transformer_matches_the_unfused_one_and_repeats_bit_for_bit(causal: bool) -> None:
+    given = [ad.array(x, device="gpu") for x in encoder_arguments(128, 16)]
+
+    def gradients(passes: Sequence[Any]) -> list[np.ndarray]:
+        return [x.numpy() for x in stage(lambda *x: encoder_gradients(*x, causal=causal), passes)(*given)]
+
+    found = gradients(ALL)
+    check(found, gradients(SIMPLIFY), TOLERANCE["float32"])
+    assert [x.tobytes() for x in found] == [x.tobytes() for x in gradients(ALL)]
 
 
 def on_gpu(*shapes: tuple[int, ...]) -> list[Any]:

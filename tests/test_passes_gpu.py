@@ -104,7 +104,7 @@ def test_each_device_has_its_own_passes() -> None:
 
 
 def test_the_one_block_generator_has_code_for_each_primitive_that_may_join() -> None:
-    assert FORMS.keys() == SMALL
+    assert FORMS.keys() - {"standardize"} == SMALL  # of which only rows are computed, in `row_fused`
 
 
 def loss_between_products(rows: int, features: int) -> Program:

@@ -69,6 +69,12 @@ one_block_p: Primitive = _fused("one_block")
 row_fused_p: Primitive = _fused("row_fused")
 """Equations that work row by row. Each thread block of a GPU computes all of them for its rows."""
 
+row_products_p: Primitive = _fused("row_products")
+"""A chain of products and other row-wise equations. Each thread block of a GPU takes a few rows through it."""
+
+column_sum_p: Primitive = _fused("column_sum")
+"""A sum over rows, with elementwise equations before and after it. Each thread block of a GPU adds some columns."""
+
 map_reduce_p: Primitive = _fused("map_reduce")
 """Reductions of values of pairs of rows and columns. The pairs are computed where they are needed and never stored."""
 
@@ -78,7 +84,12 @@ horizontal_p: Primitive = _fused("horizontal")
 PRODUCTS = (product_p, convolution_p, conv_pool_p)
 """The first equation of the body is a product or convolution; the others are its epilogue."""
 
-FUSED = frozenset((loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, map_reduce_p, horizontal_p))
+FUSED = frozenset(
+    (
+        *(loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, row_products_p),
+        *(column_sum_p, map_reduce_p, horizontal_p),
+    )
+)
 
 
 def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Collection[Variable]) -> Equation:

@@ -11,7 +11,7 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.batching_rules import shifted_axes
 from adtrain.core.errors import ShapeError
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import accurate_sum, keep_axes, reshape
@@ -65,6 +65,7 @@ standardize_p: Primitive = Primitive(
     _standardize_reference,
     [_standardize_vjp],
     lambda x, axes, eps: 6 * x.size,
+    traits=(Trait.ALONG_AXIS,),
     batch=shifted_axes,
 )
 

@@ -13,9 +13,11 @@ from adtrain.core.target import Target
 from adtrain.passes.batchwise import item_kernel
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
+from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_constants import fold_constants
 from adtrain.passes.fuse_batchwise import fuse_batchwise
 from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
+from adtrain.passes.fuse_column_sums import fuse_column_sums
 from adtrain.passes.fuse_convolutions import fuse_convolutions
 from adtrain.passes.fuse_elementwise import fuse_elementwise
 from adtrain.passes.fuse_gathers import fuse_gathers
@@ -25,6 +27,7 @@ from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_one_block import fuse_one_block
 from adtrain.passes.fuse_pooling import fuse_pooling
 from adtrain.passes.fuse_products import fuse_products
+from adtrain.passes.fuse_row_products import fuse_row_products
 from adtrain.passes.fuse_rows import fuse_rows
 from adtrain.passes.fuse_updates import fuse_updates
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
@@ -36,6 +39,7 @@ SIMPLIFY = (fold_constants, simplify_reshapes, merge_common_subexpressions, remo
 """The passes that remove work without changing any bit of the results."""
 
 FUSE_CPU = (
+    flatten_rows,
     fuse_map_reduce,
     remove_dead_code,
     partial(fuse_maxpool_gradients, has_kernel=lambda e: item_kernel(e) is not None, all_readers=False),
@@ -56,6 +60,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         return bool(cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params))
 
     return (
+        flatten_rows,
         fuse_map_reduce,
         remove_dead_code,
         partial(fuse_bias_gradients, target=target),
@@ -66,6 +71,8 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         fuse_elementwise,
         sink_reshapes,
         remove_dead_code,
+        fuse_column_sums,
+        partial(fuse_row_products, target=target),
         fuse_rows,
         fuse_products,
         fuse_convolutions,
@@ -91,10 +98,12 @@ __all__ = [
     "FUSE_CPU",
     "SIMPLIFY",
     "MemoryPlan",
+    "flatten_rows",
     "fold_constants",
     "fuse",
     "fuse_batchwise",
     "fuse_bias_gradients",
+    "fuse_column_sums",
     "fuse_convolutions",
     "fuse_elementwise",
     "fuse_gathers",
@@ -104,6 +113,7 @@ __all__ = [
     "fuse_one_block",
     "fuse_pooling",
     "fuse_products",
+    "fuse_row_products",
     "fuse_rows",
     "fuse_updates",
     "gpu_fusions",

@@ -8,14 +8,15 @@ thread block, such as the schedule, moves to the level with the most work among 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from math import prod
 
-from adtrain.core.fused import fuse, horizontal_p, one_block_p, product_p
+from adtrain.core.fused import column_sum_p, fuse, horizontal_p, one_block_p, product_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
+from adtrain.passes.fuse_column_sums import column_blocks
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fuse_one_block import is_small
 from adtrain.passes.groups import Groups
@@ -30,6 +31,9 @@ ELEMENTS = 4096
 """Elements of another result that a block computes: 256 threads, 4 vectors each."""
 MAX_K = 1024
 """Maximum length K of a product. A longer one may need split-K, which takes a second launch."""
+LONG_TILE = 32
+"""Rows and columns of a tile of a longer product. Longer products share a launch if their tiles together give each
+multiprocessor one, so that K need not be split."""
 MAX_FLOPS = 1 << 29
 """Maximum FLOPs of a product. A larger one fills the device by itself, and other kernels are faster for it."""
 MAX_POINTERS = 480
@@ -42,7 +46,9 @@ def fuse_horizontally(program: Program, target: Target) -> Program:
     groups = Groups(program)
     needed = {v for e in program.equations for v in e.inputs}
     last = {i: None for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs)}
-    _merge(groups, last, max_blocks)
+    long = {i for i in last if _long_tiles(program.equations[i])}
+    enough = sum(_long_tiles(program.equations[i]) for i in long) >= target.multiprocessors
+    _merge(groups, last, max_blocks, long if enough else frozenset())
     by_level: dict[int, list[int]] = {}
     for i, level in enumerate(_levels(program, max_blocks)):
         if i not in last:
@@ -52,15 +58,19 @@ def fuse_horizontally(program: Program, target: Target) -> Program:
     return groups.rewritten(partial(fuse, horizontal_p))
 
 
-def _merge(groups: Groups, independent: Iterable[int], max_blocks: int) -> None:
-    """Merge independent equations, in their order, into launches of at most ``max_blocks`` blocks."""
+def _merge(groups: Groups, independent: Iterable[int], max_blocks: int, long: Collection[int] = ()) -> None:
+    """Merge independent equations, in their order, into launches of at most ``max_blocks`` blocks.
+
+    Args:
+        long: the products longer than MAX_K that may share a launch.
+    """
     first: int | None = None
     blocks = 0
     pointers: set[Variable] = set()
     dtypes: set[str] = set()  # of products; a kernel supports one
     for i in independent:
         e = groups.equations[i]
-        own = _blocks(e)
+        own = _long_tiles(e) if i in long else _blocks(e)
         if own is None:
             continue
         dtype = {v.type.dtype.name for v in e.inputs[:1] if _is_product(e)}
@@ -112,6 +122,23 @@ def _is_product(equation: Equation) -> bool:
     return equation.primitive is product_p or equation.has(Trait.MATMUL)
 
 
+def _product_lengths(equation: Equation) -> tuple[int, int, int, int]:
+    """The number of matrices, M, N and K of a product."""
+    matmul = equation.params["body"].equations[0] if equation.primitive is product_p else equation
+    (*batch, m, n), a = matmul.outputs[0].type.shape, matmul.inputs[0].type.shape
+    return prod(batch), m, n, a[-2 if matmul.params["transpose_a"] else -1]
+
+
+def _long_tiles(equation: Equation) -> int:
+    """The tiles of a product whose K is longer than MAX_K; 0 for any other equation."""
+    if not _is_product(equation) or not all(v.size for v in (*equation.inputs, *equation.outputs)):
+        return 0
+    batch, m, n, k = _product_lengths(equation)
+    if k <= MAX_K or 2 * batch * m * n * k > MAX_FLOPS:
+        return 0
+    return batch * -(-m // LONG_TILE) * -(-n // LONG_TILE)
+
+
 def _blocks(equation: Equation) -> int | None:
     """The number of thread blocks in a shared launch; None if the equation needs a launch of its own."""
     e = equation
@@ -120,9 +147,9 @@ def _blocks(equation: Equation) -> int | None:
     if is_loops(e):
         return -(-e.outputs[0].size // ELEMENTS)
     if _is_product(e):
-        matmul = e.params["body"].equations[0] if e.primitive is product_p else e
-        (*batch, m, n), a = matmul.outputs[0].type.shape, matmul.inputs[0].type.shape
-        k = a[-2 if matmul.params["transpose_a"] else -1]
-        small = k <= MAX_K and 2 * prod(batch) * m * n * k <= MAX_FLOPS
-        return prod(batch) * -(-m // TILE) * -(-n // TILE) if small else None
+        batch, m, n, k = _product_lengths(e)
+        small = k <= MAX_K and 2 * batch * m * n * k <= MAX_FLOPS
+        return batch * -(-m // TILE) * -(-n // TILE) if small else None
+    if e.primitive is column_sum_p:
+        return column_blocks(e)
     return 1 if e.primitive is one_block_p or is_small(e) else None

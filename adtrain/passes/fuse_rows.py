@@ -30,10 +30,10 @@ MAX_WEIGHT = 8 << 10
 def fuse_rows(program: Program) -> Program:
     """One `row_fused` equation for each connected group of row-wise equations too large for one thread block."""
     found = _row_wise(program)
-    groups = _merged(program, found, range(len(found)))
+    groups = merged_rows(program, found, range(len(found)))
     worth = [m for m in groups.members.values() if _saves_launches([program.equations[i] for i in m])]
     chosen = {i for members in worth for i in members}
-    return _merged(program, found, chosen).rewritten(partial(fuse, row_fused_p))
+    return merged_rows(program, found, chosen).rewritten(partial(fuse, row_fused_p))
 
 
 def _saves_launches(equations: Sequence[Equation]) -> bool:
@@ -78,8 +78,10 @@ def _narrow_product(equation: Equation) -> Batchwise | None:
     return Batchwise(a.type.shape[0], (True, False), False)
 
 
-def _merged(program: Program, found: list[Batchwise | None], allowed: Collection[int]) -> Groups:
-    """Groups of the `allowed` equations that pass rows to one another."""
+def merged_rows(
+    program: Program, found: list[Batchwise | None], allowed: Collection[int], single: Collection[int] = ()
+) -> Groups:
+    """Groups of the `allowed` equations that pass rows to one another; a group has at most one of the `single` ones."""
     groups = Groups(program, MAX_EQUATIONS)
     readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
     for i, e in enumerate(program.equations):
@@ -97,7 +99,8 @@ def _merged(program: Program, found: list[Batchwise | None], allowed: Collection
             if view and readers[v] > 1:
                 continue  # a reshape inside the kernel is not stored, so other kernels could not read it
             a, b = groups.of[p], groups.of[i]
-            if a != b and groups.can_merge(a, b) and _by_row_only(groups, found, a, b):
+            singles = sum(i in single for i in groups.members[a] + groups.members[b]) if single else 0
+            if a != b and singles <= 1 and groups.can_merge(a, b) and _by_row_only(groups, found, a, b):
                 groups.merge(a, b)
                 if view:
                     sources.append(program.equations[p].inputs[0])

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
+from adtrain.backends.cuda.codegen.column_sum import THREADS as COLUMN_THREADS
+from adtrain.backends.cuda.codegen.column_sum import column_sum
 from adtrain.backends.cuda.codegen.horizontal import horizontal
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.map_reduce import map_reduce_kernels
@@ -17,10 +19,21 @@ from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
 from adtrain.backends.cuda.codegen.row_fused import THREADS as ROW_THREADS
 from adtrain.backends.cuda.codegen.row_fused import row_fused
+from adtrain.backends.cuda.codegen.row_products import THREADS as CHAIN_THREADS
+from adtrain.backends.cuda.codegen.row_products import row_products
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import PRODUCTS, conv_pool_p, horizontal_p, map_reduce_p, one_block_p, row_fused_p
+from adtrain.core.fused import (
+    PRODUCTS,
+    column_sum_p,
+    conv_pool_p,
+    horizontal_p,
+    map_reduce_p,
+    one_block_p,
+    row_fused_p,
+    row_products_p,
+)
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
@@ -28,6 +41,7 @@ from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms
 from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.fuse_horizontally import MAX_K
 
 Problem: TypeAlias = "tuple[Any, ...]"
 """What candidates are measured for: a primitive, the types of its arguments, and its parameters."""
@@ -178,6 +192,10 @@ class Lowering:
             return [kernel("one_block", [one_block(equation, threads)], threads)]
         if equation.primitive is row_fused_p:
             return [kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS)]
+        if equation.primitive is row_products_p:
+            return [kernel("row_products", [row_products(equation)], CHAIN_THREADS, "float")]
+        if equation.primitive is column_sum_p:
+            return [kernel("column_sum", [column_sum(equation, COLUMN_THREADS)], COLUMN_THREADS)]
         if equation.primitive is map_reduce_p:
             return map_reduce_kernels(equation, self.target)
         if equation.primitive is horizontal_p:
@@ -194,8 +212,11 @@ class Lowering:
         found = block_gemms(self.target, a.type, b.type, **matmul.params)
         if not found:
             raise _no_kernel(matmul)
-        short = found[0].lengths[-1] <= MAX_SHORT_K
-        ordered = sorted(found, key=lambda gemm: (short and not gemm.small, gemm.splits > 1))
+        k = found[0].lengths[-1]
+        if k > MAX_K:  # a tile reads much: the largest one that splits K among warps
+            ordered = sorted(found, key=lambda gemm: (not gemm.small, -gemm.tile.m * gemm.tile.n))
+        else:
+            ordered = sorted(found, key=lambda gemm: (k <= MAX_SHORT_K and not gemm.small, gemm.splits > 1))
         return [replace(gemm, splits=1) for gemm in ordered]
 
 

@@ -139,6 +139,34 @@ __device__ __forceinline__ void softmax(int t, const A *x, A *y) {
     });
 }
 
+// Mean 0 and variance 1 of rows of LENGTH elements; place(row, r) is the position of an element.
+template <typename A, int THREADS, int ROWS, int LENGTH, int LANES, typename Place>
+__device__ __forceinline__ void standardize(
+    int t, const A *x, A *y, A *means, A *variances, A eps, Place place) {
+    constexpr int ITEMS = (LENGTH + LANES - 1) / LANES;
+    for_each_row<THREADS, ROWS, LANES>(t, [&](int row, int lane, bool live) {
+        A mine[ITEMS], sum = 0, squares = 0;
+        #pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            const int r = lane + k * LANES;
+            mine[k] = r < LENGTH ? x[place(row, r)] : (A)0;
+            sum += mine[k];
+        }
+        const A mean = over_lanes<Sum, LANES>(sum) / (A)LENGTH;
+        #pragma unroll
+        for (int k = 0; k < ITEMS; k++) {
+            mine[k] -= mean;
+            squares += lane + k * LANES < LENGTH ? mine[k] * mine[k] : (A)0;
+        }
+        const A variance = over_lanes<Sum, LANES>(squares) / (A)LENGTH;
+        const A inverse = 1 / sqrt(variance + eps);
+        #pragma unroll
+        for (int k = 0; k < ITEMS; k++)
+            if (live && lane + k * LANES < LENGTH) y[place(row, lane + k * LANES)] = mine[k] * inverse;
+        if (live && lane == 0) means[row] = mean, variances[row] = variance;
+    });
+}
+
 // The index of the first maximum of each row. NaN counts as the maximum, as in NumPy.
 template <int THREADS, int ROWS, int LENGTH, int INNER, int LANES, typename A>
 __device__ __forceinline__ void argmax(int t, const A *x, int64_t *y) {

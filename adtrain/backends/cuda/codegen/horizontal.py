@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import gcd, prod
 from typing import TypeAlias
 
+from adtrain.backends.cuda.codegen.column_sum import column_sum
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.one_block import one_block
-from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, code_of, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import product_p
+from adtrain.core.fused import column_sum_p, product_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm
 from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.fuse_horizontally import MAX_K
 
 THREADS = 256
 """Threads of a block without products. With products their tile sets the number."""
 
-UNCROWDED, RESIDENT = 2, 3
+UNCROWDED, RESIDENT, RESIDENT_LONG = 2, 3, 2
 """In a kernel of small GEMMs with more than UNCROWDED blocks per multiprocessor, registers are limited so that RESIDENT
-blocks are resident on one, though some may spill."""
+blocks are resident on one, though some may spill; RESIDENT_LONG where a K is longer than MAX_K."""
 
 Choice: TypeAlias = "Callable[[Equation], Sequence[BlockGemm]]"
 """The GEMM functions for a matrix product without split-K, the best first."""
@@ -34,17 +36,22 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
     products = _same_threads({e: choose(e) for e in members if _is_product(e)})
     threads = max((product.threads for product in products.values()), default=THREADS)
     parts = [
-        *(one_block(e, threads) for e in members if e not in products and not is_loops(e)),
         *(
-            _product(e, products[e], f"Epilogue{i}", threads, target)
-            for i, e in enumerate(sorted(products, key=_depth, reverse=True))
+            one_block(e, threads)
+            for e in members
+            if e not in products and not is_loops(e) and e.primitive is not column_sum_p
         ),
+        *_products({e: products[e] for e in sorted(products, key=_depth, reverse=True)}, threads, target),
+        *(column_sum(e, threads) for e in members if e.primitive is column_sum_p),
         *(loops(e).part(threads, target.multiprocessors) for e in members if is_loops(e)),
     ]
+    parts = [part for code in dict.fromkeys(map(code_of, parts)) for part in parts if code_of(part) == code]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
     crowded = sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
-    small = bool(products) and all(product.small for product in products.values())
-    return kernel("horizontal", parts, threads, element, RESIDENT if small and crowded else 1)
+    resident = 1
+    if crowded and products and all(product.small for product in products.values()):
+        resident = RESIDENT_LONG if any(product.lengths[-1] > MAX_K for product in products.values()) else RESIDENT
+    return kernel("horizontal", parts, threads, element, resident)
 
 
 def _same_threads(choices: Mapping[Equation, Sequence[BlockGemm]]) -> dict[Equation, BlockGemm]:
@@ -65,6 +72,14 @@ def _depth(equation: Equation) -> int:
     """The length K of a product."""
     matmul = matmul_of(equation)
     return matmul.inputs[0].type.shape[-2 if matmul.params["transpose_a"] else -1]
+
+
+def _products(chosen: Mapping[Equation, BlockGemm], threads: int, target: Target) -> Iterator[Part]:
+    """The parts of products. Equal epilogues have one name, so that equal products have equal code."""
+    named: dict[str, str] = {}
+    for e, gemm in chosen.items():
+        name = named.setdefault(epilogue(e, "").text, f"Epilogue{len(named)}")
+        yield _product(e, gemm, name, threads, target)
 
 
 def _product(equation: Equation, product: BlockGemm, name: str, threads: int, target: Target) -> Part:

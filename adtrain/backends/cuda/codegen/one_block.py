@@ -5,11 +5,11 @@ Values between equations stay in shared memory while they fit, otherwise in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from adtrain.backends.cuda.codegen.one_block_forms import Step, form_of, is_checked
+from adtrain.backends.cuda.codegen.one_block_forms import Form, Step, form_of, is_checked
 from adtrain.backends.cuda.codegen.part import Part, aligned, divided, indented
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, renamed
@@ -21,8 +21,8 @@ from adtrain.passes.plan_memory import nbytes
 
 WARP = 32
 MAX_THREADS = 1024
-WORD = 4
-"""Bytes of the smallest cp.async copy."""
+WORD, VECTOR = 4, 16
+"""Bytes of the smallest and the largest cp.async copy."""
 SHARED = 40 << 10
 """Bytes of dynamic shared memory for values. With the static memory of reductions it stays below 48 KiB."""
 
@@ -60,14 +60,31 @@ def one_block(equation: Equation, threads: int) -> Part:
     return part_of(body, names_of(body), threads)
 
 
-def part_of(body: Program, names: dict[Variable, str], threads: int) -> Part:
-    """The part for the equations of a body; ``names`` are the pointers to its values."""
-    body, names = _with_results(body, names, threads)
-    own, timed, known = _with_copies(body, names, threads)
-    places, shared, scratch = _memory(own, timed)
+def part_of(
+    body: Program,
+    names: dict[Variable, str],
+    threads: int,
+    shared_limit: int = SHARED,
+    copied: int = 0,
+    larger: Collection[Variable] = (),
+    forms: Callable[[Equation], Form] = form_of,
+) -> Part:
+    """The part for the equations of a body; ``names`` are the pointers to its values.
+
+    Args:
+        shared_limit: bytes of dynamic shared memory for values.
+        copied: maximum elements of a result that stays in shared memory too, if later equations read it; at least one
+            for each thread.
+        larger: inputs of whole 16-byte vectors that are copied to shared memory if they are first read after a barrier,
+            although they have more elements than there are threads.
+        forms: how the block computes each equation.
+    """
+    body, names = _with_results(body, names, max(copied, threads))
+    own, timed, known = _with_copies(body, names, threads, forms, larger)
+    places, shared, scratch = _memory(own, timed, shared_limit)
     if not all(places[t.equation.outputs[0]][0] == "shared_bytes" for t in timed if t.asynchronous):
-        timed, known = _schedule(body, names, threads), names  # the copies do not fit
-        places, shared, scratch = _memory(body, timed)
+        timed, known = _schedule(body, names, threads, forms), names  # the copies do not fit
+        places, shared, scratch = _memory(body, timed, shared_limit)
     lines = []
     for v, (memory, at) in places.items():
         if isinstance(v, Variable):
@@ -80,11 +97,12 @@ def part_of(body: Program, names: dict[Variable, str], threads: int) -> Part:
     )
 
 
-def _with_results(body: Program, names: dict[Variable, str], threads: int) -> tuple[Program, dict[Variable, str]]:
-    """The body and the pointers, with a copy in shared memory of each small result that later equations read."""
+def _with_results(body: Program, names: dict[Variable, str], most: int) -> tuple[Program, dict[Variable, str]]:
+    """The body and the pointers, with a copy in shared memory of each result of at most ``most`` elements that later
+    equations read."""
     read = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.inputs}
     made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}
-    shared_copies = {v: Variable(v.type, v.device) for v in body.outputs if v in read & made and v.size <= threads}
+    shared_copies = {v: Variable(v.type, v.device) for v in body.outputs if v in read & made and v.size <= most}
     equations = []
     for e in body.equations:
         equations.append(renamed(e, shared_copies))
@@ -98,24 +116,29 @@ def _with_results(body: Program, names: dict[Variable, str], threads: int) -> tu
 
 
 def _with_copies(
-    body: Program, names: dict[Variable, str], threads: int
+    body: Program,
+    names: dict[Variable, str],
+    threads: int,
+    forms: Callable[[Equation], Form],
+    larger: Collection[Variable] = (),
 ) -> tuple[Program, list[_Scheduled], dict[Variable, str]]:
     """The body, its schedule and the pointers, with small inputs that are first read after a barrier prefetched into
-    shared memory."""
+    shared memory, and the ``larger`` ones of these."""
     first: dict[Variable, int] = {}
-    for e, begin, _ in _schedule(body, names, threads):
+    for e, begin, _ in _schedule(body, names, threads, forms):
         if not e.has(Trait.RESHAPE):
             first |= {v: min(begin, first.get(v, begin)) for v in e.inputs}
-    late = [v for v in body.inputs if first.get(v, 0) > 0 and _can_copy(v, v.size, threads)]
+    late = [v for v in body.inputs if first.get(v, 0) > 0 and (v in larger or _can_copy(v, v.size, threads))]
     copies = {v: Variable(v.type, v.device) for v in late}
     names = names | {w: f"e{i}" for i, w in enumerate(copies.values())}
     equations = tuple(renamed(e, copies) for e in body.equations)
     own = replace(body, inputs=(*body.inputs, *copies.values()), equations=equations)
     timed = []
-    for found in _schedule(own, names, threads):
+    for found in _schedule(own, names, threads, forms):
         e = found.equation
         timed.append(_copied(e.inputs[0], e.outputs[0], names) if _is_copy(e, body, threads) else found)
-    return own, [*(_copied(v, w, names) for v, w in copies.items()), *timed], names
+    first_copies = (_copied_whole(v, w, names) if v in larger else _copied(v, w, names) for v, w in copies.items())
+    return own, [*first_copies, *timed], names
 
 
 def _is_copy(equation: Equation, body: Program, threads: int) -> bool:
@@ -141,6 +164,15 @@ def _copied(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled
     return _Scheduled(equation, 0, [Step([f"if (threadIdx.x < {to.size})", f"    {copy}"], 0, waits=False)])
 
 
+def _copied_whole(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled:
+    """The asynchronous copy of an input of whole 16-byte vectors to shared memory."""
+    wide = VECTOR // v.type.dtype.itemsize
+    copy = f"cp_async<{VECTOR}>({names[to]} + i * {wide}, {names[v]} + i * {wide}, true);"
+    equation = Equation(PRIMITIVES["broadcast_to"], (v,), {"shape": to.type.shape}, (to,))
+    lines = [f"for (int i = threadIdx.x; i < {v.size // wide}; i += THREADS)", f"    {copy}"]
+    return _Scheduled(equation, 0, [Step(lines, 0, waits=False)])
+
+
 def names_of(body: Program) -> dict[Variable, str]:
     """The pointers: x for inputs, y for outputs, s for values between equations; a reshape has its argument's."""
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
@@ -153,20 +185,26 @@ def names_of(body: Program) -> dict[Variable, str]:
     return names
 
 
-def _schedule(body: Program, names: dict[Variable, str], threads: int) -> list[_Scheduled]:
+def _schedule(
+    body: Program, names: dict[Variable, str], threads: int, forms: Callable[[Equation], Form] = form_of
+) -> list[_Scheduled]:
     """Each equation in the first phase in which its inputs are complete."""
     ready: dict[Variable, int] = dict.fromkeys(body.inputs, 0)
     found = []
     for e in body.equations:
         begin = max((ready[v] for v in e.inputs), default=0)
-        steps = () if e.has(Trait.RESHAPE) else form_of(e)(e, names, threads)
+        steps = () if e.has(Trait.RESHAPE) else forms(e)(e, names, threads)
         found.append(_Scheduled(e, begin, steps))
         ready |= dict.fromkeys(e.outputs, found[-1].end)
     return found
 
 
-def _memory(body: Program, timed: Sequence[_Scheduled]) -> tuple[Places, int, int]:
-    """Where values between equations lie ("shared_bytes" or "own"), and the bytes of both memories."""
+def _memory(body: Program, timed: Sequence[_Scheduled], limit: int) -> tuple[Places, int, int]:
+    """Where values between equations lie ("shared_bytes" or "own"), and the bytes of both memories.
+
+    Args:
+        limit: bytes of shared memory.
+    """
     root: dict[Variable, Variable] = {}
     made: dict[Variable, int] = {}
     copied = [t.equation.outputs[0] for t in timed if t.asynchronous]
@@ -185,7 +223,7 @@ def _memory(body: Program, timed: Sequence[_Scheduled]) -> tuple[Places, int, in
     shared, own = Arena(), Arena()
     for key, size, start, end in wanted:
         shared.add(key, size, start, end)
-        if shared.size(shared.offsets()) > SHARED:
+        if shared.size(shared.offsets()) > limit:
             own.requests.append(shared.requests.pop())
     in_shared, in_own = shared.offsets(), own.offsets()
     places: Places = {key: ("shared_bytes", at) for key, at in in_shared.items()}
@@ -194,22 +232,41 @@ def _memory(body: Program, timed: Sequence[_Scheduled]) -> tuple[Places, int, in
 
 
 def _statements(timed: Sequence[_Scheduled], places: Places, threads: int) -> Iterator[str]:
+    at = _first_threads(timed, threads)
+    for scheduled in timed:
+        for step in scheduled.steps:
+            yield from step.declared
     for phase in range(max(t.end for t in timed)):
         if phase == 1 and any(t.asynchronous for t in timed):
             yield from ("cp_async_commit_group();", "cp_async_wait_group<0>();")
         if phase:
             yield "__syncthreads();"
-        taken = 0
+        for i, (_, begin, steps) in enumerate(timed):
+            if begin <= phase + 1 < begin + len(steps) and steps[phase + 1 - begin].early:
+                yield from ("{", at[i, phase + 1], *indented(steps[phase + 1 - begin].early), "}")
         for i, (_, begin, steps) in enumerate(timed):
             if not begin <= phase < begin + len(steps):
                 continue
             step = steps[phase - begin]
             yield "{"
-            # Equations of one phase: each starts at the warp after the previous one's last warp.
-            rotated = f"(threadIdx.x + {threads - taken}) % THREADS" if taken else "threadIdx.x"
-            yield f"    const int t = {rotated};"
+            yield at[i, phase]
             if i in places:
                 yield "    char *const partial = (char *){} + {};".format(*places[i])
+            if not phase:
+                yield from indented(step.early)
             yield from indented(step.lines)
             yield "}"
-            taken = (taken + -(-step.threads // WARP) * WARP) % threads
+
+
+def _first_threads(timed: Sequence[_Scheduled], threads: int) -> dict[tuple[int, int], str]:
+    """The definition of `t` by equation and phase. In a phase each equation starts at the warp after the previous one's
+    last warp."""
+    found = {}
+    for phase in range(max(t.end for t in timed)):
+        taken = 0
+        for i, (_, begin, steps) in enumerate(timed):
+            if begin <= phase < begin + len(steps):
+                rotated = f"(threadIdx.x + {threads - taken}) % THREADS" if taken else "threadIdx.x"
+                found[i, phase] = f"    const int t = {rotated};"
+                taken = (taken + -(-steps[phase - begin].threads // WARP) * WARP) % threads
+    return found

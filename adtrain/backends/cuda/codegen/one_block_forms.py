@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import divided, indented
 from adtrain.codegen.elementwise import axes_of, statements
-from adtrain.codegen.expressions import c_type
+from adtrain.codegen.expressions import c_type, literal
 from adtrain.core.fused import body_of, loops_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
@@ -31,12 +31,16 @@ class Step:
         threads: how many threads have work.
         partial: bytes, at `partial`, that this step writes for the next one.
         waits: False for asynchronous copies, which are complete after the next barrier.
+        declared: declarations before all statements.
+        early: statements that may run between the barriers before these, by the same threads: loads of arguments.
     """
 
     lines: Sequence[str]
     threads: int
     partial: int = 0
     waits: bool = True
+    declared: Sequence[str] = ()
+    early: Sequence[str] = ()
 
 
 Names = Mapping[Variable, str]
@@ -128,6 +132,21 @@ def _along_axis(function: str) -> Form:
         return [Step([line], min(outer * inner * lanes, threads))]
 
     return form
+
+
+def _standardize(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (x,), (y, mean, variance) = equation.inputs, equation.outputs
+    shape, axes = x.type.shape, equation.params["axes"]
+    kept, count = [i for i in range(len(shape)) if i not in axes], x.size // mean.size
+    lanes = lanes_for(count, mean.size, threads)
+    place = f"{divided('o', *_axes(shape, kept))} + {divided('r', *_axes(shape, axes))}"
+    t, eps = c_type(x.type.dtype), literal(equation.params["eps"])
+    pointers = ", ".join(names[v] for v in (x, y, mean, variance))
+    lines = [
+        f"in_block::standardize<{t}, THREADS, {mean.size}, {count}, {lanes}>(t, {pointers}, ({t}){eps},",
+        f"    [](int o, int r) {{ return {place}; }});",
+    ]
+    return [Step(lines, min(mean.size * lanes, threads))]
 
 
 def _take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -242,6 +261,7 @@ FORMS: Mapping[str, Form] = {
     "concatenate": _concatenate,
     "transpose": _transpose,
     "slice": _slice,
+    "standardize": _standardize,
 }
 """By primitive name. Elementwise equations and products have forms of their own; a reshape needs none."""
 

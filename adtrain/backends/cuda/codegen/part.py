@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import c_type, pointer
@@ -78,7 +79,7 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
         *([f"#define T {element}"] if element else []),
         *(f'#include "{header}"' for header in headers),
         f"constexpr int THREADS = {threads};",
-        *(part.definitions for part in parts if part.definitions),
+        *dict.fromkeys(part.definitions for part in parts if part.definitions),
         "",
         f"KERNEL __launch_bounds__(THREADS, {resident}) {name}({', '.join(parameters)})",
         "{",
@@ -105,20 +106,44 @@ def aligned(size: int) -> int:
 
 
 def _dispatch(parts: Sequence[Part], names: dict[Variable, str]) -> Iterator[str]:
+    """The code of each part for its blocks. Neighbouring parts with equal code share it and have their own pointers."""
+    groups = [tuple(group) for _, group in groupby(parts, key=code_of)]
     first = at = 0
-    for i, part in enumerate(parts):
-        test = "{" if i == len(parts) - 1 else f"if (blockIdx.x < {first + part.blocks}) {{"
+    for i, group in enumerate(groups):
+        part, blocks = group[0], group[0].blocks
+        test = "{" if i == len(groups) - 1 else f"if (blockIdx.x < {first + blocks * len(group)}) {{"
         yield f"else {test}" if i else test
-        yield f"    const int block = blockIdx.x - {first}; (void)block;"
-        for kind, variables in (("x", part.inputs), ("y", part.outputs)):
-            for k, v in enumerate(variables):
+        if len(group) == 1:
+            yield f"    const int block = blockIdx.x - {first}; (void)block;"
+        else:
+            yield f"    const int member = (blockIdx.x - {first}) / {blocks};"
+            yield f"    const int block = (blockIdx.x - {first}) % {blocks}; (void)block;"
+        for kind in "xy":
+            columns = zip(*(each.inputs if kind == "x" else each.outputs for each in group), strict=True)
+            for k, variables in enumerate(columns):
                 const = "const " if kind == "x" else ""
-                yield f"    {const}{c_type(v.type.dtype)} *const {kind}{k} = {names[v]};"
+                pointers = _of_member([names[v] for v in variables])
+                yield f"    {const}{c_type(variables[0].type.dtype)} *const {kind}{k} = {pointers};"
         if part.scratch:
-            yield f"    char *const own = scratch + {at};"
+            place = f"scratch + {at}" + (f" + member * {aligned(part.scratch)}" if len(group) > 1 else "")
+            yield f"    char *const own = {place};"
         yield from indented(part.lines)
         yield "}"
-        first, at = first + part.blocks, at + aligned(part.scratch)
+        first, at = first + blocks * len(group), at + aligned(part.scratch) * len(group)
+
+
+def code_of(part: Part) -> tuple[object, ...]:
+    """Equal for parts with equal code."""
+    dtypes = tuple(v.type.dtype for v in (*part.inputs, *part.outputs))
+    return tuple(part.lines), part.definitions, part.blocks, part.scratch, dtypes
+
+
+def _of_member(pointers: Sequence[str]) -> str:
+    """C text: the pointer of the part with number `member`."""
+    if len(set(pointers)) == 1:
+        return pointers[0]
+    *others, last = pointers
+    return " ".join(f"member == {i} ? {pointer} :" for i, pointer in enumerate(others)) + f" {last}"
 
 
 def indented(lines: Sequence[str]) -> list[str]:

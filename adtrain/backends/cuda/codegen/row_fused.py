@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from adtrain.backends.cuda.codegen.one_block import names_of, part_of
@@ -21,9 +22,25 @@ BLOCKS = 2
 def row_fused(equation: Equation, target: Target) -> Part:
     """The part for a `row_fused` equation."""
     body = body_of(equation)
-    whole = shared_inputs(body)
     count = body.outputs[0].type.shape[0]
-    own = _sliced(body, {v: v for v in whole}, count, rows_per_block(count, target))
+    rows = rows_per_block(count, target)
+    return own_rows(body, {count: rows}, shared_inputs(body), lambda own, names: part_of(own, names, THREADS))
+
+
+def own_rows(
+    body: Program,
+    rows: Mapping[int, int],
+    whole: Collection[Variable],
+    part_for: Callable[[Program, dict[Variable, str]], Part],
+) -> Part:
+    """The part in which each block computes a body for its own rows.
+
+    Args:
+        rows: the length of axis 0 in a block, by the length of axis 0 of a variable.
+        whole: the inputs that every block reads completely.
+        part_for: returns the part for a body of so many rows, with the pointers to its values.
+    """
+    own = _sliced(body, {v: v for v in whole}, rows)
     names = names_of(own)
     lines = []
     for kind, variables in (("x", own.inputs), ("y", own.outputs)):
@@ -32,13 +49,14 @@ def row_fused(equation: Equation, target: Target) -> Part:
                 pointer = f"{'const ' if kind == 'x' else ''}{c_type(v.type.dtype)} *const"
                 lines.append(f"{pointer} my{kind}{i} = {kind}{i} + (int64_t)block * {v.size};")
                 names |= {w: f"my{kind}{i}" for w, name in names.items() if name == f"{kind}{i}"}
-    part = part_of(own, names, THREADS)
+    part = part_for(own, names)
     if part.scratch:
         lines += ["char *const all = own;", "{", f"    char *const own = all + (int64_t)block * {part.scratch};"]
         lines += [*indented(part.lines), "}"]
     else:
         lines += part.lines
-    blocks = count // rows_per_block(count, target)
+    count, each = next(iter(rows.items()))
+    blocks = count // each
     scratch = part.scratch * blocks
     return replace(part, lines=lines, inputs=body.inputs, outputs=body.outputs, blocks=blocks, scratch=scratch)
 
@@ -53,19 +71,19 @@ def rows_per_block(count: int, target: Target) -> int:
     return least if least <= 1 + 2 * count // most else 1
 
 
-def _sliced(body: Program, known: dict[Variable, Variable], count: int, each: int) -> Program:
-    """The body for `each` of its `count` rows; `known` maps variables that are sliced already, or stay whole."""
+def _sliced(body: Program, known: dict[Variable, Variable], rows: Mapping[int, int]) -> Program:
+    """The body for some of its rows; `known` maps variables that are sliced already, or stay whole."""
 
     def sliced(v: Variable) -> Variable:
         if v not in known:
             shape = v.type.shape
-            cut = bool(shape) and shape[0] == count
-            known[v] = Variable(ArrayType((each, *shape[1:]) if cut else shape, v.type.dtype), v.device)
+            cut = (rows.get(shape[0], shape[0]), *shape[1:]) if shape else ()
+            known[v] = Variable(ArrayType(cut, v.type.dtype), v.device)
         return known[v]
 
     def equation(e: Equation) -> Equation:
         fused = e.primitive in FUSED
-        params = {**e.params, "body": _sliced(e.params["body"], known, count, each)} if fused else e.params
+        params = {**e.params, "body": _sliced(e.params["body"], known, rows)} if fused else e.params
         return replace(e, inputs=tuple(map(sliced, e.inputs)), outputs=tuple(map(sliced, e.outputs)), params=params)
 
     inputs = tuple(map(sliced, body.inputs))

@@ -1,0 +1,43 @@
+"""How a block of a row-product kernel computes attention of the sequences that its rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from adtrain.backends.cuda.codegen.one_block_forms import Form, Names, Step
+from adtrain.codegen.expressions import literal
+from adtrain.core.program import Equation
+
+TILE = 16
+"""Rows of a head that a warp computes (`kernels/cuda/attention/row_attention.cuh`)."""
+WARP = 32
+
+
+def _forward(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    (x,), (out, logsumexp) = equation.inputs, equation.outputs
+    return [_step("forward", equation, [names[v] for v in (x, out, logsumexp)])]
+
+
+def _backward(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    x, out, logsumexp, ct = equation.inputs
+    (grad,) = equation.outputs
+    return [_step("backward", equation, [names[v] for v in (x, out, logsumexp, ct, grad)])]
+
+
+def _step(function: str, equation: Equation, pointers: Sequence[str]) -> Step:
+    x = equation.inputs[0]
+    sequences, length, row = x.type.shape
+    heads = equation.params["heads"]
+    kind = f"RowAttention<{sequences * length}, {length}, {heads}, {row // (3 * heads)}, {_bool(equation)}>"
+    arguments = ", ".join([*pointers, "(T *)partial", f"(T){literal(equation.params['scale'])}"])
+    tiles = sequences * length // TILE * heads
+    size = tiles * 2 * TILE * TILE * x.type.dtype.itemsize
+    return Step([f"{kind}::forward<THREADS>(t, {arguments});".replace("forward", function)], tiles * WARP, size)
+
+
+def _bool(equation: Equation) -> str:
+    return str(equation.params["causal"]).lower()
+
+
+FORMS: dict[str, Form] = {"self_attention": _forward, "self_attention_grad": _backward}
+"""By primitive name."""

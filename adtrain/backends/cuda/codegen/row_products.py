@@ -1,0 +1,143 @@
+"""Row-product kernels: each thread block takes a few rows through a chain of products and other row-wise equations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.backends.cuda.codegen.one_block import part_of
+from adtrain.backends.cuda.codegen.one_block_forms import Form, Names, Step, form_of
+from adtrain.backends.cuda.codegen.part import Part, indented
+from adtrain.backends.cuda.codegen.row_attention import FORMS as ATTENTION_FORMS
+from adtrain.backends.cuda.codegen.row_fused import own_rows
+from adtrain.codegen.elementwise import statements, strides
+from adtrain.codegen.expressions import c_type
+from adtrain.core.fused import body_of, loops_p, product_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_row_products import ROWS, STEP, row_count, sequence_length, shared_by_blocks
+from adtrain.passes.plan_memory import nbytes
+
+THREADS = 512
+WARPS = THREADS // 32
+STRIPS = (32, 16)
+"""Columns of a warp's tile, the preferred first."""
+SHARED = 160 << 10
+"""Bytes of shared memory for values."""
+MAX_COPIED = 256 * ROWS
+"""Maximum elements of an input that is copied to shared memory while the first equations run."""
+VECTOR = 4
+"""Elements that a thread computes at once."""
+
+
+def row_products(equation: Equation) -> Part:
+    """The part for a `row_products` equation."""
+    body = body_of(equation)
+    count, length = row_count(body), sequence_length(body)
+
+    def part(own: Program, names: dict[Variable, str]) -> Part:
+        rows = set(own.inputs) - shared_by_blocks(own)
+        larger = {v for v in rows if THREADS < v.size <= MAX_COPIED and nbytes(v) % 16 == 0}
+        return part_of(own, names, THREADS, SHARED, ROWS * max_width(own), larger, _form_of)
+
+    made = own_rows(body, {count: ROWS, count // length: ROWS // length}, shared_by_blocks(body), part)
+    return replace(made, headers=(*made.headers, "gemm/row_product.cuh", "attention/row_attention.cuh"))
+
+
+def max_width(body: Program) -> int:
+    """Most elements of a row of a value."""
+    return max(v.size // v.type.shape[0] for e in body.equations for v in e.outputs if v.type.shape)
+
+
+def _form_of(equation: Equation) -> Form:
+    if equation.primitive is product_p or equation.has(Trait.MATMUL):
+        return _product
+    wide = len(equation.outputs[0].type.shape) == 2 and equation.outputs[0].type.shape[1] % VECTOR == 0
+    if wide and (equation.primitive is loops_p or elementwise(equation)):
+        return _elementwise
+    return ATTENTION_FORMS.get(equation.primitive.name) or form_of(equation)
+
+
+def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    body = flat(body_of(equation))
+    return [_vectors(body, body.inputs, names, {}, [])]
+
+
+def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    """The product by tensor cores to partial sums, and the elementwise equations after it."""
+    body = flat(body_of(equation))
+    matmul, *others = body.equations
+    (a, b), (c,) = matmul.inputs, matmul.outputs
+    n, k = c.type.shape[1], a.type.shape[1]
+    strip, slices = _division(n, k)
+    transposed = str(matmul.params["transpose_b"]).lower()
+    kind = f"RowProduct<{ROWS}, {n}, {k}, {transposed}, {slices}, {strip}>"
+    size = slices * ROWS * n * c.type.dtype.itemsize
+    product = f"product_{names[body.outputs[0]]}"
+    multiply = [f"{product}.multiply(t, {names[a]}, {names[b]}, (T *)partial);"]
+    prefetch = [f"{product}.prefetch(t, {names[b]});"]
+    result = f"const Vector<T, {VECTOR}> sum = {kind}::result({names[a]}, {names[b]}, (const T *)partial, row, column);"
+    inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs))
+    made = {v for e in others for v in e.outputs}
+    after = Program((*(v for v in inputs if v not in made and v is not c), c), {}, tuple(others), body.outputs)
+    return [
+        Step(multiply, n // strip * slices * 32, size, declared=[f"{kind} {product};"], early=prefetch),
+        _vectors(after, after.inputs[:-1], names, {c: "sum.lane[k]"}, [result]),
+    ]
+
+
+def _division(n: int, k: int) -> tuple[int, int]:
+    """Columns of a warp's tile, and the slices of K, such that most warps have work."""
+
+    def busy(strip: int) -> tuple[int, int]:
+        counts = [s for s in range(1, WARPS + 1) if k // STEP % s == 0 and n // strip * s <= WARPS]
+        return (max(counts, default=0), strip)
+
+    found = {strip: busy(strip) for strip in STRIPS}
+    usable = [(slices * (n // strip), strip, slices) for strip, (slices, _) in found.items() if slices]
+    _, strip, slices = max(usable)
+    return strip, slices
+
+
+def _vectors(
+    body: Program, inputs: Sequence[Variable], names: Names, values: dict[Variable, str], before: Sequence[str]
+) -> Step:
+    """A loop over vectors of elements of rows; a thread computes VECTOR neighbours of a row at once.
+
+    Args:
+        inputs: the arguments that are read from memory; ``values`` has the texts of the others.
+        before: statements before the loads.
+    """
+    shape = body.outputs[0].type.shape
+    count, width = prod(shape) // VECTOR, shape[1] // VECTOR
+    texts, loads = dict(values), []
+    for i, v in enumerate(inputs):
+        down, across = strides(v.type.shape, shape)
+        c = c_type(v.type.dtype)
+        if across and down:
+            place = f"i * {VECTOR}"
+        else:
+            place = " + ".join([*([f"row * {down}"] if down else []), *(["column"] if across else [])]) or "0"
+        if across:
+            loads.append(f"const Vector<{c}, {VECTOR}> b{i} = load<{c}, {VECTOR}>({names[v]} + {place});")
+            texts[v] = f"b{i}.lane[k]"
+        else:
+            loads.append(f"const {c} b{i} = {names[v]}[{place}];")
+            texts[v] = f"b{i}"
+    results = [f"Vector<{c_type(v.type.dtype)}, {VECTOR}> r{i};" for i, v in enumerate(body.outputs)]
+    lines = [
+        f"for (int i = t; i < {count}; i += THREADS) {{",
+        f"    const int row = i / {width}, column = i % {width} * {VECTOR};",
+        "    (void)row, (void)column;",
+        *indented([*before, *loads, *results]),
+        "    #pragma unroll",
+        f"    for (int k = 0; k < {VECTOR}; k++) {{",
+        *indented(indented(statements(body, texts, [f"r{i}.lane[k]" for i in range(len(body.outputs))]))),
+        "    }",
+        *(f"    store({names[v]}, i * {VECTOR}, r{i});" for i, v in enumerate(body.outputs)),
+        "}",
+    ]
+    return Step(lines, min(count, THREADS))

@@ -1,0 +1,72 @@
+"""Column sums: the sum over the rows of a matrix, with the elementwise equations before and after it, as one kernel.
+
+Examples: the gradient of a bias or of the weight of a norm, summed over the tokens of a batch, and the update by it.
+Each thread block computes some columns from all rows, so such a kernel can share a launch with the weight gradients.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from math import prod
+
+from adtrain.core.fused import column_sum_p, fuse, loops_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_products import reads_by_element
+from adtrain.passes.groups import Groups
+
+MIN_ELEMENTS = 1 << 16
+"""A sum of up to so many elements is computed by one thread block (see `fuse_one_block`)."""
+MAX_ROWS = 1 << 14
+"""A sum of more rows is divided among more blocks, by the kernels of reductions."""
+BLOCK_COLUMNS = 32
+"""Columns of a thread block."""
+VECTOR = 4
+"""Columns of a thread; their number must be a multiple of it."""
+
+
+def fuse_column_sums(program: Program) -> Program:
+    """One `column_sum` equation for a sum over rows, the loops that only it reads, and the loops that read it."""
+    groups = Groups(program)
+    readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
+    reader = {v: j for j, e in enumerate(program.equations) for v in e.inputs}
+
+    def merge(a: int, b: int) -> None:
+        if groups.can_merge(groups.of[a], groups.of[b]):
+            groups.merge(groups.of[a], groups.of[b])
+
+    for i, e in enumerate(program.equations):
+        if not _sums_columns(e):
+            continue
+        (x,), (total,) = e.inputs, e.outputs
+        p = groups.producer.get(x)
+        if p is not None and readers[x] == len(program.equations[p].outputs) == 1 and _is_loops(program.equations[p]):
+            merge(p, i)
+        j = reader.get(total)
+        if j is None or readers[total] > 1 or len(groups.members[groups.of[j]]) > 1:
+            continue
+        if _is_loops(program.equations[j]) and reads_by_element(program.equations[j], total):
+            merge(i, j)
+    return groups.rewritten(partial(fuse, column_sum_p))
+
+
+def column_blocks(equation: Equation) -> int:
+    """The thread blocks of a `column_sum` equation."""
+    total = next(e for e in equation.params["body"].equations if e.has(Trait.REDUCTION)).outputs[0]
+    return -(-total.size // BLOCK_COLUMNS)
+
+
+def _sums_columns(e: Equation) -> bool:
+    if e.primitive.name != "sum" or not e.outputs[0].type.shape:
+        return False
+    shape, axes = e.inputs[0].type.shape, tuple(e.params["axes"])
+    rows, columns = prod(shape[: len(axes)]), prod(shape[len(axes) :])
+    leading = axes == tuple(range(len(axes)))
+    large = rows * columns > MIN_ELEMENTS and rows <= MAX_ROWS
+    return leading and large and columns % VECTOR == 0 and e.inputs[0].type.dtype.name == "float32"
+
+
+def _is_loops(e: Equation) -> bool:
+    return e.primitive is loops_p or (elementwise(e) and not e.has(Trait.BROADCAST))

@@ -1,0 +1,54 @@
+// The sum over the rows of some columns of a matrix, by one thread block. The order of the additions is fixed.
+#pragma once
+#include "common/common.cuh"
+
+extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+// COLUMNS neighbouring columns for each block, WIDE of them for each thread. The threads that share columns take every ROWS_-th
+// row each; their sums meet in shared memory, where they are added in order.
+template <typename A, int THREADS, int COLUMNS_, int WIDE> struct ColumnSum {
+    static constexpr int ACROSS = COLUMNS_ / WIDE, DOWN = THREADS / ACROSS, PITCH = COLUMNS_ + WIDE, RUN = 8;
+    typedef typename TotalOf<A>::type Total;
+    const int first;
+    Total totals[WIDE];
+
+    __device__ __forceinline__ ColumnSum(int block) : first(block * COLUMNS_) {
+        #pragma unroll
+        for (int k = 0; k < WIDE; k++) totals[k] = 0;
+    }
+
+    // read(row, column, terms) puts the terms of WIDE columns into terms[0], ...
+    template <int ROWS, int COLUMNS, typename Read> __device__ __forceinline__ void add_rows(Read read) {
+        const int column = first + threadIdx.x % ACROSS * WIDE, begin = threadIdx.x / ACROSS;
+        if (column >= COLUMNS || begin >= DOWN) return;
+        for (int row = begin; row < ROWS; row += RUN * DOWN) {
+            A sums[WIDE] = {};
+            #pragma unroll
+            for (int i = 0; i < RUN; i++) {
+                if (ROWS % (RUN * DOWN) != 0 && row + i * DOWN >= ROWS) continue;
+                A terms[WIDE];
+                read(row + i * DOWN, column, terms);
+                #pragma unroll
+                for (int k = 0; k < WIDE; k++) sums[k] += terms[k];
+            }
+            #pragma unroll
+            for (int k = 0; k < WIDE; k++) totals[k] += sums[k];
+        }
+    }
+
+    // write(column, total) for each of the block's columns. All threads of the block call it.
+    template <int COLUMNS, typename Write> __device__ __forceinline__ void finish(Write write) {
+        Total *const shared = (Total *)shared_bytes;
+        const int own = threadIdx.x % ACROSS * WIDE, down = threadIdx.x / ACROSS;
+        #pragma unroll
+        for (int k = 0; k < WIDE; k++)
+            if (down < DOWN) shared[down * PITCH + own + k] = totals[k];
+        __syncthreads();
+        const int column = first + threadIdx.x;
+        if (threadIdx.x >= COLUMNS_ || column >= COLUMNS) return;
+        Total total = 0;
+        #pragma unroll 8
+        for (int i = 0; i < DOWN; i++) total += shared[i * PITCH + threadIdx.x];
+        write(column, (A)total);
+    }
+};

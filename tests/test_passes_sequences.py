@@ -1,0 +1,197 @@
+"""Passes for layers on sequences: flattened rows, sums of columns, chains of products on few rows, long products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host
+from program_samples import ON_GPU, everywhere, for_gpu, names
+
+import adtrain as ad
+from adtrain import config, ops, passes
+from adtrain.core.fused import body_of, label
+from adtrain.core.program import Equation, Program
+from adtrain.core.staging import stage
+from adtrain.core.staging_trace import evaluate
+from adtrain.core.target import H200, Target
+from adtrain.passes.fuse_horizontally import MAX_K
+from adtrain.passes.fuse_row_products import ROWS
+from adtrain.training.preparation import outline
+
+TOLERANCE = 3e-6
+"""Of the norm of the difference over the norm."""
+SMALL = Target((9, 0), 6, 227 << 10)
+"""A GPU with few multiprocessors: few rows are enough for it."""
+WIDTH, HIDDEN, HEADS = 32, 64, 2
+
+
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([*shape, seed]).standard_normal(shape).astype(np.float32)
+
+
+def traced(f: Callable[..., Any], arrays: Sequence[np.ndarray]) -> Program:
+    return stage(f, passes.SIMPLIFY).program(*arrays)
+
+
+def values(program: Program, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    return [v.numpy() for v in evaluate(program, [ad.array(x) for x in arrays])]
+
+
+def linear(x: Any, w: Any, b: Any) -> Any:
+    """A linear layer on sequences."""
+    length = x.shape[-2]
+    return ops.reshape(ops.matmul(ops.reshape(x, (-1, x.shape[-1])), w, transpose_b=True), (-1, length, len(w))) + b
+
+
+def encoder(x: Any, *w: Any, causal: bool = False) -> Any:
+    """A layer of a transformer: attention and two linear layers, each behind a norm and beside a residual sum."""
+    scale, shift, qkv, qkv_bias, out, out_bias, up, up_bias, down, down_bias = w
+
+    def norm(x: Any) -> Any:
+        return ops.layer_norm(x, WIDTH, scale, shift)
+
+    x = x + linear(ops.self_attention(linear(norm(x), qkv, qkv_bias), HEADS, causal=causal), out, out_bias)
+    return x + linear(ops.gelu(linear(norm(x), up, up_bias)), down, down_bias)
+
+
+def encoder_gradients(x: Any, *w: Any, causal: bool = False) -> Any:
+    return ad.grad(lambda x, *w: ops.sum(ops.square(encoder(x, *w, causal=causal))), tuple(range(len(w) + 1)))(x, *w)
+
+
+def encoder_arguments(examples: int, length: int) -> list[np.ndarray]:
+    shapes = [(WIDTH,), (WIDTH,), (3 * WIDTH, WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,)]
+    shapes += [(HIDDEN, WIDTH), (HIDDEN,), (WIDTH, HIDDEN), (WIDTH,)]
+    weights = [drawn(*shape, seed=i) / np.float32(np.sqrt(shape[-1])) for i, shape in enumerate(shapes)]
+    return [drawn(examples, length, WIDTH), *weights]
+
+
+def step(name: str, *overrides: str) -> Program:
+    return outline(config.load(name, overrides)).step_program(passes=ON_GPU)
+
+
+def test_flattened_rows_give_the_same_bits() -> None:
+    arrays = encoder_arguments(5, 7)
+    program = traced(encoder_gradients, arrays)
+    flat = passes.flatten_rows(program)
+    for found, expected in zip(values(flat, arrays), values(program, arrays), strict=True):
+        # A sum over the rows of a matrix is that over the leading axes of sequences, in another order.
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * abs(expected).max())
+    kept = [e for e in flat.equations if any(len(v.type.shape) > 2 for v in (*e.inputs, *e.outputs))]
+    assert {e.primitive.name for e in kept} <= {"reshape", "self_attention", "self_attention_grad", "broadcast_to"}
+
+
+def test_rows_that_a_gather_feeds_keep_their_shape() -> None:
+    def f(table: Any, at: Any, w: Any) -> Any:
+        x = ops.take(table, at, axis=0) * 2.0
+        return ops.matmul(ops.reshape(x, (-1, x.shape[-1])), w)
+
+    program = passes.flatten_rows(traced(f, [drawn(9, 4, 6), np.array([3, 1]), drawn(6, 5)]))
+    assert [e.outputs[0].type.shape for e in program.equations if e.primitive.name == "mul"] == [(2, 4, 6)]
+
+
+def test_a_step_of_a_vision_transformer_is_fourteen_launches() -> None:
+    program = step("vit")
+    launches = [e for e in program.equations if e.primitive.name != "reshape"]
+    assert len(launches) == 14
+    chains = [e for e in launches if e.primitive.name == "row_products"]
+    assert sum(label(e).count("self_attention") for e in chains) >= 2
+    inside = [e.primitive.name for chain in chains for e in everywhere(body_of(chain))]
+    assert inside.count("self_attention") == inside.count("self_attention_grad") == 4
+    assert [e.primitive.name for e in everywhere(launches[-1].params["body"])].count("column_sum") == 36
+
+
+@pytest.mark.parametrize(("examples", "length", "causal"), [(4, 16, False), (8, 8, True), (16, 4, False)])
+def test_chains_of_a_transformer_match_the_reference(
+    examples: int, length: int, causal: bool, small_host: Host
+) -> None:
+    arrays = encoder_arguments(examples, length)
+
+    def f(*arrays: Any) -> Any:
+        return encoder_gradients(*arrays, causal=causal)
+
+    program = for_gpu(traced(f, arrays), SMALL)
+    chains = [e for e in program.equations if e.primitive.name == "row_products"]
+    assert "self_attention_grad" in names(body_of(chains[-1]))
+    check_launches(small_host, program, arrays)
+
+
+def test_products_of_infinite_rows_are_infinite_or_nan(small_host: Host) -> None:
+    def f(x: Any, w: Any, v: Any) -> Any:
+        return ops.matmul(ops.relu(ops.matmul(x, w)), v, transpose_b=True)
+
+    x, w, v = drawn(4 * ROWS, 32), drawn(32, 64), drawn(32, 64)
+    x[3, 5], x[20, 1], w[7, 9] = np.inf, np.nan, 1e38
+    program = for_gpu(traced(f, [x, w, v]), SMALL)
+    (chain,) = program.equations
+    assert chain.primitive.name == "row_products"
+    with np.errstate(all="ignore"):
+        (expected,) = values(program, [x, w, v])
+    (found,) = small_host.computed(chain, None, [x, w, v])
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
+
+
+@pytest.mark.parametrize("rows", [ROWS * 2, ROWS * 7, ROWS * 4 + 1])
+def test_too_few_or_too_many_rows_are_no_chain(rows: int) -> None:
+    def f(x: Any, w: Any, v: Any) -> Any:
+        return ops.matmul(ops.relu(ops.matmul(x, w)), v)
+
+    program = for_gpu(traced(f, [drawn(rows, 32), drawn(32, 64), drawn(64, 32)]), SMALL)
+    assert "row_products" not in names(program)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2048, 64), (1100, 100), (300, 1000), (16384, 8)])
+def test_sums_of_columns_match_the_reference(rows: int, columns: int, small_host: Host) -> None:
+    def f(x: Any, y: Any, w: Any) -> Any:
+        return w - 0.1 * ops.sum(x * y, 0), ops.exp(ops.sum(x, 0) * 1e-3)
+
+    arrays = [drawn(rows, columns), drawn(rows, columns, seed=1), drawn(columns)]
+    program = for_gpu(traced(f, arrays))
+    (launch,) = program.equations
+    assert names(launch.params["body"]) == ["column_sum", "column_sum"]
+    check_launches(small_host, program, arrays)
+
+
+def test_long_weight_gradients_share_a_launch_where_they_fill_the_gpu() -> None:
+    def f(x: Any, *ys: Any) -> Any:
+        return [ops.matmul(x, y, transpose_a=True) for y in ys]
+
+    def launches(count: int) -> list[Equation]:
+        arrays = [drawn(2 * MAX_K, 128), *(drawn(2 * MAX_K, 256, seed=i) for i in range(count))]
+        return list(for_gpu(traced(f, arrays)).equations)
+
+    assert len(launches(2)) == 2  # 2 x 4 x 8 tiles of 32 x 32
+    (shared,) = launches(5)
+    assert shared.primitive.name == "horizontal"
+    assert 5 * 4 * 8 >= H200.multiprocessors > 2 * 4 * 8
+
+
+def test_long_products_of_a_launch_match_the_reference(small_host: Host) -> None:
+    def f(x: Any, y: Any, z: Any) -> Any:
+        return ops.matmul(x, y, transpose_a=True), ops.matmul(x, z, transpose_a=True)
+
+    arrays = [drawn(MAX_K + 48, 64), drawn(MAX_K + 48, 96), drawn(MAX_K + 48, 49)]
+    program = for_gpu(traced(f, arrays), SMALL)
+    assert names(program) == ["horizontal"]
+    check_launches(small_host, program, arrays)
+
+
+def check_launches(host: Host, program: Program, arrays: Sequence[np.ndarray]) -> None:
+    """Compares each launch of a Program with the reference on the same arguments."""
+    known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+    for e in program.equations:
+        own = [known[v] for v in e.inputs]
+        expected = [v.numpy() for v in evaluate(Program(e.inputs, {}, (e,), e.outputs), [ad.array(x) for x in own])]
+        known |= dict(zip(e.outputs, expected, strict=True))
+        if host.lowering.launches(e):
+            for v, x in zip(e.outputs, host.computed(e, None, own), strict=True):
+                error = np.linalg.norm(np.subtract(x, known[v], dtype=np.float64))
+                assert error <= TOLERANCE * np.linalg.norm(known[v].astype(np.float64)), f"{label(e)} {v.type}"
+
+
+@pytest.fixture(scope="module")
+def small_host(tmp_path_factory: pytest.TempPathFactory, run_folder: Any) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), run_folder / "host-libraries", SMALL)
