@@ -102,7 +102,7 @@ def test_compiled_blocks_of_all_lengths_equal_the_reference(dtype: str) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_results_have_the_same_bits_on_any_number_of_threads(batch: int, causal: bool) -> None:
     """Whether there are fewer heads than threads or more."""
-    given = [ad.array(x) for x in arguments(150, 150, 20, batch)]
+    given = [ad.array(x) for x in arguments(150, 150, 20, batch, "float32")]
     program = stage(lambda *x: with_gradients(*x, causal=causal), ()).program(*given)
     compiled = CompiledProgram(program)
     compiled.run([x.numpy() for x in given])

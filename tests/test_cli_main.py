@@ -103,7 +103,7 @@ def test_no_command_shows_the_help_and_is_an_error() -> None:
     assert "Commands:" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["trian"], ["eval", "no-such-run"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["eval", "no-such-run"]])
 def test_python_m_adtrain_is_the_script(arguments: list[str]) -> None:
     commands = ["-m", "adtrain"], ["-c", "from adtrain_script import main; main()"]
     by_module, by_script = (

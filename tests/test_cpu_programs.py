@@ -62,7 +62,7 @@ def results(which: str, dtype: str) -> dict[str, Both | Exception]:
     ("which", "dtype"),
     [
         ("all passes", "float32"),
-        ("all passes", "float64"),
+        pytest.param("all passes", "float64", marks=pytest.mark.exhaustive),
         pytest.param("no passes", "float32", marks=pytest.mark.exhaustive),
         pytest.param("no passes", "float64", marks=pytest.mark.exhaustive),
     ],
