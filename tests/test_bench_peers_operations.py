@@ -65,6 +65,7 @@ def test_system_computes_the_float64_result(system: str, case: OpCase, phase: st
 
 
 @pytest.mark.compiled
+@pytest.mark.usefixtures("unoptimised")
 @pytest.mark.parametrize(
     "case", [pytest.param(x, id=x.name, marks=pytest.mark.exhaustive if i % 9 else ()) for i, x in enumerate(SMALL)]
 )

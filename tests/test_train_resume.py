@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from resumed_runs import check_same, check_stops, resume_run, train
+from resumed_runs import check_same, check_stops, resume_run, scores, train
 from training_runs import load, prepare, write_data
 
 from adtrain import config, training
@@ -14,6 +14,8 @@ from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.training import Experiment, Recorder, RunFolder, loop, tasks, trainer
 from adtrain.training.metrics import Line, ResumedAt
+
+pytestmark = pytest.mark.usefixtures("unoptimised")
 
 LAYERS = "[linear: 8, batch_norm1d, relu, dropout: 0.2, linear: 3]"
 SETTINGS = ("data.validation=0.2", "schedule=cosine", "training.epochs=4")
