@@ -216,7 +216,7 @@ def test_an_index_out_of_range_is_named_with_its_layer(n: int, wrong: int) -> No
 def test_python_threads_may_share_a_staged_function() -> None:
     layer = stage(lambda x, w: ops.tanh(ops.matmul(ops.tanh(ops.matmul(x, w)), w)), ALL)
     rng = np.random.default_rng(0)
-    w, *xs = (ad.array(rng.normal(size=(150, 150))) for _ in range(3))
+    w, *xs = (ad.array(rng.normal(size=(150, 150)).astype("float32")) for _ in range(3))
     expected = [layer(x, w).numpy() for x in xs]
 
     def equal(i: int) -> bool:
