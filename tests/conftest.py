@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import gc
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # other workers have the other cores; read when NumPy is first imported
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import ctypes
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import BROWSERS, Browser, installed, started
@@ -23,9 +26,18 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.core import devices
 
+gc.disable()  # until the tests are collected: little of what that makes is garbage
 # The same examples in every run, and no time limit, because machines differ.
 settings.register_profile("adtrain", derandomize=True, deadline=None, max_examples=40)
 settings.load_profile("adtrain")
+
+
+def has_gpu_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 MAX_WORKERS = 4
@@ -40,6 +52,44 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, MAX_WORKERS) if cores > 1 else 0
+
+
+LEFT_OUT = pytest.StashKey[int]()
+"""The number of GPU tests that are left out."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of whole folders, leave out GPU tests where there is no driver, which is quicker than to skip each."""
+    folders = all(os.path.isdir(argument) for argument in config.args)
+    if not folders or "gpu" in config.option.markexpr or has_gpu_driver():
+        return
+    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    if left_out:
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[LEFT_OUT] = len(left_out)
+
+
+def pytest_collection_finish() -> None:
+    """What the tests are made of lives to the end: the garbage collector need not look at it again."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{left_out} GPU tests left out: there is no NVIDIA driver (libcuda.so.1)")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -161,6 +162,7 @@ def _in_fp16x2(a: np.ndarray, b: np.ndarray, rows: RowStats, columns: RowStats) 
     return sums, again
 
 
+@cache
 def usual(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Inputs as networks have them."""
     rng = np.random.default_rng(7)
@@ -180,6 +182,7 @@ def usual(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     }
 
 
+@cache
 def hard(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Inputs at the limits of fp16x2, or beyond, or whose sums sequential FMA hardly rounds."""
     rng = np.random.default_rng(5)

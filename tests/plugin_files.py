@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from training_runs import TEXT, write_config
 
 from adtrain import plugins, register
+from adtrain.cli.main import cli
 from adtrain.config.specs import FAMILIES
 from adtrain.core import registry
 from adtrain.core.primitive import PRIMITIVES
@@ -55,3 +57,26 @@ def write_plugged(folder: Path, layer: str = "mish: {beta: 1.5}", text: str = LA
     (folder / "mine.py").write_text(text)
     named = TEXT.replace("data:", "plugins: [mine.py]\ndata:", 1)
     return write_config(folder, named.replace("- relu", f"- {layer}"))
+
+
+SQUARED = '''
+import numpy as np
+import adtrain as ad
+
+KERNEL = """{kernel}"""
+squared = ad.custom_op(
+    "squared",
+    shape=lambda x: ad.ArrayType(x.shape, x.dtype),
+    numpy=lambda x: x * x,
+    {language}=KERNEL,
+    vjp=lambda ct, out, x: (2.0 * ct * x,),
+    samples=lambda rng: (rng.normal(size=7),),
+)
+'''
+"""An operation with a kernel of its own."""
+
+
+def gradcheck(folder: Path, text: str, *options: str) -> Result:
+    """What `adtrain gradcheck` says of the plug-in mine.py with this text."""
+    (folder / "mine.py").write_text(text)
+    return CliRunner().invoke(cli, ["gradcheck", *options, "--plugin", str(folder / "mine.py")])

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from packed_gemm_emulated import hard, split_bf16x3, split_fp16x2, tensor_core_sum, usual
 from test_gpu_products import adversarial
@@ -22,6 +24,7 @@ MIN_NORMAL, MIN_SUBNORMAL, MAX_SMALL, SMALL_ELEMENT_LOSS = 2.0**-14, 2.0**-24, 1
 """As in `conv/fp16x2.cuh`."""
 
 
+@cache
 def cases(m: int, n: int, k: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Inputs of all kinds but for numbers below 2^-110, of which pieces lose the last bits."""
     found = {**usual(m, n, k), **adversarial(m, n, k), **hard(m, n, k)}

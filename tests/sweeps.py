@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import SearchStrategy
 
 
 def spread(*choices: Sequence[Any]) -> list[Any]:
@@ -19,3 +21,13 @@ def spread(*choices: Sequence[Any]) -> list[Any]:
         )
         for at in product(*(range(len(each)) for each in choices))
     ]
+
+
+def examples(plain: int, all: int) -> pytest.MarkDecorator:
+    """The parameter ``examples``, of a property whose examples take long: how many plain pytest draws, and the rest."""
+    return pytest.mark.parametrize("examples", [plain, pytest.param(all, marks=pytest.mark.exhaustive)])
+
+
+def check_examples(examples: int, check: Callable[..., None], *strategies: SearchStrategy[Any]) -> None:
+    """Run ``check`` on so many examples of the strategies."""
+    settings(max_examples=examples)(given(*strategies)(check))()

@@ -76,8 +76,16 @@ def test_values_and_gradients_equal_those_of_the_composition_with_dropout_and_ma
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)])
-def test_compiled_blocks_of_all_lengths_equal_the_reference(dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "taken"),
+    [
+        pytest.param("float32", (0, 2), id="float32"),
+        pytest.param("float32", (1, 3, 4), id="float32, others", marks=pytest.mark.exhaustive),
+        pytest.param("float64", (0, 1, 2, 3, 4), id="float64", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_compiled_blocks_of_all_lengths_equal_the_reference(dtype: str, taken: tuple[int, ...]) -> None:
+    """Of five functions that follow one another, plain pytest compiles two."""
     functions: dict[str, Function] = {}
     options: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -94,7 +102,8 @@ def test_compiled_blocks_of_all_lengths_equal_the_reference(dtype: str) -> None:
                     lambda *x, more=more: with_gradients(*x, **more),
                     arguments(queries, keys, width, dtype=dtype),
                 )
-    check_all(functions, TOLERANCE[dtype], largest=True)
+    chosen = {name: function for i, (name, function) in enumerate(functions.items()) if i % 5 in taken}
+    check_all(chosen, TOLERANCE[dtype], largest=True)
 
 
 @pytest.mark.compiled
@@ -102,7 +111,7 @@ def test_compiled_blocks_of_all_lengths_equal_the_reference(dtype: str) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_results_have_the_same_bits_on_any_number_of_threads(batch: int, causal: bool) -> None:
     """Whether there are fewer heads than threads or more."""
-    given = [ad.array(x) for x in arguments(150, 150, 20, batch)]
+    given = [ad.array(x) for x in arguments(150, 150, 20, batch, "float32")]
     program = stage(lambda *x: with_gradients(*x, causal=causal), ()).program(*given)
     compiled = CompiledProgram(program)
     compiled.run([x.numpy() for x in given])

@@ -65,8 +65,9 @@ def test_system_computes_the_float64_result(system: str, case: OpCase, phase: st
 
 
 @pytest.mark.compiled
+@pytest.mark.usefixtures("unoptimised")
 @pytest.mark.parametrize(
-    "case", [pytest.param(x, id=x.name, marks=pytest.mark.exhaustive if i % 3 else ()) for i, x in enumerate(SMALL)]
+    "case", [pytest.param(x, id=x.name, marks=pytest.mark.exhaustive if i % 9 else ()) for i, x in enumerate(SMALL)]
 )
 def test_unrolled_program_returns_the_result_of_one_run(case: OpCase) -> None:
     for phase in case.phases:

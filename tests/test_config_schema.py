@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ def values(text: str) -> Any:
     return yaml.safe_load(text)
 
 
+@cache
 def validator() -> Any:
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     jsonschema.Draft202012Validator.check_schema(SCHEMA)

@@ -18,10 +18,7 @@ from adtrain.core.kernel import value_for
 from adtrain.lowering.cpu.conv import FORWARD_WINOGRAD
 from adtrain.ops.conv import Window
 
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)]),
-]
+pytestmark = pytest.mark.compiled
 
 
 class Draw:
@@ -290,12 +287,25 @@ FAMILIES = [
 ]  # fmt: skip
 
 
+PLAIN = (0, 2)
+"""The functions that plain pytest compiles: of five that follow one another, these."""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "taken"),
+    [
+        pytest.param("float32", PLAIN, id="float32"),
+        pytest.param("float32", (1, 3, 4), id="float32, others", marks=pytest.mark.exhaustive),
+        pytest.param("float64", (0, 2, 3), id="float64", marks=pytest.mark.exhaustive),
+    ],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_results_of_odd_sizes_equal_eager_ones(
-    family: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+    family: Any, dtype: str, taken: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 16)  # so that small arrays, too, are divided among the threads
     functions = list(family(Draw(dtype)))
     assert len(dict(functions)) == len(functions)
-    # The source is one for both types: every second size is enough for the second.
-    check_all(dict(functions[:: 1 if dtype == "float32" else 2]), 10 * TOLERANCE[dtype], largest=family is not specials)
+    # The source is one for both types: some sizes are enough for the second.
+    chosen = dict(function for i, function in enumerate(functions) if i % 5 in taken)
+    check_all(chosen, 10 * TOLERANCE[dtype], largest=family is not specials)

@@ -85,7 +85,10 @@ def outputs(image: tuple[int, ...], weight: tuple[int, ...], window: Window) -> 
     return (image[0], weight[0], *(window.output_length(i, image[i + 2], weight[i + 2]) for i in (0, 1)))
 
 
-@pytest.mark.parametrize(("image", "weight", "window"), SHAPES)
+@pytest.mark.parametrize(
+    ("image", "weight", "window"),
+    [pytest.param(*shape, marks=pytest.mark.exhaustive if shape in (SHAPES[1], SHAPES[5]) else ()) for shape in SHAPES],
+)
 def test_direct_convolutions_are_right(
     host: Host, image: tuple[int, ...], weight: tuple[int, ...], window: Window
 ) -> None:
@@ -93,7 +96,7 @@ def test_direct_convolutions_are_right(
     check_all(host, x, w, g, window)
 
 
-@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["tf32", pytest.param("bfloat16", marks=pytest.mark.exhaustive)])
 def test_operands_are_rounded_but_not_the_sum_for_the_bias(host: Host, precision: str) -> None:
     image, weight, window = SHAPES[1]
     x, w, g = drawn(image, weight, outputs(image, weight, window))

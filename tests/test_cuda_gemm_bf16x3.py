@@ -63,7 +63,7 @@ def test_matrices_beyond_32_bit_offsets_have_other_kernels() -> None:
     assert bf16x3_choices(1, 1 << 19, 128, 1 << 10, H200)
 
 
-@pytest.mark.parametrize(("k", "splits"), [(128, 1), (256, 2), (1024, 4)])
+@pytest.mark.parametrize(("k", "splits"), [(128, 1), pytest.param(256, 2, marks=pytest.mark.exhaustive), (1024, 4)])
 @pytest.mark.parametrize("case", cases(M, N, 128))
 def test_bf16x3_wgmma_is_as_exact_as_sequential_fma(case: str, k: int, splits: int) -> None:
     a, b = cases(M, N, k)[case]

@@ -46,7 +46,7 @@ def check(
     assert np.linalg.norm(found[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held])
 
 
-@pytest.mark.parametrize("multiprocessors", [2, 132])
+@pytest.mark.parametrize("multiprocessors", [2, pytest.param(132, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     ("columns", "splits", "ta", "tb"),
     [(64, 1, False, False), (72, 3, False, True), (128, 1, True, False), (96, 2, True, True)],
@@ -59,12 +59,12 @@ def test_products_are_right_whether_blocks_have_one_tile_or_several(
 
 
 @pytest.mark.parametrize(("ta", "tb"), FLAGS)
-@pytest.mark.parametrize(("m", "n", "k"), [(67, 69, 65), (130, 66, 70)])
+@pytest.mark.parametrize(("m", "n", "k"), [(67, 69, 65), pytest.param(130, 66, 70, marks=pytest.mark.exhaustive)])
 def test_rows_need_no_alignment(host: Host, m: int, n: int, k: int, ta: bool, tb: bool) -> None:
     check(host, drawn(1, m, n, k, ta, tb), ta, tb, 64, 1)
 
 
-@pytest.mark.parametrize("splits", [16, 21])
+@pytest.mark.parametrize("splits", [pytest.param(16, marks=pytest.mark.exhaustive), 21])
 def test_several_threads_add_the_splits_of_an_element(host: Host, splits: int) -> None:
     check(host, drawn(1, 66, 70, 680, True, False), True, False, 64, splits)
 

@@ -22,6 +22,9 @@ __all__ = ["host"]
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm, operands rounded beforehand."""
 TILES = tuple((precision, tile) for precision, several in PACKED_TILES.items() for tile in several)
+FULL_TILES = [
+    pytest.param(tile, marks=pytest.mark.exhaustive if i else ()) for i, tile in enumerate(PACKED_TILES["full"])
+]
 FLAGS = tuple(product((False, True), repeat=2))
 Lengths: TypeAlias = "tuple[int, int, int, int]"
 """Batch, M, N and K."""
@@ -59,7 +62,7 @@ def test_products_are_right(host: Host, choice: tuple[str, PackedTile], transpos
     check(host, *choice, *transposed, *drawn((2, 140, 132, 100), *transposed))
 
 
-@pytest.mark.parametrize("tile", PACKED_TILES["full"])
+@pytest.mark.parametrize("tile", FULL_TILES)
 def test_sparse_products_are_right(host: Host, tile: PackedTile) -> None:
     """Computed in bf16x3, because few products make an element."""
     a, b = drawn((1, 130, 140, 200), True, False)
@@ -67,7 +70,7 @@ def test_sparse_products_are_right(host: Host, tile: PackedTile) -> None:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("tile", PACKED_TILES["full"])
+@pytest.mark.parametrize("tile", FULL_TILES)
 def test_infinity_and_nan_propagate_as_in_float32(host: Host, tile: PackedTile, sparse: bool) -> None:
     a, b = drawn((1, 130, 140, 68), False, True)
     if sparse:

@@ -36,6 +36,8 @@ TOLERANCE = 5e-7
 """Of the norm of the difference over the norm."""
 
 
+ROUNDED = pytest.mark.parametrize("precision", ["full", pytest.param("tf32", marks=pytest.mark.exhaustive)])
+
 TARGET = H200._replace(multiprocessors=2)
 """With few multiprocessors a block takes several tiles."""
 
@@ -101,7 +103,7 @@ def check(host: Host, problem: ConvProblem, x: np.ndarray, w: np.ndarray, g: np.
     ("image", "filters", "kernel", "padding", "dilation", "precision"),
     [
         ((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "full"),
-        ((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "tf32"),
+        pytest.param((2, 20, 9, 8), 33, (3, 3), (1, 1), (1, 1), "tf32", marks=pytest.mark.exhaustive),
         pytest.param((2, 66, 8, 7), 65, (3, 3), (0, 2), (1, 1), "full", marks=pytest.mark.exhaustive),
         ((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "full"),
         pytest.param((1, 9, 12, 21), 5, (3, 2), (2, 0), (2, 1), "bfloat16", marks=pytest.mark.exhaustive),
@@ -153,7 +155,7 @@ def test_weight_gradient_with_underflowing_squares(host: Host) -> None:
     assert agree(run(host, e, grad, [x, g]), expected)
 
 
-@pytest.mark.parametrize("precision", ["full", "tf32"])
+@ROUNDED
 def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host, precision: str) -> None:
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1), precision)
     x, w, g = drawn(problem.images, (33, 20, 3, 3), problem.outputs)
@@ -166,8 +168,8 @@ def test_infinity_and_nan_propagate_as_in_float32_sums(host: Host, precision: st
     [
         lambda x: x.__setitem__((2, 1, 3), 1e-30),
         lambda x: x.__setitem__((0, 0, 0), np.inf),
-        lambda x: x.__imul__(1e-35),
-        lambda x: x.__imul__(np.arange(x.size).reshape(x.shape) % 50 == 0),
+        pytest.param(lambda x: x.__imul__(1e-35), marks=pytest.mark.exhaustive),
+        pytest.param(lambda x: x.__imul__(np.arange(x.size).reshape(x.shape) % 50 == 0), marks=pytest.mark.exhaustive),
         lambda x: x.__setitem__(slice(1, None, 2), x[::2]),
     ],
     ids=["small among large numbers", "infinity", "denormal numbers", "few numbers", "products that cancel"],
@@ -206,7 +208,7 @@ def test_fp16x2_represents_images_with_a_few_small_elements(host: Host) -> None:
             assert np.mean(found != bf16x3) > 0.1
 
 
-@pytest.mark.parametrize("precision", ["full", "tf32"])
+@ROUNDED
 def test_sums_of_small_elements_alone_keep_their_bits(host: Host, precision: str) -> None:
     """Such an element that has neighbours neither in its channel nor in others, in an image of normal numbers."""
     problem = stride_one((2, 20, 9, 8), (2, 33, 9, 8), (3, 3), (1, 1), (1, 1), precision)
@@ -223,7 +225,8 @@ def test_sums_of_small_elements_alone_keep_their_bits(host: Host, precision: str
         np.testing.assert_allclose(run(host, e, algorithm, arrays)[small], expected[small], tolerance)
 
 
-@pytest.mark.parametrize("where", [pytest.param((0, 0, 0), marks=pytest.mark.exhaustive), (65, 15, 16)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("where", [(0, 0, 0), (65, 15, 16)])
 def test_fp16x2_must_represent_all_parts_of_an_image(host: Host, where: tuple[int, int, int]) -> None:
     """Of images that are measured in three parts."""
     problem = stride_one((3, 66, 16, 17), (3, 33, 16, 17), (3, 3), (1, 1))
@@ -258,7 +261,12 @@ def every_kernel(host: Host, e: Equation) -> list[CudaKernel]:
 
 
 @pytest.mark.parametrize(
-    ("f", "image", "filters"), [(layer, (2, 20, 7, 6), 33), (layer, (3, 16, 4, 1), 3), (strided, (2, 3, 6, 8), 5)]
+    ("f", "image", "filters"),
+    [
+        (layer, (2, 20, 7, 6), 33),
+        pytest.param(layer, (3, 16, 4, 1), 3, marks=pytest.mark.exhaustive),
+        (strided, (2, 3, 6, 8), 5),
+    ],
 )
 def test_epilogue_is_applied_once_to_each_element(
     host: Host, f: Any, image: tuple[int, ...], filters: int, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from plugin_files import no_plugins
+from plugin_files import SQUARED, gradcheck, no_plugins
 
 import adtrain as ad
 from adtrain import plugins
@@ -22,7 +22,7 @@ from adtrain.core.errors import OptionError, ShapeError, TraceError
 from adtrain.core.staging import stage
 from adtrain.custom_op import CustomOp, custom_op
 
-pytestmark = pytest.mark.usefixtures("no_plugins")
+pytestmark = pytest.mark.usefixtures("no_plugins", "unoptimised")
 __all__ = ["no_plugins"]
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "trilinear" / "trilinear.py"
@@ -161,31 +161,16 @@ def test_the_example_passes_its_check(tmp_path: Path) -> None:
     assert "all 12 checks passed" in result.output
 
 
-PLUGIN = '''
-import numpy as np
-import adtrain as ad
-
-KERNEL = """
+PLUGIN = SQUARED.format(
+    language="c",
+    kernel="""
 #include "common.h"
 void FN(squared)(const Team *team, const T *x, T *out, int64_t size) {
     if (team->thread == 0)
         for (int64_t i = 0; i < size; i++) out[i] = x[i] * x[i];
 }
-"""
-squared = ad.custom_op(
-    "squared",
-    shape=lambda x: ad.ArrayType(x.shape, x.dtype),
-    numpy=lambda x: x * x,
-    c=KERNEL,
-    vjp=lambda ct, out, x: (2.0 * ct * x,),
-    samples=lambda rng: (rng.normal(size=7),),
+""",
 )
-'''
-
-
-def checked(tmp_path: Path, text: str) -> Any:
-    (tmp_path / "mine.py").write_text(text)
-    return CliRunner().invoke(cli, ["gradcheck", "--plugin", str(tmp_path / "mine.py")])
 
 
 @pytest.mark.compiled
@@ -198,10 +183,10 @@ def checked(tmp_path: Path, text: str) -> Any:
     ],
 )
 def test_a_wrong_rule_or_kernel_fails_the_check(tmp_path: Path, right: str, wrong: str, failed: str) -> None:
-    assert checked(tmp_path, PLUGIN.replace("squared", "unharmed")).exit_code == 0
+    assert gradcheck(tmp_path, PLUGIN.replace("squared", "unharmed")).exit_code == 0
     plugins._loaded.clear()
     assert right in PLUGIN
-    result = checked(tmp_path, PLUGIN.replace(right, wrong))
+    result = gradcheck(tmp_path, PLUGIN.replace(right, wrong))
     assert result.exit_code == 1
     assert f"FAILED {failed}" in result.output
 
@@ -217,7 +202,7 @@ def test_a_wrong_rule_or_kernel_fails_the_check(tmp_path: Path, right: str, wron
 )
 def test_a_broken_plugin_is_told_in_one_line(tmp_path: Path, right: str, wrong: str, message: str) -> None:
     assert right in PLUGIN
-    result = checked(tmp_path, PLUGIN.replace(right, wrong))
+    result = gradcheck(tmp_path, PLUGIN.replace(right, wrong))
     assert result.exit_code == 2, result.output
     assert message in result.output
     assert "Traceback" not in result.output
@@ -227,7 +212,7 @@ def test_a_broken_plugin_is_told_in_one_line(tmp_path: Path, right: str, wrong: 
 @pytest.mark.compiled
 @pytest.mark.parametrize("index", ["-1", "size", "size + 500"])
 def test_a_kernel_that_writes_outside_its_output_is_told_in_one_line(tmp_path: Path, index: str) -> None:
-    result = checked(tmp_path, PLUGIN.replace("out[i] = x[i]", f"out[{index}] = out[i] = x[i]"))
+    result = gradcheck(tmp_path, PLUGIN.replace("out[i] = x[i]", f"out[{index}] = out[i] = x[i]"))
     assert result.exit_code == 2, result.output
     mine = tmp_path / "mine.py"
     assert result.output.endswith(f"{mine}:12: kernel squared of {mine} wrote outside its output\n")
@@ -237,7 +222,7 @@ def test_a_kernel_that_writes_outside_its_output_is_told_in_one_line(tmp_path: P
 @pytest.mark.compiled
 def test_an_error_of_the_compiler_is_told_with_the_line_of_the_plugin(tmp_path: Path) -> None:
     line = 1 + PLUGIN.partition("x[i] * x[i]")[0].count("\n")
-    result = checked(tmp_path, PLUGIN.replace("x[i] * x[i]", "x[i] * missing"))
+    result = gradcheck(tmp_path, PLUGIN.replace("x[i] * x[i]", "x[i] * missing"))
     assert result.exit_code == 2, result.output
     assert f"your kernel does not compile: {tmp_path}/mine.py:{line}:" in result.output
     assert "missing" in result.output
@@ -268,9 +253,9 @@ def softsign(x, scale):
 
 @pytest.mark.compiled
 def test_a_registered_function_is_checked_like_a_custom_operation(tmp_path: Path) -> None:
-    assert "all 6 checks passed" in checked(tmp_path, FUNCTION).output
+    assert "all 6 checks passed" in gradcheck(tmp_path, FUNCTION).output
     constant = FUNCTION.replace("1 + ops.abs(x)", "ops.stop_gradient(1 + ops.abs(x))")
-    assert "FAILED softsign samples 1" in checked(tmp_path, constant).output
+    assert "FAILED softsign samples 1" in gradcheck(tmp_path, constant).output
 
 
 @pytest.mark.parametrize(
@@ -286,7 +271,7 @@ def test_a_registered_function_is_checked_like_a_custom_operation(tmp_path: Path
     ],
 )
 def test_a_wrong_registration_of_a_function_is_told_in_one_line(tmp_path: Path, source: str, message: str) -> None:
-    result = checked(tmp_path, source)
+    result = gradcheck(tmp_path, source)
     assert result.exit_code == 2, result.output
     assert message in result.output
     assert len(result.output.strip().splitlines()) == 1
@@ -318,7 +303,7 @@ def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_file_without_operations_and_a_missing_file_are_told(tmp_path: Path) -> None:
-    assert "registers no operation with ad.custom_op or ad.register.op" in checked(tmp_path, "x = 1\n").output
+    assert "registers no operation with ad.custom_op or ad.register.op" in gradcheck(tmp_path, "x = 1\n").output
     result = CliRunner().invoke(cli, ["gradcheck", "--plugin", str(tmp_path / "none.py")])
     assert result.exit_code == 2
     assert "there is no such plug-in" in result.output

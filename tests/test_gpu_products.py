@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -107,6 +108,7 @@ def test_infinity_and_nan_propagate_as_in_float32(gpu: Any, precision: str) -> N
             np.testing.assert_array_equal(test(found[0, rows]), test(expected[0, rows]))
 
 
+@cache
 def adversarial(m: int = 128, n: int = 96, k: int = 1000) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(3)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from gpu_parity import gpu
-from test_train_resume import LAYERS, SETTINGS, check_same, resume_run, train
+from resumed_runs import check_same, resume_run, train
+from test_train_resume import LAYERS, SETTINGS
 from training_runs import prepare
 
 from adtrain import training

@@ -255,7 +255,7 @@ def test_text_in_an_svg_and_a_page_is_escaped() -> None:
     assert "<script>alert" not in graph.html
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("resnet", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_page_shows_equations_on_a_click_and_passes_on_a_slider(

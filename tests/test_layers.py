@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,7 @@ def part_of(module: str) -> str:
     return name if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").is_file() else "adtrain"
 
 
+@cache
 def modules() -> dict[str, set[str]]:
     """Path within the package -> the modules it imports."""
     found = {}

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from program_samples import ALL, ON_GPU, OPTIMIZERS, arguments, everywhere, training_program
 from random_programs import graphs, program_of
+from sweeps import check_examples, examples
 
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.core.fused import fuse, horizontal_p
@@ -72,17 +73,19 @@ def assert_consistent(program: Program, like: Program) -> None:
             assert (body.inputs, body.outputs) == (e.inputs, e.outputs)
 
 
-@quickly
-@given(graphs.graphs())
-def test_random_programs_compute_the_same_bits_before_and_after_each_pass(graph: Any) -> None:
-    program = program_of(graph)
-    alone = [(improve, program, improve(program)) for improve in (*ALL, *ON_GPU)]
-    for improve, before, after in [*stages(program, ALL), *stages(program, ON_GPU), *alone]:
-        try:
-            assert_consistent(after, before)
-            assert_same_bits(before, after)
-        except AssertionError as error:
-            raise AssertionError(f"{name_of(improve)}: {error}\n{before}\n{after}") from error
+@examples(12, 40)
+def test_random_programs_compute_the_same_bits_before_and_after_each_pass(examples: int) -> None:
+    def check(graph: Any) -> None:
+        program = program_of(graph)
+        alone = [(improve, program, improve(program)) for improve in (*ALL, *ON_GPU)]
+        for improve, before, after in [*stages(program, ALL), *stages(program, ON_GPU), *alone]:
+            try:
+                assert_consistent(after, before)
+                assert_same_bits(before, after)
+            except AssertionError as error:
+                raise AssertionError(f"{name_of(improve)}: {error}\n{before}\n{after}") from error
+
+    check_examples(examples, check, graphs.graphs())
 
 
 @DEVICES
@@ -97,17 +100,19 @@ def test_training_steps_compute_the_same_before_and_after_each_pass(optimizer: s
             np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-13)
 
 
-@quickly
-@given(graphs.graphs())
-def test_a_second_run_of_a_pass_changes_nothing(graph: Any) -> None:
-    program = program_of(graph)
-    for improve in IDEMPOTENT:
-        once = improve(program)
-        assert str(improve(once)) == str(once), name_of(improve)
-    for improve_all in (ALL, ON_GPU):
-        for improve, _, improved in stages(program, improve_all):
-            if improve in IDEMPOTENT:
-                assert str(improve(improved)) == str(improved), name_of(improve)
+@examples(12, 40)
+def test_a_second_run_of_a_pass_changes_nothing(examples: int) -> None:
+    def check(graph: Any) -> None:
+        program = program_of(graph)
+        for improve in IDEMPOTENT:
+            once = improve(program)
+            assert str(improve(once)) == str(once), name_of(improve)
+        for improve_all in (ALL, ON_GPU):
+            for improve, _, improved in stages(program, improve_all):
+                if improve in IDEMPOTENT:
+                    assert str(improve(improved)) == str(improved), name_of(improve)
+
+    check_examples(examples, check, graphs.graphs())
 
 
 @DEVICES

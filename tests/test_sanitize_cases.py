@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import pytest
 from cuda_samples import LARGE, all_candidates, programs
-from sanitize_cases import runs
+from sanitize_cases import Run, runs
 from test_cuda_sources import kernel_functions
 
-from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.core.program import Equation
 from adtrain.core.target import H200
 
 MAX_FLOPS = 2 * 10**9
 """Of one equation: instrumented kernels are up to hundreds of times slower."""
 
 
-def test_the_sanitizer_runs_every_kernel_function_on_an_h200() -> None:
-    lowering, functions = Lowering(H200), set()
-    for run in runs(lowering):
-        for equation, fresh in run.fresh.items():
-            for kernel, launches in all_candidates(lowering, equation):
-                if kernel in fresh:
-                    functions |= {(launch.source.name, launch.name) for launch in launches}
-    assert kernel_functions() <= functions
+Work: TypeAlias = "tuple[Run, Equation, Sequence[LaunchPlan]]"
+"""A run, an equation of it, and the launches of a candidate that it runs for the equation."""
 
 
-def test_the_sanitizer_runs_no_candidate_twice_and_no_large_program() -> None:
-    lowering, seen = Lowering(H200), set()
-    for run in runs(lowering):
-        for equation, fresh in run.fresh.items():
+@pytest.fixture(scope="module")
+def works() -> list[Work]:
+    lowering = Lowering(H200)
+    return [
+        (run, equation, launches)
+        for run in runs(lowering)
+        for equation, fresh in run.fresh.items()
+        if fresh
+        for kernel, launches in all_candidates(lowering, equation)
+        if kernel in fresh
+    ]
+
+
+def test_the_sanitizer_runs_every_kernel_function_on_an_h200(works: list[Work]) -> None:
+    assert kernel_functions() <= {(launch.source.name, launch.name) for *_, launches in works for launch in launches}
+
+
+def test_the_sanitizer_runs_no_candidate_twice_and_no_large_program(works: list[Work]) -> None:
+    for run in {id(run): run for run, *_ in works}.values():
+        for equation in run.fresh:
             cost = equation.primitive.cost([v.type for v in equation.inputs], equation.params)
             assert cost.flops <= MAX_FLOPS, run.name
-            for kernel, launches in all_candidates(lowering, equation):
-                if kernel in fresh:
-                    key = tuple((x.source, x.name, x.numbers, x.size) for x in launches)
-                    assert key not in seen
-                    seen.add(key)
-    assert len(seen) > 1000
+    seen = {tuple((x.source, x.name, x.numbers, x.size) for x in launches) for *_, launches in works}
+    assert len(seen) == len(works) > 1000
     assert len(programs()) - len(programs(large=False)) == len(LARGE)

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from training_runs import write_config
 from waiting import PATIENCE, wait_until
 
+from adtrain.cli.main import cli
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.training import tensor_file
@@ -39,10 +41,8 @@ def in_folder_of_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     run = folder / "run"
-    subprocess.run(
-        [*COMMAND, "train", write_config(folder), "--steps", "2", "--profile-steps", "0", "--output-dir", run],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    options = ["--eager", "--steps", "2", "--profile-steps", "0", "--output-dir", str(run)]
+    assert CliRunner().invoke(cli, ["train", str(write_config(folder)), *options]).exit_code == 0
     return run
 
 
@@ -159,16 +159,18 @@ def test_a_pipe_in_place_of_a_file_is_refused(finished_run: Path, arguments: str
     shutil.copytree(finished_run, "run")
     Path(pipe).unlink(missing_ok=True)
     os.mkfifo(pipe)
-    done = subprocess.run([*COMMAND, *arguments.split()], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 2
+    signal.alarm(int(PATIENCE))  # ends the process, should the command wait at the pipe
+    done = CliRunner().invoke(cli, arguments.split())
+    signal.alarm(0)
+    assert done.exit_code == 2
     (line,) = done.stderr.splitlines()
     assert message in line
 
 
 def test_a_broken_link_named_runs_is_refused() -> None:
     Path("runs").symlink_to("nowhere/at/all")
-    done = subprocess.run([*COMMAND, "train", "mlp-small"], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 2
+    done = CliRunner().invoke(cli, ["train", "mlp-small"])
+    assert done.exit_code == 2
     assert done.stderr == "adtrain: error: runs: found a file or a broken link, expected a folder\n"
 
 

@@ -18,7 +18,6 @@ from waiting import wait_until
 from adtrain import training
 from adtrain.training import Recorder, RunFolder, checkpoint
 
-KILLS, EPOCHS = 50, 60
 SGD = "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"
 LAYERS = "[linear: 8, batch_norm1d, dropout: 0.1, linear: 3]"
 
@@ -32,13 +31,14 @@ def changed_or_ended(file: Path, before: int | None, process: BaseProcess) -> bo
     return version(file) != before or not process.is_alive()
 
 
+@pytest.mark.parametrize(("kills", "epochs"), [(12, 18), pytest.param(50, 60, marks=pytest.mark.exhaustive)])
 def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kills: int, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each kill -9 comes at a random moment: every second one while the run is reopened or in the next epoch, the
     others after a new checkpoint, so that the run goes forward at any speed."""
     settings = (
-        f"training.epochs={EPOCHS}",
+        f"training.epochs={epochs}",
         "training.checkpoint_every=2",
         "data.validation=0.2",
         "optimizer={sgd: {lr: 0.1, momentum: 0.9}}",
@@ -47,7 +47,7 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
     uninterrupted = RunFolder.create(experiment, tmp_path / "uninterrupted")
     recorder, started = Recorder(uninterrupted, experiment), monotonic()
     recorder.finished(training.run(experiment, "cpu", [recorder]))
-    epoch_seconds = (monotonic() - started) / EPOCHS
+    epoch_seconds = (monotonic() - started) / epochs
 
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # for the server below, which must have one thread to be forked
     forks = multiprocessing.get_context("forkserver")
@@ -55,7 +55,7 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
     run = RunFolder.create(experiment, tmp_path / "killed").path
     moments, steps, last = random.Random(0), [0], run / "last.safetensors"
     over = False
-    for kill in range(KILLS):
+    for kill in range(kills):
         before = version(last)
         receiver, sender = forks.Pipe(duplex=False)
         process = forks.Process(target=train, args=(str(run), sender))
@@ -74,7 +74,7 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
             assert origin.load(experiment).progress.step >= steps[-1]
             steps.append(origin.progress.step)
     if not over:
-        assert len(set(steps)) > KILLS / 5
+        assert len(set(steps)) > kills / 5
         receiver, sender = forks.Pipe(duplex=False)
         process = forks.Process(target=train, args=(str(run), sender))
         process.start()

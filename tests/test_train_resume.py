@@ -2,62 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
+from resumed_runs import check_same, check_stops, resume_run, scores, train
 from training_runs import load, prepare, write_data
 
 from adtrain import config, training
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
-from adtrain.training import Experiment, Recorder, RunFolder, Start, loop, tasks, trainer
+from adtrain.training import Experiment, Recorder, RunFolder, loop, tasks, trainer
 from adtrain.training.metrics import Line, ResumedAt
+
+pytestmark = pytest.mark.usefixtures("unoptimised")
 
 LAYERS = "[linear: 8, batch_norm1d, relu, dropout: 0.2, linear: 3]"
 SETTINGS = ("data.validation=0.2", "schedule=cosine", "training.epochs=4")
-SAME = ("config.yaml", "model.safetensors", "last.safetensors", "best.safetensors")
-
-
-def train(
-    experiment: Experiment,
-    folder: RunFolder,
-    start: Start | None = None,
-    stop_call: int | None = None,
-    device: str = "cpu",
-) -> bool:
-    """Train, and return whether the run finished. `stop` returns True at its call number `stop_call`, from 0."""
-    if start is not None:
-        folder.reopen(experiment, start)
-    times = itertools.count()
-    recorder = Recorder(folder, experiment)
-    try:
-        result = training.run(experiment, device, [recorder], start, lambda: next(times) == stop_call)
-    except training.Interrupted:
-        return False
-    recorder.finished(result)
-    return True
-
-
-def resume_run(folder: Path, experiment: Experiment, stop_call: int | None = None, device: str = "cpu") -> bool:
-    """Resume the run with the staged step of `experiment`, so that nothing is compiled again."""
-    resumed = training.resume(folder)
-    assert (resumed.notes, resumed.experiment.config) == ([], experiment.config)
-    return train(experiment, resumed.folder, resumed.start, stop_call, device)
-
-
-def check_same(one: Path, other: Path) -> None:
-    for name in SAME:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    assert scores(one) == scores(other)
-
-
-def scores(run: Path) -> list[tuple[object, ...]]:
-    """The scores of the epochs and of the test, without times."""
-    lines = [x for x in training.read_metrics(run) if x.kind in ("epoch", "test")]
-    names = ("kind", "epoch", "step", "train", "validation", "test")
-    return [tuple(getattr(x, name, None) for name in names) for x in lines]
 
 
 @pytest.fixture
@@ -71,13 +32,8 @@ def uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment
 
 def test_a_run_stopped_at_any_point_and_resumed_has_the_same_bytes(uninterrupted: Experiment, tmp_path: Path) -> None:
     """Stopped after each step in turn, and within each evaluation."""
-    for stop_call in itertools.count():
-        run = RunFolder.create(uninterrupted, tmp_path / f"at-{stop_call}")
-        if train(uninterrupted, run, stop_call=stop_call):
-            break
-        assert resume_run(run.path, uninterrupted)
-        check_same(run.path, tmp_path / "uninterrupted")
-    assert stop_call == 4 * (5 + 1) + 1  # 5 steps and the validation in each of 4 epochs, and the test
+    calls = check_stops(uninterrupted, tmp_path / "uninterrupted")
+    assert calls == 4 * (5 + 1) + 1  # 5 steps and the validation in each of 4 epochs, and the test
 
 
 def test_a_run_stopped_after_every_step_has_the_same_bytes(uninterrupted: Experiment, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from test_train_resume import check_same, resume_run, train
+from resumed_runs import check_stops, train
 
 from adtrain import config, data, training
 from adtrain.cli import main
@@ -149,13 +149,7 @@ def test_a_stopped_and_resumed_run_has_the_same_bytes(tmp_path: Path, monkeypatc
     path = write_config(tmp_path, generated(1500))
     experiment = training.prepare(config.load(path, ["training.epochs=2", "data.batch_size=40"]))
     assert train(experiment, RunFolder.create(experiment, tmp_path / "whole"))
-    for stop_call in itertools.count(1, step=2):
-        folder = RunFolder.create(experiment, tmp_path / f"at-{stop_call}")
-        if train(experiment, folder, None, stop_call):
-            break
-        assert resume_run(folder.path, experiment)
-        check_same(folder.path, tmp_path / "whole")
-    assert stop_call > 3
+    assert check_stops(experiment, tmp_path / "whole", 1, 2) > 3
 
 
 def test_a_text_that_changed_its_characters_is_not_resumed(tmp_path: Path) -> None:
