@@ -17,7 +17,7 @@ from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
 from adtrain.cases import CASES, Case
 from adtrain.core.array import Value
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import horizontal_p, members, one_block_p, row_fused_p
+from adtrain.core.fused import column_sum_p, horizontal_p, members, one_block_p, row_fused_p, row_products_p
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
@@ -206,12 +206,16 @@ def sample(case: Case, dtype: str) -> list[np.ndarray]:
     return [x.numpy() for x in case.sample(dtype)]
 
 
+GENERATED = (one_block_p, row_fused_p, row_products_p, column_sum_p, horizontal_p)
+"""The fused primitives whose kernels are generated, without a choice."""
+
+
 def all_candidates(lowering: Lowering, equation: Equation) -> Iterator[tuple[Candidate | None, Sequence[LaunchPlan]]]:
     """Every candidate for an equation, the one to prefer first, and its launches; None stands for a generated kernel.
 
     Launches without work are left out, and so are library calls.
     """
-    generated = is_loops(equation) or equation.primitive in (one_block_p, row_fused_p, horizontal_p)
+    generated = is_loops(equation) or equation.primitive in GENERATED
     for kernel in [None] if generated else lowering.candidates(equation):
         try:
             launches = lowering.launches(equation, kernel)

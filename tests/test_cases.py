@@ -29,6 +29,8 @@ MADE_BY_PASSES = {
     "map_reduce",
     "product",
     "row_fused",
+    "row_products",
+    "column_sum",
     "horizontal",
 }  # the tests of passes and Programs cover these
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "matmul_precision", "rng_state"}

@@ -16,7 +16,7 @@ from adtrain.backends.cuda.lower import Candidate as Kernel
 from adtrain.backends.cuda.lower import LaunchPlan, Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import horizontal_p, one_block_p, row_fused_p
+from adtrain.core.fused import column_sum_p, horizontal_p, one_block_p, row_fused_p, row_products_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
 from adtrain.core.target import H200, Target
@@ -108,9 +108,13 @@ def memory(program: Program) -> Mapping[str, Any]:
     }
 
 
+GENERATED = (one_block_p, row_fused_p, row_products_p, column_sum_p, horizontal_p)
+"""The fused primitives whose kernels are generated, without a choice."""
+
+
 def candidates(equation: Equation) -> list[Candidate]:
     """All ways to compute the equation, in order; one without a label where there is no choice."""
-    no_choice = is_loops(equation) or equation.primitive in (one_block_p, row_fused_p, horizontal_p)
+    no_choice = is_loops(equation) or equation.primitive in GENERATED
     if no_choice or equation.has(Trait.RESHAPE):
         return [Candidate("", lowering.scratch(equation), list(_launches(equation, None)))]
     return [_candidate(equation, kernel) for kernel in lowering.candidates(equation)]
