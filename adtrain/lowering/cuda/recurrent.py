@@ -1,4 +1,4 @@
-"""Recurrent networks and their gradients: `rnn/recurrent.cu` and `rnn/recurrent_grad.cu`."""
+"""Recurrent networks and their gradients: `rnn/recurrent.cu` and `rnn/recurrent_grad.cu`, or those of `grid_recurrent`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import CudaRule, register
 from adtrain.core.target import Target
+from adtrain.lowering.cuda.grid_recurrent import GridDivision, cell_macros, grid_kernel
 from adtrain.lowering.cuda.reduce import MAX_BLOCKS, VECTOR, WARP
 from adtrain.lowering.shapes import RECURRENT, RecurrentLengths, reads_all_cotangents, recurrent_lengths
 
@@ -128,11 +129,9 @@ def kernel(cell: str, division: Division, types: Sequence[Any], reverse: bool) -
     """The launch of a cell, or of its gradient, with this division, for arguments of these types."""
     gradient, lengths = division.gradient, division.lengths
     name = "recurrent_grad" if gradient else "recurrent"
-    macros = {
-        "LSTM": int(cell == "lstm"), "GRU": int(cell == "gru"), "RELU": int(cell == "rnn_relu"),
-        "GATED": int(cell in ("lstm", "gru")), "HIDDEN": lengths.hidden, "RESIDENT": int(division.resident),
-        "CLUSTER": division.cluster, "ROWS": division.rows, "UNITS": division.units, "SLICES": division.slices,
-        "THREADS": division.threads,
+    macros = cell_macros(cell) | {
+        "HIDDEN": lengths.hidden, "RESIDENT": int(division.resident), "CLUSTER": division.cluster,
+        "ROWS": division.rows, "UNITS": division.units, "SLICES": division.slices, "THREADS": division.threads,
     }  # fmt: skip
     if gradient:
         macros |= {"BUFFERS": division.buffers, "ALL": int(reads_all_cotangents(cell, types))}
@@ -151,13 +150,21 @@ def kernel(cell: str, division: Division, types: Sequence[Any], reverse: bool) -
 
 def _rule(cell: str, gradient: bool) -> CudaRule:
     def candidates(target: Target, *types: Any, reverse: bool) -> list[CudaKernel]:
-        """The MAX_RESIDENT best divisions with the weight in registers, and the best one with the weight in memory."""
+        """The MAX_RESIDENT best divisions with the weight in registers, the best one with the weight in memory, and one
+        over the whole grid; the one first that is estimated fastest.
+        """
         lengths, itemsize = recurrent_lengths(*types), types[0].dtype.itemsize
         by_time = sorted(divisions(target, lengths, itemsize, gradient), key=lambda d: d.cycles(target))
         best = {(d.cluster, d.rows): d for d in reversed(by_time) if d.resident}
         resident = sorted(best.values(), key=lambda d: d.cycles(target))[:MAX_RESIDENT]
         in_memory = [d for d in by_time if not d.resident][:1]
-        return [kernel(cell, division, types, reverse) for division in (*resident, *in_memory)]
+        clusters = [kernel(cell, division, types, reverse) for division in (*resident, *in_memory)]
+        grid = GridDivision(cell, lengths, gradient)
+        if not grid.fits(target, types[0].dtype):
+            return clusters
+        found = [grid_kernel(grid, target, types, reverse)]
+        first = min(d.cycles(target) for d in (*resident, *in_memory))
+        return [*found, *clusters] if grid.cycles(target) < first else [*clusters, *found]
 
     return candidates
 

@@ -4,11 +4,6 @@
 
 constexpr int PITCH = padded<HIDDEN>;
 
-// What a step computes for a row and unit: the new states, and what the gradient needs again.
-struct Step {
-    T h, cell, kept[4];
-};
-
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
     const T *x, const T *weight, const T *bias, const T *h0,
 #if LSTM
@@ -90,19 +85,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
             if (!live) continue;
             #pragma unroll
             for (int g = 0; g < GATES; g++) s[g] += b[g];
-#if LSTM
-            const T i = sigmoid(in[0] + s[0]), f = sigmoid(in[1] + s[1]), g = tanh(in[2] + s[2]), o = sigmoid(in[3] + s[3]);
-            const T cell = f * made.cell + i * g;
-            made = {o * tanh(cell), cell, {i, f, g, o}};
-#elif GRU
-            const T r = sigmoid(in[0] + s[0]), z = sigmoid(in[1] + s[1]), n = tanh(in[2] + r * s[2]);
-            made = {n + z * (before[item.row * PITCH + unit] - n), 0, {r, z, n, s[2]}};
-#elif RELU
-            const T a = in[0] + s[0];
-            made.h = a <= 0 ? (T)0 : a;
-#else
-            made.h = tanh(in[0] + s[0]);
-#endif
+            made = step_of(in, s, GRU ? before[item.row * PITCH + unit] : (T)0, made.cell);
             #pragma unroll
             for (int rank = 0; rank < CLUSTER; rank++) in_block(after, rank)[item.row * PITCH + unit] = made.h;
             if (!RESIDENT) write(k, unit, made);

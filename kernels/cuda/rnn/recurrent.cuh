@@ -1,4 +1,4 @@
-// What the passes of recurrent networks share; formulas: adtrain/ops/recurrent_cells.py.
+// What the passes of recurrent networks share.
 //
 // A cluster of CLUSTER blocks takes ROWS rows of the batch through all steps. Each block computes OWN hidden
 // units, and writes what other blocks need to the shared memory of all. If RESIDENT, a block reads its part of weight_hh once
@@ -7,9 +7,8 @@
 // A product has K inner numbers. SLICES neighbouring lanes divide them, for UNITS hidden units, and add their sums by shuffles. In
 // the end each item, a row and unit, belongs to EXTRA lanes, and the first of them computes the formulas.
 #pragma once
+#include "rnn/cells.cuh"
 #include "sm90/cluster.cuh"
-
-#define GATES (LSTM ? 4 : GRU ? 3 : 1)
 
 constexpr int WIDE = 16 / (int)sizeof(T), ITEMS = ROWS * UNITS, EXTRA = SLICES / ITEMS, GROUPS = THREADS / SLICES;
 constexpr int OWN = (HIDDEN + CLUSTER - 1) / CLUSTER, PASSES = (OWN + GROUPS * UNITS - 1) / (GROUPS * UNITS);
@@ -18,8 +17,6 @@ static_assert(!RESIDENT || PASSES == 1, "registers hold one part of the weight")
 
 // Numbers of a row in shared memory: K, with zeros up to a multiple of what SLICES lanes load at once.
 template <int K> constexpr int padded = (K + SLICES * WIDE - 1) / (SLICES * WIDE) * (SLICES * WIDE);
-
-__device__ __forceinline__ T sigmoid(T x) { return 1 / (1 + exp(-x)); }
 
 // The item of this thread.
 struct Item {

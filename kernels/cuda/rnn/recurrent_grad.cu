@@ -15,16 +15,6 @@
 
 constexpr int SUMS = GATES * HIDDEN, PITCH = padded<SUMS>;
 
-// What the formulas of a step read.
-struct Given {
-    T ct, kept[4], state, last, hidden; // state: y, or c of an LSTM; last: c before the step; hidden: h before it
-};
-
-// What a step writes: the cotangents of s, of the candidate of gru, and h before the step.
-struct Made {
-    T by_sum[GATES], by_candidate, hidden;
-};
-
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     const T *ct_h, const T *weight,
 #if LSTM
@@ -85,8 +75,8 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
         given.hidden = k ? y[at(k - 1) * HIDDEN + unit] : h0[item.n * HIDDEN + unit];
         return given;
     };
-    const auto write = [&](int64_t k, int unit, const Made &made) {
-        before[at(k) * HIDDEN + unit] = made.hidden;
+    const auto write = [&](int64_t k, int unit, const StepGrad &made, T hidden) {
+        before[at(k) * HIDDEN + unit] = hidden;
         #pragma unroll
         for (int g = 0; g < GATES; g++) {
             const int64_t to = at(k) * SUMS + g * HIDDEN + unit;
@@ -98,7 +88,8 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
 #endif
         }
     };
-    Made made;
+    StepGrad made;
+    T hidden;
 #if RESIDENT
     T carried = 0, carried_cell = 0;
     Given next;
@@ -126,38 +117,25 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
             const Given given = read(k, unit);
 #endif
             const T ct = ALL ? given.ct + CARRIED : CARRIED;
-            CARRIED = 0;
 #if LSTM
-            const T i = given.kept[0], f = given.kept[1], g = given.kept[2], o = given.kept[3], t = tanh(given.state);
-            const T d = CARRIED_CELL + ct * o * (1 - t * t);
-            CARRIED_CELL = d * f;
-            const T by_sum[] = {d * g * i * (1 - i), d * given.last * f * (1 - f), d * i * (1 - g * g), ct * t * o * (1 - o)};
-#elif GRU
-            const T r = given.kept[0], z = given.kept[1], n = given.kept[2], d = ct * (1 - z) * (1 - n * n);
-            const T by_sum[] = {d * given.kept[3] * r * (1 - r), ct * (given.hidden - n) * z * (1 - z), d * r};
-            CARRIED = ct * z;
-#elif RELU
-            const T by_sum[] = {given.state > 0 ? ct : (T)0};
+            made = step_grad_of(given, ct, CARRIED_CELL);
+            CARRIED_CELL = made.cell;
 #else
-            const T by_sum[] = {ct * (1 - given.state * given.state)};
+            made = step_grad_of(given, ct, 0);
 #endif
-            made.hidden = given.hidden;
+            CARRIED = made.h;
+            hidden = given.hidden;
             #pragma unroll
-            for (int g = 0; g < GATES; g++) {
-                made.by_sum[g] = by_sum[g];
+            for (int g = 0; g < GATES; g++)
                 #pragma unroll
                 for (int rank = 0; rank < CLUSTER; rank++)
-                    in_block(now, rank)[item.row * PITCH + g * HIDDEN + unit] = by_sum[g];
-            }
-#if GRU
-            made.by_candidate = d;
-#endif
-            if (!RESIDENT) write(k, unit, made);
+                    in_block(now, rank)[item.row * PITCH + g * HIDDEN + unit] = made.by_sum[g];
+            if (!RESIDENT) write(k, unit, made, hidden);
         }
         cluster_arrive();
 #if RESIDENT
         if (item.live(0)) {
-            write(k, item.unit(0), made);
+            write(k, item.unit(0), made, hidden);
             if (k > 0) next = read(k - 1, item.unit(0));
         }
 #endif

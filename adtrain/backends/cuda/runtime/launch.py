@@ -35,7 +35,7 @@ class Launch:
         if self.empty:
             return
         self.shape = kernel.shape(plan.size)
-        self.early = kernel.spread(self.shape) if device.overlaps else None
+        self.early = kernel.spread(self.shape) if device.overlaps and not plan.cooperative else None
         self.function, self.queried = kernel.function, kernel.queried
         numbers = "".join("d" if isinstance(x, float) else "q" for x in plan.numbers)
         self.format = "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked)
@@ -49,6 +49,9 @@ class Launch:
             flag: the address of its flag for indices out of range.
         """
         if self.empty:
+            return
+        if self.plan.cooperative:
+            self.record(addresses, scratch, flag)
             return
         function = self.function
         function.arg_format = self.format
@@ -67,7 +70,8 @@ class Launch:
         return KernelRun(name, {"grid": list(grid), "block": list(block), "shared_bytes": shared})
 
     def record(self, addresses: list[int], scratch: int, flag: int) -> None:
-        """Launch on the stream while it is captured, with programmatic dependent launch (PTX: griddepcontrol).
+        """Launch on the stream, which may be captured: with programmatic dependent launch (PTX: griddepcontrol), or
+        cooperatively.
 
         It takes the driver API, as PyCUDA has no launch attributes.
         """
@@ -82,11 +86,14 @@ class Launch:
         (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = self.early or self.shape
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.hStream = driver.CUstream(self.stream.handle)
-        if self.early is not None:
-            overlap = driver.CUlaunchAttribute()
-            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            overlap.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [overlap], 1
+        attribute, kinds = driver.CUlaunchAttribute(), driver.CUlaunchAttributeID
+        if self.plan.cooperative:
+            attribute.id, attribute.value.cooperative = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1
+            config.attrs, config.numAttrs = [attribute], 1
+        elif self.early is not None:
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
         checked(driver.cuLaunchKernelEx(config, self.queried, 0, ctypes.addressof(extra)))
 
     def _arguments(self, addresses: list[int], scratch: int, flag: int) -> list[int | float]:

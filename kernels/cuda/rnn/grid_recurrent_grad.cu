@@ -1,0 +1,219 @@
+// The gradient of a recurrent network, all steps in one launch: see rnn/grid.cuh. The cotangents of the sums of a step times
+// weight_hh are those of the hidden states before. SPLITS blocks divide K of a tile of this product: each adds the partial sums of
+// its own columns, and computes the formulas for these hidden units.
+#include "rnn/grid.cuh"
+
+constexpr int TILES = HIDDEN / TILE_N, PARTS = TILES * SPLITS;
+constexpr int OWN = SUMS / SPLITS, SUBS = OWN / 4; // accumulators of a thread that its block adds up: SUBS times two rows and units
+typedef Layout<TILES, SUMS_OF_STEP> Packed;
+static_assert(HIDDEN % TILE_N == 0 && HIDDEN % TILE_K == 0 && OWN % 4 == 0, "whole tiles");
+
+KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
+    const T *ct_h, const T *weight,
+#if LSTM
+    const T *ct_c,
+#endif
+    const T *h0,
+#if LSTM
+    const T *c0,
+#endif
+    const T *y,
+#if LSTM
+    const T *c,
+#endif
+#if GATED
+    const T *saved,
+#endif
+#if ALL
+    const T *ct_y, // of all hidden states
+#endif
+    T *dx,
+#if GRU
+    T *ds,
+#endif
+    T *before, T *dh,
+#if LSTM
+    T *dc,
+#endif
+    int64_t rows, int64_t length, int64_t reverse, char *scratch
+) {
+    wait_for_inputs();
+    const Packed layout(rows, scratch);
+    const Stages stages;
+    init_pipeline(stages);
+    const int part = blockIdx.x % PARTS;
+    int tile = part / SPLITS, split = part % SPLITS;
+    const int first_k = Packed::K_TILES * split / SPLITS, k_tiles = Packed::K_TILES * (split + 1) / SPLITS - first_k;
+    PipelineState<STAGES> state;
+    if (threadIdx.x < WARPGROUP) {
+        warpgroup_reg_dealloc<24>();
+        if (threadIdx.x > 0) return;
+        for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS)
+            for (int done = 0; done < length; done++)
+                produce(
+                    stages, state, k_tiles, [&](int i) { return layout.exchanged(group, done % 2, first_k + i); },
+                    [&](int i) { return layout.weight(tile, first_k + i); },
+                    [&] {
+                        wait_for_count(layout.counters(group), (done + 1) * PARTS);
+                        fence_proxy_async_global();
+                    });
+        return;
+    }
+    warpgroup_reg_alloc<240>();
+    const int thread = threadIdx.x - WARPGROUP;
+#if LSTM
+    const T *const states = c;
+#else
+    const T *const states = y;
+#endif
+    for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS) {
+        int *const counters = layout.counters(group);
+        const int steps = length;
+        int row = thread / WARPGROUP * 64 + accumulator_row(0);
+        int first_unit = tile * TILE_N + split * (TILE_N / SPLITS) + accumulator_column(0);
+        const auto row_at = [&](int half) { return (int64_t)(group * TILE_ROWS + row + 8 * half); };
+        const auto exists = [&](int half) { return row_at(half) < rows; };
+        // The index of step k of a row among all rows and steps.
+        const auto at = [&](int half, int k) { return row_at(half) * steps + (reverse ? steps - 1 - k : k); };
+        const auto unit_of = [&](int sub) { return first_unit + 8 * sub; }; // and the next one
+        // What step k reads, of the two rows and units of this thread at `sub`.
+        const auto read = [&](int k, int sub, Given (&given)[4]) {
+            const int unit = unit_of(sub);
+            #pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int64_t step = at(half, k), last = k ? at(half, k - 1) : row_at(half);
+                const auto pair = [&](const T *from) { return exists(half) ? load<T, 2>(from) : Vector<T, 2>{}; };
+                Vector<T, 2> ct = {}, kept[4] = {}, cell = {};
+#if ALL
+                ct = pair(ct_y + step * HIDDEN + unit);
+#endif
+#if GATED
+                #pragma unroll
+                for (int g = 0; g < 4; g++) kept[g] = pair(saved + step * (4 * HIDDEN) + g * HIDDEN + unit);
+#endif
+#if LSTM
+                cell = pair((k ? c : c0) + last * HIDDEN + unit);
+#endif
+                const Vector<T, 2> state = pair(states + step * HIDDEN + unit), h = pair((k ? y : h0) + last * HIDDEN + unit);
+                #pragma unroll
+                for (int e = 0; e < 2; e++)
+                    given[2 * half + e] = {ct.lane[e], {kept[0].lane[e], kept[1].lane[e], kept[2].lane[e], kept[3].lane[e]},
+                        state.lane[e], cell.lane[e], h.lane[e]};
+            }
+        };
+        float h[OWN]; // cotangents of the hidden states
+        #pragma unroll
+        for (int sub = 0; sub < SUBS; sub++)
+            #pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int64_t from = row_at(half) * HIDDEN + unit_of(sub);
+                const Vector<T, 2> v = exists(half) ? load<T, 2>(ct_h + from) : Vector<T, 2>{};
+                h[4 * sub + 2 * half] = v.lane[0], h[4 * sub + 2 * half + 1] = v.lane[1];
+#if LSTM
+                const Vector<T, 2> w = exists(half) ? load<T, 2>(ct_c + from) : Vector<T, 2>{};
+                stages.kept(sub).lane[2 * half] = w.lane[0], stages.kept(sub).lane[2 * half + 1] = w.lane[1];
+#endif
+            }
+        Given given[4];
+        read(steps - 1, 0, given);
+        for (int done = 0; done < steps; done++) {
+            const int k = steps - 1 - done;
+            #pragma unroll
+            for (int sub = 0; sub < SUBS; sub++) {
+                const int unit = unit_of(sub);
+                Given next[4];
+                if (sub + 1 < SUBS) read(k, sub + 1, next);
+                float by_sum[GATES][4];
+#if LSTM || GRU
+                Vector<T, 4> kept = stages.kept(sub);
+#else
+                Vector<T, 4> kept;
+#endif
+                #pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int first = 4 * sub + 2 * half;
+                    StepGrad made[2];
+                    #pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const Given &of = given[2 * half + e];
+                        made[e] = step_grad_of(of, ALL ? h[first + e] + of.ct : h[first + e], kept.lane[2 * half + e]);
+                        kept.lane[2 * half + e] = LSTM ? made[e].cell : made[e].h;
+                        #pragma unroll
+                        for (int g = 0; g < GATES; g++) by_sum[g][2 * half + e] = made[e].by_sum[g];
+                    }
+                    if (!exists(half)) continue;
+                    const int64_t step = at(half, k);
+                    const auto put = [&](T *to, T first, T second) { store<T, 2>(to, 0, {first, second}); };
+                    put(before + step * HIDDEN + unit, given[2 * half].hidden, given[2 * half + 1].hidden);
+                    #pragma unroll
+                    for (int g = 0; g < GATES; g++) {
+                        const int64_t to = step * SUMS_OF_STEP + g * HIDDEN + unit;
+#if GRU
+                        put(ds + to, made[0].by_sum[g], made[1].by_sum[g]);
+                        if (g == 2) {
+                            put(dx + to, made[0].by_candidate, made[1].by_candidate);
+                            continue;
+                        }
+#endif
+                        put(dx + to, made[0].by_sum[g], made[1].by_sum[g]);
+                    }
+                }
+                #pragma unroll
+                for (int g = 0; g < GATES; g++) store_packed(layout, group, done % 2, row, g * HIDDEN + unit, by_sum[g]);
+#if LSTM || GRU
+                stages.kept(sub) = kept;
+#endif
+                #pragma unroll
+                for (int i = 0; i < 4; i++) given[i] = next[i];
+            }
+            publish(counters);
+            float sums[SUMS] = {};
+            multiply(stages, state, k_tiles, sums);
+            row = opaque(row), first_unit = opaque(first_unit), tile = opaque(tile), split = opaque(split);
+            float own[OWN];
+            #pragma unroll
+            for (int to = 0; to < SPLITS; to++) {
+                const float *const part_of = sums + to * OWN;
+                float4 *const partial = layout.partial(group, tile, to, split) + thread;
+                #pragma unroll
+                for (int i = 0; i < OWN; i += 4) {
+                    const float4 v = {part_of[i], part_of[i + 1], part_of[i + 2], part_of[i + 3]};
+                    if (to != split)
+                        partial[i / 4 * CONSUMER_THREADS] = v;
+                    else
+                        own[i] = v.x, own[i + 1] = v.y, own[i + 2] = v.z, own[i + 3] = v.w;
+                }
+            }
+            if (SPLITS > 1) publish(counters + 1 + tile);
+            if (k > 0) read(k - 1, 0, given);
+            if (SPLITS > 1) {
+                if (threadIdx.x % WARP == 0) wait_for_count(counters + 1 + tile, (done + 1) * SPLITS);
+                __syncwarp();
+            }
+            #pragma unroll
+            for (int i = 0; i < OWN; i += 4) {
+                const Vector<T, 4> rest = GRU ? stages.kept(i / 4) : Vector<T, 4>{};
+                #pragma unroll
+                for (int e = 0; e < 4; e++) h[i + e] = rest.lane[e];
+                #pragma unroll
+                for (int from = 0; from < SPLITS; from++) { // in this order in each run
+                    float4 v = {own[i], own[i + 1], own[i + 2], own[i + 3]};
+                    if (from != split)
+                        v = load_shared_by_blocks(layout.partial(group, tile, split, from) + i / 4 * CONSUMER_THREADS + thread);
+                    h[i] += v.x, h[i + 1] += v.y, h[i + 2] += v.z, h[i + 3] += v.w;
+                }
+            }
+        }
+        #pragma unroll
+        for (int sub = 0; sub < SUBS; sub++)
+            #pragma unroll
+            for (int half = 0; half < 2; half++) {
+                if (!exists(half)) continue;
+                const int64_t to = row_at(half) * HIDDEN + unit_of(sub);
+                store<T, 2>(dh, to, {h[4 * sub + 2 * half], h[4 * sub + 2 * half + 1]});
+#if LSTM
+                store<T, 2>(dc, to, {stages.kept(sub).lane[2 * half], stages.kept(sub).lane[2 * half + 1]});
+#endif
+            }
+    }
+}
