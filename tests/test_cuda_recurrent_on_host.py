@@ -26,7 +26,8 @@ def arguments(
     """Of a cell, or of its gradient, with the cotangent of all hidden states or without."""
     rng, n = np.random.default_rng(hidden), STATES[cell]
     sums = GATES[cell] * hidden
-    shapes = [(rows, length, sums), (sums, hidden), (sums,), *[(rows, hidden)] * n]
+    biases = 2 if cell == "gru" else 1
+    shapes = [(rows, length, sums), (sums, hidden), *[(sums,)] * biases, *[(rows, hidden)] * n]
     given = [rng.uniform(-1, 1, shape) for shape in shapes]
     given[1] *= hidden**-0.5
     if not gradient:
@@ -34,7 +35,7 @@ def arguments(
     outputs = PRIMITIVES[cell].reference(*given, reverse=reverse)
     last, *cts = (rng.uniform(-1, 1, y.shape) for y in outputs[: n + 1])
     kept = outputs[0], *outputs[n + 1 :]
-    return [cts[0], given[1], *cts[1:], *given[3:], *kept, *([last] if of_all else [])]
+    return [cts[0], given[1], *cts[1:], *given[-n:], *kept, *([last] if of_all else [])]
 
 
 def chosen(given: list[np.ndarray], gradient: bool, resident: bool, cluster: int) -> Division:

@@ -115,7 +115,7 @@ def grid_kernel(division: GridDivision, target: Target, types: Sequence[Any], re
     macros = cell_macros(division.cell) | {
         "HIDDEN": lengths.hidden, "TILE_N": division.tile_n, "SPLITS": division.splits, "GRADIENT": int(gradient),
     }  # fmt: skip
-    weight, h0 = 1, 3 if division.cell == "lstm" or not gradient else 2
+    weight, h0 = 1, (3 if division.cell == "lstm" else 2) if gradient else 4 if division.cell == "gru" else 3
     pack = CudaLaunch(
         "rnn/grid_pack.cu",
         "grid_pack",

@@ -7,7 +7,11 @@ typedef Layout<PARTS, HIDDEN> Packed;
 static_assert(UNITS % 8 == 0 && HIDDEN % UNITS == 0 && HIDDEN % TILE_K == 0, "whole tiles");
 
 KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
-    const T *x, const T *weight, const T *bias, const T *h0,
+    const T *x, const T *weight, const T *bias,
+#if GRU
+    const T *bias_x,
+#endif
+    const T *h0,
 #if LSTM
     const T *c0,
 #endif
@@ -65,7 +69,11 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
             for (int sub = 0; sub < UNITS / 8; sub++)
                 #pragma unroll
                 for (int g = 0; g < GATES; g++) {
-                    const Vector<T, 2> b = load<T, 2>(bias + g * HIDDEN + unit_of(sub));
+                    Vector<T, 2> b = load<T, 2>(bias + g * HIDDEN + unit_of(sub));
+#if GRU
+                    const Vector<T, 2> bx = load<T, 2>(bias_x + g * HIDDEN + unit_of(sub));
+                    if (g < 2) b.lane[0] += bx.lane[0], b.lane[1] += bx.lane[1];
+#endif
                     #pragma unroll
                     for (int half = 0; half < 2; half++) {
                         Vector<T, 2> in = {};
@@ -90,6 +98,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                     Vector<T, 2> candidate = {}, before = {};
 #if GRU
                     candidate = load<T, 2>(x + step * SUMS_OF_STEP + 2 * HIDDEN + unit);
+                    const Vector<T, 2> bx = load<T, 2>(bias_x + 2 * HIDDEN + unit);
+                    candidate.lane[0] += bx.lane[0], candidate.lane[1] += bx.lane[1];
                     before = load<T, 2>(k ? y + at(half, k - 1) * HIDDEN + unit : h0 + row_at(half) * HIDDEN + unit);
 #endif
                     Step made[2];

@@ -31,7 +31,11 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
 #if GRU
     T *ds,
 #endif
-    T *before, T *dh,
+    T *before, T *dx_total,
+#if GRU
+    T *ds_total,
+#endif
+    T *dh,
 #if LSTM
     T *dc,
 #endif
@@ -145,17 +149,23 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                     const int64_t step = at(half, k);
                     const auto put = [&](T *to, T first, T second) { store<T, 2>(to, 0, {first, second}); };
                     put(before + step * HIDDEN + unit, given[2 * half].hidden, given[2 * half + 1].hidden);
+                    // The cotangents of gate g of x or s, and their sums over the steps so far.
+                    const auto put_gate = [&](T *all, T *total, int g, T first, T second) {
+                        put(all + step * SUMS_OF_STEP + g * HIDDEN + unit, first, second);
+                        T *const to = total + row_at(half) * SUMS_OF_STEP + g * HIDDEN + unit;
+                        const Vector<T, 2> so_far = done ? load<T, 2>(to) : Vector<T, 2>{};
+                        put(to, so_far.lane[0] + first, so_far.lane[1] + second);
+                    };
                     #pragma unroll
                     for (int g = 0; g < GATES; g++) {
-                        const int64_t to = step * SUMS_OF_STEP + g * HIDDEN + unit;
 #if GRU
-                        put(ds + to, made[0].by_sum[g], made[1].by_sum[g]);
+                        put_gate(ds, ds_total, g, made[0].by_sum[g], made[1].by_sum[g]);
                         if (g == 2) {
-                            put(dx + to, made[0].by_candidate, made[1].by_candidate);
+                            put_gate(dx, dx_total, g, made[0].by_candidate, made[1].by_candidate);
                             continue;
                         }
 #endif
-                        put(dx + to, made[0].by_sum[g], made[1].by_sum[g]);
+                        put_gate(dx, dx_total, g, made[0].by_sum[g], made[1].by_sum[g]);
                     }
                 }
                 #pragma unroll

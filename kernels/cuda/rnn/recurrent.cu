@@ -5,7 +5,11 @@
 constexpr int PITCH = padded<HIDDEN>;
 
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
-    const T *x, const T *weight, const T *bias, const T *h0,
+    const T *x, const T *weight, const T *bias,
+#if GRU
+    const T *bias_x,
+#endif
+    const T *h0,
 #if LSTM
     const T *c0,
 #endif
@@ -66,10 +70,14 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
         for (int pass = 0; pass < PASSES; pass++) {
             const int unit = item.unit(pass);
             const bool live = item.live(pass);
-            T in[GATES] = {}, b[GATES] = {}, s[ITEMS * GATES];
+            T in[GATES] = {}, b[GATES] = {}, bx[GATES] = {}, s[ITEMS * GATES];
             if (live) {
                 #pragma unroll
                 for (int g = 0; g < GATES; g++) b[g] = bias[g * HIDDEN + unit];
+#if GRU
+                #pragma unroll
+                for (int g = 0; g < GATES; g++) bx[g] = bias_x[g * HIDDEN + unit];
+#endif
 #if RESIDENT
                 #pragma unroll
                 for (int g = 0; g < GATES; g++) in[g] = next[g];
@@ -84,7 +92,10 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
             products(item, pass, before, factor, s);
             if (!live) continue;
             #pragma unroll
-            for (int g = 0; g < GATES; g++) s[g] += b[g];
+            for (int g = 0; g < GATES; g++) {
+                s[g] += b[g];
+                if (GRU) in[g] += bx[g];
+            }
             made = step_of(in, s, GRU ? before[item.row * PITCH + unit] : (T)0, made.cell);
             #pragma unroll
             for (int rank = 0; rank < CLUSTER; rank++) in_block(after, rank)[item.row * PITCH + unit] = made.h;

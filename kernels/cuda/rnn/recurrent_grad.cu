@@ -13,6 +13,15 @@
 #define CARRIED_CELL dc[item.n * HIDDEN + unit]
 #endif
 
+// The cotangents of s, and their sums, where they differ from those of x.
+#if GRU
+#define DS ds
+#define DS_TOTAL ds_total
+#else
+#define DS dx
+#define DS_TOTAL dx_total
+#endif
+
 constexpr int SUMS = GATES * HIDDEN, PITCH = padded<SUMS>;
 
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
@@ -38,7 +47,11 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
 #if GRU
     T *ds,
 #endif
-    T *before, T *dh,
+    T *before, T *dx_total,
+#if GRU
+    T *ds_total,
+#endif
+    T *dh,
 #if LSTM
     T *dc,
 #endif
@@ -75,23 +88,29 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
         given.hidden = k ? y[at(k - 1) * HIDDEN + unit] : h0[item.n * HIDDEN + unit];
         return given;
     };
-    const auto write = [&](int64_t k, int unit, const StepGrad &made, T hidden) {
-        before[at(k) * HIDDEN + unit] = hidden;
+    // Stores the cotangents of a unit's x, and of its s if they differ (GRU). T *to_x, *to_s: where those of the first gate are.
+    const auto put = [&](T *to_x, T *to_s, const StepGrad &made) {
         #pragma unroll
         for (int g = 0; g < GATES; g++) {
-            const int64_t to = at(k) * SUMS + g * HIDDEN + unit;
-#if GRU
-            ds[to] = made.by_sum[g];
-            dx[to] = g == 2 ? made.by_candidate : made.by_sum[g];
-#else
-            dx[to] = made.by_sum[g];
-#endif
+            if (GRU) to_s[g * HIDDEN] = made.by_sum[g];
+            to_x[g * HIDDEN] = GRU && g == 2 ? made.by_candidate : made.by_sum[g];
         }
+    };
+    const auto write = [&](int64_t k, int unit, const StepGrad &made, T hidden) {
+        before[at(k) * HIDDEN + unit] = hidden;
+        put(dx + at(k) * SUMS + unit, DS + at(k) * SUMS + unit, made);
+    };
+    // Adds to the sums over the steps so far.
+    const auto add = [&](StepGrad &total, const StepGrad &made) {
+        #pragma unroll
+        for (int g = 0; g < GATES; g++) total.by_sum[g] += made.by_sum[g];
+        total.by_candidate += made.by_candidate;
     };
     StepGrad made;
     T hidden;
 #if RESIDENT
     T carried = 0, carried_cell = 0;
+    StepGrad total = {};
     Given next;
     if (item.live(0)) next = read(length - 1, item.unit(0));
 #endif
@@ -130,12 +149,22 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
                 #pragma unroll
                 for (int rank = 0; rank < CLUSTER; rank++)
                     in_block(now, rank)[item.row * PITCH + g * HIDDEN + unit] = made.by_sum[g];
-            if (!RESIDENT) write(k, unit, made, hidden);
+#if !RESIDENT
+            write(k, unit, made, hidden);
+            T *const to_x = dx_total + item.n * SUMS + unit, *const to_s = DS_TOTAL + item.n * SUMS + unit;
+            StepGrad total = {};
+            #pragma unroll
+            for (int g = 0; g < GATES && k < length - 1; g++) total.by_sum[g] = (GRU ? to_s : to_x)[g * HIDDEN];
+            if (GRU && k < length - 1) total.by_candidate = to_x[2 * HIDDEN];
+            add(total, made);
+            put(to_x, to_s, total);
+#endif
         }
         cluster_arrive();
 #if RESIDENT
         if (item.live(0)) {
             write(k, item.unit(0), made, hidden);
+            add(total, made);
             if (k > 0) next = read(k - 1, item.unit(0));
         }
 #endif
@@ -152,6 +181,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
 #if RESIDENT
     if (item.live(0)) {
         dh[item.n * HIDDEN + item.unit(0)] = carried;
+        put(dx_total + item.n * SUMS + item.unit(0), DS_TOTAL + item.n * SUMS + item.unit(0), total);
 #if LSTM
         dc[item.n * HIDDEN + item.unit(0)] = carried_cell;
 #endif
