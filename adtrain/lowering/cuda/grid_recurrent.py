@@ -93,7 +93,7 @@ class GridDivision:
     def fits(self, target: Target, dtype: np.dtype) -> bool:
         if target.capability != CAPABILITY or dtype != np.float32 or self.cell not in TILE_N or not self.groups:
             return False
-        whole = self.lengths.hidden % GRADIENT_TILE_N == 0
+        whole = self.lengths.hidden % GRADIENT_TILE_N == 0 and self.inner >= self.splits * TILE_K
         return whole and self.parts <= target.multiprocessors and self.shared <= target.shared
 
     def cycles(self, target: Target) -> float:

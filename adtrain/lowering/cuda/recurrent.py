@@ -31,6 +31,8 @@ FMA_PER_CYCLE = 128
 """Of a multiprocessor, in float32."""
 L2_BYTES_PER_CYCLE = 32
 """Of a multiprocessor."""
+EXCHANGE_BYTES = 32
+"""Of the barriers of `Exchange` in `rnn/recurrent.cuh`."""
 MAX_RESIDENT = 2
 """Most candidates with the weight in registers. They differ in the blocks of a cluster or in the rows."""
 
@@ -81,7 +83,8 @@ class Division:
 
     @property
     def shared(self) -> int:
-        return self.buffers * self.rows * self.pitch * self.itemsize
+        barriers = EXCHANGE_BYTES if self.resident and self.cluster > 1 else 0
+        return self.buffers * self.rows * self.pitch * self.itemsize + barriers
 
     @property
     def blocks(self) -> int:

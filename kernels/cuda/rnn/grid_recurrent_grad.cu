@@ -72,13 +72,12 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
 #endif
     for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS) {
         int *const counters = layout.counters(group);
-        const int steps = length;
         int row = thread / WARPGROUP * 64 + accumulator_row(0);
         int first_unit = tile * TILE_N + split * (TILE_N / SPLITS) + accumulator_column(0);
         const auto row_at = [&](int half) { return (int64_t)(group * TILE_ROWS + row + 8 * half); };
         const auto exists = [&](int half) { return row_at(half) < rows; };
         // The index of step k of a row among all rows and steps.
-        const auto at = [&](int half, int k) { return row_at(half) * steps + (reverse ? steps - 1 - k : k); };
+        const auto at = [&](int half, int k) { return row_at(half) * length + (reverse ? (int)length - 1 - k : k); };
         const auto unit_of = [&](int sub) { return first_unit + 8 * sub; }; // and the next one
         // What step k reads, of the two rows and units of this thread at `sub`.
         const auto read = [&](int k, int sub, Given (&given)[4]) {
@@ -119,9 +118,9 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
 #endif
             }
         Given given[4];
-        read(steps - 1, 0, given);
-        for (int done = 0; done < steps; done++) {
-            const int k = steps - 1 - done;
+        read(length - 1, 0, given);
+        for (int done = 0; done < length; done++) {
+            const int k = opaque(length) - 1 - done;
             #pragma unroll
             for (int sub = 0; sub < SUBS; sub++) {
                 const int unit = unit_of(sub);
@@ -180,26 +179,14 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             float sums[SUMS] = {};
             multiply(stages, state, k_tiles, sums);
             row = opaque(row), first_unit = opaque(first_unit), tile = opaque(tile), split = opaque(split);
-            float own[OWN];
             #pragma unroll
-            for (int to = 0; to < SPLITS; to++) {
-                const float *const part_of = sums + to * OWN;
-                float4 *const partial = layout.partial(group, tile, to, split) + thread;
-                #pragma unroll
-                for (int i = 0; i < OWN; i += 4) {
-                    const float4 v = {part_of[i], part_of[i + 1], part_of[i + 2], part_of[i + 3]};
-                    if (to != split)
-                        partial[i / 4 * CONSUMER_THREADS] = v;
-                    else
-                        own[i] = v.x, own[i + 1] = v.y, own[i + 2] = v.z, own[i + 3] = v.w;
-                }
-            }
-            if (SPLITS > 1) publish(counters + 1 + tile);
+            for (int i = 0; i < SUMS; i += 4)
+                layout.partial(group, tile, i / OWN, split)[i % OWN / 4 * CONSUMER_THREADS + thread] =
+                    {sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
+            publish(counters + 1 + tile);
             if (k > 0) read(k - 1, 0, given);
-            if (SPLITS > 1) {
-                if (threadIdx.x % WARP == 0) wait_for_count(counters + 1 + tile, (done + 1) * SPLITS);
-                __syncwarp();
-            }
+            if (threadIdx.x % WARP == 0) wait_for_count(counters + 1 + tile, (done + 1) * SPLITS);
+            __syncwarp();
             #pragma unroll
             for (int i = 0; i < OWN; i += 4) {
                 const Vector<T, 4> rest = GRU ? stages.kept(i / 4) : Vector<T, 4>{};
@@ -207,9 +194,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                 for (int e = 0; e < 4; e++) h[i + e] = rest.lane[e];
                 #pragma unroll
                 for (int from = 0; from < SPLITS; from++) { // in this order in each run
-                    float4 v = {own[i], own[i + 1], own[i + 2], own[i + 3]};
-                    if (from != split)
-                        v = load_shared_by_blocks(layout.partial(group, tile, split, from) + i / 4 * CONSUMER_THREADS + thread);
+                    const float4 v =
+                        load_shared_by_blocks(layout.partial(group, tile, split, from) + i / 4 * CONSUMER_THREADS + thread);
                     h[i] += v.x, h[i + 1] += v.y, h[i + 2] += v.z, h[i + 3] += v.w;
                 }
             }

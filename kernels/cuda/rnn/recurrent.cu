@@ -62,7 +62,10 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
 #endif
     }
 #endif
+    const Exchange exchange(hidden + 2 * ROWS * PITCH, rows, HIDDEN);
+    if (ASYNC) exchange.init();
     cluster_barrier();
+    if (ASYNC) exchange.begin();
     for (int64_t k = 0; k < length; k++) {
         const T *before = hidden + k % 2 * (ROWS * PITCH);
         T *after = hidden + (k + 1) % 2 * (ROWS * PITCH);
@@ -97,12 +100,20 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
                 if (GRU) in[g] += bx[g];
             }
             made = step_of(in, s, GRU ? before[item.row * PITCH + unit] : (T)0, made.cell);
-            #pragma unroll
-            for (int rank = 0; rank < CLUSTER; rank++) in_block(after, rank)[item.row * PITCH + unit] = made.h;
+            T *const to = after + item.row * PITCH + unit;
+            if (!ASYNC) {
+                #pragma unroll
+                for (int rank = 0; rank < CLUSTER; rank++) *in_block(to, rank) = made.h;
+            } else if (k + 1 < length) {
+                exchange.send(to, made.h, (k + 1) % 2);
+            }
             if (!RESIDENT) write(k, unit, made);
         }
-        cluster_arrive();
+        if (!ASYNC) cluster_arrive();
         if (RESIDENT && item.live(0)) write(k, item.unit(0), made);
-        cluster_wait();
+        if (!ASYNC)
+            cluster_wait();
+        else if (k + 1 < length)
+            exchange.wait((k + 1) % 2, k / 2);
     }
 }

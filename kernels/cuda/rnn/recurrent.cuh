@@ -38,6 +38,46 @@ struct Item {
     __device__ bool live(int pass) const { return first && exists(unit(pass)); }
 };
 
+// How blocks of a cluster exchange a step's numbers where ASYNC: by asynchronous stores that a barrier of each of two buffers
+// counts. That takes less time than a barrier of the cluster, which waits for all earlier writes. Warps of a block are at most a
+// step apart: a phase also counts their arrivals after the wait for the last one. So no buffer is overwritten while it is read.
+#define ASYNC (RESIDENT && CLUSTER > 1)
+struct Exchange {
+    Mbarrier *const stored;
+    int bytes; // of a step
+
+    // numbers: of a row.
+    __device__ Exchange(T *end_of_buffers, int64_t rows, int numbers) : stored((Mbarrier *)end_of_buffers) {
+        bytes = min((int64_t)ROWS, rows - blockIdx.x / CLUSTER * ROWS) * numbers * sizeof(T);
+    }
+    // By all threads, before a barrier of the cluster; then begin().
+    __device__ void init() const {
+        if (threadIdx.x > 0) return;
+        for (int i = 0; i < 2; i++) stored[i].init(THREADS / WARP);
+        fence_mbarrier_init();
+    }
+    __device__ __forceinline__ void begin() const { expect(0), expect(1); }
+
+    __device__ __forceinline__ void send(T *to, T value, int buffer) const {
+        #pragma unroll
+        for (int rank = 0; rank < CLUSTER; rank++) store_async(to, rank, value, stored[buffer]);
+    }
+    // Waits for the numbers of all blocks. round: how often the buffer was used before.
+    __device__ __forceinline__ void wait(int buffer, int round) const {
+        wait_for_cluster(stored[buffer], round % 2);
+        expect(buffer);
+    }
+
+  private:
+    __device__ __forceinline__ void expect(int buffer) const {
+        __syncwarp();
+        if (threadIdx.x == 0)
+            stored[buffer].arrive_expect_tx(bytes);
+        else if (threadIdx.x % WARP == 0)
+            stored[buffer].arrive();
+    }
+};
+
 // Adds the sums of 2 MASK neighbouring lanes. sum[i * OUTPUTS + o] is output o of COUNT items. In the end each lane has those of
 // its own item at sum[0 ... OUTPUTS - 1].
 template <int OUTPUTS, int COUNT, int MASK> __device__ __forceinline__ void add_slices(T *sum, int slice) {

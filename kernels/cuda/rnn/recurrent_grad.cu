@@ -123,7 +123,10 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
         CARRIED_CELL = ct_c[item.n * HIDDEN + unit];
 #endif
     }
+    const Exchange exchange(sums + BUFFERS * ROWS * PITCH, rows, SUMS);
+    if (ASYNC) exchange.init();
     cluster_barrier();
+    if (ASYNC) exchange.begin();
     for (int64_t k = length - 1; k >= 0; k--) {
         T *const now = sums + k % BUFFERS * (ROWS * PITCH);
         #pragma unroll 1
@@ -145,10 +148,12 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
             CARRIED = made.h;
             hidden = given.hidden;
             #pragma unroll
-            for (int g = 0; g < GATES; g++)
+            for (int g = 0; g < GATES; g++) {
+                T *const to = now + item.row * PITCH + g * HIDDEN + unit;
+                if (ASYNC) exchange.send(to, made.by_sum[g], k % BUFFERS);
                 #pragma unroll
-                for (int rank = 0; rank < CLUSTER; rank++)
-                    in_block(now, rank)[item.row * PITCH + g * HIDDEN + unit] = made.by_sum[g];
+                for (int rank = 0; rank < CLUSTER && !ASYNC; rank++) *in_block(to, rank) = made.by_sum[g];
+            }
 #if !RESIDENT
             write(k, unit, made, hidden);
             T *const to_x = dx_total + item.n * SUMS + unit, *const to_s = DS_TOTAL + item.n * SUMS + unit;
@@ -160,7 +165,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
             put(to_x, to_s, total);
 #endif
         }
-        cluster_arrive();
+        if (!ASYNC) cluster_arrive();
 #if RESIDENT
         if (item.live(0)) {
             write(k, item.unit(0), made, hidden);
@@ -168,7 +173,10 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
             if (k > 0) next = read(k - 1, item.unit(0));
         }
 #endif
-        cluster_wait();
+        if (ASYNC)
+            exchange.wait(k % BUFFERS, (length - 1 - k) / 2);
+        else
+            cluster_wait();
         #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
             T s[ITEMS];

@@ -14,6 +14,7 @@ from adtrain.core.backend import KernelRun
 
 ARGUMENTS_END, ARGUMENTS_AT, ARGUMENTS_SIZE = 0, 1, 2
 """CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE: kernel arguments packed in one buffer."""
+ARGUMENT_BYTES = 8
 
 
 class Launch:
@@ -78,10 +79,11 @@ class Launch:
         if self.empty:
             return
         packed = ctypes.create_string_buffer(struct.pack(self.format, *self._arguments(addresses, scratch, flag)))
-        size = ctypes.c_size_t(struct.calcsize(self.format))
+        size, start = ctypes.c_size_t(struct.calcsize(self.format)), ctypes.addressof(packed)
         extra = (ctypes.c_void_p * 5)(
-            ARGUMENTS_AT, ctypes.addressof(packed), ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END
+            ARGUMENTS_AT, start, ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END
         )
+        each = (ctypes.c_void_p * len(self.format))(*range(start, start + size.value, ARGUMENT_BYTES))
         config = driver.CUlaunchConfig()
         (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = self.early or self.shape
         config.blockDimX, config.blockDimY, config.blockDimZ = block
@@ -94,7 +96,9 @@ class Launch:
             attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
-        checked(driver.cuLaunchKernelEx(config, self.queried, 0, ctypes.addressof(extra)))
+        # A cooperative launch takes a pointer to each argument, not all in one buffer. Others have structs as arguments.
+        pointers, buffer = (ctypes.addressof(each), 0) if self.plan.cooperative else (0, ctypes.addressof(extra))
+        checked(driver.cuLaunchKernelEx(config, self.queried, pointers, buffer))
 
     def _arguments(self, addresses: list[int], scratch: int, flag: int) -> list[int | float]:
         last = [scratch] * self.scratch + [flag] * self.checked
