@@ -62,7 +62,8 @@ struct Fiber {
     char stack[64 << 10];
     bool begun, done;
 };
-static Fiber fibers[TOGETHER > 1 ? 2048 : 1024];
+constexpr int FIBERS = TOGETHER > 2 ? 512 * TOGETHER : 1024;
+static Fiber fibers[FIBERS];
 static jmp_buf home;
 static void (*body)();
 
@@ -99,12 +100,12 @@ struct HostBarrier {
         while (times == before) leave();
     }
 };
-static HostBarrier of_cluster, of_block[TOGETHER], of_warps[64], named[TOGETHER][16];
+static HostBarrier of_cluster, of_block[TOGETHER], of_warps[FIBERS / 32], named[TOGETHER][16];
 static void __syncthreads() { of_block[current / blockDim.x].wait(blockDim.x); }
 static void __syncwarp() { of_warps[current / 32].wait(32); }
 
 // The values that the lanes of each warp exchange, up to six words.
-static uint32_t exchanged[64][32][6];
+static uint32_t exchanged[FIBERS / 32][32][6];
 
 template <class V> static V __shfl_sync(unsigned, V value, int from)
 {
