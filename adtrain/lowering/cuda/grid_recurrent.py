@@ -25,7 +25,7 @@ GRADIENT_TILE_N, SPLITS = 128, 4
 THREADS, PACK_THREADS = 384, 256
 ALIGNMENT, PIPELINE_BYTES = 1024, 64
 """Of the stages in shared memory; bytes of their barriers."""
-TILE_CYCLES, STEP_CYCLES = 4300, 9000
+TILE_CYCLES, STEP_CYCLES, GRADIENT_STEP_CYCLES = 3600, 14000, 26000
 """Estimated cycles of TILE_K of a product of 128 x 128, and of a step besides the product."""
 
 
@@ -99,7 +99,8 @@ class GridDivision:
     def cycles(self, target: Target) -> float:
         """Estimated cycles of a step, times the rounds of groups."""
         k_tiles = -(-self.inner // TILE_K // self.splits)
-        step = STEP_CYCLES + k_tiles * TILE_CYCLES * (TILE_ROWS + self.tile_n) / (2 * TILE_ROWS)
+        step = GRADIENT_STEP_CYCLES if self.gradient else STEP_CYCLES
+        step += k_tiles * TILE_CYCLES * (TILE_ROWS + self.tile_n) / (2 * TILE_ROWS)
         return step * -(-self.groups // self.at_once(target))
 
 

@@ -27,10 +27,10 @@ THREADS = (256, 512)
 """Most threads of a block."""
 STEP_CYCLES, CLUSTER_CYCLES = 700, 500
 """Estimated cycles of a step without its products, and of a barrier of a cluster."""
-FMA_PER_CYCLE = 128
-"""Of a multiprocessor, in float32."""
-L2_BYTES_PER_CYCLE = 32
-"""Of a multiprocessor."""
+FMA_PER_CYCLE = 64
+"""Of a multiprocessor, in float32: half of its peak."""
+L2_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE_GRADIENT = 11, 6
+"""Of a multiprocessor that reads its part of the weight in each step. The gradient reads columns."""
 EXCHANGE_BYTES = 32
 """Of the barriers of `Exchange` in `rnn/recurrent.cuh`."""
 MAX_RESIDENT = 2
@@ -107,7 +107,8 @@ class Division:
         """Estimated cycles of a step, times the waves of blocks."""
         fma = self.passes * self.rows * self.units * self.outputs * self.pitch / self.slices * self.threads
         loads = self.passes * self.rows * self.pitch / self.slices * self.threads  # of shared memory, 32 a cycle
-        weights = 0 if self.resident else self.own * self.outputs * self.pitch * self.itemsize / L2_BYTES_PER_CYCLE
+        speed = L2_BYTES_PER_CYCLE_GRADIENT if self.gradient else L2_BYTES_PER_CYCLE
+        weights = 0 if self.resident else self.own * self.outputs * self.pitch * self.itemsize / speed
         usable = int(target.multiprocessors * (CLUSTERED if self.cluster > 2 else 1)) // self.cluster * self.cluster
         step = STEP_CYCLES + (CLUSTER_CYCLES if self.cluster > 1 else 0)
         work = max(fma * self.itemsize / 4 / FMA_PER_CYCLE, loads * self.itemsize / 4 / WARP, weights)

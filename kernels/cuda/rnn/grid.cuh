@@ -57,17 +57,16 @@ template <int TILES, int K> struct Layout {
     }
 };
 
-// Stores neighbouring numbers k and k + 1 of rows `row` and row + 8 in a group's packed tiles.
-template <class Packed> __device__ __forceinline__ void store_packed(
-    const Packed &layout, int group, int buffer, int row, int k, const float (&x)[4]) {
-    uint32_t words[BF16X3_TERMS][2];
-    Format<BF16X3>::convert(x, words);
-    char *to = layout.exchanged(group, buffer, k / TILE_K) + k % CHUNK_ELEMENTS * 2;
+// The hidden unit at position j of chunk `chunk` (of all chunks along K), less that of the gate. Within 32 units the order of K is
+// such that a chunk holds the units whose accumulators one thread has in a row.
+__device__ __forceinline__ int unit_of_chunk(int chunk, int j) { return chunk / 4 * 32 + j / 2 * 8 + chunk % 4 * 2 + j % 2; }
+
+// Stores the terms of a chunk of a row in packed tiles. tile: the packed tile.
+__device__ __forceinline__ void store_chunk(char *tile, int term_bytes, int row, int chunk, const float (&x)[CHUNK_ELEMENTS]) {
+    Chunk terms[BF16X3_TERMS];
+    split_bf16x3(terms, x);
     #pragma unroll
-    for (int p = 0; p < BF16X3_TERMS; p++)
-        #pragma unroll
-        for (int half = 0; half < 2; half++)
-            *(uint32_t *)(to + p * TERM_A + swizzle_128b(row + 8 * half, k % TILE_K / CHUNK_ELEMENTS)) = words[p][half];
+    for (int p = 0; p < BF16X3_TERMS; p++) *(Chunk *)(tile + p * term_bytes + swizzle_128b(row, chunk)) = terms[p];
 }
 
 // The block's shared memory: stages, numbers that are kept, then the barriers of the stages.
@@ -76,7 +75,7 @@ struct Stages {
 
     __device__ Stages() : at((char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024)) {}
     __device__ __forceinline__ TilePipeline &pipeline() const { return *(TilePipeline *)(at + STAGES * STAGE + KEPT); }
-    // The kept numbers of this thread at `i`: of two rows and two units.
+    // Kept numbers 4 i to 4 i + 3 of this thread. Eight of a row follow each other.
     __device__ __forceinline__ Vector<T, 4> &kept(int i) const {
         return ((Vector<T, 4> *)(at + STAGES * STAGE))[i * CONSUMER_THREADS + threadIdx.x - WARPGROUP];
     }

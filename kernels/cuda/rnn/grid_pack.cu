@@ -14,13 +14,6 @@ __device__ __forceinline__ int weight_row(int tile, int r) {
     return r / 8 % GATES * HIDDEN + tile * (TILE_N / GATES) + r / 8 / GATES * 8 + r % 8;
 }
 
-__device__ __forceinline__ void store_chunk(char *tile, int term_bytes, int row, int chunk, const float (&x)[CHUNK_ELEMENTS]) {
-    Chunk terms[BF16X3_TERMS];
-    split_bf16x3(terms, x);
-    #pragma unroll
-    for (int p = 0; p < BF16X3_TERMS; p++) *(Chunk *)(tile + p * term_bytes + swizzle_128b(row, chunk)) = terms[p];
-}
-
 KERNEL __launch_bounds__(256) grid_pack(const T *weight, const T *h0, int64_t rows, char *scratch) {
     wait_for_inputs();
     const Packed layout(rows, scratch);
@@ -32,12 +25,12 @@ KERNEL __launch_bounds__(256) grid_pack(const T *weight, const T *h0, int64_t ro
 #if GRADIENT
         const int row = i % ROWS, chunk = i / ROWS; // neighbouring threads read neighbouring columns
         #pragma unroll
-        for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = weight[(int64_t)(chunk * 8 + j) * HIDDEN + row];
+        for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = weight[(int64_t)unit_of_chunk(chunk, j) * HIDDEN + row];
 #else
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         #pragma unroll
         for (int j = 0; j < CHUNK_ELEMENTS; j++)
-            x[j] = weight[(int64_t)weight_row(row / TILE_N, row % TILE_N) * HIDDEN + chunk * 8 + j];
+            x[j] = weight[(int64_t)weight_row(row / TILE_N, row % TILE_N) * HIDDEN + unit_of_chunk(chunk, j)];
 #endif
         store_chunk(layout.weight(row / TILE_N, chunk / 8), TERM_B, row % TILE_N, chunk % 8, x);
     }
@@ -46,7 +39,7 @@ KERNEL __launch_bounds__(256) grid_pack(const T *weight, const T *h0, int64_t ro
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         float x[CHUNK_ELEMENTS];
         #pragma unroll
-        for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = h0[(int64_t)row * HIDDEN + chunk * 8 + j];
+        for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = h0[(int64_t)row * HIDDEN + unit_of_chunk(chunk, j)];
         store_chunk(layout.exchanged(row / TILE_ROWS, 0, chunk / 8), TERM_A, row % TILE_ROWS, chunk % 8, x);
     }
 #endif

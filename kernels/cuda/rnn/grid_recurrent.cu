@@ -4,7 +4,7 @@
 
 constexpr int UNITS = TILE_N / GATES, PARTS = HIDDEN / UNITS;
 typedef Layout<PARTS, HIDDEN> Packed;
-static_assert(UNITS % 8 == 0 && HIDDEN % UNITS == 0 && HIDDEN % TILE_K == 0, "whole tiles");
+static_assert(UNITS % 32 == 0 && HIDDEN % UNITS == 0 && HIDDEN % TILE_K == 0, "whole tiles");
 
 KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
     const T *x, const T *weight, const T *bias,
@@ -55,13 +55,10 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
         const auto unit_of = [&](int sub) { return first_unit + 8 * sub; }; // and the next one
 #if LSTM
         #pragma unroll
-        for (int sub = 0; sub < UNITS / 8; sub++)
-            #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                Vector<T, 2> v = {};
-                if (exists(half)) v = load<T, 2>(c0 + row_at(half) * HIDDEN + unit_of(sub));
-                stages.kept(sub).lane[2 * half] = v.lane[0], stages.kept(sub).lane[2 * half + 1] = v.lane[1];
-            }
+        for (int i = 0; i < 16; i += 2) {
+            const Vector<T, 2> v = exists(i / 8) ? load<T, 2>(c0 + row_at(i / 8) * HIDDEN + unit_of(i % 8 / 2)) : Vector<T, 2>{};
+            stages.kept(i / 4).lane[i % 4] = v.lane[0], stages.kept(i / 4).lane[i % 4 + 1] = v.lane[1];
+        }
 #endif
         for (int k = 0; k < steps; k++) {
             float sums[SUMS]; // start with the input products; of the candidate of a GRU without
@@ -85,22 +82,18 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
             multiply(stages, state, Packed::K_TILES, sums);
             row = opaque(row), first_unit = opaque(first_unit);
             #pragma unroll
-            for (int sub = 0; sub < UNITS / 8; sub++) {
-                const int unit = unit_of(sub);
-                float h[4] = {};
-#if LSTM
-                Vector<T, 4> cell = stages.kept(sub);
-#endif
+            for (int i = 0; i < UNITS / 16; i++) { // of each row, a chunk of what the blocks exchange
+                const int half = i % 2;
+                float h[CHUNK_ELEMENTS] = {};
                 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    if (!exists(half)) continue;
+                for (int j = 0; j < CHUNK_ELEMENTS && exists(half); j += 2) {
+                    const int sub = i / 2 * 4 + j / 2, unit = unit_of(sub);
                     const int64_t step = at(half, k);
-                    Vector<T, 2> candidate = {}, before = {};
 #if GRU
-                    candidate = load<T, 2>(x + step * SUMS_OF_STEP + 2 * HIDDEN + unit);
+                    Vector<T, 2> candidate = load<T, 2>(x + step * SUMS_OF_STEP + 2 * HIDDEN + unit);
                     const Vector<T, 2> bx = load<T, 2>(bias_x + 2 * HIDDEN + unit);
                     candidate.lane[0] += bx.lane[0], candidate.lane[1] += bx.lane[1];
-                    before = load<T, 2>(k ? y + at(half, k - 1) * HIDDEN + unit : h0 + row_at(half) * HIDDEN + unit);
+                    const Vector<T, 2> before = load<T, 2>(k ? y + at(half, k - 1) * HIDDEN + unit : h0 + row_at(half) * HIDDEN + unit);
 #endif
                     Step made[2];
                     #pragma unroll
@@ -108,14 +101,17 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                         T in[GATES] = {}, s[GATES];
                         #pragma unroll
                         for (int g = 0; g < GATES; g++) s[g] = sums[(sub * GATES + g) * 4 + 2 * half + e];
-                        if (GRU) in[GATES - 1] = candidate.lane[e];
 #if LSTM
-                        made[e] = step_of(in, s, 0, cell.lane[2 * half + e]);
-                        cell.lane[2 * half + e] = made[e].cell;
-#else
+                        T &cell = stages.kept(half * 2 + j / 4).lane[j % 4 + e];
+                        made[e] = step_of(in, s, 0, cell);
+                        cell = made[e].cell;
+#elif GRU
+                        in[2] = candidate.lane[e];
                         made[e] = step_of(in, s, before.lane[e], 0);
+#else
+                        made[e] = step_of(in, s, 0, 0);
 #endif
-                        h[2 * half + e] = made[e].h;
+                        h[j + e] = made[e].h;
                     }
                     const auto put = [&](T *to, T first, T second) { store<T, 2>(to, 0, {first, second}); };
 #if LSTM
@@ -129,10 +125,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                     put(y + step * HIDDEN + unit, made[0].h, made[1].h);
                     if (k == steps - 1) put(h_last + row_at(half) * HIDDEN + unit, made[0].h, made[1].h);
                 }
-#if LSTM
-                stages.kept(sub) = cell;
-#endif
-                store_packed(layout, group, (k + 1) % 2, row, unit, h);
+                const int chunk = (part * UNITS + i / 2 * 32) / CHUNK_ELEMENTS + accumulator_column(0) / 2;
+                store_chunk(layout.exchanged(group, (k + 1) % 2, chunk / 8), TERM_A, row + 8 * half, chunk % 8, h);
             }
             publish(layout.counters(group));
         }

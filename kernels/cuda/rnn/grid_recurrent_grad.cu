@@ -4,9 +4,9 @@
 #include "rnn/grid.cuh"
 
 constexpr int TILES = HIDDEN / TILE_N, PARTS = TILES * SPLITS;
-constexpr int OWN = SUMS / SPLITS, SUBS = OWN / 4; // accumulators of a thread that its block adds up: SUBS times two rows and units
+constexpr int OWN = SUMS / SPLITS; // accumulators of a thread that its block adds up: two rows of eight units
 typedef Layout<TILES, SUMS_OF_STEP> Packed;
-static_assert(HIDDEN % TILE_N == 0 && HIDDEN % TILE_K == 0 && OWN % 4 == 0, "whole tiles");
+static_assert(HIDDEN % TILE_N == 0 && HIDDEN % TILE_K == 0 && OWN == 16, "whole tiles, and a chunk of each row in a thread");
 
 KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
     const T *ct_h, const T *weight,
@@ -79,13 +79,13 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
         // The index of step k of a row among all rows and steps.
         const auto at = [&](int half, int k) { return row_at(half) * length + (reverse ? (int)length - 1 - k : k); };
         const auto unit_of = [&](int sub) { return first_unit + 8 * sub; }; // and the next one
-        // What step k reads, of the two rows and units of this thread at `sub`.
-        const auto read = [&](int k, int sub, Given (&given)[4]) {
-            const int unit = unit_of(sub);
+        // What step k reads, of one of this thread's rows.
+        const auto read = [&](int k, int half, Given (&given)[CHUNK_ELEMENTS]) {
+            const int64_t step = at(half, k), last = k ? at(half, k - 1) : row_at(half);
+            const auto pair = [&](const T *from) { return exists(half) ? load<T, 2>(from) : Vector<T, 2>{}; };
             #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int64_t step = at(half, k), last = k ? at(half, k - 1) : row_at(half);
-                const auto pair = [&](const T *from) { return exists(half) ? load<T, 2>(from) : Vector<T, 2>{}; };
+            for (int j = 0; j < CHUNK_ELEMENTS; j += 2) {
+                const int unit = unit_of(j / 2);
                 Vector<T, 2> ct = {}, kept[4] = {}, cell = {};
 #if ALL
                 ct = pair(ct_y + step * HIDDEN + unit);
@@ -100,60 +100,56 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                 const Vector<T, 2> state = pair(states + step * HIDDEN + unit), h = pair((k ? y : h0) + last * HIDDEN + unit);
                 #pragma unroll
                 for (int e = 0; e < 2; e++)
-                    given[2 * half + e] = {ct.lane[e], {kept[0].lane[e], kept[1].lane[e], kept[2].lane[e], kept[3].lane[e]},
+                    given[j + e] = {ct.lane[e], {kept[0].lane[e], kept[1].lane[e], kept[2].lane[e], kept[3].lane[e]},
                         state.lane[e], cell.lane[e], h.lane[e]};
             }
         };
+        // Item i of a thread is unit i % 8 of row i / 8.
         float h[OWN]; // cotangents of the hidden states
         #pragma unroll
-        for (int sub = 0; sub < SUBS; sub++)
-            #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int64_t from = row_at(half) * HIDDEN + unit_of(sub);
-                const Vector<T, 2> v = exists(half) ? load<T, 2>(ct_h + from) : Vector<T, 2>{};
-                h[4 * sub + 2 * half] = v.lane[0], h[4 * sub + 2 * half + 1] = v.lane[1];
+        for (int i = 0; i < OWN; i += 2) {
+            const int64_t from = row_at(i / 8) * HIDDEN + unit_of(i % 8 / 2);
+            const Vector<T, 2> v = exists(i / 8) ? load<T, 2>(ct_h + from) : Vector<T, 2>{};
+            h[i] = v.lane[0], h[i + 1] = v.lane[1];
 #if LSTM
-                const Vector<T, 2> w = exists(half) ? load<T, 2>(ct_c + from) : Vector<T, 2>{};
-                stages.kept(sub).lane[2 * half] = w.lane[0], stages.kept(sub).lane[2 * half + 1] = w.lane[1];
+            const Vector<T, 2> w = exists(i / 8) ? load<T, 2>(ct_c + from) : Vector<T, 2>{};
+            stages.kept(i / 4).lane[i % 4] = w.lane[0], stages.kept(i / 4).lane[i % 4 + 1] = w.lane[1];
 #endif
-            }
-        Given given[4];
+        }
+        Given given[CHUNK_ELEMENTS];
         read(length - 1, 0, given);
         for (int done = 0; done < length; done++) {
             const int k = opaque(length) - 1 - done;
             #pragma unroll
-            for (int sub = 0; sub < SUBS; sub++) {
-                const int unit = unit_of(sub);
-                Given next[4];
-                if (sub + 1 < SUBS) read(k, sub + 1, next);
-                float by_sum[GATES][4];
-#if LSTM || GRU
-                Vector<T, 4> kept = stages.kept(sub);
-#else
-                Vector<T, 4> kept;
-#endif
+            for (int half = 0; half < 2; half++) {
+                Given next[CHUNK_ELEMENTS];
+                if (half == 0) read(k, 1, next);
+                float by_sum[GATES][CHUNK_ELEMENTS];
+                const int64_t step = at(half, k);
                 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int first = 4 * sub + 2 * half;
+                for (int j = 0; j < CHUNK_ELEMENTS; j += 2) {
+                    const int unit = unit_of(j / 2);
                     StepGrad made[2];
                     #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        const Given &of = given[2 * half + e];
-                        made[e] = step_grad_of(of, ALL ? h[first + e] + of.ct : h[first + e], kept.lane[2 * half + e]);
-                        kept.lane[2 * half + e] = LSTM ? made[e].cell : made[e].h;
+                        const Given &of = given[j + e];
+                        const T ct = ALL ? h[half * 8 + j + e] + of.ct : h[half * 8 + j + e];
+                        T &kept = stages.kept(half * 2 + j / 4).lane[j % 4 + e];
+                        made[e] = step_grad_of(of, ct, LSTM ? kept : (T)0);
+                        if (LSTM || GRU) kept = LSTM ? made[e].cell : made[e].h;
                         #pragma unroll
-                        for (int g = 0; g < GATES; g++) by_sum[g][2 * half + e] = made[e].by_sum[g];
+                        for (int g = 0; g < GATES; g++) by_sum[g][j + e] = made[e].by_sum[g];
                     }
                     if (!exists(half)) continue;
-                    const int64_t step = at(half, k);
-                    const auto put = [&](T *to, T first, T second) { store<T, 2>(to, 0, {first, second}); };
-                    put(before + step * HIDDEN + unit, given[2 * half].hidden, given[2 * half + 1].hidden);
+                    store<T, 2>(before, step * HIDDEN + unit, {given[j].hidden, given[j + 1].hidden});
                     // The cotangents of gate g of x or s, and their sums over the steps so far.
                     const auto put_gate = [&](T *all, T *total, int g, T first, T second) {
-                        put(all + step * SUMS_OF_STEP + g * HIDDEN + unit, first, second);
+                        store<T, 2>(all, step * SUMS_OF_STEP + g * HIDDEN + unit, {first, second});
                         T *const to = total + row_at(half) * SUMS_OF_STEP + g * HIDDEN + unit;
-                        const Vector<T, 2> so_far = done ? load<T, 2>(to) : Vector<T, 2>{};
-                        put(to, so_far.lane[0] + first, so_far.lane[1] + second);
+                        if (done)
+                            add_in_memory(to, first, second);
+                        else
+                            store<T, 2>(to, 0, {first, second});
                     };
                     #pragma unroll
                     for (int g = 0; g < GATES; g++) {
@@ -168,12 +164,12 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                     }
                 }
                 #pragma unroll
-                for (int g = 0; g < GATES; g++) store_packed(layout, group, done % 2, row, g * HIDDEN + unit, by_sum[g]);
-#if LSTM || GRU
-                stages.kept(sub) = kept;
-#endif
+                for (int g = 0; g < GATES; g++) {
+                    const int chunk = (g * HIDDEN + first_unit) / CHUNK_ELEMENTS + accumulator_column(0) / 2;
+                    store_chunk(layout.exchanged(group, done % 2, chunk / 8), TERM_A, row + 8 * half, chunk % 8, by_sum[g]);
+                }
                 #pragma unroll
-                for (int i = 0; i < 4; i++) given[i] = next[i];
+                for (int j = 0; j < CHUNK_ELEMENTS && half == 0; j++) given[j] = next[j];
             }
             publish(counters);
             float sums[SUMS] = {};
@@ -184,32 +180,29 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                 layout.partial(group, tile, i / OWN, split)[i % OWN / 4 * CONSUMER_THREADS + thread] =
                     {sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
             publish(counters + 1 + tile);
-            if (k > 0) read(k - 1, 0, given);
+            read(max(k - 1, 0), 0, given); // without a branch: the last numbers would stay in registers during the product
             if (threadIdx.x % WARP == 0) wait_for_count(counters + 1 + tile, (done + 1) * SPLITS);
             __syncwarp();
+            float found[OWN] = {}; // in the order of accumulators
             #pragma unroll
-            for (int i = 0; i < OWN; i += 4) {
-                const Vector<T, 4> rest = GRU ? stages.kept(i / 4) : Vector<T, 4>{};
-                #pragma unroll
-                for (int e = 0; e < 4; e++) h[i + e] = rest.lane[e];
+            for (int i = 0; i < OWN; i += 4)
                 #pragma unroll
                 for (int from = 0; from < SPLITS; from++) { // in this order in each run
                     const float4 v =
                         load_shared_by_blocks(layout.partial(group, tile, split, from) + i / 4 * CONSUMER_THREADS + thread);
-                    h[i] += v.x, h[i + 1] += v.y, h[i + 2] += v.z, h[i + 3] += v.w;
+                    found[i] += v.x, found[i + 1] += v.y, found[i + 2] += v.z, found[i + 3] += v.w;
                 }
-            }
+            #pragma unroll
+            for (int i = 0; i < OWN; i++) h[i] = found[i % 8 / 2 * 4 + i / 8 * 2 + i % 2] + (GRU ? stages.kept(i / 4).lane[i % 4] : (T)0);
         }
         #pragma unroll
-        for (int sub = 0; sub < SUBS; sub++)
-            #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                if (!exists(half)) continue;
-                const int64_t to = row_at(half) * HIDDEN + unit_of(sub);
-                store<T, 2>(dh, to, {h[4 * sub + 2 * half], h[4 * sub + 2 * half + 1]});
+        for (int i = 0; i < OWN; i += 2) {
+            if (!exists(i / 8)) continue;
+            const int64_t to = row_at(i / 8) * HIDDEN + unit_of(i % 8 / 2);
+            store<T, 2>(dh, to, {h[i], h[i + 1]});
 #if LSTM
-                store<T, 2>(dc, to, {stages.kept(sub).lane[2 * half], stages.kept(sub).lane[2 * half + 1]});
+            store<T, 2>(dc, to, {stages.kept(i / 4).lane[i % 4], stages.kept(i / 4).lane[i % 4 + 1]});
 #endif
-            }
+        }
     }
 }
