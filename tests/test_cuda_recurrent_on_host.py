@@ -91,9 +91,7 @@ def compare(
 
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
-@pytest.mark.parametrize(
-    ("cell", "sizes"), [("lstm", (131, 2, 128)), ("gru", (5, 3, 128)), ("rnn_tanh", (5, 3, 256))]
-)
+@pytest.mark.parametrize(("cell", "sizes"), [("lstm", (131, 2, 128)), ("gru", (5, 3, 128)), ("rnn_tanh", (5, 3, 256))])
 def test_a_recurrent_network_over_the_grid_is_right(
     host: Host, cell: str, sizes: tuple[int, int, int], gradient: bool
 ) -> None:

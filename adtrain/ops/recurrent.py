@@ -51,7 +51,7 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
     def grad_shape(*args: Any, reverse: bool) -> tuple[ArrayType, ...]:
         _, _, weight, _, outputs = _grad_arguments(cell, args)
         n, length, hidden = outputs[0].shape
-        shapes = [*[(n, length, weight.shape[0])] * cell.biases, (n, length, hidden)]
+        shapes: list[Shape] = [*[(n, length, weight.shape[0])] * cell.biases, (n, length, hidden)]
         shapes += [*[(n, weight.shape[0])] * cell.biases, *[(n, hidden)] * cell.states]
         return tuple(ArrayType(each, weight.dtype) for each in shapes)
 
@@ -93,7 +93,9 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
 
         return lambda cts: _composed(f, args, cts)
 
-    forward = Primitive(cell.name, shape, reference, flops=flops, joint_vjp=rule, batch=folded_beside(*range(1, 2 + cell.biases)))
+    forward = Primitive(
+        cell.name, shape, reference, flops=flops, joint_vjp=rule, batch=folded_beside(*range(1, 2 + cell.biases))
+    )
     grad = Primitive(
         f"{cell.name}_grad", grad_shape, grad_reference, flops=flops, joint_vjp=grad_rule, batch=folded_beside(1)
     )
@@ -140,7 +142,10 @@ def _run(
     _check(op, "weight_ih", w_ih, (sums, features))
     names = ("bias_ih", "bias_hh"), ("h0", "c0")
     b_ih, b_hh = (_or_zeros(op, *given, (sums,), value) for given in zip(names[0], biases, strict=True))
-    both = [b_hh, b_ih] if cell.biases > 1 else [b_hh if biases[0] is None else b_ih if biases[1] is None else b_ih + b_hh]
+    if cell.biases == 1:  # s and x are added, so one bias is enough
+        both = [b_ih if biases[1] is None else b_hh if biases[0] is None else b_ih + b_hh]
+    else:
+        both = [b_hh, b_ih]
     states = [_or_zeros(op, *given, (batch, hidden), value) for given in zip(names[1], first, strict=False)]
     products = matmul(reshape(value, (-1, features)), w_ih, transpose_b=True)
     products = reshape(products, (batch, length, sums))

@@ -126,7 +126,8 @@ def run(
     """
     states, steps = list(first), []
     for t in _order(x.shape[1], reverse):
-        states, saved = cell.step(xp, x[:, t] + biases[1] if cell.biases > 1 else x[:, t], states[0] @ weight.T + biases[0], states)
+        x_t = x[:, t] + biases[1] if cell.biases > 1 else x[:, t]
+        states, saved = cell.step(xp, x_t, states[0] @ weight.T + biases[0], states)
         steps.append([*states, *saved])
     hidden, *others = (xp.stack(by_step[::-1] if reverse else by_step, 1) for by_step in _transposed(steps))
     return [hidden, *states, *others]

@@ -19,8 +19,8 @@ TILE_ROWS, TILE_K, TERMS, STAGES = 128, 64, 3, 2
 ROW_BYTES = 128
 """Of a term of a packed tile."""
 TILE_N = {"lstm": 128, "gru": 96, "rnn_tanh": 64}
-"""Columns of a block's product: all gates of 32 hidden units, or of 64. Hidden states of rnn_relu may be infinite, which
-bfloat16 terms turn into NaN."""
+"""Columns of a block's product: all gates of 32 hidden units, or of 64. Hidden states of rnn_relu may be infinite;
+bfloat16 terms would turn them into NaN."""
 GRADIENT_TILE_N, SPLITS = 128, 4
 THREADS, PACK_THREADS = 384, 256
 ALIGNMENT, PIPELINE_BYTES = 1024, 64
@@ -99,8 +99,8 @@ class GridDivision:
     def cycles(self, target: Target) -> float:
         """Estimated cycles of a step, times the rounds of groups."""
         k_tiles = -(-self.inner // TILE_K // self.splits)
-        step = GRADIENT_STEP_CYCLES if self.gradient else STEP_CYCLES
-        step += k_tiles * TILE_CYCLES * (TILE_ROWS + self.tile_n) / (2 * TILE_ROWS)
+        product = k_tiles * TILE_CYCLES * (TILE_ROWS + self.tile_n) / (2 * TILE_ROWS)
+        step = product + (GRADIENT_STEP_CYCLES if self.gradient else STEP_CYCLES)
         return step * -(-self.groups // self.at_once(target))
 
 

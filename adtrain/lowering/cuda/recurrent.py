@@ -1,4 +1,4 @@
-"""Recurrent networks and their gradients: `rnn/recurrent.cu` and `rnn/recurrent_grad.cu`, or those of `grid_recurrent`."""
+"""Recurrent networks and their gradients: `rnn/recurrent.cu`, `rnn/recurrent_grad.cu`, or those of `grid_recurrent`."""
 
 from __future__ import annotations
 

@@ -80,9 +80,7 @@ class Launch:
             return
         packed = ctypes.create_string_buffer(struct.pack(self.format, *self._arguments(addresses, scratch, flag)))
         size, start = ctypes.c_size_t(struct.calcsize(self.format)), ctypes.addressof(packed)
-        extra = (ctypes.c_void_p * 5)(
-            ARGUMENTS_AT, start, ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END
-        )
+        extra = (ctypes.c_void_p * 5)(ARGUMENTS_AT, start, ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END)
         each = (ctypes.c_void_p * len(self.format))(*range(start, start + size.value, ARGUMENT_BYTES))
         config = driver.CUlaunchConfig()
         (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = self.early or self.shape
@@ -96,7 +94,7 @@ class Launch:
             attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
-        # A cooperative launch takes a pointer to each argument, not all in one buffer. Others have structs as arguments.
+        # A cooperative launch takes a pointer to each argument. Other kernels may have structs as arguments.
         pointers, buffer = (ctypes.addressof(each), 0) if self.plan.cooperative else (0, ctypes.addressof(extra))
         checked(driver.cuLaunchKernelEx(config, self.queried, pointers, buffer))
 
