@@ -32,8 +32,8 @@ static_assert(sizeof(TilePipeline) <= PIPELINE_BYTES, "the barriers fit");
 static_assert(SHARED == SHARED_BYTES, "as `GridDivision.shared` in grid_recurrent.py says");
 #endif
 
-// Scratch: for each group two counters, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles
-// of what the blocks exchange (K), and partial sums of tiles where K is divided.
+// Scratch: the counters of each group, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles of
+// what the blocks exchange (K), and partial sums of tiles where K is divided.
 template <int TILES, int K> struct Layout {
     static constexpr int K_TILES = K / TILE_K;
     static constexpr int64_t WEIGHT = (int64_t)TILES * K_TILES * TILE_B, BUFFER = (int64_t)K_TILES * TILE_A;

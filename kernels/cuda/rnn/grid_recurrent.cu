@@ -74,7 +74,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                     #pragma unroll
                     for (int half = 0; half < 2; half++) {
                         Vector<T, 2> in = {};
-                        if (exists(half) && !(GRU && g == 2)) in = load<T, 2>(x + at(half, k) * SUMS_OF_STEP + g * HIDDEN + unit_of(sub));
+                        if (exists(half) && !(GRU && g == 2))
+                            in = load<T, 2>(x + at(half, k) * SUMS_OF_STEP + g * HIDDEN + unit_of(sub));
                         float *const first = sums + (sub * GATES + g) * 4 + 2 * half;
                         first[0] = in.lane[0] + b.lane[0], first[1] = in.lane[1] + b.lane[1];
                     }
@@ -93,7 +94,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                     Vector<T, 2> candidate = load<T, 2>(x + step * SUMS_OF_STEP + 2 * HIDDEN + unit);
                     const Vector<T, 2> bx = load<T, 2>(bias_x + 2 * HIDDEN + unit);
                     candidate.lane[0] += bx.lane[0], candidate.lane[1] += bx.lane[1];
-                    const Vector<T, 2> before = load<T, 2>(k ? y + at(half, k - 1) * HIDDEN + unit : h0 + row_at(half) * HIDDEN + unit);
+                    const Vector<T, 2> before =
+                        load<T, 2>((k ? y + at(half, k - 1) * HIDDEN : h0 + row_at(half) * HIDDEN) + unit);
 #endif
                     Step made[2];
                     #pragma unroll
