@@ -27,11 +27,15 @@ against lenet5-128-adam lenet5 --set "$adam"
 against cnn-128-adam cnn --set "$adam"
 against resnet-128-adam resnet
 against vit-128-adamw vit
+against lstm-128-adam lstm
+for layer in gru rnn; do against "$layer-128-adam" lstm --set "model.layers=[{$layer: 128}, {linear: 10}]"; done
 if [ "$device" = gpu ]; then
     against mlp-1024-adam mlp --set data.batch_size=1024
     against cnn-1024-adam cnn --set "$adam" --set data.batch_size=1024
     against cnn-1024-adam-tf32 cnn --set "$adam" --set data.batch_size=1024 --set training.precision=tf32
     against vit-wide-512-adamw vit --set "model.layers=$wide_vit" --set data.batch_size=512
+    against lstm-256-64-adam lstm --set 'model.layers=[{lstm: 256}, {linear: 10}]' --set data.batch_size=64
+    against lstm-512-1024-adam lstm --set 'model.layers=[{lstm: 512}, {linear: 10}]' --set data.batch_size=1024
     against wide-mlp-7500-sgd "${wide[@]}"
     against wide-mlp-7500-sgd-tf32 "${wide[@]}" --set training.precision=tf32
 fi

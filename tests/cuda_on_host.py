@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,7 @@ class Host:
 
     def _library(self, source: Source, kernels: Mapping[str, LaunchPlan]) -> Path:
         macros = [option for option in source.options if option.startswith("-D")]
+        macros += [f"-DTOGETHER={prod(task.size.blocks)}" for task in kernels.values() if task.cooperative]
         text = "\n".join(['#include "host.h"', source.text, "static int bad;", *map(self._entry, kernels.values())])
         headers = [path.read_text() for path in sorted(self.folder.rglob("*.*h"))]
         name = hashlib.sha256(repr((text, macros, headers)).encode()).hexdigest()[:16]

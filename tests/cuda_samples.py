@@ -121,6 +121,9 @@ MEDIUM: Mapping[str, Large] = {
     "lstm of clusters": Large(
         lambda *xs: ops.lstm(*xs)[0], [Shaped(9, 3, 4), Shaped(4 * 130, 4), Shaped(4 * 130, 130)]
     ),
+    "gru over the grid": Large(
+        lambda *xs: ops.gru(*xs)[0], [Shaped(9, 3, 4), Shaped(3 * 128, 4), Shaped(3 * 128, 128)]
+    ),
     "embedding": Large(ops.embedding, [Shaped(512, dtype="int64"), Shaped(4, 4)]),
 }
 """Arguments just large enough for the kernels that an H200 chooses for none of the case table."""

@@ -48,6 +48,8 @@ def problems(plan: LaunchPlan, target: Target) -> list[str]:
     wrong = [f"grid {size.blocks}" for n, most in zip(size.blocks, MAX_GRID, strict=True) if n > most]
     if size.threads is not None and not 1 <= size.threads <= MAX_THREADS:
         wrong.append(f"{size.threads} threads")
+    if plan.cooperative and prod(size.blocks) > target.multiprocessors:
+        wrong.append(f"{prod(size.blocks)} blocks that wait for each other")
     if size.shared > target.shared:
         wrong.append(f"{size.shared} bytes of shared memory")
     return [f"{plan.name} {plan.source.options} {plan.numbers}: {text}" for text in wrong]

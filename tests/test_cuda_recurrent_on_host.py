@@ -1,4 +1,4 @@
-"""`rnn/recurrent.cu` and `rnn/recurrent_grad.cu`, emulated on the CPU, against the NumPy reference."""
+"""The kernels of `rnn`, emulated on the CPU, against the NumPy reference."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 
+from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Variable
 from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.grid_recurrent import GridDivision, grid_kernel
 from adtrain.lowering.cuda.recurrent import Division, divisions, kernel
 from adtrain.lowering.shapes import recurrent_lengths
 
@@ -26,7 +28,8 @@ def arguments(
     """Of a cell, or of its gradient, with the cotangent of all hidden states or without."""
     rng, n = np.random.default_rng(hidden), STATES[cell]
     sums = GATES[cell] * hidden
-    shapes = [(rows, length, sums), (sums, hidden), (sums,), *[(rows, hidden)] * n]
+    biases = 2 if cell == "gru" else 1
+    shapes = [(rows, length, sums), (sums, hidden), *[(sums,)] * biases, *[(rows, hidden)] * n]
     given = [rng.uniform(-1, 1, shape) for shape in shapes]
     given[1] *= hidden**-0.5
     if not gradient:
@@ -34,7 +37,7 @@ def arguments(
     outputs = PRIMITIVES[cell].reference(*given, reverse=reverse)
     last, *cts = (rng.uniform(-1, 1, y.shape) for y in outputs[: n + 1])
     kept = outputs[0], *outputs[n + 1 :]
-    return [cts[0], given[1], *cts[1:], *given[3:], *kept, *([last] if of_all else [])]
+    return [cts[0], given[1], *cts[1:], *given[-n:], *kept, *([last] if of_all else [])]
 
 
 def chosen(given: list[np.ndarray], gradient: bool, resident: bool, cluster: int) -> Division:
@@ -66,14 +69,35 @@ def chosen(given: list[np.ndarray], gradient: bool, resident: bool, cluster: int
 def test_a_recurrent_network_is_right(
     host: Host, cell: str, sizes: tuple[int, int, int], resident: bool, cluster: int, gradient: bool, dtype: str
 ) -> None:
-    reverse, primitive = resident, PRIMITIVES[f"{cell}_grad" if gradient else cell]
+    reverse = resident
     given = [x.astype(dtype) for x in arguments(cell, *sizes, gradient, reverse, of_all=cluster > 1)]
+    division = chosen(given, gradient, resident, cluster)
+    compare(host, cell, gradient, given, reverse, kernel(cell, division, given, reverse))
+
+
+def compare(
+    host: Host, cell: str, gradient: bool, given: list[np.ndarray], reverse: bool, candidate: CudaKernel
+) -> None:
+    """With the reference in float64."""
+    primitive = PRIMITIVES[f"{cell}_grad" if gradient else cell]
     types = [ArrayType(x.shape, x.dtype) for x in given]
     outputs = primitive.output_types(types, {"reverse": reverse})
     variables = [tuple(Variable(t, "gpu") for t in each) for each in (types, outputs)]
     equation = Equation(primitive, variables[0], {"reverse": reverse}, variables[1])
-    division = chosen(given, gradient, resident, cluster)
-    found = host.computed(equation, kernel(cell, division, types, reverse), given)
+    found = host.computed(equation, candidate, given)
     expected = primitive.reference(*(x.astype(np.float64) for x in given), reverse=reverse)
     for x, y in zip(found, expected, strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=2e-6 if dtype == "float32" else 1e-13)
+        np.testing.assert_allclose(x, y, rtol=0, atol=2e-6 if x.dtype == np.float32 else 1e-13)
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize(("cell", "sizes"), [("lstm", (131, 2, 128)), ("gru", (5, 3, 128)), ("rnn_tanh", (5, 3, 256))])
+def test_a_recurrent_network_over_the_grid_is_right(
+    host: Host, cell: str, sizes: tuple[int, int, int], gradient: bool
+) -> None:
+    reverse = gradient
+    given = [x.astype(np.float32) for x in arguments(cell, *sizes, gradient, reverse, of_all=cell == "gru")]
+    division = GridDivision(cell, recurrent_lengths(*given), gradient)
+    target = H200._replace(multiprocessors=division.parts)  # one group of rows after another
+    assert division.fits(target, given[0].dtype)
+    compare(host, cell, gradient, given, reverse, grid_kernel(division, target, given, reverse))

@@ -82,6 +82,7 @@ class CudaLaunch:
         definitions: macros that the source is compiled with, such as tile sizes.
         operands: the equation's inputs and outputs that the kernel gets as pointers, numbered in this order. None: all.
         checked: the kernel stores 1 in ``*bad`` where an index is out of range.
+        cooperative: blocks wait for each other. The driver refuses the launch if not all of them can run at once.
     """
 
     file: str
@@ -95,6 +96,7 @@ class CudaLaunch:
     definitions: Mapping[str, int] = field(default_factory=dict)
     operands: tuple[int, ...] | None = None
     checked: bool = False
+    cooperative: bool = False
 
     def label(self) -> str:
         """File, definitions and launch size: "gemm/gemm.cu TILE_M=64 numbers=1,128,512,784,4 threads=256"."""

@@ -1,8 +1,8 @@
 """Recurrent operations: rnn, lstm, gru over whole sequences, each a primitive with a gradient primitive.
 
 The products of the inputs with weight_ih for all steps are one matrix product before the primitive. The gradient
-primitive returns the cotangents of the sums at every step, and the hidden states before it. The cotangents of weight_hh
-and bias_hh are a matrix product and a sum of these over all steps.
+primitive returns the cotangents of the sums at every step, the hidden states before it, and sums over the steps. The
+cotangent of weight_hh is a matrix product of the first two; those of the biases are sums of the last over the batch.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ FLOPS_A_GATE = 10
 def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
     """The primitive of a cell, and that of its gradient.
 
-    ``cell(x, weight_hh, bias_hh, *initial states)`` is `recurrent_cells.run`. ``cell_grad(ct_h, weight_hh[, ct_c],
+    ``cell(x, weight_hh, *biases, *initial states)`` is `recurrent_cells.run`. ``cell_grad(ct_h, weight_hh[, ct_c],
     *initial states, *outputs[, ct])`` is `recurrent_cells.run_grad`; ct_h and ct_c are cotangents of the last states.
     """
 
-    def shape(x: Any, weight: Any, bias: Any, *first: Any, reverse: bool) -> tuple[ArrayType, ...]:
-        require_float(cell.name, x, weight, bias, *first)
-        if dtypes := {str(each.dtype) for each in (weight, bias, *first)} - {str(x.dtype)}:
+    def shape(x: Any, weight: Any, *others: Any, reverse: bool) -> tuple[ArrayType, ...]:
+        require_float(cell.name, x, weight, *others)
+        if dtypes := {str(each.dtype) for each in (weight, *others)} - {str(x.dtype)}:
             raise DTypeError(f"{cell.name}: found {x.dtype} and {min(dtypes)}, expected one type; use astype")
         n, length, _ = x.shape
         hidden = weight.shape[1]
@@ -51,27 +51,27 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
     def grad_shape(*args: Any, reverse: bool) -> tuple[ArrayType, ...]:
         _, _, weight, _, outputs = _grad_arguments(cell, args)
         n, length, hidden = outputs[0].shape
-        sums = ArrayType((n, length, weight.shape[0]), weight.dtype)
-        states = ArrayType((n, length, hidden), weight.dtype), *[ArrayType((n, hidden), weight.dtype)] * cell.states
-        return (sums,) * _sums(cell) + states
+        shapes: list[Shape] = [*[(n, length, weight.shape[0])] * cell.biases, (n, length, hidden)]
+        shapes += [*[(n, weight.shape[0])] * cell.biases, *[(n, hidden)] * cell.states]
+        return tuple(ArrayType(each, weight.dtype) for each in shapes)
 
     def flops(first: Any, weight: Any, *others: Any, reverse: bool) -> int:
         (sums, hidden), sequence = weight.shape, next(x for x in (first, *others) if len(x.shape) == 3)
         return int(sequence.shape[0] * sequence.shape[1] * sums * (2 * hidden + FLOPS_A_GATE))
 
-    def reference(x: Any, weight: Any, bias: Any, *first: Any, reverse: bool) -> Any:
-        return tuple(run(cell, np, x, weight, bias, first, reverse))
+    def reference(x: Any, weight: Any, *others: Any, reverse: bool) -> Any:
+        return tuple(run(cell, np, x, weight, others[: cell.biases], others[cell.biases :], reverse))
 
     def grad_reference(*args: Any, reverse: bool) -> Any:
         return tuple(run_grad(cell, np, *_grad_arguments(cell, args), reverse))
 
-    def rule(outputs: Sequence[Value], x: Value, weight: Value, bias: Value, *first: Value, reverse: bool) -> Any:
-        arguments = (x, weight, bias, *first)
+    def rule(outputs: Sequence[Value], x: Value, weight: Value, *others: Value, reverse: bool) -> Any:
+        arguments, first = (x, weight, *others), others[cell.biases :]
         returned = 1 + cell.states  # the outputs before those that the gradient alone reads
         kept = (outputs[0], *outputs[returned:])
 
-        def composed(x: Value, weight: Value, bias: Value, *first: Value) -> list[Value]:
-            return run(cell, Value._ops, x, weight, bias, first, reverse)
+        def composed(x: Value, weight: Value, *others: Value) -> list[Value]:
+            return run(cell, Value._ops, x, weight, others[: cell.biases], others[cell.biases :], reverse)
 
         def pullback(cts: Sequence[Value | None]) -> Sequence[Value]:
             if any(each is not None for each in cts[returned:]):  # in a derivative of the gradient
@@ -79,9 +79,11 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
             h, *c = (zeros_like(first[0]) if ct is None else ct for ct in cts[1:returned])
             of_all = [] if cts[0] is None else [cts[0]]
             found = bind(grad, h, weight, *c, *first, *kept, *of_all, reverse=reverse)
-            ds, before, *states = found[_sums(cell) - 1 :]
+            ds, before, *rest = found[cell.biases - 1 :]
+            totals, states = rest[: cell.biases], rest[cell.biases :]
             rows, factors = reshape(ds, (-1, weight.shape[0])), reshape(before, (-1, weight.shape[1]))
-            return (found[0], matmul(rows, factors, transpose_a=True), sum(rows, 0), *states)
+            biases = (sum(total, 0) for total in totals[::-1])
+            return (found[0], matmul(rows, factors, transpose_a=True), *biases, *states)
 
         return pullback
 
@@ -91,16 +93,13 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
 
         return lambda cts: _composed(f, args, cts)
 
-    forward = Primitive(cell.name, shape, reference, flops=flops, joint_vjp=rule, batch=folded_beside(1, 2))
+    forward = Primitive(
+        cell.name, shape, reference, flops=flops, joint_vjp=rule, batch=folded_beside(*range(1, 2 + cell.biases))
+    )
     grad = Primitive(
         f"{cell.name}_grad", grad_shape, grad_reference, flops=flops, joint_vjp=grad_rule, batch=folded_beside(1)
     )
     return forward, grad
-
-
-def _sums(cell: Cell) -> int:
-    """The number of arrays (N, L, gates H) that the gradient returns: for gru the cotangents of x and of s differ."""
-    return 2 if cell.name == "gru" else 1
 
 
 def _grad_arguments(cell: Cell, args: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
@@ -143,12 +142,14 @@ def _run(
     _check(op, "weight_ih", w_ih, (sums, features))
     names = ("bias_ih", "bias_hh"), ("h0", "c0")
     b_ih, b_hh = (_or_zeros(op, *given, (sums,), value) for given in zip(names[0], biases, strict=True))
+    if cell.biases == 1:  # s and x are added, so one bias is enough
+        both = [b_ih if biases[1] is None else b_hh if biases[0] is None else b_ih + b_hh]
+    else:
+        both = [b_hh, b_ih]
     states = [_or_zeros(op, *given, (batch, hidden), value) for given in zip(names[1], first, strict=False)]
     products = matmul(reshape(value, (-1, features)), w_ih, transpose_b=True)
-    if biases[0] is not None:
-        products = products + b_ih
     products = reshape(products, (batch, length, sums))
-    found: Sequence[Value] = bind(primitive, products, w_hh, b_hh, *states, reverse=reverse)
+    found: Sequence[Value] = bind(primitive, products, w_hh, *both, *states, reverse=reverse)
     return found[: 1 + cell.states]
 
 

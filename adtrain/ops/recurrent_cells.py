@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 
@@ -23,12 +25,14 @@ class Cell:
     Attributes:
         name: of its primitive, and of its C and CUDA functions.
         gates: weight_hh is (gates H, H).
+        biases: 1, which s includes; 2 with one that x includes. Of other cells the two biases of a layer are one sum.
         states: 1 for a hidden state, 2 with a cell state.
         saved: of each step, in units of H: the numbers that the gradient needs besides the states.
     """
 
     name: str
     gates: int
+    biases: int
     states: int
     saved: int
 
@@ -97,19 +101,22 @@ class GRU(Cell):
 
 
 CELLS: tuple[Cell, ...] = (
-    Elman("rnn_tanh", 1, 1, 0),
-    Elman("rnn_relu", 1, 1, 0),
-    LSTM("lstm", 4, 2, 4),
-    GRU("gru", 3, 1, 4),
+    Elman("rnn_tanh", 1, 1, 1, 0),
+    Elman("rnn_relu", 1, 1, 1, 0),
+    LSTM("lstm", 4, 1, 2, 4),
+    GRU("gru", 3, 2, 1, 4),
 )
 
 
-def run(cell: Cell, xp: Any, x: Any, weight: Any, bias: Any, first: Sequence[Any], reverse: bool) -> list[Any]:
+def run(
+    cell: Cell, xp: Any, x: Any, weight: Any, biases: Sequence[Any], first: Sequence[Any], reverse: bool
+) -> list[Any]:
     """All steps of a sequence.
 
     Args:
         x: the input products, (N, L, gates H).
-        weight, bias: weight_hh (gates H, H) and bias_hh (gates H,).
+        weight: weight_hh (gates H, H).
+        biases: the bias of s and, if the cell has two, that of x, (gates H,) each.
         first: the initial states, (N, H) each.
         reverse: from the last step to the first one.
 
@@ -119,7 +126,8 @@ def run(cell: Cell, xp: Any, x: Any, weight: Any, bias: Any, first: Sequence[Any
     """
     states, steps = list(first), []
     for t in _order(x.shape[1], reverse):
-        states, saved = cell.step(xp, x[:, t], states[0] @ weight.T + bias, states)
+        x_t = x[:, t] + biases[1] if cell.biases > 1 else x[:, t]
+        states, saved = cell.step(xp, x_t, states[0] @ weight.T + biases[0], states)
         steps.append([*states, *saved])
     hidden, *others = (xp.stack(by_step[::-1] if reverse else by_step, 1) for by_step in _transposed(steps))
     return [hidden, *states, *others]
@@ -144,8 +152,9 @@ def run_grad(
 
     Returns:
         The cotangents of x, and of s if that differs (gru), both (N, L, gates H); the hidden states before each step
-        (N, L, H), by which the cotangent of s is multiplied to that of the weight; the cotangents of the initial states
-        (N, H).
+        (N, L, H), by which the cotangent of s is multiplied to that of the weight; the sums over the steps of the
+        cotangents of x and s, (N, gates H), whose sums over N are the cotangents of the biases; the cotangents of the
+        initial states (N, H).
     """
     states, saved = outputs[: cell.states], outputs[cell.states :]
     carried = list(cts)
@@ -158,8 +167,9 @@ def run_grad(
         through = ds @ weight
         carried[0] = through if carried[0] is None else carried[0] + through
         steps.append([dx, before[0]] if dx is ds else [dx, ds, before[0]])
-    by_input = (xp.stack(by_step if reverse else by_step[::-1], 1) for by_step in _transposed(steps))
-    return [*by_input, *carried]
+    by_array = list(_transposed(steps))
+    stacked = (xp.stack(by_step if reverse else by_step[::-1], 1) for by_step in by_array)
+    return [*stacked, *(reduce(add, by_step) for by_step in by_array[:-1]), *carried]
 
 
 def _transposed(steps: list[list[Any]]) -> Iterable[list[Any]]:

@@ -61,10 +61,10 @@ static void blocks(const Team *team, int64_t rows, void (*block)(void *, int64_t
     }
 }
 
-/* One step of one row: pointers to the numbers of that row and step. `s` is W_hh h, `b` is b_hh; h and c are the states
-   before the step. */
+/* One step of one row: pointers to the numbers of that row and step. `s` is W_hh h, without its bias `b`; `bx` is the bias
+   of x, of a GRU; h and c are the states before the step. */
 typedef struct {
-    const T *x, *s, *b, *h, *c;
+    const T *x, *s, *b, *bx, *h, *c;
     T *y, *c_new, *saved;
 } Step;
 
@@ -78,7 +78,7 @@ typedef struct {
 typedef struct {
     Lengths lengths;
     int64_t gates, saved_width;
-    const T *x, *weight, *bias, *h0, *c0;
+    const T *x, *weight, *bias, *bias_x, *h0, *c0;
     T *y, *h_last, *c_last, *c, *saved;
     void (*step)(const Step *, int64_t);
     T *packed, *sums; /* scratch: the packed weight, W_hh h of a block */
@@ -90,6 +90,7 @@ typedef struct {
     const T *ct_h, *weight, *ct_c, *h0, *c0, *y, *c, *saved;
     const T *ct_y; /* the cotangent of all hidden states, or NULL */
     T *dx, *ds, *before; /* before: the hidden states before each step */
+    T *dx_total, *ds_total; /* sums over the steps */
     T *dh, *dc; /* cotangents of the states between two steps; in the end those of h0 and c0 */
     void (*step)(const StepGrad *, int64_t);
     T *packed;
@@ -107,7 +108,7 @@ static void forward_block(void *context, int64_t first, int64_t rows) {
             const T *c = !f->c ? NULL : k ? f->c + at(s, n, k - 1, hidden) : f->c0 + n * hidden;
             const T *h = k ? f->y + at(s, n, k - 1, hidden) : f->h0 + n * hidden;
             T *saved = f->saved ? f->saved + at(s, n, k, f->saved_width * hidden) : NULL;
-            const Step step = {f->x + at(s, n, k, width), f->sums + i * width, f->bias, h, c, f->y + state,
+            const Step step = {f->x + at(s, n, k, width), f->sums + i * width, f->bias, f->bias_x, h, c, f->y + state,
                                f->c ? f->c + state : NULL, saved};
             f->step(&step, hidden);
         }
@@ -119,12 +120,19 @@ static void forward_block(void *context, int64_t first, int64_t rows) {
     }
 }
 
+static void add(T *restrict total, const T *restrict x, int64_t size) {
+#pragma omp simd
+    for (int64_t j = 0; j < size; j++) total[j] += x[j];
+}
+
 static void backward_block(void *context, int64_t first, int64_t rows) {
     const Backward *f = context;
     const Lengths *s = &f->lengths;
     const int64_t hidden = s->hidden, width = f->gates * hidden;
     memcpy(f->dh + first * hidden, f->ct_h + first * hidden, rows * hidden * sizeof(T));
     if (f->dc) memcpy(f->dc + first * hidden, f->ct_c + first * hidden, rows * hidden * sizeof(T));
+    memset(f->dx_total + first * width, 0, rows * width * sizeof(T));
+    if (f->ds) memset(f->ds_total + first * width, 0, rows * width * sizeof(T));
     for (int64_t k = s->length - 1; k >= 0; k--) {
         for (int64_t i = 0; i < rows; i++) {
             const int64_t n = first + i, state = at(s, n, k, hidden), sums = at(s, n, k, width);
@@ -144,6 +152,8 @@ static void backward_block(void *context, int64_t first, int64_t rows) {
                 f->ds ? f->ds + sums : NULL,
             };
             f->step(&step, hidden);
+            add(f->dx_total + n * width, step.dx, width);
+            if (f->ds) add(f->ds_total + n * width, step.ds, width);
         }
         product(rows, hidden, width, (f->ds ? f->ds : f->dx) + at(s, first, k, width), s->length * width, f->packed,
                 f->dh + first * hidden, true);
@@ -199,12 +209,12 @@ static void step_lstm(const Step *p, int64_t hidden) {
 }
 
 static void step_gru(const Step *p, int64_t hidden) {
-    RESTRICT(x); RESTRICT(s); RESTRICT(b); RESTRICT(h); RESTRICT(y); RESTRICT(saved);
+    RESTRICT(x); RESTRICT(s); RESTRICT(b); RESTRICT(bx); RESTRICT(h); RESTRICT(y); RESTRICT(saved);
 #pragma omp simd
     for (int64_t j = 0; j < hidden; j++) {
         const int64_t jz = j + hidden, jn = jz + hidden;
-        const T r = sigmoid(x[j] + (s[j] + b[j])), z = sigmoid(x[jz] + (s[jz] + b[jz])), sn = s[jn] + b[jn];
-        const T n = tanh(x[jn] + r * sn);
+        const T r = sigmoid((x[j] + bx[j]) + (s[j] + b[j])), z = sigmoid((x[jz] + bx[jz]) + (s[jz] + b[jz]));
+        const T sn = s[jn] + b[jn], n = tanh((x[jn] + bx[jn]) + r * sn);
         saved[j] = r, saved[jz] = z, saved[jn] = n, saved[jn + hidden] = sn;
         y[j] = n + z * (h[j] - n);
     }
@@ -264,18 +274,19 @@ static void step_gru_grad(const StepGrad *p, int64_t hidden) {
 
 #define ELMAN(name, step)                                                                                             \
     void FN(name)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, T *y, T *h, LENGTHS) {   \
-        forward(team, &(Forward){GIVEN, 1, 0, x, weight, bias, h0, NULL, y, h, NULL, NULL, NULL, step});              \
+        forward(team, &(Forward){GIVEN, 1, 0, x, weight, bias, NULL, h0, NULL, y, h, NULL, NULL, NULL, step});              \
     }
 ELMAN(rnn_tanh, step_tanh)
 ELMAN(rnn_relu, step_relu)
 
 void FN(lstm)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, const T *c0, T *y, T *h,
               T *c_last, T *c, T *saved, LENGTHS) {
-    forward(team, &(Forward){GIVEN, 4, 4, x, weight, bias, h0, c0, y, h, c_last, c, saved, step_lstm});
+    forward(team, &(Forward){GIVEN, 4, 4, x, weight, bias, NULL, h0, c0, y, h, c_last, c, saved, step_lstm});
 }
 
-void FN(gru)(const Team *team, const T *x, const T *weight, const T *bias, const T *h0, T *y, T *h, T *saved, LENGTHS) {
-    forward(team, &(Forward){GIVEN, 3, 4, x, weight, bias, h0, NULL, y, h, NULL, NULL, saved, step_gru});
+void FN(gru)(const Team *team, const T *x, const T *weight, const T *bias, const T *bias_x, const T *h0, T *y, T *h,
+             T *saved, LENGTHS) {
+    forward(team, &(Forward){GIVEN, 3, 4, x, weight, bias, bias_x, h0, NULL, y, h, NULL, NULL, saved, step_gru});
 }
 
 /* The gradients, as name_grad, and with the cotangent of all hidden states as name_grad_all. */
@@ -283,21 +294,21 @@ void FN(gru)(const Team *team, const T *x, const T *weight, const T *bias, const
 #define NOTHING
 #define ELMAN_GRAD(name, of_all, value, step)                                                                         \
     void FN(name)(const Team *team, const T *ct_h, const T *weight, const T *h0, const T *y of_all, T *dx, T *before, \
-                  T *dh, LENGTHS) {                                                                                   \
+                  T *total, T *dh, LENGTHS) {                                                                         \
         backward(team, &(Backward){GIVEN, 1, 0, ct_h, weight, NULL, h0, NULL, y, NULL, NULL, value, dx, NULL, before, \
-                                   dh, NULL, step});                                                                  \
+                                   total, NULL, dh, NULL, step});                                                     \
     }
 #define LSTM_GRAD(name, of_all, value)                                                                                \
     void FN(name)(const Team *team, const T *ct_h, const T *weight, const T *ct_c, const T *h0, const T *c0,          \
-                  const T *y, const T *c, const T *saved of_all, T *dx, T *before, T *dh, T *dc, LENGTHS) {           \
-        backward(team, &(Backward){GIVEN, 4, 4, ct_h, weight, ct_c, h0, c0, y, c, saved, value, dx, NULL, before, dh, \
-                                   dc, step_lstm_grad});                                                              \
+                  const T *y, const T *c, const T *saved of_all, T *dx, T *before, T *total, T *dh, T *dc, LENGTHS) { \
+        backward(team, &(Backward){GIVEN, 4, 4, ct_h, weight, ct_c, h0, c0, y, c, saved, value, dx, NULL, before,     \
+                                   total, NULL, dh, dc, step_lstm_grad});                                             \
     }
 #define GRU_GRAD(name, of_all, value)                                                                                 \
     void FN(name)(const Team *team, const T *ct_h, const T *weight, const T *h0, const T *y, const T *saved of_all,   \
-                  T *dx, T *ds, T *before, T *dh, LENGTHS) {                                                          \
+                  T *dx, T *ds, T *before, T *dx_total, T *ds_total, T *dh, LENGTHS) {                                \
         backward(team, &(Backward){GIVEN, 3, 4, ct_h, weight, NULL, h0, NULL, y, NULL, saved, value, dx, ds, before,  \
-                                   dh, NULL, step_gru_grad});                                                         \
+                                   dx_total, ds_total, dh, NULL, step_gru_grad});                                     \
     }
 ELMAN_GRAD(rnn_tanh_grad, NOTHING, NULL, step_tanh_grad)
 ELMAN_GRAD(rnn_tanh_grad_all, ALL, ct_y, step_tanh_grad)

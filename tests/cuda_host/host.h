@@ -19,15 +19,18 @@ template <class T> static T max(T a, T b) { return a < b ? b : a; }
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
 
 struct Dim { unsigned x, y, z; };
-// Blocks that run at the same time. Kernels of clusters have no static shared memory.
+// TOGETHER: blocks that run at the same time: a cluster, or all that wait for each other. They have no static shared memory.
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif
+#ifndef TOGETHER
+#define TOGETHER CLUSTER
+#endif
 
 static Dim threadIdx, blockIdx, blockDim, gridDim;
-static unsigned current; // the fiber that runs: threads of a cluster have consecutive numbers
-alignas(1024) static unsigned char shared_of_block[CLUSTER][232448];
-#define shared_bytes (shared_of_block[CLUSTER > 1 ? current / blockDim.x : 0])
+static unsigned current; // the fiber that runs: threads of these blocks have consecutive numbers
+alignas(1024) static unsigned char shared_of_block[TOGETHER][233472];
+#define shared_bytes (shared_of_block[TOGETHER > 1 ? current / blockDim.x : 0])
 
 static float __uint_as_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 static uint32_t __float_as_uint(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
@@ -59,7 +62,8 @@ struct Fiber {
     char stack[64 << 10];
     bool begun, done;
 };
-static Fiber fibers[1024];
+constexpr int FIBERS = TOGETHER > 2 ? 512 * TOGETHER : 1024;
+static Fiber fibers[FIBERS];
 static jmp_buf home;
 static void (*body)();
 
@@ -100,12 +104,12 @@ struct HostBarrier {
         while (times == before) leave();
     }
 };
-static HostBarrier of_cluster, of_block[CLUSTER], of_warps[32], named[16];
+static HostBarrier of_cluster, of_block[TOGETHER], of_warps[FIBERS / 32], named[TOGETHER][16];
 static void __syncthreads() { of_block[current / blockDim.x].wait(blockDim.x); }
 static void __syncwarp() { of_warps[current / 32].wait(32); }
 
 // The values that the lanes of each warp exchange, up to six words.
-static uint32_t exchanged[32][32][6];
+static uint32_t exchanged[FIBERS / 32][32][6];
 
 template <class V> static V __shfl_sync(unsigned, V value, int from)
 {
@@ -148,16 +152,16 @@ static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const 
     __syncwarp();
 }
 
-// Runs the clusters one after another. Shared memory is full of NaN before each.
+// Runs blocks, TOGETHER at a time. Shared memory is full of NaN before each.
 template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
 {
     static Kernel *held;
     held = &kernel;
     body = [] { (*held)(); };
     gridDim = grid, blockDim = {(unsigned)threads, 1, 1};
-    for (unsigned first = 0; first < grid.x * grid.y * grid.z; first += CLUSTER) {
+    for (unsigned first = 0; first < grid.x * grid.y * grid.z; first += TOGETHER) {
         memset(shared_of_block, 0xff, sizeof shared_of_block);
-        for (int i = 0; i < CLUSTER * threads; i++) {
+        for (int i = 0; i < TOGETHER * threads; i++) {
             Fiber &fiber = fibers[i];
             fiber.begun = fiber.done = false;
             getcontext(&fiber.context);
@@ -168,7 +172,7 @@ template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
         }
         for (bool any = true; any;) {
             any = false;
-            for (current = 0; current < CLUSTER * blockDim.x; current++) {
+            for (current = 0; current < TOGETHER * blockDim.x; current++) {
                 if (fibers[current].done) continue;
                 any = true;
                 const unsigned block = first + current / blockDim.x;

@@ -79,6 +79,7 @@ class LaunchPlan:
         numbers: the arguments after the pointers: int64_t and double.
         scratch: whether the kernel takes a pointer to the equation's scratch.
         checked: whether it takes a pointer to a flag for indices out of range.
+        cooperative: whether its blocks wait for each other.
     """
 
     source: Source
@@ -88,6 +89,7 @@ class LaunchPlan:
     size: WorkSize
     scratch: bool = False
     checked: bool = False
+    cooperative: bool = False
 
 
 @dataclass
@@ -272,7 +274,9 @@ def _plans(kernel: CudaKernel, operands: tuple[int, ...]) -> list[LaunchPlan]:
         numbers = tuple(float(x) if isinstance(x, float) else int(x) for x in launch.numbers)
         pointers = operands if launch.operands is None else tuple(operands[i] for i in launch.operands)
         scratch = kernel.scratch is not None
-        return LaunchPlan(source, launch.name, pointers, numbers, _size(launch), scratch, launch.checked)
+        return LaunchPlan(
+            source, launch.name, pointers, numbers, _size(launch), scratch, launch.checked, launch.cooperative
+        )
 
     return [plan(launch) for launch in kernel.launches]
 

@@ -1,4 +1,4 @@
-"""Recurrent networks and their gradients: `rnn/recurrent.cu` and `rnn/recurrent_grad.cu`."""
+"""Recurrent networks and their gradients: `rnn/recurrent.cu`, `rnn/recurrent_grad.cu`, or those of `grid_recurrent`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import CudaRule, register
 from adtrain.core.target import Target
+from adtrain.lowering.cuda.grid_recurrent import GridDivision, cell_macros, grid_kernel
 from adtrain.lowering.cuda.reduce import MAX_BLOCKS, VECTOR, WARP
 from adtrain.lowering.shapes import RECURRENT, RecurrentLengths, reads_all_cotangents, recurrent_lengths
 
@@ -26,10 +27,12 @@ THREADS = (256, 512)
 """Most threads of a block."""
 STEP_CYCLES, CLUSTER_CYCLES = 700, 500
 """Estimated cycles of a step without its products, and of a barrier of a cluster."""
-FMA_PER_CYCLE = 128
-"""Of a multiprocessor, in float32."""
-L2_BYTES_PER_CYCLE = 32
-"""Of a multiprocessor."""
+FMA_PER_CYCLE = 64
+"""Of a multiprocessor, in float32: half of its peak."""
+L2_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE_GRADIENT = 11, 6
+"""Of a multiprocessor that reads its part of the weight in each step. The gradient reads columns."""
+EXCHANGE_BYTES = 32
+"""Of the barriers of `Exchange` in `rnn/recurrent.cuh`."""
 MAX_RESIDENT = 2
 """Most candidates with the weight in registers. They differ in the blocks of a cluster or in the rows."""
 
@@ -80,7 +83,8 @@ class Division:
 
     @property
     def shared(self) -> int:
-        return self.buffers * self.rows * self.pitch * self.itemsize
+        barriers = EXCHANGE_BYTES if self.resident and self.cluster > 1 else 0
+        return self.buffers * self.rows * self.pitch * self.itemsize + barriers
 
     @property
     def blocks(self) -> int:
@@ -103,7 +107,8 @@ class Division:
         """Estimated cycles of a step, times the waves of blocks."""
         fma = self.passes * self.rows * self.units * self.outputs * self.pitch / self.slices * self.threads
         loads = self.passes * self.rows * self.pitch / self.slices * self.threads  # of shared memory, 32 a cycle
-        weights = 0 if self.resident else self.own * self.outputs * self.pitch * self.itemsize / L2_BYTES_PER_CYCLE
+        speed = L2_BYTES_PER_CYCLE_GRADIENT if self.gradient else L2_BYTES_PER_CYCLE
+        weights = 0 if self.resident else self.own * self.outputs * self.pitch * self.itemsize / speed
         usable = int(target.multiprocessors * (CLUSTERED if self.cluster > 2 else 1)) // self.cluster * self.cluster
         step = STEP_CYCLES + (CLUSTER_CYCLES if self.cluster > 1 else 0)
         work = max(fma * self.itemsize / 4 / FMA_PER_CYCLE, loads * self.itemsize / 4 / WARP, weights)
@@ -128,11 +133,9 @@ def kernel(cell: str, division: Division, types: Sequence[Any], reverse: bool) -
     """The launch of a cell, or of its gradient, with this division, for arguments of these types."""
     gradient, lengths = division.gradient, division.lengths
     name = "recurrent_grad" if gradient else "recurrent"
-    macros = {
-        "LSTM": int(cell == "lstm"), "GRU": int(cell == "gru"), "RELU": int(cell == "rnn_relu"),
-        "GATED": int(cell in ("lstm", "gru")), "HIDDEN": lengths.hidden, "RESIDENT": int(division.resident),
-        "CLUSTER": division.cluster, "ROWS": division.rows, "UNITS": division.units, "SLICES": division.slices,
-        "THREADS": division.threads,
+    macros = cell_macros(cell) | {
+        "HIDDEN": lengths.hidden, "RESIDENT": int(division.resident), "CLUSTER": division.cluster,
+        "ROWS": division.rows, "UNITS": division.units, "SLICES": division.slices, "THREADS": division.threads,
     }  # fmt: skip
     if gradient:
         macros |= {"BUFFERS": division.buffers, "ALL": int(reads_all_cotangents(cell, types))}
@@ -151,13 +154,21 @@ def kernel(cell: str, division: Division, types: Sequence[Any], reverse: bool) -
 
 def _rule(cell: str, gradient: bool) -> CudaRule:
     def candidates(target: Target, *types: Any, reverse: bool) -> list[CudaKernel]:
-        """The MAX_RESIDENT best divisions with the weight in registers, and the best one with the weight in memory."""
+        """The MAX_RESIDENT best divisions with the weight in registers, the best one with the weight in memory, and one
+        over the whole grid; the one first that is estimated fastest.
+        """
         lengths, itemsize = recurrent_lengths(*types), types[0].dtype.itemsize
         by_time = sorted(divisions(target, lengths, itemsize, gradient), key=lambda d: d.cycles(target))
         best = {(d.cluster, d.rows): d for d in reversed(by_time) if d.resident}
         resident = sorted(best.values(), key=lambda d: d.cycles(target))[:MAX_RESIDENT]
         in_memory = [d for d in by_time if not d.resident][:1]
-        return [kernel(cell, division, types, reverse) for division in (*resident, *in_memory)]
+        clusters = [kernel(cell, division, types, reverse) for division in (*resident, *in_memory)]
+        grid = GridDivision(cell, lengths, gradient)
+        if not grid.fits(target, types[0].dtype):
+            return clusters
+        found = [grid_kernel(grid, target, types, reverse)]
+        first = min(d.cycles(target) for d in (*resident, *in_memory))
+        return [*found, *clusters] if grid.cycles(target) < first else [*clusters, *found]
 
     return candidates
 

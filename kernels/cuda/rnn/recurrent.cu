@@ -4,13 +4,12 @@
 
 constexpr int PITCH = padded<HIDDEN>;
 
-// What a step computes for a row and unit: the new states, and what the gradient needs again.
-struct Step {
-    T h, cell, kept[4];
-};
-
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
-    const T *x, const T *weight, const T *bias, const T *h0,
+    const T *x, const T *weight, const T *bias,
+#if GRU
+    const T *bias_x,
+#endif
+    const T *h0,
 #if LSTM
     const T *c0,
 #endif
@@ -63,7 +62,10 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
 #endif
     }
 #endif
+    const Exchange exchange(hidden + 2 * ROWS * PITCH, rows, HIDDEN);
+    if (ASYNC) exchange.init();
     cluster_barrier();
+    if (ASYNC) exchange.begin();
     for (int64_t k = 0; k < length; k++) {
         const T *before = hidden + k % 2 * (ROWS * PITCH);
         T *after = hidden + (k + 1) % 2 * (ROWS * PITCH);
@@ -71,10 +73,14 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
         for (int pass = 0; pass < PASSES; pass++) {
             const int unit = item.unit(pass);
             const bool live = item.live(pass);
-            T in[GATES] = {}, b[GATES] = {}, s[ITEMS * GATES];
+            T in[GATES] = {}, b[GATES] = {}, bx[GATES] = {}, s[ITEMS * GATES];
             if (live) {
                 #pragma unroll
                 for (int g = 0; g < GATES; g++) b[g] = bias[g * HIDDEN + unit];
+#if GRU
+                #pragma unroll
+                for (int g = 0; g < GATES; g++) bx[g] = bias_x[g * HIDDEN + unit];
+#endif
 #if RESIDENT
                 #pragma unroll
                 for (int g = 0; g < GATES; g++) in[g] = next[g];
@@ -89,26 +95,25 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
             products(item, pass, before, factor, s);
             if (!live) continue;
             #pragma unroll
-            for (int g = 0; g < GATES; g++) s[g] += b[g];
-#if LSTM
-            const T i = sigmoid(in[0] + s[0]), f = sigmoid(in[1] + s[1]), g = tanh(in[2] + s[2]), o = sigmoid(in[3] + s[3]);
-            const T cell = f * made.cell + i * g;
-            made = {o * tanh(cell), cell, {i, f, g, o}};
-#elif GRU
-            const T r = sigmoid(in[0] + s[0]), z = sigmoid(in[1] + s[1]), n = tanh(in[2] + r * s[2]);
-            made = {n + z * (before[item.row * PITCH + unit] - n), 0, {r, z, n, s[2]}};
-#elif RELU
-            const T a = in[0] + s[0];
-            made.h = a <= 0 ? (T)0 : a;
-#else
-            made.h = tanh(in[0] + s[0]);
-#endif
-            #pragma unroll
-            for (int rank = 0; rank < CLUSTER; rank++) in_block(after, rank)[item.row * PITCH + unit] = made.h;
+            for (int g = 0; g < GATES; g++) {
+                s[g] += b[g];
+                if (GRU) in[g] += bx[g];
+            }
+            made = step_of(in, s, GRU ? before[item.row * PITCH + unit] : (T)0, made.cell);
+            T *const to = after + item.row * PITCH + unit;
+            if (!ASYNC) {
+                #pragma unroll
+                for (int rank = 0; rank < CLUSTER; rank++) *in_block(to, rank) = made.h;
+            } else if (k + 1 < length) {
+                exchange.send(to, made.h, (k + 1) % 2);
+            }
             if (!RESIDENT) write(k, unit, made);
         }
-        cluster_arrive();
+        if (!ASYNC) cluster_arrive();
         if (RESIDENT && item.live(0)) write(k, item.unit(0), made);
-        cluster_wait();
+        if (!ASYNC)
+            cluster_wait();
+        else if (k + 1 < length)
+            exchange.wait((k + 1) % 2, k / 2);
     }
 }

@@ -1,4 +1,4 @@
-// What the passes of recurrent networks share; formulas: adtrain/ops/recurrent_cells.py.
+// What the passes of recurrent networks share.
 //
 // A cluster of CLUSTER blocks takes ROWS rows of the batch through all steps. Each block computes OWN hidden
 // units, and writes what other blocks need to the shared memory of all. If RESIDENT, a block reads its part of weight_hh once
@@ -7,9 +7,8 @@
 // A product has K inner numbers. SLICES neighbouring lanes divide them, for UNITS hidden units, and add their sums by shuffles. In
 // the end each item, a row and unit, belongs to EXTRA lanes, and the first of them computes the formulas.
 #pragma once
+#include "rnn/cells.cuh"
 #include "sm90/cluster.cuh"
-
-#define GATES (LSTM ? 4 : GRU ? 3 : 1)
 
 constexpr int WIDE = 16 / (int)sizeof(T), ITEMS = ROWS * UNITS, EXTRA = SLICES / ITEMS, GROUPS = THREADS / SLICES;
 constexpr int OWN = (HIDDEN + CLUSTER - 1) / CLUSTER, PASSES = (OWN + GROUPS * UNITS - 1) / (GROUPS * UNITS);
@@ -18,8 +17,6 @@ static_assert(!RESIDENT || PASSES == 1, "registers hold one part of the weight")
 
 // Numbers of a row in shared memory: K, with zeros up to a multiple of what SLICES lanes load at once.
 template <int K> constexpr int padded = (K + SLICES * WIDE - 1) / (SLICES * WIDE) * (SLICES * WIDE);
-
-__device__ __forceinline__ T sigmoid(T x) { return 1 / (1 + exp(-x)); }
 
 // The item of this thread.
 struct Item {
@@ -39,6 +36,46 @@ struct Item {
     __device__ int unit(int pass) const { return group_unit(pass) + unit_of_group; }
     __device__ static bool exists(int unit) { return unit < HIDDEN && unit < (cluster_rank() + 1) * OWN; }
     __device__ bool live(int pass) const { return first && exists(unit(pass)); }
+};
+
+// How blocks of a cluster exchange a step's numbers where ASYNC: by asynchronous stores that a barrier of each of two buffers
+// counts. That takes less time than a barrier of the cluster, which waits for all earlier writes. Warps of a block are at most a
+// step apart: a phase also counts their arrivals after the wait for the last one. So no buffer is overwritten while it is read.
+#define ASYNC (RESIDENT && CLUSTER > 1)
+struct Exchange {
+    Mbarrier *const stored;
+    int bytes; // of a step
+
+    // numbers: of a row.
+    __device__ Exchange(T *end_of_buffers, int64_t rows, int numbers) : stored((Mbarrier *)end_of_buffers) {
+        bytes = min((int64_t)ROWS, rows - blockIdx.x / CLUSTER * ROWS) * numbers * sizeof(T);
+    }
+    // By all threads, before a barrier of the cluster; then begin().
+    __device__ void init() const {
+        if (threadIdx.x > 0) return;
+        for (int i = 0; i < 2; i++) stored[i].init(THREADS / WARP);
+        fence_mbarrier_init();
+    }
+    __device__ __forceinline__ void begin() const { expect(0), expect(1); }
+
+    __device__ __forceinline__ void send(T *to, T value, int buffer) const {
+        #pragma unroll
+        for (int rank = 0; rank < CLUSTER; rank++) store_async(to, rank, value, stored[buffer]);
+    }
+    // Waits for the numbers of all blocks. round: how often the buffer was used before.
+    __device__ __forceinline__ void wait(int buffer, int round) const {
+        wait_for_cluster(stored[buffer], round % 2);
+        expect(buffer);
+    }
+
+  private:
+    __device__ __forceinline__ void expect(int buffer) const {
+        __syncwarp();
+        if (threadIdx.x == 0)
+            stored[buffer].arrive_expect_tx(bytes);
+        else if (threadIdx.x % WARP == 0)
+            stored[buffer].arrive();
+    }
 };
 
 // Adds the sums of 2 MASK neighbouring lanes. sum[i * OUTPUTS + o] is output o of COUNT items. In the end each lane has those of

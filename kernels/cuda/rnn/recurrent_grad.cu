@@ -13,17 +13,16 @@
 #define CARRIED_CELL dc[item.n * HIDDEN + unit]
 #endif
 
+// The cotangents of s, and their sums, where they differ from those of x.
+#if GRU
+#define DS ds
+#define DS_TOTAL ds_total
+#else
+#define DS dx
+#define DS_TOTAL dx_total
+#endif
+
 constexpr int SUMS = GATES * HIDDEN, PITCH = padded<SUMS>;
-
-// What the formulas of a step read.
-struct Given {
-    T ct, kept[4], state, last, hidden; // state: y, or c of an LSTM; last: c before the step; hidden: h before it
-};
-
-// What a step writes: the cotangents of s, of the candidate of gru, and h before the step.
-struct Made {
-    T by_sum[GATES], by_candidate, hidden;
-};
 
 KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
     const T *ct_h, const T *weight,
@@ -48,7 +47,11 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
 #if GRU
     T *ds,
 #endif
-    T *before, T *dh,
+    T *before, T *dx_total,
+#if GRU
+    T *ds_total,
+#endif
+    T *dh,
 #if LSTM
     T *dc,
 #endif
@@ -85,22 +88,29 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
         given.hidden = k ? y[at(k - 1) * HIDDEN + unit] : h0[item.n * HIDDEN + unit];
         return given;
     };
-    const auto write = [&](int64_t k, int unit, const Made &made) {
-        before[at(k) * HIDDEN + unit] = made.hidden;
+    // Stores the cotangents of a unit's x, and of its s if they differ (GRU). T *to_x, *to_s: where those of the first gate are.
+    const auto put = [&](T *to_x, T *to_s, const StepGrad &made) {
         #pragma unroll
         for (int g = 0; g < GATES; g++) {
-            const int64_t to = at(k) * SUMS + g * HIDDEN + unit;
-#if GRU
-            ds[to] = made.by_sum[g];
-            dx[to] = g == 2 ? made.by_candidate : made.by_sum[g];
-#else
-            dx[to] = made.by_sum[g];
-#endif
+            if (GRU) to_s[g * HIDDEN] = made.by_sum[g];
+            to_x[g * HIDDEN] = GRU && g == 2 ? made.by_candidate : made.by_sum[g];
         }
     };
-    Made made;
+    const auto write = [&](int64_t k, int unit, const StepGrad &made, T hidden) {
+        before[at(k) * HIDDEN + unit] = hidden;
+        put(dx + at(k) * SUMS + unit, DS + at(k) * SUMS + unit, made);
+    };
+    // Adds to the sums over the steps so far.
+    const auto add = [&](StepGrad &total, const StepGrad &made) {
+        #pragma unroll
+        for (int g = 0; g < GATES; g++) total.by_sum[g] += made.by_sum[g];
+        total.by_candidate += made.by_candidate;
+    };
+    StepGrad made;
+    T hidden;
 #if RESIDENT
     T carried = 0, carried_cell = 0;
+    StepGrad total = {};
     Given next;
     if (item.live(0)) next = read(length - 1, item.unit(0));
 #endif
@@ -113,7 +123,10 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
         CARRIED_CELL = ct_c[item.n * HIDDEN + unit];
 #endif
     }
+    const Exchange exchange(sums + BUFFERS * ROWS * PITCH, rows, SUMS);
+    if (ASYNC) exchange.init();
     cluster_barrier();
+    if (ASYNC) exchange.begin();
     for (int64_t k = length - 1; k >= 0; k--) {
         T *const now = sums + k % BUFFERS * (ROWS * PITCH);
         #pragma unroll 1
@@ -126,42 +139,44 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
             const Given given = read(k, unit);
 #endif
             const T ct = ALL ? given.ct + CARRIED : CARRIED;
-            CARRIED = 0;
 #if LSTM
-            const T i = given.kept[0], f = given.kept[1], g = given.kept[2], o = given.kept[3], t = tanh(given.state);
-            const T d = CARRIED_CELL + ct * o * (1 - t * t);
-            CARRIED_CELL = d * f;
-            const T by_sum[] = {d * g * i * (1 - i), d * given.last * f * (1 - f), d * i * (1 - g * g), ct * t * o * (1 - o)};
-#elif GRU
-            const T r = given.kept[0], z = given.kept[1], n = given.kept[2], d = ct * (1 - z) * (1 - n * n);
-            const T by_sum[] = {d * given.kept[3] * r * (1 - r), ct * (given.hidden - n) * z * (1 - z), d * r};
-            CARRIED = ct * z;
-#elif RELU
-            const T by_sum[] = {given.state > 0 ? ct : (T)0};
+            made = step_grad_of(given, ct, CARRIED_CELL);
+            CARRIED_CELL = made.cell;
 #else
-            const T by_sum[] = {ct * (1 - given.state * given.state)};
+            made = step_grad_of(given, ct, 0);
 #endif
-            made.hidden = given.hidden;
+            CARRIED = made.h;
+            hidden = given.hidden;
             #pragma unroll
             for (int g = 0; g < GATES; g++) {
-                made.by_sum[g] = by_sum[g];
+                T *const to = now + item.row * PITCH + g * HIDDEN + unit;
+                if (ASYNC) exchange.send(to, made.by_sum[g], k % BUFFERS);
                 #pragma unroll
-                for (int rank = 0; rank < CLUSTER; rank++)
-                    in_block(now, rank)[item.row * PITCH + g * HIDDEN + unit] = by_sum[g];
+                for (int rank = 0; rank < CLUSTER && !ASYNC; rank++) *in_block(to, rank) = made.by_sum[g];
             }
-#if GRU
-            made.by_candidate = d;
+#if !RESIDENT
+            write(k, unit, made, hidden);
+            T *const to_x = dx_total + item.n * SUMS + unit, *const to_s = DS_TOTAL + item.n * SUMS + unit;
+            StepGrad total = {};
+            #pragma unroll
+            for (int g = 0; g < GATES && k < length - 1; g++) total.by_sum[g] = (GRU ? to_s : to_x)[g * HIDDEN];
+            if (GRU && k < length - 1) total.by_candidate = to_x[2 * HIDDEN];
+            add(total, made);
+            put(to_x, to_s, total);
 #endif
-            if (!RESIDENT) write(k, unit, made);
         }
-        cluster_arrive();
+        if (!ASYNC) cluster_arrive();
 #if RESIDENT
         if (item.live(0)) {
-            write(k, item.unit(0), made);
+            write(k, item.unit(0), made, hidden);
+            add(total, made);
             if (k > 0) next = read(k - 1, item.unit(0));
         }
 #endif
-        cluster_wait();
+        if (ASYNC)
+            exchange.wait(k % BUFFERS, (length - 1 - k) / 2);
+        else
+            cluster_wait();
         #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
             T s[ITEMS];
@@ -174,6 +189,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
 #if RESIDENT
     if (item.live(0)) {
         dh[item.n * HIDDEN + item.unit(0)] = carried;
+        put(dx_total + item.n * SUMS + item.unit(0), DS_TOTAL + item.n * SUMS + item.unit(0), total);
 #if LSTM
         dc[item.n * HIDDEN + item.unit(0)] = carried_cell;
 #endif

@@ -2,6 +2,7 @@
 // later). With CLUSTER = 1 these functions work on any GPU.
 #pragma once
 #include "common/collectives.cuh"
+#include "sm90/mbarrier.cuh"
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
@@ -45,3 +46,31 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 __device__ __forceinline__ void cluster_barrier() { cluster_arrive(), cluster_wait(); }
+
+// Stores a value in block `rank` where `own` is in this block, and counts its bytes at that block's barrier which corresponds to
+// `barrier`. Whoever waits there for the end of the phase sees the value (PTX ISA, "st.async").
+template <typename E> __device__ __forceinline__ void store_async(E *own, int rank, E value, Mbarrier &barrier) {
+#if CLUSTER > 1
+    unsigned to, at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"((unsigned)__cvta_generic_to_shared(own)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(barrier.address()), "r"(rank));
+    if constexpr (sizeof(E) == 4)
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+            ::"r"(to), "r"(*(const uint32_t *)&value), "r"(at) : "memory");
+    else
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
+            ::"r"(to), "l"(*(const uint64_t *)&value), "r"(at) : "memory");
+#endif
+}
+
+// Waits for the end of the phase with this parity, and sees what other blocks of the cluster have stored.
+__device__ __forceinline__ void wait_for_cluster(Mbarrier &barrier, int parity) {
+#if CLUSTER > 1
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier.address()), "r"(parity) : "memory");
+#endif
+}

@@ -1,6 +1,7 @@
 // kernels/cuda/sm90/cluster.cuh on the CPU: see host.h.
 #pragma once
 #include "common/collectives.cuh"
+#include "sm90/mbarrier.cuh"
 
 #define CLUSTER_DIMS
 
@@ -12,3 +13,8 @@ template <typename E> static E *in_block(E *own, int rank) {
 static void cluster_arrive() {}
 static void cluster_wait() { of_cluster.wait(CLUSTER * blockDim.x); }
 static void cluster_barrier() { cluster_wait(); }
+template <typename E> void store_async(E *own, int rank, E value, Mbarrier &barrier) {
+    *in_block(own, rank) = value;
+    in_block(&barrier, rank)->copied(sizeof(E));
+}
+static void wait_for_cluster(Mbarrier &barrier, int parity) { barrier.wait(parity); }

@@ -23,8 +23,8 @@ static void arrive_per_warp(Mbarrier &barrier) {
     __syncwarp();
     if (threadIdx.x % WARP == 0) barrier.arrive();
 }
-static void named_barrier_sync(int threads, int id = 1) { named[id].wait(threads); }
-static void named_barrier_arrive(int threads, int id) { named[id].arrive(threads); }
+static void named_barrier_sync(int threads, int id = 1) { named[current / blockDim.x][id].wait(threads); }
+static void named_barrier_arrive(int threads, int id) { named[current / blockDim.x][id].arrive(threads); }
 
 template <int COUNT> void warpgroup_reg_dealloc() {}
 template <int COUNT> void warpgroup_reg_alloc() {}

@@ -14,6 +14,7 @@ from adtrain.core.backend import KernelRun
 
 ARGUMENTS_END, ARGUMENTS_AT, ARGUMENTS_SIZE = 0, 1, 2
 """CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE: kernel arguments packed in one buffer."""
+ARGUMENT_BYTES = 8
 
 
 class Launch:
@@ -35,7 +36,7 @@ class Launch:
         if self.empty:
             return
         self.shape = kernel.shape(plan.size)
-        self.early = kernel.spread(self.shape) if device.overlaps else None
+        self.early = kernel.spread(self.shape) if device.overlaps and not plan.cooperative else None
         self.function, self.queried = kernel.function, kernel.queried
         numbers = "".join("d" if isinstance(x, float) else "q" for x in plan.numbers)
         self.format = "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked)
@@ -49,6 +50,9 @@ class Launch:
             flag: the address of its flag for indices out of range.
         """
         if self.empty:
+            return
+        if self.plan.cooperative:
+            self.record(addresses, scratch, flag)
             return
         function = self.function
         function.arg_format = self.format
@@ -67,27 +71,32 @@ class Launch:
         return KernelRun(name, {"grid": list(grid), "block": list(block), "shared_bytes": shared})
 
     def record(self, addresses: list[int], scratch: int, flag: int) -> None:
-        """Launch on the stream while it is captured, with programmatic dependent launch (PTX: griddepcontrol).
+        """Launch on the stream, which may be captured: with programmatic dependent launch (PTX: griddepcontrol), or
+        cooperatively.
 
         It takes the driver API, as PyCUDA has no launch attributes.
         """
         if self.empty:
             return
         packed = ctypes.create_string_buffer(struct.pack(self.format, *self._arguments(addresses, scratch, flag)))
-        size = ctypes.c_size_t(struct.calcsize(self.format))
-        extra = (ctypes.c_void_p * 5)(
-            ARGUMENTS_AT, ctypes.addressof(packed), ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END
-        )
+        size, start = ctypes.c_size_t(struct.calcsize(self.format)), ctypes.addressof(packed)
+        extra = (ctypes.c_void_p * 5)(ARGUMENTS_AT, start, ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END)
+        each = (ctypes.c_void_p * len(self.format))(*range(start, start + size.value, ARGUMENT_BYTES))
         config = driver.CUlaunchConfig()
         (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = self.early or self.shape
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.hStream = driver.CUstream(self.stream.handle)
-        if self.early is not None:
-            overlap = driver.CUlaunchAttribute()
-            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            overlap.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [overlap], 1
-        checked(driver.cuLaunchKernelEx(config, self.queried, 0, ctypes.addressof(extra)))
+        attribute, kinds = driver.CUlaunchAttribute(), driver.CUlaunchAttributeID
+        if self.plan.cooperative:
+            attribute.id, attribute.value.cooperative = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1
+            config.attrs, config.numAttrs = [attribute], 1
+        elif self.early is not None:
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        # A cooperative launch takes a pointer to each argument. Other kernels may have structs as arguments.
+        pointers, buffer = (ctypes.addressof(each), 0) if self.plan.cooperative else (0, ctypes.addressof(extra))
+        checked(driver.cuLaunchKernelEx(config, self.queried, pointers, buffer))
 
     def _arguments(self, addresses: list[int], scratch: int, flag: int) -> list[int | float]:
         last = [scratch] * self.scratch + [flag] * self.checked

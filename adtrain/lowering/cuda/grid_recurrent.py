@@ -1,0 +1,144 @@
+"""Large recurrent networks, a matrix product by WGMMA in each step: `rnn/grid_recurrent.cu` and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.target import Target
+from adtrain.lowering.shapes import RecurrentLengths, reads_all_cotangents
+
+CAPABILITY = (9, 0)
+"""WGMMA exists on no other."""
+TILE_ROWS, TILE_K, TERMS, STAGES = 128, 64, 3, 2
+"""As in `rnn/grid.cuh`."""
+ROW_BYTES = 128
+"""Of a term of a packed tile."""
+TILE_N = {"lstm": 128, "gru": 96, "rnn_tanh": 64}
+"""Columns of a block's product: all gates of 32 hidden units, or of 64. Hidden states of rnn_relu may be infinite;
+bfloat16 terms would turn them into NaN."""
+GRADIENT_TILE_N, SPLITS = 128, 4
+THREADS, PACK_THREADS = 384, 256
+ALIGNMENT, PIPELINE_BYTES = 1024, 64
+"""Of the stages in shared memory; bytes of their barriers."""
+TILE_CYCLES, STEP_CYCLES, GRADIENT_STEP_CYCLES = 3600, 14000, 26000
+"""Estimated cycles of TILE_K of a product of 128 x 128, and of a step besides the product."""
+
+
+@dataclass(frozen=True)
+class GridDivision:
+    """How the work is divided; see `rnn/grid.cuh`."""
+
+    cell: str
+    lengths: RecurrentLengths
+    gradient: bool
+
+    @property
+    def tile_n(self) -> int:
+        return GRADIENT_TILE_N if self.gradient else TILE_N[self.cell]
+
+    @property
+    def splits(self) -> int:
+        return SPLITS if self.gradient else 1
+
+    @property
+    def inner(self) -> int:
+        """K of a step's product."""
+        return self.lengths.sums if self.gradient else self.lengths.hidden
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a group's product."""
+        return (self.lengths.hidden if self.gradient else self.lengths.sums) // self.tile_n
+
+    @property
+    def parts(self) -> int:
+        """Blocks that wait for each other."""
+        return self.tiles * self.splits
+
+    @property
+    def groups(self) -> int:
+        """Groups of rows."""
+        return -(-self.lengths.rows // TILE_ROWS)
+
+    def at_once(self, target: Target) -> int:
+        """Groups that are computed at the same time."""
+        return min(self.groups, target.multiprocessors // self.parts)
+
+    @property
+    def kept_units(self) -> int:
+        """Hidden units of which a block keeps a number for each row, in shared memory."""
+        if self.cell == "lstm":
+            return self.tile_n // (self.splits if self.gradient else 4)
+        return self.tile_n // self.splits if self.cell == "gru" and self.gradient else 0
+
+    @property
+    def shared(self) -> int:
+        stage = TERMS * ROW_BYTES * (TILE_ROWS + self.tile_n)
+        return ALIGNMENT + STAGES * stage + TILE_ROWS * self.kept_units * 4 + PIPELINE_BYTES
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of `Layout` in `rnn/grid.cuh`."""
+        counters = -(-self.groups * (1 + self.tiles) * 4 // 1024) * 1024
+        k_tiles = self.inner // TILE_K
+        packed = k_tiles * TERMS * ROW_BYTES * (self.tiles * self.tile_n + self.groups * 2 * TILE_ROWS)
+        partial = self.groups * self.parts * TILE_ROWS * self.tile_n * 4 if self.splits > 1 else 0
+        return counters + packed + partial
+
+    def fits(self, target: Target, dtype: np.dtype) -> bool:
+        if target.capability != CAPABILITY or dtype != np.float32 or self.cell not in TILE_N or not self.groups:
+            return False
+        whole = self.lengths.hidden % GRADIENT_TILE_N == 0 and self.inner >= self.splits * TILE_K
+        return whole and self.parts <= target.multiprocessors and self.shared <= target.shared
+
+    def cycles(self, target: Target) -> float:
+        """Estimated cycles of a step, times the rounds of groups."""
+        k_tiles = -(-self.inner // TILE_K // self.splits)
+        product = k_tiles * TILE_CYCLES * (TILE_ROWS + self.tile_n) / (2 * TILE_ROWS)
+        step = product + (GRADIENT_STEP_CYCLES if self.gradient else STEP_CYCLES)
+        return step * -(-self.groups // self.at_once(target))
+
+
+def cell_macros(cell: str) -> dict[str, int]:
+    """The macros that say what a cell computes."""
+    named = {"LSTM": "lstm", "GRU": "gru", "RELU": "rnn_relu"}
+    return {macro: int(cell == name) for macro, name in named.items()} | {"GATED": int(cell in ("lstm", "gru"))}
+
+
+def grid_kernel(division: GridDivision, target: Target, types: Sequence[Any], reverse: bool) -> CudaKernel:
+    """The launches that pack the weight and compute all steps, for arguments of these types."""
+    gradient, lengths = division.gradient, division.lengths
+    macros = cell_macros(division.cell) | {
+        "HIDDEN": lengths.hidden, "TILE_N": division.tile_n, "SPLITS": division.splits, "GRADIENT": int(gradient),
+    }  # fmt: skip
+    weight, h0 = 1, (3 if division.cell == "lstm" else 2) if gradient else 4 if division.cell == "gru" else 3
+    pack = CudaLaunch(
+        "rnn/grid_pack.cu",
+        "grid_pack",
+        (lengths.rows,),
+        (types[0].dtype,),
+        blocks=4 * target.multiprocessors,
+        threads=PACK_THREADS,
+        definitions=macros,
+        operands=(weight, h0),
+    )
+    name = "grid_recurrent_grad" if gradient else "grid_recurrent"
+    if gradient:
+        macros = macros | {"ALL": int(reads_all_cotangents(division.cell, types))}
+    steps = CudaLaunch(
+        f"rnn/{name}.cu",
+        name,
+        (lengths.rows, lengths.length, int(reverse)),
+        (types[0].dtype,),
+        blocks=division.at_once(target) * division.parts,
+        threads=THREADS,
+        shared=division.shared,
+        definitions=macros | {"SHARED_BYTES": division.shared},
+        cooperative=True,
+    )
+    return CudaKernel((pack, steps), division.scratch)

@@ -1,0 +1,56 @@
+// One step of a recurrent cell, and its pullback, for one row and hidden unit; formulas: adtrain/ops/recurrent_cells.py.
+#pragma once
+#include "common/common.cuh"
+
+#define GATES (LSTM ? 4 : GRU ? 3 : 1)
+
+__device__ __forceinline__ T sigmoid(T x) { return 1 / (1 + exp(-x)); }
+
+// What a step computes: the new states, and what the gradient needs again.
+struct Step {
+    T h, cell, kept[4];
+};
+
+// in: the input products; s: weight_hh h + bias_hh; h and cell: the states before.
+__device__ __forceinline__ Step step_of(const T (&in)[GATES], const T *s, T h, T cell) {
+#if LSTM
+    const T i = sigmoid(in[0] + s[0]), f = sigmoid(in[1] + s[1]), g = tanh(in[2] + s[2]), o = sigmoid(in[3] + s[3]);
+    const T next = f * cell + i * g;
+    return {o * tanh(next), next, {i, f, g, o}};
+#elif GRU
+    const T r = sigmoid(in[0] + s[0]), z = sigmoid(in[1] + s[1]), n = tanh(in[2] + r * s[2]);
+    return {n + z * (h - n), 0, {r, z, n, s[2]}};
+#elif RELU
+    const T a = in[0] + s[0];
+    return {a <= 0 ? (T)0 : a};
+#else
+    return {tanh(in[0] + s[0])};
+#endif
+}
+
+// What the pullback of a step reads. state: y, or c of an LSTM; last: c before the step; hidden: h before it.
+struct Given {
+    T ct, kept[4], state, last, hidden;
+};
+
+// What it computes: the cotangents of s, of the input of the candidate of a GRU, and those of the states before, without the
+// part of h that goes through s.
+struct StepGrad {
+    T by_sum[GATES], by_candidate, h, cell;
+};
+
+// ct and cell: the cotangents of the states after the step.
+__device__ __forceinline__ StepGrad step_grad_of(const Given &given, T ct, T cell) {
+#if LSTM
+    const T i = given.kept[0], f = given.kept[1], g = given.kept[2], o = given.kept[3], t = tanh(given.state);
+    const T d = cell + ct * o * (1 - t * t);
+    return {{d * g * i * (1 - i), d * given.last * f * (1 - f), d * i * (1 - g * g), ct * t * o * (1 - o)}, 0, 0, d * f};
+#elif GRU
+    const T r = given.kept[0], z = given.kept[1], n = given.kept[2], d = ct * (1 - z) * (1 - n * n);
+    return {{d * given.kept[3] * r * (1 - r), ct * (given.hidden - n) * z * (1 - z), d * r}, d, ct * z};
+#elif RELU
+    return {{given.state > 0 ? ct : (T)0}};
+#else
+    return {{ct * (1 - given.state * given.state)}};
+#endif
+}

@@ -1,0 +1,29 @@
+// Counters in global memory by which blocks of one launch wait for each other. All of the blocks must run at the same time: see
+// `CudaLaunch.cooperative` in core/kernel.py.
+#pragma once
+#include "common/common.cuh"
+
+// Orders this thread's accesses to global memory by ordinary instructions with those of bulk copies (the async proxy).
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// Adds 1. Everything that this thread has written, or has seen written by a barrier of its block, is visible to threads that
+// wait for the new count.
+__device__ __forceinline__ void arrive_at(int *counter) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
+// Waits until the count is at least this.
+__device__ __forceinline__ void wait_for_count(const int *counter, int count) {
+    int now;
+    do {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    } while (now < count);
+}
+
+// Reads numbers that other blocks have written in this launch: from L2.
+__device__ __forceinline__ float4 load_shared_by_blocks(const float4 *from) { return __ldcg(from); }
+
+// Adds to two numbers in global memory that no other thread changes, without waiting for them.
+__device__ __forceinline__ void add_in_memory(float *to, float first, float second) {
+    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(first), "f"(second) : "memory");
+}
