@@ -43,6 +43,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
+    ("distributed", {"core"}),
     ("export report display", TRAINING | {"training"}),
     ("graphs", TRAINING | {"training", "jit"}),
     ("api", TRAINING | {"training", "report", "display"}),
@@ -51,7 +52,7 @@ RULES: list[tuple[str, set[str]]] = [
         "cli",
         TRAINING
         | {"training", "report", "cases", "backends", "graphs", "export", "bench", "gradcheck", "custom_op"}
-        | {"adtrain", "display"},
+        | {"adtrain", "display", "distributed"},
     ),
 ]
 MAY_IMPORT = {part: imports for parts, imports in RULES for part in parts.split()}
@@ -59,6 +60,7 @@ MAY_IMPORT = {part: imports for parts, imports in RULES for part in parts.split(
 ONLY_IN = {
     "pycuda": "backends/cuda",
     "cuda": "backends/cuda",
+    "mpi4py": "distributed",
     "nvmath": "backends/cuda/vendor",
     "cudnn": "backends/cuda/vendor",
     "click": "cli",

@@ -1,0 +1,79 @@
+"""Which rank of which job this process is, from the variables that launchers set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from adtrain.core.errors import AdtrainError
+
+
+class Place(NamedTuple):
+    """A process's place in its job.
+
+    Attributes:
+        rank: its number, from 0 to size - 1.
+        size: the number of processes.
+        local_rank: its number among those of its host.
+        launcher: what started it, for messages.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    launcher: str
+
+
+class _Variables(NamedTuple):
+    """The names of a launcher's variables."""
+
+    launcher: str
+    rank: str
+    size: str
+    local_rank: str
+
+
+# In this order. PMI_RANK is set by MPICH and Intel MPI. A shell inside a Slurm allocation has SLURM_PROCID and
+# SLURM_NTASKS too, but is not a task of a step.
+_LAUNCHERS = (
+    _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    _Variables("mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    _Variables("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    _Variables("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+
+
+def place(environment: Mapping[str, str]) -> Place | None:
+    """The place of a process with these environment variables; None for a process that no launcher started.
+
+    Raises:
+        AdtrainError: a launcher's variables contradict each other, or are not numbers.
+    """
+    for names in _LAUNCHERS:
+        if names.rank in environment and names.size in environment:
+            rank = _number(environment, names.rank)
+            size = _number(environment, names.size)
+            local = _number(environment, names.local_rank) if names.local_rank in environment else rank
+            if not (rank < size and local < size):
+                expected = "expected ranks below the number of ranks"
+                raise AdtrainError(
+                    f"found {names.rank}={rank}, {names.local_rank}={local} and {names.size}={size}, {expected}"
+                )
+            return Place(rank, size, local, names.launcher)
+    return None
+
+
+def other_rank(environment: Mapping[str, str]) -> bool:
+    """Whether a process with these variables is a rank other than 0."""
+    try:
+        found = place(environment)
+    except AdtrainError:  # reported where the rank is needed
+        return False
+    return found is not None and found.rank > 0
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not (text.isascii() and text.isdigit()):
+        raise AdtrainError(f"found {name}={text!r} in the environment, expected a number, as a launcher sets it")
+    return int(text)
