@@ -30,6 +30,7 @@ MADE_BY_PASSES = {
     "product",
     "row_fused",
     "horizontal",
+    "fusion_barrier",
 }  # the tests of passes and Programs cover these
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "matmul_precision", "rng_state"}
 

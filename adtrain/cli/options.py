@@ -12,7 +12,6 @@ import click
 from adtrain.cli.output import progress
 from adtrain.core.backend import backend, usable_device
 
-
 LAUNCHING = "adtrain.launching"
 """The key in the meta data of click's context: the command starts ranks, and itself needs no device."""
 

@@ -294,6 +294,9 @@ def _check_last_batch(cfg: Config, net: Network, count: int) -> None:
         return
     for row in nn.describe(net.model, net.input_shape):
         if row.kind.startswith("batch_norm") and prod(row.output_shape[1:]) == 1:
+            if shards > 1:
+                reason = f"layer {row.name} ({row.kind}) needs 2 images per shard of a batch"
+                raise cfg.error_at(("data", "shards"), f"found {shards}, which leaves a shard of 1 image; {reason}")
             raise cfg.error_at(
                 ("data", "batch_size"),
                 f"found {batch_size}, which leaves 1 of {count} images for the last batch, "

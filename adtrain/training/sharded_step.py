@@ -39,9 +39,7 @@ class ShardSeeds(NamedTuple):
     rank: Value
 
 
-ShardedStep: TypeAlias = Callable[
-    [TrainState, ShardSeeds, Value, Value, Value, int], tuple[TrainState, StepMetrics]
-]
+ShardedStep: TypeAlias = Callable[[TrainState, ShardSeeds, Value, Value, Value, int], tuple[TrainState, StepMetrics]]
 """(state, seeds, images, labels, this rank's indices int64 (n,), examples in the whole batch) to the new state and the
 metrics of the whole batch. The optimizer's averages in the state are slices: see `Buckets`."""
 
@@ -99,7 +97,9 @@ class _Step:
         device = state.step.device
         if not weight:
             count = 1 + self._sum_count + sum(x.size for x in tree.leaves(state.statistics))
-            lengths = [(bucket.length, bucket.dtype) for bucket in self.buckets.buckets] + [(count, np.dtype(np.float64))]
+            lengths = [(bucket.length, bucket.dtype) for bucket in self.buckets.buckets] + [
+                (count, np.dtype(np.float64))
+            ]
             return fusion_barrier(*(ops.zeros((n,), dtype, device) for n, dtype in lengths))
         rng = shard_state(seed, step)
         mode = nn.Mode(training=True, rng=rng)

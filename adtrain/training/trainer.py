@@ -248,7 +248,9 @@ class _Training:
         step = self.experiment.evaluation_step
         with timed(name, self.spans):
             examples = on_device(split, self.device)
-            return evaluate(step, self.task, state.params, state.statistics, examples, name, check_stop, self.experiment.sharding)
+            return evaluate(
+                step, self.task, state.params, state.statistics, examples, name, check_stop, self.experiment.sharding
+            )
 
     def _metrics(self, state: TrainState, split: Split) -> dict[str, MetricValue]:
         experiment = self.experiment

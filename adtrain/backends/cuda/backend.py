@@ -25,7 +25,7 @@ from adtrain.backends.cuda.vendor import installed
 from adtrain.core import dlpack
 from adtrain.core.backend import Memory
 from adtrain.core.errors import DeviceError
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType, dtype_of
 
@@ -76,6 +76,11 @@ class CudaBackend:
     ) -> Sequence[Buffer]:
         if primitive.name == "reshape":
             return [Buffer(buffers[0].memory, outputs[0].shape, buffers[0].dtype)]
+        if Trait.COLLECTIVE in primitive.traits:
+            found = primitive.reference(*map(self.to_numpy, buffers), **params)
+            return [self.from_numpy(np.ascontiguousarray(found))]
+        if Trait.BARRIER in primitive.traits:
+            return buffers
         work = self._runnable(primitive, buffers, params, outputs)
         results = [self.empty(t) for t in outputs]
         memory = self.device.allocate(work.scratch) if work.scratch else 0
