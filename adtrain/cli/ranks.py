@@ -20,7 +20,7 @@ MOST_RANKS = 4096
 
 
 def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options, and the command as one rank of its job: it is started as N processes, or was started by a launcher."""
+    """The options, and the command as a rank of its job: it starts itself N times, or was started by a launcher."""
 
     def is_launching(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
         ctx.meta[LAUNCHING] = value is not None and place(os.environ) is None

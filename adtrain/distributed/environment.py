@@ -15,12 +15,14 @@ class Place(NamedTuple):
         rank: its number, from 0 to size - 1.
         size: the number of processes.
         local_rank: its number among those of its host.
+        local_size: how many there are on its host; `size` where the launcher does not say.
         launcher: what started it, for messages.
     """
 
     rank: int
     size: int
     local_rank: int
+    local_size: int
     launcher: str
 
 
@@ -31,15 +33,16 @@ class _Variables(NamedTuple):
     rank: str
     size: str
     local_rank: str
+    local_size: str
 
 
 # In this order. PMI_RANK is set by MPICH and Intel MPI. A shell inside a Slurm allocation has SLURM_PROCID and
 # SLURM_NTASKS too, but is not a task of a step.
 _LAUNCHERS = (
-    _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    _Variables("mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    _Variables("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    _Variables("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Variables("mpiexec", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    _Variables("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Variables("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 
 
@@ -59,7 +62,8 @@ def place(environment: Mapping[str, str]) -> Place | None:
                 raise AdtrainError(
                     f"found {names.rank}={rank}, {names.local_rank}={local} and {names.size}={size}, {expected}"
                 )
-            return Place(rank, size, local, names.launcher)
+            beside = _number(environment, names.local_size) if names.local_size in environment else size
+            return Place(rank, size, local, beside, names.launcher)
     return None
 
 
@@ -70,6 +74,22 @@ def other_rank(environment: Mapping[str, str]) -> bool:
     except AdtrainError:  # reported where the rank is needed
         return False
     return found is not None and found.rank > 0
+
+
+def threads(environment: Mapping[str, str], cores: int, usable: int) -> int | None:
+    """How many threads a rank gets, so that those of a host do not compete for its cores; None to leave it alone.
+
+    Args:
+        cores: of the host.
+        usable: those that this process may use. If they are fewer, the launcher has divided them.
+    """
+    try:
+        found = place(environment)
+    except AdtrainError:
+        return None
+    if found is None or "OMP_NUM_THREADS" in environment or usable < cores:
+        return None
+    return max(1, cores // found.local_size)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO, TextIO
 
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.mpi import ADVICE
@@ -20,6 +21,8 @@ from adtrain.distributed.watchdog import GRACE_SECONDS, Watchdog
 
 ADDRESS, TOKEN = "ADTRAIN_WATCHDOG", "ADTRAIN_WATCHDOG_TOKEN"
 """The variables that tell a rank where its watchdog listens, and what to present to it."""
+BANNER = (b"YOUR APPLICATION TERMINATED", b"This typically refers to a problem", b"Please see the FAQ page")
+"""What MPICH's mpiexec prints when a process dies."""
 DIED = 1
 """The exit code of a job in which a rank died or hung."""
 
@@ -44,14 +47,20 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callabl
     token = secrets.token_hex(16)
     watchdog = Watchdog(ranks, timeout, token, ended)
     environment = {**os.environ, ADDRESS: f"127.0.0.1:{watchdog.port}", TOKEN: token}
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // ranks)))
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_package(), os.environ.get("PYTHONPATH"))))
     # A session of its own: Ctrl-C reaches the launcher only, which passes it on once.
     process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
-    forwarding = threading.Thread(target=_forward, args=(process,), daemon=True)
-    forwarding.start()
+    streams = (process.stdout, sys.stdout), (process.stderr, sys.stderr)
+    forwarding = [threading.Thread(target=_forward, args=pair, daemon=True) for pair in streams]
+    for thread in forwarding:
+        thread.start()
     previous = _pass_on_signals(watchdog, process)
     try:
         while True:
@@ -66,7 +75,8 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callabl
         for number, handler in previous.items():
             signal.signal(number, handler)
     over.wait(0 if code in (0, 2) else GRACE_SECONDS)  # the watchdog may still have to say why
-    forwarding.join(1)
+    for thread in forwarding:
+        thread.join(1)
     for line in filter(None, reasons):
         report(f"adtrain: error: {line}")
     if any(reasons):
@@ -100,14 +110,13 @@ def _pass_on_signals(watchdog: Watchdog, process: subprocess.Popen[bytes]) -> di
     return {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 
-def _forward(process: subprocess.Popen[bytes]) -> None:
-    """Copy the ranks' standard error, but not what mpiexec says of a process that died."""
-    assert process.stderr is not None
-    for line in process.stderr:
-        if not line.startswith((b"=", b"YOUR APPLICATION TERMINATED", b"This typically refers", b"Please see the FAQ")):
+def _forward(source: IO[bytes], stream: TextIO) -> None:
+    """Copy a stream of the ranks, but not what mpiexec says of a process that died."""
+    for line in source:
+        if not line.startswith(BANNER):
             with suppress(OSError):
-                sys.stderr.buffer.write(line)
-                sys.stderr.flush()
+                stream.buffer.write(line)
+                stream.flush()
 
 
 def _mpiexec() -> str:
@@ -123,7 +132,3 @@ def _mpiexec() -> str:
 def _package() -> str:
     """The folder that the package is imported from, so that the ranks import the same one."""
     return str(Path(__file__).resolve().parents[2])
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

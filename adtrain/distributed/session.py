@@ -51,8 +51,12 @@ class Session:
         host, port = address.rsplit(":", 1)
         if host == socket.gethostname():
             host = "127.0.0.1"
-        counts = self.ranks
-        return Watched((host, int(port)), token, self.ranks.rank, lambda: (counts.entered, counts.left), _exit_now)
+        ranks = self.ranks
+        end = _exit_now if self.watchdog is None else self._is_ending
+        return Watched((host, int(port)), token, ranks.rank, lambda: (ranks.entered, ranks.left), end)
+
+    def _is_ending(self) -> None:
+        """The watchdog in this process ends the job: `_ended`."""
 
     def _ended(self, line: str | None) -> None:
         """The watchdog in this process has ended the job."""
@@ -65,11 +69,10 @@ class Session:
     def fail(self, message: str, code: int) -> NoReturn:
         """End this process and all others after an error of this rank."""
         self.watched.done.set()
-        self.watched.say(failed=message)
+        self.watched.say(failed=message.removeprefix("adtrain: "))
         if self.ranks.rank == 0:
             if self.watchdog is not None:
-                self.watchdog.over = True
-                self.watchdog._tell({"end": True})
+                self.watchdog.dismiss()
         else:
             with suppress(OSError):  # until the watchdog has printed the message, or rank 0 its own
                 self.watched.connection.recv(1)

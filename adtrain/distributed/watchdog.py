@@ -79,12 +79,16 @@ class Watchdog:
 
     def end(self, line: str | None) -> None:
         """End all ranks, once."""
+        if self.dismiss():
+            self.ended(line)
+
+    def dismiss(self) -> bool:
+        """Tell all ranks to end; returns whether this is the first time."""
         with self.lock:
-            if self.over:
-                return
-            self.over = True
-        self._tell({"end": True})
-        self.ended(line)
+            first, self.over = not self.over, True
+        if first:
+            self._tell({"end": True})
+        return first
 
     def kill(self) -> None:
         """Kill the ranks of this host that are not done."""

@@ -1,7 +1,7 @@
 """Exchanges between ranks, and sums over ranks and shards in a fixed order.
 
-In derivatives the function is the sum of the results of all ranks: the cotangent of a value is the sum of those that the
-ranks that received it have. The names are those of MPI and NCCL.
+In derivatives the function is the sum of all ranks' results: the cotangent of a value is the sum of those of the ranks
+that received it. The names are those of MPI and NCCL.
 """
 
 from __future__ import annotations

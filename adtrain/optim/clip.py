@@ -15,8 +15,8 @@ def clip_by_norm(grads: Tree, max_norm: float, norm: Value | None = None) -> tup
     """The gradients scaled so that their norm is at most `max_norm`, and their norm before scaling (0-d).
 
     The norm is the Euclidean norm of all leaves as one vector (Pascanu et al. 2013), as in
-    torch.nn.utils.clip_grad_norm_. `norm` is the norm if it is known already, as that of gradients of which `grads` are a
-    part. Raises OptionError if `max_norm` is not above 0 or there are no gradients.
+    torch.nn.utils.clip_grad_norm_. With `norm`, `grads` are a part of the gradients that have this norm. Raises
+    OptionError if `max_norm` is not above 0 or there are no gradients.
     """
     if not max_norm > 0:
         raise OptionError(f"clip_by_norm: max_norm is {max_norm!r}, expected a number above 0")

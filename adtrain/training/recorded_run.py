@@ -24,7 +24,8 @@ def run_in_folder(
 ) -> Result:
     """Train as `run` does, and write all files of the run but the summary, before `observers` are called.
 
-    With several ranks only rank 0 writes files and has observers. Raises the errors of `run`. DataError says how to continue the run, NotFinite where its last good state is.
+    With several ranks only rank 0 writes files and has observers. Raises the errors of `run`. DataError says how to
+    continue the run, NotFinite where its last good state is.
     """
     if communicator.current().rank:
         return run(experiment, device, (), start, stop, every_step_checked)

@@ -1,7 +1,8 @@
 """The training step on a batch of several shards, by one or more ranks.
 
-The Program of a step: the gradient of each of this rank's shards; their sum; an exchange that gives each rank a slice of
-the sums of all ranks; their sum and the optimizer's update of the slice; an exchange that gives each rank all slices.
+The Program of a step: the gradient of each of this rank's shards, and their sum; an exchange that gives each rank a
+slice of all ranks' sums; their sum, and the optimizer's update of the slice; an exchange that gives each rank all
+slices of the new parameters.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class _Training:
             self.last_good = self._divided(start.checkpoint)
         state = self.last_good.on_device(device)
         self.restores_best = experiment.config.training.early_stopping is not None
-        keeps = start is not None and start.best is not None and self.restores_best
-        self.best_checkpoint = self._divided(start.best) if keeps else None
+        best = start.best if start is not None and self.restores_best else None
+        self.best_checkpoint = None if best is None else self._divided(best)
         self.progress = self.last_good.progress
         self.examples = on_device(experiment.train, device)
         self.loop = self._step_loop(state, ())
