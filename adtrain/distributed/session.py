@@ -45,7 +45,7 @@ class Session:
             address, token = os.environ.get(ADDRESS), os.environ.get(TOKEN, "")
             if address is None and self.ranks.rank == 0:
                 token = secrets.token_hex(16)
-                self.watchdog = Watchdog(self.ranks.size, timeout, token, self._ended, "")
+                self.watchdog = Watchdog(self.ranks.size, timeout, token, self._ended, self._end, "")
                 address = f"{socket.gethostname()}:{self.watchdog.port}"
             address, token = json.loads(communicator.gathered_texts(json.dumps([address, token]))[0])
         host, port = address.rsplit(":", 1)
@@ -56,12 +56,15 @@ class Session:
         return Watched((host, int(port)), token, ranks.rank, lambda: (ranks.entered, ranks.left), end)
 
     def _is_ending(self) -> None:
-        """The watchdog in this process ends the job: `_ended`."""
+        """The watchdog in this process ends the job, and then the process."""
 
     def _ended(self, line: str | None) -> None:
         """The watchdog in this process has ended the job."""
         if line is not None:
             self.report(f"adtrain: error: {line}")
+
+    def _end(self) -> None:
+        """The watchdog in this process has told all ranks to end."""
         assert self.watchdog is not None
         self.watchdog.kill()
         _exit_now()

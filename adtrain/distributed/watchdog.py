@@ -54,15 +54,23 @@ class Watchdog:
         ranks: their number.
         timeout: seconds without a sign of life, or without an exchange that others wait for, after which a rank hangs.
         token: what a rank must present.
-        ended: called with one line when the job has to end, and with None where rank 0 has printed the reason. The
-            ranks have been told to end. Those of this host that do not are killed a moment later.
+        ended: called with one line when the job has to end, and with None where rank 0 has printed the reason. Then
+            the ranks are told to end.
+        afterwards: called after that.
         address: where to listen.
     """
 
     def __init__(
-        self, ranks: int, timeout: float, token: str, ended: Callable[[str | None], None], address: str = "127.0.0.1"
+        self,
+        ranks: int,
+        timeout: float,
+        token: str,
+        ended: Callable[[str | None], None],
+        afterwards: Callable[[], None] = lambda: None,
+        address: str = "127.0.0.1",
     ) -> None:
-        self.ranks, self.timeout, self.token, self.ended = ranks, timeout, token, ended
+        self.ranks, self.timeout, self.token = ranks, timeout, token
+        self.ended, self.afterwards = ended, afterwards
         self.listener = socket.create_server((address, 0))
         self.port: int = self.listener.getsockname()[1]
         self.selector = selectors.DefaultSelector()
@@ -79,16 +87,19 @@ class Watchdog:
 
     def end(self, line: str | None) -> None:
         """End all ranks, once."""
-        if self.dismiss():
-            self.ended(line)
-
-    def dismiss(self) -> bool:
-        """Tell all ranks to end; returns whether this is the first time."""
         with self.lock:
-            first, self.over = not self.over, True
-        if first:
-            self._tell({"end": True})
-        return first
+            if self.over:
+                return
+            self.over = True
+        self.ended(line)  # first: when a rank ends, its launcher may kill this process
+        self._tell({"end": True})
+        self.afterwards()
+
+    def dismiss(self) -> None:
+        """Tell all ranks to end, because rank 0 does."""
+        with self.lock:
+            self.over = True
+        self._tell({"end": True})
 
     def kill(self) -> None:
         """Kill the ranks of this host that are not done."""
