@@ -31,6 +31,7 @@ MADE_BY_PASSES = {
     "row_fused",
     "horizontal",
     "fusion_barrier",
+    "exchange_done",
 }  # the tests of passes and Programs cover these
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "matmul_precision", "rng_state"}
 

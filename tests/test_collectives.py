@@ -15,7 +15,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.ops.collectives import fusion_barrier, tree_sum
-from adtrain.passes import ALL, optimize_regions
+from adtrain.passes import ALL, optimize_regions, place_collectives
 
 RANKS = 2
 INPUTS = np.random.default_rng(0).normal(size=(RANKS, RANKS, 3))
@@ -135,3 +135,23 @@ def test_equations_on_two_sides_of_a_barrier_are_not_fused() -> None:
         sizes.append(len(staged.program(x).equations))
         np.testing.assert_allclose(staged(x).numpy(), np.exp(2 * np.sin(np.ones(5))) + 1, rtol=1e-12)
     assert sizes == [1, 2]
+
+
+def test_exchanges_start_early_and_are_waited_for_late() -> None:
+    """The exchange of the second layer's gradient starts before the first layer's is computed."""
+
+    def two_layers(x: Any, y: Any) -> Any:
+        last = ops.exp(y)
+        first = ops.sin(ops.exp(ops.sin(x)))
+        a, b = ops.all_gather(last), ops.all_gather(first)
+        return ops.sum(b) + ops.sum(a)
+
+    def names(rank: ThreadRank) -> list[str]:
+        x = ad.array(INPUTS[rank.rank])
+        program = place_collectives(stage(two_layers).program(x, x))
+        assert stage(two_layers, [place_collectives])(x, x).numpy() == two_layers(x, x).numpy()
+        return [e.primitive.name for e in program.equations]
+
+    for found in on_ranks(RANKS, names):
+        assert found[:6] == ["exp", "all_gather", "sin", "exp", "sin", "all_gather"]
+        assert found[6:] == ["exchange_done", "sum", "exchange_done", "sum", "add"]

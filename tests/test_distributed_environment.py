@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adtrain.core.errors import AdtrainError
-from adtrain.distributed.environment import Place, other_rank, place, threads
+from adtrain.distributed.environment import Place, other_rank, place, threads, visible_gpu
 
 TORCHRUN = {
     "RANK": "3",
@@ -76,3 +76,18 @@ def test_contradictory_variables_are_an_error(environment: dict[str, str], messa
 )
 def test_ranks_of_a_host_divide_its_cores(environment: dict[str, str], usable: int, expected: int | None) -> None:
     assert threads(environment, 8, usable) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({**MPICH}, "1"),
+        ({**MPICH, "CUDA_VISIBLE_DEVICES": "4,7"}, "7"),
+        ({**MPICH, "CUDA_VISIBLE_DEVICES": "GPU-3f"}, None),  # the launcher chose it
+        ({**MPICH, "MPI_LOCALRANKID": "1", "CUDA_VISIBLE_DEVICES": ""}, None),
+        ({**TORCHRUN, "LOCAL_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1"}, ""),  # fewer GPUs than ranks
+    ],
+)
+def test_each_rank_of_a_host_sees_one_gpu(environment: dict[str, str], expected: str | None) -> None:
+    assert visible_gpu(environment) == expected

@@ -47,7 +47,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("export report display", TRAINING | {"training"}),
     ("graphs", TRAINING | {"training", "jit"}),
     ("api", TRAINING | {"training", "report", "display"}),
-    ("bench", TRAINING | {"training", "report", "cases", "custom_op", "backends", "adtrain"}),
+    ("bench", TRAINING | {"training", "report", "cases", "custom_op", "backends", "adtrain", "distributed"}),
     (
         "cli",
         TRAINING
@@ -61,6 +61,7 @@ ONLY_IN = {
     "pycuda": "backends/cuda",
     "cuda": "backends/cuda",
     "mpi4py": "distributed",
+    "nccl": "backends/cuda",
     "nvmath": "backends/cuda/vendor",
     "cudnn": "backends/cuda/vendor",
     "click": "cli",

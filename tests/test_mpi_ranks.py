@@ -169,7 +169,7 @@ def run_changed(change: str, rank: int, *arguments: object) -> subprocess.Comple
     """Two ranks, one of which runs the Python lines `change` first."""
     program = PROGRAM.format(rank=rank, change=indent(change, "    "))
     mpiexec = Path(sys.executable).parent / "mpiexec"
-    started = [mpiexec, "-n", "2", sys.executable, "-c", program, *command(*arguments)[3:]]
+    started: list[str] = [str(mpiexec), "-n", "2", sys.executable, "-c", program, *command(*arguments)[3:]]
     return subprocess.run(started, capture_output=True, text=True)
 
 

@@ -23,7 +23,7 @@ from adtrain.cli.output import message as print_message
 from adtrain.cli.output import print_warnings, silence
 from adtrain.cli.stop_signals import end_on_signals
 from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_streams
-from adtrain.distributed.environment import other_rank, threads
+from adtrain.distributed.environment import divide_host, other_rank
 
 COMMANDS = {
     "train": "Train the network that a config describes.",
@@ -219,10 +219,7 @@ def main() -> NoReturn:
     open_streams()
     if other_rank(os.environ):
         silence()
-    cores = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    if count := threads(os.environ, cores, usable):
-        os.environ["OMP_NUM_THREADS"] = str(count)  # before a library that reads it is loaded
+    divide_host(os.environ)
     end_on_signals()
     print_warnings()
     atexit.register(gc.freeze)  # or Python would look at every object at exit, for a sixth of a short command's time

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
 from adtrain.core.errors import AdtrainError
@@ -90,6 +91,36 @@ def threads(environment: Mapping[str, str], cores: int, usable: int) -> int | No
     if found is None or "OMP_NUM_THREADS" in environment or usable < cores:
         return None
     return max(1, cores // found.local_size)
+
+
+def divide_host(environment: MutableMapping[str, str]) -> None:
+    """Give a rank its part of the host's cores and GPUs, before a library that reads the variables is loaded."""
+    cores = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    if count := threads(environment, cores, usable):
+        environment["OMP_NUM_THREADS"] = str(count)
+    if (gpu := visible_gpu(environment)) is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+
+
+def visible_gpu(environment: Mapping[str, str]) -> str | None:
+    """The value of CUDA_VISIBLE_DEVICES that gives a rank a GPU of its own; None to leave it alone.
+
+    It is the one at the local rank among those that are visible. A single visible one was chosen by the launcher.
+    """
+    try:
+        found = place(environment)
+    except AdtrainError:
+        return None
+    if found is None or found.size == 1:
+        return None
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return str(found.local_rank)
+    names = [name for name in visible.split(",") if name]
+    if len(names) < 2:
+        return None
+    return names[found.local_rank] if found.local_rank < len(names) else ""
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -36,7 +36,7 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callabl
     Raises:
         AdtrainError: mpi4py or mpiexec is not installed.
     """
-    command = [_mpiexec(), "-disable-auto-cleanup", "-n", str(ranks), sys.executable, "-m", "adtrain", *arguments]
+    command = [mpiexec(), "-disable-auto-cleanup", "-n", str(ranks), sys.executable, "-m", "adtrain", *arguments]
     reasons: list[str | None] = []
     over = threading.Event()
 
@@ -119,7 +119,7 @@ def _forward(source: IO[bytes], stream: TextIO) -> None:
                 stream.flush()
 
 
-def _mpiexec() -> str:
+def mpiexec() -> str:
     """The mpiexec beside this Python, or the first on the path."""
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")

@@ -28,6 +28,7 @@ from adtrain.passes.fuse_pooling import fuse_pooling
 from adtrain.passes.fuse_products import fuse_products
 from adtrain.passes.fuse_rows import fuse_rows
 from adtrain.passes.fuse_updates import fuse_updates
+from adtrain.passes.place_collectives import place_collectives
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.regions import optimize_regions
@@ -112,6 +113,7 @@ __all__ = [
     "gpu_fusions",
     "merge_common_subexpressions",
     "optimize_regions",
+    "place_collectives",
     "plan_memory",
     "readers_first",
     "remove_dead_code",

@@ -21,7 +21,7 @@ from adtrain.core.staging import Pass, stage
 from adtrain.core.types import Shape
 from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
-from adtrain.passes import ALL, SIMPLIFY, fold_collectives, optimize_regions
+from adtrain.passes import ALL, SIMPLIFY, fold_collectives, optimize_regions, place_collectives
 from adtrain.training import sharded_step, warm_start
 from adtrain.training.network import Network
 from adtrain.training.sharded_step import ShardSeeds
@@ -199,7 +199,15 @@ class Experiment:
     def passes(self) -> Sequence[Pass]:
         """The passes that are applied to the step's Program."""
         passes = ALL if self.mode is Mode.FUSED else SIMPLIFY
-        return passes if self.sharding is None else (fold_collectives, partial(optimize_regions, passes=passes))
+        return (
+            passes
+            if self.sharding is None
+            else (
+                fold_collectives,
+                partial(optimize_regions, passes=passes),
+                place_collectives,
+            )
+        )
 
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""

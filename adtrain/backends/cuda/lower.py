@@ -90,7 +90,8 @@ class Lowering:
     measured: dict[Problem, Mapping[str, float]] = field(default_factory=dict)
 
     def launches(self, equation: Equation, kernel: Candidate | None = None) -> list[LaunchPlan | LibraryCall]:
-        """The launches that compute an equation, in order, or the library call that does. A reshape has none.
+        """The launches that compute an equation, in order, or the library call that does. A reshape and an exchange
+        with other ranks have none.
 
         Args:
             kernel: the candidate, by default the chosen one.
@@ -98,7 +99,7 @@ class Lowering:
         Raises:
             DeviceError: no kernel computes it.
         """
-        if equation.has(Trait.RESHAPE):
+        if equation.has(Trait.RESHAPE) or equation.has(Trait.COLLECTIVE):
             return []
         if is_loops(equation):
             made = loops(equation)
@@ -119,7 +120,7 @@ class Lowering:
 
     def scratch(self, equation: Equation, kernel: Candidate | None = None) -> int:
         """Bytes of scratch memory that the launches of an equation need; see `launches`."""
-        if is_loops(equation) or equation.has(Trait.RESHAPE):
+        if is_loops(equation) or equation.has(Trait.RESHAPE) or equation.has(Trait.COLLECTIVE):
             return 0
         if generated := self._generated(equation):
             return generated[0].scratch

@@ -66,10 +66,11 @@ class Launch:
         name = " ".join([self.plan.name, source.name, *tunables])
         return KernelRun(name, {"grid": list(grid), "block": list(block), "shared_bytes": shared})
 
-    def record(self, addresses: list[int], scratch: int, flag: int) -> None:
+    def record(self, addresses: list[int], scratch: int, flag: int, overlap: bool = True) -> None:
         """Launch on the stream while it is captured, with programmatic dependent launch (PTX: griddepcontrol).
 
-        It takes the driver API, as PyCUDA has no launch attributes.
+        Without `overlap` it starts when all work before it is complete. It takes the driver API, as PyCUDA has no
+        launch attributes.
         """
         if self.empty:
             return
@@ -79,14 +80,15 @@ class Launch:
             ARGUMENTS_AT, ctypes.addressof(packed), ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END
         )
         config = driver.CUlaunchConfig()
-        (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = self.early or self.shape
+        early = self.early if overlap else None
+        (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = early or self.shape
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.hStream = driver.CUstream(self.stream.handle)
-        if self.early is not None:
-            overlap = driver.CUlaunchAttribute()
-            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            overlap.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [overlap], 1
+        if early is not None:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
         checked(driver.cuLaunchKernelEx(config, self.queried, 0, ctypes.addressof(extra)))
 
     def _arguments(self, addresses: list[int], scratch: int, flag: int) -> list[int | float]:
