@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from adtrain.core.fused import renamed
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
@@ -51,7 +52,7 @@ def place_collectives(program: Program) -> Program:
     for i in order:
         e = program.equations[i]
         wait(e.inputs)
-        e = replace(e, inputs=tuple(done.get(v, v) for v in e.inputs))
+        e = renamed(e, done)
         equations.append(e)
         if e.has(Trait.COLLECTIVE):
             pending[e.outputs[0]] = e

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from adtrain.core.array import Array
+from adtrain.core.fused import renamed as with_names
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass
@@ -24,7 +25,7 @@ def optimize_regions(program: Program, passes: Sequence[Pass]) -> Program:
     last_reader = {v: i for i, part in enumerate(parts) for e in part for v in e.inputs}
     last_reader |= dict.fromkeys(program.outputs, len(parts))
     for i, part in enumerate(parts):
-        part = [replace(e, inputs=tuple(renamed.get(v, v) for v in e.inputs)) for e in part]
+        part = [with_names(e, renamed) for e in part]
         first = part[0]
         if first.has(Trait.BARRIER):
             renamed |= zip(first.outputs, first.inputs, strict=True)

@@ -101,9 +101,7 @@ def run(request: Request, ranks: int, threads: int) -> Measured:
 def lines(found: Scaling) -> list[str]:
     """The points as a table."""
     shown = [f"{found.config} on {found.device}, gradients of {found.gradient_bytes:,} bytes", ""]
-    shown.append(
-        f"{'scaling':<8} {'ranks':>5} {'batch':>7} {'step us':>11} {'exchange us':>11} {'hidden':>7} {'efficiency':>10}"
-    )
+    shown.append("scaling  ranks   batch     step us exchange us  hidden efficiency")
     for x in found.points:
         hidden = "" if x.hidden is None else f"{max(0.0, min(1.0, x.hidden)):.0%}"
         exchange = f"{x.exchange_us:,.1f}" if x.exchange_us else ""
