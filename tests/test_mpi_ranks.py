@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent
 from time import monotonic
@@ -19,11 +18,14 @@ import pytest
 from training_runs import write_config
 from waiting import wait_until
 
-from adtrain.training import checkpoint
+from adtrain import training as training_package
+from adtrain.config import load
+from adtrain.training import RunFolder, checkpoint
+from adtrain.training.recorded_run import run_in_folder
 
 pytestmark = [
     pytest.mark.compiled,
-    pytest.mark.skipif(find_spec("mpi4py") is None, reason="mpi4py is not installed: pip install '.[mpi]'"),
+    pytest.mark.needs_mpi,
 ]
 LONG = ["--set", "training.epochs=1000000", "--set", "training.checkpoint_every=20"]
 ENDS_WITHIN = 10.0
@@ -86,23 +88,25 @@ def ended(process: subprocess.Popen[str], folder: Path) -> tuple[int, list[str]]
     return process.returncode, errors.splitlines()
 
 
-def test_two_ranks_write_the_bytes_of_one_and_rank_0_alone_prints(config: Path, tmp_path: Path) -> None:
-    settings = ["--set", "data.validation=0.2", "--set", "training.clip_norm=0.5"]
-    one = run(config, *settings, "--set", "data.shards=2", "--output-dir", tmp_path / "1", "-q")
-    two = run(config, *settings, "--ranks", 2, "--output-dir", tmp_path / "2", "-q")
-    assert (one.returncode, two.returncode, two.stderr) == (0, 0, "")
-    assert two.stdout == f"{tmp_path / '2'}\n"
-    files = ("model.safetensors", "last.safetensors", "best.safetensors", "config.yaml")
-    assert [
-        name for name in files if (tmp_path / "1" / name).read_bytes() != (tmp_path / "2" / name).read_bytes()
-    ] == []
-    # the same command, started by mpiexec itself; four ranks; more shards than ranks
-    for ranks, shards, other in ((2, 4, "3"), (4, 4, "4")):
-        done = run(
-            config, *settings, "--set", f"data.shards={shards}", "--output-dir", tmp_path / other, "-q", mpiexec=ranks
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "3" / files[0]).read_bytes() == (tmp_path / "4" / files[0]).read_bytes()
+def trained_here(config: Path, folder: Path, *settings: str) -> bytes:
+    """model.safetensors of one rank, trained in this process."""
+    experiment = training_package.prepare(load(config, settings))
+    run_in_folder(RunFolder.create(experiment, folder), experiment)
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_two_and_four_ranks_write_the_bytes_of_one_and_rank_0_alone_prints(config: Path, tmp_path: Path) -> None:
+    settings = ["data.validation=0.2", "training.clip_norm=0.5"]
+    options = [option for setting in settings for option in ("--set", setting)]
+    two = run(config, *options, "--ranks", 2, "--output-dir", tmp_path / "2", "-q")
+    assert (two.returncode, two.stdout, two.stderr) == (0, f"{tmp_path / '2'}\n", "")
+    four = run(config, *options, "--output-dir", tmp_path / "4", "-q", mpiexec=4)
+    assert (four.returncode, four.stderr) == (0, "")
+    for ranks in (2, 4):
+        expected = trained_here(config, tmp_path / f"one, {ranks}", *settings, f"data.shards={ranks}")
+        assert (tmp_path / f"{ranks}" / "model.safetensors").read_bytes() == expected
+    for name in ("last.safetensors", "best.safetensors", "config.yaml"):
+        assert (tmp_path / "2" / name).read_bytes() == (tmp_path / "one, 2" / name).read_bytes(), name
 
 
 def test_a_killed_rank_ends_all_and_one_rank_continues(
