@@ -50,6 +50,19 @@ def mpi() -> Any:
     return MPI
 
 
+def version() -> str:
+    """The MPI library and mpi4py, with their versions. MPI is not started. Raises AdtrainError as `mpi` does."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+    except ImportError:
+        pass  # `mpi` says so
+    module = mpi()
+    name, numbers = module.get_vendor()
+    return f"{name} {'.'.join(map(str, numbers))}, mpi4py {mpi4py.__version__}"
+
+
 def _bytes(x: np.ndarray) -> np.ndarray:
     """The memory of an array, as bytes."""
     return x.reshape(-1).view(np.uint8)

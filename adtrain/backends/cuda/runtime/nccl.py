@@ -12,6 +12,7 @@ import numpy as np
 import pycuda.driver as cuda
 from cuda.bindings import driver
 
+from adtrain.backends.cuda.nccl_library import library
 from adtrain.backends.cuda.runtime.device import NON_BLOCKING, Device
 from adtrain.backends.cuda.runtime.errors import checked
 from adtrain.core import communicator
@@ -21,7 +22,6 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.passes.plan_memory import nbytes
 
-INSTALL = "pip install 'adtrain[multi-gpu]'"
 BYTES = 1
 """ncclUint8."""
 
@@ -102,25 +102,3 @@ class ExchangeWork:
         self.nccl.fork()
         self.nccl.enqueue(self.name, addresses[0], addresses[1], self.size)
         return self.nccl.mark()
-
-
-def library() -> Any:
-    """The module nccl.bindings.nccl.
-
-    Raises:
-        DeviceError: nccl4py, or NCCL itself, is missing.
-    """
-    try:
-        from nccl.bindings import nccl
-
-        nccl.get_version()
-    except (ImportError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise DeviceError(f"several ranks on GPUs need NCCL and nccl4py: {INSTALL} ({reason})") from None
-    return nccl
-
-
-def version() -> str:
-    """NCCL's version, such as "2.28.9". Raises DeviceError as `library` does."""
-    number = int(library().get_version())
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
