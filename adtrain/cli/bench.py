@@ -186,9 +186,7 @@ def step(
 
 @command.command(short_help="Time the training step of a config on several numbers of ranks.")
 @click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
-@click.option(
-    "--ranks", type=Numbers(), default=(1, 2), show_default="1,2", help="Numbers of processes of this machine."
-)
+@click.option("--ranks", type=Numbers(), default=(1, 2), show_default="1,2", help="Numbers of processes.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=128, show_default=True, help="Images of one rank.")
 @set_option
 @device_option
