@@ -214,6 +214,13 @@ def test_an_exception_in_one_rank_ends_all_and_is_shown(config: Path, tmp_path: 
     )
 
 
+def test_an_error_of_all_ranks_is_printed_once(config: Path, tmp_path: Path) -> None:
+    done = run(config, "--ranks", 2, "--output-dir", tmp_path / "run", "-q", "--set", "optimizer={sgd: {lr: 1.0e+30}}")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("adtrain: error: the loss is nan at step 2")
+
+
 def test_missing_parts_are_one_line_that_says_how_to_install_them(config: Path, tmp_path: Path) -> None:
     hidden = "import adtrain.distributed.launch as launch; launch.find_spec = lambda name: None"
     program = f"{hidden}; from adtrain.__main__ import main; main()"

@@ -79,6 +79,8 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callabl
         thread.join(1)
     for line in filter(None, reasons):
         report(f"adtrain: error: {line}")
+    if watchdog.code is not None:
+        return watchdog.code
     if any(reasons):
         return DIED
     return code if code >= 0 else 128 - code

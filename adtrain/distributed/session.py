@@ -72,7 +72,7 @@ class Session:
     def fail(self, message: str, code: int) -> NoReturn:
         """End this process and all others after an error of this rank."""
         self.watched.done.set()
-        self.watched.say(failed=message.removeprefix("adtrain: "))
+        self.watched.say(failed=message.removeprefix("adtrain: "), code=code)
         if self.ranks.rank == 0:
             if self.watchdog is not None:
                 self.watchdog.dismiss()

@@ -41,6 +41,7 @@ class _Rank:
     moved: float = field(default_factory=monotonic)  # when `entered` or `left` last changed
     done: bool = False
     failed: str | None = None
+    code: int = 0  # the exit code that it announced with the failure
 
     @property
     def name(self) -> str:
@@ -101,6 +102,11 @@ class Watchdog:
             self.over = True
         self._tell({"end": True})
 
+    @property
+    def code(self) -> int | None:
+        """The exit code of rank 0, if it has failed."""
+        return next((x.code for x in self.known.values() if x.rank == 0 and x.failed is not None), None)
+
     def kill(self) -> None:
         """Kill the ranks of this host that are not done."""
         host = socket.gethostname()
@@ -155,7 +161,7 @@ class Watchdog:
             (rank.entered, rank.left), rank.moved = found, monotonic()
         rank.done = rank.done or bool(said.get("done"))
         if (failed := said.get("failed")) is not None:
-            rank.failed, self.failed_at = failed, self.failed_at or monotonic()
+            rank.failed, rank.code, self.failed_at = failed, said["code"], self.failed_at or monotonic()
 
     def _check(self) -> None:
         now, ranks = monotonic(), [x for x in self.known.values() if x.rank >= 0]
