@@ -71,7 +71,7 @@ def outline(cfg: Config) -> Experiment:
     predict, per output of the model.
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
-    cfg = with_input(cfg)
+    cfg = with_shards(with_input(cfg))
     entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
     if isinstance(entry, data.Entry):
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
