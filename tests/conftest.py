@@ -41,7 +41,12 @@ def has_gpu_driver() -> bool:
 
 
 MAX_WORKERS = 4
-NEEDS = {"needs_torch": ("torch",), "needs_onnx": ("onnx", "onnxruntime"), "needs_jax": ("jax",)}
+NEEDS = {
+    "needs_torch": ("torch",),
+    "needs_onnx": ("onnx", "onnxruntime"),
+    "needs_jax": ("jax",),
+    "needs_mpi": ("mpi4py",),
+}
 """The modules without which tests with a marker are skipped."""
 
 

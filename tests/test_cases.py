@@ -32,6 +32,8 @@ MADE_BY_PASSES = {
     "row_products",
     "column_sum",
     "horizontal",
+    "fusion_barrier",
+    "exchange_done",
 }  # the tests of passes and Programs cover these
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "matmul_precision", "rng_state"}
 

@@ -44,15 +44,16 @@ RULES: list[tuple[str, set[str]]] = [
     ("data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
+    ("distributed", {"core"}),
     ("export report display", TRAINING | {"training"}),
     ("graphs", TRAINING | {"training", "jit"}),
     ("api", TRAINING | {"training", "report", "display"}),
-    ("bench", TRAINING | {"training", "report", "cases", "custom_op", "backends", "adtrain"}),
+    ("bench", TRAINING | {"training", "report", "cases", "custom_op", "backends", "adtrain", "distributed"}),
     (
         "cli",
         TRAINING
         | {"training", "report", "cases", "backends", "graphs", "export", "bench", "gradcheck", "custom_op"}
-        | {"adtrain", "display"},
+        | {"adtrain", "display", "distributed"},
     ),
 ]
 MAY_IMPORT = {part: imports for parts, imports in RULES for part in parts.split()}
@@ -60,6 +61,8 @@ MAY_IMPORT = {part: imports for parts, imports in RULES for part in parts.split(
 ONLY_IN = {
     "pycuda": "backends/cuda",
     "cuda": "backends/cuda",
+    "mpi4py": "distributed",
+    "nccl": "backends/cuda",
     "nvmath": "backends/cuda/vendor",
     "cudnn": "backends/cuda/vendor",
     "click": "cli",

@@ -29,8 +29,9 @@ IMPORT_NAMES = {
     "cuda-bindings": "cuda",
     "nvmath-python": "nvmath",
     "nvidia-cudnn-frontend": "cudnn",
+    "nccl4py": "nccl",
 }
-EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers", "pandas")
+EXTRAS = ("gpu", "vendor", "report", "tensorboard", "export", "peers", "pandas", "mpi", "multi-gpu")
 LOADED_WHEN_USED = {
     "pycuda",
     "cuda",
@@ -46,6 +47,8 @@ LOADED_WHEN_USED = {
     "psutil",
     "resvg_py",
     "threadpoolctl",
+    "mpi4py",
+    "nccl",
 }
 
 

@@ -24,6 +24,7 @@ from adtrain.bench.ops.table import BENCHES
 from adtrain.bench.peers import op_cases
 from adtrain.bench.peers import result as peers
 from adtrain.bench.peers.systems import PEERS, chosen
+from adtrain.bench.scaling import measure
 from adtrain.bench.steps import result as steps
 from adtrain.cli.bench_output import Output, check_writable, output_options
 from adtrain.cli.names import ConfigName, NameOf
@@ -32,12 +33,13 @@ from adtrain.cli.options import (
     FilePath,
     autotune_option,
     device_option,
+    json_option,
     plugin_option,
     resolve_device,
     set_autotune,
     set_option,
 )
-from adtrain.cli.output import progress
+from adtrain.cli.output import print_json, progress, show
 from adtrain.config.problems import shortened, similar
 from adtrain.files import write_atomic
 from adtrain.plugins import find
@@ -59,7 +61,9 @@ class Numbers(click.ParamType):
 
 
 class BenchGroup(click.Group):
-    """A group with a default: `step` if there is an argument that is not an option, `ops` otherwise."""
+    """A group with a default: `step` if there is an argument that is not an option, or `scaling` with --ranks; `ops`
+    otherwise.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -77,7 +81,8 @@ class BenchGroup(click.Group):
             words = [arg for arg in rest if not arg.startswith("-")]
             if words and not _is_config(words[0]) and (hint := similar(words[0], self.commands)):
                 ctx.fail(f"{words[0]}: neither a command nor a config; {hint}")
-            args = ["step" if words else "ops", *args]
+            of_config = "scaling" if any(arg.partition("=")[0] == "--ranks" for arg in args) else "step"
+            args = [of_config if words else "ops", *args]
         return super().parse_args(ctx, args)
 
 
@@ -177,6 +182,27 @@ def step(
     if trace is not None:
         write_atomic(trace, json.dumps(timeline(), allow_nan=False).encode() + b"\n")
     output.write(result)
+
+
+@command.command(short_help="Time the training step of a config on several numbers of ranks.")
+@click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
+@click.option("--ranks", type=Numbers(), default=(1, 2), show_default="1,2", help="Numbers of processes.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=128, show_default=True, help="Images of one rank.")
+@set_option
+@device_option
+@json_option
+def scaling(
+    config_path: str, ranks: tuple[int, ...], batch_size: int, overrides: tuple[str, ...], device: str, as_json: bool
+) -> None:
+    """Time the training step of CONFIG by several processes, and the exchanges of a step alone.
+
+    Weak scaling: the batch grows with the ranks. Strong scaling: it stays.
+    """
+    found = measure.scaling(config_path, overrides, device, batch_size, sorted(ranks))
+    if as_json:
+        print_json({**found._asdict(), "points": [point._asdict() for point in found.points]})
+    else:
+        show(*measure.lines(found))
 
 
 @command.command(short_help="Compare with PyTorch, JAX and NumPy.")

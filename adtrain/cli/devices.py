@@ -12,7 +12,8 @@ from adtrain.bench.timing.machine import describe_cpu
 from adtrain.cli.options import json_option
 from adtrain.cli.output import print_json, progress, show
 from adtrain.core.backend import backend
-from adtrain.core.errors import DeviceError
+from adtrain.core.errors import AdtrainError, DeviceError
+from adtrain.distributed import mpi
 
 
 @click.command(short_help="Show the devices that training can run on.")
@@ -29,15 +30,34 @@ def command(measure: bool, as_json: bool) -> None:
     peaks = {device: peak(device, measure) for device in ("cpu", "gpu") if device == "cpu" or gpu is not None}
     if as_json:
         measured = {device: found and found._asdict() for device, found in peaks.items()}
-        print_json({"cpu": cpu, "gpu": gpu, "gpu_reason": reason, "roofline": measured})
+        print_json({"cpu": cpu, "gpu": gpu, "gpu_reason": reason, "roofline": measured, "exchange": exchange()})
         return
     rows = [*cpu_rows(cpu), *peak_rows(peaks["cpu"])]
     if gpu is None:
         rows.append(("gpu", str(reason)))
     else:
         rows += gpu_rows(gpu) + peak_rows(peaks["gpu"])
+    rows += exchange().items()
     for name, value in rows:
         show(f"{name:12}{value}")
+
+
+def exchange() -> dict[str, str]:
+    """The libraries through which ranks exchange arrays, with their versions, or the reason why one is missing."""
+    found = {}
+    for name, version in {"mpi": mpi.version, "nccl": nccl_version}.items():
+        try:
+            found[name] = version()
+        except AdtrainError as error:
+            found[name] = str(error)
+    return found
+
+
+def nccl_version() -> str:
+    """NCCL's version. Raises DeviceError where it, or nccl4py, is missing."""
+    from adtrain.backends.cuda.nccl_library import version
+
+    return version()
 
 
 def peak(device: str, measure: bool) -> roofline.Roofline | None:

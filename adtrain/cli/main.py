@@ -20,9 +20,10 @@ import click
 
 from adtrain import __version__
 from adtrain.cli.output import message as print_message
-from adtrain.cli.output import print_warnings
+from adtrain.cli.output import print_warnings, silence
 from adtrain.cli.stop_signals import end_on_signals
 from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_streams
+from adtrain.distributed.environment import divide_host, other_rank
 
 COMMANDS = {
     "train": "Train the network that a config describes.",
@@ -124,14 +125,20 @@ def unknown_command(name: str) -> str:
 
 def report(error: Exception) -> int:
     """Print the error to stderr, a line for each of its problems, and return the exit code."""
+    lines, code = described(error)
+    for line in lines:
+        print_message(line)
+    return code
+
+
+def described(error: Exception) -> tuple[list[str], int]:
+    """The lines that say what the error is, and the exit code."""
     from adtrain.core.errors import AdtrainError
 
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        click.echo(error.ctx.get_help() if error.ctx else "", err=True)
-        return USAGE
+        return (error.ctx.get_help() if error.ctx else "").splitlines(), USAGE
     if isinstance(error, click.Abort):
-        print_message("adtrain: interrupted")
-        return INTERRUPTED
+        return ["adtrain: interrupted"], INTERRUPTED
     code, kind, more = USAGE, "error", list[str]()
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else "adtrain"
@@ -156,9 +163,7 @@ def report(error: Exception) -> int:
     else:
         code, kind = INTERNAL, "internal error"
         message = f"{type(error).__name__}: {error} (please report it; --debug shows the traceback)"
-    for line in (f"adtrain: {kind}: {message}", *more):
-        print_message(line)
-    return code
+    return [f"adtrain: {kind}: {message}", *more], code
 
 
 def _setting(error: click.NoSuchOption) -> str:
@@ -212,6 +217,9 @@ cli.params.append(debug_option)
 def main() -> NoReturn:
     """The entry point of the `adtrain` script."""
     open_streams()
+    if other_rank(os.environ):
+        silence()
+    divide_host(os.environ)
     end_on_signals()
     print_warnings()
     atexit.register(gc.freeze)  # or Python would look at every object at exit, for a sixth of a short command's time

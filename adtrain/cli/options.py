@@ -12,6 +12,9 @@ import click
 from adtrain.cli.output import progress
 from adtrain.core.backend import backend, usable_device
 
+LAUNCHING = "adtrain.launching"
+"""The key in the meta data of click's context: the command starts ranks, and itself needs no device."""
+
 
 def resolve_device(device: str) -> str:
     """The device to run on, "cpu" or "gpu". "auto" is the GPU if there is one, with a note on stderr.
@@ -30,7 +33,7 @@ device_option = click.option(
     type=click.Choice(["auto", "cpu", "gpu"]),
     default="auto",
     show_default=True,
-    callback=lambda ctx, param, value: resolve_device(value),
+    callback=lambda ctx, param, value: value if ctx.meta.get(LAUNCHING) else resolve_device(value),
     help="Where to run.",
 )
 """`--device auto|cpu|gpu`; passed to the command after `resolve_device`."""

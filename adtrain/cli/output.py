@@ -24,8 +24,24 @@ SUBSTITUTE = "adtrain.substitute"
 """The error handler of a stream's encoding: characters that the encoding lacks are printed in ASCII."""
 
 
+class _Ranks:
+    silent = False
+
+
+def silence() -> None:
+    """Print nothing from here on: this process is a rank other than 0."""
+    _Ranks.silent = True
+
+
+def is_silent() -> bool:
+    """Whether this process prints nothing."""
+    return _Ranks.silent
+
+
 def show(*lines: object) -> None:
     """Print lines of a result to stdout."""
+    if is_silent():
+        return
     print(*map(visible, lines), sep="\n", flush=True)
 
 
@@ -35,12 +51,13 @@ def print_json(value: object) -> None:
         text = json.dumps(value, indent=2, allow_nan=False)
     except ValueError:
         raise AdtrainError("the result contains NaN or infinity, which JSON does not have; omit --json") from None
-    print(text, flush=True)
+    print_text(f"{text}\n")
 
 
 def print_text(text: str) -> None:
     """Print a whole document that has no control characters."""
-    print(text, end="", flush=True)
+    if not is_silent():
+        print(text, end="", flush=True)
 
 
 def progress(text: object) -> None:
@@ -57,6 +74,8 @@ def is_quiet() -> bool:
 
 def message(text: object) -> None:
     """Print an error, a warning, or what to do next to stderr, above a progress bar if there is one."""
+    if is_silent():
+        return
     from tqdm import tqdm  # here, so that --help starts without it
 
     tqdm.write(visible(text), file=sys.stderr)

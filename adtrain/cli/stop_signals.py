@@ -14,6 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from adtrain.backends.cpu.toolchain import end_all
+from adtrain.cli.output import is_silent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTE = b"adtrain: stopping after the current steps; a second signal ends at once\n"
@@ -38,6 +39,8 @@ class StopSignals:
             self.number = number
             self.exit_now()
         self.number = number
+        if is_silent():
+            return
         with suppress(OSError):  # whoever read it may be gone
             os.write(2, b"\n" + NOTE if sys.stderr.isatty() else NOTE)  # the newline is for a progress bar
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,14 +25,18 @@ from adtrain.cli.options import (
     trust_option,
 )
 from adtrain.cli.output import QUIET, is_quiet, message, print_json, progress, show
+from adtrain.cli.ranks import ranks_options
 from adtrain.cli.repeat import repeat
 from adtrain.cli.stop_signals import stop_signals
 from adtrain.cli.train_report import MAX_ROWS, report
 from adtrain.config import Config
 from adtrain.config.records import plain
+from adtrain.core import communicator
 from adtrain.display import IntervalLines, ProgressLines, progress_display
+from adtrain.distributed.session import agreed, same_everywhere
 from adtrain.table import terminal_width
-from adtrain.training import Observer, RunFolder, tensorboard
+from adtrain.training import Observer, RunFolder, agreement, tensorboard
+from adtrain.training.identity import identity
 from adtrain.training.spans import Span, start_up, timed
 
 MOST_PROFILED_STEPS = 10_000
@@ -47,6 +51,7 @@ def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option("--resume", "run", type=RunPath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
 @click.option("--override", is_flag=True, help="Resume a run even if its config has changed.")
 @device_option
+@ranks_options
 @autotune_option
 @click.option(
     "--epochs", type=click.IntRange(min=1), metavar="N", help="Passes over the data; overrides training.epochs."
@@ -149,10 +154,11 @@ def command(
     ) -> training.Summary:
         """Train to the end, profile the operations, and write the summary; returns the summary. `spans` are those
         before the training."""
-        with folder.locked():
-            if start is not None:
+        first = communicator.current().rank == 0
+        with folder.locked() if first else nullcontext():
+            if start is not None and first:
                 folder.reopen(experiment, start)
-            result = _train(experiment, folder, device, start, debug_nan, events, verbose)
+            result = _train(experiment, folder, device, start, debug_nan, events and first, verbose)
             return _finish(experiment, folder, device, profile_steps, result, started, spans)
 
     def train(
@@ -161,27 +167,30 @@ def command(
         """Train in the new folder `path`, or runs/NAME; returns folder, summary and experiment."""
         started, spans = perf_counter(), [start_up()] if repeats is None else []
         with timed("data", spans):
-            experiment = training.prepare(cfg, step_mode)
+            experiment = agreed(lambda: training.prepare(cfg, step_mode))
+        same_everywhere(identity(experiment, device))
         if experiment.batch_note is not None:
             progress(experiment.batch_note)
         if verbose:
             for line in planning.lines(planning.plan(experiment, device, path, name)):
                 progress(line)
-        folder = RunFolder.create(experiment, path, name)
+        folder = _created(experiment, path, name)
         return folder, finish(experiment, folder, None, started, spans), experiment
 
     if run is not None:
         started, spans = perf_counter(), [start_up()]
         with timed("data", spans):
-            experiment, folder, start, notes = training.resume(
-                run, settings, longer, override, step_mode, training.Trust(plugins, copies, override)
+            trust = training.Trust(plugins, copies, override)
+            experiment, folder, start, notes = agreed(
+                lambda: training.resume(run, settings, longer, override, step_mode, trust)
             )
+        same_everywhere(identity(experiment, device))
         training.check_precision(experiment.config, device)
         for note in notes:
             progress(note)
         summary = finish(experiment, folder, start, started, spans)
     else:
-        cfg = config.load(str(config_path), [*settings, *longer], plugins)
+        cfg = agreed(lambda: config.load(str(config_path), [*settings, *longer], plugins))
         training.check_precision(cfg, device)
         if dry_run:
             found = planning.plan(training.prepare(cfg, step_mode), device, output_dir)
@@ -259,11 +268,20 @@ def _train(
         except training.Interrupted as stopped:
             display.close()
             message(f"{stopped}; {advice}")
-            raise SystemExit(signals.exit_code) from None
-    if signals.stop_requested():  # after the last test batch: too late for Interrupted
+            raise SystemExit(agreement.largest(signals.exit_code)) from None
+    if agreement.any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
         message(f"stopped before the summary; {advice}")
-        raise SystemExit(signals.exit_code)
+        raise SystemExit(agreement.largest(signals.exit_code))
     return result
+
+
+def _created(experiment: training.Experiment, path: Path | None, name: str | None) -> RunFolder:
+    """The new folder, created by rank 0."""
+    if communicator.current().size == 1:
+        return RunFolder.create(experiment, path, name)
+    first = communicator.current().rank == 0
+    created = agreed(lambda: RunFolder.create(experiment, path, name) if first else None)
+    return RunFolder(Path(communicator.gathered_texts("" if created is None else str(created.path))[0]))
 
 
 def _finish(
@@ -279,11 +297,12 @@ def _finish(
     total_seconds = perf_counter() - started
     ops: dict[str, Any] = {}
     spans = [*before, *result.spans]
-    if steps:
+    if steps and communicator.current().size == 1:
         with timed("profile", spans):
             continuation = training.continuation(experiment, result.state, device)
             measured = profile.profile_steps(continuation, steps, device=device)
         ops = {"ops": measured.rows, "ops_sum_ms": measured.ops_sum_ms, "ops_to_step_ratio": measured.ratio}
     summary = training.summarize(experiment, result, device, total_seconds, spans, **ops)
-    folder.write_summary(summary)
+    if communicator.current().rank == 0:
+        folder.write_summary(summary)
     return summary

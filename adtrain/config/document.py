@@ -37,6 +37,7 @@ from adtrain.config.values import (
     Precision,
     Seed,
     Sha256,
+    Shards,
     Targets,
     Text,
     Unit,
@@ -103,6 +104,11 @@ class Data(Section):
     length: Size | None = Field(None, description="text: characters or bytes in an input sequence; default: 128")
     unit: Unit | None = Field(None, description="text: what a class is: a character (default) or a byte")
     batch_size: Size = Field(128, description="images per training step; all, if there are fewer")
+    shards: Shards | None = Field(
+        None,
+        description="parts of each batch, a power of two: gradients are computed for each part and added in a fixed "
+        "order, so any number of ranks that divides it gives the same result; default: the number of ranks",
+    )
     validation: Fraction = Field(0.0, description="the fraction of the training images held out for validation")
     normalize: Bool = Field(True, description="subtract the mean and divide by the standard deviation of each channel")
     normalize_targets: Bool = Field(

@@ -23,6 +23,9 @@ Name = Annotated[
     Expected("a name of at most 100 letters, digits, '.', '_', '-' and spaces, a letter or digit first"),
 ]
 Seed = Annotated[int, Bounds(ge=0, lt=2**64), Expected("an integer in [0, 2^64)")]
+Shards = Annotated[
+    Literal[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], Expected("a power of two, at most 4096")
+]
 Sha256 = Annotated[str, Strict(), Field(pattern="^[0-9a-f]{64}$"), Expected("64 hexadecimal digits")]
 Total = Annotated[int, Bounds(ge=0, lt=2**53), Expected("an integer in [0, 2^53)")]
 ImageSize = Annotated[tuple[Size, Size], Expected("a list of height and width")]

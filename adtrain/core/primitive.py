@@ -52,6 +52,10 @@ class Trait(Enum):
     """Max pooling. The outputs are the maxima and their positions."""
     MAX_POOL_GRAD = auto()
     """The gradient of max pooling: the cotangent at the positions of the maxima, zeros elsewhere."""
+    COLLECTIVE = auto()
+    """Exchanges its argument with other ranks. All ranks run such equations in the same order."""
+    BARRIER = auto()
+    """The outputs are the arguments. Passes do not merge equations before it with equations after it."""
 
 
 PRIMITIVES: dict[str, Primitive] = {}

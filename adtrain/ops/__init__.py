@@ -11,6 +11,7 @@ from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, s
 from adtrain.ops.attention import attention
 from adtrain.ops.bitwise import bitwise_and, bitwise_not, bitwise_or, bitwise_xor
 from adtrain.ops.broadcasting import broadcast_to, reshape, sum_to
+from adtrain.ops.collectives import all_gather, all_reduce, all_to_all
 from adtrain.ops.compare import (
     clip,
     equal,
@@ -59,6 +60,9 @@ bind_operators(sys.modules[__name__])
 __all__ = [
     "adaptive_avg_pool2d",
     "all",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
     "any",
     "arange",
     "argmax",

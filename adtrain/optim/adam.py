@@ -21,6 +21,7 @@ class Adam(Optimizer):
     Weight decay is added to the gradient, as in torch.optim.Adam. State: "step", "exp_avg", "exp_avg_sq".
     """
 
+    elementwise = True
     lr: Positive = 1e-3
     _: KW_ONLY
     betas: Fractions = (0.9, 0.999)

@@ -11,18 +11,20 @@ from adtrain.core.errors import OptionError
 from adtrain.optim.optimizer import Tree
 
 
-def clip_by_norm(grads: Tree, max_norm: float) -> tuple[Tree, Value]:
+def clip_by_norm(grads: Tree, max_norm: float, norm: Value | None = None) -> tuple[Tree, Value]:
     """The gradients scaled so that their norm is at most `max_norm`, and their norm before scaling (0-d).
 
     The norm is the Euclidean norm of all leaves as one vector (Pascanu et al. 2013), as in
-    torch.nn.utils.clip_grad_norm_. Raises OptionError if `max_norm` is not above 0 or there are no gradients.
+    torch.nn.utils.clip_grad_norm_. With `norm`, `grads` are a part of the gradients that have this norm. Raises
+    OptionError if `max_norm` is not above 0 or there are no gradients.
     """
     if not max_norm > 0:
         raise OptionError(f"clip_by_norm: max_norm is {max_norm!r}, expected a number above 0")
     leaves = tree.leaves(grads)
     if not leaves:
         raise OptionError("clip_by_norm: found no gradients, expected at least one")
-    norm = ops.sqrt(reduce(ops.add, [ops.sum(ops.square(g)) for g in leaves]))
+    if norm is None:
+        norm = ops.sqrt(reduce(ops.add, [ops.sum(ops.square(g)) for g in leaves]))
     scale = ops.minimum(max_norm / (norm + 1e-6), 1.0)  # 1e-6 as in PyTorch: no division by a norm of zero
     return tree.map(lambda g: ops.astype(scale, g.dtype) * g, grads), norm
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,9 @@ OptState = dict[str, Any]
 class Optimizer(CheckedArguments):
     """An update rule. `lr` is the learning rate of updates that are given none."""
 
+    elementwise: ClassVar[bool] = False
+    """Whether the update of an element depends on that element, its gradient and its averages only. Then ranks divide
+    the update and the averages among themselves."""
     left_out = ("params", Iterable, "the parameters are arguments of init and update")
     lr: Positive
 

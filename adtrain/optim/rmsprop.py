@@ -18,6 +18,7 @@ class RMSprop(Optimizer):
     State: "step", "square_avg", and with momentum "momentum_buffer".
     """
 
+    elementwise = True
     lr: Positive = 1e-2
     _: KW_ONLY
     alpha: Fraction = 0.99

@@ -19,6 +19,7 @@ class SGD(Optimizer):
     State: "step", and with momentum "momentum_buffer".
     """
 
+    elementwise = True
     _: KW_ONLY
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0

@@ -14,6 +14,7 @@ from adtrain.passes.batchwise import item_kernel
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
+from adtrain.passes.fold_collectives import fold_collectives
 from adtrain.passes.fold_constants import fold_constants
 from adtrain.passes.fuse_batchwise import fuse_batchwise
 from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
@@ -30,12 +31,14 @@ from adtrain.passes.fuse_products import fuse_products
 from adtrain.passes.fuse_row_products import fuse_row_products
 from adtrain.passes.fuse_rows import fuse_rows
 from adtrain.passes.fuse_updates import fuse_updates
+from adtrain.passes.place_collectives import place_collectives
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 from adtrain.passes.readers_first import readers_first
+from adtrain.passes.regions import optimize_regions
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 from adtrain.passes.sink_reshapes import sink_reshapes
 
-SIMPLIFY = (fold_constants, simplify_reshapes, merge_common_subexpressions, remove_dead_code)
+SIMPLIFY = (fold_collectives, fold_constants, simplify_reshapes, merge_common_subexpressions, remove_dead_code)
 """The passes that remove work without changing any bit of the results."""
 
 FUSE_CPU = (
@@ -99,6 +102,7 @@ __all__ = [
     "SIMPLIFY",
     "MemoryPlan",
     "flatten_rows",
+    "fold_collectives",
     "fold_constants",
     "fuse",
     "fuse_batchwise",
@@ -118,6 +122,8 @@ __all__ = [
     "fuse_updates",
     "gpu_fusions",
     "merge_common_subexpressions",
+    "optimize_regions",
+    "place_collectives",
     "plan_memory",
     "readers_first",
     "remove_dead_code",

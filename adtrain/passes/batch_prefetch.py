@@ -44,6 +44,8 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     must return the same bits.
     """
     undivided = PrefetchedRuns((), None, program)
+    if any(e.has(Trait.COLLECTIVE) for e in program.equations):  # which stay in their order
+        return undivided
     if not program.carries or not any(e.primitive is horizontal_p for e in program.equations):
         return undivided
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))

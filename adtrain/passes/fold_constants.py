@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from adtrain.core.array import Array
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Program, Variable
 from adtrain.core.trace import EvaluationTrace
 
@@ -18,7 +19,8 @@ def fold_constants(program: Program) -> Program:
     equations = []
     for equation in program.equations:
         small = all(v.size <= MAX_ELEMENTS for v in equation.outputs)
-        if not equation.inputs or not small or any(v not in constants for v in equation.inputs):
+        computable = small and not equation.has(Trait.COLLECTIVE)
+        if not equation.inputs or not computable or any(v not in constants for v in equation.inputs):
             equations.append(equation)
             continue
         # Computed now, even inside the tracing of another function.

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from adtrain import nn
+from adtrain.core import communicator
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import stage
@@ -18,6 +19,7 @@ from adtrain.passes import ALL
 from adtrain.training.examples import Examples
 from adtrain.training.network import Network
 from adtrain.training.scores import Score
+from adtrain.training.sharding import Sharding
 from adtrain.training.step import EvaluationStep, repeated, zero_totals
 from adtrain.training.tasks import Task
 
@@ -36,28 +38,43 @@ def evaluate(
     examples: Examples,
     name: str = "test",
     before_batches: Callable[[], None] = lambda: None,
+    sharding: Sharding | None = None,
 ) -> Score:
     """The score of the model on all of `examples`; `step` is the `evaluation_step` of an experiment or a trained model,
     and `task` that of its network.
 
-    `before_batches` is called before every BATCHES_AT_ONCE batches. Its exceptions end the evaluation.
+    `before_batches` is called before every BATCHES_AT_ONCE batches. Its exceptions end the evaluation. With `sharding`,
+    shard s of S has the batches s, s + S, ...; all ranks get the same score.
     Raises AdtrainError, which names the split by `name`, where the split is empty or the loss is not finite.
     """
     count = len(examples)
     if not count:
         raise AdtrainError(f"the {name} split is empty")
-    batches = (np.arange(start, min(start + BATCH_SIZE, count)) for start in range(0, count, BATCH_SIZE))
-    totals = zero_totals(task, examples.device)
-    for group in examples.groups(batches, ROWS):
-        totals = totals._replace(position=array(np.int64(group.position), device=examples.device))
-        for done in range(0, group.steps, BATCHES_AT_ONCE):
-            before_batches()
-            times = min(BATCHES_AT_ONCE, group.steps - done)
-            totals = repeated(step, times, (totals,), params, statistics, *group.inputs)
-    loss = float(totals.loss) / count
+    batches = [np.arange(start, min(start + BATCH_SIZE, count)) for start in range(0, count, BATCH_SIZE)]
+
+    def totals_of(batches: Sequence[np.ndarray], before_batches: Callable[[], None] = lambda: None) -> np.ndarray:
+        """The loss and the task's sums over these batches."""
+        totals = zero_totals(task, examples.device)
+        for group in examples.groups(batches, ROWS):
+            totals = totals._replace(position=array(np.int64(group.position), device=examples.device))
+            for done in range(0, group.steps, BATCHES_AT_ONCE):
+                before_batches()
+                times = min(BATCHES_AT_ONCE, group.steps - done)
+                totals = repeated(step, times, (totals,), params, statistics, *group.inputs)
+        return np.array([float(totals.loss), *totals.sums.numpy().reshape(-1).tolist()])
+
+    if sharding is None:
+        sums = totals_of(batches, before_batches)
+    else:
+        own = []
+        for shard in sharding.local:
+            before_batches()  # as often on all ranks
+            own.append(totals_of(batches[shard :: sharding.shards]))
+        sums = np.add.accumulate(communicator.all_gathered(np.array(own)).reshape(sharding.shards, -1))[-1]
+    loss = float(sums[0]) / count
     if not math.isfinite(loss):
         raise AdtrainError(f"the loss on the {name} images is {loss}: the model's numbers have overflowed")
-    return task.score(loss, totals.sums.numpy().reshape(-1).tolist(), count)
+    return task.score(loss, sums[1:].tolist(), count)
 
 
 def named_metrics(

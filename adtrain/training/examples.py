@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby, islice
 from typing import NamedTuple
@@ -50,10 +50,13 @@ class Examples(ABC):
         """The arguments of a step for int64 `indices`: one batch, (batch,), or one batch per row, (rows, batch)."""
 
     @abstractmethod
-    def groups(self, batches: Iterable[np.ndarray], rows: int) -> Iterator[BatchGroup]:
+    def groups(
+        self, batches: Iterable[np.ndarray], rows: int, part: Callable[[np.ndarray], np.ndarray] = lambda batch: batch
+    ) -> Iterator[BatchGroup]:
         """Group consecutive batches of indices by size; the groups fill one order of `rows` rows after the other.
 
-        `batches` may be endless: at most one group is prepared ahead.
+        `batches` may be endless: at most one group is prepared ahead. `part` selects the indices of each batch that are
+        used here; `BatchGroup.size` is that of the whole batch.
         """
 
 
@@ -77,9 +80,12 @@ class Resident(Examples):
         rows = indices if self.row_numbers is None else self.row_numbers[indices]
         return self.images, self.labels, array(rows, device=self.device)
 
-    def groups(self, batches: Iterable[np.ndarray], rows: int) -> Iterator[BatchGroup]:
+    def groups(
+        self, batches: Iterable[np.ndarray], rows: int, part: Callable[[np.ndarray], np.ndarray] = lambda batch: batch
+    ) -> Iterator[BatchGroup]:
         for position, size, group in _group_by_size(batches, rows, rows * len(self)):
-            order = np.zeros((rows, size), np.int64)
+            group = [part(batch) for batch in group]
+            order = np.zeros((rows, len(group[0])), np.int64)
             order[position : position + len(group)] = group
             yield BatchGroup(position, len(group), size, self.batches(order))
 
@@ -91,17 +97,21 @@ class Streamed(Examples):
         images, labels = self._gather(indices.ravel(), indices.size)
         return self._upload(images, labels, np.arange(indices.size).reshape(indices.shape))
 
-    def groups(self, batches: Iterable[np.ndarray], rows: int) -> Iterator[BatchGroup]:
+    def groups(
+        self, batches: Iterable[np.ndarray], rows: int, part: Callable[[np.ndarray], np.ndarray] = lambda batch: batch
+    ) -> Iterator[BatchGroup]:
         most = max(1, CHUNK_BYTES // self.split.images[:1].nbytes)
         with ThreadPoolExecutor(1, "examples") as background:
             ahead = None
             for position, size, group in _group_by_size(batches, rows, most):
-                capacity = size * _count(size, rows, most)
+                group = [part(batch) for batch in group]
+                length = len(group[0])
+                capacity = length * _count(size, rows, most)
                 chunk = background.submit(self._gather, np.concatenate(group), capacity)
                 if ahead is not None:
                     yield self._group(*ahead)
-                order = np.zeros((rows, size), np.int64)
-                order[position : position + len(group)] = np.arange(len(group) * size).reshape(-1, size)
+                order = np.zeros((rows, length), np.int64)
+                order[position : position + len(group)] = np.arange(len(group) * length).reshape(-1, length)
                 ahead = position, size, len(group), order, chunk
             if ahead is not None:
                 yield self._group(*ahead)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from adtrain.core.staging import Pass, stage
 from adtrain.core.types import Shape
 from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
-from adtrain.passes import ALL, SIMPLIFY
-from adtrain.training import warm_start
+from adtrain.passes import ALL, SIMPLIFY, fold_collectives, optimize_regions, place_collectives
+from adtrain.training import sharded_step, warm_start
 from adtrain.training.network import Network
+from adtrain.training.sharded_step import ShardSeeds
+from adtrain.training.sharding import Buckets, Sharding
 from adtrain.training.step import (
     EvaluationStep,
     LoggedStep,
@@ -68,6 +70,7 @@ class Experiment:
     total_steps: int
     augmentations: Sequence[Augmentation] = ()
     mode: Mode = Mode.FUSED
+    sharding: Sharding | None = None  # of batches; None for one shard
 
     @property
     def train(self) -> Split:
@@ -138,10 +141,42 @@ class Experiment:
         # A step may overwrite each array of its state, and an array of zeros is a broadcast view of one number.
         return copied(TrainState(params, statistics, self.optimizer.init(params)))
 
-    def seed(self, device: str) -> Array:
-        """The config's seed as the step's argument: uint32 (2,), low word first."""
+    @cached_property
+    def buckets(self) -> Buckets | None:
+        """The division of gradients and optimizer state among ranks; None for one shard."""
+        return None if self.sharding is None else Buckets(self._whole_state.params, self.sharding)
+
+    @cached_property
+    def _whole_state(self) -> TrainState:
+        """Placeholders for `initial_state`."""
+        found: TrainState = tree.map(lambda x: _Placeholder(x.shape, x.dtype, "cpu"), self.random_initial_state("cpu"))
+        return found
+
+    def divided(self, state: TrainState) -> TrainState:
+        """This rank's part of a state on the host: slices of the optimizer's averages."""
+        if self.buckets is None or not self.optimizer.elementwise:
+            return state
+        return state._replace(optimizer=self.buckets.divided_state(state.optimizer))
+
+    def whole(self, state: TrainState) -> TrainState:
+        """The state on the host of which each rank has a part. All ranks call it together."""
+        if self.buckets is None or not self.optimizer.elementwise:
+            return state
+        return state._replace(optimizer=self.buckets.whole_state(state.optimizer, self._whole_state.optimizer))
+
+    def part(self, batch: np.ndarray) -> np.ndarray:
+        """This rank's indices of a batch of indices."""
+        return batch if self.sharding is None else self.sharding.part(batch)
+
+    def batch_arguments(self, size: int) -> tuple[int, ...]:
+        """The last arguments of a step, after the indices, for a batch of `size` examples on all ranks."""
+        return () if self.sharding is None else (size,)
+
+    def seed(self, device: str) -> Array | ShardSeeds:
+        """The config's seed as the step's argument: uint32 (2,), low word first; with shards `ShardSeeds`."""
         seed = self.config.training.seed
-        return array(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32), device=device)
+        words = array(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32), device=device)
+        return words if self.buckets is None else sharded_step.shard_seeds(words, self.buckets)
 
     @cached_property
     def train_step(self) -> TrainStep:
@@ -163,12 +198,22 @@ class Experiment:
     @property
     def passes(self) -> Sequence[Pass]:
         """The passes that are applied to the step's Program."""
-        return ALL if self.mode is Mode.FUSED else SIMPLIFY
+        passes = ALL if self.mode is Mode.FUSED else SIMPLIFY
+        return (
+            passes
+            if self.sharding is None
+            else (
+                fold_collectives,
+                partial(optimize_regions, passes=passes),
+                place_collectives,
+            )
+        )
 
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""
         step = stage(logged_step(self.eager_step), self.passes if passes is None else passes, donate=STATE_AND_LOG)
-        return step.program(*tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), self._step_arguments).values())
+        placeholders = tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), self._step_arguments)
+        return step.program(*placeholders.values(), *self.batch_arguments(self.full_batch))
 
     @property
     def step_inputs(self) -> Sequence[str]:
@@ -182,9 +227,13 @@ class Experiment:
     @cached_property
     def _step_arguments(self) -> dict[str, Any]:
         """The arguments of `logged_step`, as placeholders."""
-        order = np.broadcast_to(np.int64(0), (LOG_ROWS, self.full_batch))
+        part = self.part(np.zeros(self.full_batch, np.int64))
+        order = np.broadcast_to(np.int64(0), (LOG_ROWS, len(part)))
+        state = self.random_initial_state("cpu")
+        if self.sharding is not None:
+            state = self.divided(tree.map(lambda x: x.numpy(), state))
         arguments = {
-            "state": self.random_initial_state("cpu"),
+            "state": state,
             "log": empty_log(self.network.task, LOG_ROWS, "cpu"),
             "seed": self.seed("cpu"),
             "images": self.train.images,
@@ -199,6 +248,10 @@ class Experiment:
         """The step, run operation by operation. It does not modify its arguments."""
         training = self.config.training
         clip = training.clip_norm, training.clip_value
+        if self.buckets is not None:
+            return sharded_step.sharded_step(
+                self.network, self.optimizer, self.schedule, self.buckets, *clip, self.augmentations
+            )
         return train_step(self.network, self.optimizer, self.schedule, *clip, self.augmentations)
 
 

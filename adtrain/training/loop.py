@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from adtrain import data
-from adtrain.core.array import Array
 from adtrain.core.staging import Staged
-from adtrain.training.examples import Examples, on_device
+from adtrain.training import agreement
+from adtrain.training.examples import BatchGroup, Examples, on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.step import TrainState, copied, empty_log, repeated
 
@@ -26,20 +27,25 @@ class StepLoop:
     """
 
     def __init__(
-        self, experiment: Experiment, state: TrainState, seed: Array, examples: Examples, batches: Iterable[np.ndarray]
+        self, experiment: Experiment, state: TrainState, examples: Examples, batches: Iterable[np.ndarray]
     ) -> None:
         self.step, self.task = experiment.logged_step, experiment.network.task
-        self.state, self.log = state, empty_log(experiment.network.task, LOG_ROWS, seed.device)
-        self.seed, self.examples = seed, examples
-        self.groups, self.batches_left, self.steps_taken = examples.groups(batches, LOG_ROWS), 0, 0
+        self.state, self.log = state, empty_log(experiment.network.task, LOG_ROWS, examples.device)
+        self.seed, self.examples = experiment.seed(examples.device), examples
+        self.groups, self.batches_left, self.steps_taken = examples.groups(batches, LOG_ROWS, experiment.part), 0, 0
+        self.experiment = experiment
         self.steps_per_report = 1
 
     def compile(self, sizes: Iterable[int]) -> None:
         """Compile the step for batches of these sizes, so that no step's time includes compilation."""
         if isinstance(self.step, Staged):
             for size in sizes:
-                for group in self.examples.groups([np.zeros(size, np.int64)], LOG_ROWS):
-                    self.step.compile(self.state, self.log, self.seed, *group.inputs)
+                for group in self.examples.groups([np.zeros(size, np.int64)], LOG_ROWS, self.experiment.part):
+                    self.step.compile(*self._arguments(group))
+
+    def _arguments(self, group: BatchGroup) -> tuple[Any, ...]:
+        more = self.experiment.batch_arguments(group.size)
+        return (self.state, self.log, self.seed, *group.inputs, *more)
 
     @property
     def row(self) -> int:
@@ -56,10 +62,12 @@ class StepLoop:
                 self.group = next(self.groups)
                 self.batches_left = self.group.steps
                 if not self.group.position:
-                    self.log = empty_log(self.task, LOG_ROWS, self.seed.device)
+                    self.log = empty_log(self.task, LOG_ROWS, self.examples.device)
             before, times = perf_counter(), min(self.steps_per_report, self.batches_left, count)
-            self.state, self.log = repeated(self.step, times, (self.state, self.log), self.seed, *self.group.inputs)
-            self.steps_per_report = max(1, int(REPORT_SECONDS / max((perf_counter() - before) / times, 1e-9)))
+            arguments = self._arguments(self.group)
+            self.state, self.log = repeated(self.step, times, arguments[:2], *arguments[2:])
+            found = max(1, int(REPORT_SECONDS / max((perf_counter() - before) / times, 1e-9)))
+            self.steps_per_report = agreement.of_first_rank(found)
             self.steps_taken += times
             self.batches_left -= times
             count -= times
@@ -75,7 +83,7 @@ def continuation(experiment: Experiment, state: TrainState, device: str = "cpu")
     examples = on_device(experiment.train, device)
     epochs = (batches_of(experiment, experiment.epochs + i) for i in count(1))
     full = (indices for batches in epochs for indices in batches if len(indices) == experiment.full_batch)
-    loop = StepLoop(experiment, copied(state), experiment.seed(device), examples, full)
+    loop = StepLoop(experiment, copied(state), examples, full)
 
     def take_steps(times: int = 1) -> TrainState:
         for _ in loop.steps(times):

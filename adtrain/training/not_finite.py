@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.core import communicator
 from adtrain.core.array import Value
 from adtrain.core.primitive import Primitive
 from adtrain.core.scope import current_phase, current_scope
@@ -45,9 +46,12 @@ def message(
     """
     trace = _FirstNotFinite()
     with base_trace(trace):
-        experiment.eager_step(state, experiment.seed(examples.device), *examples.batches(batch))
+        inputs = examples.batches(experiment.part(batch))
+        seed, size = experiment.seed(examples.device), experiment.batch_arguments(len(batch))
+        experiment.eager_step(state, seed, *inputs, *size)
     what = "a number of the new state is not finite" if math.isfinite(loss) else f"the loss is {loss}"
-    first = f", first {trace.found}" if trace.found else ""
+    found = next(filter(None, communicator.gathered_texts(trace.found)), "")
+    first = f", first {found}" if found else ""
     return (
         f"{what} at step {before.step + 1} (epoch {before.epoch}){first}; training stopped: "
         "lower the optimizer's lr, or set training.clip_norm"

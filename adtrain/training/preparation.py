@@ -16,6 +16,7 @@ from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.config.document import Plugin
 from adtrain.config.problems import PathParts, found
+from adtrain.core import communicator
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
@@ -25,6 +26,7 @@ from adtrain.training import embedded_columns, network, text_network, trust
 from adtrain.training.data_section import Arrays, read_data, takes_numbers, with_input, with_shape
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.network import Network
+from adtrain.training.sharding import Sharding
 from adtrain.training.tasks import Classification, NextClass, Task
 
 MOST_NAMES = 8
@@ -49,7 +51,7 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) 
         ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
         DataError: the data are missing or damaged.
     """
-    cfg = with_absolute_paths(cfg, data_too=arrays is None)
+    cfg = with_shards(with_absolute_paths(cfg, data_too=arrays is None))
     images = read_data(cfg, arrays)
     cfg = with_shape(cfg, images.train.images.shape[1:])
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
@@ -69,7 +71,7 @@ def outline(cfg: Config) -> Experiment:
     predict, per output of the model.
     Raises ConfigError as `prepare` does, but does not check augmentations, because the images' shape is a guess.
     """
-    cfg = with_input(cfg)
+    cfg = with_shards(with_input(cfg))
     entry = config.build.data_source(cfg) if cfg.data.dataset is not None else None
     if isinstance(entry, data.Entry):
         held_out = data.validation_size(entry.train_images, cfg.data.validation)
@@ -132,7 +134,31 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
         total_steps=total_steps,
         augmentations=config.build.augmentations(cfg),
         mode=mode,
+        sharding=_sharding(cfg, len(images.train)),
     )
+
+
+def with_shards(cfg: Config) -> Config:
+    """The config with `data.shards`: by default one for each rank. Unchanged where there is one rank."""
+    ranks = communicator.current().size
+    if cfg.data.shards is not None or ranks == 1:
+        return cfg
+    if ranks & (ranks - 1):
+        raise cfg.error_at(
+            ("data", "shards"), f"found {ranks} ranks and no data.shards, expected a power of two of ranks"
+        )
+    return cfg.model_copy(update={"data": cfg.data.model_copy(update={"shards": ranks})})
+
+
+def _sharding(cfg: Config, examples: int) -> Sharding | None:
+    """The division of batches, or None for one shard. Raises ConfigError where ranks or batches do not fit it."""
+    shards, ranks, batch = cfg.data.shards or 1, communicator.current(), min(cfg.data.batch_size, examples)
+    if shards % ranks.size:
+        expected = f"expected a multiple of the number of ranks, {ranks.size}"
+        raise cfg.error_at(("data", "shards"), f"found {shards}, {expected}")
+    if shards > batch:
+        raise cfg.error_at(("data", "shards"), f"found {shards} shards of batches of {batch}, expected at most {batch}")
+    return Sharding(shards, ranks.size, ranks.rank) if shards > 1 else None
 
 
 def with_absolute_paths(cfg: Config, data_too: bool = True) -> Config:
@@ -262,11 +288,15 @@ def _check_augmentations(experiment: Experiment) -> None:
 
 def _check_last_batch(cfg: Config, net: Network, count: int) -> None:
     """Refuse a last batch of one image where batch normalisation would see a single value per channel."""
-    batch_size = cfg.data.batch_size
-    if batch_size > 1 and count % batch_size != 1 and count > 1:
+    batch_size, shards = cfg.data.batch_size, cfg.data.shards or 1
+    smallest = {size // shards or 1 for size in (min(batch_size, count), count % batch_size) if size}
+    if 1 not in smallest:
         return
     for row in nn.describe(net.model, net.input_shape):
         if row.kind.startswith("batch_norm") and prod(row.output_shape[1:]) == 1:
+            if shards > 1:
+                reason = f"layer {row.name} ({row.kind}) needs 2 images per shard of a batch"
+                raise cfg.error_at(("data", "shards"), f"found {shards}, which leaves a shard of 1 image; {reason}")
             raise cfg.error_at(
                 ("data", "batch_size"),
                 f"found {batch_size}, which leaves 1 of {count} images for the last batch, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from adtrain.core import communicator
 from adtrain.data import DataError
 from adtrain.training.endings import NotFinite, Result
 from adtrain.training.experiment import Experiment
@@ -23,8 +24,11 @@ def run_in_folder(
 ) -> Result:
     """Train as `run` does, and write all files of the run but the summary, before `observers` are called.
 
-    Raises the errors of `run`. DataError says how to continue the run, NotFinite where its last good state is.
+    With several ranks only rank 0 writes files and has observers. Raises the errors of `run`. DataError says how to
+    continue the run, NotFinite where its last good state is.
     """
+    if communicator.current().rank:
+        return run(experiment, device, (), start, stop, every_step_checked)
     recorder = Recorder(folder, experiment)
     try:
         result = run(experiment, device, [recorder, *observers], start, stop, every_step_checked)

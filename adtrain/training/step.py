@@ -72,11 +72,11 @@ class Totals(NamedTuple):
     sums: Value
 
 
-TrainStep: TypeAlias = Callable[[TrainState, Value, Value, Value, Value], tuple[TrainState, StepMetrics]]
+TrainStep: TypeAlias = Callable[..., tuple[TrainState, StepMetrics]]
 """(state, seed uint32 (2,), images (N, C, H, W), labels (N, ...), indices int64 (batch,)) to the new state and the
 metrics of the batch. A staged step donates its state argument; keep a state with `copied`."""
 
-LoggedStep: TypeAlias = Callable[[TrainState, Log, Value, Value, Value, Value], tuple[TrainState, Log]]
+LoggedStep: TypeAlias = Callable[..., tuple[TrainState, Log]]
 """(state, log, seed, images, labels, order int64 (rows, batch)) to the state and the log after a step on the batch in
 row `log.position` of the order. It needs nothing from the host, so it can be repeated without interruption."""
 
@@ -126,12 +126,15 @@ def train_step(
 
 
 def logged_step(train: TrainStep) -> LoggedStep:
-    """The step `train` on the batch at the log's position, with its metrics written to the log."""
+    """The step `train` on the batch at the log's position, with its metrics written to the log.
+
+    `size` is what `train` takes after the indices.
+    """
 
     def step(
-        state: TrainState, log: Log, seed: Value, images: Value, labels: Value, order: Value
+        state: TrainState, log: Log, seed: Value, images: Value, labels: Value, order: Value, *size: int
     ) -> tuple[TrainState, Log]:
-        state, metrics = train(state, seed, images, labels, batch_indices(log.position, order))
+        state, metrics = train(state, seed, images, labels, batch_indices(log.position, order), *size)
         with scope("log"):
             row = ops.equal(ops.arange(log.loss.shape[0], device=log.loss.device), log.position)
             columns = [

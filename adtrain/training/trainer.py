@@ -11,7 +11,7 @@ import numpy as np
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.data import DataError, Split
 from adtrain.metrics import MetricValue
-from adtrain.training import not_finite, scores
+from adtrain.training import agreement, not_finite, scores
 from adtrain.training.checkpoint import Checkpoint, fetch, finite
 from adtrain.training.endings import Ending, Interrupted, NotFinite, Result, ended
 from adtrain.training.evaluation import evaluate, named_metrics
@@ -85,14 +85,16 @@ class _Training:
     ) -> None:
         self.experiment, self.device, self.observers = experiment, device, observers
         self.task = experiment.network.task
-        self.stop, self.every_step_checked = stop, every_step_checked
+        self.stop, self.every_step_checked = lambda: agreement.any_rank(stop()), every_step_checked
         if start is None:
-            state = experiment.initial_state(device)
-            self.last_good = Checkpoint(fetch(state)(), Progress.start(experiment.best_by, self.task))
+            initial = fetch(experiment.initial_state(device))()
+            self.last_good = self._divided(Checkpoint(initial, Progress.start(experiment.best_by, self.task)))
         else:
-            self.last_good, state = start.checkpoint, start.checkpoint.on_device(device)
+            self.last_good = self._divided(start.checkpoint)
+        state = self.last_good.on_device(device)
         self.restores_best = experiment.config.training.early_stopping is not None
-        self.best_checkpoint = start.best if start is not None and self.restores_best else None
+        best = start.best if start is not None and self.restores_best else None
+        self.best_checkpoint = None if best is None else self._divided(best)
         self.progress = self.last_good.progress
         self.examples = on_device(experiment.train, device)
         self.loop = self._step_loop(state, ())
@@ -101,6 +103,9 @@ class _Training:
         self.spans: list[Span] = []
         self.images = 0
         self.copied_at = self.read_at = perf_counter()
+
+    def _divided(self, checkpoint: Checkpoint) -> Checkpoint:
+        return Checkpoint(self.experiment.divided(checkpoint.state), checkpoint.progress)
 
     def run(self) -> Result:
         while (reason := ended(self.experiment, self.progress) or self.ended_by_observer) is None:
@@ -131,7 +136,7 @@ class _Training:
         )
 
     def _step_loop(self, state: TrainState, batches: Sequence[np.ndarray]) -> StepLoop:
-        return StepLoop(self.experiment, state, self.experiment.seed(self.device), self.examples, batches)
+        return StepLoop(self.experiment, state, self.examples, batches)
 
     def _epoch(self) -> None:
         """Train on the rest of the epoch, or up to the run's last step, and evaluate."""
@@ -192,7 +197,8 @@ class _Training:
 
     def _fetch_metrics(self, row: int, sizes: Sequence[int], with_state: bool, save: bool) -> _PendingMetrics:
         """Start to copy the metrics of an interval, logged from `row` on, and with them the state if it is due."""
-        if with_state := with_state or self.every_step_checked or perf_counter() - self.copied_at >= MARK_SECONDS:
+        due = agreement.of_first_rank(perf_counter() - self.copied_at >= MARK_SECONDS)
+        if with_state := with_state or self.every_step_checked or bool(due):
             self.copied_at = perf_counter()
         columns = [x.fetch() for x in self.loop.log[1:]]
         return _PendingMetrics(columns, row, sizes, fetch(self.loop.state) if with_state else None, save)
@@ -202,7 +208,7 @@ class _Training:
         sizes, images = pending.sizes, sum(pending.sizes)
         losses, sums, rates = (wait()[pending.row :][: len(sizes)] for wait in pending.columns)
         state = None if pending.state is None else pending.state()
-        if not np.isfinite(losses).all() or (state is not None and not finite(state)):
+        if not np.isfinite(losses).all() or (state is not None and not self._finite(state)):
             self._locate_not_finite(self.progress.step + len(sizes))
         self.progress = self.progress.after(losses.tolist(), host_sums(sums), sizes)
         now = perf_counter()
@@ -242,16 +248,23 @@ class _Training:
         step = self.experiment.evaluation_step
         with timed(name, self.spans):
             examples = on_device(split, self.device)
-            return evaluate(step, self.task, state.params, state.statistics, examples, name, check_stop)
+            return evaluate(
+                step, self.task, state.params, state.statistics, examples, name, check_stop, self.experiment.sharding
+            )
 
     def _metrics(self, state: TrainState, split: Split) -> dict[str, MetricValue]:
         experiment = self.experiment
         trained = experiment.network, state.params, state.statistics
         return named_metrics(trained, experiment.metrics, experiment.data.classes, split, self.device)
 
+    def _finite(self, state: TrainState) -> bool:
+        """Whether the parts of the state on all ranks contain only finite numbers."""
+        return not agreement.any_rank(not finite(state))
+
     def _publish_checkpoint(self, is_best: bool = False) -> None:
+        checkpoint = Checkpoint(self.experiment.whole(self.last_good.state), self.last_good.progress)
         for observer in self.observers:
-            observer.checkpoint(self.last_good, is_best)
+            observer.checkpoint(checkpoint, is_best)
 
     def _interrupt(self) -> NoReturn:
         self._publish_checkpoint()
@@ -273,7 +286,7 @@ class _Training:
             for _ in loop.steps(1):
                 losses, sums, _ = (x.numpy()[row : row + 1] for x in loop.log[1:])
             state = fetch(loop.state)()
-            if not (np.isfinite(losses).all() and finite(state)):
+            if not (np.isfinite(losses).all() and self._finite(state)):
                 self._publish_checkpoint()
                 for observer in self.observers:
                     observer.stopped("not_finite", progress)

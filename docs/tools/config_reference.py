@@ -110,6 +110,7 @@ EXAMPLES: dict[str, Any] = {
     "data.length": 64,
     "data.unit": "byte",
     "data.batch_size": 128,
+    "data.shards": 4,
     "data.validation": 0.1,
     "data.normalize": False,
     "data.normalize_targets": True,

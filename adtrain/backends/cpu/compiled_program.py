@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from sys import getrefcount
 from threading import Lock
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,11 @@ from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import generate, workspace
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.threads import require_threads
-from adtrain.core import poison
+from adtrain.core import communicator, poison
 from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.errors import ShapeError
-from adtrain.core.program import Equation, Program
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.plan_memory import nbytes, plan_memory
 
 PAGE = 4096
@@ -37,9 +40,11 @@ class CompiledProgram:
         self.plan = plan_memory(program, workspace, self.guard)
         generated = generate(program, self.plan)
         self.checked = generated.checked
-        library = compiler.load(generated.text, generated.sources, ("run", "threads"))
-        library.run.restype = library.threads.restype = ctypes.c_int64
-        self.call = library.run
+        library = compiler.load(generated.text, generated.sources, (*generated.entries, "threads"))
+        self.calls = [getattr(library, entry) for entry in generated.entries]
+        for function in (*self.calls, library.threads):
+            function.restype = ctypes.c_int64
+        self.exchanges = [i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE)]
 
         threads = library.threads()
         require_threads(threads - 1)
@@ -90,18 +95,43 @@ class CompiledProgram:
             allocated[i], fresh[i] = _guarded(shape, dtype, self.guard)
             io[self.first_output + i] = _address(fresh[i])
         seconds = ctypes.c_void_p(_address(self.seconds) if timed else None)
+        sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
+        exchanges = [self._exchange(i, sources) for i in self.exchanges]
         for _ in range(times):
-            failed = self.call(*self.arguments, seconds)
-            if failed:
-                raise self._index_error(self.checked[failed - 1], buffers)
+            for call, exchange in zip_longest(self.calls, exchanges):
+                failed = call(*self.arguments, seconds)
+                if failed:
+                    raise self._index_error(self.checked[failed - 1], buffers)
+                if exchange is not None:
+                    exchange()
         if self.guard:
             self._check_guards(allocated)
-        sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
         results = [sources[where][at] for where, at, _ in self.results]
         for i, (_, _, shape) in enumerate(self.results):
             if results[i].shape != shape:
                 results[i] = results[i].reshape(shape)
         return results, self.seconds.tolist() if timed else ()
+
+    def _exchange(self, number: int, sources: Mapping[str, Any]) -> Callable[[], None]:
+        """The exchange of an equation, between the places of its argument and its result."""
+        equation, ranks = self.program.equations[number], communicator.current()
+        method = ranks.all_gather if equation.primitive.name == "all_gather" else ranks.all_to_all
+        send, receive = (self._array(v, sources) for v in (*equation.inputs, *equation.outputs))
+
+        def run() -> None:
+            started = perf_counter()
+            method(send, receive)
+            self.seconds[number] = perf_counter() - started
+
+        return run
+
+    def _array(self, v: Variable, sources: Mapping[str, Any]) -> np.ndarray:
+        """The elements of a variable, at its place."""
+        where, at = self.plan.places[v]
+        if where == "arena":
+            return self.arena[at : at + nbytes(v)].view(v.type.dtype).reshape(v.type.shape)
+        found: np.ndarray = sources[where][at]
+        return found.view() if found.shape == v.type.shape else found.reshape(v.type.shape)
 
     def _check_guards(self, outputs: Mapping[int, np.ndarray]) -> None:
         """Raise OutOfBounds for the first equation beside whose values something was written.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -17,15 +18,17 @@ from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.runtime.exchange import ALIGNMENT, Borrowed, Exchange
 from adtrain.backends.cuda.runtime.flags import Flags
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.runtime.nccl import Nccl
 from adtrain.backends.cuda.runtime.program import CudaProgram, Runnable
 from adtrain.backends.cuda.runtime.properties import identity, properties
 from adtrain.backends.cuda.tuner.autotune import Tuner
 from adtrain.backends.cuda.tuner.gpu_trial import GpuBench
+from adtrain.backends.cuda.tuner.shared_choices import share_choices
 from adtrain.backends.cuda.vendor import installed
 from adtrain.core import dlpack
 from adtrain.core.backend import Memory
 from adtrain.core.errors import DeviceError
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType, dtype_of
 
@@ -67,6 +70,11 @@ class CudaBackend:
         self.tuner = Tuner(self.lowering, GpuBench(self.device, self.lowering, self.identity()))
         self.known: dict[Any, Runnable] = {}
 
+    @cached_property
+    def nccl(self) -> Nccl:
+        """The connection to the GPUs of other ranks. All ranks make it at the same time."""
+        return Nccl(self.device)
+
     def run(
         self,
         primitive: Primitive,
@@ -76,6 +84,11 @@ class CudaBackend:
     ) -> Sequence[Buffer]:
         if primitive.name == "reshape":
             return [Buffer(buffers[0].memory, outputs[0].shape, buffers[0].dtype)]
+        if Trait.COLLECTIVE in primitive.traits:
+            found = primitive.reference(*map(self.to_numpy, buffers), **params)
+            return [self.from_numpy(np.ascontiguousarray(found))]
+        if Trait.BARRIER in primitive.traits:
+            return buffers
         work = self._runnable(primitive, buffers, params, outputs)
         results = [self.empty(t) for t in outputs]
         memory = self.device.allocate(work.scratch) if work.scratch else 0
@@ -106,6 +119,7 @@ class CudaBackend:
 
     def compile(self, program: Program) -> CudaProgram:
         self.tuner.tune(program.equations)
+        share_choices(self.lowering, program.equations)
         return CudaProgram(self, program)
 
     def memory(self, program: Program) -> Memory:

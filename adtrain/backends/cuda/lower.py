@@ -109,7 +109,8 @@ class Lowering:
     _generated_kernels: WeakKeyDictionary[Equation, list[Kernel]] = field(default_factory=WeakKeyDictionary)
 
     def launches(self, equation: Equation, kernel: Candidate | None = None) -> list[LaunchPlan | LibraryCall]:
-        """The launches that compute an equation, in order, or the library call that does. A reshape has none.
+        """The launches that compute an equation, in order, or the library call that does. A reshape and an exchange
+        with other ranks have none.
 
         Args:
             kernel: the candidate, by default the chosen one.
@@ -117,7 +118,7 @@ class Lowering:
         Raises:
             DeviceError: no kernel computes it.
         """
-        if equation.has(Trait.RESHAPE):
+        if equation.has(Trait.RESHAPE) or equation.has(Trait.COLLECTIVE):
             return []
         if is_loops(equation):
             made = loops(equation)
@@ -138,7 +139,7 @@ class Lowering:
 
     def scratch(self, equation: Equation, kernel: Candidate | None = None) -> int:
         """Bytes of scratch memory that the launches of an equation need; see `launches`."""
-        if is_loops(equation) or equation.has(Trait.RESHAPE):
+        if is_loops(equation) or equation.has(Trait.RESHAPE) or equation.has(Trait.COLLECTIVE):
             return 0
         if generated := self._generated(equation):
             return generated[0].scratch

@@ -71,6 +71,8 @@ class Generated(NamedTuple):
         scratch: bytes that each thread needs.
         checked: the equations that can meet an index out of range; the entry returns the number of the first, from 1.
         kernels: what each equation calls, "loops" where all of its C is its own; nothing for a view.
+        entries: the functions that run the Program, one after another. Between two of them is an exchange with other
+            ranks.
     """
 
     text: str
@@ -78,6 +80,7 @@ class Generated(NamedTuple):
     scratch: int
     checked: list[Equation]
     kernels: list[tuple[str, ...]]
+    entries: list[str]
 
 
 def supported(equation: Equation) -> bool:
@@ -86,7 +89,7 @@ def supported(equation: Equation) -> bool:
         return True
     if equation.primitive in FUSED:
         return all(map(supported, equation.params["body"].equations))
-    if equation.has(Trait.RESHAPE) or elementwise(equation):
+    if equation.has(Trait.RESHAPE) or equation.has(Trait.COLLECTIVE) or elementwise(equation):
         return True
     types = [v.type for v in equation.inputs]
     try:
@@ -120,8 +123,12 @@ def generate(program: Program, plan: MemoryPlan) -> Generated:
         writer.called.clear()
         names.append(emit.function(i, e))
         called.append(tuple(writer.called) or ("loops",) * (names[-1] is not None))
-    calls = []
+    parts = [list[str]()]
     for i, (name, barrier) in enumerate(zip(names, barriers(program, plan), strict=True)):
+        if program.equations[i].has(Trait.COLLECTIVE):
+            parts.append([])
+            continue
+        calls = parts[-1]
         if barrier:
             calls.append("#pragma omp barrier")
         if name:
@@ -130,11 +137,26 @@ def generate(program: Program, plan: MemoryPlan) -> Generated:
         else:
             calls.append(f"if (seconds && team.thread == 0) seconds[{i}] = 0;")
     scratch = -(-writer.scratch // 4096) * 4096
-    entry = [
-        "int64_t threads(void) { return omp_get_max_threads(); }",
+    entries = ["run", *(f"run_{i}" for i in range(1, len(parts)))]
+    text = ["int64_t threads(void) { return omp_get_max_threads(); }"]
+    for entry, calls in zip(entries, parts, strict=True):
+        text += _entry(entry, calls, scratch)
+    return Generated(
+        "\n".join([HEAD, writer.text(), "", *text, ""]),
+        frozenset(writer.sources),
+        scratch,
+        writer.checked,
+        called,
+        entries,
+    )
+
+
+def _entry(name: str, calls: Sequence[str], scratch: int) -> list[str]:
+    """The lines of a function that runs equations in one parallel region."""
+    return [
         "",
         "/* Runs the program; if `seconds` is not NULL it gets the time of each equation. */",
-        "int64_t run(char *const *io, char *arena, char *scratch, int64_t threads, double *seconds) {",
+        f"int64_t {name}(char *const *io, char *arena, char *scratch, int64_t threads, double *seconds) {{",
         "    Memory memory = {io, arena, 0};",
         "    double first, last = 0;",
         "    #pragma omp parallel num_threads(threads)",
@@ -147,9 +169,6 @@ def generate(program: Program, plan: MemoryPlan) -> Generated:
         "    return memory.failed;",
         "}",
     ]
-    return Generated(
-        "\n".join([HEAD, writer.text(), "", *entry, ""]), frozenset(writer.sources), scratch, writer.checked, called
-    )
 
 
 @dataclass(frozen=True)
@@ -160,7 +179,7 @@ class _Equations:
 
     def function(self, number: int, equation: Equation) -> str | None:
         """The name of the team function that computes an equation; None where there is nothing to compute."""
-        if equation.has(Trait.RESHAPE):
+        if equation.has(Trait.RESHAPE) or equation.has(Trait.COLLECTIVE):
             return None
         workspace = f"(m->arena + {self.plan.workspaces[number]})"
         if elementwise(equation) or equation.primitive is loops_p:
@@ -210,6 +229,10 @@ def barriers(program: Program, plan: MemoryPlan) -> Sequence[bool]:
     found = []
     since = {True: _Touched(), False: _Touched()}  # by the first thread alone; by all
     for i, e in enumerate(program.equations):
+        if e.has(Trait.COLLECTIVE):  # between two parallel regions
+            since = {True: _Touched(), False: _Touched()}
+            found.append(False)
+            continue
         reads, writes = list[Range](), list[Range]()
         if not e.has(Trait.RESHAPE):
             reads += [_range(v, plan) for v in e.inputs]

@@ -70,11 +70,12 @@ class Launch:
         name = " ".join([self.plan.name, source.name, *tunables])
         return KernelRun(name, {"grid": list(grid), "block": list(block), "shared_bytes": shared})
 
-    def record(self, addresses: list[int], scratch: int, flag: int) -> None:
+    def record(self, addresses: list[int], scratch: int, flag: int, overlap: bool = True) -> None:
         """Launch on the stream, which may be captured: with programmatic dependent launch (PTX: griddepcontrol), or
         cooperatively.
 
-        It takes the driver API, as PyCUDA has no launch attributes.
+        Without `overlap` it starts when all work before it is complete. It takes the driver API, as PyCUDA has no
+        launch attributes.
         """
         if self.empty:
             return
@@ -83,14 +84,15 @@ class Launch:
         extra = (ctypes.c_void_p * 5)(ARGUMENTS_AT, start, ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END)
         each = (ctypes.c_void_p * len(self.format))(*range(start, start + size.value, ARGUMENT_BYTES))
         config = driver.CUlaunchConfig()
-        (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = self.early or self.shape
+        early = self.early if overlap else None
+        (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = early or self.shape
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.hStream = driver.CUstream(self.stream.handle)
         attribute, kinds = driver.CUlaunchAttribute(), driver.CUlaunchAttributeID
         if self.plan.cooperative:
             attribute.id, attribute.value.cooperative = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1
             config.attrs, config.numAttrs = [attribute], 1
-        elif self.early is not None:
+        elif early is not None:
             attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1

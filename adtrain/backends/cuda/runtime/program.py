@@ -15,13 +15,16 @@ from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.runtime.guarded import Guarded
 from adtrain.backends.cuda.runtime.launch import Launch
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.runtime.nccl import ExchangeWork
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core import poison
 from adtrain.core.backend import KernelRun
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import label
-from adtrain.core.program import Equation, Program
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
+from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.plan_memory import nbytes
 
 if TYPE_CHECKING:
@@ -55,7 +58,8 @@ class LibraryLaunch:
         """Enqueue the call's work on the stream, which may be captured."""
         self.call.enqueue(addresses, scratch, self.stream)
 
-    record = __call__
+    def record(self, addresses: list[int], scratch: int, flag: int, overlap: bool = True) -> None:
+        self(addresses, scratch, flag)
 
 
 class Runnable:
@@ -81,10 +85,11 @@ class Runnable:
         for launch in self.launches:
             launch(addresses, memory, flag)
 
-    def record(self, addresses: list[int], memory: int, flag: int) -> None:
-        """Launch on the stream while it is captured."""
+    def record(self, addresses: list[int], memory: int, flag: int, overlap: bool = True) -> None:
+        """Launch on the stream while it is captured. Without `overlap` the first launch waits for all work before."""
         for launch in self.launches:
-            launch.record(addresses, memory, flag)
+            launch.record(addresses, memory, flag, overlap)
+            overlap = True
 
 
 class CudaProgram:
@@ -115,10 +120,13 @@ class CudaProgram:
         ]
         for _ in compiler.compile_all(dict.fromkeys(found), self.device.architecture):
             pass
-        self.works: dict[Equation, Runnable] = {}
+        self.works: dict[Equation, Runnable | ExchangeWork] = {}
+        self.joined_later = {e.inputs[0] for e in program.equations if e.primitive is exchange_done_p}
         self.flagged: dict[Equation, int] = {}
         for e in equations:
-            work = self.works[e] = Runnable(self.device, backend.lowering, e)
+            work: Runnable | ExchangeWork
+            work = ExchangeWork(backend.nccl, e) if e.has(Trait.COLLECTIVE) else self._runnable(e)
+            self.works[e] = work
             self.flagged[e] = backend.flags.reserve(_label(e)) if work.checked else 0
         self.equations = program.equations
         self.kernels: Sequence[Sequence[KernelRun]] = [self.works[e].kernels for e in program.equations]
@@ -126,6 +134,9 @@ class CudaProgram:
         self.results = [(*place, v.type.shape) for place, v in zip(layout.results, program.outputs, strict=True)]
         self.graphs = Graphs(self.device.stream)
         self.marks: Marks | None = None
+
+    def _runnable(self, equation: Equation) -> Runnable:
+        return Runnable(self.device, self.backend.lowering, equation)
 
     def run(
         self, buffers: list[Buffer], timed: bool = False, times: int = 1
@@ -164,15 +175,25 @@ class CudaProgram:
             DeviceError: an equation, which it names, cannot be captured.
         """
         addresses = list(self.addresses)
+        exchanges: dict[Variable, Any] = {}  # the events of those that are not joined
+        overlap = True
         for steps, swaps in self.layout.runs(times):
             for equation, operands, byte in steps:
                 work, name = self.works[equation], _label(equation)
+                given = [addresses[i] for i in operands]
                 try:
-                    work.record([addresses[i] for i in operands], self.base + byte, self.flagged[equation])
+                    if isinstance(work, ExchangeWork):
+                        exchanges[equation.outputs[0]] = work.start(given)
+                    else:
+                        work.record(given, self.base + byte, self.flagged[equation], overlap)
+                        overlap = overlap or bool(work.launches)
                 except DeviceError as error:
                     raise DeviceError(f"{name} cannot be recorded in a CUDA graph: {error}") from None
                 if not recording(self.device.stream):
                     raise DeviceError(f"{name} cannot be recorded in a CUDA graph: it waits for the device")
+                for v in self._to_join(equation, after_each is not None):
+                    self.backend.nccl.join(exchanges.pop(v))
+                    overlap = False
                 if after_each is not None:
                     after_each()
             for read, written, _ in swaps:
@@ -180,6 +201,12 @@ class CudaProgram:
         if times % 2:
             for read, written, size in self.layout.final_swaps:
                 self.device.copy(addresses[read], addresses[written], size)
+
+    def _to_join(self, equation: Equation, timed: bool) -> Sequence[Variable]:
+        """The results of exchanges to wait for after an equation."""
+        if equation.has(Trait.COLLECTIVE):
+            return [v for v in equation.outputs if timed or v not in self.joined_later]
+        return equation.inputs[:1] if equation.primitive is exchange_done_p and not timed else ()
 
     def _timed(self, key: tuple[int, ...]) -> Sequence[float]:
         """Run once. Returns the seconds of each equation, by events on the device."""

@@ -1,0 +1,112 @@
+"""Weak and strong scaling of a config, and its exchanges alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from adtrain.bench.scaling.request import Measured, Request
+from adtrain.core.errors import AdtrainError
+from adtrain.distributed.launch import mpiexec
+
+WORKER_SECONDS = 600
+
+
+class Point(NamedTuple):
+    """The time of a step with a number of ranks.
+
+    Attributes:
+        weak: whether the batch grows with the ranks; otherwise it stays.
+        step_us: the median, microseconds.
+        efficiency: weak: the time of a step with the fewest ranks divided by this one. Strong: also divided by the
+            quotient of the numbers of ranks.
+        exchange_us: the exchanges of a step alone.
+        hidden: the fraction of the exchanges that other work hides: 1 minus the growth of a step divided by
+            `exchange_us`; only for weak scaling.
+    """
+
+    weak: bool
+    ranks: int
+    batch_size: int
+    step_us: float
+    efficiency: float
+    exchange_us: float
+    hidden: float | None
+
+
+class Scaling(NamedTuple):
+    """A config's points, and what they were measured on."""
+
+    config: str
+    device: str
+    gradient_bytes: int
+    points: list[Point]
+
+
+def scaling(config: str, overrides: Sequence[str], device: str, batch_size: int, ranks: Sequence[int]) -> Scaling:
+    """Measure a config on these numbers of ranks of this machine; weak scaling with `batch_size` images a rank.
+
+    On the CPU each rank has the machine's cores divided by the largest number of ranks in weak scaling, and by its own
+    number of ranks in strong scaling, so that strong scaling uses the same cores.
+
+    Raises:
+        AdtrainError: a measurement fails.
+    """
+    most, cores = max(ranks), os.cpu_count() or 1
+    points, about = list[Point](), None
+    for weak in (True, False):
+        first: tuple[int, float] | None = None
+        for count in ranks:
+            size = batch_size * count if weak else batch_size
+            threads = max(1, cores // (most if weak else count))
+            request = Request(config, tuple(overrides), device, size)
+            about = measured = run(request, count, threads)
+            step = median(measured.microseconds)
+            exchange = 0.0
+            if count > 1:
+                alone = run(request._replace(exchange_bytes=measured.gradient_bytes), count, threads)
+                exchange = median(alone.microseconds)
+            first = first or (count, step)
+            ideal = first[1] if weak else first[1] * first[0] / count
+            hidden = None if not weak or not exchange else 1 - (step - first[1]) / exchange
+            points.append(Point(weak, count, size, step, ideal / step, exchange, hidden))
+    assert about is not None
+    return Scaling(config, about.device, about.gradient_bytes, points)
+
+
+def run(request: Request, ranks: int, threads: int) -> Measured:
+    """The measurement of a number of ranks. Raises AdtrainError where it fails; shows the last line of its errors."""
+    worker = [sys.executable, "-m", "adtrain.bench.scaling.worker", json.dumps(request._asdict())]
+    command = [mpiexec(), "-n", str(ranks), *worker] if ranks > 1 else worker
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WORKER_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise AdtrainError(f"{ranks} ranks took longer than {WORKER_SECONDS} s") from None
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise AdtrainError(f"{ranks} ranks: exit code {done.returncode}: {reason}")
+    values: dict[str, Any] = json.loads(lines[-1])
+    return Measured(**{**values, "microseconds": tuple(values["microseconds"])})
+
+
+def lines(found: Scaling) -> list[str]:
+    """The points as a table."""
+    shown = [f"{found.config} on {found.device}, gradients of {found.gradient_bytes:,} bytes", ""]
+    shown.append("scaling  ranks   batch     step us exchange us  hidden efficiency")
+    for x in found.points:
+        hidden = "" if x.hidden is None else f"{max(0.0, min(1.0, x.hidden)):.0%}"
+        exchange = f"{x.exchange_us:,.1f}" if x.exchange_us else ""
+        shown.append(
+            f"{'weak' if x.weak else 'strong':<8} {x.ranks:>5} {x.batch_size:>7} {x.step_us:>11,.1f} {exchange:>11} "
+            f"{hidden:>7} {x.efficiency:>10.1%}"
+        )
+    return shown

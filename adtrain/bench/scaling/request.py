@@ -1,0 +1,36 @@
+"""What one measurement of several ranks is asked for, and what it returns, as JSON between processes."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+
+class Request(NamedTuple):
+    """Steps of a config, or with `exchange_bytes` the exchanges of gradients of that size.
+
+    Attributes:
+        config: a path or a name.
+        batch_size: of all ranks together.
+    """
+
+    config: str
+    overrides: tuple[str, ...]
+    device: str
+    batch_size: int
+    exchange_bytes: int = 0
+
+    @classmethod
+    def from_text(cls, text: str) -> Request:
+        values = json.loads(text)
+        return cls(**{**values, "overrides": tuple(values["overrides"])})
+
+
+class Measured(NamedTuple):
+    """Microseconds of a step, or of the exchanges of a step, in each sample; and the bytes of the gradients."""
+
+    ranks: int
+    batch_size: int
+    microseconds: tuple[float, ...]
+    gradient_bytes: int
+    device: str

@@ -1,0 +1,101 @@
+"""One rank of a measurement: times steps, or exchanges alone. Rank 0 prints a line of JSON.
+
+Started as `mpiexec -n N python -m adtrain.bench.scaling.worker REQUEST`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from adtrain.bench.scaling.request import Measured, Request
+from adtrain.distributed.environment import divide_host
+
+SAMPLES = 7
+SAMPLE_SECONDS = 0.3
+"""The approximate time of a sample: many steps, or many exchanges."""
+TIMEOUT = 120.0
+
+
+def steps(request: Request) -> Measured:
+    """Time steps on full batches."""
+    from adtrain import config, training
+    from adtrain.core import tree
+    from adtrain.core.array import array
+
+    overrides = [*request.overrides, f"data.batch_size={request.batch_size}"]
+    experiment = training.prepare(config.load(request.config, overrides))
+    state = experiment.divided(tree.map(lambda x: x.numpy(), experiment.initial_state("cpu")))
+    take = training.continuation(experiment, tree.map(lambda x: array(x, device=request.device), state), request.device)
+    return _measured(request, take, sum(x.nbytes for x in tree.leaves(state.params)))
+
+
+def exchanges(request: Request) -> Measured:
+    """Time an all-to-all and an all-gather of float32 numbers, one after the other, as in a step."""
+    from adtrain import ops
+    from adtrain.core import communicator
+    from adtrain.core.array import array
+    from adtrain.core.staging import stage
+    from adtrain.passes import ALL, place_collectives
+
+    ranks = communicator.current().size
+    count = request.exchange_bytes // 4 // ranks
+
+    def exchange(x: Any) -> Any:
+        return ops.all_gather(ops.all_to_all(x)[0]) + 0.0
+
+    staged = stage(exchange, (*ALL, place_collectives), donate=(0,))
+    held = [array(np.zeros((ranks, count), np.float32), device=request.device)]
+
+    def take(times: int) -> None:
+        held.append(staged.repeat(times, held.pop()))
+
+    return _measured(request, take, count * ranks * 4)
+
+
+def _measured(request: Request, take: Callable[[int], object], size: int) -> Measured:
+    from adtrain.core import communicator
+    from adtrain.core.backend import backend
+    from adtrain.training import agreement
+
+    device = backend(request.device)
+
+    def seconds(times: int) -> float:
+        device.synchronize()
+        communicator.all_gathered(np.zeros(1))  # all ranks begin together
+        started = perf_counter()
+        take(times)
+        device.synchronize()
+        return perf_counter() - started
+
+    seconds(20)  # compilation, connections, graphs
+    times = agreement.of_first_rank(max(10, int(SAMPLE_SECONDS / (seconds(20) / 20)) // 10 * 10))
+    samples = tuple(1e6 * seconds(times) / times for _ in range(SAMPLES))
+    return Measured(communicator.current().size, request.batch_size, samples, size, device.device_name())
+
+
+def main() -> None:
+    """Measure what the argument, a Request as JSON, describes."""
+    divide_host(os.environ)
+    from adtrain.core import communicator
+    from adtrain.core.errors import AdtrainError
+    from adtrain.distributed.session import joined
+
+    request = Request.from_text(sys.argv[1])
+    try:
+        with joined(TIMEOUT, lambda line: print(line, file=sys.stderr), lambda error: (str(error), 2)):
+            found = exchanges(request) if request.exchange_bytes else steps(request)
+            if communicator.current().rank == 0:
+                print(json.dumps(found._asdict()), flush=True)
+    except AdtrainError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

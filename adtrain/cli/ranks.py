@@ -1,0 +1,63 @@
+"""`--ranks N` and `--timeout S`, and the job that a command is part of."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from adtrain.cli.options import LAUNCHING
+from adtrain.cli.output import message
+from adtrain.distributed.environment import place
+from adtrain.distributed.launch import launch
+from adtrain.distributed.session import joined
+
+MOST_RANKS = 4096
+
+
+def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options, and the command as a rank of its job: it starts itself N times, or was started by a launcher."""
+
+    def is_launching(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+        ctx.meta[LAUNCHING] = value is not None and place(os.environ) is None
+        return value
+
+    @functools.wraps(command)
+    def as_rank(*args: Any, ranks: int | None, timeout: float, **options: Any) -> None:
+        found = place(os.environ)
+        if ranks is not None and found is None:
+            raise SystemExit(launch(ranks, sys.argv[1:], timeout, message))
+        if ranks is not None and found is not None and ranks != found.size:
+            raise click.UsageError(f"found --ranks {ranks}, but {found.launcher} started {found.size} processes")
+        with joined(timeout, message, _described):
+            command(*args, **options)
+
+    ranks_option = click.option(
+        "--ranks",
+        type=click.IntRange(1, MOST_RANKS),
+        metavar="N",
+        is_eager=True,
+        callback=is_launching,
+        help="Train with N processes of this machine, one GPU each; data.shards keeps the result the same.",
+    )
+    timeout_option = click.option(
+        "--timeout",
+        type=click.FloatRange(min=1),
+        metavar="S",
+        default=300.0,
+        show_default=True,
+        help="Seconds after which a process of several that does not answer ends all.",
+    )
+    decorated: Callable[..., None] = ranks_option(timeout_option(as_rank))
+    return decorated
+
+
+def _described(error: Exception) -> tuple[str, int]:
+    from adtrain.cli.main import described  # it imports the commands
+
+    lines, code = described(error)
+    return "\n".join(lines), code

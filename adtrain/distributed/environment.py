@@ -1,0 +1,130 @@
+"""Which rank of which job this process is, from the variables that launchers set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from typing import NamedTuple
+
+from adtrain.core.errors import AdtrainError
+
+
+class Place(NamedTuple):
+    """A process's place in its job.
+
+    Attributes:
+        rank: its number, from 0 to size - 1.
+        size: the number of processes.
+        local_rank: its number among those of its host.
+        local_size: how many there are on its host; `size` where the launcher does not say.
+        launcher: what started it, for messages.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launcher: str
+
+
+class _Variables(NamedTuple):
+    """The names of a launcher's variables."""
+
+    launcher: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+# In this order. PMI_RANK is set by MPICH and Intel MPI. A shell inside a Slurm allocation has SLURM_PROCID and
+# SLURM_NTASKS too, but is not a task of a step.
+_LAUNCHERS = (
+    _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Variables("mpiexec", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    _Variables("mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Variables("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)
+
+
+def place(environment: Mapping[str, str]) -> Place | None:
+    """The place of a process with these environment variables; None for a process that no launcher started.
+
+    Raises:
+        AdtrainError: a launcher's variables contradict each other, or are not numbers.
+    """
+    for names in _LAUNCHERS:
+        if names.rank in environment and names.size in environment:
+            rank = _number(environment, names.rank)
+            size = _number(environment, names.size)
+            local = _number(environment, names.local_rank) if names.local_rank in environment else rank
+            if not (rank < size and local < size):
+                expected = "expected ranks below the number of ranks"
+                raise AdtrainError(
+                    f"found {names.rank}={rank}, {names.local_rank}={local} and {names.size}={size}, {expected}"
+                )
+            beside = _number(environment, names.local_size) if names.local_size in environment else size
+            return Place(rank, size, local, beside, names.launcher)
+    return None
+
+
+def other_rank(environment: Mapping[str, str]) -> bool:
+    """Whether a process with these variables is a rank other than 0."""
+    try:
+        found = place(environment)
+    except AdtrainError:  # reported where the rank is needed
+        return False
+    return found is not None and found.rank > 0
+
+
+def threads(environment: Mapping[str, str], cores: int, usable: int) -> int | None:
+    """How many threads a rank gets, so that those of a host do not compete for its cores; None to leave it alone.
+
+    Args:
+        cores: of the host.
+        usable: those that this process may use. If they are fewer, the launcher has divided them.
+    """
+    try:
+        found = place(environment)
+    except AdtrainError:
+        return None
+    if found is None or "OMP_NUM_THREADS" in environment or usable < cores:
+        return None
+    return max(1, cores // found.local_size)
+
+
+def divide_host(environment: MutableMapping[str, str]) -> None:
+    """Give a rank its part of the host's cores and GPUs, before a library that reads the variables is loaded."""
+    cores = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    if count := threads(environment, cores, usable):
+        environment["OMP_NUM_THREADS"] = str(count)
+    if (gpu := visible_gpu(environment)) is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+
+
+def visible_gpu(environment: Mapping[str, str]) -> str | None:
+    """The value of CUDA_VISIBLE_DEVICES that gives a rank a GPU of its own; None to leave it alone.
+
+    It is the one at the local rank among those that are visible. A single visible one was chosen by the launcher.
+    """
+    try:
+        found = place(environment)
+    except AdtrainError:
+        return None
+    if found is None or found.size == 1:
+        return None
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return str(found.local_rank)
+    names = [name for name in visible.split(",") if name]
+    if len(names) < 2:
+        return None
+    return names[found.local_rank] if found.local_rank < len(names) else ""
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not (text.isascii() and text.isdigit()):
+        raise AdtrainError(f"found {name}={text!r} in the environment, expected a number, as a launcher sets it")
+    return int(text)

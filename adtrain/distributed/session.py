@@ -1,0 +1,173 @@
+"""A rank's membership in its job: the communicator, the watchdog, and how a rank ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn, TypeVar
+
+from adtrain.core import communicator
+from adtrain.core.errors import AdtrainError
+from adtrain.distributed.environment import Place, place
+from adtrain.distributed.launch import ADDRESS, DIED, TOKEN
+from adtrain.distributed.mpi import MpiCommunicator
+from adtrain.distributed.watchdog import Watchdog, Watched
+
+T = TypeVar("T")
+
+
+class Session:
+    """A rank of a job.
+
+    Attributes:
+        ranks: the communicator.
+    """
+
+    def __init__(self, found: Place, timeout: float, report: Callable[[str], None]) -> None:
+        self.report = report
+        self.ranks = MpiCommunicator()
+        if (self.ranks.rank, self.ranks.size) != (found.rank, found.size):
+            raise AdtrainError(
+                f"{found.launcher} started {found.size} processes, but MPI knows {self.ranks.size}: "
+                "start them with the mpiexec of the MPI library that mpi4py uses"
+            )
+        self.watchdog: Watchdog | None = None
+        self.watched = self._watch(timeout)
+
+    def _watch(self, timeout: float) -> Watched:
+        """Connect to the launcher's watchdog; without one, to a watchdog in rank 0."""
+        with communicator.using(self.ranks):
+            address, token = os.environ.get(ADDRESS), os.environ.get(TOKEN, "")
+            if address is None and self.ranks.rank == 0:
+                token = secrets.token_hex(16)
+                self.watchdog = Watchdog(self.ranks.size, timeout, token, self._ended, self._end, "")
+                address = f"{socket.gethostname()}:{self.watchdog.port}"
+            address, token = json.loads(communicator.gathered_texts(json.dumps([address, token]))[0])
+        host, port = address.rsplit(":", 1)
+        if host == socket.gethostname():
+            host = "127.0.0.1"
+        ranks = self.ranks
+        end = _exit_now if self.watchdog is None else self._is_ending
+        return Watched((host, int(port)), token, ranks.rank, lambda: (ranks.entered, ranks.left), end)
+
+    def _is_ending(self) -> None:
+        """The watchdog in this process ends the job, and then the process."""
+
+    def _ended(self, line: str | None) -> None:
+        """The watchdog in this process has ended the job."""
+        if line is not None:
+            self.report(f"adtrain: error: {line}")
+
+    def _end(self) -> None:
+        """The watchdog in this process has told all ranks to end."""
+        assert self.watchdog is not None
+        self.watchdog.kill()
+        _exit_now()
+
+    def fail(self, message: str, code: int) -> NoReturn:
+        """End this process and all others after an error of this rank."""
+        self.watched.done.set()
+        self.watched.say(failed=message.removeprefix("adtrain: "), code=code)
+        if self.ranks.rank == 0:
+            if self.watchdog is not None:
+                self.watchdog.dismiss()
+        else:
+            with suppress(OSError):  # until the watchdog has printed the message, or rank 0 its own
+                self.watched.connection.recv(1)
+        _exit_now(code)
+
+
+def _exit_now(code: int = DIED) -> NoReturn:
+    """End the process without MPI's clean-up, which would wait for ranks that are gone."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, RuntimeError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+@contextmanager
+def joined(
+    timeout: float, report: Callable[[str], None], describe: Callable[[Exception], tuple[str, int]]
+) -> Iterator[Session | None]:
+    """Let this process be a rank of its job in a block; None for a process that is alone.
+
+    An exception that leaves the block ends all ranks, unless it is raised by all of them (`agreed`).
+
+    Args:
+        timeout: seconds after which a rank that does not answer is considered to hang.
+        report: prints a line.
+        describe: the message and the exit code for an exception.
+    """
+    found = place(os.environ)
+    if found is None or found.size == 1:
+        yield None
+        return
+    session = Session(found, timeout, report)
+    try:
+        with communicator.using(session.ranks):
+            yield session
+    except (AgreedError, SystemExit):
+        session.watched.close()
+        raise
+    except Exception as error:
+        message, code = describe(error)
+        if session.ranks.rank == 0:
+            report(message)
+        session.fail(message, code)
+    session.watched.close()
+
+
+class AgreedError(AdtrainError):
+    """An error that all ranks raise. Rank 0 prints it."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(str(self).splitlines())
+
+
+def agreed(function: Callable[[], T]) -> T:
+    """The result of `function`, which exchanges nothing, if it succeeds on all ranks.
+
+    Raises:
+        AgreedError: it failed on a rank; the message is that of rank 0, or names the first rank that failed.
+    """
+    ranks = communicator.current()
+    if ranks.size == 1:
+        return function()
+    problem, result = "", None
+    try:
+        result = function()
+    except AdtrainError as error:
+        problem = "\n".join(error.lines)
+    problems = communicator.gathered_texts(problem)
+    if any(problems):
+        rank = next(i for i, x in enumerate(problems) if x)
+        raise AgreedError(problems[rank] if rank == 0 else f"rank {rank}: {problems[rank]}")
+    return result  # type: ignore[return-value]
+
+
+def same_everywhere(what: dict[str, str]) -> None:
+    """Check that all ranks have the same values, such as the text of the config.
+
+    Raises:
+        AgreedError: a rank has another value than rank 0; shows the first lines that differ.
+    """
+    found = [json.loads(text) for text in communicator.gathered_texts(json.dumps([socket.gethostname(), what]))]
+    for rank, (host, values) in enumerate(found):
+        for name, expected in found[0][1].items():
+            if values[name] != expected:
+                ours, theirs = _first_difference(expected, values[name])
+                raise AgreedError(
+                    f"rank {rank} on {host} has another {name} than rank 0: found {theirs}, expected {ours}"
+                )
+
+
+def _first_difference(expected: str, other: str) -> tuple[str, str]:
+    a, b = expected.splitlines() or [""], other.splitlines() or [""]
+    i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return tuple(repr(lines[i].strip()) if i < len(lines) else "nothing" for lines in (a, b))  # type: ignore[return-value]

@@ -1,0 +1,118 @@
+"""Exchanges between ranks, and sums over ranks and shards in a fixed order.
+
+In derivatives the function is the sum of all ranks' results: the cotangent of a value is the sum of those of the ranks
+that received it. The names are those of MPI and NCCL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from adtrain.core import communicator
+from adtrain.core.array import Value
+from adtrain.core.errors import ShapeError
+from adtrain.core.primitive import Primitive, Trait, no_flops
+from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType
+from adtrain.ops.broadcasting import reshape
+from adtrain.ops.common import ArrayLike, as_value
+from adtrain.ops.elementwise import add
+from adtrain.ops.shape import slice, transpose
+
+
+def _all_to_all_shape(x: Any, ranks: int) -> ArrayType:
+    if not x.shape or x.shape[0] != ranks:
+        raise ShapeError(f"all_to_all: found shape {x.shape}, expected {ranks} items along axis 0, one for each rank")
+    return ArrayType(x.shape, x.dtype)
+
+
+def _exchanged_by_member(op: Callable[..., Value], mapped: Sequence[bool], x: Value, ranks: int) -> Value:
+    """The members are at axis 0, the ranks at axis 1."""
+    swapped = (1, 0, *range(2, x.ndim))
+    return transpose(op(transpose(x, swapped), ranks=ranks), swapped)
+
+
+def _gathered_by_member(op: Callable[..., Value], mapped: Sequence[bool], x: Value, ranks: int) -> Value:
+    return transpose(op(x, ranks=ranks), (1, 0, *range(2, x.ndim + 1)))
+
+
+all_to_all_p: Primitive = Primitive(
+    "all_to_all",
+    _all_to_all_shape,
+    lambda x, ranks: communicator.all_exchanged(x),
+    [lambda out, x, ranks: lambda ct: bind(all_to_all_p, ct, ranks=ranks)],
+    no_flops,
+    traits=(Trait.COLLECTIVE,),
+    batch=_exchanged_by_member,
+)
+all_gather_p: Primitive = Primitive(
+    "all_gather",
+    lambda x, ranks: ArrayType((ranks, *x.shape), x.dtype),
+    lambda x, ranks: communicator.all_gathered(x),
+    [lambda out, x, ranks: lambda ct: tree_sum(bind(all_to_all_p, ct, ranks=ranks))],
+    no_flops,
+    traits=(Trait.COLLECTIVE,),
+    batch=_gathered_by_member,
+)
+
+
+def all_gather(x: ArrayLike) -> Value:
+    """``x`` of every rank along a new axis 0, in the order of the ranks."""
+    return bind(all_gather_p, as_value(x), ranks=communicator.current().size)
+
+
+def all_to_all(x: ArrayLike) -> Value:
+    """Item r of the result is the item that rank r has for this rank: its ``x[rank]``.
+
+    Raises:
+        ShapeError: axis 0 has another length than the number of ranks.
+    """
+    return bind(all_to_all_p, as_value(x), ranks=communicator.current().size)
+
+
+def all_reduce(x: ArrayLike) -> Value:
+    """The sum of ``x`` over all ranks, the same bits on each: see `tree_sum`."""
+    return tree_sum(all_gather(x))
+
+
+def tree_sum(x: Value) -> Value:
+    """The sum over axis 0 in a binary tree of neighbours: (x0 + x1) + (x2 + x3).
+
+    For a length that is a power of two, sums of halves, quarters and so on are sums in the same tree.
+    """
+    return pairwise_sum([_item(x, i) for i in range(x.shape[0])])
+
+
+def pairwise_sum(values: Sequence[Value]) -> Value:
+    """The sum of values in the same tree."""
+    while len(values) > 1:
+        pairs = [add(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
+        values = [*pairs, *values[2 * len(pairs) :]]
+    return values[0]
+
+
+def _item(x: Value, i: int) -> Value:
+    if x.shape[0] == 1:
+        return reshape(x, x.shape[1:])
+    starts, stops = [i, *[0] * (x.ndim - 1)], [i + 1, *x.shape[1:]]
+    return reshape(slice(x, starts, stops), x.shape[1:])
+
+
+fusion_barrier_p: Primitive = Primitive(
+    "fusion_barrier",
+    lambda *xs: tuple(ArrayType(x.shape, x.dtype) for x in xs) if len(xs) > 1 else ArrayType(xs[0].shape, xs[0].dtype),
+    lambda *xs: xs if len(xs) > 1 else xs[0],
+    flops=no_flops,
+    view=True,
+    traits=(Trait.BARRIER,),
+)
+
+
+def fusion_barrier(*values: Value) -> tuple[Value, ...]:
+    """The values. Passes do not merge equations before it with equations after it; see `passes.regions`.
+
+    So the bits of a value do not depend on what else a Program computes. It has no derivative.
+    """
+    found = bind(fusion_barrier_p, *values)
+    return (found,) if isinstance(found, Value) else found

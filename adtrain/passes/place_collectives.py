@@ -1,0 +1,60 @@
+"""Place exchanges: each starts as soon as its argument is complete, and is waited for where its result is first read.
+
+So an exchange of the gradients of the last layers runs while those of the first layers are computed (Li et al.,
+"PyTorch Distributed", VLDB 2020). All ranks have the same exchanges in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adtrain.core.fused import renamed
+from adtrain.core.primitive import Primitive, Trait, no_flops
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
+from adtrain.passes.groups import producers_first
+
+exchange_done_p: Primitive = Primitive(
+    "exchange_done",
+    lambda received, sent: ArrayType(received.shape, received.dtype),
+    lambda received, sent: received,
+    flops=no_flops,
+    view=True,
+    traits=(Trait.RESHAPE,),
+)
+"""``exchange_done(received, sent)``: ``received``, once the exchange that writes it is over. Until then the memory of
+both is in use."""
+
+
+def place_collectives(program: Program) -> Program:
+    """``program`` with the equations that an exchange needs before all others, and `exchange_done` after each exchange.
+
+    Applied after all other passes.
+    """
+    collectives = [i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE)]
+    if not collectives:
+        return program
+    producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
+    needs = [{producer[v] for v in e.inputs if v in producer} for e in program.equations]
+    order = producers_first([*collectives, *range(len(needs))], needs.__getitem__)
+    done: dict[Variable, Variable] = {}
+    pending: dict[Variable, Equation] = {}
+    equations: list[Equation] = []
+
+    def wait(read: tuple[Variable, ...]) -> None:
+        for v in read:
+            if v in pending:
+                e = pending.pop(v)
+                done[v] = Variable(v.type, v.device)
+                inputs = (v, *(done.get(x, x) for x in e.inputs))
+                equations.append(Equation(exchange_done_p, inputs, {}, (done[v],), e.scope, e.phase))
+
+    for i in order:
+        e = program.equations[i]
+        wait(e.inputs)
+        e = renamed(e, done)
+        equations.append(e)
+        if e.has(Trait.COLLECTIVE):
+            pending[e.outputs[0]] = e
+    wait(program.outputs)
+    return replace(program, equations=tuple(equations), outputs=tuple(done.get(v, v) for v in program.outputs))

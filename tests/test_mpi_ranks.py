@@ -1,0 +1,232 @@
+"""Training by processes that exchange through MPI: the same bytes as one process, and faults.
+
+The tests that need several networks use ranks as threads, which start at once: see test_train_ranks.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import indent
+from time import monotonic
+
+import pytest
+from training_runs import write_config
+from waiting import wait_until
+
+from adtrain import training as training_package
+from adtrain.config import load
+from adtrain.training import RunFolder, checkpoint
+from adtrain.training.recorded_run import run_in_folder
+
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.needs_mpi,
+]
+LONG = ["--set", "training.epochs=1000000", "--set", "training.checkpoint_every=20"]
+ENDS_WITHIN = 10.0
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "adtrain", "train", *map(str, arguments), "--device", "cpu", "--profile-steps", "0"]
+
+
+def run(*arguments: object, mpiexec: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    before = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(mpiexec)] if mpiexec else []
+    return subprocess.run(
+        [*before, *command(*arguments)], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def ranks_of(folder: Path) -> dict[int, int]:
+    """The process ids of the ranks that train into the folder, by rank."""
+    found = {}
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and str(folder).encode() in (process / "cmdline").read_bytes():
+                variables = dict(x.split(b"=", 1) for x in (process / "environ").read_bytes().split(b"\0") if b"=" in x)
+                if b"PMI_RANK" in variables and b"adtrain" in (process / "cmdline").read_bytes():
+                    found[int(variables[b"PMI_RANK"])] = int(process.name)
+        except (FileNotFoundError, PermissionError, ProcessLookupError):
+            continue
+    return found
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path)
+
+
+@pytest.fixture
+def training(config: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A training of two ranks into tmp_path / "run" that would not end, after its first checkpoint."""
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        command(config, "--ranks", 2, "--output-dir", folder, "--timeout", 3, *LONG, "-q"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until((folder / "last.safetensors").exists, process)
+    yield process
+    process.kill()
+    process.communicate()
+    for pid in ranks_of(folder).values():
+        os.kill(pid, signal.SIGKILL)
+
+
+def ended(process: subprocess.Popen[str], folder: Path) -> tuple[int, list[str]]:
+    """The exit code and the lines of standard error, after a check that all processes have ended in time."""
+    started = monotonic()
+    _, errors = process.communicate()
+    assert monotonic() - started < ENDS_WITHIN + 3, "seconds, with --timeout 3"
+    assert ranks_of(folder) == {}
+    return process.returncode, errors.splitlines()
+
+
+def trained_here(config: Path, folder: Path, *settings: str) -> bytes:
+    """model.safetensors of one rank, trained in this process."""
+    experiment = training_package.prepare(load(config, settings))
+    run_in_folder(RunFolder.create(experiment, folder), experiment)
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_two_and_four_ranks_write_the_bytes_of_one_and_rank_0_alone_prints(config: Path, tmp_path: Path) -> None:
+    settings = ["data.validation=0.2", "training.clip_norm=0.5"]
+    options = [option for setting in settings for option in ("--set", setting)]
+    two = run(config, *options, "--ranks", 2, "--output-dir", tmp_path / "2", "-q")
+    assert (two.returncode, two.stdout, two.stderr) == (0, f"{tmp_path / '2'}\n", "")
+    four = run(config, *options, "--output-dir", tmp_path / "4", "-q", mpiexec=4)
+    assert (four.returncode, four.stderr) == (0, "")
+    for ranks in (2, 4):
+        expected = trained_here(config, tmp_path / f"one, {ranks}", *settings, f"data.shards={ranks}")
+        assert (tmp_path / f"{ranks}" / "model.safetensors").read_bytes() == expected
+    for name in ("last.safetensors", "best.safetensors", "config.yaml"):
+        assert (tmp_path / "2" / name).read_bytes() == (tmp_path / "one, 2" / name).read_bytes(), name
+
+
+def test_a_killed_rank_ends_all_and_one_rank_continues(
+    training: subprocess.Popen[str], config: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    os.kill(ranks_of(folder)[1], signal.SIGKILL)
+    code, errors = ended(training, folder)
+    assert code == 1
+    assert errors == [f"adtrain: error: rank 1 on {os.uname().nodename} died; all ranks end"]
+    step = checkpoint.read(folder / "last.safetensors").progress.step
+    resumed = run("--resume", folder, "-q", "--steps", step + 3, "--set", "data.shards=2")
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert checkpoint.read(folder / "last.safetensors").progress.step == step + 3
+
+
+def test_a_stopped_rank_ends_all_after_the_timeout(training: subprocess.Popen[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    os.kill(ranks_of(folder)[1], signal.SIGSTOP)
+    code, errors = ended(training, folder)
+    assert code == 1
+    assert errors == [f"adtrain: error: rank 1 on {os.uname().nodename} has not answered for 3 s; all ranks end"]
+
+
+@pytest.mark.parametrize(("number", "to_rank"), [(signal.SIGINT, None), (signal.SIGTERM, 1)])
+def test_a_signal_to_the_launcher_or_to_a_rank_ends_all_with_a_checkpoint(
+    training: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, to_rank: int | None
+) -> None:
+    folder = tmp_path / "run"
+    os.kill(training.pid if to_rank is None else ranks_of(folder)[to_rank], number)
+    code, errors = ended(training, folder)
+    assert code == 128 + number
+    assert errors[-1].startswith("stopped at step ")
+    assert errors[-1].endswith(f"continue with: adtrain train --resume {folder}")
+
+
+PROGRAM = """
+import os, sys
+if os.environ["PMI_RANK"] == "{rank}":
+{change}
+sys.argv[0] = "adtrain"
+from adtrain.__main__ import main
+main()
+"""
+FULL_DISK = """
+import resource, signal
+from adtrain.training.run_folder import RunFolder
+write = RunFolder.write_checkpoint
+def limited(self, *arguments):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    write(self, *arguments)
+RunFolder.write_checkpoint = limited
+"""
+BROKEN = """
+from adtrain.training.loop import StepLoop
+def broken(self):
+    raise ValueError("broken on purpose")
+StepLoop.row = property(broken)
+"""
+
+
+def run_changed(change: str, rank: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Two ranks, one of which runs the Python lines `change` first."""
+    program = PROGRAM.format(rank=rank, change=indent(change, "    "))
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    started: list[str] = [str(mpiexec), "-n", "2", sys.executable, "-c", program, *command(*arguments)[3:]]
+    return subprocess.run(started, capture_output=True, text=True)
+
+
+def test_a_full_disk_at_rank_0_ends_all(config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    layers = ["--set", "model.layers=[linear: 300, linear: 3]"]
+    done = run_changed(FULL_DISK, 0, config, "--output-dir", folder, *layers, "-q")
+    assert done.returncode != 0
+    assert done.stderr.splitlines() == [
+        f"adtrain: error: {folder / 'last.safetensors'}: cannot be written (File too large)"
+    ]
+    assert ranks_of(folder) == {}
+    assert not (folder / "last.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("sys.argv += ['--set', 'optimizer.adam.lr=0.5']", "has another config than rank 0: found 'lr: 0.5', expected"),
+        ("import adtrain.version; adtrain.version.__version__ = '0.0'", "has another version of adtrain than rank 0"),
+        ("sys.argv += ['--set', 'data.path=/nowhere']", "rank 1: /nowhere: "),
+    ],
+)
+def test_a_rank_that_differs_from_rank_0_is_refused(config: Path, tmp_path: Path, change: str, message: str) -> None:
+    done = run_changed(change, 1, config, "--output-dir", tmp_path / "run", "-q")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert message in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_exception_in_one_rank_ends_all_and_is_shown(config: Path, tmp_path: Path) -> None:
+    done = run_changed(BROKEN, 1, config, "--output-dir", tmp_path / "run", "-q")
+    assert done.returncode not in (0, 2)
+    (shown,) = done.stderr.splitlines()
+    assert shown.startswith(
+        f"adtrain: error: rank 1 on {os.uname().nodename}: internal error: ValueError: broken on purpose"
+    )
+
+
+def test_an_error_of_all_ranks_is_printed_once(config: Path, tmp_path: Path) -> None:
+    done = run(config, "--ranks", 2, "--output-dir", tmp_path / "run", "-q", "--set", "optimizer={sgd: {lr: 1.0e+30}}")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("adtrain: error: the loss is nan at step 2")
+
+
+def test_missing_parts_are_one_line_that_says_how_to_install_them(config: Path, tmp_path: Path) -> None:
+    hidden = "import adtrain.distributed.launch as launch; launch.find_spec = lambda name: None"
+    program = f"{hidden}; from adtrain.__main__ import main; main()"
+    arguments = command(config, "--ranks", 2, "--output-dir", tmp_path / "run")[3:]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "adtrain: error: --ranks needs mpi4py and mpiexec; mpi4py is not installed: pip install 'adtrain[mpi]'"
+    ]

@@ -1,0 +1,154 @@
+"""Training by several ranks, as threads: the same bytes for each number of ranks that divides the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from thread_ranks import ThreadRank, on_ranks
+from training_runs import write_config
+
+from adtrain import config, training
+from adtrain.config import ConfigError
+from adtrain.core import tree
+from adtrain.training import RunFolder, model_file
+from adtrain.training.run_folder import LAST, Recorder
+from adtrain.training.sharding import Sharding
+from adtrain.training.trainer import Start
+
+pytestmark = pytest.mark.compiled
+
+CNN = """model.layers=[
+    {conv2d: {out_channels: 4, kernel_size: 3}}, batch_norm2d, relu, {max_pool2d: 2}, flatten, {dropout: 0.3},
+    {linear: 3}]"""
+IMAGES = ("model.input=[1,6,6]", CNN)
+CASES = {
+    # 90 images: the last batch of an epoch has 10, in shards of 5 or of 3, 3, 2 and 2
+    "adam": (2, [1, 2], []),
+    "empty shards": (4, [1, 4], ["data.batch_size=29", "optimizer={adamw: {lr: 0.01}}", "schedule=one_cycle"]),
+    "convolutions, batch norm, dropout, clipping by norm": (
+        4, [1, 2, 4], [*IMAGES, "training.clip_norm=0.5", "data.validation=0.2", "training.epochs=2"]
+    ),
+    "mixup, momentum, clipping by value, early stopping": (
+        2, [1, 2],
+        ["data.augment=[{mixup: 0.2}]", "optimizer={sgd: {lr: 0.3, momentum: 0.9, weight_decay: 0.01}}",
+         "training.clip_value=0.1", "training.epochs=9", "training.early_stopping={patience: 1}"],
+    ),
+}  # fmt: skip
+
+
+def trained(path: Path, ranks: int, settings: Sequence[str]) -> list[tuple[bytes, training.Result]]:
+    """The bytes of model.safetensors, and the result, of each rank."""
+
+    def run(rank: ThreadRank) -> tuple[bytes, training.Result]:
+        experiment = training.prepare(config.load(path, settings))
+        result = training.run(experiment)
+        return model_file.encode(experiment, result.state), result
+
+    return on_ranks(ranks, run)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_number_of_ranks_gives_the_same_bytes_and_scores(tmp_path: Path, case: str) -> None:
+    shards, numbers, settings = CASES[case]
+    path = write_config(tmp_path)
+    runs = [trained(path, ranks, [*settings, f"data.shards={shards}"]) for ranks in numbers]
+    (expected, first), *others = [rank for run in runs for rank in run]
+    for content, result in others:
+        assert content == expected
+        assert (result.train, result.validation, result.test) == (first.train, first.validation, first.test)
+        assert (result.steps, result.ended, result.best) == (first.steps, first.ended, first.best)
+
+
+def test_the_gradient_of_shards_is_that_of_the_batch(tmp_path: Path) -> None:
+    """One SGD step on two shards moves the weights as one step on the whole batch does, up to rounding."""
+    path = write_config(tmp_path)
+    moved = []
+    for settings in ([], ["data.shards=2"], ["data.shards=4"]):
+        cfg = config.load(path, ["training.steps=1", "optimizer={sgd: {lr: 0.5}}", "training.clip_norm=0.3", *settings])
+        moved.append(tree.leaves(training.run(training.prepare(cfg)).state.params))
+    for sharded in moved[1:]:
+        for x, y in zip(moved[0], sharded, strict=True):
+            np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_optimizer_state_is_divided_among_ranks(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+
+    def held(rank: ThreadRank) -> int:
+        experiment = training.prepare(config.load(path))
+        state = training.run(experiment).state
+        return sum(x.size for x in tree.leaves(state.optimizer["exp_avg"]))
+
+    assert on_ranks(2, held) == [336, 336]  # of 643 parameters, and padding
+
+
+def test_a_run_resumed_on_other_numbers_of_ranks_continues_with_the_same_bytes(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    settings = [*IMAGES, "data.shards=2", "training.epochs=3"]
+    expected = trained(path, 2, settings)[0][0]
+    folder = tmp_path / "run"
+
+    def part(rank: ThreadRank, steps: int) -> bytes:
+        """Train up to `steps` in the folder."""
+
+        def stop() -> bool:
+            return False
+
+        start: Start | None = None
+        if steps == 4:
+            experiment = training.prepare(config.load(path, settings))
+            if rank.rank == 0:
+                RunFolder.create(experiment, folder)
+        else:
+            experiment, _, start, _ = training.resume(folder)
+        recorders = [Recorder(RunFolder(folder), experiment)] if rank.rank == 0 else []
+        taken = [0 if start is None else start.checkpoint.progress.step]
+
+        class Counting(training.Observer):
+            def step_done(self, images: int) -> None:
+                taken[0] += 1
+
+        try:
+            result = training.run(experiment, "cpu", [*recorders, Counting()], start, lambda: taken[0] >= steps)
+        except training.Interrupted:
+            return b""
+        return model_file.encode(experiment, result.state)
+
+    for ranks, steps in ((2, 4), (1, 9), (2, 1000)):
+        found = on_ranks(ranks, lambda rank, steps=steps: part(rank, steps))  # type: ignore[misc]
+        assert (folder / LAST).exists()
+    assert found == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings", "message"),
+    [
+        (2, ["data.shards=1"], "found 1, expected a multiple of the number of ranks, 2"),
+        (3, [], "found 3 ranks and no data.shards, expected a power of two"),
+        (1, ["data.shards=32"], "found 32 shards of batches of 16, expected at most 16"),
+        (1, ["data.shards=3"], "expected a power of two"),
+        (1, ["data.shards=16", "model.layers=[linear: 3, batch_norm1d]"], "needs 2 images per shard of a batch"),
+    ],
+)
+def test_shards_that_do_not_fit_are_refused(tmp_path: Path, ranks: int, settings: list[str], message: str) -> None:
+    path = write_config(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        on_ranks(ranks, lambda rank: training.prepare(config.load(path, settings)))
+
+
+def test_the_number_of_ranks_is_written_into_the_config(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    for shards in on_ranks(2, lambda rank: training.prepare(config.load(path)).config.data.shards):
+        assert shards == 2
+    assert training.prepare(config.load(path)).config.data.shards is None
+
+
+def test_ranks_divide_a_batch_in_order() -> None:
+    batch = np.arange(11)
+    for ranks in (1, 2, 4):
+        parts = [Sharding(4, ranks, rank).part(batch) for rank in range(ranks)]
+        np.testing.assert_array_equal(np.concatenate(parts), batch)
+    assert [Sharding(4, 4, rank).sizes(2) for rank in range(4)] == [[1], [1], [0], [0]]
