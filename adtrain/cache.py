@@ -11,6 +11,8 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +71,18 @@ class Cache:
         path = self.folder / _name(key, content, suffix)
         write_atomic(path, content)
         return path
+
+    @contextmanager
+    def locked(self, key: str) -> Iterator[None]:
+        """Wait for other processes that hold the key, and hold it in a block. Does nothing on systems without fcntl."""
+        try:
+            import fcntl
+        except ImportError:
+            yield
+            return
+        with (self.folder / f"{key}.lock").open("ab") as file:  # `prune` deletes it
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def build_folder(self) -> tempfile.TemporaryDirectory[str]:
         """A temporary folder for the files of one build, as a context manager."""

@@ -8,13 +8,14 @@ import logging
 import os
 import shlex
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from adtrain.assets import asset_path
 from adtrain.backends.cpu.build import Build, Source
 from adtrain.backends.cpu.toolchain import CompilerError, CompilerKilled, KernelError, find_compiler, processor
 from adtrain.cache import digest, open_cache, reason
+from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError
 
 __all__ = ["CompilerError", "describe", "load"]
@@ -58,7 +59,10 @@ def load(program_source: str, kernels: Collection[Source], functions: Sequence[s
                 cache.remove(key, ".so")
                 for object_key in objects:
                     cache.remove(object_key, ".o")
-        library = cache.store(key, ".so", Build(compiler, cache, folder).run(program_source, objects))
+        with cache.locked(key) if communicator.current().size > 1 else nullcontext():
+            library = cache.find(key, ".so")  # another rank may have compiled it meanwhile
+            if library is None:
+                library = cache.store(key, ".so", Build(compiler, cache, folder).run(program_source, objects))
         cache.prune()
         try:
             return _loaded(library, functions)
