@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +31,8 @@ class Optimizer(CheckedArguments):
     """An update rule. `lr` is the learning rate of updates that are given none."""
 
     left_out = ("params", Iterable, "the parameters are arguments of init and update")
+    traceable: ClassVar[tuple[str, ...]] = ()
+    """Options that may be traced numbers in `update`, in addition to `lr`."""
     lr: Positive
 
     def __post_init__(self) -> None:
@@ -42,6 +45,16 @@ class Optimizer(CheckedArguments):
 
     def _check(self, name: str, low: float = 0, below: float = inf) -> None:
         options.check_number(self.kind(), name, getattr(self, name), low, below)
+
+    def with_traced(self, numbers: Mapping[str, Any]) -> Optimizer:
+        """A copy whose options `numbers`, of `traceable` and `lr`, are traced numbers or values. Nothing is checked.
+
+        An option that is 0 may leave an operation out, so a number that stands for 0 is not the same as the option 0.
+        """
+        changed = copy.copy(self)
+        for name, number in numbers.items():
+            object.__setattr__(changed, name, number)
+        return changed
 
     @abstractmethod
     def init(self, params: Tree) -> OptState:
@@ -100,8 +113,13 @@ def zero_step(params: Tree) -> Value:
     return ops.zeros((), dtype=np.int64, device=device_of(params))
 
 
+def is_zero(option: Any) -> bool:
+    """Whether an option is the number 0. A traced number is not."""
+    return isinstance(option, (int, float)) and option == 0
+
+
 def add_decay(grads: Tree, params: Tree, weight_decay: float) -> Tree:
     """grads + weight_decay * params: the gradients of the loss plus weight_decay / 2 |params|²."""
-    if weight_decay == 0:
+    if is_zero(weight_decay):
         return grads
     return tree.map(lambda g, p: g + weight_decay * p, grads, params)
