@@ -50,7 +50,11 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) 
         DataError: the data are missing or damaged.
     """
     cfg = with_absolute_paths(cfg, data_too=arrays is None)
-    images = read_data(cfg, arrays)
+    return of_data(cfg, read_data(cfg, arrays), mode)
+
+
+def of_data(cfg: Config, images: DataSet, mode: Mode = Mode.FUSED) -> Experiment:
+    """`prepare` for a config with absolute paths and its data, whose training part includes the validation images."""
     cfg = with_shape(cfg, images.train.images.shape[1:])
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
     experiment = _experiment(cfg, images.with_train(train), validation, mode)
