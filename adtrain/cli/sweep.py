@@ -55,7 +55,9 @@ quiet_option = click.option(
 
 @click.command(short_help="Train many variants of a config together, and rank them.")
 @click.argument("config_path", metavar="[CONFIG]", required=False, type=ConfigName())
-@click.option("--resume", "sweep", type=RunPath(), metavar="SWEEP", help="Continue a sweep that was stopped: its folder.")
+@click.option(
+    "--resume", "sweep", type=RunPath(), metavar="SWEEP", help="Continue a sweep that was stopped: its folder."
+)
 @click.option("--halving", is_flag=True, help="Drop the worse half of the members after 1, 2, 4, ... epochs.")
 @click.option(
     "--by", "rank_by", metavar="METRIC", help="Rank by this, such as validation_accuracy; overrides sweep.rank_by."
@@ -97,7 +99,9 @@ def command(
     are trained beside it. Writes metrics, states and a ranking into the sweep's folder, and the best member as a run.
     """
     if (config_path is None) == (sweep is None):
-        raise click.UsageError("found neither CONFIG nor --resume SWEEP" if sweep is None else "--resume takes no CONFIG")
+        raise click.UsageError(
+            "found neither CONFIG nor --resume SWEEP" if sweep is None else "--resume takes no CONFIG"
+        )
     new_only = {"--halving": halving, "--by": rank_by, "--output-dir": output_dir, "--set": overrides}
     if sweep is not None and (given := [name for name, value in new_only.items() if value]):
         raise click.UsageError(f"{given[0]} is for a new sweep, and --resume SWEEP continues one")
@@ -228,7 +232,9 @@ def _score_names(results: SweepResults) -> list[str]:
     found: dict[str, None] = {}
     for part in ("test", "validation", "train"):
         score = next((each for x in results.members if (each := getattr(x, part)) is not None), None)
-        found |= dict.fromkeys(f"{part}_{name}" for name in (scores.metrics_first(list(score._fields)) if score else ()))
+        found |= dict.fromkeys(
+            f"{part}_{name}" for name in (scores.metrics_first(list(score._fields)) if score else ())
+        )
     return list(found)
 
 
@@ -240,7 +246,14 @@ def _row(found: MemberResult, keys: Sequence[str], names: Sequence[str]) -> list
         values.append("" if score is None else scores.value_text(metric, getattr(score, metric)))
     status = {"finished": "", "dropped": f"dropped after epoch {found.epochs}"}
     told = status.get(found.status, f"failed at step {found.failed_at}")
-    return [str(found.rank), str(found.member), values[0], *(_setting(found.values[key]) for key in keys), *values[1:], told]
+    return [
+        str(found.rank),
+        str(found.member),
+        values[0],
+        *(_setting(found.values[key]) for key in keys),
+        *values[1:],
+        told,
+    ]
 
 
 def _setting(value: Any) -> str:

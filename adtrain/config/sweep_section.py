@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NoReturn
@@ -107,32 +107,27 @@ def parse(section: Node) -> Sweep:
         raise _error(section, "", f"found {found(section.plain())}, expected a mapping of keys to lists of values")
     problems: list[Problem] = []
     axes: list[Axis] = []
-    options: dict[str, Any] = {}
-    draw_seed = 0
-
-    def attempt(read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except ConfigError as error:
-            problems.extend(error.problems)
-            return None
-
-    if "draw_seed" in section.value:
-        draw_seed = attempt(lambda: _integer(section.value["draw_seed"], "draw_seed", 0)) or 0  # type: ignore[index]
-    for key, node in section.value.items():
+    options: dict[str, Any] = {"draw_seed": 0}
+    for key, node in sorted(section.value.items(), key=lambda item: item[0] not in OPTIONS):  # options first
         where = section.key_where.get(key, node.where)
-        if key == "rank_by":
-            options["rank_by"] = attempt(lambda node=node: _metric(node))
-        elif key == "order":
-            options["shared_order"] = attempt(lambda node=node: _one_of(node, "order", ORDERS)) == "shared"
-        elif key != "draw_seed":
-            axis = attempt(lambda key=key, node=node, where=where: _axis(key, node, where, draw_seed))
-            axes += [axis] if axis else []
+        try:
+            if key in OPTIONS:
+                options[key] = _option(key, node)
+            else:
+                axes.append(_axis(key, node, where, options["draw_seed"]))
+        except ConfigError as error:
+            problems += error.problems
     if not problems:
         problems += _inconsistent(section, axes)
     if problems:
         raise ConfigError(problems)
-    return Sweep(tuple(axes), **options)
+    return Sweep(tuple(axes), options.get("rank_by"), options.get("order") == "shared")
+
+
+def _option(key: str, node: Node) -> Any:
+    if key == "draw_seed":
+        return _integer(node, key, 0)
+    return _metric(node) if key == "rank_by" else _one_of(node, key, ORDERS)
 
 
 def _inconsistent(section: Node, axes: Sequence[Axis]) -> list[Problem]:
@@ -209,7 +204,7 @@ def _range(node: Node, key: str) -> range:
     if not 1 <= len(numbers) <= 3 or not all(_is_integer(x) for x in numbers) or (len(numbers) == 3 and not numbers[2]):
         expected = "expected a count, [start, stop] or [start, stop, step] of integers"
         _refuse(node.where, f"{key}.range", f"found {found(node.plain())}, {expected}")
-    values = range(*numbers)  # type: ignore[arg-type]
+    values = range(*numbers)
     if not 1 <= len(values) <= MAX_MEMBERS:
         _refuse(node.where, f"{key}.range", f"found {found(node.plain())}, expected 1 to {MAX_MEMBERS:,} values")
     return values

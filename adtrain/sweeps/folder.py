@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.files import open_regular, read_regular, remove_temporaries, unwritable, write_atomic
 from adtrain.sweeps.members import Group
-from adtrain.sweeps.step import Tally
+from adtrain.sweeps.step import empty_tally
 from adtrain.sweeps.wave import WaveState
 from adtrain.training import tensor_file
 from adtrain.training.run_folder import DEFAULT_PARENT
@@ -229,12 +230,8 @@ class SweepFolder:
         count, experiment = len(about.members), group.experiment
         one = experiment.random_initial_state("cpu")
         expected = {name: np.broadcast_to(x.numpy(), (count, *x.shape)) for name, x in _names(one).items()}
-        zero = experiment.network.task.zero()
-        counts = np.zeros(count, np.int64)
-        tally = Tally(
-            np.int64(0), np.zeros(count), np.broadcast_to(zero, (count, *zero.shape)), counts, np.int64(0)  # type: ignore[arg-type]
-        )
-        named = {name: np.asarray(x) for name, x in tensor_file.named(tally, prefix="tally.").items()}
+        tally = tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu"))
+        named = tensor_file.named(tally, prefix="tally.")
         arrays = file.read({**expected, **(named if about.batches else {})}, "the sweep's members", finite=False)
         state: TrainState = tree.unflatten(tree.flatten(one)[1], [arrays[name] for name in expected])
         found = tree.unflatten(tree.flatten(tally)[1], [arrays[name] for name in named]) if about.batches else None
@@ -259,8 +256,6 @@ class SweepFolder:
     @property
     def advice(self) -> str:
         """How to continue the sweep after it stopped."""
-        import shlex
-
         return f"continue with: adtrain sweep --resume {shlex.quote(str(self.path))}"
 
 

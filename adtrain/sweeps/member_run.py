@@ -101,7 +101,8 @@ def write_run(session: Session, folder: SweepFolder, number: int | None) -> Path
             speed = len(experiment.train) / share if share else 0.0
             run.append_metrics(Epoch(scored.epoch, step, scored.train, scored.validation, share, speed))
             best = best.after(scored.epoch, scored.train, scored.validation)
-    assert found.train is not None and found.test is not None
+    assert found.train is not None
+    assert found.test is not None
     trained = experiment.network, state.params, state.statistics
     metrics = named_metrics(trained, experiment.metrics, experiment.data.classes, experiment.test, "cpu")
     result = Result(

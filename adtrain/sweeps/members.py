@@ -138,11 +138,14 @@ def signature(cfg: Config) -> str:
     values["training"].update(seed=None, init_from=None)
     traceable = ("lr", *config.build.optimizer(cfg).traceable)
     options = cfg.optimizer.options()
-    values["optimizer"] = cfg.optimizer.kind, {
-        # An option of 0 leaves an operation out.
-        name: is_zero(value) if name in traceable else value
-        for name, value in options.items()
-    }
+    values["optimizer"] = (
+        cfg.optimizer.kind,
+        {
+            # An option of 0 leaves an operation out.
+            name: is_zero(value) if name in traceable else value
+            for name, value in options.items()
+        },
+    )
     return json.dumps(values, sort_keys=True, default=str)
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from adtrain.sweeps.folder import MemberEpoch
-from adtrain.training.scores import HIGHER_IS_BETTER, Score, value_text
-
-__all__ = ["best", "ranked", "survivors", "value", "value_text"]
+from adtrain.training.scores import HIGHER_IS_BETTER, Score
 
 
 def higher_is_better(metric: str) -> bool:

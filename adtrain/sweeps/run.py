@@ -19,7 +19,7 @@ from adtrain.sweeps import ranking
 from adtrain.sweeps.folder import EpochLine, MemberEpoch, MemberResult, SweepFolder, SweepOptions, SweepResults
 from adtrain.sweeps.members import Group, Member
 from adtrain.sweeps.wave import EpochScores, Programs, WaveState, WaveTraining, joined
-from adtrain.training.scores import Score
+from adtrain.training.scores import Score, value_text
 
 SAVE_SECONDS = 30.0
 """The least time between two checkpoints within a rung."""
@@ -164,15 +164,15 @@ class SweepRun:
         for now, last in zip(line.members, before, strict=True):
             if now.failed_at is not None and (last is None or last.failed_at is None):
                 values = ", ".join(f"{key} {value}" for key, value in self.members[now.member].values.items())
-                self.watch.line(f"member {now.member} failed at step {now.failed_at}: its loss is not finite ({values})")
+                self.watch.line(
+                    f"member {now.member} failed at step {now.failed_at}: its loss is not finite ({values})"
+                )
         text = f"group {group.number}: epoch {line.epoch}/{group.experiment.epochs}, {len(line.members)} members"
-        values = [ranking.value(x, self.rank_by) for x in finite]
-        known = [x for x in values if x is not None]
-        if known:
-            name = self.rank_by.partition("_")[2]
-            best = ranking.best(known, self.rank_by)
-            text += f", best {self.rank_by} {ranking.value_text(name, best)}, median "
-            text += ranking.value_text(name, float(np.median(known)))
+        found = [x for each in finite if (x := ranking.value(each, self.rank_by)) is not None]
+        if found:
+            best, middle = ranking.best(found, self.rank_by), float(np.median(found))
+            shown = [value_text(self.rank_by.partition("_")[2], x) for x in (best, middle)]
+            text += f", best {self.rank_by} {shown[0]}, median {shown[1]}"
         self.watch.line(f"{text}, {line.seconds:.1f} s")
 
     def _results(self, alive: Sequence[int], seconds: float) -> SweepResults:

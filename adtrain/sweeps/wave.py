@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from adtrain import data, optim
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
-from adtrain.core.vmap import vmap
 from adtrain.data import Split
 from adtrain.passes import ALL
+from adtrain.sweeps.inputs import EpochInputs, WaveInputs
 from adtrain.sweeps.members import Group, Member
-from adtrain.sweeps.step import (
-    DONATED,
-    Settings,
-    Tally,
-    empty_tally,
-    sweep_evaluation,
-    sweep_step,
-    zero_member_totals,
-)
+from adtrain.sweeps.step import DONATED, Tally, empty_tally, sweep_evaluation, sweep_step, zero_member_totals
 from adtrain.training.examples import Resident, on_device
 from adtrain.training.experiment import LOG_ROWS, TOTALS
 from adtrain.training.loop import REPORT_SECONDS
@@ -108,12 +98,11 @@ class WaveTraining:
     ) -> None:
         self.group, self.members, self.programs, self.device = group, members, programs, device
         self.experiment, self.task = group.experiment, group.experiment.network.task
-        self.data_seeds = [group.data_seed(member) for member in members]
+        self.inputs = WaveInputs(group, members, device)
         self.epochs, self.batches = (start.epochs, start.batches) if start else (0, 0)
         self.state = self._uploaded(start.state if start else self._initial_state())
         tally = start.tally if start else None
         self.tally = empty_tally(self.task, len(members), device) if tally is None else self._uploaded(tally)
-        self.rows = {seed: group.rows(seed) for seed in dict.fromkeys(self.data_seeds)}
         self.examples = self._resident(group.whole, "training")
         self.steps_per_report = 1
 
@@ -152,10 +141,10 @@ class WaveTraining:
         `stop` is called about every REPORT_SECONDS, and `report` with the number of examples of each call.
         """
         started, number = perf_counter(), self.epochs + 1
-        sizes = self._batch_sizes()
+        sizes, inputs = self._batch_sizes(), self.inputs.epoch(number)
         while self.batches < len(sizes):
             for batches in self._groups(sizes[self.batches :]):
-                if not self._take(batches, sizes, stop, report):
+                if not self._take(batches, sizes[self.batches], inputs, stop, report):
                     return None
         losses, sums, finite = (x.numpy() for x in (self.tally.loss, self.tally.sums, self.tally.finite))
         count = sum(sizes)
@@ -184,12 +173,12 @@ class WaveTraining:
                 count = 0
 
     def _take(
-        self, count: int, sizes: Sequence[int], stop: Callable[[], bool], report: Callable[[int], object]
+        self, count: int, size: int, of_epoch: EpochInputs, stop: Callable[[], bool], report: Callable[[int], object]
     ) -> bool:
-        """Take `count` steps on the next batches, of one size; False if `stop` ended them."""
-        first, size = self.batches, sizes[self.batches]
-        inputs = self.examples.batches(self._order(first, count, size))
-        settings = self._settings(first, count)
+        """Take `count` steps on the next batches, all of `size` examples; False if `stop` ended them."""
+        first = self.batches
+        inputs = self.examples.batches(of_epoch.order(first, count, size))
+        settings = of_epoch.settings(first, count)
         self.tally = self.tally._replace(position=array(np.int64(0), device=self.device))
         while self.batches < first + count:
             times, before = min(self.steps_per_report, first + count - self.batches), perf_counter()
@@ -201,92 +190,6 @@ class WaveTraining:
                 return False
         return True
 
-    def _order(self, first: int, count: int, size: int) -> np.ndarray:
-        """The order of `count` batches from batch `first` of the epoch: (LOG_ROWS, members, size), or without members
-        if they share it."""
-        begin = first * self.experiment.config.data.batch_size
-        batches = {seed: order[begin : begin + count * size].reshape(count, size) for seed, order in self._orders.items()}
-        if self.group.shared_seed is not None:
-            order = np.zeros((LOG_ROWS, size), np.int64)
-            order[:count] = batches[self.group.shared_seed]
-            return order
-        order = np.zeros((LOG_ROWS, len(self.members), size), np.int64)
-        for i, seed in enumerate(self.data_seeds):
-            order[:count, i] = batches[seed]
-        return order
-
-    @property
-    def _orders(self) -> Mapping[int, np.ndarray]:
-        """The rows of the epoch in order, by seed."""
-        epoch = self.epochs + 1
-        if getattr(self, "_orders_of", None) != epoch:
-            size = len(self.experiment.train)
-            # One batch of all examples is the permutation that smaller batches divide.
-            self._made = {
-                seed: rows[0][next(data.batches(size, size, seed, epoch))] for seed, rows in self.rows.items()
-            }
-            self._orders_of = epoch
-        return self._made
-
-    def _settings(self, first: int, count: int) -> Settings:
-        """The settings for `count` steps from batch `first` of the epoch."""
-        factors = self._factors
-        rates = np.zeros((LOG_ROWS, len(self.members)))
-        for i, (schedule, lr) in enumerate(zip(self._schedules, self._rates, strict=True)):
-            rates[:count, i] = factors[schedule][first : first + count] * lr
-        return Settings(self._seeds, array(rates, device=self.device), self._options)
-
-    @cached_property
-    def _seeds(self) -> Any:
-        words = [[seed & 0xFFFFFFFF, seed >> 32] for seed in (member.config.training.seed for member in self.members)]
-        return array(np.array(words, np.uint32), device=self.device)
-
-    @cached_property
-    def _optimizers(self) -> list[optim.Optimizer]:
-        return [self.group.of_member(member).optimizer for member in self.members]
-
-    @cached_property
-    def _rates(self) -> list[float]:
-        return [optimizer.lr for optimizer in self._optimizers]
-
-    @cached_property
-    def _options(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name in self.group.options:
-            values = [getattr(optimizer, name) for optimizer in self._optimizers]
-            if isinstance(values[0], tuple):
-                found[name] = [array(np.array(x, np.float64), device=self.device) for x in zip(*values, strict=True)]
-            else:
-                found[name] = array(np.array(values, np.float64), device=self.device)
-        return found
-
-    @cached_property
-    def _distinct_schedules(self) -> list[optim.Schedule]:
-        found: list[optim.Schedule] = []
-        self._schedule_numbers = []
-        for member in self.members:
-            schedule = self.group.of_member(member).schedule
-            if schedule not in found:
-                found.append(schedule)
-            self._schedule_numbers.append(found.index(schedule))
-        return found
-
-    @property
-    def _schedules(self) -> Sequence[int]:
-        """For each member the number of its schedule among the distinct ones."""
-        _ = self._distinct_schedules
-        return self._schedule_numbers
-
-    @property
-    def _factors(self) -> Sequence[np.ndarray]:
-        """For each distinct schedule the factors of all steps of this epoch."""
-        if getattr(self, "_factors_of", None) != self.epochs:
-            per_epoch = self.experiment.steps_per_epoch
-            steps = array(np.arange(per_epoch, dtype=np.int64) + self.epochs * per_epoch)
-            self._made_factors = [vmap(schedule)(steps).numpy() for schedule in self._distinct_schedules]
-            self._factors_of = self.epochs
-        return self._made_factors
-
     def _scores(self, losses: np.ndarray, sums: np.ndarray, count: int) -> list[Score | None]:
         rows = np.reshape(sums, (len(losses), -1)).astype(np.float64).tolist()
         return [
@@ -297,11 +200,7 @@ class WaveTraining:
     def _validation_scores(self) -> list[Score | None] | None:
         if self.experiment.validation is None:
             return None
-        rows = {seed: found[1] for seed, found in self.rows.items()}
-        if len(rows) == 1:
-            (shared,) = rows.values()
-            return self._evaluated(self.examples, shared)
-        return self._evaluated(self.examples, np.stack([rows[seed] for seed in self.data_seeds]))
+        return self._evaluated(self.examples, self.inputs.validation_rows())
 
     def test_scores(self) -> list[Score | None]:
         """The scores on the test part."""
