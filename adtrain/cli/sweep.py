@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import click
@@ -114,6 +115,23 @@ def command(
         cfg = config.load(str(config_path), overrides, plugins)
         session, folder = prepared(cfg, device), None
     train_session(session, folder, halving, rank_by, at_once, output_dir, dry_run, all_rows, as_json)
+
+
+def train_seeds(
+    config_path: str,
+    overrides: Sequence[str],
+    plugins: Sequence[str],
+    count: int,
+    device: str,
+    output_dir: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """`adtrain train --members`: the sweep of `count` seeds, from the config's own."""
+    first = config.load(config_path, [*overrides, "sweep=null"], plugins).training.seed
+    seeds = f"sweep={{training.seed: {{range: [{first}, {first + count}]}}}}"
+    session = prepared(config.load(config_path, [*overrides, seeds], plugins), device)
+    train_session(session, None, False, None, None, output_dir, dry_run, False, as_json)
 
 
 def train_session(
@@ -264,10 +282,24 @@ def summary_lines(results: SweepResults, folder: SweepFolder) -> list[str]:
     counts = {status: sum(x.status == status for x in results.members) for status in ("finished", "dropped", "failed")}
     told = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
     lines = [
+        *_over_seeds(results),
         f"members {told}",
         f"time    {results.seconds:,.1f} s in all, {results.train_seconds:,.1f} s training",
         f"sweep   {folder.path}",
     ]
     if results.members[0].status == "finished":
         lines.append(f"best    {member_run.run_path(folder, results.members[0].member)}")
+    return lines
+
+
+def _over_seeds(results: SweepResults) -> list[str]:
+    """Mean and sample standard deviation of the test scores, if the members differ in their seeds only."""
+    found = [x.test for x in results.members if x.test is not None]
+    if len(found) < 2 or set(results.members[0].values) != {"training.seed"}:
+        return []
+    lines = []
+    for title, of_values in (("mean", mean), ("sd", stdev)):
+        values = {name: of_values(getattr(score, name) for score in found) for name in found[0]._fields}
+        text = ", ".join(f"{name} {scores.value_text(name, x)}" for name, x in values.items())
+        lines.append(f"{title:<7} test {text}")
     return lines

@@ -21,10 +21,12 @@ from adtrain.config.values import Duration, Total
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.files import open_regular, read_regular, remove_temporaries, unwritable, write_atomic
+from adtrain.plugins import loaded
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.step import empty_tally
 from adtrain.sweeps.wave import WaveState
 from adtrain.training import tensor_file
+from adtrain.training.preparation import with_absolute_paths
 from adtrain.training.run_folder import DEFAULT_PARENT
 from adtrain.training.scores import Score
 from adtrain.training.step import TrainState
@@ -127,7 +129,7 @@ class SweepFolder:
         folder = cls(_created(cfg.name, path))
         write_atomic(folder.path / OPTIONS, _json(options))
         write_atomic(folder.path / METRICS, b"")
-        write_atomic(folder.path / SWEEP, config.dump(cfg).encode())
+        write_atomic(folder.path / SWEEP, config.dump(_anywhere(cfg)).encode())
         return folder
 
     @classmethod
@@ -257,6 +259,19 @@ class SweepFolder:
     def advice(self) -> str:
         """How to continue the sweep after it stopped."""
         return f"continue with: adtrain sweep --resume {shlex.quote(str(self.path))}"
+
+
+def _anywhere(cfg: Config) -> Config:
+    """The config with absolute paths, also of its plug-ins, so that the copy in the folder works."""
+    absolute = with_absolute_paths(cfg)
+    if cfg.plugins is None:
+        return absolute
+    files = [str(loaded(plugin.sha256 or "").path) for plugin in cfg.plugins]
+    named = [
+        plugin.model_copy(update={"file": file if plugin.file.endswith(".py") else plugin.file})
+        for plugin, file in zip(cfg.plugins, files, strict=True)
+    ]
+    return absolute.model_copy(update={"plugins": named})
 
 
 def is_sweep(path: Path) -> bool:

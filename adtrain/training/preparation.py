@@ -49,6 +49,9 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) 
         ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
         DataError: the data are missing or damaged.
     """
+    if cfg.sweep is not None:
+        advice = "adtrain sweep trains its members, and --set sweep=null leaves it out"
+        raise cfg.error_at(("sweep",), f"found a sweep, expected none for one training: {advice}")
     cfg = with_absolute_paths(cfg, data_too=arrays is None)
     return of_data(cfg, read_data(cfg, arrays), mode)
 
