@@ -50,8 +50,8 @@ def evaluate(session: Session, folder: SweepFolder, members: Sequence[int]) -> S
         ):
             raise AdtrainError(f"{folder.path}: its members have different test parts, expected one for an ensemble")
         kept = state.only(chosen).state
-        trees = tree.map(lambda x: array(x, device=session.device), (kept.params, kept.statistics))
-        total = total + _summed(group, *trees, images, session.device)
+        params, statistics = tree.map(lambda x: array(x, device=session.device), (kept.params, kept.statistics))
+        total = total + _summed(group, params, statistics, images, session.device)
     return _score(experiment, total / len(members), labels)
 
 
