@@ -42,8 +42,11 @@ def bytes_of(state: WaveState, member: int) -> bytes:
     return b"".join(np.asarray(x)[row].tobytes() for x in tree.leaves(state.state))
 
 
+QUIET = Watch()
+
+
 def run(
-    found: Session, path: Path, at_once: int | None = None, halving: bool = False, watch: Watch = Watch()
+    found: Session, path: Path, at_once: int | None = None, halving: bool = False, watch: Watch = QUIET
 ) -> SweepRun:
     """A sweep that is not trained yet, into a new folder or that of a stopped one."""
     new = not (path / "sweep.yaml").exists()

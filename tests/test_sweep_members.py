@@ -33,7 +33,8 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_others(folder: Path, order: 
 
 @pytest.mark.compiled
 def test_a_member_whose_loss_is_nan_does_not_touch_the_others(folder: Path) -> None:
-    (group,) = groups(folder, "{optimizer.sgd.lr: [0.01, 1.0e+30, 0.1]}", SGD, "data.batch_size=30", "training.epochs=1")
+    rates = "{optimizer.sgd.lr: [0.01, 1.0e+30, 0.1]}"
+    (group,) = groups(folder, rates, SGD, "data.batch_size=30", "training.epochs=1")
     alone, beside = trained(group, [group.members[2]]), trained(group, group.members)
     assert bytes_of(beside, 2) == bytes_of(alone, 2)
     failed = tree.map(lambda x: np.asarray(x)[1], beside.state.params)

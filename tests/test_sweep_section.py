@@ -111,7 +111,10 @@ def test_mistakes_are_refused_with_their_place(tmp_path: Path, section: str, mes
     ("line", "message"),
     [
         ("training.seeds: [1]", "c.yaml:12:20  training.seeds: unknown key; did you mean seed?"),
-        ("optimizer.adam.lr: [0.1, -1]", "c.yaml:12:28  optimizer.adam.lr: found -1, expected a finite number above 0, at most 3.4e38"),
+        (
+            "optimizer.adam.lr: [0.1, -1]",
+            "c.yaml:12:28  optimizer.adam.lr: found -1, expected a finite number above 0, at most 3.4e38",
+        ),
         ("model.layers.7.linear: [1]", "c.yaml:12:27  found the index 7, expected one from 0 to 1"),
     ],
 )

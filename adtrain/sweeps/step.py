@@ -88,6 +88,10 @@ def sweep_step(experiment: Experiment) -> SweepStep:
     ) -> tuple[TrainState, Tally]:
         rows = batch_indices(tally.position, order)
         rates = batch_indices(tally.position, settings.rates)
+        if rows.ndim == 1 and rows.device != "cpu":
+            # On a GPU a product with a fused update that reads a batch for each member is faster than one product of
+            # the rows of all members, which is stored, transposed and read again.
+            rows = ops.broadcast_to(rows, (settings.seeds.shape[0], *rows.shape))
         of_rows = 0 if rows.ndim == 2 else None
         mapped = vmap(member, (0, 0, 0, 0, None, None, of_rows))
         state, metrics = mapped(state, settings.seeds, rates, settings.options, images, labels, rows)

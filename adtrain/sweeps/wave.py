@@ -14,7 +14,7 @@ from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
-from adtrain.passes import ALL
+from adtrain.passes import ALL_BY_MEMBER
 from adtrain.sweeps.inputs import EpochInputs, WaveInputs
 from adtrain.sweeps.members import Group, Member
 from adtrain.sweeps.step import DONATED, Tally, empty_tally, sweep_evaluation, sweep_step, zero_member_totals
@@ -78,8 +78,8 @@ class Programs:
     """The staged functions of a group, which its waves share."""
 
     def __init__(self, group: Group) -> None:
-        self.step: Staged = stage(sweep_step(group.experiment), ALL, donate=DONATED)
-        self.evaluation: Staged = stage(sweep_evaluation(group.experiment.network), ALL, donate=TOTALS)
+        self.step: Staged = stage(sweep_step(group.experiment), ALL_BY_MEMBER, donate=DONATED)
+        self.evaluation: Staged = stage(sweep_evaluation(group.experiment.network), ALL_BY_MEMBER, donate=TOTALS)
 
 
 class WaveTraining:

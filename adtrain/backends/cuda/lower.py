@@ -130,6 +130,10 @@ class Lowering:
 
         For a product with an epilogue they are the kernels of the product; for `conv_pool` those that pool as well.
         """
+        found = self._all_candidates(equation)
+        return found[:1] if self.target.by_member else found
+
+    def _all_candidates(self, equation: Equation) -> list[Candidate]:
         if equation.primitive is conv_pool_p:
             product, pool = computing(equation), equation.params["body"].equations[-1]
             return [*self._kernels(product, f"{product.primitive.name}+{pool.primitive.name}", pool.params)]

@@ -92,7 +92,8 @@ class CudaProgram:
 
     def __init__(self, backend: CudaBackend, program: Program) -> None:
         self.backend, self.device = backend, backend.device
-        self.layout = layout = Layout(program, backend.lowering)
+        lowering = backend.lowering_of(program)
+        self.layout = layout = Layout(program, lowering)
         self.arena = self.device.reserve(layout.arena_bytes)
         self.base = int(self.arena)
         self.constants = [x.buffer for x in program.constants.values()]
@@ -110,15 +111,13 @@ class CudaProgram:
         self.addresses += [*outputs, *(self.base + byte for byte in layout.arena)]
 
         equations = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
-        found = [
-            plan.source for e in equations for plan in backend.lowering.launches(e) if isinstance(plan, LaunchPlan)
-        ]
+        found = [plan.source for e in equations for plan in lowering.launches(e) if isinstance(plan, LaunchPlan)]
         for _ in compiler.compile_all(dict.fromkeys(found), self.device.architecture):
             pass
         self.works: dict[Equation, Runnable] = {}
         self.flagged: dict[Equation, int] = {}
         for e in equations:
-            work = self.works[e] = Runnable(self.device, backend.lowering, e)
+            work = self.works[e] = Runnable(self.device, lowering, e)
             self.flagged[e] = backend.flags.reserve(_label(e)) if work.checked else 0
         self.equations = program.equations
         self.kernels: Sequence[Sequence[KernelRun]] = [self.works[e].kernels for e in program.equations]
