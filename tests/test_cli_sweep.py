@@ -33,7 +33,7 @@ def test_a_sweep_prints_its_plan_and_its_ranking(cfg: Path) -> None:
     assert lines[0] == "sweep   8 members in 2 groups, ranked by validation_accuracy"
     assert "group 1 4 members of 323 parameters (model.layers.0.linear 8), 15 steps" in lines[3]
     assert lines[4].startswith("time ")
-    ranks = [line.split()[0] for line in result.stdout.splitlines()]
+    ranks = [line.split()[0] for line in result.stdout.splitlines() if line]
     assert ranks[1:9] == [str(i) for i in range(1, 9)]
     folder = Path("runs/tiny-sweep")
     found = json.loads((folder / "results.json").read_text())
