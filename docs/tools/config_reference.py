@@ -64,7 +64,7 @@ have the same number of samples. The members are the points of the grid, each wi
 | option | value | default | meaning |
 |---|---|---|---|
 | `rank_by` | `train_`, `validation_` or `test_` with a metric | as `training.best_by` | the metric that ranks members |
-| `order` | `own`, `shared` | `own` | `shared`: all members have the batches and the validation split of `training.seed` |
+| `order` | `own`, `shared` | `own` | `shared`: all have the batches and the validation split of `training.seed` |
 | `draw_seed` | an integer, at least 0 | `0` | the seed of the random values |
 """
 
