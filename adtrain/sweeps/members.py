@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import config, data
+from adtrain import config, data, nn
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION
 from adtrain.config.files import varied
@@ -85,6 +85,14 @@ class Group:
         """The options of the optimizer that the Program takes as arrays: the traceable ones that are not 0."""
         optimizer = self.experiment.optimizer
         return [name for name in optimizer.traceable if not is_zero(getattr(optimizer, name))]
+
+    @cached_property
+    def least(self) -> int:
+        """The least number of members in a Program. The kernels of a convolution for one member differ from those for
+        several, which are groups of channels; so a member alone is trained twice."""
+        network = self.experiment.network
+        kinds = [row.kind for row in nn.describe(network.model, network.input_shape)]
+        return 2 if any(kind.startswith("conv") for kind in kinds) else 1
 
     def rows(self, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The rows of `whole` for training and for validation, int64, with this seed."""

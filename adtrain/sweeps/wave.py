@@ -43,9 +43,16 @@ class WaveState:
     tally: Tally | None
 
     def only(self, members: Sequence[int]) -> WaveState:
-        """The state of some of its members, between two epochs."""
+        """The state of some of its members."""
         rows = np.array([self.members.index(number) for number in members], np.int64)
-        return replace(self, members=tuple(members), state=tree.map(lambda x: x[rows], self.state))
+        tally = None if self.tally is None else rows_of(self.tally, rows)
+        return replace(self, members=tuple(members), state=tree.map(lambda x: x[rows], self.state), tally=tally)
+
+
+def rows_of(tally: Tally, rows: Any) -> Tally:
+    """The tally of some members, on the host."""
+    loss, sums, finite = (x[rows] for x in (tally.loss, tally.sums, tally.finite))
+    return tally._replace(loss=loss, sums=sums, finite=finite)
 
 
 def joined(states: Sequence[WaveState]) -> WaveState:
@@ -96,6 +103,10 @@ class WaveTraining:
         device: str,
         start: WaveState | None = None,
     ) -> None:
+        self.count = len(members)
+        """Members; further ones are copies, see `Group.least`."""
+        members = [*members, *[members[-1]] * (group.least - self.count)]
+        start = start and start.only([member.number for member in members])
         self.group, self.members, self.programs, self.device = group, members, programs, device
         self.experiment, self.task = group.experiment, group.experiment.network.task
         self.inputs = WaveInputs(group, members, device)
@@ -132,7 +143,9 @@ class WaveTraining:
     def host_state(self) -> WaveState:
         """The state on the host."""
         state, tally = (tree.map(lambda x: x.numpy(), x) for x in (self.state, self.tally))
-        numbers = tuple(member.number for member in self.members)
+        numbers = tuple(member.number for member in self.members[: self.count])
+        tally = rows_of(tally, slice(self.count))
+        state = tree.map(lambda x: x[: self.count], state)
         return WaveState(numbers, self.epochs, self.batches, state, tally if self.batches else None)
 
     def epoch(self, stop: Callable[[], bool], report: Callable[[int], object]) -> EpochScores | None:
@@ -153,7 +166,12 @@ class WaveTraining:
         self.epochs, self.batches = number, 0
         self.tally = empty_tally(self.task, len(self.members), self.device)
         return EpochScores(
-            number, finite.tolist(), steps, self._scores(losses, sums, count), self._validation_scores(), seconds
+            number,
+            finite[: self.count].tolist(),
+            steps,
+            self._scores(losses, sums, count),
+            self._validation_scores(),
+            seconds,
         )
 
     def _batch_sizes(self) -> list[int]:
@@ -194,7 +212,7 @@ class WaveTraining:
         rows = np.reshape(sums, (len(losses), -1)).astype(np.float64).tolist()
         return [
             self.task.score(float(loss) / count, row, count) if np.isfinite(loss) and np.isfinite(row).all() else None
-            for loss, row in zip(losses, rows, strict=True)
+            for loss, row in zip(losses[: self.count], rows, strict=False)
         ]
 
     def _validation_scores(self) -> list[Score | None] | None:
