@@ -64,6 +64,15 @@ def epilogues(draw: Draw) -> Iterator[tuple[str, Function]]:
             yield f"{m}x{k}x{n} + {kind}", (lambda a, b, c: ops.relu(ops.matmul(a, b) + c), [a, b, other])
         yield f"{m}x{k}x{n} twice", (lambda a, b, c: (p := ops.matmul(a, b), ops.tanh(p * c) - p, c + p), [a, b, whole])
         yield f"{m}x{k}x{n} mask", (lambda a, b, c: ops.where(ops.less(c, 0.0), ops.matmul(a, b), c), [a, b, whole])
+    for batch, (m, k, n) in product((1, 3), [(1, 3, 5), (9, 4, 8), (33, 7, 65), (4, 3, 1)]):
+        a, b = draw(batch, m, k), draw(batch, k, n)
+        shapes = [(batch, 1, 1), (batch, 1, n), (batch, m, 1), (batch, m, n), (1, m, n), (m, 1), (n,), ()]
+        for shape in dict.fromkeys(shapes):
+            other = draw(*shape)
+            yield (
+                f"{batch} of {m}x{k}x{n} + {list(shape)}",
+                (lambda a, b, c: ops.relu(ops.matmul(a, b) * c + c), [a, b, other]),
+            )
 
 
 # image (N, C, H, W), kernel (O, KH, KW), options

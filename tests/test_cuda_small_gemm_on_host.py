@@ -18,7 +18,7 @@ from adtrain.core.fused import product_p
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.gemm.matmul import BlockGemm
+from adtrain.lowering.cuda.gemm.matmul import MEMBER_TILES, BlockGemm
 from adtrain.lowering.cuda.gemm.tiles import SMALL_TILES, SmallTile
 from adtrain.ops.matmul import matmul_p
 
@@ -26,7 +26,7 @@ __all__ = ["host"]
 
 TOLERANCE = 3e-7
 """Of the norm of the difference over the norm."""
-TILES = tuple(SmallTile(*arguments) for arguments in SMALL_TILES)
+TILES = tuple(SmallTile(*arguments) for arguments in dict.fromkeys((*SMALL_TILES, *MEMBER_TILES.values())))
 FLOAT32 = np.dtype("float32")
 TRANSPOSED = tuple(product((False, True), repeat=2))
 

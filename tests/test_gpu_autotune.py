@@ -70,7 +70,7 @@ def test_a_wrong_candidate_is_named_and_not_used(
 
     x, out = (Variable(ArrayType(shape, np.dtype("float32")), "gpu") for shape in ((64, 100), (64,)))
     right = cuda_kernels("sum", gpu.lowering.target, x.type, axes=(1,))
-    largest = reduction(MAX, x.type, (1,), x.type.dtype)
+    largest = reduction(gpu.lowering.target, MAX, x.type, (1,), x.type.dtype)
     monkeypatch.setitem(registry._CUDA_RULES, "sum", lambda *_, **__: [*right, *largest])
     equation = Equation(sum_p, (x,), {"axes": (1,)}, (out,))
     gpu.tuner.tune([equation])

@@ -45,14 +45,16 @@ RULES: list[tuple[str, set[str]]] = [
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
     ("distributed", {"core"}),
-    ("export report display", TRAINING | {"training"}),
+    ("sweeps", TRAINING | {"training"}),
+    ("export display", TRAINING | {"training"}),
+    ("report", TRAINING | {"training", "sweeps"}),
     ("graphs", TRAINING | {"training", "jit"}),
     ("api", TRAINING | {"training", "report", "display"}),
     ("bench", TRAINING | {"training", "report", "cases", "custom_op", "backends", "adtrain", "distributed"}),
     (
         "cli",
         TRAINING
-        | {"training", "report", "cases", "backends", "graphs", "export", "bench", "gradcheck", "custom_op"}
+        | {"training", "sweeps", "report", "cases", "backends", "graphs", "export", "bench", "gradcheck", "custom_op"}
         | {"adtrain", "display", "distributed"},
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import click
@@ -13,6 +14,8 @@ from adtrain.cli.options import json_option
 from adtrain.cli.output import print_json, show
 from adtrain.config.differences import differences, value_text
 from adtrain.config.problems import known
+from adtrain.sweeps.folder import SweepFolder, SweepResults, is_sweep
+from adtrain.sweeps.member_run import finished
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import ClassScore, Summary, model_file, read_metrics, scores
 from adtrain.training.summary import read_summary
@@ -40,7 +43,13 @@ class _Run(NamedTuple):
 @click.option("--sort", metavar="METRIC", help="Best run first: accuracy, loss, rmse, ..., training or steps.")
 @json_option
 def command(runs: tuple[Path, ...], sort: str | None, as_json: bool) -> None:
-    """Tabulate the results of the runs in the folders RUN, and how their configs differ. Plug-ins are not run."""
+    """Tabulate the results of the runs in the folders RUN, and how their configs differ. Plug-ins are not run.
+
+    RUN can be the folder of a sweep: then its best member, and the median of its members, are tabulated.
+    """
+    if any(map(is_sweep, runs)):
+        _compare_sweeps(runs, sort, as_json)
+        return
     settings = {run: model_file.settings_of(run) for run in runs}
     records = [_Run(run, max((x.step for x in read_metrics(run)), default=0), read_summary(run)) for run in runs]
     if sort is not None:
@@ -60,6 +69,50 @@ def command(runs: tuple[Path, ...], sort: str | None, as_json: bool) -> None:
         show("", "the configs are equal")
         return
     show("", *_matrix(differing, [str(record.path) for record in records], width))
+
+
+def _compare_sweeps(paths: Sequence[Path], sort: str | None, as_json: bool) -> None:
+    """Tabulate finished sweeps: their best members, the median of the finished ones, and their times."""
+    if sort is not None:
+        raise click.UsageError("--sort is for runs; the members of a sweep are ranked already")
+    if others := [path for path in paths if not is_sweep(path)]:
+        raise click.UsageError(f"{others[0]}: found a run beside sweeps, expected sweeps only")
+    rows = [sweep_row(path, finished(SweepFolder.open(path))) for path in paths]
+    if as_json:
+        print_json({"sweeps": rows})
+        return
+    columns = [Column("sweep", text=True), Column("ranked by", text=True), Column("best"), Column("median")]
+    columns += [Column("members", rank=1), Column("failed", rank=4), Column("training", rank=3)]
+    columns.append(Column("best member", rank=2, text=True))
+    show(*render(columns, [_sweep_cells(row) for row in rows], terminal_width()))
+
+
+def _sweep_cells(row: Mapping[str, Any]) -> list[str]:
+    metric = row["rank_by"].partition("_")[2]
+    best, middle = ("" if x is None else scores.value_text(metric, x) for x in (row["best"], row["median"]))
+    values = ", ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in row["values"].items())
+    counts = f"{row['members']:,}", f"{row['failed']:,}"
+    return [row["sweep"], row["rank_by"], best, middle, *counts, f"{row['train_seconds']:,.1f} s", values]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else value_text(value)
+
+
+def sweep_row(path: Path, results: SweepResults) -> dict[str, Any]:
+    """The results of a sweep as JSON values."""
+    values = [x.value for x in results.members if x.status == "finished" and x.value is not None]
+    return {
+        "sweep": str(path),
+        "rank_by": results.rank_by,
+        "best": values[0] if values else None,
+        "median": median(values) if values else None,
+        "member": results.members[0].member,
+        "values": results.members[0].values,
+        "members": len(results.members),
+        "failed": sum(x.status == "failed" for x in results.members),
+        "train_seconds": results.train_seconds,
+    }
 
 
 def _sorted(records: Sequence[_Run], metric: str) -> list[_Run]:

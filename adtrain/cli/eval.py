@@ -22,6 +22,9 @@ from adtrain.cli.output import print_json, show
 from adtrain.cli.precision import note_precision
 from adtrain.config import build
 from adtrain.config.records import plain
+from adtrain.sweeps import ensemble
+from adtrain.sweeps.folder import is_sweep
+from adtrain.sweeps.session import reopened
 from adtrain.training import model_file, scores
 from adtrain.training.evaluation import named_metrics
 
@@ -36,6 +39,7 @@ from adtrain.training.evaluation import named_metrics
     help="A file or folder to evaluate on: its test part, or all of it if it has none. Options of the run's section "
     "data that fit its format apply.",
 )
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Of a sweep: its N best members; by default all.")
 @set_option
 @device_option
 @autotune_option
@@ -44,14 +48,25 @@ from adtrain.training.evaluation import named_metrics
 def command(
     run: Path,
     path: Path | None,
+    top: int | None,
     overrides: tuple[str, ...],
     device: str,
     autotune: str,
     trust: training.Trust,
     as_json: bool,
 ) -> None:
-    """Measure loss and metrics of the run in the folder RUN on the test examples of its config, or on those at PATH."""
+    """Measure loss and metrics of the run in the folder RUN on the test examples of its config, or on those at PATH.
+
+    Of a sweep: of the ensemble of its members, the mean of their probabilities, or of the numbers they predict.
+    """
     set_autotune(device, autotune)
+    if is_sweep(run):
+        if path is not None or overrides:
+            raise click.UsageError("an ensemble is measured on the sweep's own test part: no --data, no --set")
+        _ensemble(run, top, device, as_json)
+        return
+    if top is not None:
+        raise click.UsageError(f"--top is for a sweep, and {run} is none")
     trained = model_file.load(run, device, trust, overrides)
     note_precision(trained.config, device)
     test = trained.test_split(path)
@@ -81,3 +96,14 @@ def command(
         *scores.metric_lines(metrics),
         f"time    {seconds:.2f} s ({len(test) / seconds:,.0f} {consists_of}/s)",
     )
+
+
+def _ensemble(path: Path, top: int | None, device: str, as_json: bool) -> None:
+    """Print the score of the ensemble of a sweep's members."""
+    session, folder = reopened(path, device)
+    members = ensemble.members_of(folder, top)
+    score = ensemble.evaluate(session, folder, members)
+    if as_json:
+        print_json({"sweep": str(path), "device": device, "members": members, "test": score._asdict()})
+        return
+    show(f"test    {scores.text(score)}", f"members {len(members)}, the mean of their predictions")

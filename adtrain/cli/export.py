@@ -18,6 +18,9 @@ from adtrain.data import DataError
 from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import write_atomic
+from adtrain.sweeps import member_run
+from adtrain.sweeps.folder import is_sweep
+from adtrain.sweeps.session import reopened
 from adtrain.text import short
 from adtrain.training import TrainedModel, Trust, model_file
 from adtrain.training.tasks import Regression
@@ -26,10 +29,14 @@ from adtrain.training.tasks import Regression
 @click.command(short_help="Write a trained run as ONNX, or as weights for PyTorch.")
 @click.argument("run", type=RunPath())
 @click.argument("output", metavar="FILE", type=FilePath())
+@click.option("--member", type=click.IntRange(min=0), metavar="N", help="Of a sweep: this member, by default the best.")
 @trust_options
 @json_option
-def command(run: Path, output: Path, trust: Trust, as_json: bool) -> None:
+def command(run: Path, output: Path, member: int | None, trust: Trust, as_json: bool) -> None:
     """Write the run in the folder RUN to FILE.onnx or FILE.safetensors. An existing file is replaced.
+
+    RUN can be the folder of a sweep: then its best member, or --member N, is written, also as a run into the sweep's
+    folder.
 
     FILE.onnx contains the whole network in float32, from the data set's images to probabilities, or to predicted
     numbers in original units. If onnxruntime is installed, its predictions for the test images are compared with the
@@ -44,6 +51,10 @@ def command(run: Path, output: Path, trust: Trust, as_json: bool) -> None:
         raise AdtrainError(
             f"{output}: the run's folder holds its own .safetensors files, expected a file in another folder"
         )
+    if is_sweep(run):
+        run = member_run.write_run(*reopened(run, "cpu"), member)
+    elif member is not None:
+        raise click.UsageError(f"--member is for a sweep, and {run} is none")
     trained = model_file.load(run, trust=trust)
     content, about = formats[output.suffix](trained)
     write_atomic(output, content)

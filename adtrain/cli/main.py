@@ -27,6 +27,7 @@ from adtrain.distributed.environment import divide_host, other_rank
 
 COMMANDS = {
     "train": "Train the network that a config describes.",
+    "sweep": "Train many variants of a config together, and rank them.",
     "eval": "Measure loss and metrics of a trained run on the test set.",
     "predict": "Apply a trained run to images, rows of tables or texts.",
     "sample": "Write text with a run that was trained on text.",

@@ -60,5 +60,7 @@ def _matching(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 def _runs(incomplete: str) -> list[CompletionItem]:
     """The runs in the folder `runs`, and those in the folder that the incomplete word begins with."""
     folders = dict.fromkeys([Path("runs"), Path(os.path.dirname(incomplete))])
-    found = sorted(str(file.parent) for folder in folders for file in folder.glob("*/config.yaml"))
+    found = sorted(
+        str(file.parent) for folder in folders for name in ("config", "sweep") for file in folder.glob(f"*/{name}.yaml")
+    )
     return _matching(found, incomplete)

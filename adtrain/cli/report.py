@@ -13,8 +13,11 @@ from adtrain.cli.output import progress, show
 from adtrain.cli.precision import note_precision
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic
-from adtrain.report import AnyPredictions, page, runs_page
+from adtrain.report import AnyPredictions, page, runs_page, sweep_page
+from adtrain.sweeps import member_run
+from adtrain.sweeps.folder import SweepFolder, is_sweep
 from adtrain.training import Trust
+from adtrain.training.summary import SUMMARY
 
 
 @click.command(short_help="Write an HTML report of a run, or of several.")
@@ -35,6 +38,9 @@ def command(runs: tuple[Path, ...], output: Path | None, device: str, trust: Tru
     Of several runs the page has the results, the differences of the configs, and the learning curves in common charts.
     Runs that differ only in the seed are one curve, their mean, in a band from the smallest to the largest value.
 
+    RUN can be the folder of a sweep: then the page has the ranking, the values of the members as parallel coordinates,
+    and the learning curves of the best settings, and links to the report of the best member.
+
     The file needs no network. If a run is unfinished or its data are missing, the page lacks some parts and says so.
     """
     if len(runs) > 1:
@@ -44,14 +50,25 @@ def command(runs: tuple[Path, ...], output: Path | None, device: str, trust: Tru
         show(output)
         return
     (run,) = runs
+    if is_sweep(run):
+        folder = SweepFolder.open(run)
+        best = member_run.run_path(folder, member_run.finished(folder).members[0].member)
+        if (best / SUMMARY).is_file():
+            _write(best, best / "report.html", device, trust)
+        show(sweep_page.write(folder, output))
+        return
+    show(_write(run, output or run / "report.html", device, trust))
+
+
+def _write(run: Path, output: Path, device: str, trust: Trust) -> Path:
+    """Write the page of a run; returns its path."""
     record = report.read(run, trust)
     note_precision(record.config, device)
     predictions = _predictions(run, device, trust)
     for line in page.missing(record, predictions):
         progress(f"{run}: {line}")
-    written = output or run / "report.html"
-    write_atomic(written, page.render(record, predictions).encode())
-    show(written)
+    write_atomic(output, page.render(record, predictions).encode())
+    return output
 
 
 def _predictions(run: Path, device: str, trust: Trust) -> AnyPredictions | str:

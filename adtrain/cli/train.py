@@ -13,6 +13,7 @@ import click
 from adtrain import config, training
 from adtrain.bench.steps import profile
 from adtrain.cli import dry_run as planning
+from adtrain.cli import sweep
 from adtrain.cli.names import ConfigName, RunPath
 from adtrain.cli.options import (
     FilePath,
@@ -31,6 +32,7 @@ from adtrain.cli.stop_signals import stop_signals
 from adtrain.cli.train_report import MAX_ROWS, report
 from adtrain.config import Config
 from adtrain.config.records import plain
+from adtrain.config.sweep_section import MAX_MEMBERS
 from adtrain.core import communicator
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.session import agreed, same_everywhere
@@ -91,6 +93,12 @@ def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     metavar="N",
     help="Train N times, from seed, seed + 1, ..., into runs/NAME-seed0, ... or DIR/seed0, ..., and tabulate the runs.",
 )
+@click.option(
+    "--members",
+    type=click.IntRange(1, MAX_MEMBERS),
+    metavar="N",
+    help="Train N networks together, from seed, seed + 1, ..., as adtrain sweep does, into runs/NAME-sweep or DIR.",
+)
 @click.option("--eager", "mode", flag_value="eager", help="Run the step operation by operation.")
 @click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation as a separate kernel.")
 @click.option("--dry-run", is_flag=True, help="Check everything, show costs and memory; train and write nothing.")
@@ -122,6 +130,7 @@ def command(
     debug_nan: bool,
     events: bool,
     repeats: int | None,
+    members: int | None,
     mode: str | None,
     dry_run: bool,
     verbose: bool,
@@ -144,6 +153,15 @@ def command(
         tensorboard.check(run or output_dir or Path())
     longer = _settings(epochs=epochs, steps=steps)
     settings, step_mode = [*overrides, *_settings(seed=seed)], training.Mode(mode or "fused")
+
+    if members is not None:
+        alone = {"--resume": run, "--repeat": repeats, "--eager or --no-fuse": mode, "--debug-nan": debug_nan}
+        if given := [name for name, value in {**alone, "--tensorboard": events}.items() if value]:
+            raise click.UsageError(f"--members trains a sweep, and takes no {given[0]}")
+        sweep.train_seeds(
+            str(config_path), [*settings, *longer], plugins, members, device, output_dir, dry_run, as_json
+        )
+        return
 
     def finish(
         experiment: training.Experiment,

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from adtrain import augment, nn, optim
+from adtrain.config import sweep_section
 from adtrain.config.document import Config
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.specs import Add, Concat, Layer, Residual, Spec
+from adtrain.config.sweep_section import Sweep
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.data.catalogue import Entry
@@ -39,6 +41,8 @@ def check(cfg: Config) -> list[Problem]:
     builders: list[Callable[[Config], object]] = [model, loss, optimizer, one_step, augmentations, metrics]
     if cfg.data.dataset is not None:
         builders.append(data_source)
+    if cfg.sweep is not None:
+        builders.append(sweep)
     for builder in builders:
         try:
             builder(cfg)
@@ -134,6 +138,14 @@ def augmentations(cfg: Config) -> tuple[augment.Augmentation, ...]:
             raise _error(cfg, path, spec.kind, "found twice, expected each augmentation once")
         built.append(change)
     return tuple(built)
+
+
+def sweep(cfg: Config) -> Sweep:
+    """The section `sweep`. Raises ConfigError where the config has none, and for each mistake in it."""
+    node, _ = cfg.source.root.find(("sweep",))
+    if cfg.sweep is None or node is cfg.source.root:
+        raise cfg.error_at((), "found no section sweep, expected one such as sweep: {training.seed: {range: 10}}")
+    return sweep_section.parse(node)
 
 
 def data_source(cfg: Config) -> Entry | DataSource:

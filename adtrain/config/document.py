@@ -12,12 +12,14 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     PrivateAttr,
+    RootModel,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from adtrain.config import sweep_section
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
 from adtrain.config.specs import SCHEDULES, Augmentation, DataSource, Layers, Loss, Metric, Optimizer, Schedule
@@ -236,6 +238,16 @@ class Plugin(Section):
         return options
 
 
+class Sweep(RootModel[dict[str, Any]]):
+    """The trainings of a sweep; `sweep_section` reads it. The keys are paths into the config, and these options."""
+
+    model_config = ConfigDict(frozen=True, defer_build=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return dict(sweep_section.SCHEMA)
+
+
 class Config(Section):
     """A training job. `load` reads it from a file; `build` makes its model, loss, optimizer and schedule."""
 
@@ -249,6 +261,10 @@ class Config(Section):
         default_factory=SCHEDULES["constant"], description="a learning-rate schedule, such as cosine"
     )
     training: Training = Field(description="how long and how to train")
+    sweep: Sweep | None = Field(
+        None,
+        description="for adtrain sweep: values of other keys by their dotted paths, each a list, a range or samples",
+    )
     _source: Source = PrivateAttr(default_factory=Source)
 
     @property

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from adtrain.assets import asset_path
 from adtrain.config import build, explain, plugged, source
 from adtrain.config.document import Config, Data, Source
-from adtrain.config.overrides import Overrides, override
+from adtrain.config.overrides import Overrides, override, with_nodes, without
 from adtrain.config.problems import ConfigError, Problem, known
 from adtrain.config.python_values import of_python
 from adtrain.config.source import Node
@@ -105,6 +105,12 @@ def _checked(
     for warning in build.warnings(cfg):
         _log.warning("adtrain: warning: %s", warning)
     return cfg
+
+
+def varied(cfg: Config, values: Mapping[str, Node]) -> Config:
+    """The config with other values at dotted keys, and without its section `sweep`. Raises ConfigError as `load`."""
+    source = cfg.source
+    return _checked(with_nodes(without(source.root, "sweep"), values), source.path, (), [], (), plugged.run_named)
 
 
 def _of_plugins(overrides: Overrides) -> Overrides:

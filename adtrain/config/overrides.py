@@ -23,13 +23,13 @@ def override(root: Node, settings: Overrides) -> Node:
     """
     if isinstance(settings, Mapping):
         for key, value in settings.items():
-            if not isinstance(key, str) or (parts := _parts(key)) is None:
+            if not isinstance(key, str) or (parts := parts_of(key)) is None:
                 _refuse("overrides", f"found the key {found(key)}, expected one such as training.epochs")
             root = _with_value(root, [], parts, of_python(value, "overrides", tuple(parts)))
         return root
     for setting in settings:
         key, equals, text = setting.partition("=")
-        parts = _parts(key)
+        parts = parts_of(key)
         if not equals or parts is None:
             _refuse(f"--set {key_text(setting)}", "found no key=value, expected one such as training.epochs=3")
         where = f"--set {'.'.join(parts)}"
@@ -39,10 +39,23 @@ def override(root: Node, settings: Overrides) -> Node:
     return root
 
 
-def _parts(key: str) -> list[str] | None:
+def parts_of(key: str) -> list[str] | None:
     """The parts of a dotted key; None if it is none."""
     parts = re.sub(r"\[(\d+)\]", r".\1", key.strip()).split(".")
     return parts if len(parts) <= MAX_DEPTH and all(re.fullmatch(r"\w+", part) for part in parts) else None
+
+
+def with_nodes(root: Node, values: Mapping[str, Node]) -> Node:
+    """A copy of the tree with each value at its dotted key. Raises ConfigError as `override` does."""
+    for key, node in values.items():
+        root = _with_value(root, [], parts_of(key) or [], node)
+    return root
+
+
+def without(root: Node, key: str) -> Node:
+    """A copy of a mapping without `key`."""
+    assert isinstance(root.value, dict)
+    return Node(root.where, {name: node for name, node in root.value.items() if name != key}, root.key_where)
 
 
 def _with_value(node: Node, prefix: list[str], parts: list[str], value: Node) -> Node:

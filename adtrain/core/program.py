@@ -53,6 +53,7 @@ class Program:
         equations: each stands after those that it depends on.
         outputs: the leaves of the result. A variable may be an input or a constant, and may occur twice.
         donated: inputs whose memory may be overwritten.
+        by_member: whether its arrays have a leading axis of members, of which none may depend on the number of others.
         names: the name of each variable in the text of the Program.
 
     Raises:
@@ -64,6 +65,7 @@ class Program:
     equations: tuple[Equation, ...]
     outputs: tuple[Variable, ...]
     donated: frozenset[Variable] = frozenset()
+    by_member: bool = False
     names: dict[Variable, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

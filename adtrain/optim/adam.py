@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
-from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, zero_step, zeros_like
+from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, is_zero, zero_step, zeros_like
 from adtrain.option_types import Fractions, NonNegative, Positive
 
 
@@ -22,6 +23,7 @@ class Adam(Optimizer):
     """
 
     elementwise = True
+    traceable: ClassVar[tuple[str, ...]] = ("betas", "eps", "weight_decay")
     lr: Positive = 1e-3
     _: KW_ONLY
     betas: Fractions = (0.9, 0.999)
@@ -68,7 +70,7 @@ class AdamW(Adam):
     weight_decay: NonNegative = 1e-2
 
     def _decay(self, grads: Tree, params: Tree, lr: Value) -> tuple[Tree, Tree]:
-        if self.weight_decay == 0:
+        if is_zero(self.weight_decay):
             return grads, params
         factor = 1 - self.weight_decay * ops.astype(lr, np.float64)
         return grads, tree.map(lambda p: ops.astype(factor, p.dtype) * p, params)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any, ClassVar
@@ -33,6 +34,8 @@ class Optimizer(CheckedArguments):
     """Whether the update of an element depends on that element, its gradient and its averages only. Then ranks divide
     the update and the averages among themselves."""
     left_out = ("params", Iterable, "the parameters are arguments of init and update")
+    traceable: ClassVar[tuple[str, ...]] = ()
+    """Options that may be traced numbers in `update`, in addition to `lr`."""
     lr: Positive
 
     def __post_init__(self) -> None:
@@ -45,6 +48,16 @@ class Optimizer(CheckedArguments):
 
     def _check(self, name: str, low: float = 0, below: float = inf) -> None:
         options.check_number(self.kind(), name, getattr(self, name), low, below)
+
+    def with_traced(self, numbers: Mapping[str, Any]) -> Optimizer:
+        """A copy whose options `numbers`, of `traceable` and `lr`, are traced numbers or values. Nothing is checked.
+
+        An option that is 0 may leave an operation out, so a number that stands for 0 is not the same as the option 0.
+        """
+        changed = copy.copy(self)
+        for name, number in numbers.items():
+            object.__setattr__(changed, name, number)
+        return changed
 
     @abstractmethod
     def init(self, params: Tree) -> OptState:
@@ -103,8 +116,13 @@ def zero_step(params: Tree) -> Value:
     return ops.zeros((), dtype=np.int64, device=device_of(params))
 
 
+def is_zero(option: Any) -> bool:
+    """Whether an option is the number 0. A traced number is not."""
+    return isinstance(option, (int, float)) and option == 0
+
+
 def add_decay(grads: Tree, params: Tree, weight_decay: float) -> Tree:
     """grads + weight_decay * params: the gradients of the loss plus weight_decay / 2 |params|²."""
-    if weight_decay == 0:
+    if is_zero(weight_decay):
         return grads
     return tree.map(lambda g, p: g + weight_decay * p, grads, params)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
-from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, zero_step, zeros_like
+from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, is_zero, zero_step, zeros_like
 from adtrain.option_types import Fraction, NonNegative, Positive
 
 
@@ -19,6 +20,7 @@ class RMSprop(Optimizer):
     """
 
     elementwise = True
+    traceable: ClassVar[tuple[str, ...]] = ("alpha", "eps", "weight_decay", "momentum")
     lr: Positive = 1e-2
     _: KW_ONLY
     alpha: Fraction = 0.99
@@ -44,7 +46,7 @@ class RMSprop(Optimizer):
         square = tree.map(lambda s, g: self.alpha * s + (1 - self.alpha) * ops.square(g), state["square_avg"], grads)
         direction = tree.map(lambda g, s: g / (ops.sqrt(s) + self.eps), grads, square)
         new: OptState = {"step": state["step"] + 1, "square_avg": square}
-        if self.momentum:
+        if not is_zero(self.momentum):
             direction = tree.map(lambda v, d: self.momentum * v + d, state["momentum_buffer"], direction)
             new["momentum_buffer"] = direction
         return tree.map(lambda p, d: p - ops.astype(lr, p.dtype) * d, params, direction), new

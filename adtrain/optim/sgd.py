@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
-from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, zero_step, zeros_like
+from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, is_zero, zero_step, zeros_like
 from adtrain.option_types import Fraction, NonNegative
 
 
@@ -20,6 +21,7 @@ class SGD(Optimizer):
     """
 
     elementwise = True
+    traceable: ClassVar[tuple[str, ...]] = ("momentum", "weight_decay")
     _: KW_ONLY
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
@@ -41,7 +43,7 @@ class SGD(Optimizer):
     def updated(self, params: Tree, grads: Tree, state: OptState, lr: Value) -> tuple[Tree, OptState]:
         new: OptState = {"step": state["step"] + 1}
         direction = add_decay(grads, params, self.weight_decay)
-        if self.momentum:
+        if not is_zero(self.momentum):
             buffer = tree.map(lambda v, g: self.momentum * v + g, state["momentum_buffer"], direction)
             new["momentum_buffer"] = buffer
             direction = tree.map(lambda g, v: g + self.momentum * v, direction, buffer) if self.nesterov else buffer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from adtrain.core.backend import backend
@@ -62,6 +63,8 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     def has_kernel(e: Equation) -> bool:
         return bool(cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params))
 
+    if target.by_member:  # the others decide by the sizes of arrays
+        return (fuse_elementwise, sink_reshapes, remove_dead_code, fuse_products, fuse_gathers, readers_first)
     return (
         flatten_rows,
         fuse_map_reduce,
@@ -87,6 +90,11 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     )
 
 
+def by_member(program: Program) -> Program:
+    """Mark a Program whose arrays have a leading axis of members: the bits of one must not depend on the others."""
+    return replace(program, by_member=True)
+
+
 def fuse(program: Program) -> Program:
     """``program`` after the fusion passes of the device that it runs on."""
     variables = (*program.inputs, *program.constants, *program.outputs)
@@ -95,12 +103,15 @@ def fuse(program: Program) -> Program:
 
 
 ALL = (*SIMPLIFY, fuse)
+ALL_BY_MEMBER = (by_member, *ALL)
 
 __all__ = [
     "ALL",
+    "ALL_BY_MEMBER",
     "FUSE_CPU",
     "SIMPLIFY",
     "MemoryPlan",
+    "by_member",
     "flatten_rows",
     "fold_collectives",
     "fold_constants",

@@ -38,9 +38,9 @@ def fuse_epilogues(program: Program, primitive: Primitive, fusible: Callable[[Eq
 
 
 def _is_product(equation: Equation) -> bool:
-    """Whether it is a matrix product that takes an epilogue; on the CPU only a single product, not a batch."""
+    """Whether it is a matrix product that takes an epilogue; on the CPU a batch may have one axis."""
     c = equation.outputs[0]
-    return equation.has(Trait.MATMUL) and (len(c.type.shape) == 2 or c.device != "cpu")
+    return equation.has(Trait.MATMUL) and (len(c.type.shape) <= 3 or c.device != "cpu")
 
 
 def reads_by_element(equation: Equation, v: Variable) -> bool:

@@ -51,8 +51,15 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) 
         ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
         DataError: the data are missing or damaged.
     """
+    if cfg.sweep is not None:
+        advice = "adtrain sweep trains its members, and --set sweep=null leaves it out"
+        raise cfg.error_at(("sweep",), f"found a sweep, expected none for one training: {advice}")
     cfg = with_shards(with_absolute_paths(cfg, data_too=arrays is None))
-    images = read_data(cfg, arrays)
+    return of_data(cfg, read_data(cfg, arrays), mode)
+
+
+def of_data(cfg: Config, images: DataSet, mode: Mode = Mode.FUSED) -> Experiment:
+    """`prepare` for a config with absolute paths and its data, whose training part includes the validation images."""
     cfg = with_shape(cfg, images.train.images.shape[1:])
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
     experiment = _experiment(cfg, images.with_train(train), validation, mode)

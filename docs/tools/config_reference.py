@@ -44,6 +44,30 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 """From the dotted key of a section to its keys; those of `plugins` are the keys of each item."""
 
+SWEEP = """\
+## Keys of `sweep`
+
+`adtrain sweep` trains a member for each combination of values: see [Train many networks at once](../how-to/sweeps.md).
+A key with a dot, or the name of a section, is a path into the config. Its value is one of these:
+
+| value | meaning |
+|---|---|
+| `[0.1, 0.01]` | these values |
+| `{range: 10}`, `{range: [5, 20]}`, `{range: [0, 100, 10]}` | integers: 0 to 9; 5 to 19; 0, 10, ..., 90 |
+| `{log_uniform: [1e-4, 1e-2], samples: 20}` | 20 random numbers whose logarithms are uniform |
+| `{uniform: [0, 0.5], samples: 20}` | 20 random numbers |
+| `{choice: [relu, tanh], samples: 20}` | 20 random values of a list |
+
+Lists and ranges form a grid. Random values are drawn together: a sample has a value for each random key, so all of them
+have the same number of samples. The members are the points of the grid, each with every sample.
+
+| option | value | default | meaning |
+|---|---|---|---|
+| `rank_by` | `train_`, `validation_` or `test_` with a metric | as `training.best_by` | the metric that ranks members |
+| `order` | `own`, `shared` | `own` | `shared`: all have the batches and the validation split of `training.seed` |
+| `draw_seed` | an integer, at least 0 | `0` | the seed of the random values |
+"""
+
 FAMILIES = {
     "layer": """\
 A layer, loss, optimizer, schedule or augmentation has three forms:
@@ -203,6 +227,7 @@ EXAMPLES: dict[str, Any] = {
     "size": 6,
     "step_size": 2,
     "stride": 2,
+    "sweep": {"training.seed": {"range": 10}},
     "warmup_epochs": 0.5,
     "warmup_steps": 100,
     "weight": [1.0, 2.5],
@@ -221,6 +246,7 @@ def page() -> str:
         parts.append(
             f"## {title}\n\n| key | value | default | meaning | example |\n|---|---|---|---|---|\n{_rows(lines)}"
         )
+    parts.append(SWEEP)
     for family, text in FAMILIES.items():
         parts.append(f"## {PLURALS[family].capitalize()}\n\n{text}")
         kinds = specs.FAMILIES[family].values()
@@ -261,6 +287,8 @@ def _values(hint: Any) -> str:
         return "a list of [layers](#layers)"
     if hint == specs.Branches:
         return "a list of lists of [layers](#layers)"
+    if hint is document.Sweep:
+        return "[values by key](#keys-of-sweep)"
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         (key,) = (key for key, section in SECTIONS.items() if section is hint)
         return f"[its keys](#keys-of-{key.replace('.', '')})"

@@ -114,16 +114,16 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
             bool last = q->epilogue && s == slices - 1;
             for (int64_t j = 0; j < columns; j += TILE_COLUMNS) {
                 int64_t width = min_i64(TILE_COLUMNS, columns - j);
-                if (last) prefetch_ahead(q, row + i, height, column + j, width);
+                if (last) prefetch_ahead(q, z * q->m + row + i, height, column + j, width);
                 any_tile(height, width, depth, strip, row_step, step, scratch->b + j * depth, c + j, ldc, s > 0);
             }
-            if (last) q->epilogue->function(q->epilogue->context, c, ldc, row + i, column, height, columns);
+            if (last) q->epilogue->function(q->epilogue->context, c, ldc, z * q->m + row + i, column, height, columns);
         }
     }
 }
 
 /* C[batch][m][n] = op(A) op(B): A is [batch][m][k], or with transpose_a [batch][k][m]; B is [batch][k][n], or with
-   transpose_b [batch][n][k]. With an epilogue batch is 1, and c may be NULL if the product itself is not needed. */
+   transpose_b [batch][n][k]. With an epilogue c may be NULL if the product itself is not needed. */
 void FN(gemm)(const Team *team, const T *a, const T *b, T *c, int64_t batch, int64_t m, int64_t n, int64_t k,
               int64_t transpose_a, int64_t transpose_b, const FN(Epilogue) * epilogue) {
     if (batch == 0 || m == 0 || n == 0) return;

@@ -9,7 +9,8 @@ enum { MAX_AHEAD = 8 };
 
 typedef struct {
     /* block[i * ld + j] is element (row + i, column + j) of the product, for i < rows and j < columns; it may be
-       changed. The blocks of one product do not overlap and come in any order, from several threads. */
+       changed. The rows of a batch are counted on from matrix to matrix; a block lies in one matrix. The blocks of one
+       product do not overlap and come in any order, from several threads. */
     void (*function)(void *context, const T *block, int64_t ld, int64_t row, int64_t column, int64_t rows,
                      int64_t columns);
     void *context;

@@ -67,6 +67,7 @@ class CudaBackend:
         self.exchange = Exchange(self.device)
         self.flags = Flags()
         self.lowering = Lowering(self.device.target, installed())
+        self.lowering_by_member = Lowering(self.device.target._replace(by_member=True))
         self.tuner = Tuner(self.lowering, GpuBench(self.device, self.lowering, self.identity()))
         self.known: dict[Any, Runnable] = {}
 
@@ -113,18 +114,26 @@ class CudaBackend:
         return found
 
     def fuse(self, program: Program) -> Program:
-        for fusion in passes.gpu_fusions(self.lowering.target):
+        for fusion in passes.gpu_fusions(self.lowering_of(program).target):
             program = fusion(program)
         return program
 
+    def lowering_of(self, program: Program) -> Lowering:
+        """The lowering that chooses the kernels of a Program."""
+        return self.lowering_by_member if program.by_member else self.lowering
+
     def compile(self, program: Program) -> CudaProgram:
-        self.tuner.tune(program.equations)
+        self._tune(program)
         share_choices(self.lowering, program.equations)
         return CudaProgram(self, program)
 
+    def _tune(self, program: Program) -> None:
+        if not program.by_member:  # measured times depend on the number of members
+            self.tuner.tune(program.equations)
+
     def memory(self, program: Program) -> Memory:
-        self.tuner.tune(program.equations)
-        layout = Layout(program, self.lowering)
+        self._tune(program)
+        layout = Layout(program, self.lowering_of(program))
         extra = layout.extra_bytes
         return Memory(layout.arena_bytes + extra, layout.separate_bytes + extra, 0)
 

@@ -151,7 +151,8 @@ class Lowering:
         For a product with an epilogue they are the kernels of the product; for `conv_pool` those that pool as well.
         """
         if equation not in self._candidates:
-            self._candidates[equation] = self._find_candidates(equation)
+            found = self._find_candidates(equation)
+            self._candidates[equation] = found[:1] if self.target.by_member else found
         return self._candidates[equation]
 
     def _find_candidates(self, equation: Equation) -> list[Candidate]:

@@ -75,10 +75,12 @@ def thread_per_row(length: int, itemsize: int) -> bool:
     return length * itemsize < SHORT_ROW and unaligned(length, itemsize)
 
 
-def reduction(operation: int, x: Any, axes: Sequence[int], result: np.dtype) -> list[CudaKernel]:
+def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], result: np.dtype) -> list[CudaKernel]:
     """The candidates for one of the operations above, over ``axes``, with elements of type ``result``."""
     lengths = alternating(x.shape, axes, 8)
     outputs, count = math.prod(lengths[::2]), math.prod(lengths[1::2])
+    many = MANY_ROWS if target.by_member else outputs
+    """The outputs that the choice is made for."""
     itemsize = x.dtype.itemsize
     rows = lengths[-1] > 1 or outputs == 1
     contiguous = rows and math.prod(lengths[1:-2:2]) == 1  # the elements of an output are one row
@@ -90,13 +92,13 @@ def reduction(operation: int, x: Any, axes: Sequence[int], result: np.dtype) -> 
         return CudaLaunch("reduce/reduce.cu", name, numbers, (x.dtype, result), definitions=macros, **work)
 
     found: list[CudaKernel] = []
-    if contiguous and count <= MAX_WARP_ROW and outputs >= MIN_SHORT_ROWS and thread_per_row(count, itemsize):
+    if contiguous and count <= MAX_WARP_ROW and many >= MIN_SHORT_ROWS and thread_per_row(count, itemsize):
         blocks = -(-outputs // THREADS)
         found.append(
             CudaKernel((launch("reduce_rows", (outputs,), {"LENGTH": count}, blocks=blocks, threads=THREADS),))
         )
     if contiguous and (
-        (MAX_WARP_ROW < count <= MAX_WARP_ROW_OF_MANY and outputs >= MANY_ROWS)
+        (MAX_WARP_ROW < count <= MAX_WARP_ROW_OF_MANY and many >= MANY_ROWS)
         or (count <= MAX_WARP_ROW and count * itemsize >= SHORT_ROW and unaligned(max(count, 1), itemsize))
     ):
         found.append(CudaKernel((launch("reduce_warps", (outputs, count), elements=outputs * WARP, threads=THREADS),)))
@@ -111,9 +113,11 @@ def reduction(operation: int, x: Any, axes: Sequence[int], result: np.dtype) -> 
     if rows:
         name, definitions, blocks = "reduce_block", {}, outputs
     else:
-        width, lanes = _column_tile(outputs, count, lengths[-2], itemsize)
+        width, lanes = _column_tile(many, count, lengths[-2], itemsize)
         name, definitions, blocks = "reduce_columns", {"LANES": lanes, "WIDTH": width}, -(-outputs // (lanes * width))
-    parts, part = _parts(blocks, count, MIN_ROW_PART if rows else MIN_COLUMN_PART)
+    parts, part = _parts(
+        max(blocks, MIN_BLOCKS) if target.by_member else blocks, count, MIN_ROW_PART if rows else MIN_COLUMN_PART
+    )
     if parts > 1:
         found.append(
             CudaKernel(
@@ -158,11 +162,11 @@ def _state_bytes(operation: int, dtype: np.dtype, result: np.dtype) -> int:
 
 def _over_axes(operation: int, primitive: str) -> None:
     def rule(target: Target, x: Any, axes: tuple[int, ...]) -> list[CudaKernel]:
-        return reduction(operation, x, axes, output_type(primitive, x, axes=axes).dtype)
+        return reduction(target, operation, x, axes, output_type(primitive, x, axes=axes).dtype)
 
     register(primitive, "cuda", rule)
 
 
 for operation, name in ((SUM, "sum"), (MAX, "max"), (MIN, "min"), (LOGSUMEXP, "logsumexp")):
     _over_axes(operation, name)
-register("argmax", "cuda", lambda target, x, axis: reduction(ARGMAX, x, (axis,), np.dtype(np.int64)))
+register("argmax", "cuda", lambda target, x, axis: reduction(target, ARGMAX, x, (axis,), np.dtype(np.int64)))

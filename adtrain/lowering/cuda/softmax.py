@@ -27,7 +27,7 @@ def softmax(logarithm: bool, target: Target, x: Any, axis: int) -> list[CudaKern
 
     found: list[CudaKernel] = []
     if inner == 1:
-        if outer >= MIN_SHORT_ROWS and thread_per_row(length, x.dtype.itemsize):
+        if (outer >= MIN_SHORT_ROWS or target.by_member) and thread_per_row(length, x.dtype.itemsize):
             blocks = -(-outer // BLOCK)
             found.append(CudaKernel((launch("softmax_rows", (outer,), with_length, blocks=blocks, threads=BLOCK),)))
         found += rows_in_registers(launch("softmax_team", (outer, length)), outer, length)

@@ -60,30 +60,36 @@ def _epilogue(
     Its function takes the addresses of operands in an array, so that layers of the same shape share it.
     """
     shape = product.type.shape
+    *batch, height, width = shape
     values: dict[Variable, str] = {product: "block[j]"}
     before, at_row = ["char *const *operands = context;"], []
+    if batch:
+        before.append(f"const int64_t item = row / {height};")
     operands: list[str] = []
     whole = []
     for i, v in enumerate(body.inputs):
         if v is product:
             continue
-        of_row, of_column = strides(v.type.shape, shape)
+        *of_items, of_row, of_column = strides(v.type.shape, shape)
         c, constant = c_type(v.type.dtype), pointer(v, const=True)
         before.append(f"{constant}x{i} = ({constant})operands[{len(operands)}];")
         operands.append(place(v))
         values[v] = f"a{i}"
+        at = f"(row + i) * {of_row}"
+        if batch and of_items[0] != height * of_row:  # the rows of a matrix do not continue those of the one before
+            at = f"item * {of_items[0]} + (row + i - item * {height}) * {of_row}"
         if of_column:
-            at_row.append(f"{constant}p{i} = x{i} + (row + i) * {of_row} + column;")
+            at_row.append(f"{constant}p{i} = x{i} + {at} + column;")
             values[v] = f"p{i}[j]"
-        elif of_row:
-            at_row.append(f"const {c} a{i} = x{i}[(row + i) * {of_row}];")
+        elif of_row or any(of_items):
+            at_row.append(f"const {c} a{i} = x{i}[{at}];")
         else:
             before.append(f"const {c} a{i} = *x{i};")
         if v.type == product.type:
             whole.append(place(v))
     results = []
     for i, v in enumerate(body.outputs):
-        at_row.append(f"{pointer(v)}q{i} = ({pointer(v)})operands[{len(operands)}] + (row + i) * {shape[1]} + column;")
+        at_row.append(f"{pointer(v)}q{i} = ({pointer(v)})operands[{len(operands)}] + (row + i) * {width} + column;")
         operands.append(place(v))
         results.append(f"q{i}[j]")
     t = c_type(product.type.dtype)

@@ -97,7 +97,8 @@ class CudaProgram:
 
     def __init__(self, backend: CudaBackend, program: Program) -> None:
         self.backend, self.device = backend, backend.device
-        self.layout = layout = Layout(program, backend.lowering)
+        lowering = backend.lowering_of(program)
+        self.layout = layout = Layout(program, lowering)
         self.arena = self.device.reserve(layout.arena_bytes)
         self.base = int(self.arena)
         self.constants = [x.buffer for x in program.constants.values()]
@@ -115,9 +116,7 @@ class CudaProgram:
         self.addresses += [*outputs, *(self.base + byte for byte in layout.arena)]
 
         equations = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
-        found = [
-            plan.source for e in equations for plan in backend.lowering.launches(e) if isinstance(plan, LaunchPlan)
-        ]
+        found = [plan.source for e in equations for plan in lowering.launches(e) if isinstance(plan, LaunchPlan)]
         for _ in compiler.compile_all(dict.fromkeys(found), self.device.architecture):
             pass
         self.works: dict[Equation, Runnable | ExchangeWork] = {}
@@ -125,7 +124,10 @@ class CudaProgram:
         self.flagged: dict[Equation, int] = {}
         for e in equations:
             work: Runnable | ExchangeWork
-            work = ExchangeWork(backend.nccl, e) if e.has(Trait.COLLECTIVE) else self._runnable(e)
+            if e.has(Trait.COLLECTIVE):
+                work = ExchangeWork(backend.nccl, e)
+            else:
+                work = Runnable(self.device, lowering, e)
             self.works[e] = work
             self.flagged[e] = backend.flags.reserve(_label(e)) if work.checked else 0
         self.equations = program.equations
@@ -134,9 +136,6 @@ class CudaProgram:
         self.results = [(*place, v.type.shape) for place, v in zip(layout.results, program.outputs, strict=True)]
         self.graphs = Graphs(self.device.stream)
         self.marks: Marks | None = None
-
-    def _runnable(self, equation: Equation) -> Runnable:
-        return Runnable(self.device, self.backend.lowering, equation)
 
     def run(
         self, buffers: list[Buffer], timed: bool = False, times: int = 1

@@ -20,6 +20,24 @@ from adtrain.lowering.cuda.gemm.tiles import WARP, MmaKind, SmallTile, Tile
 
 MAX_CANDIDATES = 12
 """Candidates for one product, without gemv."""
+MANY_MEMBERS = 256
+"""The number of members for which tiles are chosen in a Program by member."""
+SHARED_LENGTH = 128
+"""M and N for which tiles are chosen if the rows of all members are one matrix."""
+MAX_MEMBER_K = 256
+"""The largest K for which they are small tiles."""
+MEMBER_TILES = {
+    (16, 16): (16, 16, 16, 16, 4, 2, 24),
+    (16, 32): (16, 32, 16, 32, 4, 2, 17),
+    (16, 64): (16, 64, 16, 32, 4, 2, 17),
+    (32, 16): (32, 16, 32, 16, 4, 2, 16),
+    (32, 32): (32, 32, 32, 32, 2, 2, 17),
+    (32, 64): (32, 64, 32, 32, 2, 2, 17),
+    (64, 16): (64, 16, 32, 16, 4, 2, 16),
+    (64, 32): (64, 32, 32, 32, 1, 2, 17),
+    (64, 64): (64, 64, 32, 32, 1, 2, 17),
+}
+"""Arguments of `SmallTile` by the rows and columns of a result, up to 64: the fastest measured with epilogues."""
 GEMV_THREADS = {False: 256, True: 1024}
 """Threads of a block of `gemm/gemv.cu`, by whether it reads the matrix along its columns (COLUMNS)."""
 GEMV_COLUMN_LANES = 8
@@ -124,6 +142,8 @@ def gemms(
 ) -> Sequence[BlockGemm | PackedGemm | Bf16x3Gemm]:
     """The products of arrays of these types, the fastest by estimate first."""
     lengths, transposed = _lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    if target.by_member:
+        return [_by_member(target, a, lengths, transposed, precision)]
     found = ranked(a.dtype.itemsize, *lengths, target, precision, k_major=(not transpose_a, transpose_b))
 
     def gemm(tile: AnyTile, splits: int) -> BlockGemm | PackedGemm | Bf16x3Gemm:
@@ -134,6 +154,30 @@ def gemms(
         return BlockGemm(lengths, a.dtype, tile, splits, transposed)
 
     return [gemm(*choice) for choice in found[:MAX_CANDIDATES]]
+
+
+def _by_member(
+    target: Target, a: Any, lengths: tuple[int, int, int, int], transposed: tuple[bool, bool], precision: str
+) -> BlockGemm | Bf16x3Gemm:
+    """The product of a Program by member: the choice depends on M, N and K only, and K is not split among blocks.
+
+    With a short K the epilogue takes most of the time, so small tiles come first, of which a multiprocessor holds many.
+    The rows of a product without a batch may be those of all members.
+    """
+    _, m, n, k = lengths
+    if len(a.shape) == 2:
+        m = n = SHARED_LENGTH
+    plain = target._replace(by_member=False)
+    if a.dtype.itemsize == 4 and target.capability >= (8, 0) and precision == FULL and k <= MAX_MEMBER_K:
+        rows, columns = (next((x for x in (16, 32) if length <= x), 64) for length in (m, n))
+        small = SmallTile(*MEMBER_TILES[rows, columns]).for_k(k)
+        return BlockGemm(lengths, a.dtype, small, 1, transposed)
+    k_major = not transposed[0], transposed[1]
+    found = ranked(a.dtype.itemsize, MANY_MEMBERS, m, n, k, plain, precision, k_major=k_major)
+    tile = next(tile for tile, _ in found if not isinstance(tile, PackedTile))  # which looks at the numbers of others
+    if isinstance(tile, Bf16x3Tile):
+        return Bf16x3Gemm(target, lengths, tile, 1, transposed)
+    return BlockGemm(lengths, a.dtype, tile, 1, transposed)
 
 
 def block_gemms(

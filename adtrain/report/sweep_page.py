@@ -1,0 +1,175 @@
+"""The page of a sweep: the ranking, the values of the members as parallel coordinates, and their learning curves."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import partial
+from math import isfinite, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from adtrain.config.differences import value_text
+from adtrain.files import write_atomic
+from adtrain.report.curves import Curve, Panel
+from adtrain.report.plot import BOTTOM, TOP, Shape
+from adtrain.report.runs_page import KINDS
+from adtrain.sweeps.folder import EpochLine, MemberResult, SweepFolder, SweepResults
+from adtrain.sweeps.member_run import finished, run_path
+from adtrain.sweeps.ranking import higher_is_better
+from adtrain.templates import environment, macro
+from adtrain.training import scores
+
+MAX_LINES, MAX_CURVES = 400, 6
+"""Members that are drawn as parallel coordinates, the best ones; settings whose learning curves are drawn."""
+WIDTH, HEIGHT, SIDE = 760, 300, 60
+SEED = "training.seed"
+
+
+class Coordinates:
+    """Parallel coordinates: an axis for each key and one for the metric, a line for each member.
+
+    It has the attributes that the template of a plot needs.
+    """
+
+    def __init__(self, results: SweepResults) -> None:
+        self.description = f"the values of the members and their {results.rank_by.replace('_', ' ')}"
+        self.width, self.height, self.shapes = WIDTH, HEIGHT, list[Shape]()
+        members = [x for x in results.members if x.value is not None][:MAX_LINES]
+        keys = list(members[0].values)
+        columns = [(key, [member.values[key] for member in members]) for key in keys]
+        columns.append((results.rank_by.replace("_", " "), [member.value for member in members]))
+        xs = [SIDE + i * (WIDTH - 2 * SIDE) / max(1, len(columns) - 1) for i in range(len(columns))]
+        shares = [self._axis(x, title, values) for x, (title, values) in zip(xs, columns, strict=True)]
+        for rank in range(len(members) - 1, -1, -1):  # the best is drawn last, above the others
+            points = " ".join(f"{x:.1f},{self._down(of[rank]):.1f}" for x, of in zip(xs, shares, strict=True))
+            kind = f"curve {KINDS[0]}" if rank == 0 else f"faint {KINDS[1]}"
+            tooltip = f"member {members[rank].member}"
+            self.shapes.append(Shape("polyline", kind, {"points": points, "fill": "none"}, tooltip))
+
+    def _axis(self, x: float, title: str, values: Sequence[Any]) -> list[float]:
+        """Draw an axis with its ends; the position of each value on it, from 0 to 1."""
+        down = f"M{x:.1f} {self._down(0):.1f}V{self._down(1):.1f}"
+        self.shapes.append(Shape("path", "grid", {"d": down}))
+        self._text(x, HEIGHT - 8, title)
+        numbers = [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+        if len(numbers) == len(values) and all(map(isfinite, numbers)):
+            low, high = min(numbers), max(numbers)
+            for at, value in ((0.0, low), (1.0, high)):
+                self._text(x, self._down(at) + (14 if at == 0 else -6), f"{value:.4g}")
+            logarithmic = low > 0 and high / low >= 100
+            scale = (lambda v: log(v / low) / log(high / low)) if logarithmic else (lambda v: (v - low) / (high - low))
+            return [scale(v) if high > low else 0.5 for v in numbers]
+        texts = [value_text(v, brief=True) for v in values]
+        names = sorted(set(texts))
+        places = {name: i / max(1, len(names) - 1) if len(names) > 1 else 0.5 for i, name in enumerate(names)}
+        for name, place in places.items():
+            self._text(x, self._down(place) - 4, name)
+        return [places[text] for text in texts]
+
+    def _down(self, share: float) -> float:
+        return TOP + 14 + (1 - share) * (HEIGHT - TOP - 14 - BOTTOM - 14)
+
+    def _text(self, x: float, y: float, text: str) -> None:
+        place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": "middle"}
+        self.shapes.append(Shape("text", "axis", place, text=text))
+
+    def svg(self) -> Markup:
+        return macro("plot.html.j2", "svg")(self)
+
+
+def render(folder: SweepFolder, results: SweepResults, best_report: str | None) -> str:
+    """The page of a finished sweep; `best_report` is the address of the report of the best member's run."""
+    found = next((x.test or x.validation or x.train for x in results.members if x.train), None)
+    names = scores.metrics_first(list(found._fields)) if found else []
+    drawn = [x for x in results.members if x.value is not None]
+    return environment().get_template("sweep.html.j2").render(
+        title=f"Sweep {folder.path.name}",
+        results=results,
+        keys=list(results.members[0].values),
+        names=names,
+        value_text=scores.value_text,
+        setting_text=_setting,
+        status=_status,
+        rank_by=results.rank_by.replace("_", " "),
+        metric=results.rank_by.partition("_")[2],
+        coordinates=Coordinates(results).svg() if drawn else None,
+        panels=panels(folder.lines(), results),
+        best_report=best_report,
+        counts={s: sum(x.status == s for x in results.members) for s in ("finished", "dropped", "failed")},
+    )  # fmt: skip
+
+
+def panels(lines: Sequence[EpochLine], results: SweepResults) -> list[Panel]:
+    """The learning curves of the best settings: the mean over seeds, in a band from the smallest to the largest value.
+
+    Members that differ in their seeds only are one curve.
+    """
+    by_setting: dict[str, list[MemberResult]] = {}
+    for member in results.members:
+        if member.status != "failed":
+            settings = {key: value for key, value in member.values.items() if key != SEED}
+            by_setting.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(member)
+    metric = results.rank_by.partition("_")[2]
+    parts = ["validation", "train"] if any(x.validation for x in results.members) else ["train"]
+    metrics = list(dict.fromkeys((metric, "loss")))
+    best = sorted(by_setting.values(), key=lambda same: _mean_key(same, results.rank_by))[:MAX_CURVES]
+    found = []
+    for split in parts:
+        for name in metrics:
+            curves = [
+                curve
+                for kind, same in zip(KINDS, best, strict=False)
+                if (curve := _curve(lines, same, kind, split, name)) is not None
+            ]
+            if curves:
+                found.append(Panel(f"{split} {name}", "epoch", curves, partial(scores.value_text, name)))
+    return found
+
+
+def _mean_key(same: Sequence[MemberResult], rank_by: str) -> tuple[int, float]:
+    """Sorts settings by the epochs they reached, then by the mean of the metric."""
+    values = [x.value for x in same if x.value is not None]
+    mean = float(np.mean(values)) if values else 0.0
+    return -max(x.epochs for x in same), -mean if higher_is_better(rank_by) else mean
+
+
+def _curve(lines: Sequence[EpochLine], same: Sequence[MemberResult], kind: str, split: str, name: str) -> Curve | None:
+    numbers = {x.member for x in same}
+    by_epoch: dict[int, list[float]] = {}
+    for line in lines:
+        for scored in line.members:
+            score = getattr(scored, split)
+            if scored.member in numbers and score is not None:
+                by_epoch.setdefault(line.epoch, []).append(getattr(score, name))
+    epochs = sorted(epoch for epoch, values in by_epoch.items() if len(values) == max(map(len, by_epoch.values())))
+    if not epochs:
+        return None
+    values = [by_epoch[epoch] for epoch in epochs]
+    settings = ", ".join(f"{key.rpartition('.')[2]} {_setting(x)}" for key, x in same[0].values.items() if key != SEED)
+    band = [[min(x) for x in values], [max(x) for x in values]] if len(same) > 1 else [[], []]
+    return Curve(settings or "all seeds", kind, epochs, [float(np.mean(x)) for x in values], *band)
+
+
+def _setting(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else value_text(value, brief=True)
+
+
+def _status(found: MemberResult) -> str:
+    if found.status == "failed":
+        return f"failed at step {found.failed_at}"
+    return "" if found.status == "finished" else f"dropped after epoch {found.epochs}"
+
+
+def write(folder: SweepFolder, output: Path | None) -> Path:
+    """Write the page of a sweep; returns its path, by default report.html in the sweep's folder."""
+    results = finished(folder)
+    page = output or folder.path / "report.html"
+    best = run_path(folder, results.members[0].member) / "report.html"
+    link = os.path.relpath(best, page.parent) if best.is_file() else None
+    write_atomic(page, render(folder, results, link).encode())
+    return page

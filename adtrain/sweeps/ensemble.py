@@ -1,0 +1,93 @@
+"""The ensemble of the members of a finished sweep: the mean of their probabilities, or of the numbers they predict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adtrain import nn, ops
+from adtrain.config.build import REGRESSION, takes_labels
+from adtrain.core import tree
+from adtrain.core.array import Value, array
+from adtrain.core.errors import AdtrainError
+from adtrain.core.staging import stage
+from adtrain.core.vmap import vmap
+from adtrain.passes import ALL
+from adtrain.sweeps.folder import SweepFolder
+from adtrain.sweeps.member_run import final_states, finished
+from adtrain.sweeps.members import Group
+from adtrain.sweeps.session import Session
+from adtrain.training.evaluation import BATCH_SIZE
+from adtrain.training.experiment import Experiment
+from adtrain.training.scores import Score
+from adtrain.training.tasks import Regression
+
+LEAST = 1e-300
+"""A probability of 0 counts as this in a logarithm."""
+
+
+def members_of(folder: SweepFolder, top: int | None) -> list[int]:
+    """The finished members, the best first, at most `top`. Raises AdtrainError where there are none."""
+    numbers = [x.member for x in finished(folder).members if x.status == "finished"][:top]
+    if not numbers:
+        raise AdtrainError(f"{folder.path}: no member finished, expected at least one for an ensemble")
+    return numbers
+
+
+def evaluate(session: Session, folder: SweepFolder, members: Sequence[int]) -> Score:
+    """The score of the ensemble of these members on the test part."""
+    experiment = session.groups[0].experiment
+    images, labels = experiment.test.images, experiment.test.labels
+    total: Any = 0.0
+    for group, state in final_states(session, folder):
+        chosen = [number for number in state.members if number in set(members)]
+        if not chosen:
+            continue
+        if group.experiment.test.labels.shape != labels.shape or not np.array_equal(
+            group.experiment.test.labels, labels
+        ):
+            raise AdtrainError(f"{folder.path}: its members have different test parts, expected one for an ensemble")
+        kept = state.only(chosen).state
+        params, statistics = tree.map(lambda x: array(x, device=session.device), (kept.params, kept.statistics))
+        total = total + _summed(group, params, statistics, images, session.device)
+    return _score(experiment, total / len(members), labels)
+
+
+def _summed(group: Group, params: nn.Params, statistics: nn.State, images: Any, device: str) -> np.ndarray:
+    """The sum of the members' predictions for images (N, C, H, W): float64 (N, ...)."""
+    network = group.experiment.network
+
+    def of_member(params: nn.Params, statistics: nn.State, batch: Value) -> Value:
+        return network.task.predictions(network.outputs(params, statistics, batch, nn.Mode(training=False))[0])
+
+    def of_batch(params: nn.Params, statistics: nn.State, batch: Value) -> Value:
+        found = vmap(of_member, (0, 0, None))(params, statistics, batch)
+        return ops.sum(ops.astype(found, np.float64), axis=0)
+
+    step = stage(of_batch, ALL)
+    starts = range(0, len(images), BATCH_SIZE)
+    batches = (array(images[start : start + BATCH_SIZE], device=device) for start in starts)
+    return np.concatenate([step(params, statistics, batch).numpy() for batch in batches])
+
+
+def _score(experiment: Experiment, predictions: np.ndarray, labels: np.ndarray) -> Score:
+    """The score of predictions, by the loss and the sums of outputs that would be predicted so."""
+    network, task = experiment.network, experiment.network.task
+    outputs = array(_outputs(experiment, predictions))
+    targets = array(labels)
+    loss = float(network.loss_of(outputs, targets).numpy())
+    sums = np.reshape(task.sums(outputs, targets).numpy(), -1).astype(np.float64).tolist()
+    return task.score(loss, sums, len(labels))
+
+
+def _outputs(experiment: Experiment, predictions: np.ndarray) -> np.ndarray:
+    """Outputs of a network that predicts `predictions`: float64."""
+    task, loss = experiment.network.task, experiment.config.loss
+    if isinstance(task, Regression):
+        return (predictions - np.array(task.mean)) / np.array(task.std) if task.normalized else predictions
+    if loss.kind in REGRESSION:
+        return predictions
+    clipped = np.clip(predictions, LEAST, 1 - 1e-16)
+    return np.log(clipped) if takes_labels(loss) else np.log(clipped) - np.log1p(-clipped)

@@ -1,0 +1,105 @@
+"""What the members of a wave get in a step, beside their states: the order of their examples, and their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adtrain import data, optim
+from adtrain.core.array import Array, array
+from adtrain.core.vmap import vmap
+from adtrain.sweeps.members import Group, Member
+from adtrain.sweeps.step import Settings
+from adtrain.training.experiment import LOG_ROWS
+
+
+class WaveInputs:
+    """The seeds, options and schedules of a wave's members on a device.
+
+    Attributes:
+        data_seeds: of each member.
+        rows: by data seed the rows of `Group.whole` for training and for validation.
+    """
+
+    def __init__(self, group: Group, members: Sequence[Member], device: str) -> None:
+        self.group, self.device = group, device
+        self.data_seeds = [group.data_seed(member) for member in members]
+        self.rows = {seed: group.rows(seed) for seed in dict.fromkeys(self.data_seeds)}
+        seeds = [member.config.training.seed for member in members]
+        words = [[seed & 0xFFFFFFFF, seed >> 32] for seed in seeds]
+        self.seeds = array(np.array(words, np.uint32), device=device)
+        experiments = [group.of_member(member) for member in members]
+        self.rates = [experiment.optimizer.lr for experiment in experiments]
+        self.options = {name: self._option([x.optimizer for x in experiments], name) for name in group.options}
+        self.schedules: list[optim.Schedule] = []
+        self.schedule_of: list[int] = []
+        for experiment in experiments:
+            if experiment.schedule not in self.schedules:
+                self.schedules.append(experiment.schedule)
+            self.schedule_of.append(self.schedules.index(experiment.schedule))
+
+    def _option(self, optimizers: Sequence[optim.Optimizer], name: str) -> Any:
+        """An option of all members: float64 (members,), or a list of such arrays."""
+        values = [getattr(optimizer, name) for optimizer in optimizers]
+        if not isinstance(values[0], tuple):
+            return array(np.array(values, np.float64), device=self.device)
+        return [array(np.array(x, np.float64), device=self.device) for x in zip(*values, strict=True)]
+
+    def epoch(self, number: int) -> EpochInputs:
+        """The inputs of an epoch, from 1."""
+        experiment = self.group.experiment
+        size, per_epoch = len(experiment.train), experiment.steps_per_epoch
+        # One batch of all examples is the permutation that smaller batches divide.
+        orders = {seed: rows[next(data.batches(size, size, seed, number))] for seed, (rows, _) in self.rows.items()}
+        steps = array(np.arange(per_epoch, dtype=np.int64) + (number - 1) * per_epoch)
+        factors = [vmap(schedule)(steps).numpy() for schedule in self.schedules]
+        rates = [factors[which] * lr for which, lr in zip(self.schedule_of, self.rates, strict=True)]
+        return EpochInputs(self, orders, rates)
+
+    def validation_rows(self) -> np.ndarray:
+        """The rows of the validation part: (count,), or (members, count) if the members have different ones."""
+        rows = {seed: found for seed, (_, found) in self.rows.items() if found is not None}
+        if len(rows) == 1:
+            return next(iter(rows.values()))
+        return np.stack([rows[seed] for seed in self.data_seeds])
+
+
+@dataclass(frozen=True)
+class EpochInputs:
+    """The inputs of the steps of an epoch. Batches count from 0.
+
+    Attributes:
+        orders: by data seed the rows of all batches, one after the other.
+        rates: for each member the learning rate of each step.
+    """
+
+    inputs: WaveInputs
+    orders: Mapping[int, np.ndarray]
+    rates: Sequence[np.ndarray]
+
+    def order(self, first: int, count: int, size: int) -> np.ndarray:
+        """The rows of `count` batches of `size` examples from batch `first` on: int64 (LOG_ROWS, members, size), or
+        (LOG_ROWS, size) if all members share them."""
+        group = self.inputs.group
+        begin = first * group.experiment.config.data.batch_size
+        batches = {seed: rows[begin : begin + count * size].reshape(-1, size) for seed, rows in self.orders.items()}
+        if group.shared_seed is not None:
+            shared = np.zeros((LOG_ROWS, size), np.int64)
+            shared[:count] = batches[group.shared_seed]
+            return shared
+        order = np.zeros((LOG_ROWS, len(self.rates), size), np.int64)
+        for i, seed in enumerate(self.inputs.data_seeds):
+            order[:count, i] = batches[seed]
+        return order
+
+    def settings(self, first: int, count: int) -> Settings:
+        """The settings of `count` steps from batch `first` on."""
+        inputs = self.inputs
+        rates = np.zeros((LOG_ROWS, len(self.rates)))
+        for i, of_member in enumerate(self.rates):
+            rates[:count, i] = of_member[first : first + count]
+        on_device: Array = array(rates, device=inputs.device)
+        return Settings(inputs.seeds, on_device, inputs.options)

@@ -1,0 +1,126 @@
+"""A member of a finished sweep as a run, so that all commands for runs take it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from adtrain.core import tree
+from adtrain.core.array import array
+from adtrain.core.errors import AdtrainError
+from adtrain.files import write_atomic
+from adtrain.sweeps.folder import RUNS, MemberResult, SweepFolder, SweepResults
+from adtrain.sweeps.members import Group
+from adtrain.sweeps.run import rungs_of
+from adtrain.sweeps.session import Session
+from adtrain.sweeps.wave import WaveState
+from adtrain.training.best import Best
+from adtrain.training.endings import Result
+from adtrain.training.evaluation import named_metrics
+from adtrain.training.metrics import METRICS, Epoch, Tested
+from adtrain.training.run_folder import CONFIG, RunFolder
+from adtrain.training.step import TrainState
+from adtrain.training.summary import summarize
+
+
+def run_path(folder: SweepFolder, member: int) -> Path:
+    """The folder of a member's run."""
+    return folder.path / RUNS / str(member)
+
+
+def finished(folder: SweepFolder) -> SweepResults:
+    """The results. Raises AdtrainError where the sweep is not finished."""
+    results = folder.results()
+    if results is None:
+        raise AdtrainError(f"{folder.path}: the sweep is not finished; {folder.advice}")
+    return results
+
+
+def member_result(folder: SweepFolder, number: int | None) -> MemberResult:
+    """The result of a member, by default of the best. Raises AdtrainError where it has none, or did not finish."""
+    results = finished(folder)
+    found = next((x for x in results.members if number is None or x.member == number), None)
+    if found is None:
+        last = len(results.members) - 1
+        raise AdtrainError(f"{folder.path}: found no member {number}, expected one from 0 to {last}")
+    if found.status != "finished":
+        how = f"failed at step {found.failed_at}" if found.status == "failed" else f"was dropped after {found.epochs}"
+        raise AdtrainError(f"{folder.path}: member {found.member} {how}, so its network is not trained to the end")
+    return found
+
+
+def final_states(session: Session, folder: SweepFolder) -> list[tuple[Group, WaveState]]:
+    """The last states of the waves of all groups."""
+    rung = len(rungs_of(folder.options, session.groups)) - 1
+    found = []
+    for group in session.groups:
+        wave = 0
+        while (state := folder.read_state(rung, group, wave)) is not None:
+            found.append((group, state))
+            wave += 1
+    return found
+
+
+def member_state(session: Session, folder: SweepFolder, number: int) -> tuple[Group, TrainState]:
+    """The final state of a member, on the CPU."""
+    for group, state in final_states(session, folder):
+        if number in state.members:
+            row = state.members.index(number)
+            return group, tree.map(lambda x, row=row: array(np.array(x[row])), state.state)
+    raise AdtrainError(f"{folder.path}: found no state of member {number}, expected one in its folder states")
+
+
+def write_run(session: Session, folder: SweepFolder, number: int | None) -> Path:
+    """Write the run of a member, by default the best, into the sweep's folder; returns its path.
+
+    An existing one is kept. Raises AdtrainError as `member_result` does.
+    """
+    found = member_result(folder, number)
+    path = run_path(folder, found.member)
+    if (path / "summary.json").is_file():
+        return path
+    group, state = member_state(session, folder, found.member)
+    experiment = group.of_member(session.members[found.member])
+    path.mkdir(parents=True, exist_ok=True)
+    run = RunFolder(path)
+    write_atomic(path / CONFIG, experiment.config_text.encode())
+    write_atomic(path / METRICS, b"")
+    run.write_plugins(experiment)
+    run.write_model(experiment, state)
+    best = Best.start(experiment.best_by)
+    seconds = 0.0
+    per_epoch = experiment.steps_per_epoch
+    for line in folder.lines():
+        for scored in line.members:
+            if scored.member != found.member or scored.train is None:
+                continue
+            share = line.seconds / len(line.members)
+            seconds += share
+            step = min(scored.epoch * per_epoch, experiment.total_steps)
+            speed = len(experiment.train) / share if share else 0.0
+            run.append_metrics(Epoch(scored.epoch, step, scored.train, scored.validation, share, speed))
+            best = best.after(scored.epoch, scored.train, scored.validation)
+    assert found.train is not None
+    assert found.test is not None
+    trained = experiment.network, state.params, state.statistics
+    metrics = named_metrics(trained, experiment.metrics, experiment.data.classes, experiment.test, "cpu")
+    result = Result(
+        state=state,
+        restored=False,
+        ended="finished",
+        best=best,
+        train=found.train,
+        validation=found.validation,
+        test=found.test,
+        metrics=metrics,
+        epochs=found.epochs,
+        steps=experiment.total_steps,
+        images=len(experiment.train) * found.epochs,
+        train_seconds=seconds,
+        step_seconds=(),
+        spans=(),
+    )
+    run.append_metrics(Tested(found.epochs, experiment.total_steps, found.test))
+    run.write_summary(summarize(experiment, result, session.device, seconds, ()))
+    return path

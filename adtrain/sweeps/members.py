@@ -1,0 +1,164 @@
+"""The members of a sweep, and their groups: members of a group are trained by one Program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from adtrain import config, data, nn
+from adtrain.config import Config
+from adtrain.config.build import REGRESSION
+from adtrain.config.files import varied
+from adtrain.data import DataSet, Split
+from adtrain.optim.optimizer import is_zero
+from adtrain.training.data_section import read_data
+from adtrain.training.experiment import Experiment
+from adtrain.training.preparation import of_data, with_absolute_paths
+
+REFUSED = {
+    "early_stopping": "members of a Program train equally long; adtrain sweep --halving drops the worse ones",
+    "checkpoint_every": "a sweep chooses itself when it saves",
+    "metrics": "adtrain eval measures them on the run of a member",
+}
+"""Keys of the section `training` that a sweep does not take, and why."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One training of a sweep. `number` counts from 0; `values` has what the sweep sets, by key."""
+
+    number: int
+    values: dict[str, Any]
+    config: Config
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members that differ only in what `step.Settings` holds and in their initial weights.
+
+    Attributes:
+        experiment: that of its first member.
+        whole: the training part with the validation images.
+        shared_seed: the seed of the order and the validation split that all members share; None: each has its own.
+    """
+
+    number: int
+    members: Sequence[Member]
+    experiment: Experiment
+    whole: Split
+    shared_seed: int | None
+
+    def of_member(self, member: Member) -> Experiment:
+        """The experiment of one member, as `adtrain train` has it; with a shared order its split is that of all."""
+        first, cfg = self.experiment, member.config
+        prepared = first.config.model_copy(
+            update={
+                "name": cfg.name,
+                "optimizer": cfg.optimizer,
+                "schedule": cfg.schedule,
+                "training": cfg.training.model_copy(update={"init_from": with_absolute_paths(cfg).training.init_from}),
+            }
+        )
+        found = replace(
+            first,
+            config=prepared,
+            optimizer=config.build.optimizer(cfg),
+            schedule=config.build.schedule(cfg, first.steps_per_epoch, first.total_steps),
+        )
+        seed = self.data_seed(member)
+        if first.validation is None or seed == self.data_seed(self.members[0]):
+            return found
+        train, validation = data.split_validation(self.whole, cfg.data.validation, seed)
+        return replace(found, data=first.data.with_train(train), validation=validation)
+
+    def data_seed(self, member: Member) -> int:
+        """The seed of a member's order and validation split."""
+        return member.config.training.seed if self.shared_seed is None else self.shared_seed
+
+    @cached_property
+    def options(self) -> Sequence[str]:
+        """The options of the optimizer that the Program takes as arrays: the traceable ones that are not 0."""
+        optimizer = self.experiment.optimizer
+        return [name for name in optimizer.traceable if not is_zero(getattr(optimizer, name))]
+
+    @cached_property
+    def least(self) -> int:
+        """The least number of members in a Program. The kernels of a convolution for one member differ from those for
+        several, which are groups of channels; so a member alone is trained twice."""
+        network = self.experiment.network
+        kinds = [row.kind for row in nn.describe(network.model, network.input_shape)]
+        return 2 if any(kind.startswith("conv") for kind in kinds) else 1
+
+    def rows(self, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The rows of `whole` for training and for validation, int64, with this seed."""
+        indices = Split(np.arange(len(self.whole)), self.whole.labels)
+        fraction = self.experiment.config.data.validation
+        train, validation = data.split_validation(indices, fraction, seed)
+        return np.asarray(train.images), None if validation is None else np.asarray(validation.images)
+
+
+def members_of(cfg: Config) -> list[Member]:
+    """The members of a config with a section `sweep`.
+
+    Raises ConfigError where a value does not fit, with its place, or the config has a key that a sweep does not take.
+    """
+    for key, reason in REFUSED.items():
+        if getattr(cfg.training, key) is not None:
+            raise cfg.error_at(("training", key), f"found it in a sweep, expected none: {reason}")
+    found = []
+    for number, values in enumerate(config.build.sweep(cfg).members()):
+        plain = {key: node.plain() for key, node in values.items()}
+        found.append(Member(number, plain, varied(cfg, values)))
+    return found
+
+
+def groups_of(cfg: Config, members: Sequence[Member]) -> list[Group]:
+    """The groups, in the order of their first members. Data that several groups train on are read once.
+
+    Raises ConfigError and DataError as `training.prepare` does.
+    """
+    shared_seed = cfg.training.seed if config.build.sweep(cfg).shared_order else None
+    alike: dict[str, list[Member]] = {}
+    for member in members:
+        alike.setdefault(signature(member.config), []).append(member)
+    read: dict[str, DataSet] = {}
+    groups = []
+    for number, same in enumerate(alike.values()):
+        first = with_absolute_paths(same[0].config)
+        key = _data_signature(first)
+        images = read[key] if key in read else read.setdefault(key, read_data(first))
+        seeded = first
+        if shared_seed is not None:
+            seeded = first.model_copy(update={"training": first.training.model_copy(update={"seed": shared_seed})})
+        groups.append(Group(number, tuple(same), of_data(seeded, images), images.train, shared_seed))
+    return groups
+
+
+def signature(cfg: Config) -> str:
+    """A text that is equal for configs whose trainings are one Program."""
+    values: dict[str, Any] = cfg.model_dump(mode="json")
+    values["name"] = values["schedule"] = None
+    values["training"].update(seed=None, init_from=None)
+    traceable = ("lr", *config.build.optimizer(cfg).traceable)
+    options = cfg.optimizer.options()
+    values["optimizer"] = (
+        cfg.optimizer.kind,
+        {
+            # An option of 0 leaves an operation out.
+            name: is_zero(value) if name in traceable else value
+            for name, value in options.items()
+        },
+    )
+    return json.dumps(values, sort_keys=True, default=str)
+
+
+def _data_signature(cfg: Config) -> str:
+    """A text that is equal for configs whose data are read in the same way."""
+    section = cfg.data.model_dump(mode="json", exclude={"batch_size", "validation", "augment"})
+    model = cfg.model.model_dump(mode="json") if cfg.loss.kind in REGRESSION else cfg.model.input
+    return json.dumps([section, cfg.loss.kind, model], sort_keys=True, default=str)

@@ -1,0 +1,152 @@
+"""The plan of a sweep: the waves of each group, their memory, and the time that they are predicted to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from adtrain.core import tree
+from adtrain.core.array import Array, Value, array
+from adtrain.core.backend import backend
+from adtrain.core.errors import OutOfMemory
+from adtrain.data.memory import machine_memory
+from adtrain.sweeps.members import Group
+from adtrain.sweeps.step import Settings, empty_tally
+from adtrain.sweeps.wave import Programs
+from adtrain.training.examples import held_bytes
+from adtrain.training.experiment import LOG_ROWS
+
+MEMORY_SHARE = 0.8
+"""The share of the device's memory, or of the host's for the CPU, that a wave may take."""
+MEASURED_STEPS = 5
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """What is known of a group before it is trained.
+
+    Attributes:
+        waves: the numbers of members that are trained at the same time, one wave after the other.
+        parameters: of one member.
+        bytes: the planned peak of the largest wave on the device, with the data.
+        step_seconds: the measured time of a step of the largest wave; None if it was not measured.
+        steps: of each member, without halving.
+    """
+
+    group: Group
+    waves: tuple[int, ...]
+    parameters: int
+    bytes: int
+    steps: int
+    step_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The predicted time of training without evaluation and halving; None if no step was measured."""
+        if self.step_seconds is None:
+            return None
+        return self.step_seconds * self.steps * sum(self.waves) / self.waves[0]
+
+
+class _Placeholder(Value):
+    """An argument that has a type and no elements, for tracing."""
+
+    __slots__ = ("device", "dtype", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> None:
+        self.shape, self.dtype, self.device = shape, dtype, device
+
+
+def plan(group: Group, device: str, programs: Programs, most: int | None = None) -> GroupPlan:
+    """The plan of a group, with as many members in a wave as fit on the device, at most `most`.
+
+    Raises OutOfMemory where a single member does not fit.
+    """
+    experiment, total = group.experiment, len(group.members)
+    state = experiment.random_initial_state("cpu")
+    count = min(total, most or total)
+    limit = _limit(device)
+    needed = needed_bytes(group, device, programs, count)
+    if needed > limit:
+        one = needed_bytes(group, device, programs, 1)
+        if one > limit:
+            raise OutOfMemory(
+                f"device {device}: out of memory: one member needs {one / 2**20:,.1f} MiB, "
+                f"{limit / 2**20:,.1f} MiB can be used; reduce data.batch_size or the network"
+            )
+        low, high = 1, count
+        while high - low > max(1, low // 16):
+            middle = (low + high) // 2
+            low, high = (middle, high) if needed_bytes(group, device, programs, middle) <= limit else (low, middle)
+        waves = -(-total // low)
+        count = -(-total // waves)
+        needed = needed_bytes(group, device, programs, count)
+    sizes = tuple(min(count, total - first) for first in range(0, total, count))
+    parameters = sum(prod(x.shape) for x in tree.leaves(state.params))
+    return GroupPlan(group, sizes, parameters, needed, experiment.total_steps)
+
+
+def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> int:
+    """The planned peak of a wave of `count` members on full batches, with the data."""
+    experiment = group.experiment
+    arguments = step_arguments(group, count)
+    program = programs.step.program(*tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), arguments))
+    memory = backend(device).memory(program)
+    inputs = sum(_nbytes(x) for x in arguments[:3]) + _nbytes(arguments[5])
+    data = held_bytes(group.whole, device) + held_bytes(experiment.test, device)
+    return inputs + data + memory.values + memory.scratch
+
+
+def measured(found: GroupPlan, device: str, programs: Programs) -> GroupPlan:
+    """The plan with the time of a step, measured on a few steps of the largest wave from random states."""
+    group, count = found.group, found.waves[0]
+    arguments = tree.map(lambda x: array(np.ascontiguousarray(x), device=device), step_arguments(group, count))
+    carry: tuple[Any, ...] = arguments[:2]
+    seconds = []
+    for times in (1, MEASURED_STEPS, MEASURED_STEPS):
+        carry = (carry[0], carry[1]._replace(position=array(np.int64(0), device=device)))
+        started = perf_counter()
+        carry = programs.step.repeat(times, *carry, *arguments[2:])
+        backend(device).synchronize()
+        seconds.append((perf_counter() - started) / times)
+    return GroupPlan(group, found.waves, found.parameters, found.bytes, found.steps, min(seconds[1:]))
+
+
+def step_arguments(group: Group, count: int) -> tuple[Any, ...]:
+    """Arguments of the step for `count` members, as NumPy arrays of the right types; most are views of zeros."""
+    experiment = group.experiment
+    whole, size = group.whole, experiment.full_batch
+
+    def repeated(x: Array) -> np.ndarray:
+        return np.broadcast_to(x.numpy(), (count, *x.shape))
+
+    options: dict[str, Any] = {}
+    for name in group.options:
+        value = getattr(experiment.optimizer, name)
+        values = value if isinstance(value, tuple) else (value,)
+        arrays = [np.full(count, x, np.float64) for x in values]
+        options[name] = arrays if isinstance(value, tuple) else arrays[0]
+    members = () if group.shared_seed is not None else (count,)
+    return (
+        tree.map(repeated, experiment.random_initial_state("cpu")),
+        tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu")),
+        Settings(np.zeros((count, 2), np.uint32), np.zeros((LOG_ROWS, count)), options),  # type: ignore[arg-type]
+        np.asarray(whole.images),
+        whole.labels,
+        np.broadcast_to(np.int64(0), (LOG_ROWS, *members, size)),
+    )
+
+
+def _limit(device: str) -> int:
+    available = backend(device).available()
+    return int(MEMORY_SHARE * (machine_memory() if available is None else available))
+
+
+def _nbytes(values: object) -> int:
+    leaves: Sequence[Any] = tree.leaves(values)
+    return sum(prod(x.shape) * x.dtype.itemsize for x in leaves)

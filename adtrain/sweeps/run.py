@@ -1,0 +1,241 @@
+"""Runs a sweep: rungs of epochs, in a rung the waves of each group, and the ranking after it.
+
+Everything that decides how the sweep goes on is in its folder: states of waves, and the metrics. So a killed sweep
+continues from there, and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+
+import numpy as np
+
+from adtrain.core import tree
+from adtrain.core.backend import backend
+from adtrain.sweeps import ranking
+from adtrain.sweeps.folder import EpochLine, MemberEpoch, MemberResult, SweepFolder, SweepOptions, SweepResults
+from adtrain.sweeps.members import Group, Member
+from adtrain.sweeps.wave import EpochScores, Programs, WaveState, WaveTraining, joined
+from adtrain.training.scores import Score, value_text
+
+SAVE_SECONDS = 30.0
+"""The least time between two checkpoints within a rung."""
+
+
+class SweepInterrupted(Exception):
+    """The sweep stopped on request; its folder has the states."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who follows a sweep: `stop` is asked about ten times a second, `trained` gets the examples of each call, `line`
+    gets texts."""
+
+    stop: Callable[[], bool] = lambda: False
+    trained: Callable[[int], object] = lambda count: None
+    line: Callable[[str], object] = lambda text: None
+
+
+class SweepRun:
+    """A sweep that is trained into its folder.
+
+    Args:
+        waves: for each group the largest number of members that are trained at the same time.
+    """
+
+    def __init__(
+        self,
+        folder: SweepFolder,
+        members: Sequence[Member],
+        groups: Sequence[Group],
+        programs: Mapping[int, Programs],
+        waves: Mapping[int, int],
+        device: str,
+        watch: Watch = Watch(),
+    ) -> None:
+        self.folder, self.members, self.groups, self.programs = folder, members, groups, programs
+        self.waves, self.device, self.watch = waves, device, watch
+        options = folder.options
+        self.rank_by = options.rank_by
+        self.rungs = rungs_of(options, groups)
+        self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
+        self.train_seconds = 0.0
+        for line in folder.lines():
+            self._note(line)
+
+    def _note(self, line: EpochLine) -> None:
+        self.train_seconds += line.seconds
+        for found in line.members:
+            self.history[found.member][found.epoch] = found
+
+    def run(self) -> SweepResults:
+        """Train what is left, and write the results. Raises SweepInterrupted where `watch.stop` returned True."""
+        started = perf_counter()
+        alive = [member.number for member in self.members]
+        for rung, end in enumerate(self.rungs):
+            for group in self.groups:
+                chosen = [member for member in group.members if member.number in set(alive)]
+                self._train_group(rung, end, group, chosen)
+            if rung:
+                self.folder.remove_states(rung - 1)
+            if rung + 1 < len(self.rungs):
+                alive = ranking.survivors(alive, self.history, end, self.rank_by)
+                self.watch.line(f"epoch {end}: {len(alive)} of {len(self.members)} members go on")
+        results = self._results(alive, perf_counter() - started)
+        self.folder.write_results(results)
+        return results
+
+    def _train_group(self, rung: int, end: int, group: Group, members: Sequence[Member]) -> None:
+        last = min(end, group.experiment.epochs)
+        for wave, chosen in enumerate(self._in_waves(group, members)):
+            numbers = tuple(member.number for member in chosen)
+            start = self.folder.read_state(rung, group, wave)
+            if start is not None and start.members != numbers:
+                start = None  # of a sweep with other waves
+            if start is not None and start.epochs >= last:
+                continue
+            if start is None and rung:
+                start = self._of_last_rung(rung - 1, group, numbers)
+            self._train_wave(rung, last, group, wave, chosen, start)
+
+    def _in_waves(self, group: Group, members: Sequence[Member]) -> list[Sequence[Member]]:
+        if not members:
+            return []
+        count = -(-len(members) // self.waves[group.number])
+        size = -(-len(members) // count)
+        return [members[first : first + size] for first in range(0, len(members), size)]
+
+    def _of_last_rung(self, rung: int, group: Group, members: Sequence[int]) -> WaveState:
+        """The states of these members after a rung, from the files of its waves."""
+        parts, wave = [], 0
+        while (found := self.folder.read_state(rung, group, wave)) is not None:
+            here = [number for number in found.members if number in set(members)]
+            parts += [found.only(here)] if here else []
+            wave += 1
+        return joined(parts).only(members)
+
+    def _train_wave(
+        self, rung: int, last: int, group: Group, wave: int, members: Sequence[Member], start: WaveState | None
+    ) -> None:
+        training = WaveTraining(group, members, self.programs[group.number], self.device, start)
+        saved = perf_counter()
+
+        def save() -> None:
+            self.folder.write_state(rung, group.number, wave, training.host_state())
+
+        while training.epochs < last:
+            scores = training.epoch(self.watch.stop, self.watch.trained)
+            if scores is None:
+                save()
+                raise SweepInterrupted
+            line = self._line(rung, group, members, scores)
+            # The state first: a line without its state would be written twice, a state without its line never.
+            done = training.epochs == last
+            if done or perf_counter() - saved >= SAVE_SECONDS:
+                self.folder.append(line)
+                save()
+                saved = perf_counter()
+            else:
+                self.folder.append(line)
+            self._note(line)
+            self._report(group, line)
+
+    def _line(self, rung: int, group: Group, members: Sequence[Member], scores: EpochScores) -> EpochLine:
+        found = []
+        per_epoch = group.experiment.steps_per_epoch
+        for i, member in enumerate(members):
+            before = self.history[member.number].get(scores.epoch - 1)
+            failed_at = before.failed_at if before else None
+            if failed_at is None and scores.finite[i] < scores.steps:
+                failed_at = (scores.epoch - 1) * per_epoch + scores.finite[i] + 1
+            validation = scores.validation[i] if scores.validation is not None else None
+            if failed_at is not None:
+                found.append(MemberEpoch(member.number, scores.epoch, None, None, failed_at))
+            else:
+                found.append(MemberEpoch(member.number, scores.epoch, scores.train[i], validation, None))
+        return EpochLine(rung, group.number, scores.epoch, scores.seconds, tuple(found))
+
+    def _report(self, group: Group, line: EpochLine) -> None:
+        finite = [x for x in line.members if x.failed_at is None]
+        before = [self.history[x.member].get(line.epoch - 1) for x in line.members]
+        for now, last in zip(line.members, before, strict=True):
+            if now.failed_at is not None and (last is None or last.failed_at is None):
+                values = ", ".join(f"{key} {value}" for key, value in self.members[now.member].values.items())
+                self.watch.line(
+                    f"member {now.member} failed at step {now.failed_at}: its loss is not finite ({values})"
+                )
+        text = f"group {group.number}: epoch {line.epoch}/{group.experiment.epochs}, {len(line.members)} members"
+        found = [x for each in finite if (x := ranking.value(each, self.rank_by)) is not None]
+        if found:
+            best, middle = ranking.best(found, self.rank_by), float(np.median(found))
+            shown = [value_text(self.rank_by.partition("_")[2], x) for x in (best, middle)]
+            text += f", best {self.rank_by} {shown[0]}, median {shown[1]}"
+        self.watch.line(f"{text}, {line.seconds:.1f} s")
+
+    def _results(self, alive: Sequence[int], seconds: float) -> SweepResults:
+        """Score the members that are left on the test part, and rank all."""
+        tests: dict[int, Score | None] = {}
+        rung = len(self.rungs) - 1
+        for group in self.groups:
+            chosen = [member for member in group.members if member.number in set(alive)]
+            for wave, members in enumerate(self._in_waves(group, chosen)):
+                state = self.folder.read_state(rung, group, wave)
+                assert state is not None
+                training = WaveTraining(group, members, self.programs[group.number], self.device, state)
+                tests.update(zip(state.members, training.test_scores(), strict=True))
+                self._note_not_finite(state)
+        of_group = {member.number: group.number for group in self.groups for member in group.members}
+        ranked = ranking.ranked(self.history, tests, self.rank_by)
+        results = []
+        for rank, (number, status, value) in enumerate(ranked, 1):
+            last = self.history[number][max(self.history[number])]
+            results.append(
+                MemberResult(
+                    rank=rank,
+                    member=number,
+                    group=of_group[number],
+                    values=self.members[number].values,
+                    status=status,
+                    epochs=last.epoch,
+                    failed_at=last.failed_at,
+                    value=value,
+                    train=last.train,
+                    validation=last.validation,
+                    test=tests.get(number) if status == "finished" else None,
+                )
+            )
+        name = backend(self.device).device_name()
+        return SweepResults(self.rank_by, self.device, name, seconds, self.train_seconds, tuple(results))
+
+    def _note_not_finite(self, state: WaveState) -> None:
+        """Mark members as failed whose weights overflowed in the last step, after its loss."""
+        leaves = [np.asarray(x) for x in tree.leaves(state.state)]
+        for i, number in enumerate(state.members):
+            last = self.history[number][max(self.history[number])]
+            if last.failed_at is None and not all(np.isfinite(x[i]).all() for x in leaves):
+                step = int(np.asarray(state.state.step)[i])
+                self.history[number][last.epoch] = MemberEpoch(number, last.epoch, None, None, step)
+
+
+def rungs_of(options: SweepOptions, groups: Sequence[Group]) -> list[int]:
+    """The epochs at which rungs end; the last one is the end of the training."""
+    epochs = max(group.experiment.epochs for group in groups)
+    return [*(epoch for epoch in options.halving if epoch < epochs), epochs]
+
+
+def halving_epochs(epochs: int, members: int) -> tuple[int, ...]:
+    """The epochs after which the worse half is dropped: after 1, 2, 4, ... epochs, while two members or more are left.
+
+    Successive halving (Jamieson and Talwalkar, 2016) with a factor of 2.
+    """
+    found: list[int] = []
+    epoch = 1
+    while epoch < epochs and members > 1:
+        found.append(epoch)
+        members = -(-members // 2)
+        epoch *= 2
+    assert all(a < b for a, b in pairwise(found))
+    return tuple(found)

@@ -1,0 +1,86 @@
+"""A sweep that is ready to run: its members, groups, Programs and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adtrain import config
+from adtrain.config import Config
+from adtrain.config.problems import found
+from adtrain.sweeps.folder import SweepFolder, SweepOptions
+from adtrain.sweeps.members import Group, Member, groups_of, members_of
+from adtrain.sweeps.plan import GroupPlan, measured, plan
+from adtrain.sweeps.run import SweepRun, Watch, halving_epochs
+from adtrain.sweeps.wave import Programs
+from adtrain.training.preparation import check_precision
+
+
+@dataclass(frozen=True)
+class Session:
+    """Made by `prepared`."""
+
+    config: Config
+    members: Sequence[Member]
+    groups: Sequence[Group]
+    programs: dict[int, Programs]
+    device: str
+
+    def plans(self, most: int | None = None) -> list[GroupPlan]:
+        """The plan of each group, with at most `most` members in a wave. Raises OutOfMemory."""
+        return [plan(group, self.device, self.programs[group.number], most) for group in self.groups]
+
+    def measured(self, plans: Sequence[GroupPlan]) -> list[GroupPlan]:
+        """The plans with measured times. Compiles the Programs."""
+        return [measured(x, self.device, self.programs[x.group.number]) for x in plans]
+
+    def run(self, folder: SweepFolder, plans: Sequence[GroupPlan], watch: Watch) -> SweepRun:
+        waves = {x.group.number: x.waves[0] for x in plans}
+        return SweepRun(folder, self.members, self.groups, self.programs, waves, self.device, watch)
+
+    def options(self, halving: bool, rank_by: str | None) -> SweepOptions:
+        """The options of a new sweep. Raises ConfigError where the members do not have the metric."""
+        chosen = rank_by or config.build.sweep(self.config).rank_by or self.groups[0].experiment.best_by
+        part, _, metric = chosen.partition("_")
+        for group in self.groups:
+            fields = group.experiment.network.task.score_kind._fields
+            where = ("sweep", "rank_by")
+            if metric not in fields:
+                expected = f"expected train_, validation_ or test_ with one of {', '.join(fields)}"
+                raise self.config.error_at(where, f"found {found(chosen)}, {expected}")
+            if part == "validation" and group.experiment.validation is None:
+                raise self.config.error_at(where, f"found {chosen}, expected data.validation above 0 for it")
+        epochs = max(group.experiment.epochs for group in self.groups)
+        return SweepOptions(halving_epochs(epochs, len(self.members)) if halving else (), chosen)
+
+
+def prepared(cfg: Config, device: str) -> Session:
+    """The sweep of a config: members are checked, data are read, nothing is compiled.
+
+    Raises ConfigError and DataError.
+    """
+    members = members_of(cfg)
+    for member in members:
+        check_precision(member.config, device)
+    groups = groups_of(cfg, members)
+    return Session(cfg, members, groups, {group.number: Programs(group) for group in groups}, device)
+
+
+def reopened(path: Path, device: str, plugins: Sequence[str] = ()) -> tuple[Session, SweepFolder]:
+    """The sweep in a folder. Raises AdtrainError where it is none, or where its config has changed."""
+    folder = SweepFolder.open(path)
+    return prepared(folder.config(plugins), device), folder
+
+
+def described(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """For each group the values that it does not share with all others, of the keys that are one value in it."""
+    values = [
+        {key: [member.values[key] for member in group.members] for key in group.members[0].values} for group in groups
+    ]
+    single = [{key: xs[0] for key, xs in each.items() if all(x == xs[0] for x in xs)} for each in values]
+    return [
+        {key: x for key, x in each.items() if not all(key in other and other[key] == x for other in single)}
+        for each in single
+    ]

@@ -1,0 +1,148 @@
+"""The training step of many members at once: the step of one member, mapped by `vmap`, and its evaluation.
+
+A member is one training of a sweep. The arrays of all members have a leading axis of members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from adtrain import nn, ops, optim
+from adtrain.core import tree
+from adtrain.core.array import Value, array
+from adtrain.core.scope import scope
+from adtrain.core.traced_number import TracedNumber
+from adtrain.core.vmap import vmap
+from adtrain.training.experiment import Experiment
+from adtrain.training.network import Network
+from adtrain.training.step import Totals, TrainState, batch_indices, evaluation_step, train_step
+from adtrain.training.tasks import Task
+
+
+class Tally(NamedTuple):
+    """What the steps of an epoch add up, on the device.
+
+    Attributes:
+        position: int64 (), the row of the next batch in the order.
+        loss: float64 (members,), the sum over the examples.
+        sums: (members, ...), the task's sums over the examples.
+        finite: int64 (members,), the number of steps of this epoch before the first loss that is not finite.
+        steps: int64 (), the number of steps of this epoch.
+    """
+
+    position: Value
+    loss: Value
+    sums: Value
+    finite: Value
+    steps: Value
+
+
+class Settings(NamedTuple):
+    """What differs between members, beside their states.
+
+    Attributes:
+        seeds: uint32 (members, 2), low word first.
+        rates: float64 (rows, members), the learning rate of each step of an order.
+        options: float64 (members,) by the option of the optimizer; of an option that is a list, a list of arrays.
+    """
+
+    seeds: Value
+    rates: Value
+    options: Mapping[str, Any]
+
+
+SweepStep: TypeAlias = Callable[[TrainState, Tally, Settings, Value, Value, Value], tuple[TrainState, Tally]]
+"""(state, tally, settings, images (N, C, H, W), labels (N, ...), order int64 (rows, members, batch), or (rows, batch)
+if all members share it) to the state and the tally after a step on the batches in row `tally.position` of the order.
+All arrays of the state have a leading axis of members. A staged step donates state and tally."""
+
+MemberTotals: TypeAlias = Totals
+"""`Totals` whose `loss` and `sums` have a leading axis of members."""
+
+DONATED = (0, 1)
+"""The donated arguments of a `SweepStep`, by position."""
+
+
+def sweep_step(experiment: Experiment) -> SweepStep:
+    """The step of members that differ in what `Settings` holds, in their weights, and in nothing else.
+
+    The options and the schedule of `experiment` are not used, except options that are 0: see `optim.Optimizer`.
+    """
+
+    def member(
+        state: TrainState, seed: Value, rate: Value, options: dict[str, Any], images: Value, labels: Value, rows: Value
+    ) -> Any:
+        numbers = {**tree.map(TracedNumber, options), "lr": TracedNumber(rate)}
+        optimizer = experiment.optimizer.with_traced(numbers)
+        training = experiment.config.training
+        clip = training.clip_norm, training.clip_value
+        constant = optim.schedules.Constant()
+        step = train_step(experiment.network, optimizer, constant, *clip, experiment.augmentations)
+        return step(state, seed, images, labels, rows)
+
+    def step(
+        state: TrainState, tally: Tally, settings: Settings, images: Value, labels: Value, order: Value
+    ) -> tuple[TrainState, Tally]:
+        rows = batch_indices(tally.position, order)
+        rates = batch_indices(tally.position, settings.rates)
+        if rows.ndim == 1 and rows.device != "cpu":
+            # On a GPU a product with a fused update that reads a batch for each member is faster than one product of
+            # the rows of all members, which is stored, transposed and read again.
+            rows = ops.broadcast_to(rows, (settings.seeds.shape[0], *rows.shape))
+        of_rows = 0 if rows.ndim == 2 else None
+        mapped = vmap(member, (0, 0, 0, 0, None, None, of_rows))
+        state, metrics = mapped(state, settings.seeds, rates, settings.options, images, labels, rows)
+        with scope("tally"):
+            losses = ops.astype(metrics.loss, np.float64)
+            is_finite = ops.equal(losses - losses, 0.0) & ops.equal(tally.finite, tally.steps)
+            return state, Tally(
+                tally.position + 1,
+                tally.loss + losses * rows.shape[-1],
+                tally.sums + metrics.sums,
+                tally.finite + ops.astype(is_finite, np.int64),
+                tally.steps + 1,
+            )
+
+    return step
+
+
+def empty_tally(task: Task, members: int, device: str) -> Tally:
+    """The tally before the first step of an epoch."""
+    zero = task.zero()
+    arrays = np.int64(0), np.zeros(members), np.zeros((members, *zero.shape), zero.dtype), np.zeros(members, np.int64)
+    return Tally(*(array(x, device=device) for x in (*arrays, np.int64(0))))
+
+
+def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
+    """The evaluation of a batch for all members: (totals, params, statistics, images, labels, order) to the totals.
+
+    `order` is int64 (rows, batch), or (rows, members, batch); rows begin at `totals.position`.
+    """
+    evaluate = evaluation_step(network)
+
+    def member(
+        loss: Value, sums: Value, params: nn.Params, statistics: nn.State, images: Value, labels: Value, rows: Value
+    ) -> tuple[Value, Value]:
+        zero = ops.zeros((), np.int64, rows.device)
+        order = ops.reshape(rows, (1, *rows.shape))
+        found = evaluate(Totals(zero, loss, sums), params, statistics, images, labels, order)
+        return found.loss, found.sums
+
+    def step(
+        totals: MemberTotals, params: nn.Params, statistics: nn.State, images: Value, labels: Value, order: Value
+    ) -> MemberTotals:
+        rows = batch_indices(totals.position, order)
+        mapped = vmap(member, (0, 0, 0, 0, None, None, 0 if rows.ndim == 2 else None))
+        loss, sums = mapped(totals.loss, totals.sums, params, statistics, images, labels, rows)
+        return Totals(totals.position + 1, loss, sums)
+
+    return step
+
+
+def zero_member_totals(task: Task, members: int, device: str) -> MemberTotals:
+    """The totals before the first batch."""
+    tally = empty_tally(task, members, device)
+    return Totals(tally.position, tally.loss, tally.sums)

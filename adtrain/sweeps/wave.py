@@ -1,0 +1,249 @@
+"""Training of a wave: members of a group that are on the device at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from adtrain.core import tree
+from adtrain.core.array import array
+from adtrain.core.errors import AdtrainError
+from adtrain.core.staging import Staged, stage
+from adtrain.data import Split
+from adtrain.passes import ALL_BY_MEMBER
+from adtrain.sweeps.inputs import EpochInputs, WaveInputs
+from adtrain.sweeps.members import Group, Member
+from adtrain.sweeps.step import DONATED, Tally, empty_tally, sweep_evaluation, sweep_step, zero_member_totals
+from adtrain.training.examples import Resident, on_device
+from adtrain.training.experiment import LOG_ROWS, TOTALS
+from adtrain.training.loop import REPORT_SECONDS
+from adtrain.training.scores import Score
+from adtrain.training.step import TrainState
+
+
+@dataclass(frozen=True)
+class WaveState:
+    """Where the training of a wave is, on the host. All arrays have a leading axis of members.
+
+    Attributes:
+        members: the numbers of its members.
+        epochs: complete epochs.
+        batches: steps of the epoch that is not complete.
+        tally: of that epoch; None if there is none.
+    """
+
+    members: tuple[int, ...]
+    epochs: int
+    batches: int
+    state: TrainState
+    tally: Tally | None
+
+    def only(self, members: Sequence[int]) -> WaveState:
+        """The state of some of its members."""
+        rows = np.array([self.members.index(number) for number in members], np.int64)
+        tally = None if self.tally is None else rows_of(self.tally, rows)
+        return replace(self, members=tuple(members), state=tree.map(lambda x: x[rows], self.state), tally=tally)
+
+
+def rows_of(tally: Tally, rows: Any) -> Tally:
+    """The tally of some members, on the host."""
+    loss, sums, finite = (x[rows] for x in (tally.loss, tally.sums, tally.finite))
+    return tally._replace(loss=loss, sums=sums, finite=finite)
+
+
+def joined(states: Sequence[WaveState]) -> WaveState:
+    """The states of several waves of a group, all after the same epoch, as one."""
+    if len(states) == 1:
+        return states[0]
+    state = tree.map(lambda *xs: np.concatenate(xs), *(x.state for x in states))
+    return replace(states[0], members=tuple(n for x in states for n in x.members), state=state)
+
+
+@dataclass(frozen=True)
+class EpochScores:
+    """The scores of a wave's members after an epoch.
+
+    Attributes:
+        finite: for each member the number of steps of this epoch before its first loss that is not finite.
+        steps: the steps of this epoch.
+        train, validation: a score for each member; None where it is not finite, or if there is no validation part.
+    """
+
+    epoch: int
+    finite: Sequence[int]
+    steps: int
+    train: Sequence[Score | None]
+    validation: Sequence[Score | None] | None
+    seconds: float
+
+
+class Programs:
+    """The staged functions of a group, which its waves share."""
+
+    def __init__(self, group: Group) -> None:
+        self.step: Staged = stage(sweep_step(group.experiment), ALL_BY_MEMBER, donate=DONATED)
+        self.evaluation: Staged = stage(sweep_evaluation(group.experiment.network), ALL_BY_MEMBER, donate=TOTALS)
+
+
+class WaveTraining:
+    """Trains members of a group together.
+
+    Raises AdtrainError where the data do not fit on the device, or an initial state cannot be read.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        members: Sequence[Member],
+        programs: Programs,
+        device: str,
+        start: WaveState | None = None,
+    ) -> None:
+        self.count = len(members)
+        """Members; further ones are copies, see `Group.least`."""
+        members = [*members, *[members[-1]] * (group.least - self.count)]
+        start = start and start.only([member.number for member in members])
+        self.group, self.members, self.programs, self.device = group, members, programs, device
+        self.experiment, self.task = group.experiment, group.experiment.network.task
+        self.inputs = WaveInputs(group, members, device)
+        self.epochs, self.batches = (start.epochs, start.batches) if start else (0, 0)
+        self.state = self._uploaded(start.state if start else self._initial_state())
+        tally = start.tally if start else None
+        self.tally = empty_tally(self.task, len(members), device) if tally is None else self._uploaded(tally)
+        self.examples = self._resident(group.whole, "training")
+        self.steps_per_report = 1
+
+    def _uploaded(self, values: Any) -> Any:
+        return tree.map(lambda x: array(x, device=self.device), values)
+
+    def _resident(self, split: Split, name: str) -> Resident:
+        examples = on_device(split, self.device)
+        if not isinstance(examples, Resident):
+            raise AdtrainError(
+                f"device {self.device}: the {name} images do not fit into its memory, expected a sweep whose data do; "
+                "adtrain train streams them"
+            )
+        return examples
+
+    def _initial_state(self) -> TrainState:
+        """The initial states of all members, on the host. Members of one seed share the numbers, not the memory."""
+        made: dict[tuple[int, str | None], TrainState] = {}
+        keys = []
+        for member in self.members:
+            key = member.config.training.seed, member.config.training.init_from
+            keys.append(key)
+            if key not in made:
+                made[key] = tree.map(lambda x: x.numpy(), self.group.of_member(member).initial_state("cpu"))
+        return tree.map(lambda *xs: np.stack(xs), *(made[key] for key in keys))
+
+    def host_state(self) -> WaveState:
+        """The state on the host."""
+        state, tally = (tree.map(lambda x: x.numpy(), x) for x in (self.state, self.tally))
+        numbers = tuple(member.number for member in self.members[: self.count])
+        tally = rows_of(tally, slice(self.count))
+        state = tree.map(lambda x: x[: self.count], state)
+        return WaveState(numbers, self.epochs, self.batches, state, tally if self.batches else None)
+
+    def epoch(self, stop: Callable[[], bool], report: Callable[[int], object]) -> EpochScores | None:
+        """Train to the end of the epoch and score; None if `stop` returned True before.
+
+        `stop` is called about every REPORT_SECONDS, and `report` with the number of examples of each call.
+        """
+        started, number = perf_counter(), self.epochs + 1
+        sizes, inputs = self._batch_sizes(), self.inputs.epoch(number)
+        while self.batches < len(sizes):
+            for batches in self._groups(sizes[self.batches :]):
+                if not self._take(batches, sizes[self.batches], inputs, stop, report):
+                    return None
+        losses, sums, finite = (x.numpy() for x in (self.tally.loss, self.tally.sums, self.tally.finite))
+        count = sum(sizes)
+        steps = int(self.tally.steps.numpy())
+        seconds = perf_counter() - started
+        self.epochs, self.batches = number, 0
+        self.tally = empty_tally(self.task, len(self.members), self.device)
+        return EpochScores(
+            number,
+            finite[: self.count].tolist(),
+            steps,
+            self._scores(losses, sums, count),
+            self._validation_scores(),
+            seconds,
+        )
+
+    def _batch_sizes(self) -> list[int]:
+        """The sizes of the batches of the next epoch; `training.steps` may cut it short."""
+        experiment = self.experiment
+        count, size = len(experiment.train), experiment.config.data.batch_size
+        sizes = [min(size, count - first) for first in range(0, count, size)]
+        return sizes[: experiment.total_steps - self.epochs * experiment.steps_per_epoch]
+
+    def _groups(self, sizes: Sequence[int]) -> Iterator[int]:
+        """Divide the batches into numbers of consecutive ones of one size, at most LOG_ROWS."""
+        count = 0
+        for i, size in enumerate(sizes, 1):
+            count += 1
+            if count == LOG_ROWS or i == len(sizes) or sizes[i] != size:
+                yield count
+                count = 0
+
+    def _take(
+        self, count: int, size: int, of_epoch: EpochInputs, stop: Callable[[], bool], report: Callable[[int], object]
+    ) -> bool:
+        """Take `count` steps on the next batches, all of `size` examples; False if `stop` ended them."""
+        first = self.batches
+        inputs = self.examples.batches(of_epoch.order(first, count, size))
+        settings = of_epoch.settings(first, count)
+        self.tally = self.tally._replace(position=array(np.int64(0), device=self.device))
+        while self.batches < first + count:
+            times, before = min(self.steps_per_report, first + count - self.batches), perf_counter()
+            self.state, self.tally = self.programs.step.repeat(times, self.state, self.tally, settings, *inputs)
+            self.steps_per_report = max(1, int(REPORT_SECONDS / max((perf_counter() - before) / times, 1e-9)))
+            self.batches += times
+            report(times * size * len(self.members))
+            if stop():
+                return False
+        return True
+
+    def _scores(self, losses: np.ndarray, sums: np.ndarray, count: int) -> list[Score | None]:
+        rows = np.reshape(sums, (len(losses), -1)).astype(np.float64).tolist()
+        return [
+            self.task.score(float(loss) / count, row, count) if np.isfinite(loss) and np.isfinite(row).all() else None
+            for loss, row in zip(losses[: self.count], rows, strict=False)
+        ]
+
+    def _validation_scores(self) -> list[Score | None] | None:
+        if self.experiment.validation is None:
+            return None
+        return self._evaluated(self.examples, self.inputs.validation_rows())
+
+    def test_scores(self) -> list[Score | None]:
+        """The scores on the test part."""
+        test = self.experiment.test
+        return self._evaluated(self._resident(test, "test"), np.arange(len(test)))
+
+    def _evaluated(self, examples: Resident, rows: Any) -> list[Score | None]:
+        """The score of each member on rows (count,), or (members, count) of its own."""
+        totals = zero_member_totals(self.task, len(self.members), self.device)
+        count, size = rows.shape[-1], self.experiment.full_batch
+        for length, begin, end in _chunks(count, size):
+            part = rows[..., begin:end]
+            order = np.moveaxis(part.reshape(*part.shape[:-1], -1, length), -2, 0)
+            padded = np.zeros((LOG_ROWS, *order.shape[1:]), np.int64)
+            padded[: len(order)] = order
+            totals = totals._replace(position=array(np.int64(0), device=self.device))
+            inputs = self.state.params, self.state.statistics, *examples.batches(padded)
+            totals = self.programs.evaluation.repeat(len(order), totals, *inputs)
+        return self._scores(totals.loss.numpy(), totals.sums.numpy(), count)
+
+
+def _chunks(count: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """(length of a batch, first row, end) of up to LOG_ROWS batches of one size at a time."""
+    whole = count // size * size
+    for begin in range(0, whole, LOG_ROWS * size):
+        yield size, begin, min(begin + LOG_ROWS * size, whole)
+    if whole < count:
+        yield count - whole, whole, count

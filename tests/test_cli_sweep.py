@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from report_runs import Elements, command, one_line
+from training_runs import TEXT, write_config
+from waiting import wait_until
+
+SWEEP = """
+sweep:
+  optimizer.adam.lr: [0.01, 0.03]
+  training.seed: {range: 2}
+  model.layers.0.linear: [16, 8]
+"""
+
+
+@pytest.fixture
+def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_config(tmp_path, TEXT.rstrip() + SWEEP)
+
+
+def test_a_sweep_prints_its_plan_and_its_ranking(cfg: Path) -> None:
+    result = command("sweep", cfg, "--device", "cpu", "--set", "data.validation=0.2")
+    lines = result.stderr.splitlines()
+    assert lines[0] == "sweep   8 members in 2 groups, ranked by validation_accuracy"
+    assert "group 1 4 members of 323 parameters (model.layers.0.linear 8), 15 steps" in lines[3]
+    assert lines[4].startswith("time ")
+    ranks = [line.split()[0] for line in result.stdout.splitlines() if line]
+    assert ranks[1:9] == [str(i) for i in range(1, 9)]
+    folder = Path("runs/tiny-sweep")
+    found = json.loads((folder / "results.json").read_text())
+    assert {"config.yaml", "model.safetensors", "summary.json"} <= set(
+        os.listdir(folder / "members" / str(found["members"][0]["member"]))
+    )
+    again = json.loads(command("compare", folder, "--json").stdout)
+    assert again["sweeps"][0]["best"] == found["members"][0]["value"]
+
+
+def test_the_page_has_all_members_and_links_to_the_report_of_the_best(cfg: Path) -> None:
+    command("sweep", cfg, "--device", "cpu", "--output-dir", "s", "-q")
+    command("report", "s", "--device", "cpu")
+    page = Elements(Path("s/report.html").read_text())
+    assert len(page.rows) == 9
+    best = json.loads(Path("s/results.json").read_text())["members"][0]["member"]
+    assert page.addresses == [f"members/{best}/report.html"]
+    assert Path(f"s/members/{best}/report.html").exists()
+
+
+def test_members_of_train_are_its_seeds(cfg: Path) -> None:
+    options = "--set", "sweep=null", "--device", "cpu"
+    command("train", cfg, *options, "--members", "2", "--seed", "4", "--output-dir", "s", "-q")
+    found = json.loads(Path("s/results.json").read_text())["members"]
+    assert sorted(x["values"]["training.seed"] for x in found) == [4, 5]
+    command("train", cfg, *options, "--seed", "5", "--output-dir", "alone", "-q", "--profile-steps", "0")
+    alone = json.loads(Path("alone/summary.json").read_text())["test"]
+    together = next(x["test"] for x in found if x["values"]["training.seed"] == 5)
+    np.testing.assert_allclose(list(together.values()), list(alone.values()), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sweep",), "found neither CONFIG nor --resume SWEEP"),
+        (("sweep", "CFG", "--set", "sweep=null"), "found no section sweep"),
+        (("sweep", "CFG", "--by", "validation_accuracy"), "expected data.validation above 0 for it"),
+        (("sweep", "CFG", "--by", "test_rmse"), "expected train_, validation_ or test_ with one of loss, accuracy"),
+        (("sweep", "--resume", "nothing"), "nothing: found nothing, expected the folder of a sweep"),
+        (("sweep", "--resume", "nothing", "--halving"), "--halving is for a new sweep"),
+        (("train", "CFG"), "found a sweep, expected none for one training"),
+        (("train", "CFG", "--members", "2", "--repeat", "2"), "--members trains a sweep, and takes no --repeat"),
+        (("eval", "CFG", "--top", "2"), "--top is for a sweep"),
+    ],
+)
+def test_wrong_use_is_one_line(cfg: Path, arguments: tuple[str, ...], message: str) -> None:
+    given = [str(cfg) if x == "CFG" else x for x in arguments]
+    assert message in one_line(command(*given, expect=2))
+    assert not Path("runs").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.compiled
+def test_a_killed_sweep_resumes_with_the_same_bytes(cfg: Path) -> None:
+    options = "--set", "training.epochs=300", "--device", "cpu"
+    command("sweep", cfg, *options, "--output-dir", "whole", "-q")
+    call = [sys.executable, "-m", "adtrain", "sweep", str(cfg), *options, "--output-dir", "killed", "-q"]
+    process = subprocess.Popen(call)
+    wait_until(lambda: Path("killed/metrics.jsonl").exists() and Path("killed/metrics.jsonl").stat().st_size > 20_000)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    command("sweep", "--resume", "killed", "--device", "cpu", "-q")
+    for file in sorted(Path("whole/states").iterdir()):
+        assert Path("killed/states", file.name).read_bytes() == file.read_bytes()
+    results = [json.loads(Path(x, "results.json").read_text())["members"] for x in ("whole", "killed")]
+    assert results[0] == results[1]

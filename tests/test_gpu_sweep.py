@@ -1,0 +1,63 @@
+"""Members of a sweep on the GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sweep_runs import SGD, bytes_of, groups, run
+
+from adtrain import config, training
+from adtrain.core import tree
+from adtrain.sweeps.members import Group, Member
+from adtrain.sweeps.session import prepared
+from adtrain.sweeps.wave import Programs, WaveState, WaveTraining
+
+pytestmark = pytest.mark.gpu
+LAYERS = "[linear: 40, relu, dropout: 0.1, linear: 3]"
+RATES = "optimizer.sgd.lr: [0.1, 0.03, 0.2, 1.0e+30], training.seed: {range: 5}"
+
+
+def trained(group: Group, members: list[Member], device: str = "gpu") -> WaveState:
+    wave = WaveTraining(group, members, Programs(group), device)
+    for _ in range(group.experiment.epochs):
+        assert wave.epoch(lambda: False, lambda count: None) is not None
+    return wave.host_state()
+
+
+@pytest.mark.parametrize("order", ["own", "shared"])
+def test_the_bytes_of_a_member_do_not_depend_on_the_others(tmp_path: Path, order: str) -> None:
+    (group,) = groups(tmp_path, f"{{order: {order}, {RATES}}}", SGD, "training.epochs=2", layers=LAYERS)
+    members = list(group.members)
+    expected = bytes_of(trained(group, [members[7]]), 7)
+    for chosen in ([members[i] for i in (9, 7, 2)], members, members[::-1], [*members, *members * 9][:199]):
+        assert bytes_of(trained(group, chosen), 7) == expected
+
+
+def test_members_agree_with_those_on_the_cpu(tmp_path: Path) -> None:
+    rates = "{optimizer.sgd.lr: [0.01, 0.03], training.seed: {range: 3}}"
+    (group,) = groups(tmp_path, rates, SGD, "training.epochs=1", layers=LAYERS)
+    found, expected = (trained(group, list(group.members), device) for device in ("gpu", "cpu"))
+    for x, y in zip(tree.leaves(found.state), tree.leaves(expected.state), strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_the_ranking_of_300_members_on_mnist_agrees_with_members_trained_alone(tmp_path: Path) -> None:
+    sweep = "{optimizer.sgd.lr: {log_uniform: [1.0e-4, 0.3], samples: 100}, training.seed: {range: 3}}"
+    settings = f"sweep={sweep}", "data.validation=0.1", "training.epochs=1"
+    session = prepared(config.load("mlp-small", settings), "gpu")
+    results = run(session, tmp_path / "s").run()
+    chosen = [results.members[i] for i in (0, 60, 150, 210, 299)]
+    alone = []
+    for found in chosen:
+        experiment = training.prepare(session.members[found.member].config)
+        validation = training.run(experiment, "gpu").validation
+        assert validation is not None
+        alone.append(validation._asdict()["accuracy"])
+    values = [found.value or 0.0 for found in chosen]
+    np.testing.assert_allclose(values, alone, atol=0.005)
+    far = [i for i in range(4) if values[i] - values[i + 1] > 0.01]
+    assert len(far) >= 2
+    assert all(alone[i] > alone[i + 1] for i in far)

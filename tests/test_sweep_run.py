@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sweep_runs import SGD, after, run, session
+
+from adtrain.backends.cpu import CpuBackend
+from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.sweeps import ensemble, member_run
+from adtrain.sweeps.folder import SweepFolder, SweepResults
+from adtrain.sweeps.run import SweepInterrupted, Watch, halving_epochs
+from adtrain.training import model_file
+from adtrain.training.evaluation import predictions
+
+SWEEP = "{training.seed: {range: 3}, optimizer.sgd.lr: [0.1, 1.0e+30], model.layers.0.linear: [8, 6]}"
+SETTINGS = SGD, "data.validation=0.2", "training.epochs=4", "data.batch_size=8"
+
+
+def files(path: Path) -> dict[str, bytes]:
+    """The states of a finished sweep."""
+    return {str(x.relative_to(path)): x.read_bytes() for x in sorted(path.glob("states/*"))}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SweepResults]:
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:  # as `on_numpy` does for tests
+        patch.setattr(CpuBackend, "compile", lambda self, program: NumpyProgram(program))
+        return folder / "s", run(session(folder, SWEEP, *SETTINGS), folder / "s", halving=True).run()
+
+
+def test_failed_members_are_reported_and_ranked_last(uninterrupted: tuple[Path, SweepResults]) -> None:
+    _, results = uninterrupted
+    assert [x.rank for x in results.members] == list(range(1, 13))
+    failed = [x for x in results.members if x.status == "failed"]
+    assert failed == list(results.members[-len(failed) :])
+    assert all(x.values["optimizer.sgd.lr"] == 1e30 and x.failed_at is not None for x in failed)
+    values = [x.value for x in results.members if x.status == "finished" and x.value is not None]
+    assert values == sorted(values, reverse=True)
+
+
+def test_halving_keeps_the_better_half_at_each_rung(uninterrupted: tuple[Path, SweepResults]) -> None:
+    _, results = uninterrupted
+    assert [sum(x.epochs >= epoch for x in results.members) for epoch in (1, 2, 3, 4)] == [12, 6, 3, 3]
+
+
+def test_a_sweep_stopped_at_any_call_and_resumed_has_the_same_bytes(
+    tmp_path: Path, uninterrupted: tuple[Path, SweepResults]
+) -> None:
+    path, expected = uninterrupted
+    found = session(tmp_path, SWEEP, *SETTINGS)
+    for calls in (1, 4, 3, 7, 2, 5):
+        with pytest.raises(SweepInterrupted):
+            run(found, tmp_path / "s", halving=True, watch=Watch(stop=after(calls))).run()
+    results = run(found, tmp_path / "s", halving=True).run()
+    assert results.members == expected.members
+    assert files(tmp_path / "s") == files(path)
+
+
+def test_the_run_of_a_member_predicts_as_its_weights_do(uninterrupted: tuple[Path, SweepResults]) -> None:
+    path, results = uninterrupted
+    folder = SweepFolder.open(path)
+    found = session(path.parent, SWEEP, *SETTINGS)
+    trained = model_file.load(member_run.write_run(found, folder, None))
+    group, state = member_run.member_state(found, folder, results.members[0].member)
+    test = group.experiment.test
+    expected = predictions(group.experiment.network, state.params, state.statistics, test.images, "cpu")
+    given = predictions(trained.network, trained.params, trained.statistics, test.images, "cpu")
+    np.testing.assert_array_equal(given, expected)
+    summary = json.loads((path / "members" / str(results.members[0].member) / "summary.json").read_text())
+    assert results.members[0].test is not None
+    assert summary["test"] == results.members[0].test._asdict()
+
+
+def test_an_ensemble_is_the_mean_of_the_probabilities(uninterrupted: tuple[Path, SweepResults]) -> None:
+    path, _ = uninterrupted
+    folder = SweepFolder.open(path)
+    found = session(path.parent, SWEEP, *SETTINGS)
+    members = ensemble.members_of(folder, 2)
+    rows = []
+    for number in members:
+        group, state = member_run.member_state(found, folder, number)
+        test = group.experiment.test
+        rows.append(predictions(group.experiment.network, state.params, state.statistics, test.images, "cpu"))
+    labels, mean = test.labels, np.stack(rows).astype(np.float64).mean(axis=0)
+    score = ensemble.evaluate(found, folder, members)
+    assert score._asdict()["accuracy"] == np.mean(mean.argmax(axis=1) == labels)
+    assert score.loss == pytest.approx(-np.log(mean[np.arange(len(labels)), labels]).mean(), rel=1e-5)
+
+
+def test_halving_ends_with_one_member_or_the_last_epoch() -> None:
+    assert halving_epochs(100, 8) == (1, 2, 4)
+    assert halving_epochs(4, 1000) == (1, 2)
+    assert halving_epochs(1, 8) == halving_epochs(10, 1) == ()
