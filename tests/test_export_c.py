@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -168,7 +169,7 @@ def test_labels_of_any_characters_are_the_same_in_c(tmp_path: Path) -> None:
         'int main(void) { printf("%s|%s|", net_labels[0], net_labels[1]); return 0; }\n'
     )
     c_programs.compile_c(["gcc"], tmp_path, "net.c", "main.c", "-o", "program", "-lm")
-    done = c_programs.subprocess.run([tmp_path / "program"], capture_output=True, check=True)
+    done = subprocess.run([tmp_path / "program"], capture_output=True, check=True)
     assert tuple(done.stdout.decode().split("|")[:2]) == labels
 
 
@@ -180,7 +181,7 @@ def test_its_main_reads_pgm_files(tmp_path: Path) -> None:
     for i, image in enumerate(batch):
         (tmp_path / f"{i}.pgm").write_bytes(b"P5\n# by hand\n5 6\n255\n" + image.tobytes())
     (tmp_path / "wrong.pgm").write_bytes(b"P5 6 5 255\n" + image.tobytes())
-    done = c_programs.subprocess.run(
+    done = subprocess.run(
         ["./program", "0.pgm", "1.pgm", "wrong.pgm", "none.pgm"],
         cwd=tmp_path,
         capture_output=True,
@@ -219,17 +220,22 @@ QEMU = (
     "enable=on,target=native",
     "-kernel",
 )
-VECTORS = """\
+STARTUP = """\
+#include <stdint.h>
 extern void _start(void);
+static void reset(void) {
+    *(volatile uint32_t *)0xE000ED88 |= 0xF << 20; /* enable the FPU */
+    _start();
+}
 extern const void *const vectors[2];
-__attribute__((section(".vectors"))) const void *const vectors[2] = {(void *)0x20400000, (void *)_start};
+__attribute__((section(".vectors"))) const void *const vectors[2] = {(void *)0x20400000, (void *)reset};
 """
 
 
 @pytest.mark.skipif(not c_programs.has(CORTEX_M[0], QEMU[0]), reason=f"{CORTEX_M[0]} and {QEMU[0]} are not installed")
 def test_a_cortex_m4_computes_the_same(tmp_path: Path) -> None:
-    (tmp_path / "vectors.c").write_text(VECTORS)
-    extra = ("vectors.c", "--specs=rdimon.specs", "-Wl,--section-start=.vectors=0")
+    (tmp_path / "startup.c").write_text(STARTUP)
+    extra = ("startup.c", "--specs=rdimon.specs", "-Wl,--section-start=.vectors=0")
     options = ("-O2", "-Wno-pedantic")
     trained = with_arrays(CONVOLUTIONS, (2, 6, 7))
     check(trained, tmp_path / "net.c", options, CORTEX_M, runner=QEMU, extra=extra)
@@ -258,7 +264,7 @@ def test_weights_in_a_file_of_their_own_give_the_same_outputs(tmp_path: Path) ->
 
     def run(weights: str) -> tuple[str, str]:
         command = ["./program", weights, "image.pgm"]
-        done = c_programs.subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         return done.stdout, done.stderr
 
     printed = run("net.bin")

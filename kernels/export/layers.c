@@ -327,7 +327,7 @@ static void mean(const float *x, int rows, int n, int columns, float *y) {
 }
 
 /* The channels, of n numbers each, at `count` indices. */
-static void take_channels(const float *x, const int *indices, int count, int n, float *y) {
+static void take_channels(const float *x, const int32_t *indices, int count, int n, float *y) {
     for (int i = 0; i < count; i++) memcpy(y + i * n, x + indices[i] * n, sizeof(float) * (size_t)n);
 }
 

@@ -32,13 +32,14 @@ class Compiled(NamedTuple):
 
         Raises AdtrainError where the function refuses an image.
         """
-        outputs = np.zeros((len(images), *self.interface.outputs), np.float32)
+        integers = self.interface.output_type == "uint16_t"
+        outputs = np.zeros((len(images), *self.interface.outputs), np.uint16 if integers else np.float32)
         classes = np.zeros(len(images), np.int32)
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (images, outputs, classes)]
         predict = getattr(self.library, f"{self.name}_predict_batch")
         if predict(pointers[0], ctypes.c_size_t(len(images)), *pointers[1:]):
             raise AdtrainError("the exported function refuses an image of the test set")
-        return outputs, classes
+        return outputs / np.float32(65536) if integers else outputs, classes
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 
 from adtrain import nn
 from adtrain.export.c.recurrent import recurrent
-from adtrain.export.c.writer import Buffer, Name, Part, Writer, refuse, size_text, vectors_of_filters
+from adtrain.export.c.writer import Buffer, Name, Part, Writer, describe, refuse, vectors_of_filters
 from adtrain.nn.fields import pair
 from adtrain.nn.tokens import sinusoids
 
@@ -27,10 +27,7 @@ def translate(writer: Writer, module: nn.Module, x: Buffer, shape: nn.Shape) -> 
     if type(module) not in TRANSLATIONS:
         raise refuse(writer.path, module, "is a layer of a plug-in, for which there is no C")
     if not isinstance(module, nn.Container):
-        output = module.output_shape(shape)
-        text = f"{'.'.join(writer.path)} {module.kind()}: {size_text(shape)} -> {size_text(output)}"
-        parameters = sum(map(prod, module.parameter_shapes(shape).values()))
-        writer.comment(text + (f", {parameters:,} parameters" if parameters else ""))
+        describe(writer, module, shape)
     return TRANSLATIONS[type(module)](writer, module, x, shape)
 
 
@@ -42,28 +39,33 @@ def linear(writer: Writer, layer: nn.Linear, x: Buffer, shape: nn.Shape) -> Buff
 
 def conv2d(writer: Writer, layer: nn.Conv2d, x: Buffer, shape: nn.Shape) -> Buffer:
     output = layer.output_shape(shape)
-    (top, left), extra = layer.paddings()
-    bottom, right = top + extra[0], left + extra[1]
-    channels, height, width = shape
-    if top or left or bottom or right:
-        padded = (channels, height + top + bottom, width + left + right)
-        x = writer.call("pad", x, *shape, top, left, bottom, right, size=prod(padded))
-        shape = padded
+    x, shape = padded(writer, layer, x, shape)
     weight, function = writer.trained("weight"), "conv2d"
     if writer.simd and layer.groups == 1:
         weight, function = vectors_of_filters(weight), "conv2d_vectors"
-    sizes = _conv_sizes(layer, shape, output, (0, 0))
+    sizes = conv_sizes(layer, shape, output, (0, 0))
     arrays = writer.constant("weight", weight), writer.weight("bias")
     return writer.call(function, sizes, x, *arrays, size=prod(output))
 
 
+def padded(writer: Writer, layer: nn.Conv2d, x: Buffer, shape: nn.Shape) -> tuple[Buffer, nn.Shape]:
+    """The input of a convolution with its borders of zeros, and its shape."""
+    (top, left), extra = layer.paddings()
+    bottom, right = top + extra[0], left + extra[1]
+    channels, height, width = shape
+    if not any((top, left, bottom, right)):
+        return x, shape
+    larger = (channels, height + top + bottom, width + left + right)
+    return writer.call("pad", x, *shape, top, left, bottom, right, out=Buffer(prod(larger), x.itemsize)), larger
+
+
 def conv_transpose2d(writer: Writer, layer: nn.ConvTranspose2d, x: Buffer, shape: nn.Shape) -> Buffer:
     output = layer.output_shape(shape)
-    sizes = _conv_sizes(layer, shape, output, pair(layer.padding))
+    sizes = conv_sizes(layer, shape, output, pair(layer.padding))
     return writer.call("conv_transpose2d", sizes, x, writer.weight("weight"), writer.weight("bias"), size=prod(output))
 
 
-def _conv_sizes(
+def conv_sizes(
     layer: nn.Conv2d | nn.ConvTranspose2d, shape: nn.Shape, output: nn.Shape, padding: tuple[int, int]
 ) -> Name:
     """A struct conv as C text."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from adtrain.assets import asset_path
 
 _NAME = re.compile(
-    r"^(?:static|INLINE)[\w\s*]*?\b(\w+)\(|^struct (\w+) \{|^typedef .*?\b(\w+) __|^#\s*define (\w+)", re.M
+    r"^(?:static|INLINE)[\w\s*]*?\b(\w+)\(|^struct (\w+) \{|^typedef .*?\b(\w+) __|^#\s*define (\w+)", re.MULTILINE
 )
 
 
@@ -19,12 +19,13 @@ class Block(NamedTuple):
 
     name: str
     text: str
-    words: frozenset[str]
+    uses: frozenset[str]
 
 
-def _words(text: str) -> frozenset[str]:
-    """The names in a text without its comments."""
-    return frozenset(re.findall(r"\w+", re.sub(r"/\*.*?\*/", "", text, flags=re.S)))
+def _uses(text: str) -> frozenset[str]:
+    """The functions that a text calls, and the structs, types and macros that it names, without its comments."""
+    code = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    return frozenset(re.findall(r"\w+(?=\()|(?<=struct )\w+|\bvector\b|\b[A-Z]+\b", code))
 
 
 @functools.cache
@@ -36,18 +37,20 @@ def blocks(*files: str) -> dict[str, Block]:
         for part in text.split("\n\n"):
             if match := _NAME.search(part):
                 name = next(filter(None, match.groups()))
-                found.setdefault(name, Block(name, part.strip("\n"), _words(part)))
+                found.setdefault(name, Block(name, part.strip("\n"), _uses(part)))
     return found
 
 
 def needed(functions: Iterable[str], *files: str) -> list[str]:
-    """The texts of these functions and of all that they use, in an order in which C can read them."""
-    library, wanted = blocks(*files), set()
-    rest = list(functions)
-    while rest:
-        name = rest.pop()
-        if name in library and name not in wanted:
-            wanted.add(name)
-            rest += library[name].words
-    found = [block.text for name, block in library.items() if name in wanted]
-    return sorted(found, key=lambda text: not text.startswith("struct"))
+    """The texts of these functions and of all that they use, each after those that it uses."""
+    library, found = blocks(*files), dict[str, str]()
+
+    def add(name: str) -> None:
+        if name not in found:
+            for other in sorted(library[name].uses & library.keys() - {name}):
+                add(other)
+            found[name] = library[name].text
+
+    for name in functions:
+        add(name)
+    return list(found.values())

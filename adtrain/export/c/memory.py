@@ -1,4 +1,4 @@
-"""The places of a program's values in one array of floats."""
+"""The places of a program's values in one array."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from adtrain.core.program import Variable
 from adtrain.export.c.writer import Buffer, Call, Program
 from adtrain.passes.arena import Arena
 
-FLOAT = 4
-"""Bytes of a number."""
-
 
 class Memory:
-    """The index of each buffer in an array of `size` floats. Values that are not alive at the same time share elements.
+    """Where each buffer is in an array of `size` bytes: `start` is its first byte, a multiple of 4.
 
-    A result that may overwrite an argument does so if the argument is not read again.
+    Values that are not alive at the same time share bytes. A result that may overwrite an argument does so if the
+    argument is not read again.
     """
 
     def __init__(self, program: Program, last: Buffer, kept: Buffer | None = None) -> None:
@@ -31,22 +29,27 @@ class Memory:
                 ends[owner.get(result, result)] = len(calls)
         arena, roots = Arena(), list(born)
         for number, buffer in enumerate(roots):
-            arena.add(number, FLOAT * buffer.size, born[buffer], ends[buffer])
+            arena.add(number, buffer.nbytes, born[buffer], ends[buffer])
         offsets: dict[Variable | int, int] = arena.offsets()
-        at = {buffer: offsets[number] // FLOAT for number, buffer in enumerate(roots)}
-        self.index = {**at, **{buffer: at[root] for buffer, root in owner.items()}}
-        self.size = arena.size(offsets) // FLOAT
+        at = {buffer: offsets[number] for number, buffer in enumerate(roots)}
+        self.start = {**at, **{buffer: at[root] for buffer, root in owner.items()}}
+        self.size = arena.size(offsets)
 
 
 def _owners(calls: list[Call], read_after: set[Buffer | None]) -> dict[Buffer, Buffer]:
     """For each result that overwrites an argument the buffer whose memory both have."""
     owner: dict[Buffer, Buffer] = {}
     last_use = {buffer: i for i, call in enumerate(calls) for buffer in (*call.reads, *call.writes)}
-    protected = {owner.get(x, x) for x in read_after if x is not None}
+    protected = {x for x in read_after if x is not None}
     for i, call in enumerate(calls):
         if not call.in_place or not call.writes:
             continue
         source, target = call.reads[0], call.writes[0]
-        if last_use[source] == i and source not in protected and source.size == target.size and source is not target:
+        if (
+            last_use[source] == i
+            and source not in protected
+            and source.nbytes == target.nbytes
+            and source is not target
+        ):
             owner[target] = owner.get(source, source)
     return owner

@@ -16,7 +16,7 @@ from adtrain.export.torch_weights import named_arrays
 from adtrain.training import TrainedModel
 from adtrain.training.evaluation import class_names
 from adtrain.training.network import clip_probabilities
-from adtrain.training.tasks import Multilabel, NextClass, Regression
+from adtrain.training.tasks import Multilabel, Regression
 
 IMAGE, PROBABILITIES = Name("image"), Name("probabilities")
 """The parameters of the exported function."""
@@ -30,6 +30,7 @@ class Interface(NamedTuple):
         image, outputs: shapes of an image and of its outputs.
         labels: the names of the numbers along the last axis of the outputs.
         chooses: whether the function returns a class.
+        output_type: of an output: float, or of int8 uint16_t in units of 1 / 65536.
     """
 
     c_type: str
@@ -37,15 +38,17 @@ class Interface(NamedTuple):
     outputs: tuple[int, ...]
     labels: tuple[str, ...]
     chooses: bool
+    output_type: str = "float"
 
 
-def interface(trained: TrainedModel) -> Interface:
+def interface(trained: TrainedModel, int8: bool = False) -> Interface:
     network = trained.network
     outputs = network.model.output_shape(network.input_shape)
     names = trained.targets or class_names(trained.classes, np.zeros((1, outputs[-1])))
     labels = tuple(names[i] if i < len(names) else str(i) for i in range(outputs[-1]))
     c_type = "uint8_t" if network.scale == PIXEL_MAX else "float"
-    return Interface(c_type, trained.image_shape, outputs, labels, not trained.targets)
+    output_type = "uint16_t" if int8 else "float"
+    return Interface(c_type, trained.image_shape, outputs, labels, not trained.targets, output_type)
 
 
 class Translated(NamedTuple):
@@ -109,7 +112,3 @@ def _predictions(writer: Writer, trained: TrainedModel, outputs: Buffer) -> None
     else:
         name = {ops.sigmoid: "sigmoid", clip_probabilities: "clip"}[function]
         writer.call(name, outputs, n, out=PROBABILITIES)
-
-
-def is_text(trained: TrainedModel) -> bool:
-    return isinstance(trained.network.task, NextClass)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adtrain.core.errors import AdtrainError
-from adtrain.export.c import library, network
+from adtrain.export.c import int8, library, network
 from adtrain.export.c.memory import Memory
 from adtrain.export.c.network import Interface, Translated
 from adtrain.export.c.writer import Argument, Buffer, Call, Part, size_text
@@ -21,6 +21,7 @@ from adtrain.version import __version__
 
 MAX_BYTES = 2**31 - 1
 """The largest array that the indices of the C functions, which are int, can reach."""
+C_TYPES = {"float32": "float", "int32": "int32_t", "int8": "int8_t"}
 WIDTH = 110
 """Columns of a line of numbers."""
 MARK = 8
@@ -50,25 +51,40 @@ def c_name(path: Path) -> str:
     return name if re.match(r"[A-Za-z]", name) else f"net_{name}"
 
 
-def generate(trained: TrainedModel, path: Path, simd: bool = False, weights: Path | None = None) -> Files:
-    """The files for the C file at `path`; `weights` is the path of a file of weights of their own.
+def generate(
+    trained: TrainedModel,
+    path: Path,
+    simd: bool = False,
+    weights: Path | None = None,
+    calibration: np.ndarray | None = None,
+) -> Files:
+    """The files for the C file at `path`.
 
-    Raises AdtrainError as `network.translated` does, for a name that C cannot include, and for arrays of 2 GiB.
+    Args:
+        simd: use the functions of `layers_simd.c`.
+        weights: the path of a file of weights of their own.
+        calibration: images (N, C, H, W) of the training set; with them the network is in int8.
+
+    Raises AdtrainError as `network.translated` and `int8.translated` do, for a name that C cannot include, and for
+    arrays of 2 GiB.
     """
     if re.search(r'["\\\n\r?*]', path.name):
         raise AdtrainError(f"{path}: the name has characters that #include cannot hold, expected another name")
-    found, about = network.translated(trained, simd), network.interface(trained)
+    if calibration is None:
+        found, about = network.translated(trained, simd), network.interface(trained)
+    else:
+        found, about = int8.translated(trained, calibration), network.interface(trained, int8=True)
     memory = Memory(found.program, found.outputs)
     arrays = found.program.arrays
     constants = sum(x.nbytes for x in arrays.values())
-    if max(constants, 4 * memory.size) > MAX_BYTES:
+    if max(constants, memory.size) > MAX_BYTES:
         raise AdtrainError(f"the network needs arrays of {constants:,} bytes, C functions reach {MAX_BYTES:,}")
     content = None if weights is None else weights_file(arrays)
     name, header_name = c_name(path), path.with_suffix(".h").name
-    notes = _notes(about, 4 * memory.size, constants, simd, name)
+    notes = _notes(about, memory.size, constants, simd, name)
     header = _header(name, about, notes, memory, weights is not None)
     source = "\n".join(_source(name, header_name, found, about, memory, notes, simd, content))
-    return Files(source, header, content, 4 * memory.size, constants)
+    return Files(source, header, content, memory.size, constants)
 
 
 def weights_file(arrays: dict[str, np.ndarray]) -> bytes:
@@ -79,13 +95,14 @@ def weights_file(arrays: dict[str, np.ndarray]) -> bytes:
 
 def _notes(about: Interface, memory: int, constants: int, simd: bool, name: str) -> list[str]:
     """What a reader of the file needs to know, as lines of a comment."""
+    unit = "" if about.output_type == "float" else " in units of 1 / 65536; the arithmetic is that of integers"
     kind = "bytes from 0 to 255" if about.c_type == "uint8_t" else "numbers"
     options = "-O3 -march=native -ffp-contract=fast" if simd else "-O2"
     return [
         f"A network trained by adtrain {__version__}. The file needs no other, allocates nothing and has no threads.",
         "",
         f"input    {size_text(about.image)} {kind}; they are normalised here",
-        f"output   {size_text(about.outputs)} {'probabilities' if about.chooses else 'numbers'}",
+        f"output   {size_text(about.outputs)} {'probabilities' if about.chooses else 'numbers'}{unit}",
         f"memory   {memory:,} bytes for all values, static; so calls from several threads must wait for each other",
         f"weights  {constants:,} bytes",
         f"compile  cc {options} -c {name}.c; with -D{name.upper()}_MAIN and -lm a program that reads images",
@@ -112,7 +129,7 @@ def _header(name: str, about: Interface, notes: Sequence[str], memory: Memory, l
         f"    {upper}_INPUTS = {prod(about.image)},",
         f"    {upper}_OUTPUTS = {prod(about.outputs)},",
         f"    {upper}_LABELS = {len(about.labels)},",
-        f"    {upper}_MEMORY = {4 * memory.size} /* bytes */",
+        f"    {upper}_MEMORY = {memory.size} /* bytes */",
         "};",
         "",
         f"extern const char *const {name}_labels[{upper}_LABELS];",
@@ -127,11 +144,11 @@ def _header(name: str, about: Interface, notes: Sequence[str], memory: Memory, l
             else []
         ),
         f"/* Writes {upper}_OUTPUTS {values} of an image. Returns {returns}, or -1 if the input has no output. */",
-        f"int {name}_predict(const {about.c_type} *image, float *{values});",
+        f"int {name}_predict(const {about.c_type} *image, {about.output_type} *{values});",
         "",
         "/* The same for `count` images, one after the other. Each return value is written to `classes`, unless it is",
         "   NULL. Returns 0, or -1 if one of them is -1. */",
-        f"int {name}_predict_batch(const {about.c_type} *images, size_t count, float *{values}, int *classes);",
+        f"int {name}_predict_batch({_batch(about, values)});",
         "",
         "#ifdef __cplusplus",
         "}",
@@ -141,6 +158,11 @@ def _header(name: str, about: Interface, notes: Sequence[str], memory: Memory, l
         "",
     ]
     return "\n".join(lines)
+
+
+def _batch(about: Interface, values: str) -> str:
+    """The parameters of the function for several images."""
+    return f"const {about.c_type} *images, size_t count, {about.output_type} *{values}, int *classes"
 
 
 def _source(
@@ -154,8 +176,9 @@ def _source(
     content: bytes | None,
 ) -> Iterator[str]:
     program, upper = found.program, name.upper()
-    files = ["layers_simd.c"] * simd + ["layers.c"]
-    functions = {call.function for call in program.calls} | ({"argmax"} if about.chooses else set())
+    files = ["layers_simd.c"] * simd + ["layers_int8.c"] * program.int8 + ["layers.c"]
+    functions = dict.fromkeys(call.function for call in program.calls if call.function)
+    functions |= {"argmax": None} if about.chooses else {}
     texts = library.needed(functions, *files)
     yield from _comment(notes)
     yield ""
@@ -174,7 +197,9 @@ def _source(
     yield ""
     yield from _weights(name, program.arrays, content)
     yield "/* Values that are not needed at the same time share elements. */"
-    yield f"static float memory[{max(memory.size, 1)}];"
+    yield f"static {'int32_t' if program.int8 else 'float'} memory[{max(memory.size // 4, 1)}];"
+    if program.int8:
+        yield "#define bytes ((int8_t *)memory)"
     yield ""
     for text in texts:
         yield text
@@ -188,8 +213,7 @@ def _weights(name: str, arrays: dict[str, np.ndarray], content: bytes | None) ->
     start = 0
     for array, x in arrays.items():
         if content is None or x.dtype.kind == "i":
-            c_type = "float" if x.dtype.kind == "f" else "int"
-            yield f"static const {c_type} {array}[{x.size}] = {{"
+            yield f"static const {C_TYPES[x.dtype.name]} {array}[{x.size}] = {{"
             yield from _numbers(x)
             yield "};"
             yield ""
@@ -224,10 +248,10 @@ int {name}_load(const char *path) {{
 
 def _functions(name: str, found: Translated, about: Interface, memory: Memory, loads: bool) -> Iterator[str]:
     def text(x: Argument) -> str:
-        if isinstance(x, Part):
-            return f"memory + {memory.index[x.buffer] + x.start}"
-        if isinstance(x, Buffer):
-            return f"memory + {memory.index[x]}"
+        if isinstance(x, (Part, Buffer)):
+            buffer, start = x if isinstance(x, Part) else (x, 0)
+            array = "memory" if buffer.itemsize == 4 else "bytes"
+            return f"{array} + {memory.start[buffer] // buffer.itemsize + start}"
         return f"{np.float32(x)}f" if isinstance(x, float) else str(x)
 
     def line(call: Call) -> str:
@@ -237,20 +261,20 @@ def _functions(name: str, found: Translated, about: Interface, memory: Memory, l
         return f"    if (!{statement}) return -1;" if call.checked else f"    {statement};"
 
     values, upper = "probabilities" if about.chooses else "values", name.upper()
-    yield f"int {name}_predict(const {about.c_type} *image, float *{values}) {{"
+    yield f"int {name}_predict(const {about.c_type} *image, {about.output_type} *{values}) {{"
     if loads:
         yield "    if (!loaded) return -1;"
     lines = [line(call) for call in found.program.calls]
     body = "\n".join(lines).lstrip("\n")
     yield body if about.chooses else body.replace(str(network.PROBABILITIES), values)
     if about.chooses:
-        start = memory.index[found.outputs] + found.outputs.size - len(about.labels)
+        start = memory.start[found.outputs] // 4 + found.outputs.size - len(about.labels)
         yield f"    return argmax(memory + {start}, {upper}_LABELS);"
     else:
         yield "    return 0;"
     yield f"""}}
 
-int {name}_predict_batch(const {about.c_type} *images, size_t count, float *{values}, int *classes) {{
+int {name}_predict_batch({_batch(about, values)}) {{
     int result = 0;
     for (size_t i = 0; i < count; i++) {{
         const int found = {name}_predict(images + i * {upper}_INPUTS, {values} + i * {upper}_OUTPUTS);
@@ -307,6 +331,7 @@ static int read_image(FILE *file, {about.c_type} *image) {{
     }}
     return 1;
 }}"""
+    unit = "" if about.output_type == "float" else " / 65536"
     load = f"""    if ({name}_load(argv[1])) {{
         fprintf(stderr, "%s: not the weights of this network\\n", argv[1]);
         return 2;
@@ -314,7 +339,8 @@ static int read_image(FILE *file, {about.c_type} *image) {{
 """
     if about.chooses:
         start = prod(about.outputs) - len(about.labels)
-        show = f"""        printf("%s: %s %.4f\\n", argv[i], {name}_labels[class], (double)outputs[{start} + class]);"""
+        number = f"(double)outputs[{start} + class]{unit}"
+        show = f"""        printf("%s: %s %.4f\\n", argv[i], {name}_labels[class], {number});"""
     else:
         show = f"""        printf("%s:", argv[i]);
         for (int j = 0; j < {upper}_OUTPUTS; j++) printf(" %s %g", {name}_labels[j], (double)outputs[j]);
@@ -326,7 +352,7 @@ static int read_image(FILE *file, {about.c_type} *image) {{
 
 int main(int argc, char **argv) {{
     static {about.c_type} image[{upper}_INPUTS];
-    static float outputs[{upper}_OUTPUTS];
+    static {about.output_type} outputs[{upper}_OUTPUTS];
     int result = 0;
     if (argc <= {first}) {{
         fprintf(stderr, "{usage}", argv[0]);

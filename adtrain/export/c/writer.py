@@ -16,10 +16,14 @@ from adtrain.core.errors import AdtrainError
 
 
 class Buffer:
-    """A value of a sample, `size` floats, that gets a place in memory. Compared by identity."""
+    """A value of a sample that gets a place in memory: `size` elements of `itemsize` bytes. Compared by identity."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, itemsize: int = 4) -> None:
+        self.size, self.itemsize = size, itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
 
 
 class Part(NamedTuple):
@@ -62,13 +66,15 @@ class Program:
 
     Attributes:
         weights: the trained arrays that layers can use, by name.
-        arrays: the constant arrays that the calls use, by their C names: float32 or int32.
+        arrays: the constant arrays that the calls use, by their C names: float32, int32 or int8.
         calls: in the order of execution.
         simd: whether arrays are in the layouts of `layers_simd.c`.
+        int8: whether the calls are of functions of `layers_int8.c`.
     """
 
     weights: Mapping[str, np.ndarray]
     simd: bool = False
+    int8: bool = False
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
 
@@ -132,10 +138,11 @@ class Writer(NamedTuple):
         return self.constant(name, blocks_of_outputs(weight) if self.simd else weight.T)
 
     def constant(self, name: str, value: ArrayLike) -> Name:
-        """Add a constant array, integers as int32 and others as float32, and return its C name."""
+        """Add a constant array, int8 as it is, other integers as int32, floats as float32; return its C name."""
         array = np.asarray(value)
+        dtype = array.dtype if array.dtype == np.int8 else np.int32 if array.dtype.kind == "i" else np.float32
         c_name = re.sub(r"\W", "_", "_".join(("layer", *self.path, name)))
-        self.program.arrays[c_name] = array.astype(np.int32 if array.dtype.kind == "i" else np.float32)
+        self.program.arrays[c_name] = array.astype(dtype)
         return Name(c_name)
 
 
@@ -157,13 +164,16 @@ def vectors_of_filters(weight: np.ndarray) -> np.ndarray:
     return padded.reshape(-1, 8, filters.shape[1]).transpose(0, 2, 1)
 
 
+def describe(writer: Writer, module: nn.Module, shape: nn.Shape) -> None:
+    """Add a comment with the layer's name, kind, shapes and number of parameters."""
+    text = f"{'.'.join(writer.path)} {module.kind()}: {size_text(shape)} -> {size_text(module.output_shape(shape))}"
+    parameters = sum(map(prod, module.parameter_shapes(shape).values()))
+    writer.comment(text + (f", {parameters:,} parameters" if parameters else ""))
+
+
 def size_text(shape: nn.Shape) -> str:
     """The shape of a sample: "6x28x28"."""
     return "x".join(map(str, shape)) or "1"
-
-
-def elements(shape: nn.Shape) -> int:
-    return prod(shape)
 
 
 def refuse(path: tuple[str, ...], module: nn.Module, reason: str) -> AdtrainError:
