@@ -131,18 +131,13 @@ class _Layers(NamedTuple):
         rest = [each for each in layers if not isinstance(each[1], nn.Dropout)]
         while rest:
             name, layer, _ = rest.pop(0)
-            norm = None
-            if (
-                isinstance(layer, (nn.Conv2d, nn.Linear))
-                and rest
-                and isinstance(rest[0][1], nn.BatchNorm1d | nn.BatchNorm2d)
-            ):
-                norm = rest.pop(0)
-            relu = isinstance(layer, (nn.Conv2d, nn.Linear, nn.Residual, nn.Add, nn.BatchNorm1d, nn.BatchNorm2d))
-            relu = relu and bool(rest) and isinstance(rest[0][1], nn.ReLU)
-            if relu:
-                rest.pop(0)
-            x = self.child(name)._run(layer, x, (self.child(norm[0]).writer, norm[1]) if norm else None, relu)
+            norm, relu = None, False
+            if isinstance(layer, WEIGHTED) and rest and isinstance(rest[0][1], NORMS):
+                other, module, _ = rest.pop(0)
+                norm = Norm(self.writer.child(other), module)
+            if isinstance(layer, (*WEIGHTED, *NORMS, nn.Residual, nn.Add)) and rest and isinstance(rest[0][1], nn.ReLU):
+                relu = bool(rest.pop(0))
+            x = self.child(name)._run(layer, x, norm, relu)
         return x
 
     def child(self, name: str) -> _Layers:
