@@ -1,4 +1,4 @@
-"""`adtrain export`: a trained run as an ONNX file, as C, or as weights for PyTorch."""
+"""`adtrain export`: a trained run as C, as a page, as an ONNX file, or as weights for PyTorch."""
 
 from __future__ import annotations
 
@@ -29,18 +29,37 @@ Format = Callable[[TrainedModel, Path], tuple[dict[Path, bytes], dict[str, Any]]
 """(run, path of the file) to the contents of files by path, and their description for the report."""
 
 
-@click.command(short_help="Write a trained run as C, ONNX, or weights for PyTorch.")
+@click.command(short_help="Write a trained run as C, a page, ONNX, or weights for PyTorch.")
 @click.argument("run", type=RunPath())
 @click.argument("output", metavar="FILE", type=FilePath())
 @click.option("--weights", metavar="FILE", type=FilePath(), help="C: write the weights to this file.")
 @click.option("--simd", is_flag=True, help="C: use the vector extensions of gcc and clang, for speed.")
+@click.option("--int8", is_flag=True, help="C: weights and activations of 8 bits, by integer arithmetic alone.")
+@click.option(
+    "--max-loss",
+    type=click.FloatRange(min=0),
+    metavar="POINTS",
+    help="With --int8: percentage points of accuracy that it may lose before the exit code is 1. [default: 0.2]",
+)
 @trust_options
 @json_option
-def command(run: Path, output: Path, weights: Path | None, simd: bool, trust: Trust, as_json: bool) -> None:
-    """Write the run in the folder RUN to FILE.c, FILE.onnx or FILE.safetensors. An existing file is replaced.
+def command(
+    run: Path,
+    output: Path,
+    weights: Path | None,
+    simd: bool,
+    int8: bool,
+    max_loss: float | None,
+    trust: Trust,
+    as_json: bool,
+) -> None:
+    """Write the run in the folder RUN to a file, in the format of its extension. An existing file is replaced.
 
     FILE.c, with FILE.h beside it, is the whole network as C99 that needs nothing else. It is compiled, and its
     predictions for the test images are compared with the run's; exit code 1 if one differs.
+
+    FILE.wasm is the network as WebAssembly, and FILE.html a page that runs it on what is drawn or dropped. Both need
+    clang.
 
     FILE.onnx contains the whole network in float32, from the data set's images to probabilities, or to predicted
     numbers in original units. If onnxruntime is installed, its predictions for the test images are compared with the
@@ -48,16 +67,17 @@ def command(run: Path, output: Path, weights: Path | None, simd: bool, trust: Tr
 
     FILE.safetensors contains the weights with PyTorch's names, for load_state_dict of the same network.
     """
-    options = export_c.Options(weights, simd)
+    options = export_c.Options(weights, simd, int8, max_loss)
     formats: dict[str, Format] = {
         ".c": partial(export_c.write, options=options),
+        ".wasm": export_c.write_wasm,
+        ".html": export_c.write_page,
         ".onnx": _onnx,
         ".safetensors": _safetensors,
     }
     if output.suffix not in formats:
-        raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected .c, .onnx or .safetensors")
-    if options != export_c.Options() and output.suffix != ".c":
-        raise click.UsageError("--weights and --simd are for FILE.c")
+        raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected {', '.join(formats)}")
+    options.check(output)
     if output.suffix == ".safetensors" and os.path.realpath(output.parent) == os.path.realpath(run):
         raise AdtrainError(
             f"{output}: the run's folder holds its own .safetensors files, expected a file in another folder"
@@ -72,7 +92,8 @@ def command(run: Path, output: Path, weights: Path | None, simd: bool, trust: Tr
         print_json(result)
     else:
         show(*report(result))
-    if result.get("check", {}).get("different"):
+    check = result.get("check", {})
+    if not check.get("passed", not check.get("different")):
         raise SystemExit(1)
 
 

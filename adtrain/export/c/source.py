@@ -57,6 +57,7 @@ def generate(
     simd: bool = False,
     weights: Path | None = None,
     calibration: np.ndarray | None = None,
+    keep_first: bool = False,
 ) -> Files:
     """The files for the C file at `path`.
 
@@ -64,6 +65,7 @@ def generate(
         simd: use the functions of `layers_simd.c`.
         weights: the path of a file of weights of their own.
         calibration: images (N, C, H, W) of the training set; with them the network is in int8.
+        keep_first: keep the first layer's result in memory until the end.
 
     Raises AdtrainError as `network.translated` and `int8.translated` do, for a name that C cannot include, and for
     arrays of 2 GiB.
@@ -74,7 +76,7 @@ def generate(
         found, about = network.translated(trained, simd), network.interface(trained)
     else:
         found, about = int8.translated(trained, calibration), network.interface(trained, int8=True)
-    memory = Memory(found.program, found.outputs)
+    memory = Memory(found.program, found.outputs, found.first if keep_first else None)
     arrays = found.program.arrays
     constants = sum(x.nbytes for x in arrays.values())
     if max(constants, memory.size) > MAX_BYTES:
