@@ -81,7 +81,7 @@ def draw(browser: Browser, image: np.ndarray) -> None:
         x, y = left + (column + 0.5) * size / 28, top + (row + 0.5) * size / 28
         browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
-    for row, column in np.argwhere(image > 127):
+    for row, column in np.argwhere(image > 200):
         mouse("mousePressed", row, column)
         mouse("mouseReleased", row, column)
     browser.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")

@@ -207,11 +207,11 @@ function point(event) {
 
 function line(to) {
   pen.strokeStyle = "white";
-  pen.lineWidth = 22;
+  pen.lineWidth = 18;
   pen.lineCap = pen.lineJoin = "round";
   pen.beginPath();
   pen.moveTo(...last);
-  pen.lineTo(...to);
+  pen.lineTo(to[0] + 0.01, to[1]); // a line without length would not be drawn
   pen.stroke();
   last = to;
   given = null;
