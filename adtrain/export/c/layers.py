@@ -98,6 +98,10 @@ def adaptive_avg_pool2d(writer: Writer, layer: nn.AdaptiveAvgPool2d, x: Buffer, 
 
 
 def batch_norm(writer: Writer, layer: nn.BatchNorm1d | nn.BatchNorm2d, x: Buffer, shape: nn.Shape) -> Buffer:
+    if writer.program.training:
+        given = [writer.weight(name) for name in ("running_mean", "running_var", "weight", "bias")]
+        sizes = shape[0], prod(shape[1:]), float(layer.eps)
+        return writer.call("batch_norm", x, *sizes, *given, size=prod(shape), in_place=True)
     factor, summand = factor_and_summand(writer, layer)
     arrays = writer.constant("factor", factor), writer.constant("summand", summand)
     return writer.call("scale_channels", x, shape[0], prod(shape[1:]), *arrays, size=prod(shape), in_place=True)

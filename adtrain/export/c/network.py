@@ -59,12 +59,12 @@ class Translated(NamedTuple):
     first: Buffer
 
 
-def translated(trained: TrainedModel, simd: bool = False) -> Translated:
+def translated(trained: TrainedModel, simd: bool = False, training: bool = False) -> Translated:
     """The program of a network, in float32. Raises AdtrainError for a layer of a plug-in, and for weights with NaN."""
     weights = named_arrays(trained)
     if not all(np.isfinite(x).all() for x in weights.values()):
         raise AdtrainError("the model's weights are NaN or infinite: they overflowed in training")
-    program = Program(weights, simd)
+    program = Program(weights, simd, training=training)
     writer, network = Writer(program), trained.network
     inputs = Writer(program, ("input",))
     writer.comment(f"input: {size_text(trained.image_shape)}, normalised")

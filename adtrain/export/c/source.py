@@ -15,8 +15,9 @@ from adtrain.core.errors import AdtrainError
 from adtrain.export.c import int8, library, network
 from adtrain.export.c.memory import Memory
 from adtrain.export.c.network import Interface, Translated
+from adtrain.export.c.training import TrainingStep, training_step
 from adtrain.export.c.writer import Argument, Buffer, Call, Part, size_text
-from adtrain.training import TrainedModel
+from adtrain.training import Experiment, TrainedModel
 from adtrain.version import __version__
 
 MAX_BYTES = 2**31 - 1
@@ -58,6 +59,7 @@ def generate(
     weights: Path | None = None,
     calibration: np.ndarray | None = None,
     keep_first: bool = False,
+    experiment: Experiment | None = None,
 ) -> Files:
     """The files for the C file at `path`.
 
@@ -66,6 +68,7 @@ def generate(
         weights: the path of a file of weights of their own.
         calibration: images (N, C, H, W) of the training set; with them the network is in int8.
         keep_first: keep the first layer's result in memory until the end.
+        experiment: the run's, of which the file also has the training step.
 
     Raises AdtrainError as `network.translated` and `int8.translated` do, for a name that C cannot include, and for
     arrays of 2 GiB.
@@ -73,7 +76,8 @@ def generate(
     if re.search(r'["\\\n\r?*]', path.name):
         raise AdtrainError(f"{path}: the name has characters that #include cannot hold, expected another name")
     if calibration is None:
-        found, about = network.translated(trained, simd), network.interface(trained)
+        training = experiment is not None
+        found, about = network.translated(trained, simd, training), network.interface(trained)
     else:
         found, about = int8.translated(trained, calibration), network.interface(trained, int8=True)
     memory = Memory(found.program, found.outputs, found.first if keep_first else None)
@@ -83,9 +87,10 @@ def generate(
         raise AdtrainError(f"the network needs arrays of {constants:,} bytes, C functions reach {MAX_BYTES:,}")
     content = None if weights is None else weights_file(arrays)
     name, header_name = c_name(path), path.with_suffix(".h").name
-    notes = _notes(about, memory.size, constants, simd, name)
-    header = _header(name, about, notes, memory, weights is not None)
-    source = "\n".join(_source(name, header_name, found, about, memory, notes, simd, content))
+    step = None if experiment is None else training_step(experiment, name, about.c_type)
+    notes = _notes(about, memory.size, constants, simd, name, step)
+    header = _header(name, about, notes, memory, weights is not None, step)
+    source = "\n".join(_source(name, header_name, found, about, memory, notes, simd, content, step))
     return Files(source, header, content, memory.size, constants)
 
 
@@ -95,7 +100,9 @@ def weights_file(arrays: dict[str, np.ndarray]) -> bytes:
     return hashlib.sha256(content).digest()[:MARK] + content
 
 
-def _notes(about: Interface, memory: int, constants: int, simd: bool, name: str) -> list[str]:
+def _notes(
+    about: Interface, memory: int, constants: int, simd: bool, name: str, step: TrainingStep | None
+) -> list[str]:
     """What a reader of the file needs to know, as lines of a comment."""
     unit = "" if about.output_type == "float" else " in units of 1 / 65536; the arithmetic is that of integers"
     kind = "bytes from 0 to 255" if about.c_type == "uint8_t" else "numbers"
@@ -107,11 +114,18 @@ def _notes(about: Interface, memory: int, constants: int, simd: bool, name: str)
         f"output   {size_text(about.outputs)} {'probabilities' if about.chooses else 'numbers'}{unit}",
         f"memory   {memory:,} bytes for all values, static; so calls from several threads must wait for each other",
         f"weights  {constants:,} bytes",
+        *(_training_notes(step) if step else []),
         f"compile  cc {options} -c {name}.c; with -D{name.upper()}_MAIN and -lm a program that reads images",
     ]
 
 
-def _header(name: str, about: Interface, notes: Sequence[str], memory: Memory, loads: bool) -> str:
+def _training_notes(step: TrainingStep) -> list[str]:
+    return [f"training one step on {step.batch} images: {step.memory:,} bytes more, {step.state:,} of the optimizer"]
+
+
+def _header(
+    name: str, about: Interface, notes: Sequence[str], memory: Memory, loads: bool, step: TrainingStep | None
+) -> str:
     upper, values = name.upper(), "probabilities" if about.chooses else "values"
     returns = "the class, its index in the labels" if about.chooses else "0"
     lines = [
@@ -131,6 +145,7 @@ def _header(name: str, about: Interface, notes: Sequence[str], memory: Memory, l
         f"    {upper}_INPUTS = {prod(about.image)},",
         f"    {upper}_OUTPUTS = {prod(about.outputs)},",
         f"    {upper}_LABELS = {len(about.labels)},",
+        *([f"    {upper}_BATCH = {step.batch}, /* images of a training step */"] if step else []),
         f"    {upper}_MEMORY = {memory.size} /* bytes */",
         "};",
         "",
@@ -152,6 +167,7 @@ def _header(name: str, about: Interface, notes: Sequence[str], memory: Memory, l
         "   NULL. Returns 0, or -1 if one of them is -1. */",
         f"int {name}_predict_batch({_batch(about, values)});",
         "",
+        *(_training_header(name, about, step) if step else []),
         "#ifdef __cplusplus",
         "}",
         "#endif",
@@ -160,6 +176,17 @@ def _header(name: str, about: Interface, notes: Sequence[str], memory: Memory, l
         "",
     ]
     return "\n".join(lines)
+
+
+def _training_header(name: str, about: Interface, step: TrainingStep) -> list[str]:
+    c_type, count = step.label
+    labels = "their classes" if count == 1 and about.chooses else f"their labels, {count} of each"
+    return [
+        f"/* One training step on {name.upper()}_BATCH images and {labels}: the gradient of the mean loss, and the",
+        "   update. The optimizer starts at step 0. The loss before the update is written to `loss`, unless it is NULL. */",
+        f"void {name}_train(const {about.c_type} *images, const {c_type} *labels, float *loss);",
+        "",
+    ]
 
 
 def _batch(about: Interface, values: str) -> str:
@@ -176,28 +203,34 @@ def _source(
     notes: Sequence[str],
     simd: bool,
     content: bytes | None,
+    step: TrainingStep | None,
 ) -> Iterator[str]:
     program, upper = found.program, name.upper()
-    files = ["layers_simd.c"] * simd + ["layers_int8.c"] * program.int8 + ["layers.c"]
+    kinds = {"simd": simd, "int8": program.int8, "training": program.training}
+    files = [*(f"layers_{kind}.c" for kind, chosen in kinds.items() if chosen), "layers.c"]
     functions = dict.fromkeys(call.function for call in program.calls if call.function)
     functions |= {"argmax": None} if about.chooses else {}
+    functions |= dict.fromkeys(step.library) if step else {}
     texts = library.needed(functions, *files)
     yield from _comment(notes)
     yield ""
     yield f'#include "{header}"'
     yield ""
-    if any(re.search(r"\b\w+f\(|INFINITY", text) for text in texts):
+    if step:
+        yield "#include <stdbool.h>"
+        yield "#include <tgmath.h>"
+    elif any(re.search(r"\b\w+f\(|INFINITY", text) for text in texts):
         yield "#include <math.h>"
     if content is not None:
         yield "#include <stdio.h>"
-    if any("mem" in text for text in texts) or content is not None:
+    if any("mem" in text for text in texts) or content is not None or step:
         yield "#include <string.h>"
     yield ""
     yield f"const char *const {name}_labels[{upper}_LABELS] = {{"
     yield from (f"    {c_string(label)}," for label in about.labels)
     yield "};"
     yield ""
-    yield from _weights(name, program.arrays, content)
+    yield from _weights(name, program.arrays, content, program.training)
     yield "/* Values that are not needed at the same time share elements. */"
     yield f"static {'int32_t' if program.int8 else 'float'} memory[{max(memory.size // 4, 1)}];"
     if program.int8:
@@ -207,15 +240,18 @@ def _source(
         yield text
         yield ""
     yield from _functions(name, found, about, memory, content is not None)
+    if step:
+        yield from ("/* The training step. */", *step.arrays, "", *(f"{text}\n" for text in step.functions))
     yield from _main(name, about, content is not None)
 
 
-def _weights(name: str, arrays: dict[str, np.ndarray], content: bytes | None) -> Iterator[str]:
+def _weights(name: str, arrays: dict[str, np.ndarray], content: bytes | None, change: bool) -> Iterator[str]:
     """The arrays of weights, or the memory for them and the function that reads their file."""
     start = 0
     for array, x in arrays.items():
         if content is None or x.dtype.kind == "i":
-            yield f"static const {C_TYPES[x.dtype.name]} {array}[{x.size}] = {{"
+            kept = "" if change else "const "
+            yield f"static {kept}{C_TYPES[x.dtype.name]} {array}[{x.size}] = {{"
             yield from _numbers(x)
             yield "};"
             yield ""

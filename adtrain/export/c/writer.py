@@ -70,11 +70,13 @@ class Program:
         calls: in the order of execution.
         simd: whether arrays are in the layouts of `layers_simd.c`.
         int8: whether the calls are of functions of `layers_int8.c`.
+        training: whether weights change: they are in PyTorch's layout, for the functions of `layers_training.c`.
     """
 
     weights: Mapping[str, np.ndarray]
     simd: bool = False
     int8: bool = False
+    training: bool = False
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
 
@@ -135,6 +137,8 @@ class Writer(NamedTuple):
     def matrix(self, name: str) -> Name:
         """Add the layer's matrix `name`, (outputs, inputs), in the layout that `linear` reads."""
         weight = self.trained(name)
+        if self.program.training:
+            return self.constant(name, weight)
         return self.constant(name, blocks_of_outputs(weight) if self.simd else weight.T)
 
     def constant(self, name: str, value: ArrayLike) -> Name:
