@@ -41,6 +41,13 @@ Format = Callable[[TrainedModel, Path], tuple[dict[Path, bytes], dict[str, Any]]
     metavar="POINTS",
     help="With --int8: percentage points of accuracy that it may lose before the exit code is 1. [default: 0.2]",
 )
+@click.option("--training", is_flag=True, help="C: also a function that makes one training step.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --training: images of a step. [default: as many as in the run]",
+)
 @trust_options
 @json_option
 def command(
@@ -50,6 +57,8 @@ def command(
     simd: bool,
     int8: bool,
     max_loss: float | None,
+    training: bool,
+    batch_size: int | None,
     trust: Trust,
     as_json: bool,
 ) -> None:
@@ -67,7 +76,7 @@ def command(
 
     FILE.safetensors contains the weights with PyTorch's names, for load_state_dict of the same network.
     """
-    options = export_c.Options(weights, simd, int8, max_loss)
+    options = export_c.Options(weights, simd, int8, max_loss, training, batch_size)
     formats: dict[str, Format] = {
         ".c": partial(export_c.write, options=options),
         ".wasm": export_c.write_wasm,

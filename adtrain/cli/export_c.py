@@ -18,7 +18,7 @@ from adtrain.export.c.compiled import Compiled, compiled
 from adtrain.export.c.network import Interface
 from adtrain.export.c.source import Files
 from adtrain.text import short
-from adtrain.training import TrainedModel
+from adtrain.training import Experiment, TrainedModel, prepare
 from adtrain.training.data_section import read_data
 from adtrain.training.evaluation import predictions
 from adtrain.training.preparation import with_absolute_paths
@@ -36,25 +36,38 @@ class Options(NamedTuple):
         simd: vector extensions.
         int8: integer arithmetic.
         max_loss: percentage points of accuracy that int8 may lose; None for MAX_LOSS.
+        training: a training step too.
+        batch_size: images of that step; None for as many as in the run.
     """
 
     weights: Path | None = None
     simd: bool = False
     int8: bool = False
     max_loss: float | None = None
+    training: bool = False
+    batch_size: int | None = None
+
+    @property
+    def _given(self) -> list[str]:
+        defaults = Options()
+        return [f"--{x.replace('_', '-')}" for x in self._fields if getattr(self, x) != getattr(defaults, x)]
 
     def check(self, output: Path) -> None:
         """Raises AdtrainError for options that exclude one another, or do not fit the file."""
         if self == Options():
             return
         if output.suffix != ".c":
-            raise AdtrainError(f"{output}: --weights, --simd, --int8 and --max-loss are for a .c file")
+            raise AdtrainError(f"{output}: found options for a .c file: leave out {', '.join(self._given)}")
         if self.int8 and (self.simd or self.weights):
             raise AdtrainError(
                 "--int8 needs no vector extensions and keeps its weights in the C file: leave out the others"
             )
+        if self.training and (self.simd or self.int8 or self.weights):
+            raise AdtrainError("--training changes weights in float32, which are in the C file: leave out the others")
         if self.max_loss is not None and not self.int8:
             raise AdtrainError("--max-loss is for --int8")
+        if self.batch_size is not None and not self.training:
+            raise AdtrainError("--batch-size is for --training")
         if self.weights in (output, output.with_suffix(".h")):
             raise AdtrainError(f"{self.weights}: is the C file or its header, expected another file for the weights")
 
@@ -67,11 +80,14 @@ def write(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Pat
     note_float32(trained)
     data = _data(trained) if options.int8 else None
     images = None if data is None else np.ascontiguousarray(data.train.images[:CALIBRATION])
-    files, about = source.generate(trained, path, options.simd, options.weights, images), _interface(trained, options)
+    experiment = _experiment(trained, options.batch_size) if options.training else None
+    files = source.generate(trained, path, options.simd, options.weights, images, experiment=experiment)
+    about = network.interface(trained, options.int8)
     contents = {path: files.source.encode(), path.with_suffix(".h"): files.header.encode()}
     if options.weights is not None and files.weights is not None:
         contents[options.weights] = files.weights
-    kind = "C99 in int8" if options.int8 else "C99 with vector extensions" if options.simd else "C99"
+    kinds = {"in int8": options.int8, "with vector extensions": options.simd, "with a training step": options.training}
+    kind = " ".join(["C99", *(text for text, chosen in kinds.items() if chosen)])
     description = {"format": kind, **_signature(about), "memory": files.memory, "weights": files.constants}
     try:
         with compiled(files, path, about) as program:
@@ -90,8 +106,12 @@ def _data(trained: TrainedModel) -> DataSet:
     return read_data(with_absolute_paths(trained.config), encoder=trained.encoder, classes=trained.classes)
 
 
-def _interface(trained: TrainedModel, options: Options) -> Interface:
-    return network.interface(trained, options.int8)
+def _experiment(trained: TrainedModel, batch_size: int | None) -> Experiment:
+    """The run's experiment, with another batch size if one is given. Raises DataError where its data cannot be read."""
+    cfg = with_absolute_paths(trained.config)
+    if batch_size is not None:
+        cfg = cfg.model_copy(update={"data": cfg.data.model_copy(update={"batch_size": batch_size})})
+    return prepare(cfg)
 
 
 def _signature(about: Interface) -> dict[str, Any]:

@@ -182,8 +182,9 @@ def _training_header(name: str, about: Interface, step: TrainingStep) -> list[st
     c_type, count = step.label
     labels = "their classes" if count == 1 and about.chooses else f"their labels, {count} of each"
     return [
-        f"/* One training step on {name.upper()}_BATCH images and {labels}: the gradient of the mean loss, and the",
-        "   update. The optimizer starts at step 0. The loss before the update is written to `loss`, unless it is NULL. */",
+        f"/* One training step on {name.upper()}_BATCH images and {labels}: the gradient of the mean loss,",
+        "   and the update. The optimizer starts at step 0. The loss before the update is written to `loss`, unless it",
+        "   is NULL. */",
         f"void {name}_train(const {about.c_type} *images, const {c_type} *labels, float *loss);",
         "",
     ]

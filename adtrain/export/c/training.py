@@ -63,11 +63,10 @@ def training_step(experiment: Experiment, name: str, image_type: str) -> Trainin
     if experiment.augmentations:
         raise AdtrainError("--training has no augmentations, and the run's config has: train without `augment`")
     program, inputs = _traced(experiment)
-    for equation in program.equations:
-        if not _supported(equation):
-            layer, kind = nn.layer_of(equation.scope)
-            place = f"layer {layer}: {kind}" if kind else equation.scope
-            raise AdtrainError(f"{place} has no training step in C ({equation.primitive.name}); leave out --training")
+    if refused := [(nn.layer_of(e.scope), e) for e in program.equations if not _supported(e)]:
+        (layer, kind), equation = next((each for each in refused if each[0][1]), refused[0])
+        place = f"layer {layer}: {kind}" if kind else layer
+        raise AdtrainError(f"{place} has no training step in C ({equation.primitive.name}); leave out --training")
     return _Writer(experiment, program, inputs, name, image_type).step()
 
 

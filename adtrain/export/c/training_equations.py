@@ -141,6 +141,15 @@ def scatter_along_axis(equation: Equation) -> list[Statement]:
     return _along(equation, equation.params["length"], "y[i * {w} + indices[i * {n} + j]] += x[i * {n} + j]")
 
 
+def one_hot(equation: Equation) -> list[Statement]:
+    (indices,), (y,) = equation.inputs, equation.outputs
+    width = equation.params["num_classes"]
+    text = f"""({pointer(indices, True)}indices, {pointer(y)}y) {{
+    for (int i = 0; i < {y.size}; i++) y[i] = indices[i / {width}] == i % {width};
+}}"""
+    return [Statement("one_hot", [indices, y], text)]
+
+
 def full(equation: Equation) -> list[Statement]:
     (y,) = equation.outputs
     text = f"""({c_type(y.type.dtype)} value, int n, {pointer(y)}y) {{
@@ -233,6 +242,7 @@ WRITERS: dict[str, Callable[[Equation], list[Statement]]] = {
     "take": take,
     "take_along_axis": take_along_axis,
     "scatter_along_axis": scatter_along_axis,
+    "one_hot": one_hot,
     "full": full,
     "transpose": transpose,
     "matmul": matmul,
