@@ -43,7 +43,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("data", MODEL | HELPERS),
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
-    ("export", TRAINING | {"training", "backends"}),
+    ("export", TRAINING | {"training", "backends", "codegen"}),
     ("report display", TRAINING | {"training"}),
     ("graphs", TRAINING | {"training", "jit"}),
     ("api", TRAINING | {"training", "report", "display"}),
