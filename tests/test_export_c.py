@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -281,6 +282,22 @@ def test_a_layer_of_a_plug_in_is_refused_by_name() -> None:
 
     with pytest.raises(AdtrainError, match=r"layer 1\.body: own is a layer of a plug-in"):
         source.generate(with_arrays(nn.Sequential(nn.Tanh(), nn.Residual(Own())), (5,)), Path("net.c"))
+
+
+def test_the_programs_of_the_document_compile_and_run(tmp_path: Path) -> None:
+    """With a network that has the names of the document's."""
+    document = Path(__file__).parents[1] / "docs" / "how-to" / "export-c.md"
+    predict, train = re.findall(r"^```c\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+    c_programs.write(with_arrays(CONVOLUTIONS, (1, 28, 28)), tmp_path / "net.c")
+    (tmp_path / "main.c").write_text(predict)
+    c_programs.compile_c(["gcc"], tmp_path, "main.c", "net.c", "-o", "program", "-lm")
+    done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"(one|two|2) with \d+\.\d%\n", done.stdout)
+    header = "#include <stdint.h>\nenum { NET_BATCH = 2, NET_INPUTS = 3 };\n"
+    header += "void net_train(const uint8_t *images, const int64_t *labels, float *loss);\n"
+    (tmp_path / "net.h").write_text(header)
+    (tmp_path / "train.c").write_text(train)
+    c_programs.compile_c(["gcc"], tmp_path, "-c", "train.c")
 
 
 def test_the_same_network_gives_the_same_text() -> None:
