@@ -25,7 +25,7 @@ class Time:
 
 
 class NamedTime(NamedTuple):
-    """A time of a result; `whole` marks that of a whole training step."""
+    """A time of a result. `whole`: the time is that of a whole training step."""
 
     name: str
     time: Time

@@ -70,14 +70,14 @@ def command(
     note_precision(trained.config, device)
     start = sampling.prompt_classes(trained, prompt)
     drawn = islice(sampling.sample(trained, device, start, temperature, seed), length)
-    pieces = sampling.decoded(trained, drawn)
+    chunks = sampling.decoded(trained, drawn)
     if as_json:
         result: dict[str, Any] = {"run": str(run), "prompt": prompt, "temperature": temperature, "seed": seed}
-        print_json({**result, "text": "".join(pieces)})
+        print_json({**result, "text": "".join(chunks)})
         return
     line = prompt
-    for piece in pieces:
-        *lines, line = (line + piece).split("\n")
+    for chunk in chunks:
+        *lines, line = (line + chunk).split("\n")
         if lines:
             show(*lines)
     show(line)

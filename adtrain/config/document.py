@@ -145,7 +145,7 @@ class Model(Section):
     input: Shape = Field(
         (),
         description="the shape of one input: [1, 28, 28] for an image, [28, 28] for its rows, [784] to flatten it; "
-        "default: that of the data, rows if the first layer is recurrent, flat if it is linear",
+        "default: the shape of the data, as rows if the first layer is recurrent, flat if it is linear",
         json_schema_extra=_without_default,
     )
     layers: Layers = Field(description="a list of layers")

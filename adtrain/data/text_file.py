@@ -29,8 +29,8 @@ def is_text(path: Path | str, format_: str | None) -> bool:
 def read(path: Path, options: Options, known: tuple[str, ...] | None = None) -> Parts:
     """The text as one part of sequences of `options.length` classes, in the order of the text.
 
-    The text is cut into pieces of length + 1 characters or bytes; a shorter rest at the end is left out. The first
-    `length` of a piece are the inputs, float32 (N, 1, 1, length), and the last `length` the labels, int32 (N, length).
+    The text is cut into sequences of length + 1 characters or bytes; a shorter rest at the end is left out. The first
+    `length` of a sequence are the inputs, float32 (N, 1, 1, length), the last `length` the labels, int32 (N, length).
     The classes of characters are those that occur, by code point, or `known`; those of bytes are all 256.
 
     Raises DataError for a file that cannot be read, is empty or not UTF-8, and for a character that is not `known`;
@@ -41,9 +41,9 @@ def read(path: Path, options: Options, known: tuple[str, ...] | None = None) -> 
     if len(numbers) < step:
         found = f"found {options.length}, which needs {step:,} {options.unit}s, but {path} has {len(numbers):,}"
         raise DataOptionError("length", f"{found}: expected a smaller length, or a longer text")
-    pieces = numbers[: len(numbers) // step * step].reshape(-1, step)
-    inputs = pieces[:, :-1].astype(np.float32).reshape(-1, 1, 1, options.length)
-    return Parts(Part(inputs, np.ascontiguousarray(pieces[:, 1:]), str(path)), classes=classes)
+    sequences = numbers[: len(numbers) // step * step].reshape(-1, step)
+    inputs = sequences[:, :-1].astype(np.float32).reshape(-1, 1, 1, options.length)
+    return Parts(Part(inputs, np.ascontiguousarray(sequences[:, 1:]), str(path)), classes=classes)
 
 
 def read_classes(

@@ -72,7 +72,7 @@ def sample(trained: TrainedModel, device: str, prompt: np.ndarray, temperature: 
 
 
 def decoded(trained: TrainedModel, classes: Iterable[int]) -> Iterator[str]:
-    """The text of the classes, in pieces. Bytes that are not UTF-8 become U+FFFD."""
+    """The text of the classes, a string at a time. Bytes that are not UTF-8 become U+FFFD."""
     if trained.config.data.unit != "byte":
         yield from (trained.classes[number] for number in classes)
         return

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
 from adtrain.backends.cuda.codegen.horizontal import horizontal
@@ -77,7 +78,7 @@ class LaunchPlan:
 
 @dataclass
 class Lowering:
-    """Chooses kernels for a Target.
+    """Chooses kernels for a Target. What rules and code generators return is kept while the equation exists.
 
     Attributes:
         libraries: NVIDIA's libraries whose calls are candidates.
@@ -88,6 +89,8 @@ class Lowering:
     target: Target
     libraries: Sequence[Library] = ()
     measured: dict[Problem, Mapping[str, float]] = field(default_factory=dict)
+    _candidates: WeakKeyDictionary[Equation, list[Candidate]] = field(default_factory=WeakKeyDictionary)
+    _generated_kernels: WeakKeyDictionary[Equation, list[Kernel]] = field(default_factory=WeakKeyDictionary)
 
     def launches(self, equation: Equation, kernel: Candidate | None = None) -> list[LaunchPlan | LibraryCall]:
         """The launches that compute an equation, in order, or the library call that does. A reshape has none.
@@ -130,12 +133,18 @@ class Lowering:
 
         For a product with an epilogue they are the kernels of the product; for `conv_pool` those that pool as well.
         """
+        if equation not in self._candidates:
+            self._candidates[equation] = self._find_candidates(equation)
+        return self._candidates[equation]
+
+    def _find_candidates(self, equation: Equation) -> list[Candidate]:
+        """See `candidates`."""
         if equation.primitive is conv_pool_p:
             product, pool = computing(equation), equation.params["body"].equations[-1]
-            return [*self._kernels(product, f"{product.primitive.name}+{pool.primitive.name}", pool.params)]
+            return [*self._of_rule(product, f"{product.primitive.name}+{pool.primitive.name}", pool.params)]
         if equation.primitive in PRODUCTS:
-            return [*self._kernels(computing(equation))]
-        return [*self._kernels(equation), *calls(equation, self.libraries)]
+            return [*self._of_rule(computing(equation))]
+        return [*self._of_rule(equation), *calls(equation, self.libraries)]
 
     def chosen(self, equation: Equation) -> Candidate:
         """The candidate that the equation runs with: the fastest one if times are known, else the first.
@@ -152,12 +161,18 @@ class Lowering:
         labels = [candidate.label for candidate in found]
         return found[labels.index(fastest(labels, times))]
 
-    def _kernels(self, e: Equation, name: str = "", params: Mapping[str, Any] | None = None) -> Sequence[CudaKernel]:
+    def _of_rule(self, e: Equation, name: str = "", params: Mapping[str, Any] | None = None) -> Sequence[CudaKernel]:
         types = (v.type for v in e.inputs)
         return cuda_kernels(name or e.primitive.name, self.target, *types, **e.params, **(params or {}))
 
     def _generated(self, equation: Equation) -> list[Kernel]:
         """The generated kernels of an equation, to launch in order; none where it has kernels of files."""
+        if equation not in self._generated_kernels:
+            self._generated_kernels[equation] = self._generate(equation)
+        return self._generated_kernels[equation]
+
+    def _generate(self, equation: Equation) -> list[Kernel]:
+        """See `_generated`."""
         if equation.primitive is one_block_p:
             threads = threads_for(equation)
             return [kernel("one_block", [one_block(equation, threads)], threads)]

@@ -30,7 +30,7 @@ def measured(
     """For each distinct problem of the benches its candidates, the fastest first.
 
     Args:
-        sizes: by default those of each bench.
+        sizes: of the arrays, by default each bench's own.
         progress: called with a line for the user.
 
     Raises:

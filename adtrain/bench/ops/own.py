@@ -18,7 +18,7 @@ from adtrain.custom_op import OwnOp
 def own_bench(op: OwnOp) -> Bench:
     """The operation on its samples: at the sizes of ELEMENTS if the samples have one, otherwise at their own.
 
-    Raises OptionError where it has no samples, or is timed at another size than that of its samples.
+    Raises OptionError where it has no samples, or a size is asked for and its samples have one size only.
     """
     if op.samples is None:
         raise OptionError(f"{op.place}: custom_op {op.name} has no samples to time it with; give samples=")

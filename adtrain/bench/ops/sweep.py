@@ -73,7 +73,7 @@ def result(
     """The result of `adtrain bench ops`, as JSON values.
 
     Args:
-        sizes: by default those of each bench.
+        sizes: of the arrays, by default each bench's own.
         strict: whether it is an error if an operation does not take `dtype`; otherwise the operation is left out.
         progress: called with lines for the user.
         track: wraps the problems in a progress bar.

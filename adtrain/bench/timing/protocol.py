@@ -24,7 +24,7 @@ THREADING = ("OMP_", "GOMP_", "OPENBLAS_", "MKL_")
 
 
 def observed_load(progress: Callable[[str], object]) -> float | None:
-    """The number of cores that other work keeps busy, None if unknown; `progress` is told if there are too many."""
+    """The number of cores that other work keeps busy, None if unknown; `progress` gets a line if there are many."""
     load, cores = busy_cores(), usable_cores()
     if is_busy(load, cores):
         progress(f"bench: busy machine: other work takes {load:.1f} of {cores} cores, so times will be noisy")
