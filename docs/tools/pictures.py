@@ -32,15 +32,15 @@ PAGE = f"""\
 """
 SCHEMES = {"dark": 0, "light": 1}
 """Chromium's numbers of the preferred colour schemes."""
-DEMO_WIDTH, DEMO_HEIGHT = 1100, 760
+DEMO_WIDTH, DEMO_HEIGHT = 1100, 800
 DRAWING = """
 <script>ready.then(() => {
-  const [first, ...others] = [[85, 70], [190, 66], [160, 130], [128, 215]];
+  const [first, ...others] = [[175, 60], [110, 80], [112, 130], [176, 122], [180, 64], [176, 215]];
   last = first;
   others.forEach(line);
 });</script>
 """
-"""A seven."""
+"""A nine."""
 
 
 def adtrain(folder: Path, *arguments: str) -> None:

@@ -12,7 +12,7 @@ from adtrain.export.c.header import batch_parameters
 from adtrain.export.c.main_program import main_program
 from adtrain.export.c.memory import Memory
 from adtrain.export.c.network import Interface, Translated
-from adtrain.export.c.text import c_string, comment, numbers
+from adtrain.export.c.text import c_string, comment, numbers, statement
 from adtrain.export.c.training import TrainingStep
 from adtrain.export.c.writer import Argument, Buffer, Call, Part
 
@@ -123,8 +123,8 @@ def _functions(name: str, found: Translated, about: Interface, memory: Memory, l
     def line(call: Call) -> str:
         if not call.function:
             return f"\n    /* {call.comment} */"
-        statement = f"{call.function}({', '.join(map(text, call.arguments))})"
-        return f"    if (!{statement}) return -1;" if call.checked else f"    {statement};"
+        called = f"{call.function}({', '.join(map(text, call.arguments))})"
+        return statement(f"if (!{called}) return -1;" if call.checked else f"{called};")
 
     values, upper = "probabilities" if about.chooses else "values", name.upper()
     yield f"int {name}_predict(const {about.c_type} *image, {about.output_type} *{values}) {{"

@@ -11,7 +11,7 @@ import numpy as np
 
 from adtrain import nn
 from adtrain.export.c.recurrent import recurrent
-from adtrain.export.c.writer import Buffer, Name, Part, Writer, describe, refuse, vectors_of_filters
+from adtrain.export.c.writer import CONV, POOL, Buffer, Name, Part, Writer, describe, refuse, struct, vectors_of_filters
 from adtrain.nn.fields import pair
 from adtrain.nn.tokens import sinusoids
 
@@ -73,7 +73,7 @@ def conv_sizes(
         *(*shape, output[0], layer.groups, *output[1:]),
         *(*pair(layer.kernel_size), *pair(layer.stride), *pair(layer.dilation), *padding),
     )
-    return Name(f"&(struct conv){{{', '.join(map(str, sizes))}}}")
+    return struct("conv", CONV, sizes)
 
 
 def pooling(function: str) -> Translation:
@@ -89,7 +89,7 @@ def pool_sizes(layer: nn.MaxPool2d | nn.AvgPool2d, shape: nn.Shape) -> Name:
     stride = layer.kernel_size if layer.stride is None else layer.stride
     output = layer.output_shape(shape)
     sizes = (*shape, *output[1:], *pair(layer.kernel_size), *pair(stride), *pair(layer.padding))
-    return Name(f"&(struct pool){{{', '.join(map(str, sizes))}}}")
+    return struct("pool", POOL, sizes)
 
 
 def adaptive_avg_pool2d(writer: Writer, layer: nn.AdaptiveAvgPool2d, x: Buffer, shape: nn.Shape) -> Buffer:

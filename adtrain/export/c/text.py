@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from textwrap import fill
 
 import numpy as np
 
@@ -21,6 +22,13 @@ def numbers(x: np.ndarray) -> Iterator[str]:
             line = "   "
         line += item
     yield line
+
+
+def statement(text: str) -> str:
+    """A statement in the body of a function, in lines of at most WIDTH columns."""
+    joined = text.replace(" = ", "\0=\0")  # no line ends within an initialiser
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    return fill(joined, WIDTH, initial_indent="    ", subsequent_indent="        ", **options).replace("\0", " ")
 
 
 def comment(lines: Sequence[str]) -> list[str]:

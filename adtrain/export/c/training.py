@@ -21,6 +21,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
+from adtrain.export.c.text import statement
 from adtrain.export.c.training_equations import WRITERS, Statement, is_loops
 from adtrain.passes import SIMPLIFY, fuse_elementwise, readers_first
 from adtrain.passes.arena import Arena
@@ -122,7 +123,7 @@ class _Writer:
         function = "\n".join(
             [
                 f"void {self.name}_train(const {self.image_type} *images, const {label[0]} *labels, float *loss) {{",
-                *(f"    {line}" for line in body),
+                *map(statement, body),
                 *(f"    memcpy({self.names[a]}, {self.names[b]}, {nbytes(b)});" for a, b in self.copies),
                 f"    if (loss) *loss = *({self.names[self.program.outputs[-1]]});",
                 "}",
@@ -175,12 +176,12 @@ class _Writer:
             return []
         write: Callable[[Equation], list[Statement]] = WRITERS.get(equation.primitive.name, WRITERS["loops"])
         lines = [f"/* {equation.scope or 'step'}, {equation.phase}: {equation.primitive.name} */"]
-        for statement in write(equation):
-            function = statement.function
-            if statement.text is not None:
-                function = self.loops.setdefault(statement.text, f"{function}_{len(self.loops)}")
-            self.library |= dict.fromkeys(statement.calls if statement.text is not None else (function,))
-            arguments = [self.names[x] if isinstance(x, Variable) else str(x) for x in statement.arguments]
+        for call in write(equation):
+            function = call.function
+            if call.text is not None:
+                function = self.loops.setdefault(call.text, f"{function}_{len(self.loops)}")
+            self.library |= dict.fromkeys(call.calls if call.text is not None else (function,))
+            arguments = [self.names[x] if isinstance(x, Variable) else str(x) for x in call.arguments]
             lines.append(f"{function}({', '.join(arguments)});")
         return lines
 

@@ -10,6 +10,7 @@ from adtrain.codegen.elementwise import axes_of, statements, strides
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of, loops_p
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.export.c.writer import CONV, POOL, struct
 from adtrain.passes.fuse_elementwise import elementwise
 
 
@@ -212,8 +213,7 @@ def conv(function: str, image: int, result: int) -> Callable[[Equation], list[St
             *window.dilation,
             *window.padding,
         )
-        struct = f"&(struct conv){{{', '.join(map(str, sizes))}}}"
-        return [Statement(function, [struct, x[0], a, b, y])]
+        return [Statement(function, [struct("conv", CONV, sizes), x[0], a, b, y])]
 
     return write
 
@@ -228,9 +228,8 @@ def pool(function: str, image: int, result: int) -> Callable[[Equation], list[St
         planes = x[0] * x[1]
         channels = planes if function == "avg_pool2d" else 1
         sizes = (channels, *x[2:], *out[2:], *windows.kernel, *windows.stride, *windows.padding)
-        struct = f"&(struct pool){{{', '.join(map(str, sizes))}}}"
         count = [] if function == "avg_pool2d" else [planes]
-        return [Statement(function, [struct, *count, *operands])]
+        return [Statement(function, [struct("pool", POOL, sizes), *count, *operands])]
 
     return write
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -166,6 +166,23 @@ def vectors_of_filters(weight: np.ndarray) -> np.ndarray:
     filters = weight.reshape(len(weight), -1)
     padded = np.pad(filters, ((0, -len(filters) % 8), (0, 0)))
     return padded.reshape(-1, 8, filters.shape[1]).transpose(0, 2, 1)
+
+
+CONV = (
+    "channels", "height", "width", "filters", "groups", "out_height", "out_width", "kernel_height", "kernel_width",
+    "stride_y", "stride_x", "dilation_y", "dilation_x", "padding_y", "padding_x",
+)  # fmt: skip
+POOL = (
+    "channels", "height", "width", "out_height", "out_width", "kernel_height", "kernel_width", "stride_y", "stride_x",
+    "padding_y", "padding_x",
+)  # fmt: skip
+"""The members of the structs of `layers.c`."""
+
+
+def struct(name: str, members: Sequence[str], sizes: Sequence[int]) -> Name:
+    """The address of a struct as C text; members that are 0 are left out."""
+    given = [f".{member} = {size}" for member, size in zip(members, sizes, strict=True) if size]
+    return Name(f"&(struct {name}){{{', '.join(given)}}}")
 
 
 def describe(writer: Writer, module: nn.Module, shape: nn.Shape) -> None:
