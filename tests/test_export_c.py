@@ -297,8 +297,9 @@ def test_weights_in_a_file_of_their_own_give_the_same_outputs(tmp_path: Path) ->
 def test_weights_that_overflowed_are_refused() -> None:
     trained = with_arrays(SMALL, (5,))
     trained.params["0"]["bias"] = array(np.full(4, np.nan, np.float32))
-    with pytest.raises(AdtrainError, match="weights are NaN or infinite"):
-        source.generate(trained, Path("net.c"))
+    for calibration in (None, some_images(trained, 2)):
+        with pytest.raises(AdtrainError, match="weights are NaN or infinite"):
+            source.generate(trained, Path("net.c"), calibration=calibration)
 
 
 def test_a_layer_of_a_plug_in_is_refused_by_name() -> None:

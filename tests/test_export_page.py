@@ -173,6 +173,15 @@ def test_the_module_computes_what_the_network_does(browser: Browser, tmp_path: P
     assert len(found["layer"]) == 3 * 4 * 3
 
 
+@pytest.mark.usefixtures("unoptimised")
+def test_the_command_writes_the_module_and_the_page_and_compares_their_c(run: Path, tmp_path: Path) -> None:
+    for name, kind in (("net.wasm", "WebAssembly"), ("net.html", "page with WebAssembly")):
+        found = json.loads(command("export", run, tmp_path / name, "--json").stdout)
+        assert found["format"] == kind
+        assert (found["check"]["images"], found["check"]["different"]) == (10_000, 0)
+    assert (tmp_path / "net.wasm").read_bytes().startswith(b"\0asm")
+
+
 def test_without_clang_the_error_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WASM_CC", "no-such-clang")
     line = one_line(command("export", run, "net.wasm", expect=2))

@@ -20,9 +20,8 @@ from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.export.c.layers import conv_sizes, factor_and_summand, padded, pool_sizes
-from adtrain.export.c.network import IMAGE, PROBABILITIES, Translated
+from adtrain.export.c.network import IMAGE, PROBABILITIES, Translated, finite_arrays
 from adtrain.export.c.writer import Buffer, Name, Part, Program, Writer, describe, refuse, size_text
-from adtrain.export.torch_weights import named_arrays
 from adtrain.nn.fields import pair
 from adtrain.training import TrainedModel
 
@@ -71,7 +70,7 @@ def translated(trained: TrainedModel, images: np.ndarray) -> Translated:
         raise AdtrainError("int8 takes images of bytes, and this run was trained on float32 data; leave out --int8")
     if trained.targets or network.task.predictions is not ops.softmax or trained.config.data.is_text:
         raise AdtrainError("int8 gives classes with the probabilities of a softmax, this run other numbers")
-    program = Program(named_arrays(trained), int8=True)
+    program = Program(finite_arrays(trained), int8=True)
     quantizer = _Quantizer(trained, Writer(program))
     outputs = quantizer.logits(images)
     return Translated(program, outputs, outputs)

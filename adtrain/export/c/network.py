@@ -61,10 +61,7 @@ class Translated(NamedTuple):
 
 def translated(trained: TrainedModel, simd: bool = False, training: bool = False) -> Translated:
     """The program of a network, in float32. Raises AdtrainError for a layer of a plug-in, and for weights with NaN."""
-    weights = named_arrays(trained)
-    if not all(np.isfinite(x).all() for x in weights.values()):
-        raise AdtrainError("the model's weights are NaN or infinite: they overflowed in training")
-    program = Program(weights, simd, training=training)
+    program = Program(finite_arrays(trained), simd, training=training)
     writer, network = Writer(program), trained.network
     inputs = Writer(program, ("input",))
     writer.comment(f"input: {size_text(trained.image_shape)}, normalised")
@@ -77,6 +74,14 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
     first = _first_layer(program, outputs)
     _predictions(writer, trained, outputs)
     return Translated(program, outputs, first)
+
+
+def finite_arrays(trained: TrainedModel) -> dict[str, np.ndarray]:
+    """Parameters and running statistics by name. Raises AdtrainError where a number is NaN or infinite."""
+    weights = named_arrays(trained)
+    if not all(np.isfinite(x).all() for x in weights.values()):
+        raise AdtrainError("the model's weights are NaN or infinite: they overflowed in training")
+    return weights
 
 
 def _first_layer(program: Program, outputs: Buffer) -> Buffer:

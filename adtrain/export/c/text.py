@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from textwrap import fill
+from textwrap import TextWrapper
 
 import numpy as np
 
 WIDTH = 110
-"""Columns of a line of numbers."""
+"""Columns of a line of numbers, or of a statement."""
+
+_WRAPPER = TextWrapper(
+    WIDTH, initial_indent="    ", subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+)
 
 
 def numbers(x: np.ndarray) -> Iterator[str]:
@@ -27,8 +31,7 @@ def numbers(x: np.ndarray) -> Iterator[str]:
 def statement(text: str) -> str:
     """A statement in the body of a function, in lines of at most WIDTH columns."""
     joined = text.replace(" = ", "\0=\0")  # no line ends within an initialiser
-    options = {"break_long_words": False, "break_on_hyphens": False}
-    return fill(joined, WIDTH, initial_indent="    ", subsequent_indent="        ", **options).replace("\0", " ")
+    return _WRAPPER.fill(joined).replace("\0", " ")
 
 
 def comment(lines: Sequence[str]) -> list[str]:
