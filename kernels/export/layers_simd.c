@@ -53,21 +53,33 @@ static void linear(const float *x, int rows, int inputs, int outputs, const floa
     }
 }
 
-/* A vector of filters at `positions` columns of a row, a constant where this is inlined. */
-INLINE void conv2d_block(const int positions, const struct conv *s, const float *x, const float *weight,
-                         const float *bias, int filters, float *y) {
+/* A vector of filters at `positions` columns of a row; positions and stride are constants where this is inlined. */
+INLINE void conv2d_block(const int positions, const int stride, const struct conv *s, const float *x,
+                         const float *weight, const float *bias, int filters, float *y) {
     vector sum[8];
     UNROLL for (int p = 0; p < positions; p++) sum[p] = (vector){0};
     for (int c = 0; c < s->channels; c++)
         for (int i = 0; i < s->kernel_height; i++) {
             const float *row = x + (c * s->height + i * s->dilation_y) * s->width;
-            for (int j = 0; j < s->kernel_width; j++, weight += 8)
-                UNROLL for (int p = 0; p < positions; p++)
-                    sum[p] += *(const vector *)weight * row[j * s->dilation_x + p * s->stride_x];
+            for (int j = 0; j < s->kernel_width; j++, row += s->dilation_x, weight += 8)
+                UNROLL for (int p = 0; p < positions; p++) sum[p] += *(const vector *)weight * row[p * stride];
         }
     for (int f = 0; f < filters; f++)
         UNROLL for (int p = 0; p < positions; p++)
             y[f * s->out_height * s->out_width + p] = sum[p][f] + (bias ? bias[f] : 0);
+}
+
+/* conv2d_block for 1 to 8 positions. */
+INLINE void conv2d_columns(int positions, const int stride, const struct conv *s, const float *x, const float *weight,
+                           const float *bias, int filters, float *y) {
+    if (positions == 8) conv2d_block(8, stride, s, x, weight, bias, filters, y);
+    if (positions == 7) conv2d_block(7, stride, s, x, weight, bias, filters, y);
+    if (positions == 6) conv2d_block(6, stride, s, x, weight, bias, filters, y);
+    if (positions == 5) conv2d_block(5, stride, s, x, weight, bias, filters, y);
+    if (positions == 4) conv2d_block(4, stride, s, x, weight, bias, filters, y);
+    if (positions == 3) conv2d_block(3, stride, s, x, weight, bias, filters, y);
+    if (positions == 2) conv2d_block(2, stride, s, x, weight, bias, filters, y);
+    if (positions == 1) conv2d_block(1, stride, s, x, weight, bias, filters, y);
 }
 
 /* A convolution without groups. The weight is in vectors of filters, each (channels, kernel_height, kernel_width, 8).
@@ -84,14 +96,8 @@ static void conv2d_vectors(const struct conv *s, const float *x, const float *we
                 const int col = block * positions < last ? block * positions : last;
                 const float *from = x + row * s->stride_y * s->width + col * s->stride_x;
                 float *to = y + (filter * s->out_height + row) * s->out_width + col;
-                if (positions == 8) conv2d_block(8, s, from, weight, b, filters, to);
-                if (positions == 7) conv2d_block(7, s, from, weight, b, filters, to);
-                if (positions == 6) conv2d_block(6, s, from, weight, b, filters, to);
-                if (positions == 5) conv2d_block(5, s, from, weight, b, filters, to);
-                if (positions == 4) conv2d_block(4, s, from, weight, b, filters, to);
-                if (positions == 3) conv2d_block(3, s, from, weight, b, filters, to);
-                if (positions == 2) conv2d_block(2, s, from, weight, b, filters, to);
-                if (positions == 1) conv2d_block(1, s, from, weight, b, filters, to);
+                if (s->stride_x == 1) conv2d_columns(positions, 1, s, from, weight, b, filters, to);
+                else conv2d_columns(positions, s->stride_x, s, from, weight, b, filters, to);
             }
         weight += 8 * s->channels * s->kernel_height * s->kernel_width;
     }

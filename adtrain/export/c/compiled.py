@@ -56,7 +56,7 @@ def compiled(files: Files, path: Path, interface: Interface) -> Iterator[Compile
         source.write_text(files.source, encoding="utf-8")
         source.with_suffix(".h").write_text(files.header, encoding="utf-8")
         given = f"./{path.name}"
-        compiler.run([*WARNINGS, "-fno-openmp", "-c", given, "-o", "net.o"], folder)
+        compiler.run([*WARNINGS, "-fno-openmp", "-ffp-contract=fast", "-c", given, "-o", "net.o"], folder)
         compiler.run(["-shared", "net.o", "-o", "net.so", "-lm"], folder)
         library = ctypes.CDLL(str(Path(folder, "net.so")))
         name = c_name(path)

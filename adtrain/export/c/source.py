@@ -101,7 +101,7 @@ def _notes(
     """What a reader of the file needs to know, as lines of a comment."""
     unit = "" if about.output_type == "float" else " in units of 1 / 65536; the arithmetic is that of integers"
     kind = "bytes from 0 to 255" if about.c_type == "uint8_t" else "numbers"
-    options = "-O3 -march=native" if simd else "-O2"
+    options = "-O3 -march=native -ffp-contract=fast" if simd else "-O2"
     return [
         f"A network trained by adtrain {__version__}. The file needs no other, allocates nothing and has no threads.",
         "",
