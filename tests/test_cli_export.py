@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from training_runs import write_config
 
 from adtrain.export import onnx_check
+from adtrain.export.comparison import Comparison
 
 
 def run(*arguments: str, expect: int = 0) -> Result:
@@ -67,7 +68,7 @@ def test_the_report_fits_60_columns(here: Path) -> None:
 
 @pytest.mark.needs_onnx
 def test_a_different_prediction_is_exit_code_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = onnx_check.Comparison(30, 2, {"logits": 0.5, "probabilities": 0.25})
+    found = Comparison(30, 2, {"logits": 0.5, "probabilities": 0.25})
     monkeypatch.setattr(onnx_check, "compare", lambda *_: found)
     result = run("run", "model.onnx", expect=1)
     assert "30 test images: 2 predicted otherwise" in result.stdout
@@ -137,7 +138,7 @@ def test_safetensors_contains_the_runs_arrays(here: Path) -> None:
 @pytest.mark.parametrize("name", ["model", "model.pt", "model.ONNX"])
 def test_an_unknown_extension_is_a_one_line_error(here: Path, name: str) -> None:
     line = one_line(run("run", name, expect=2))
-    assert line == f"{name}: unknown extension {Path(name).suffix!r}, expected .onnx or .safetensors"
+    assert line == f"{name}: unknown extension {Path(name).suffix!r}, expected .c, .wasm, .html, .onnx, .safetensors"
 
 
 def test_writing_into_the_runs_folder_is_refused(here: Path) -> None:

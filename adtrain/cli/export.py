@@ -1,18 +1,21 @@
-"""`adtrain export`: a trained run as an ONNX file, or as weights for PyTorch."""
+"""`adtrain export`: a trained run as C, as a page, as an ONNX file, or as weights for PyTorch."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from adtrain import nn
+from adtrain.cli import export_c
+from adtrain.cli.export_check import comparison_lines, note_float32, test_images
 from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, json_option, trust_options
-from adtrain.cli.output import print_json, progress, show
+from adtrain.cli.output import print_json, show
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
@@ -25,15 +28,52 @@ from adtrain.text import short
 from adtrain.training import TrainedModel, Trust, model_file
 from adtrain.training.tasks import Regression
 
+Format = Callable[[TrainedModel, Path], tuple[dict[Path, bytes], dict[str, Any]]]
+"""(run, path of the file) to the contents of files by path, and their description for the report."""
 
-@click.command(short_help="Write a trained run as ONNX, or as weights for PyTorch.")
+
+@click.command(short_help="Write a trained run as C, a page, ONNX, or weights for PyTorch.")
 @click.argument("run", type=RunPath())
 @click.argument("output", metavar="FILE", type=FilePath())
 @click.option("--member", type=click.IntRange(min=0), metavar="N", help="Of a sweep: this member, by default the best.")
+@click.option("--weights", metavar="FILE", type=FilePath(), help="C: write the weights to this file.")
+@click.option("--simd", is_flag=True, help="C: use the vector extensions of gcc and clang, for speed.")
+@click.option("--int8", is_flag=True, help="C: weights and activations of 8 bits, by integer arithmetic alone.")
+@click.option(
+    "--max-loss",
+    type=click.FloatRange(min=0),
+    metavar="POINTS",
+    help="With --int8: percentage points of accuracy that it may lose before the exit code is 1. [default: 0.2]",
+)
+@click.option("--training", is_flag=True, help="C: also a function that makes one training step.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --training: images of a step. [default: as many as in the run]",
+)
 @trust_options
 @json_option
-def command(run: Path, output: Path, member: int | None, trust: Trust, as_json: bool) -> None:
-    """Write the run in the folder RUN to FILE.onnx or FILE.safetensors. An existing file is replaced.
+def command(
+    run: Path,
+    output: Path,
+    member: int | None,
+    weights: Path | None,
+    simd: bool,
+    int8: bool,
+    max_loss: float | None,
+    training: bool,
+    batch_size: int | None,
+    trust: Trust,
+    as_json: bool,
+) -> None:
+    """Write the run in the folder RUN to a file, in the format of its extension. An existing file is replaced.
+
+    FILE.c, with FILE.h beside it, is the whole network as C99 that needs nothing else. It is compiled, and its
+    predictions for the test images are compared with the run's; exit code 1 if one differs.
+
+    FILE.wasm is the network as WebAssembly, and FILE.html a page that runs it on what is drawn or dropped. Both need
+    clang.
 
     RUN can be the folder of a sweep: then its best member, or --member N, is written, also as a run into the sweep's
     folder.
@@ -44,9 +84,17 @@ def command(run: Path, output: Path, member: int | None, trust: Trust, as_json: 
 
     FILE.safetensors contains the weights with PyTorch's names, for load_state_dict of the same network.
     """
-    formats = {".onnx": _onnx, ".safetensors": _safetensors}
+    options = export_c.Options(weights, simd, int8, max_loss, training, batch_size)
+    formats: dict[str, Format] = {
+        ".c": partial(export_c.write, options=options),
+        ".wasm": export_c.write_wasm,
+        ".html": export_c.write_page,
+        ".onnx": _onnx,
+        ".safetensors": _safetensors,
+    }
     if output.suffix not in formats:
-        raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected .onnx or .safetensors")
+        raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected {', '.join(formats)}")
+    options.check(output)
     if output.suffix == ".safetensors" and os.path.realpath(output.parent) == os.path.realpath(run):
         raise AdtrainError(
             f"{output}: the run's folder holds its own .safetensors files, expected a file in another folder"
@@ -56,22 +104,23 @@ def command(run: Path, output: Path, member: int | None, trust: Trust, as_json: 
     elif member is not None:
         raise click.UsageError(f"--member is for a sweep, and {run} is none")
     trained = model_file.load(run, trust=trust)
-    content, about = formats[output.suffix](trained)
-    write_atomic(output, content)
+    files, about = formats[output.suffix](trained, output)
+    for path, content in files.items():
+        write_atomic(path, content)
     parameters = nn.count_parameters(trained.params)
-    result = {"run": str(run), "file": str(output), "bytes": len(content), "parameters": parameters, **about}
+    result = {"run": str(run), "file": str(output), "bytes": len(files[output]), "parameters": parameters, **about}
     if as_json:
         print_json(result)
     else:
         show(*report(result))
-    if result.get("check", {}).get("different"):
+    check = result.get("check", {})
+    if not check.get("passed", not check.get("different")):
         raise SystemExit(1)
 
 
-def _onnx(trained: TrainedModel) -> tuple[bytes, dict[str, Any]]:
+def _onnx(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
     """The file's content, and its description for the report."""
-    if (precision := trained.config.training.precision) != "float32":
-        progress(f"trained in {precision}, written in float32")
+    note_float32(trained)
     content, signature = onnx_model.encode(trained), onnx_model.signature(trained)
     about = {
         "format": f"ONNX opset {onnx_graph.OPSET}",
@@ -79,7 +128,7 @@ def _onnx(trained: TrainedModel) -> tuple[bytes, dict[str, Any]]:
         "outputs": {name: x._asdict() for name, x in signature.outputs.items()},
         "check": _check(content, trained),
     }
-    return content, about
+    return {path: content}, about
 
 
 def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
@@ -87,14 +136,13 @@ def _check(content: bytes, trained: TrainedModel) -> dict[str, Any]:
     if (version := onnx_check.runtime_version()) is None:
         return {"skipped": "onnxruntime is not installed"}
     try:
-        test = trained.test_split()
+        test = test_images(trained)
     except DataError as error:
         return {"skipped": str(error)}
-    progress(f"comparing on {len(test):,} test images")
-    return {"onnxruntime": version, **onnx_check.compare(content, trained, test)._asdict()}
+    return {"program": f"onnxruntime {version}", **onnx_check.compare(content, trained, test)._asdict()}
 
 
-def _safetensors(trained: TrainedModel) -> tuple[bytes, dict[str, Any]]:
+def _safetensors(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
     """The file's content, and its description for the report."""
     tensors, network = torch_weights.tensors(trained), trained.network
     about = {
@@ -106,7 +154,7 @@ def _safetensors(trained: TrainedModel) -> tuple[bytes, dict[str, Any]]:
         "targets": _targets(trained),
         "tensors": {name: {"dtype": str(x.dtype), "shape": x.shape} for name, x in tensors.items()},
     }
-    return torch_weights.encode(trained), about
+    return {path: torch_weights.encode(trained)}, about
 
 
 def _targets(trained: TrainedModel) -> list[dict[str, Any]]:
@@ -127,9 +175,11 @@ def report(result: Mapping[str, Any]) -> list[str]:
     ]
     if "tensors" in result:
         return [*lines, *_preparation(result)]
+    if "memory" in result:
+        return [*lines, *export_c.report(result), *comparison_lines(result["check"])]
     for title, values in (("input", result["inputs"]), ("output", result["outputs"])):
         lines += [f"{title:<7} {name} {ValueType(**x)}" for name, x in values.items()]
-    return [*lines, *_comparison(result["check"])]
+    return [*lines, *comparison_lines(result["check"])]
 
 
 def _preparation(result: Mapping[str, Any]) -> list[str]:
@@ -140,14 +190,4 @@ def _preparation(result: Mapping[str, Any]) -> list[str]:
         f"mean    {' '.join(map(str, result['mean']))}",
         f"std     {' '.join(map(str, result['std']))}",
         *(f"output  {x['name']} = output * {x['std']} + {x['mean']}" for x in result["targets"]),
-    ]
-
-
-def _comparison(check: Mapping[str, Any]) -> list[str]:
-    if "skipped" in check:
-        return [f"check   not checked: {check['skipped']}"]
-    verdict = f"{check['different']:,} predicted otherwise" if check["different"] else "same predictions"
-    return [
-        f"check   onnxruntime {check['onnxruntime']}, {check['images']:,} test images: {verdict}",
-        f"        {', '.join(f'{name} within {gap:.2g}' for name, gap in check['outputs'].items())}",
     ]

@@ -1,4 +1,4 @@
-"""Export of a trained run: an ONNX file, or weights for PyTorch.
+"""Export of a trained run: an ONNX file, weights for PyTorch, or C (`c`).
 
 trained = model_file.load(run)
 content = export.onnx_model.encode(trained)

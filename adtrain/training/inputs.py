@@ -144,7 +144,7 @@ def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: Ima
         reason = f", because its background is {background}, unlike in training (--invert no keeps it)"
         changes.append("inverted" + (reason if options.invert == "auto" else ""))
         image = PIXEL_MAX - image
-    if options.center == "yes" or (options.center == "auto" and differs and _is_of_mnist(trained)):
+    if options.center == "yes" or (options.center == "auto" and differs and is_of_mnist(trained)):
         if channels != 1:
             raise DataError(f"{path}: found {channels} channels, expected a network for grey images to center digits")
         changes.append("digit scaled and centred as in MNIST")
@@ -157,7 +157,7 @@ def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: Ima
     return image
 
 
-def _is_of_mnist(trained: TrainedModel) -> bool:
+def is_of_mnist(trained: TrainedModel) -> bool:
     dataset = trained.config.data.dataset
     return dataset is not None and dataset.kind == MNIST
 

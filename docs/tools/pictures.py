@@ -1,6 +1,7 @@
-"""Makes the picture of the README, light and dark: python docs/tools/pictures.py
+"""Makes the pictures of the documents, light and dark: python docs/tools/pictures.py
 
-Left is the training step of mlp as a graph, right the report page of a run. Needs Chromium and a minute.
+One has the training step of mlp as a graph, and the report page of a run; the other is the page of an exported network
+with a digit drawn on it. Needs Chromium, clang with lld, and some minutes.
 """
 
 from __future__ import annotations
@@ -31,13 +32,22 @@ PAGE = f"""\
 """
 SCHEMES = {"dark": 0, "light": 1}
 """Chromium's numbers of the preferred colour schemes."""
+DEMO_WIDTH, DEMO_HEIGHT = 1100, 800
+DRAWING = """
+<script>ready.then(() => {
+  const [first, ...others] = [[175, 60], [110, 80], [112, 130], [176, 122], [180, 64], [176, 215]];
+  last = first;
+  others.forEach(line);
+});</script>
+"""
+"""A nine."""
 
 
 def adtrain(folder: Path, *arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "adtrain", *arguments], cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 
-def screenshot(page: Path, target: Path, scheme: int) -> None:
+def screenshot(page: Path, target: Path, scheme: int, width: int = WIDTH, height: int = HEIGHT) -> None:
     with tempfile.TemporaryDirectory() as profile:
         options = [
             "--headless",
@@ -48,12 +58,22 @@ def screenshot(page: Path, target: Path, scheme: int) -> None:
         ]
         options += [f"--user-data-dir={profile}", f"--blink-settings=preferredColorScheme={scheme}"]
         options += [
-            f"--window-size={WIDTH},{HEIGHT}",
+            f"--window-size={width},{height}",
             "--force-device-scale-factor=1.5",
             "--allow-file-access-from-files",
             f"--screenshot={target}",
         ]
         subprocess.run([BROWSER, *options, page.as_uri()], check=True, timeout=120, stderr=subprocess.DEVNULL)
+
+
+def demo_pictures(run: Path) -> None:
+    """The page of the run of lenet5 in a folder."""
+    with tempfile.TemporaryDirectory() as name:
+        page = Path(name, "demo.html")
+        adtrain(Path(name), "export", str(run.absolute()), str(page))
+        page.write_text(page.read_text() + DRAWING)
+        for scheme, number in SCHEMES.items():
+            screenshot(page, PICTURES / f"demo-{scheme}.png", number, DEMO_WIDTH, DEMO_HEIGHT)
 
 
 def main() -> None:
@@ -66,6 +86,8 @@ def main() -> None:
         page.write_text(PAGE)
         for scheme, number in SCHEMES.items():
             screenshot(page, PICTURES / f"first-{scheme}.png", number)
+        adtrain(folder, "train", "lenet5", "--device", "cpu")
+        demo_pictures(folder / "runs" / "lenet5")
 
 
 if __name__ == "__main__":

@@ -124,10 +124,7 @@ class CudaProgram:
         self.flagged: dict[Equation, int] = {}
         for e in equations:
             work: Runnable | ExchangeWork
-            if e.has(Trait.COLLECTIVE):
-                work = ExchangeWork(backend.nccl, e)
-            else:
-                work = Runnable(self.device, lowering, e)
+            work = ExchangeWork(backend.nccl, e) if e.has(Trait.COLLECTIVE) else Runnable(self.device, lowering, e)
             self.works[e] = work
             self.flagged[e] = backend.flags.reserve(_label(e)) if work.checked else 0
         self.equations = program.equations

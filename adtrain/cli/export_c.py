@@ -1,0 +1,196 @@
+"""`adtrain export RUN FILE.c`, `FILE.wasm` and `FILE.html`: the network as code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain.backends.cpu.toolchain import CompilerError
+from adtrain.cli.export_check import note_float32, test_images
+from adtrain.core.errors import AdtrainError
+from adtrain.data import DataError, DataSet, Split
+from adtrain.export import comparison
+from adtrain.export.c import network, page, source, wasm
+from adtrain.export.c.compiled import Compiled, compiled
+from adtrain.export.c.network import Interface
+from adtrain.export.c.source import Files
+from adtrain.text import short
+from adtrain.training import Experiment, TrainedModel, prepare
+from adtrain.training.data_section import read_data
+from adtrain.training.evaluation import predictions
+from adtrain.training.preparation import with_absolute_paths
+
+CALIBRATION = 500
+"""Training images from which int8 takes the largest numbers of each layer."""
+MAX_LOSS = 0.2
+
+
+class Options(NamedTuple):
+    """What the user asked for.
+
+    Attributes:
+        weights: a file of weights of their own.
+        simd: vector extensions.
+        int8: integer arithmetic.
+        max_loss: percentage points of accuracy that int8 may lose; None for MAX_LOSS.
+        training: a training step too.
+        batch_size: images of that step; None for as many as in the run.
+    """
+
+    weights: Path | None = None
+    simd: bool = False
+    int8: bool = False
+    max_loss: float | None = None
+    training: bool = False
+    batch_size: int | None = None
+
+    @property
+    def _given(self) -> list[str]:
+        defaults = Options()
+        return [f"--{x.replace('_', '-')}" for x in self._fields if getattr(self, x) != getattr(defaults, x)]
+
+    def check(self, output: Path) -> None:
+        """Raises AdtrainError for options that exclude one another, or do not fit the file."""
+        if self == Options():
+            return
+        if output.suffix != ".c":
+            raise AdtrainError(f"{output}: found options for a .c file: leave out {', '.join(self._given)}")
+        if self.int8 and (self.simd or self.weights):
+            raise AdtrainError(
+                "--int8 needs no vector extensions and keeps its weights in the C file: leave out the others"
+            )
+        if self.training and (self.simd or self.int8 or self.weights):
+            raise AdtrainError("--training changes weights in float32, which are in the C file: leave out the others")
+        if self.max_loss is not None and not self.int8:
+            raise AdtrainError("--max-loss is for --int8")
+        if self.batch_size is not None and not self.training:
+            raise AdtrainError("--batch-size is for --training")
+        if self.weights in (output, output.with_suffix(".h")):
+            raise AdtrainError(f"{self.weights}: is the C file or its header, expected another file for the weights")
+
+
+def write(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Path, bytes], dict[str, Any]]:
+    """The contents of the C files by path, and their description for the report.
+
+    Raises AdtrainError where the network has no C, and where its compiled code refuses its own input.
+    """
+    note_float32(trained)
+    data = _data(trained) if options.int8 else None
+    images = None if data is None else np.ascontiguousarray(data.train.images[:CALIBRATION])
+    experiment = _experiment(trained, options.batch_size) if options.training else None
+    files = source.generate(trained, path, options.simd, options.weights, images, experiment=experiment)
+    about = network.interface(trained, options.int8)
+    contents = {path: files.source.encode(), path.with_suffix(".h"): files.header.encode()}
+    if options.weights is not None and files.weights is not None:
+        contents[options.weights] = files.weights
+    kinds = {"in int8": options.int8, "with vector extensions": options.simd, "with a training step": options.training}
+    kind = " ".join(["C99", *(text for text, chosen in kinds.items() if chosen)])
+    description = {"format": kind, **_signature(about), "memory": files.memory, "weights": files.constants}
+    try:
+        with compiled(files, path, about) as program:
+            description["object"] = program.object_bytes
+            if data is not None:
+                description["check"] = _accuracies(program, trained, data.test, options)
+            else:
+                description["check"] = _comparison(program, trained)
+    except (CompilerError, DataError) as error:
+        description["check"] = {"skipped": str(error)}
+    return contents, description
+
+
+def _data(trained: TrainedModel) -> DataSet:
+    """The run's data, whose training images calibrate int8. Raises DataError where they cannot be read."""
+    return read_data(with_absolute_paths(trained.config), encoder=trained.encoder, classes=trained.classes)
+
+
+def _experiment(trained: TrainedModel, batch_size: int | None) -> Experiment:
+    """The run's experiment, with another batch size if one is given. Raises DataError where its data cannot be read."""
+    cfg = with_absolute_paths(trained.config)
+    if batch_size is not None:
+        cfg = cfg.model_copy(update={"data": cfg.data.model_copy(update={"batch_size": batch_size})})
+    return prepare(cfg)
+
+
+def _signature(about: Interface) -> dict[str, Any]:
+    name = "probabilities" if about.chooses else "values"
+    return {
+        "inputs": {"image": {"type": about.c_type, "shape": about.image}},
+        "outputs": {name: {"type": about.output_type, "shape": about.outputs}},
+    }
+
+
+def _comparison(program: Compiled, trained: TrainedModel) -> dict[str, Any]:
+    """Predictions of the compiled network, compared with the run's."""
+    name = "probabilities" if program.interface.chooses else "values"
+    found = comparison.compare(lambda batch: [program.predict(batch)[0]], [name], trained, test_images(trained))
+    return {"program": "compiled", **found._asdict()}
+
+
+def _accuracies(program: Compiled, trained: TrainedModel, test: Split, options: Options) -> dict[str, Any]:
+    """The accuracy of int8 on the test images beside float32's; `passed`: it loses no more than allowed."""
+    expected = predictions(trained.network, trained.params, trained.statistics, test.images, "cpu")
+    found, classes = program.predict(np.ascontiguousarray(test.images[: len(test)]))
+    accuracy = {
+        "float32": float((expected.argmax(axis=1) == test.labels).mean()),
+        "int8": float((classes == test.labels).mean()),
+    }
+    limit = MAX_LOSS if options.max_loss is None else options.max_loss
+    return {
+        "program": "compiled",
+        "images": len(test),
+        "different": int((expected.argmax(axis=1) != classes).sum()),
+        "outputs": {"probabilities": float(np.abs(found - expected).max())},
+        "accuracy": accuracy,
+        "max_loss": limit,
+        "passed": 100 * (accuracy["float32"] - accuracy["int8"]) <= limit + 1e-9,
+    }
+
+
+def write_wasm(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
+    """The WebAssembly module, and its description for the report."""
+    module = wasm.encode(trained)
+    about = {"format": "WebAssembly", **_signature(module.interface), "memory": module.memory}
+    return {path: module.content}, {**about, "check": _check_of_c(trained, path)}
+
+
+def write_page(trained: TrainedModel, path: Path) -> tuple[dict[Path, bytes], dict[str, Any]]:
+    """The page, and its description for the report."""
+    module = wasm.encode(trained)
+    about = {"format": "page with WebAssembly", **_signature(module.interface), "memory": module.memory}
+    return {path: page.encode(trained, module)}, {**about, "check": _check_of_c(trained, path)}
+
+
+def _check_of_c(trained: TrainedModel, path: Path) -> dict[str, Any]:
+    """The comparison of the same C, compiled for this machine."""
+    name = Path("net.c")
+    files: Files = source.generate(trained, name, simd=True)
+    try:
+        with compiled(files, name, network.interface(trained)) as program:
+            return {**_comparison(program, trained), "program": "its C, compiled"}
+    except (CompilerError, DataError) as error:
+        return {"skipped": str(error)}
+
+
+def report(result: Mapping[str, Any]) -> list[str]:
+    """The sizes of the program as lines of text."""
+    lines = []
+    for title in ("input", "output"):
+        ((name, x),) = result[f"{title}s"].items()
+        lines.append(f"{title:<7} {name} {x['type']} {list(x['shape'])}")
+    weights = f", {short(result['weights'], 'B')} of weights" if "weights" in result else ""
+    lines.append(f"memory  {short(result['memory'], 'B')} of values{weights}")
+    if "object" in result:
+        lines.append(f"object  {short(result['object'], 'B')} of code and weights")
+    if "accuracy" in result["check"]:
+        lines.append(_loss_line(result["check"]))
+    return lines
+
+
+def _loss_line(check: Mapping[str, Any]) -> str:
+    accuracy = check["accuracy"]
+    lost = 100 * (accuracy["float32"] - accuracy["int8"])
+    verdict = "" if check["passed"] else f": more than {check['max_loss']:g} points lost"
+    return f"int8    accuracy {accuracy['int8']:.2%}, float32 {accuracy['float32']:.2%} ({-lost:+.2f} points){verdict}"

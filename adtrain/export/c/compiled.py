@@ -1,0 +1,68 @@
+"""An exported C file, compiled for this machine and loaded."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from adtrain.backends.cpu.toolchain import find_compiler
+from adtrain.cache import open_cache
+from adtrain.core.errors import AdtrainError
+from adtrain.export.c.network import Interface
+from adtrain.export.c.source import Files, c_name
+
+WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
+
+
+class Compiled(NamedTuple):
+    """A loaded library of an exported network, and the size of its object file in bytes, with its weights."""
+
+    library: ctypes.CDLL
+    name: str
+    interface: Interface
+    object_bytes: int
+
+    def predict(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The outputs (N, ...) in float32 and the classes (N,) of images (N, C, H, W).
+
+        Raises AdtrainError where the function refuses an image.
+        """
+        integers = self.interface.output_type == "uint16_t"
+        outputs = np.zeros((len(images), *self.interface.outputs), np.uint16 if integers else np.float32)
+        classes = np.zeros(len(images), np.int32)
+        pointers = [ctypes.c_void_p(x.ctypes.data) for x in (images, outputs, classes)]
+        predict = getattr(self.library, f"{self.name}_predict_batch")
+        if predict(pointers[0], ctypes.c_size_t(len(images)), *pointers[1:]):
+            raise AdtrainError("the exported function refuses an image of the test set")
+        return outputs / np.float32(65536) if integers else outputs, classes
+
+
+@contextmanager
+def compiled(files: Files, path: Path, interface: Interface) -> Iterator[Compiled]:
+    """The files, which are to be written to `path` and beside it, as a library.
+
+    It is compiled without a warning, for all instructions of this processor. Raises CompilerError where there is no
+    compiler or it fails.
+    """
+    cache = open_cache("cpu")
+    compiler = find_compiler(cache)
+    with cache.build_folder() as folder:
+        source = Path(folder, path.name)
+        source.write_text(files.source, encoding="utf-8")
+        source.with_suffix(".h").write_text(files.header, encoding="utf-8")
+        given = f"./{path.name}"
+        compiler.run([*WARNINGS, "-fno-openmp", "-ffp-contract=fast", "-c", given, "-o", "net.o"], folder)
+        compiler.run(["-shared", "net.o", "-o", "net.so", "-lm"], folder)
+        library = ctypes.CDLL(str(Path(folder, "net.so")))
+        name = c_name(path)
+        if files.weights is not None:
+            weights = Path(folder, "weights.bin")
+            weights.write_bytes(files.weights)
+            if getattr(library, f"{name}_load")(str(weights).encode()):
+                raise AdtrainError("the exported function refuses its file of weights")
+        yield Compiled(library, name, interface, Path(folder, "net.o").stat().st_size)

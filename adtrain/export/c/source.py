@@ -1,0 +1,118 @@
+"""The text of an exported C file, of its header, and the content of its file of weights."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from adtrain.core.errors import AdtrainError
+from adtrain.export.c import int8, network
+from adtrain.export.c.body import MARK, body
+from adtrain.export.c.header import header
+from adtrain.export.c.memory import Memory
+from adtrain.export.c.network import Interface
+from adtrain.export.c.training import TrainingStep, training_step
+from adtrain.export.c.writer import size_text
+from adtrain.training import Experiment, TrainedModel
+from adtrain.version import __version__
+
+MAX_BYTES = 2**31 - 1
+"""The largest array that the indices of the C functions, which are int, can reach."""
+
+
+class Files(NamedTuple):
+    """An exported network.
+
+    Attributes:
+        source, header: the texts of NAME.c and NAME.h.
+        weights: the content of the file of weights; None if the weights are in the source.
+        memory: bytes of the array that holds all values.
+        constants: bytes of the arrays of weights.
+    """
+
+    source: str
+    header: str
+    weights: bytes | None
+    memory: int
+    constants: int
+
+
+def c_name(path: Path) -> str:
+    """The prefix of the exported names: the file's name with characters that C allows."""
+    name = re.sub(r"[^A-Za-z0-9_]", "_", path.stem)
+    return name if re.match(r"[A-Za-z]", name) else f"net_{name}"
+
+
+def generate(
+    trained: TrainedModel,
+    path: Path,
+    simd: bool = False,
+    weights: Path | None = None,
+    calibration: np.ndarray | None = None,
+    keep_first: bool = False,
+    experiment: Experiment | None = None,
+) -> Files:
+    """The files for the C file at `path`.
+
+    Args:
+        simd: use the functions of `layers_simd.c`.
+        weights: the path of a file of weights of their own.
+        calibration: images (N, C, H, W) of the training set; with them the network is in int8.
+        keep_first: keep the first layer's result in memory until the end.
+        experiment: the run's, of which the file also has the training step.
+
+    Raises AdtrainError as `network.translated` and `int8.translated` do, for a name that C cannot include, and for
+    arrays of 2 GiB.
+    """
+    if re.search(r'["\\\n\r?*]', path.name):
+        raise AdtrainError(f"{path}: the name has characters that #include cannot hold, expected another name")
+    if calibration is None:
+        training = experiment is not None
+        found, about = network.translated(trained, simd, training), network.interface(trained)
+    else:
+        found, about = int8.translated(trained, calibration), network.interface(trained, int8=True)
+    memory = Memory(found.program, found.outputs, found.first if keep_first else None)
+    arrays = found.program.arrays
+    constants = sum(x.nbytes for x in arrays.values())
+    if max(constants, memory.size) > MAX_BYTES:
+        raise AdtrainError(f"the network needs arrays of {constants:,} bytes, C functions reach {MAX_BYTES:,}")
+    content = None if weights is None else weights_file(arrays)
+    name, header_name = c_name(path), path.with_suffix(".h").name
+    step = None if experiment is None else training_step(experiment, name, about.c_type)
+    notes = _notes(about, memory.size, constants, simd, name, step)
+    header_text = header(name, about, notes, memory.size, weights is not None, step)
+    source = "\n".join(body(name, header_name, found, about, memory, notes, simd, content, step))
+    return Files(source, header_text, content, memory.size, constants)
+
+
+def weights_file(arrays: dict[str, np.ndarray]) -> bytes:
+    """MARK bytes of their digest, then all float arrays as little-endian float32, one after the other."""
+    content = b"".join(x.astype("<f4").tobytes() for x in arrays.values() if x.dtype.kind == "f")
+    return hashlib.sha256(content).digest()[:MARK] + content
+
+
+def _notes(
+    about: Interface, memory: int, constants: int, simd: bool, name: str, step: TrainingStep | None
+) -> list[str]:
+    """What a reader of the file needs to know, as lines of a comment."""
+    unit = "" if about.output_type == "float" else " in units of 1 / 65536; the arithmetic is that of integers"
+    kind = "bytes from 0 to 255" if about.c_type == "uint8_t" else "numbers"
+    options = "-O3 -march=native -ffp-contract=fast" if simd else "-O2"
+    return [
+        f"A network trained by adtrain {__version__}. The file needs no other, allocates nothing and has no threads.",
+        "",
+        f"input    {size_text(about.image)} {kind}; they are normalised here",
+        f"output   {size_text(about.outputs)} {'probabilities' if about.chooses else 'numbers'}{unit}",
+        f"memory   {memory:,} bytes for all values, static; so calls from several threads must wait for each other",
+        f"weights  {constants:,} bytes",
+        *(_training_notes(step) if step else []),
+        f"compile  cc {options} -c {name}.c; with -D{name.upper()}_MAIN and -lm a program that reads images",
+    ]
+
+
+def _training_notes(step: TrainingStep) -> list[str]:
+    return [f"training one step on {step.batch} images: {step.memory:,} bytes more, {step.state:,} of the optimizer"]

@@ -1,0 +1,45 @@
+"""Comments, strings and numbers as C text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import TextWrapper
+
+import numpy as np
+
+WIDTH = 110
+"""Columns of a line of numbers, or of a statement."""
+
+_WRAPPER = TextWrapper(
+    WIDTH, initial_indent="    ", subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+)
+
+
+def numbers(x: np.ndarray) -> Iterator[str]:
+    """The elements of an array as lines; the shortest decimal numbers that are read as the same floats."""
+    suffix = "f" if x.dtype.kind == "f" else ""
+    line = "   "
+    for number in x.reshape(-1):
+        item = f" {number!s}{suffix},"
+        if len(line) + len(item) > WIDTH:
+            yield line
+            line = "   "
+        line += item
+    yield line
+
+
+def statement(text: str) -> str:
+    """A statement in the body of a function, in lines of at most WIDTH columns."""
+    joined = text.replace(" = ", "\0=\0")  # no line ends within an initialiser
+    return _WRAPPER.fill(joined).replace("\0", " ")
+
+
+def comment(lines: Sequence[str]) -> list[str]:
+    first, *others = lines
+    return [f"/* {first}", *(f"   {line}".rstrip() for line in others[:-1]), f"   {others[-1]} */"]
+
+
+def c_string(text: str) -> str:
+    """A C string with the UTF-8 bytes of a text; others than letters, digits and some signs are octal numbers."""
+    plain = (32, *range(44, 60), *range(64, 92), 95, *range(97, 123), 40, 41)
+    return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in text.encode()) + '"'

@@ -1,0 +1,392 @@
+/* The functions that exported C calls, one for each kind of layer. `adtrain export` copies those that a network needs.
+
+   All arrays are float and C-contiguous; a sample of an image is (channels, height, width). Weights of matrices are
+   stored transposed, (inputs, outputs). A pointer `bias` may be NULL. x and y are different arrays, except in functions
+   that say otherwise. */
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+struct conv {
+    int channels, height, width; /* of the padded input */
+    int filters, groups, out_height, out_width;
+    int kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x;
+    int padding_y, padding_x; /* of a transposed convolution */
+};
+
+struct pool {
+    int channels, height, width, out_height, out_width;
+    int kernel_height, kernel_width, stride_y, stride_x, padding_y, padding_x;
+};
+
+static int smaller(int a, int b) {
+    return a < b ? a : b;
+}
+
+static int larger(int a, int b) {
+    return a > b ? a : b;
+}
+
+/* y = x * factor + shift, both by channel; each channel has n numbers. */
+static void normalize_bytes(const uint8_t *x, int channels, int n, const float *factor, const float *shift, float *y) {
+    for (int c = 0; c < channels; c++)
+        for (int i = 0; i < n; i++) y[c * n + i] = (float)x[c * n + i] * factor[c] + shift[c];
+}
+
+/* y = x * factor + shift, both by channel; each channel has n numbers. y may be x. */
+static void scale_channels(const float *x, int channels, int n, const float *factor, const float *shift, float *y) {
+    for (int c = 0; c < channels; c++)
+        for (int i = 0; i < n; i++) y[c * n + i] = x[c * n + i] * factor[c] + shift[c];
+}
+
+/* y = x weight + bias for each row of x: (rows, inputs) to (rows, outputs). */
+static void linear(const float *x, int rows, int inputs, int outputs, const float *weight, const float *bias,
+                   float *restrict y) {
+    for (int row = 0; row < rows; row++, x += inputs, y += outputs) {
+        for (int o = 0; o < outputs; o++) y[o] = bias ? bias[o] : 0;
+        for (int i = 0; i < inputs; i++)
+            for (int o = 0; o < outputs; o++) y[o] += x[i] * weight[i * outputs + o];
+    }
+}
+
+/* Images with borders of zeros. */
+static void pad(const float *x, int channels, int height, int width, int top, int left, int bottom, int right,
+                float *y) {
+    const int wide = left + width + right;
+    for (int c = 0; c < channels; c++) {
+        for (int i = 0; i < top * wide; i++) *y++ = 0;
+        for (int row = 0; row < height; row++) {
+            for (int i = 0; i < left; i++) *y++ = 0;
+            for (int i = 0; i < width; i++) *y++ = *x++;
+            for (int i = 0; i < right; i++) *y++ = 0;
+        }
+        for (int i = 0; i < bottom * wide; i++) *y++ = 0;
+    }
+}
+
+/* Each weight is multiplied with the part of a channel that it meets, and the products are added to a filter's image.
+   The weight is (filters, channels / groups, kernel_height, kernel_width). */
+static void conv2d(const struct conv *s, const float *x, const float *weight, const float *bias, float *restrict y) {
+    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups;
+    for (int filter = 0; filter < s->filters; filter++, y += s->out_height * s->out_width) {
+        const float *image = x + filter / outputs * inputs * s->height * s->width;
+        for (int i = 0; i < s->out_height * s->out_width; i++) y[i] = bias ? bias[filter] : 0;
+        for (int c = 0; c < inputs; c++)
+            for (int i = 0; i < s->kernel_height; i++)
+                for (int j = 0; j < s->kernel_width; j++, weight++) {
+                    const float *part = image + (c * s->height + i * s->dilation_y) * s->width + j * s->dilation_x;
+                    for (int row = 0; row < s->out_height; row++)
+                        for (int col = 0; col < s->out_width; col++)
+                            y[row * s->out_width + col] +=
+                                *weight * part[row * s->stride_y * s->width + col * s->stride_x];
+                }
+    }
+}
+
+/* Each number of the input adds its multiple of a kernel to the output. The weight is (channels, filters / groups,
+   kernel_height, kernel_width). */
+static void conv_transpose2d(const struct conv *s, const float *x, const float *weight, const float *bias,
+                             float *restrict y) {
+    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups;
+    const int pixels = s->out_height * s->out_width;
+    for (int filter = 0; filter < s->filters; filter++)
+        for (int i = 0; i < pixels; i++) y[filter * pixels + i] = bias ? bias[filter] : 0;
+    for (int c = 0; c < s->channels; c++)
+        for (int o = 0; o < outputs; o++)
+            for (int i = 0; i < s->kernel_height; i++)
+                for (int j = 0; j < s->kernel_width; j++, weight++)
+                    for (int row = 0; row < s->height; row++)
+                        for (int col = 0; col < s->width; col++) {
+                            const int to_row = row * s->stride_y + i * s->dilation_y - s->padding_y;
+                            const int to_col = col * s->stride_x + j * s->dilation_x - s->padding_x;
+                            if (to_row >= 0 && to_row < s->out_height && to_col >= 0 && to_col < s->out_width)
+                                y[(c / inputs * outputs + o) * pixels + to_row * s->out_width + to_col] +=
+                                    *weight * x[(c * s->height + row) * s->width + col];
+                        }
+}
+
+/* The maximum of each window; what lies outside of the image does not count. */
+static void max_pool2d(const struct pool *s, const float *x, float *y) {
+    for (int c = 0; c < s->channels; c++, x += s->height * s->width)
+        for (int row = 0; row < s->out_height; row++)
+            for (int col = 0; col < s->out_width; col++) {
+                const int top = row * s->stride_y - s->padding_y, left = col * s->stride_x - s->padding_x;
+                const int bottom = smaller(top + s->kernel_height, s->height);
+                const int right = smaller(left + s->kernel_width, s->width);
+                float most = -INFINITY;
+                for (int i = larger(top, 0); i < bottom; i++)
+                    for (int j = larger(left, 0); j < right; j++)
+                        most = x[i * s->width + j] > most ? x[i * s->width + j] : most;
+                *y++ = most;
+            }
+}
+
+/* The mean of each window; what lies outside of the image counts as 0. */
+static void avg_pool2d(const struct pool *s, const float *x, float *y) {
+    for (int c = 0; c < s->channels; c++, x += s->height * s->width)
+        for (int row = 0; row < s->out_height; row++)
+            for (int col = 0; col < s->out_width; col++) {
+                const int top = row * s->stride_y - s->padding_y, left = col * s->stride_x - s->padding_x;
+                const int bottom = smaller(top + s->kernel_height, s->height);
+                const int right = smaller(left + s->kernel_width, s->width);
+                float sum = 0;
+                for (int i = larger(top, 0); i < bottom; i++)
+                    for (int j = larger(left, 0); j < right; j++) sum += x[i * s->width + j];
+                *y++ = sum / (float)(s->kernel_height * s->kernel_width);
+            }
+}
+
+/* Means of windows that cover the image: row r of the output is the mean of rows r height / rows to
+   (r + 1) height / rows, rounded outwards; the same for columns. */
+static void adaptive_avg_pool2d(const float *x, int channels, int height, int width, int rows, int columns, float *y) {
+    for (int c = 0; c < channels; c++, x += height * width)
+        for (int row = 0; row < rows; row++)
+            for (int col = 0; col < columns; col++) {
+                const int top = row * height / rows, bottom = ((row + 1) * height + rows - 1) / rows;
+                const int left = col * width / columns, right = ((col + 1) * width + columns - 1) / columns;
+                float sum = 0;
+                for (int i = top; i < bottom; i++)
+                    for (int j = left; j < right; j++) sum += x[i * width + j];
+                *y++ = sum / (float)((bottom - top) * (right - left));
+            }
+}
+
+/* (x - mean) / sqrt(variance + eps) of n numbers. y may be x. */
+static void standardize(const float *x, int n, float eps, float *y) {
+    float mean = 0, variance = 0;
+    for (int i = 0; i < n; i++) mean += x[i];
+    mean /= (float)n;
+    for (int i = 0; i < n; i++) variance += (x[i] - mean) * (x[i] - mean);
+    const float scale = 1 / sqrtf(variance / (float)n + eps);
+    for (int i = 0; i < n; i++) y[i] = (x[i] - mean) * scale;
+}
+
+/* Each row of n numbers is standardized, then multiplied by weight and added to bias, both (n) or NULL. y may be x. */
+static void layer_norm(const float *x, int rows, int n, float eps, const float *weight, const float *bias, float *y) {
+    for (int row = 0; row < rows; row++, x += n, y += n) {
+        standardize(x, n, eps, y);
+        for (int i = 0; i < n && weight; i++) y[i] = y[i] * weight[i] + bias[i];
+    }
+}
+
+/* Each group of channels is standardized; weight and bias are by channel, or NULL. y may be x. */
+static void group_norm(const float *x, int groups, int channels, int n, float eps, const float *weight,
+                       const float *bias, float *y) {
+    const int size = channels / groups * n;
+    for (int group = 0; group < groups; group++) standardize(x + group * size, size, eps, y + group * size);
+    for (int i = 0; i < channels * n && weight; i++) y[i] = y[i] * weight[i / n] + bias[i / n];
+}
+
+/* A row of weight (rows, width) for each of n numbers, rounded down. Returns 0 if one has no row. */
+static int embedding(const float *x, int n, int rows, int width, const float *weight, float *y) {
+    for (int i = 0; i < n; i++) {
+        if (!(x[i] > -1 && x[i] < (float)rows)) return 0;
+        memcpy(y + i * width, weight + (int)x[i] * width, sizeof(float) * (size_t)width);
+    }
+    return 1;
+}
+
+static float logistic(float x) {
+    return 1 / (1 + expf(-x));
+}
+
+/* A recurrent layer in one direction; `reverse`: from the last step to the first. x is (length, inputs). The hidden
+   state of step t is written to y + t * stride. gates: memory for `hidden` numbers. */
+static void rnn_tanh(const float *x, int length, int inputs, int hidden, const float *weight_ih, const float *weight_hh,
+                     const float *bias_ih, const float *bias_hh, int reverse, int stride, float *y, float *gates) {
+    const float *h = NULL; /* the hidden state; none before the first step */
+    for (int step = 0; step < length; step++) {
+        const int t = reverse ? length - 1 - step : step;
+        float *next = y + t * stride;
+        linear(x + t * inputs, 1, inputs, hidden, weight_ih, bias_ih, gates);
+        linear(h ? h : x, 1, h ? hidden : 0, hidden, weight_hh, bias_hh, next);
+        for (int i = 0; i < hidden; i++) next[i] = tanhf(gates[i] + next[i]);
+        h = next;
+    }
+}
+
+/* rnn_tanh with relu. */
+static void rnn_relu(const float *x, int length, int inputs, int hidden, const float *weight_ih, const float *weight_hh,
+                     const float *bias_ih, const float *bias_hh, int reverse, int stride, float *y, float *gates) {
+    const float *h = NULL; /* the hidden state; none before the first step */
+    for (int step = 0; step < length; step++) {
+        const int t = reverse ? length - 1 - step : step;
+        float *next = y + t * stride;
+        linear(x + t * inputs, 1, inputs, hidden, weight_ih, bias_ih, gates);
+        linear(h ? h : x, 1, h ? hidden : 0, hidden, weight_hh, bias_hh, next);
+        for (int i = 0; i < hidden; i++) next[i] = gates[i] + next[i] > 0 ? gates[i] + next[i] : 0;
+        h = next;
+    }
+}
+
+/* A long short-term memory in one direction, as rnn_tanh. gates: memory for 9 hidden numbers. */
+static void lstm(const float *x, int length, int inputs, int hidden, const float *weight_ih, const float *weight_hh,
+                 const float *bias_ih, const float *bias_hh, int reverse, int stride, float *y, float *gates) {
+    float *from_x = gates, *from_h = gates + 4 * hidden, *cell = gates + 8 * hidden;
+    const float *h = NULL; /* the hidden state; none before the first step */
+    for (int i = 0; i < hidden; i++) cell[i] = 0;
+    for (int step = 0; step < length; step++) {
+        const int t = reverse ? length - 1 - step : step;
+        linear(x + t * inputs, 1, inputs, 4 * hidden, weight_ih, bias_ih, from_x);
+        linear(h ? h : x, 1, h ? hidden : 0, 4 * hidden, weight_hh, bias_hh, from_h);
+        for (int i = 0; i < hidden; i++) {
+            const float input = logistic(from_x[i] + from_h[i]);
+            const float forget = logistic(from_x[hidden + i] + from_h[hidden + i]);
+            const float candidate = tanhf(from_x[2 * hidden + i] + from_h[2 * hidden + i]);
+            const float output = logistic(from_x[3 * hidden + i] + from_h[3 * hidden + i]);
+            cell[i] = forget * cell[i] + input * candidate;
+            y[t * stride + i] = output * tanhf(cell[i]);
+        }
+        h = y + t * stride;
+    }
+}
+
+/* A gated recurrent unit in one direction, as rnn_tanh. gates: memory for 6 hidden numbers. */
+static void gru(const float *x, int length, int inputs, int hidden, const float *weight_ih, const float *weight_hh,
+                const float *bias_ih, const float *bias_hh, int reverse, int stride, float *y, float *gates) {
+    float *from_x = gates, *from_h = gates + 3 * hidden;
+    const float *h = NULL; /* the hidden state; none before the first step */
+    for (int step = 0; step < length; step++) {
+        const int t = reverse ? length - 1 - step : step;
+        linear(x + t * inputs, 1, inputs, 3 * hidden, weight_ih, bias_ih, from_x);
+        linear(h ? h : x, 1, h ? hidden : 0, 3 * hidden, weight_hh, bias_hh, from_h);
+        for (int i = 0; i < hidden; i++) {
+            const float reset = logistic(from_x[i] + from_h[i]);
+            const float update = logistic(from_x[hidden + i] + from_h[hidden + i]);
+            const float candidate = tanhf(from_x[2 * hidden + i] + reset * from_h[2 * hidden + i]);
+            y[t * stride + i] = candidate + update * ((h ? h[i] : 0) - candidate);
+        }
+        h = y + t * stride;
+    }
+}
+
+/* Softmax of `rows` times `columns` lines of n numbers, which are `columns` apart. y may be x. */
+static void softmax(const float *x, int rows, int n, int columns, float *y) {
+    for (int line = 0; line < rows * columns; line++) {
+        const int at = line / columns * n * columns + line % columns;
+        float most = x[at], sum = 0;
+        for (int i = 1; i < n; i++) most = x[at + i * columns] > most ? x[at + i * columns] : most;
+        for (int i = 0; i < n; i++) sum += y[at + i * columns] = expf(x[at + i * columns] - most);
+        for (int i = 0; i < n; i++) y[at + i * columns] /= sum;
+    }
+}
+
+/* The logarithm of softmax. y may be x. */
+static void log_softmax(const float *x, int rows, int n, int columns, float *y) {
+    for (int line = 0; line < rows * columns; line++) {
+        const int at = line / columns * n * columns + line % columns;
+        float most = x[at], sum = 0;
+        for (int i = 1; i < n; i++) most = x[at + i * columns] > most ? x[at + i * columns] : most;
+        for (int i = 0; i < n; i++) sum += expf(x[at + i * columns] - most);
+        for (int i = 0; i < n; i++) y[at + i * columns] = x[at + i * columns] - most - logf(sum);
+    }
+}
+
+/* Attention of each token to all tokens, or with `causal` to those up to it. x is (tokens, 3 width): queries, keys and
+   values, each of `heads` heads. weights: memory for `tokens` numbers. */
+static void attention(const float *x, int tokens, int width, int heads, int causal, float *y, float *weights) {
+    const int size = width / heads;
+    const float scale = 1 / sqrtf((float)size);
+    for (int head = 0; head < heads; head++)
+        for (int token = 0; token < tokens; token++) {
+            const int seen = causal ? token + 1 : tokens;
+            const float *query = x + token * 3 * width + head * size;
+            float *out = y + token * width + head * size;
+            for (int other = 0; other < seen; other++) {
+                const float *key = x + other * 3 * width + width + head * size;
+                weights[other] = 0;
+                for (int i = 0; i < size; i++) weights[other] += query[i] * scale * key[i];
+            }
+            softmax(weights, 1, seen, 1, weights);
+            for (int i = 0; i < size; i++) out[i] = 0;
+            for (int other = 0; other < seen; other++) {
+                const float *value = x + other * 3 * width + 2 * width + head * size;
+                for (int i = 0; i < size; i++) out[i] += weights[other] * value[i];
+            }
+        }
+}
+
+/* An image as tokens, its patches row by row; a patch's numbers are in the order channel, row, column. */
+static void patches(const float *x, int channels, int height, int width, int patch_height, int patch_width, float *y) {
+    for (int top = 0; top < height; top += patch_height)
+        for (int left = 0; left < width; left += patch_width)
+            for (int c = 0; c < channels; c++)
+                for (int i = 0; i < patch_height; i++)
+                    for (int j = 0; j < patch_width; j++) *y++ = x[(c * height + top + i) * width + left + j];
+}
+
+/* Means of lines of n numbers, which are `columns` apart: (rows, n, columns) to (rows, columns). */
+static void mean(const float *x, int rows, int n, int columns, float *y) {
+    for (int line = 0; line < rows * columns; line++) {
+        float sum = 0;
+        for (int i = 0; i < n; i++) sum += x[(line / columns * n + i) * columns + line % columns];
+        y[line] = sum / (float)n;
+    }
+}
+
+/* The channels, of n numbers each, at `count` indices. */
+static void take_channels(const float *x, const int32_t *indices, int count, int n, float *y) {
+    for (int i = 0; i < count; i++) memcpy(y + i * n, x + indices[i] * n, sizeof(float) * (size_t)n);
+}
+
+static void copy(const float *x, int n, float *y) {
+    memcpy(y, x, sizeof(float) * (size_t)n);
+}
+
+/* y = a + b; y may be a or b. */
+static void add(const float *a, const float *b, int n, float *y) {
+    for (int i = 0; i < n; i++) y[i] = a[i] + b[i];
+}
+
+/* Activations: y may be x. */
+static void relu(const float *x, int n, float *y) {
+    for (int i = 0; i < n; i++) y[i] = x[i] > 0 ? x[i] : 0;
+}
+
+static void leaky_relu(const float *x, int n, float slope, float *y) {
+    for (int i = 0; i < n; i++) y[i] = x[i] > 0 ? x[i] : slope * x[i];
+}
+
+static void elu(const float *x, int n, float alpha, float *y) {
+    for (int i = 0; i < n; i++) y[i] = x[i] > 0 ? x[i] : alpha * expm1f(x[i]);
+}
+
+/* x times the normal distribution function of x. */
+static void gelu(const float *x, int n, float *y) {
+    for (int i = 0; i < n; i++) y[i] = x[i] * 0.5f * (1 + erff(x[i] * 0.70710678f));
+}
+
+/* gelu by its approximation with tanh. */
+static void gelu_tanh(const float *x, int n, float *y) {
+    for (int i = 0; i < n; i++)
+        y[i] = x[i] * 0.5f * (1 + tanhf(0.79788456f * (x[i] + 0.044715f * x[i] * x[i] * x[i])));
+}
+
+static void silu(const float *x, int n, float *y) {
+    for (int i = 0; i < n; i++) y[i] = x[i] * logistic(x[i]);
+}
+
+static void hyperbolic_tangent(const float *x, int n, float *y) {
+    for (int i = 0; i < n; i++) y[i] = tanhf(x[i]);
+}
+
+static void sigmoid(const float *x, int n, float *y) {
+    for (int i = 0; i < n; i++) y[i] = logistic(x[i]);
+}
+
+static void softplus(const float *x, int n, float *y) {
+    for (int i = 0; i < n; i++) y[i] = (x[i] > 0 ? x[i] : 0) + log1pf(expf(-fabsf(x[i])));
+}
+
+static void clip(const float *x, int n, float *y) {
+    for (int i = 0; i < n; i++) y[i] = x[i] < 0 ? 0 : x[i] > 1 ? 1 : x[i];
+}
+
+/* The index of the first of the largest numbers. */
+static int argmax(const float *x, int n) {
+    int best = 0;
+    for (int i = 1; i < n; i++) best = x[i] > x[best] ? i : best;
+    return best;
+}

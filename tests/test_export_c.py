@@ -1,0 +1,331 @@
+"""Exported C computes the same outputs as the network itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import c_programs
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from random_networks import LAYERS, fitting, images, matrices, networks, samples, with_arrays
+
+from adtrain import nn, ops
+from adtrain.core.array import array
+from adtrain.core.errors import AdtrainError
+from adtrain.export.c import source
+from adtrain.export.c.layers import TRANSLATIONS
+from adtrain.training import TrainedModel
+from adtrain.training.tasks import Multilabel, NextClass, Regression
+
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(not c_programs.has("gcc"), reason="gcc is not installed"),
+]
+
+SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+IMAGES_ONLY = (
+    nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.BatchNorm2d, nn.Patches,
+)  # fmt: skip
+MATRICES_ONLY = (
+    nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.PositionalEmbedding, nn.RNN, nn.LSTM, nn.GRU,
+)  # fmt: skip
+SHAPES: dict[type[nn.Module], st.SearchStrategy[nn.Shape]] = {
+    **dict.fromkeys(IMAGES_ONLY, images),
+    **dict.fromkeys(MATRICES_ONLY, matrices),
+    nn.BatchNorm1d: st.one_of(st.tuples(st.integers(1, 6)), matrices),
+}
+CONVOLUTIONS = nn.Sequential(
+    nn.Conv2d(9, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3)
+)
+SMALL = nn.Sequential(nn.Linear(4), nn.BatchNorm1d(), nn.ReLU(), nn.Linear(3))
+TOLERANCE = 2e-5
+
+
+def some_images(trained: TrainedModel, count: int, seed: int = 0) -> np.ndarray:
+    rng, shape = np.random.default_rng(seed), (count, *trained.image_shape)
+    if trained.network.scale == 1:
+        return rng.normal(size=shape).astype(np.float32)
+    return rng.integers(0, 256, shape, dtype=np.uint8)
+
+
+def check(
+    trained: TrainedModel,
+    path: Path | None = None,
+    options: tuple[str, ...] = ("-O1",),
+    compiler: tuple[str, ...] = ("gcc",),
+    simd: bool = False,
+    tolerance: float = TOLERANCE,
+    runner: tuple[str, ...] = (),
+    extra: tuple[str, ...] = (),
+    batch: np.ndarray | None = None,
+) -> None:
+    batch, network = some_images(trained, 3) if batch is None else batch, trained.network
+    outputs, _ = network.outputs(trained.params, trained.statistics, array(batch), nn.Mode(training=False))
+    expected = network.task.predictions(outputs).numpy()
+    with TemporaryDirectory() as folder:
+        given = path or Path(folder, "net.c")
+        found, classes = c_programs.outputs(trained, given, batch, compiler, options, simd, runner, extra)
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+    if not trained.targets:
+        rows = found.reshape(3, -1, found.shape[-1])[:, -1]
+        np.testing.assert_allclose(rows[np.arange(3), classes], rows.max(axis=-1))
+
+
+def test_every_module_class_has_a_translation() -> None:
+    assert set(TRANSLATIONS) == {*nn.LAYERS.values(), nn.Sequential, nn.Residual, nn.Concat, nn.Add}
+
+
+def a_layer(kind: type[nn.Module], data: st.DataObject, seed: int) -> TrainedModel:
+    shape = data.draw(SHAPES.get(kind, samples))
+    layer = data.draw(fitting(kind, shape))
+    assume(layer is not None and layer.output_shape(shape))
+    return with_arrays(nn.Sequential(layer), shape, seed, loss="mse")
+
+
+@pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.kind())
+@settings(max_examples=1)
+@given(data=st.data(), seed=st.integers(0, 99), simd=st.booleans())
+def test_a_layer_is_exported(kind: type[nn.Module], data: st.DataObject, seed: int, simd: bool) -> None:
+    check(a_layer(kind, data, seed), simd=simd, options=("-O0",))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.kind())
+@settings(max_examples=15)
+@given(data=st.data(), seed=st.integers(0, 99), simd=st.booleans())
+def test_a_layer_of_any_options_is_exported(kind: type[nn.Module], data: st.DataObject, seed: int, simd: bool) -> None:
+    check(a_layer(kind, data, seed), simd=simd, options=SANITIZE)
+
+
+@settings(max_examples=5)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_a_network_of_any_layers_is_exported_and_touches_its_own_memory_only(data: st.DataObject, seed: int) -> None:
+    shape = data.draw(samples)
+    # Normalising nearly equal numbers amplifies rounding errors.
+    check(with_arrays(data.draw(networks(shape)), shape, seed), options=SANITIZE, tolerance=1e-4)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=150)
+@given(data=st.data(), seed=st.integers(0, 99), simd=st.booleans())
+def test_a_network_of_any_layers_is_exported(data: st.DataObject, seed: int, simd: bool) -> None:
+    shape = data.draw(samples)
+    trained = with_arrays(data.draw(networks(shape)), shape, seed)
+    check(trained, options=SANITIZE, tolerance=1e-4, simd=simd)
+
+
+def test_an_embedding_is_exported_and_refuses_numbers_without_a_row(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(7, embedding_dim=4), nn.Flatten(), nn.Linear(2))
+    trained = with_arrays(model, (3,), scale=1)
+    trained = replace(trained, network=replace(trained.network, mean=(0.0,), std=(1.0,)))
+    batch = np.array([[1, 0, 6], [6.5, 6, 2], [0, 7, 0], [0, -1, 0]], np.float32).reshape(-1, 1, 1, 3)
+    outputs, _ = trained.network.outputs(trained.params, trained.statistics, array(batch[:2]), nn.Mode(training=False))
+    found, returned = c_programs.outputs(trained, tmp_path / "net.c", batch, options=SANITIZE)
+    np.testing.assert_allclose(found[:2], trained.network.task.predictions(outputs).numpy(), rtol=1e-5)
+    assert returned.tolist() == [*found[:2].argmax(axis=1).tolist(), -1, -1]
+
+
+@pytest.mark.parametrize("loss", sorted(nn.LOSSES))
+def test_probabilities_match_the_loss(loss: str) -> None:
+    check(with_arrays(SMALL, (5,), loss=loss), options=("-O0",))
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_numbers_are_written_in_original_units(normalized: bool) -> None:
+    trained = with_arrays(SMALL, (5,), loss="mse")
+    task = Regression((1.0, -2.0, 300.0), (0.5, 2.0, 40.0), normalized)
+    check(replace(trained, network=replace(trained.network, task=task), targets=("x", "y", "z"), classes=()))
+
+
+def test_labels_that_are_each_0_or_1_have_probabilities() -> None:
+    trained = with_arrays(SMALL, (5,), loss="binary_cross_entropy_with_logits")
+    check(replace(trained, network=replace(trained.network, task=Multilabel(3)), targets=("x", "y", "z"), classes=()))
+
+
+def test_a_text_has_probabilities_at_each_position() -> None:
+    model = nn.Sequential(nn.Embedding(7, embedding_dim=4), nn.TransformerEncoderLayer(2, causal=True), nn.Linear(7))
+    trained = with_arrays(model, (5,), scale=1)
+    task = NextClass(one_hot=False, predictions=ops.softmax, length=5)
+    network = replace(trained.network, task=task, mean=(0.0,), std=(1.0,))
+    batch = np.random.default_rng(0).integers(0, 7, (3, 1, 1, 5)).astype(np.float32)
+    check(replace(trained, network=network, classes=tuple("abcdefg")), batch=batch)
+
+
+def test_float32_data_are_not_rescaled() -> None:
+    check(with_arrays(SMALL, (5,), scale=1))
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(1)), nn.Sequential(nn.Conv2d(1, kernel_size=1))])
+def test_one_pixel_and_one_class_are_exported(model: nn.Sequential) -> None:
+    check(with_arrays(model, (1, 1, 1)), options=SANITIZE)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("simd", [False, True])
+def test_a_network_of_300_layers_is_exported(simd: bool) -> None:
+    layers = [nn.Linear(20), nn.LayerNorm(), nn.Residual(nn.Tanh())] * 100
+    check(with_arrays(nn.Sequential(*layers, nn.Linear(3)), (7,)), options=SANITIZE, tolerance=1e-3, simd=simd)
+
+
+@pytest.mark.parametrize("name", ["my net-2.c", "3.c", "ñandú.c", "_x.c", "int.c", "'$(x)`;.c"])
+def test_a_file_of_any_name_compiles(name: str, tmp_path: Path) -> None:
+    check(with_arrays(SMALL, (5,)), tmp_path / name, options=("-O0",))
+
+
+@pytest.mark.parametrize("name", ['a"b.c', "a\\b.c", "a\nb.c"])
+def test_a_name_that_c_cannot_include_is_refused(name: str) -> None:
+    with pytest.raises(AdtrainError, match="characters that #include cannot hold"):
+        source.generate(with_arrays(SMALL, (5,)), Path(name))
+
+
+def test_labels_of_any_characters_are_the_same_in_c(tmp_path: Path) -> None:
+    labels = ('"; exit(1); /* ??/', "ünï\ncode\\")
+    trained = replace(with_arrays(nn.Sequential(nn.Linear(2)), (2,)), classes=labels)
+    c_programs.write(trained, tmp_path / "net.c")
+    (tmp_path / "main.c").write_text(
+        '#include <stdio.h>\n#include "net.h"\n'
+        'int main(void) { printf("%s|%s|", net_labels[0], net_labels[1]); return 0; }\n'
+    )
+    c_programs.compile_c(["gcc"], tmp_path, "net.c", "main.c", "-o", "program", "-lm")
+    done = subprocess.run([tmp_path / "program"], capture_output=True, check=True)
+    assert tuple(done.stdout.decode().split("|")[:2]) == labels
+
+
+def test_its_main_reads_pgm_files(tmp_path: Path) -> None:
+    trained = with_arrays(CONVOLUTIONS, (1, 6, 5))
+    c_programs.write(trained, tmp_path / "net.c")
+    c_programs.compile_c(["gcc"], tmp_path, "-DNET_MAIN", "net.c", "-o", "program", "-lm")
+    batch = some_images(trained, 2)
+    for i, image in enumerate(batch):
+        (tmp_path / f"{i}.pgm").write_bytes(b"P5\n# by hand\n5 6\n255\n" + image.tobytes())
+    (tmp_path / "wrong.pgm").write_bytes(b"P5 6 5 255\n" + image.tobytes())
+    done = subprocess.run(
+        ["./program", "0.pgm", "1.pgm", "wrong.pgm", "none.pgm"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    outputs, _ = trained.network.outputs(trained.params, trained.statistics, array(batch), nn.Mode(training=False))
+    rows = trained.network.task.predictions(outputs).numpy()
+    names = ("one", "two", "2")
+    assert done.stdout.splitlines() == [f"{i}.pgm: {names[row.argmax()]} {row.max():.4f}" for i, row in enumerate(rows)]
+    assert done.stderr.splitlines() == [
+        f"{name}.pgm: not a binary PGM file of 5 x 6 pixels" for name in ("wrong", "none")
+    ]
+    assert done.returncode == 2
+
+
+@pytest.mark.skipif(not c_programs.has("clang"), reason="clang is not installed")
+@pytest.mark.parametrize("simd", [False, True])
+def test_clang_compiles_it_without_a_warning(simd: bool) -> None:
+    check(with_arrays(CONVOLUTIONS, (2, 6, 7)), compiler=("clang",), simd=simd)
+
+
+@pytest.mark.parametrize("simd", [False, True])
+def test_a_32_bit_program_computes_the_same(simd: bool, tmp_path: Path) -> None:
+    (tmp_path / "empty.c").write_text("int main(void) { return 0; }\n")
+    if subprocess.run(["gcc", "-m32", "empty.c"], cwd=tmp_path, capture_output=True, check=False).returncode:
+        pytest.skip("gcc makes no 32-bit programs (gcc-multilib)")
+    options = ("-O2", "-m32", *(["-msse2", "-mfpmath=sse", "-Wno-psabi"] if simd else []))
+    check(with_arrays(CONVOLUTIONS, (2, 6, 7)), options=options, simd=simd)
+
+
+CORTEX_M = ("arm-none-eabi-gcc", "-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")
+QEMU = ("qemu-system-arm", "-M", "mps2-an386", "-nographic", "-semihosting", "-kernel")
+STARTUP = """\
+#include <stdint.h>
+extern void _start(void);
+static void reset(void) {
+    *(volatile uint32_t *)0xE000ED88 |= 0xF << 20; /* enable the FPU */
+    _start();
+}
+extern const void *const vectors[2];
+__attribute__((section(".vectors"))) const void *const vectors[2] = {(void *)0x20400000, (void *)reset};
+"""
+
+
+@pytest.mark.skipif(not c_programs.has(CORTEX_M[0], QEMU[0]), reason=f"{CORTEX_M[0]} and {QEMU[0]} are not installed")
+def test_a_cortex_m4_computes_the_same(tmp_path: Path) -> None:
+    (tmp_path / "startup.c").write_text(STARTUP)
+    extra = ("startup.c", "--specs=rdimon.specs", "-Wl,--section-start=.vectors=0")
+    options = ("-O2", "-Wno-pedantic")
+    trained = with_arrays(CONVOLUTIONS, (2, 6, 7))
+    check(trained, tmp_path / "net.c", options, CORTEX_M, runner=QEMU, extra=extra)
+
+
+def test_the_memory_is_stated_and_none_is_allocated(tmp_path: Path) -> None:
+    files = source.generate(with_arrays(CONVOLUTIONS, (1, 6, 5)), tmp_path / "net.c")
+    padded, filtered = 8 * 7, 9 * 6 * 5
+    assert files.memory >= 4 * (padded + filtered)
+    assert f"NET_MEMORY = {files.memory} /* bytes */" in files.header
+    assert f"static float memory[{files.memory // 4}];" in files.source
+    assert "alloc" not in files.source.replace("allocates nothing", "")
+
+
+def test_weights_in_a_file_of_their_own_give_the_same_outputs(tmp_path: Path) -> None:
+    trained = with_arrays(CONVOLUTIONS, (1, 6, 5))
+    files = source.generate(trained, tmp_path / "net.c", weights=tmp_path / "net.bin")
+    assert files.weights is not None
+    (tmp_path / "net.c").write_text(files.source)
+    (tmp_path / "net.h").write_text(files.header)
+    (tmp_path / "net.bin").write_bytes(files.weights)
+    (tmp_path / "other.bin").write_bytes(b"x" + files.weights[1:])
+    (tmp_path / "short.bin").write_bytes(files.weights[:-1])
+    (tmp_path / "image.pgm").write_bytes(b"P5 5 6 255\n" + some_images(trained, 1).tobytes())
+    c_programs.compile_c(["gcc"], tmp_path, *SANITIZE, "-DNET_MAIN", "net.c", "-o", "program", "-lm")
+
+    def run(weights: str) -> tuple[str, str]:
+        command = ["./program", weights, "image.pgm"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return done.stdout, done.stderr
+
+    printed = run("net.bin")
+    (tmp_path / "inside").mkdir()
+    rows, _ = c_programs.outputs(trained, tmp_path / "inside" / "net.c", some_images(trained, 1), options=("-O0",))
+    assert printed[0].endswith(f" {rows.max():.4f}\n")
+    for name in ("other.bin", "short.bin", "none.bin"):
+        assert run(name) == ("", f"{name}: not the weights of this network\n")
+
+
+def test_weights_that_overflowed_are_refused() -> None:
+    trained = with_arrays(SMALL, (5,))
+    trained.params["0"]["bias"] = array(np.full(4, np.nan, np.float32))
+    for calibration in (None, some_images(trained, 2)):
+        with pytest.raises(AdtrainError, match="weights are NaN or infinite"):
+            source.generate(trained, Path("net.c"), calibration=calibration)
+
+
+def test_a_layer_of_a_plug_in_is_refused_by_name() -> None:
+    class Own(nn.ReLU):
+        pass
+
+    with pytest.raises(AdtrainError, match=r"layer 1\.body: own is a layer of a plug-in"):
+        source.generate(with_arrays(nn.Sequential(nn.Tanh(), nn.Residual(Own())), (5,)), Path("net.c"))
+
+
+def test_the_programs_of_the_document_compile_and_run(tmp_path: Path) -> None:
+    """With a network that has the names of the document's."""
+    document = Path(__file__).parents[1] / "docs" / "how-to" / "export-c.md"
+    predict, train = re.findall(r"^```c\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+    c_programs.write(with_arrays(CONVOLUTIONS, (1, 28, 28)), tmp_path / "net.c")
+    (tmp_path / "main.c").write_text(predict)
+    c_programs.compile_c(["gcc"], tmp_path, "main.c", "net.c", "-o", "program", "-lm")
+    done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"(one|two|2) with \d+\.\d%\n", done.stdout)
+    header = "#include <stdint.h>\nenum { NET_BATCH = 2, NET_INPUTS = 3 };\n"
+    header += "void net_train(const uint8_t *images, const int64_t *labels, float *loss);\n"
+    (tmp_path / "net.h").write_text(header)
+    (tmp_path / "train.c").write_text(train)
+    c_programs.compile_c(["gcc"], tmp_path, "-c", "train.c")
+
+
+def test_the_same_network_gives_the_same_text() -> None:
+    first, second = (source.generate(with_arrays(CONVOLUTIONS, (1, 6, 5)), Path("net.c")) for _ in range(2))
+    assert first == second
