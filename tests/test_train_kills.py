@@ -83,6 +83,6 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
     for name in ("model.safetensors", "last.safetensors", "best.safetensors", "config.yaml"):
         assert (run / name).read_bytes() == (uninterrupted.path / name).read_bytes(), name
     lines = [training.read_metrics(at) for at in (run, uninterrupted.path)]
-    epochs = [[(x.epoch, x.step, x.train, x.validation) for x in of if isinstance(x, training.Epoch)] for of in lines]
-    assert epochs[0] == epochs[1]
+    written = [[(x.epoch, x.step, x.train, x.validation) for x in of if isinstance(x, training.Epoch)] for of in lines]
+    assert written[0] == written[1]
     assert sorted(os.listdir(run)) == sorted(os.listdir(uninterrupted.path))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_train_resume import train
+from resumed_runs import train
 from training_runs import load, prepare
 
 from adtrain import config, nn, ops, training
