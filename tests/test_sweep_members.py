@@ -32,6 +32,19 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_others(folder: Path, order: 
 
 
 @pytest.mark.compiled
+@pytest.mark.exhaustive
+def test_a_member_alone_with_convolutions_has_the_bytes_of_one_among_others(folder: Path) -> None:
+    conv = "conv2d: {out_channels: 16, kernel_size: 3, padding: 1}"
+    layers = f"[{conv}, batch_norm2d, relu, {conv}, relu, flatten, linear: 3]"
+    overrides = "model.input=[1, 6, 6]", "data.batch_size=30", "training.epochs=1"
+    (group,) = groups(folder, "{training.seed: {range: 4}}", *overrides, layers=layers)
+    members = list(group.members)
+    expected = bytes_of(trained(group, [members[2]]), 2)
+    for chosen in (members, members[3:1:-1], members[2::-1]):
+        assert bytes_of(trained(group, chosen), 2) == expected
+
+
+@pytest.mark.compiled
 def test_a_member_whose_loss_is_nan_does_not_touch_the_others(folder: Path) -> None:
     rates = "{optimizer.sgd.lr: [0.01, 1.0e+30, 0.1]}"
     (group,) = groups(folder, rates, SGD, "data.batch_size=30", "training.epochs=1")

@@ -105,8 +105,9 @@ class WaveTraining:
     ) -> None:
         self.count = len(members)
         """Members; further ones are copies, see `Group.least`."""
-        members = [*members, *[members[-1]] * (group.least - self.count)]
-        start = start and start.only([member.number for member in members])
+        if self.count < group.least:
+            members = [*members, *[members[-1]] * (group.least - self.count)]
+            start = start and start.only([member.number for member in members])
         self.group, self.members, self.programs, self.device = group, members, programs, device
         self.experiment, self.task = group.experiment, group.experiment.network.task
         self.inputs = WaveInputs(group, members, device)
@@ -165,14 +166,8 @@ class WaveTraining:
         seconds = perf_counter() - started
         self.epochs, self.batches = number, 0
         self.tally = empty_tally(self.task, len(self.members), self.device)
-        return EpochScores(
-            number,
-            finite[: self.count].tolist(),
-            steps,
-            self._scores(losses, sums, count),
-            self._validation_scores(),
-            seconds,
-        )
+        train, validation = self._scores(losses, sums, count), self._validation_scores()
+        return EpochScores(number, finite[: self.count].tolist(), steps, train, validation, seconds)
 
     def _batch_sizes(self) -> list[int]:
         """The sizes of the batches of the next epoch; `training.steps` may cut it short."""
