@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_bounds import exact_results
 from gpu_kernels import run_twice
 from gpu_parity import gpu, poisoned
 
@@ -21,22 +22,19 @@ __all__ = ["gpu", "poisoned"]
 
 pytestmark = pytest.mark.gpu
 
-TOLERANCE = 1e-2
-"""Of the norm. Operands have 8 significant bits."""
-
 
 def check(gpu: Any, primitive: Primitive, count: int, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
     """All candidates on ``arrays``, of which the first ``count`` hold q, k and v."""
     given = [x.astype(np.float32) for x in arrays]
     types = [ArrayType(x.shape, x.dtype) for x in given]
-    exact = primitive.reference(*arrays, **params | {"precision": "full"})
+    exact = exact_results(primitive, arrays, params)
     found = wgmma.candidates(gpu.lowering.target, problem_of(count, "grad" in primitive.name, types, params))
     if found is None:
         pytest.skip("this GPU has no wgmma")
     for kernel in found.kernels:
         results = run_twice(gpu, primitive, kernel, given, **params)
-        for x, expected in zip(results, exact if isinstance(exact, tuple) else (exact,), strict=True):
-            assert np.linalg.norm(x - expected) <= TOLERANCE * np.linalg.norm(expected), kernel.label
+        for x, (expected, bound) in zip(results, exact, strict=True):
+            assert np.linalg.norm(x - expected) <= bound, kernel.label
 
 
 @pytest.mark.parametrize("causal", [False, True])
