@@ -18,7 +18,8 @@ def exact_results(
 ) -> list[tuple[np.ndarray, float]]:
     """The results for float64 arrays, and the largest norm of the error of each.
 
-    That is TOLERANCE of its norm, or twice the error of NumPy's bfloat16 form if that is larger: few products may cancel.
+    That is TOLERANCE of its norm, or twice the error of NumPy's bfloat16 form if that is larger:
+    few products may cancel.
     """
 
     def results(*given: np.ndarray, precision: str) -> tuple[np.ndarray, ...]:

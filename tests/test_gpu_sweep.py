@@ -45,7 +45,8 @@ def test_members_agree_with_those_on_the_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_ranking_of_300_members_on_mnist_agrees_with_members_trained_alone(tmp_path: Path) -> None:
-    sweep = "{optimizer.sgd.lr: {log_uniform: [1.0e-4, 0.3], samples: 100}, training.seed: {range: 3}}"
+    # Rates at which training is stable. At 0.3 rounding changes the accuracy by 0.1, also on the CPU.
+    sweep = "{optimizer.sgd.lr: {log_uniform: [1.0e-4, 0.05], samples: 100}, training.seed: {range: 3}}"
     settings = f"sweep={sweep}", "data.validation=0.1", "training.epochs=1"
     session = prepared(config.load("mlp-small", settings), "gpu")
     results = run(session, tmp_path / "s").run()

@@ -3,8 +3,7 @@
 // shared memory as WGMMA reads it (wgmma_attention.cuh). Two consumer warpgroups each compute 64 queries at a time, while the
 // producers fill a second buffer with the next head. Persistent: one block for each multiprocessor.
 //
-// Macros: also QUERY_UNITS and KEY_UNITS: units of queries, keys and values in a buffer; L2_PREFETCH (0 or 1): whether the arrays of
-// the next task are prefetched to L2.
+// Macros: also QUERY_UNITS and KEY_UNITS: units of queries, keys and values in a buffer.
 #include "attention/wgmma_pack.cuh"
 #include "attention/wgmma_softmax.cuh"
 
@@ -34,17 +33,6 @@ struct Task {
     }
 };
 
-// Prefetches the arrays of a task to L2, if their rows are contiguous.
-static __device__ __forceinline__ void prefetch(
-    const T *q, const T *k, const T *v, int number, int tasks, int queries, int keys, int64_t row) {
-    if (threadIdx.x >= 3 || number >= tasks || row != HEAD_WIDTH) return;
-    const Task task(number, queries);
-    const bool of_q = threadIdx.x == 0;
-    const int64_t first = of_q ? task.head * queries + task.first : task.head * keys;
-    const T *const from = of_q ? q : threadIdx.x == 1 ? k : v;
-    prefetch_l2(from + first * row, (of_q ? min(QUERY_ROWS, queries - task.first) : keys) * HEAD_WIDTH);
-}
-
 // A producer warpgroup: every second unit.
 static __device__ __forceinline__ void produce(const T *q, const T *k, const T *v, Barriers &barriers, char *shared, int tasks,
     int64_t heads, int queries, int keys, int64_t row) {
@@ -52,7 +40,6 @@ static __device__ __forceinline__ void produce(const T *q, const T *k, const T *
     BufferState at;
     for (int number = blockIdx.x; number < tasks; number += gridDim.x, at.advance()) {
         const Task task(number, queries);
-        if (L2_PREFETCH) prefetch(q, k, v, number + gridDim.x, tasks, queries, keys, row);
         const int64_t example = task.head / heads, column = task.head % heads * HEAD_WIDTH;
         #pragma unroll 1
         for (int unit = threadIdx.x / WARPGROUP; unit < UNITS; unit += 2) {

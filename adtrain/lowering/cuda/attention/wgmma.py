@@ -91,8 +91,8 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
     kernels = [_forward(target, problem, tile) for tile in tiles]
     if short is None:
         return Candidates(_seconds(target, problem, tiles[0]), kernels)
-    shorts = [_short_forward(target, problem, short, prefetch) for prefetch in (0, 1)]
-    return Candidates(START + _elements(problem) * SHORT_BYTES / BANDWIDTH, [*shorts, *kernels])
+    seconds = START + _elements(problem) * SHORT_BYTES / BANDWIDTH
+    return Candidates(seconds, [_short_forward(target, problem, short), *kernels])
 
 
 def _elements(problem: Problem) -> float:
@@ -197,7 +197,7 @@ def short_tile(problem: Problem) -> ShortTile | None:
     return ShortTile(min(-(-x.queries // rows), room), key_units) if room > 0 else None
 
 
-def _short_forward(target: Target, problem: Problem, tile: ShortTile, prefetch: int) -> CudaKernel:
+def _short_forward(target: Target, problem: Problem, tile: ShortTile) -> CudaKernel:
     """One launch."""
     x, rows = problem.lengths, tile.query_units * UNIT_BYTES // (2 * packed_width(problem))
     units = {"QUERY_UNITS": tile.query_units, "KEY_UNITS": tile.key_units, "SHARED_BYTES": tile.shared}
@@ -206,7 +206,7 @@ def _short_forward(target: Target, problem: Problem, tile: ShortTile, prefetch: 
         "wgmma_short_forward.cu",
         "attention_wgmma_short",
         (x.row, x.out_row, _step(problem), problem.options[0]),
-        {**_loads(problem), **units, "L2_PREFETCH": prefetch},
+        {**_loads(problem), **units},
         operands=(*problem.inputs, *problem.results),
         blocks=min(x.batch * -(-x.queries // rows), target.multiprocessors),
         threads=4 * WARPGROUP,
