@@ -29,6 +29,8 @@ FIELDS = [
     "of_roofline", "from_cache", "kernels",
 ]  # fmt: skip
 CREATE = {"arange", "full", "ones", "ones_like", "zeros", "zeros_like", "rng_state", "matmul_precision"}
+EXCHANGES = {"all_gather", "all_reduce", "all_to_all"}
+"""Timed by `bench --ranks`."""
 PEAK = Roofline(1e-3, {"float32": 1e-3})
 PRODUCT = Bench("matmul", "", {"cpu": (5,)}, lambda n: (normal(n, 6), normal(6, 7)), ops.matmul)
 
@@ -45,7 +47,7 @@ def one_of(op: str, *shapes: tuple[int, ...], f: Any = None) -> Bench:
 
 
 def test_every_public_operation_has_sizes() -> None:
-    assert set(ops.__all__) - {each.op for each in BENCHES} - set(VIEWS) - CREATE == set()
+    assert set(ops.__all__) - {each.op for each in BENCHES} - set(VIEWS) - CREATE - EXCHANGES == set()
     assert {each.op for each in BENCHES} <= set(ops.__all__)
 
 

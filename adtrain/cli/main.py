@@ -33,7 +33,7 @@ COMMANDS = {
     "sample": "Write text with a run that was trained on text.",
     "report": "Write an HTML report of a run, or of several.",
     "compare": "Tabulate how runs and their configs differ.",
-    "export": "Write a trained run as ONNX, or as weights for PyTorch.",
+    "export": "Write a trained run as C, a page, ONNX, or weights for PyTorch.",
     "summary": "Show a config's layers, and the FLOPs, bytes and memory of a step.",
     "graph": "Draw a config's network, or its training step.",
     "new": "Print a config for data of your own.",

@@ -24,8 +24,9 @@ def flatten_rows(program: Program) -> Program:
 
     Leading axes are those that a reshape joins for a matrix product: (B, S) of (B, S, F). Elementwise equations, norms
     and sums of rows are rewritten, and sums over all rows. What only gathers feed keeps its shape, to fuse with them.
+    A Program by member stays as it is: a product over the rows of all members would depend on their number.
     """
-    leading = _leading_axes(program)
+    leading = set() if program.by_member else _leading_axes(program)
     if not leading:
         return program
     equations: list[Equation] = []

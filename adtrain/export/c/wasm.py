@@ -91,7 +91,7 @@ def _compile(folder: str) -> None:
     library = kernels / "export" / "wasm"
     folders = ["-isystem", str(library), "-I", str(kernels / "cpu")]
     command = [program, *OPTIONS, *folders, "glue.c", str(library / "library.c"), "-o", "net.wasm"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error:" in line] or ["it failed"]
         raise AdtrainError(f"{given}: {lines[0].strip()}; {ADVICE}")

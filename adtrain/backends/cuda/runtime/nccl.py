@@ -14,7 +14,7 @@ from cuda.bindings import driver
 
 from adtrain.backends.cuda.nccl_library import library
 from adtrain.backends.cuda.runtime.device import NON_BLOCKING, Device
-from adtrain.backends.cuda.runtime.errors import checked
+from adtrain.backends.cuda.runtime.errors import checked, translated
 from adtrain.core import communicator
 from adtrain.core.backend import KernelRun
 from adtrain.core.errors import DeviceError
@@ -33,6 +33,7 @@ class Nccl:
         DeviceError: nccl4py or NCCL is missing, or the ranks cannot connect.
     """
 
+    @translated()
     def __init__(self, device: Device) -> None:
         self.library = library()
         self.device = device
