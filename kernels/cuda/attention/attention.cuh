@@ -1,9 +1,10 @@
-// Scaled dot-product attention: what all of its kernels share. T. Dao, "FlashAttention-2", 2023.
+// Scaled dot-product attention: what the kernels by FMA (fma_*.cu, any dtype) and by mma.sync (mma_*.cu, float32) share. Those
+// by WGMMA have wgmma_attention.cuh. T. Dao, "FlashAttention-2", 2023.
 //
-// A block computes some queries, or some keys, of one head, and goes through tiles of the other kind in order. Nothing of the
-// size of queries x keys is stored. The forms: fma_*.cu, for every dtype; mma_*.cu, on tensor cores.
+// A block computes the results of a tile of queries of one head and loops over tiles of keys, or the other way round. No array
+// of queries x keys is stored.
 //
-// Macros of all forms: WIDTH (of a head), CAUSAL, MASKED and DROPOUT (0 or 1), MANTISSA (common/rounding.cuh).
+// Macros of both forms: WIDTH (of a head), CAUSAL, MASKED and DROPOUT (0 or 1), MANTISSA (common/rounding.cuh).
 #pragma once
 #include "common/collectives.cuh"
 #include "common/philox.cuh"
@@ -11,7 +12,7 @@
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
-// The optional arguments where they are absent. A kernel that has them has parameters of these names.
+// Optional arguments that are absent. A present one is a kernel parameter of the same name.
 #if !MASKED
 constexpr const bool *mask = nullptr;
 #endif
@@ -19,9 +20,9 @@ constexpr const bool *mask = nullptr;
 constexpr const uint32_t *rng = nullptr;
 #endif
 
-// A head and the options of the attention. Head `number` is head number % heads of example number / heads. An array in memory
-// is [example][query or key][head][WIDTH], with `row` elements between the rows of q, k and v, and `out_row` between those of
-// the output.
+// A head and the options of the attention. Head `number` is head number % heads of example number / heads; `batch` of a kernel
+// counts the heads of all examples. An array in memory is [example][query or key][head][WIDTH], with `row` elements between
+// the rows of q, k and v, and `out_row` between those of the output.
 struct Head {
     const bool *mask;
     const uint32_t *rng;
@@ -30,7 +31,7 @@ struct Head {
     float dropout;
     uint32_t stream;
 
-    // The elements before this head in an array of `length` rows for each example.
+    // The offset of this head in an array of `length` rows for each example.
     __device__ __forceinline__ int64_t before(int64_t length, int64_t row) const {
         return number / heads * length * row + number % heads * WIDTH;
     }
@@ -39,7 +40,7 @@ struct Head {
         return key < keys && (!CAUSAL || key <= query) && (!MASKED || mask[number * keys + key]);
     }
 
-    // The factor that dropout gives to a probability.
+    // The factor of a probability by dropout: 0 or 1 / (1 - dropout).
     __device__ __forceinline__ T kept(int64_t query, int64_t key) const {
         if (!DROPOUT) return 1;
         const uint64_t element = ((uint64_t)number * queries + query) * keys + key;
@@ -51,7 +52,7 @@ struct Head {
     }
 };
 
-// The head of a number. Blocks are numbered by tile, then by head.
+// The head with this number. Neighbouring blocks compute one tile of neighbouring heads.
 __device__ __forceinline__ Head head_of(const bool *mask, const uint32_t *rng, int64_t number, int64_t heads,
     int64_t queries, int64_t keys, int64_t row, int64_t out_row, double scale, double dropout, int64_t stream) {
     return {mask, rng, number, heads, queries, keys, row, out_row, (T)scale, (T)(1 / (1 - dropout)), (float)dropout,

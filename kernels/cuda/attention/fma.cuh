@@ -1,9 +1,9 @@
 // Attention by FMA: what the forward and the backward kernels share.
 //
-// A block computes TILE queries, or TILE keys. A tile of rows lies in shared memory, and a tile of scores too, TILE x TILE.
+// A block computes TILE queries, or TILE keys. Tiles of rows, and tiles of TILE x TILE scores, are in shared memory.
 //
-// Thread (y, x) of LANES x LANES has MICRO x MICRO scores, of rows MICRO y + i and columns x + LANES j. It has MICRO rows of
-// a result, with columns x + LANES n. The LANES threads of a row are neighbouring lanes of a warp.
+// Thread (y, x) of LANES x LANES computes the scores of rows MICRO y + i and columns x + LANES j, with i, j < MICRO. Of
+// a result it computes the same rows, and columns x + LANES n. The LANES threads of a row are neighbouring lanes of a warp.
 //
 // Macros: TILE, MICRO, and those of attention.cuh.
 #pragma once
@@ -24,7 +24,7 @@ __device__ __forceinline__ int thread_x() { return threadIdx.x % LANES; }
 __device__ __forceinline__ int row_of(int i) { return thread_y() * MICRO + i; }
 __device__ __forceinline__ int column_of(int j) { return thread_x() + LANES * j; }
 
-// Copies rows `first` to first + TILE of `rows` rows to shared memory, with zeros beside them. `stride`: elements between rows.
+// Copies rows `first` to first + TILE of `rows` rows to shared memory; the rest is 0. `stride`: elements between rows.
 __device__ __forceinline__ void load_tile(const T *from, int64_t stride, int64_t first, int64_t rows, T *tile) {
     constexpr int VECTORS = PADDED / VECTOR;
     for (int i = threadIdx.x; i < TILE * VECTORS; i += THREADS) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void load_tile(const T *from, int64_t stride, int64_t
     }
 }
 
-// The products of the rows of two tiles, a bT.
+// a times the transpose of b, for two tiles.
 __device__ __forceinline__ void row_products(const T *a, const T *b, T (&products)[MICRO][MICRO]) {
     #pragma unroll
     for (int i = 0; i < MICRO; i++)
@@ -70,7 +70,7 @@ __device__ __forceinline__ void row_products(const T *a, const T *b, T (&product
     }
 }
 
-// sums += weights tile, or weightsT tile. `weights` is a tile of scores.
+// sums += weights tile, or the transpose of weights times the tile. `weights` is a tile of scores.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void add_products(const T *weights, const T *tile, T (&sums)[MICRO][COLUMNS]) {
     constexpr int DEPTH = TRANSPOSED ? 1 : VECTOR;

@@ -1,5 +1,5 @@
 // The gradient of attention in three launches: the sum of ct * out of each query; the cotangents of keys and values, by tiles
-// of keys; those of queries, by tiles of queries. Both compute the probabilities again. See fma.cuh.
+// of keys; those of queries, by tiles of queries. The last two recompute the probabilities. See fma.cuh.
 #include "attention/fma.cuh"
 
 KERNEL attention_delta(
@@ -14,8 +14,8 @@ KERNEL attention_delta(
     }
 }
 
-// Of a tile of queries from `query` on and a tile of keys from `key` on. `weights`: the probabilities after dropout.
-// `by_scores`: the cotangents of q kT.
+// The cotangents of the scores (q times the transpose of k) of queries from `query` on and keys from `key` on, to `by_scores`.
+// The probabilities after dropout, to `weights` unless it is null.
 static __device__ __forceinline__ void gradient_of_scores(const Head &head, int64_t query, int64_t key, const T *q_tile,
     const T *k_tile, const T *v_tile, const T *ct_tile, const T *logsumexp, const T *delta, T *weights, T *by_scores) {
     T scores[MICRO][MICRO], by_weights[MICRO][MICRO];

@@ -2,8 +2,8 @@
 // pointers.
 #include "attention/fma.cuh"
 
-// The probabilities of MICRO x MICRO scores, up to a factor. Updates the running maximum and sum of each row; `factor` is that
-// of what was summed before.
+// A step of the online softmax: turns scores into exp(score - maximum), and updates the running maximum and sum of each row.
+// `factor` rescales what was summed before.
 static __device__ __forceinline__ void softmax_step(
     T (&scores)[MICRO][MICRO], T (&top)[MICRO], T (&sum)[MICRO], T (&factor)[MICRO]) {
     #pragma unroll
@@ -13,7 +13,7 @@ static __device__ __forceinline__ void softmax_step(
         for (int j = 1; j < MICRO; j++) highest = scores[i][j] > highest ? scores[i][j] : highest;
         highest = over_lanes<Max, LANES>(highest);
         highest = Max::of(highest, top[i]);
-        const T shift = highest == -(T)INFINITY ? (T)0 : highest; // of a query without a key yet
+        const T shift = highest == -(T)INFINITY ? (T)0 : highest; // no key yet
         #pragma unroll
         for (int j = 0; j < MICRO; j++) total += scores[i][j] = exp(scores[i][j] - shift);
         factor[i] = exp(top[i] - shift);

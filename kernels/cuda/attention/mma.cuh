@@ -12,8 +12,8 @@
 // Tensor cores truncate when they add. So they sum over at most 64 numbers, low-order products first, and float32 additions
 // add up the results.
 //
-// A warp computes ROWS rows of the result. Macros: ROWS, WARPS, OTHERS (rows of a tile of the operand that the block goes
-// through), STAGES (tiles in shared memory), DIRECT (0 or 1), and those of attention.cuh.
+// A warp computes ROWS rows of the result. Macros: ROWS, WARPS, OTHERS (rows of each tile that the block loops over),
+// STAGES (tiles in shared memory), DIRECT (0 or 1), and those of attention.cuh.
 #pragma once
 #include "attention/attention.cuh"
 #include "common/cp_async.cuh"
@@ -46,16 +46,16 @@ struct Rows {
     __device__ __forceinline__ float inverse(int row) const { return 1; }
 };
 
-// Packed rows: an array is [head][row][term][PADDED], with zeros beside the rows, and the inverse of the scale of each GROUP.
+// Packed rows: an array is [head][row][term][PADDED], padded with zeros, and the inverse of the scale of each GROUP.
 struct Packed {
     uint16_t *numbers;
     float *inverses;
-    int length; // with the zeros
+    int length; // with padding
 
     __device__ __forceinline__ float inverse(int row) const { return inverses[row / GROUP]; }
 };
 
-// Packed rows of `from`, in the next part of `scratch`. With DIRECT, `from` itself.
+// The packed rows of `from`. They begin at `scratch`, which is moved past them. With DIRECT, `from` itself.
 #if DIRECT
 typedef Rows Operand;
 __device__ __forceinline__ Operand operand_of(const Rows &from, char *&scratch, int64_t batch, int64_t head) { return from; }
@@ -81,7 +81,7 @@ struct Scale {
     }
 };
 
-// The terms of two neighbours.
+// The terms of two neighbouring elements.
 __device__ __forceinline__ void split(float low, float high, uint32_t (&terms)[TERMS]) {
     terms[0] = pack_pair<FORMAT>(low, high);
     if constexpr (TERMS == 2) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void split(float low, float high, uint32_t (&terms)[T
     }
 }
 
-// The terms of eight neighbours, times a factor.
+// The terms of eight neighbouring elements, times a factor.
 __device__ __forceinline__ void split_eight(const float (&x)[8], float factor, Vector<uint32_t, 4> (&terms)[TERMS]) {
     #pragma unroll
     for (int h = 0; h < 4; h++) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void split_eight(const float (&x)[8], float factor, V
     }
 }
 
-// Eight neighbours of a row, from `column` on, with zeros beside it. No row: zeros.
+// Eight neighbouring elements of a row, from `column` on; zeros past its end, and where `row` is null.
 __device__ __forceinline__ void load_eight(const T *row, int column, float (&x)[8]) {
     #pragma unroll
     for (int h = 0; h < 8; h += 4) {
@@ -119,13 +119,13 @@ __device__ __forceinline__ void load_eight(const T *row, int column, float (&x)[
 
 #ifdef ROWS
 
-// A tile of COUNT rows in shared memory: [term][position][STRIDE]. Where a fragment has rows of the tile, it has neighbouring
-// positions. ORDER gives the row at a position.
+// A tile of COUNT rows in shared memory: [term][position][STRIDE]. Fragments are loaded from neighbouring positions. ORDER
+// gives the row at a position, and so the rows that a lane has.
 template <int COUNT> struct Tile {
     static constexpr int TERM = COUNT * STRIDE * sizeof(uint16_t), BYTES = TERMS * TERM;
 };
 
-// The copy of COUNT rows to a tile. After start() other work may follow; finish() ends it, and is called after
+// The copy of COUNT rows to a tile. start() begins it, other work may overlap, and finish() completes it after
 // cp_async_wait_group.
 template <int COUNT, typename ORDER> struct Copy {
     static constexpr int CHUNKS = PADDED / 8;
@@ -164,23 +164,24 @@ template <int COUNT, typename ORDER> struct Copy {
 #endif
 };
 
-// The order of the queries or keys of a tile whose rows are columns of scores: a lane then has four neighbours of each 16.
+// The order of rows that are columns of the scores: of each 16, a lane has four neighbouring ones.
 struct ColumnOrder {
     __device__ __forceinline__ int operator()(int i) const { return i / 16 * 16 + i % 8 / 2 * 4 + i % 16 / 8 * 2 + i % 2; }
 };
-// The order of rows of the result: a lane has LANE_ROWS neighbours.
+// The order of rows of the result: a lane has LANE_ROWS neighbouring ones.
 struct RowOrder {
     __device__ __forceinline__ int operator()(int i) const { return i / ROWS * ROWS + i % 8 * LANE_ROWS + i % ROWS / 8; }
 };
 
-// All of a tile of BLOCK rows.
+// Copies the block's own BLOCK rows to a tile.
 __device__ __forceinline__ void copy_own(const Operand &from, int first, unsigned char *tile) {
     Copy<BLOCK, RowOrder> copy;
     copy.start(from, first, tile);
     copy.finish(tile);
 }
 
-// Rows that are not packed, times `sign`: a warp scales its own. Returns the inverse of the warp's scale.
+// Scales, splits and stores the block's own rows, which are not packed, times `sign`. Each warp has a scale of its own; returns
+// its inverse.
 __device__ __forceinline__ float split_own(const Rows &from, int first, float sign, unsigned char *tile) {
     constexpr int CHUNKS = PADDED / 8;
     const int own = warp() * ROWS;
@@ -243,7 +244,7 @@ __device__ __forceinline__ void multiply_terms(
     }
 }
 
-// The products of this warp's rows of a tile of BLOCK rows and the rows of a tile of OTHERS, a bT.
+// sums = a times the transpose of b: this warp's rows of a tile of BLOCK rows, and all rows of a tile of OTHERS.
 __device__ __forceinline__ void row_products(const unsigned char *a, const unsigned char *b, float (&sums)[OTHERS / 16][M][2][4]) {
     const unsigned from_a = address_a(a, warp() * ROWS), from_b = address_b(b);
     #pragma unroll

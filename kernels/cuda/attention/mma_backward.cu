@@ -1,5 +1,5 @@
 // The gradient of attention on tensor cores, after mma_pack.cu: the cotangents of keys and values, by blocks of keys; those of
-// queries, by blocks of queries. Both compute the probabilities again. See mma.cuh.
+// queries, by blocks of queries. Both recompute the probabilities. See mma.cuh.
 //
 // SLICE: columns of the cotangents that a block computes.
 #include "attention/mma.cuh"
@@ -25,7 +25,7 @@ struct Inputs {
     }
 };
 
-// The scores times their scales, for exponentials to base 2.
+// The factor of scores whose operands have the inverse scales a and b, for exponentials to base 2.
 __device__ __forceinline__ float score_factor(double scale, float a, float b) {
     return fmaxf(fabsf((float)scale) * LOG2_E * a * b, SMALLEST);
 }

@@ -1,4 +1,4 @@
-// Attention on tensor cores: a block computes BLOCK queries of a head and goes through tiles of OTHERS keys. See mma.cuh;
+// Attention on tensor cores: a block computes BLOCK queries of a head and loops over tiles of OTHERS keys. See mma.cuh;
 // mma_pack.cu runs before.
 #include "attention/mma.cuh"
 
@@ -6,7 +6,8 @@ constexpr int TILES_N = OTHERS / 16;
 typedef Tile<BLOCK> Queries;
 typedef Tile<OTHERS> Keys;
 
-// Probabilities of the scores, up to a factor. `sum`: of this lane's columns. `keep`: the factor of what was summed before.
+// A step of the online softmax: turns scores into 2^(score factor - maximum). `sum`: of this lane's columns. `keep`: rescales
+// what was summed before.
 static __device__ __forceinline__ void softmax_step(float (&scores)[TILES_N][M][2][4], float factor, float (&top)[LANE_ROWS],
     float (&sum)[LANE_ROWS], float (&keep)[LANE_ROWS]) {
     #pragma unroll
@@ -21,7 +22,7 @@ static __device__ __forceinline__ void softmax_step(float (&scores)[TILES_N][M][
         highest = fmaxf(highest, shuffle_xor(highest, 1));
         highest = fmaxf(highest, shuffle_xor(highest, 2));
         highest = fmaxf(ceilf(highest * factor), top[row]); // an integer, so differences have no error
-        const float shift = highest == -INFINITY ? 0.0f : highest; // of a query without a key yet
+        const float shift = highest == -INFINITY ? 0.0f : highest; // no key yet
         #pragma unroll
         for (int n = 0; n < 2 * TILES_N; n++) {
             float(&pair)[4] = scores[n / 2][m][n % 2];

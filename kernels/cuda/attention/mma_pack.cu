@@ -34,7 +34,7 @@ static __device__ __forceinline__ void pack(const Rows &from, int first, float s
 #endif
 
 #if GRADIENT
-// The two numbers of GROUP queries.
+// shifts and deltas (mma_backward.cu) of GROUP queries.
 static __device__ __forceinline__ void sum_rows(const Head &head, int first, const T *out, const T *logsumexp, const T *ct,
     float *shifts, float *deltas) {
     const int64_t before = head.before(head.queries, head.out_row);
@@ -61,7 +61,7 @@ KERNEL __launch_bounds__(PACK_THREADS) attention_pack(const T *q, const T *k, co
     wait_for_inputs();
     const int64_t query_groups = padded_length(queries) / GROUP, key_groups = padded_length(keys) / GROUP;
     int64_t group = blockIdx.x;
-    // Whether the block's group is one of an array; else `group` is counted from the next array on.
+    // Whether the block's group is in an array of `groups` groups a head. If not, `group` is then counted from the next array.
     const auto belongs = [&](int64_t groups) {
         const bool inside = group < batch * groups;
         if (!inside) group -= batch * groups;

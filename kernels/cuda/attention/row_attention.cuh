@@ -1,7 +1,7 @@
-// Attention of short sequences inside a kernel that takes whole sequences through a chain of equations, row by row.
+// Attention of short sequences inside a row-product kernel, whose blocks take whole sequences through a chain of equations.
 //
 // x has the rows of q, k and v side by side: 3 HEADS WIDTH elements for each row, LENGTH rows for each sequence. A warp computes
-// TILE rows of a head by tensor cores: their scores are one tile, in which keys of other sequences are hidden.
+// TILE rows of a head by tensor cores: their scores are one tile, in which keys of other sequences are masked.
 #pragma once
 #include "gemm/small_gemm.cuh"
 
@@ -24,7 +24,7 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
         static constexpr int TM = WarpOp::TM, TN = WarpOp::TN;
         T sums[TM][TN] = {};
 
-        // Over K. OWN: k are the rows of the tile, of which a row needs those of its own sequence.
+        // sums += a b over K. OWN: K runs over the rows of the tile, and a row needs only those of its own sequence.
         template <int K, bool OWN, class A, class B> __device__ __forceinline__ void multiply(const A &a, const B &b) {
             #pragma unroll
             for (int k = 0; k < K; k += K_STEP) {

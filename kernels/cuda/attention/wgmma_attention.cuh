@@ -1,9 +1,9 @@
 // Attention in bfloat16 by WGMMA: what its kernels share. J. Shah et al., "FlashAttention-3", 2024.
 //
-// wgmma_pack.cu first rounds q, k and v (and the cotangent of the output) to bfloat16 and packs them into scratch. A packed
-// array has for each head, and for each 64 columns of it, all rows of 128 bytes, in the 128-byte swizzle. So any eight rows or
-// more are contiguous, and one bulk copy brings them into shared memory as WGMMA reads them. Rows and columns that do not exist
-// are 0.
+// A first launch (wgmma_pack.cu, wgmma_pack_grad.cu) rounds q, k and v, and for the gradient the cotangent of the output, to
+// bfloat16 and packs them into scratch. A packed array is [head][half][row]: a half of a row has 64 columns, 128 bytes, in the
+// 128-byte swizzle. So eight rows, or any multiple, are contiguous, and one bulk copy brings them into shared memory as WGMMA
+// reads them. Padding is 0. Short sequences are not packed: see wgmma_short_forward.cu.
 //
 // Macros (wgmma.py): HEAD_WIDTH, PACKED_WIDTH (64 or 128), CAUSAL (0 or 1).
 #pragma once
@@ -12,7 +12,7 @@
 #include "sm90/tma.cuh"
 #include "sm90/wgmma.cuh"
 
-constexpr int HALF_WIDTH = 64, HALVES = PACKED_WIDTH / HALF_WIDTH, ROW_BYTES = 128; // HALF_WIDTH: columns of 128 bytes
+constexpr int HALF_WIDTH = 64, HALVES = PACKED_WIDTH / HALF_WIDTH, ROW_BYTES = 128; // ROW_BYTES: of a half of a row
 constexpr float LOG2_E = 1.4426950408889634f;
 
 // A packed array in scratch.
@@ -25,7 +25,7 @@ struct PackedArray {
     }
     __device__ __forceinline__ char *end(int64_t batch) const { return at + batch * HALVES * rows * ROW_BYTES; }
 
-    // Starts to copy ROWS rows of all halves. `full` has to expect TILE_BYTES<ROWS>.
+    // Starts to copy ROWS rows of all halves; `full` must expect TILE_BYTES<ROWS>.
     template <int ROWS> __device__ __forceinline__ void load(char *to, int64_t head, int64_t first, Mbarrier &full) const {
         #pragma unroll
         for (int half = 0; half < HALVES; half++)
@@ -36,8 +36,8 @@ struct PackedArray {
 // Bytes of a tile in shared memory: its halves one after another.
 template <int ROWS> constexpr int TILE_BYTES = ROWS * HALVES * ROW_BYTES;
 
-// Descriptors of a tile of ROWS rows: step `i` of 16 along the width, with the rows as M or N, from row `first` (a multiple of
-// eight) on; and step `i` of 16 rows, with the rows as K and the width as N.
+// Descriptors of operands in a tile of ROWS rows. along_width: the width is K, and rows from `first` (a multiple of eight) on
+// are M or N. along_rows: the rows are K, and the width is M or N. `i`: the step of 16 along K.
 template <int ROWS> __device__ __forceinline__ uint64_t along_width(const char *tile, int i, int first = 0) {
     return smem_descriptor(tile + (i / 4 * ROWS + first) * ROW_BYTES) + i % 4 * DESCRIPTOR_K_STEP;
 }

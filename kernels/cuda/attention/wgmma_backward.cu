@@ -1,10 +1,11 @@
-// The gradient of attention in bfloat16 by WGMMA: the cotangents of keys and values, and those of the queries in accumulators. See
-// wgmma_scratch.cuh. Persistent and warp-specialised: a block computes a tile of BLOCK_K keys of a head, and goes through the
-// tiles of BLOCK_Q queries. One thread issues copies; each of two warpgroups computes 64 keys, with the transposed scores
-// (keys x queries) as accumulators, which are operands in registers of the next products.
+// The gradient of attention in bfloat16 by WGMMA: the cotangents of keys and values, and those of queries in the layout of
+// accumulators (wgmma_scratch.cuh). Persistent and warp-specialised: a block computes a tile of BLOCK_K keys of a head and
+// loops over tiles of BLOCK_Q queries. One thread issues copies; each of two warpgroups computes 64 keys. Its accumulators are
+// the transposed scores (keys x queries), which are operands of the next products without leaving registers.
 //
-// The cotangents of a tile of queries are a sum over the tiles of keys, so over blocks. Two threads of each block add its parts
-// to global memory by bulk copies. The blocks of a head take turns in a fixed order, so each run gives the same bits: see KeyTile.
+// The cotangents of a tile of queries are a sum over the tiles of keys, and so over blocks. Two threads of each block add its
+// terms to global memory by bulk copies. The blocks of a head take turns in a fixed order, so each run gives the same bits: see
+// KeyTile.
 //
 // Macros: also QUERY_STAGES: tiles of queries and of cotangents in shared memory; ROTATED.
 #include "attention/wgmma_scratch.cuh"
@@ -16,7 +17,7 @@ constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>, STAT
 constexpr int SCORE_BYTES = BLOCK_Q * BLOCK_K * 2, BY_Q_BYTES = BY_Q_TILE * 4;
 constexpr int SCORES = BLOCK_Q / 2, SUMS = PACKED_WIDTH / 2, BY_Q_SUMS = 32; // accumulators of a thread
 static_assert(BLOCK_K == 128 && BLOCK_Q * PACKED_WIDTH == 64 * 128, "two warpgroups share the products");
-// Whether the cotangents of the values are multiplied while those of the scores are computed, which takes registers.
+// Whether the product for the cotangents of the values overlaps the arithmetic for those of the scores, which takes registers.
 constexpr bool EARLY = BLOCK_Q == 64;
 #ifdef SHARED_BYTES // and the alignment of the tiles to 1024
 static_assert(2 * K_BYTES + QUERY_STAGES * (2 * Q_BYTES + STATS_BYTES) + 2 * SCORE_BYTES + BY_Q_BYTES + 1024 == SHARED_BYTES,
@@ -33,7 +34,7 @@ struct SharedTiles {
     }
 };
 
-// `keys`: k and v. `by_q_full`: consumers have stored their sums, for either adding thread; `by_q_empty`: it has read them.
+// `keys`: k and v. `by_q_full`: consumers have stored their sums; one for each adding thread. `by_q_empty`: they are read.
 struct Barriers {
     Pipeline<1> keys;
     Pipeline<QUERY_STAGES> q, ct;
@@ -42,12 +43,14 @@ struct Barriers {
 
 // A tile of keys of a head, and the tiles of queries that attend to it.
 //
-// The key tiles n of a head begin at different tiles of queries: causal ones at their diagonal; others, if ROTATED, at n / N of
-// all, and go on with the first one after the last one. A tile of queries gets its parts in the order in which the key tiles
-// reach it if all of them begin at once: of those that began before it the last one first, then of the others the last one first.
-// So hardly anyone waits. Without ROTATED a key tile waits for later ones only, which blocks take first. With it all key tiles of
-// a head have to run at the same time: there are at most as many as blocks. Causal key tiles of all heads are taken by their
-// number, because neighbours are about as long.
+// The key tiles of a head start at different tiles of queries. A causal one starts at its diagonal. If ROTATED, key tile n of N
+// starts at n / N of the tiles of queries and wraps around after the last one. The turns at a tile of queries are the order in
+// which key tiles reach it if all start at once: first those that start at it or before, by descending number; then the others,
+// by descending number. So blocks hardly wait.
+//
+// No deadlock: without ROTATED a key tile waits only for larger numbers, which blocks take first. With ROTATED the key tiles of
+// a head must be resident at the same time; wgmma.py sets it only where there are no more of them than multiprocessors. Causal
+// key tiles are taken by number, over all heads, because those of one number have the same length.
 struct KeyTile {
     int64_t head;
     int tiles, number, first, query_tiles, first_tile, steps;
@@ -98,7 +101,7 @@ static __device__ __forceinline__ void produce(
     }
 }
 
-// One of two threads that add the cotangents of queries: those of every second step.
+// One of two threads that add the cotangents of queries. `own`: 0 takes even steps, 1 odd ones, counted over all tiles.
 static __device__ __forceinline__ void add_by_q(
     const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys, int own) {
     PipelineState<2> at; // the thread of a step, and the parity of its phase
@@ -124,7 +127,7 @@ static __device__ __forceinline__ void add_by_q(
     }
 }
 
-// The two numbers of a row for the columns of a thread's accumulators 4 i and 4 i + 1.
+// The statistics for the columns of this thread's accumulators 4 i and 4 i + 1.
 __device__ __forceinline__ Vector<float, 2> pair_of(const char *stats, int i) {
     return load<float, 2>((const float *)stats + accumulator_column(4 * i));
 }
@@ -216,7 +219,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
             fence_proxy_async();
             named_barrier_sync(CONSUMER_THREADS);
 
-            // Of the queries: half of the columns, or half of the rows.
+            // The cotangents of the queries: a warpgroup computes half of the columns, or half of the rows.
             const char *const rows = tile_of_scores + (BLOCK_Q == 64 ? 0 : own * (BLOCK_K * ROW_BYTES));
             const char *const columns = shared.k + (BLOCK_Q == 64 ? own * (BLOCK_K * ROW_BYTES) : 0);
             wgmma_fence();

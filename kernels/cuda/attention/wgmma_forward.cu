@@ -1,6 +1,6 @@
 // Attention in bfloat16 by WGMMA, from packed arrays: see wgmma_attention.cuh. Persistent and warp-specialised: one block for
 // each multiprocessor goes from tile to tile of BLOCK_Q queries. One thread issues copies; each of CONSUMERS warpgroups computes
-// 64 queries. The scores of the next keys are multiplied while the softmax of the present ones runs, and the warpgroups take
+// 64 queries. The product for the scores of the next keys overlaps the softmax of the current ones. The warpgroups also take
 // turns, so that one multiplies while another one computes exponentials.
 //
 // Macros: also KEY_STAGES of k and of v, CONSUMERS = BLOCK_Q / 64, HEAD_GROUP: heads whose tiles are computed at the same time.
@@ -76,7 +76,7 @@ struct Turns {
     }
     __device__ __forceinline__ void wait() const { named_barrier_sync(2 * WARPGROUP, 1 + own); }
     __device__ __forceinline__ void pass() const { named_barrier_arrive(2 * WARPGROUP, 1 + (own + 1) % CONSUMERS); }
-    __device__ __forceinline__ void finish() const { // of the last arrival
+    __device__ __forceinline__ void finish() const { // takes the last arrival
         if (own == 0) wait();
     }
 };

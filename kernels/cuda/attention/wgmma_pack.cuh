@@ -15,7 +15,7 @@ __device__ __forceinline__ void load_chunk(const T *row, bool exists, int column
         for (int j = 0; j < LOAD_WIDTH; j++) x[h + j] = loaded.lane[j];
     }
 }
-// Stores them rounded, and leaves them so.
+// Rounds x to bfloat16 and stores it; x becomes the rounded numbers.
 __device__ __forceinline__ void store_chunk(char *to, float (&x)[CHUNK]) {
     Vector<uint32_t, 4> words;
     #pragma unroll
@@ -34,7 +34,7 @@ struct PackedChunk {
     __device__ __forceinline__ PackedChunk(const PackedArray &packed, int64_t i)
         : chunk(i % CHUNKS), head(i / CHUNKS / packed.rows), at(i / CHUNKS % packed.rows) {}
 
-    // Its elements in an array of `length` rows for each example; 0 outside.
+    // Loads its elements from an array of `length` rows for each example; 0 outside.
     __device__ __forceinline__ void load_from(
         const T *from, int64_t heads, int64_t length, int64_t row, float (&x)[CHUNK]) const {
         load_chunk(from + (head / heads * length + at) * row + head % heads * HEAD_WIDTH, at < length, chunk * CHUNK, x);

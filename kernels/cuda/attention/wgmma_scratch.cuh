@@ -19,7 +19,7 @@ struct PackedInputs {
 
 constexpr int BY_Q_TILE = BLOCK_Q * PACKED_WIDTH; // elements
 
-// The gradient in three launches: attention_pack_grad packs q, k, v and the cotangent, and computes two numbers of each query;
+// The gradient in three launches: attention_pack_grad packs q, k, v and the cotangent, and computes the statistics of queries;
 // attention_wgmma_grad computes the cotangents of keys and values, and adds up those of the queries; attention_unpack_grad writes
 // the latter. A row that does not exist has an infinite logsumexp, so its probabilities are 0.
 struct GradientScratch {
@@ -36,7 +36,7 @@ struct GradientScratch {
         stats = (float *)v.end(batch), by_q = stats + 2 * batch * q.rows;
         turns = (int *)(by_q + batch * q.rows * PACKED_WIDTH);
     }
-    // The tile of queries `first` to `first` + BLOCK_Q, of those of all heads.
+    // The number, among the tiles of all heads, of the tile of queries from `first` on.
     __device__ __forceinline__ int64_t tile(int64_t head, int64_t first) const {
         return (head * q.rows + first) / BLOCK_Q;
     }

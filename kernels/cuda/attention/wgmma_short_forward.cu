@@ -1,5 +1,5 @@
-// Attention of short sequences in bfloat16 by WGMMA: the keys and values of a head fit into shared memory. Their reading takes
-// longer than the products, so nothing is packed in memory first: two producer warpgroups load float32, round it and store it in
+// Attention of short sequences in bfloat16 by WGMMA: the keys and values of a head fit into shared memory. Reading them takes
+// longer than the products, so no launch packs them first: two producer warpgroups load float32, round it and store it in
 // shared memory as WGMMA reads it (wgmma_attention.cuh). Two consumer warpgroups each compute 64 queries at a time, while the
 // producers fill a second buffer with the next head. Persistent: one block for each multiprocessor.
 //
@@ -8,7 +8,7 @@
 #include "attention/wgmma_softmax.cuh"
 
 constexpr int PRODUCER_THREADS = 2 * WARPGROUP, THREADS = 2 * PRODUCER_THREADS;
-// A unit: the rows of which a producer thread loads 8 chunks at once.
+// A unit: the rows that a producer warpgroup loads at once, UNIT_CHUNKS chunks a thread.
 constexpr int UNIT_CHUNKS = 8, UNIT_ROWS = UNIT_CHUNKS * WARPGROUP / CHUNKS, UNIT_BYTES = TILE_BYTES<UNIT_ROWS>;
 constexpr int UNITS = QUERY_UNITS + 2 * KEY_UNITS, QUERY_ROWS = QUERY_UNITS * UNIT_ROWS; // of a buffer
 #ifdef SHARED_BYTES
@@ -33,7 +33,7 @@ struct Task {
     }
 };
 
-// A producer warpgroup: every second unit.
+// A producer warpgroup loads every second unit.
 static __device__ __forceinline__ void produce(const T *q, const T *k, const T *v, Barriers &barriers, char *shared, int tasks,
     int64_t heads, int queries, int keys, int64_t row) {
     const int thread = threadIdx.x % WARPGROUP;
@@ -66,7 +66,7 @@ static __device__ __forceinline__ void produce(const T *q, const T *k, const T *
     }
 }
 
-// A consumer warpgroup: every second tile of 64 queries.
+// A consumer warpgroup computes every second tile of 64 queries.
 static __device__ __forceinline__ void consume(T *out, T *logsumexp, Barriers &barriers, const char *shared, int tasks,
     int64_t heads, int queries, int keys, int64_t out_row, float scale) {
     BufferState at;

@@ -1,7 +1,7 @@
-// Products of a few rows by a weight, inside a kernel that takes these rows through a chain of equations.
+// Products of a few rows by a weight, inside a row-product kernel, which takes these rows through a chain of equations.
 //
 // Each warp multiplies all ROWS rows by STRIP columns of the weight, for every SLICES-th K step (sliced-K). It loads the weight
-// from global memory to registers, as gemm/small_gemm.cuh does. The sums of the slices meet in shared memory.
+// from global memory to registers, as gemm/small_gemm.cuh does. The sums of the slices are added through shared memory.
 #pragma once
 #include "gemm/small_gemm.cuh"
 
@@ -11,7 +11,6 @@ template <int ROWS_, int N, int K, bool TRANSPOSE_B, int SLICES_, int STRIP> str
     static_assert(N % STRIP == 0 && K % (K_STEP * SLICES) == 0, "each warp has whole tiles");
     typedef Mma<ROWS, STRIP, BF16X3, 1> WarpOp;
     static constexpr int TM = WarpOp::TM, TN = WarpOp::TN, COLUMNS = WarpOp::COLUMNS;
-
 
     T weights[PREFETCH][4][COLUMNS];
 
@@ -31,7 +30,7 @@ template <int ROWS_, int N, int K, bool TRANSPOSE_B, int SLICES_, int STRIP> str
         for (int i = 0; i < PREFETCH; i++) load(weights[i], t, b, i);
     }
 
-    // sums[slice][row][column] = the slices' sums of a b. a: ROWS rows of K elements.
+    // to[slice][row][column] = the sum of a b over the slice's part of K. a: ROWS rows of K elements.
     __device__ __forceinline__ void multiply(int t, const T *a, const T *b, T *to) {
         if (slice(t) >= SLICES) return;
         T sums[TM][TN] = {}, low[TM][TN] = {};

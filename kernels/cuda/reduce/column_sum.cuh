@@ -4,8 +4,8 @@
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
-// COLUMNS neighbouring columns for each block, WIDE of them for each thread. The threads that share columns take every ROWS_-th
-// row each; their sums meet in shared memory, where they are added in order.
+// A block sums COLUMNS_ neighbouring columns, a thread WIDE of them. DOWN threads share the same columns, and each takes every
+// DOWN-th row. Their totals are added in order, through shared memory.
 template <typename A, int THREADS, int COLUMNS_, int WIDE> struct ColumnSum {
     static constexpr int ACROSS = COLUMNS_ / WIDE, DOWN = THREADS / ACROSS, PITCH = COLUMNS_ + WIDE, RUN = 8;
     typedef typename TotalOf<A>::type Total;

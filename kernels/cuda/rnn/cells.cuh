@@ -33,8 +33,8 @@ struct Given {
     T ct, kept[4], state, last, hidden;
 };
 
-// What it computes: the cotangents of s, of the input of the candidate of a GRU, and those of the states before, without the
-// part of h that goes through s.
+// The cotangents that it computes: of s; of the input of a GRU's candidate; of the states before the step. That of h is without
+// the part that goes through s.
 struct StepGrad {
     T by_sum[GATES], by_candidate, h, cell;
 };

@@ -1,10 +1,10 @@
 // Recurrent networks whose weight does not fit into a cluster: a step is a matrix product by WGMMA in bf16x3 (sm90/bf16x3.cuh).
 //
 // TILE_ROWS rows of the batch are a group. PARTS blocks compute a group, from the first to the last step in one launch, and wait
-// for each other between steps by counters in global memory (sm90/grid_sync.cuh). What they exchange, states or cotangents, and
-// weight_hh are operands in scratch, split into bfloat16 terms and packed: a packed tile has TILE_K of K and three terms of each
-// row, in the format of WGMMA with the 128-byte swizzle. It is contiguous, so plain bulk copies load it. One thread of a block
-// copies; two warpgroups multiply, each half of the rows, and compute the formulas from their accumulators.
+// for each other between steps by counters in global memory (sm90/grid_sync.cuh). The operands of a product are weight_hh and
+// what the blocks exchange, states or cotangents. They are in scratch, split into bfloat16 terms and packed: a packed tile has the
+// three terms of TILE_K elements of each row, in the 128-byte swizzle of WGMMA. It is contiguous, so a bulk copy loads it. One
+// thread of a block copies; two warpgroups multiply, each half of the rows, and compute the formulas from their accumulators.
 //
 // Macros (GridDivision in grid_recurrent.py): HIDDEN, TILE_N (columns of a product in a block), SPLITS (blocks that divide K of
 // one tile), GRADIENT, LSTM, GRU, RELU, GATED.
@@ -21,8 +21,8 @@ constexpr int SUMS = TILE_N / 2; // accumulators of a thread
 constexpr int TERM_A = TILE_ROWS * 128, TERM_B = TILE_N * 128; // bytes of a term of a packed tile
 constexpr int TILE_A = BF16X3_TERMS * TERM_A, TILE_B = BF16X3_TERMS * TERM_B, STAGE = TILE_A + TILE_B;
 typedef Pipeline<STAGES> TilePipeline;
-// Bytes that a block keeps between steps: cell states; of the gradient the cotangents of cell states, or the part of those of the
-// hidden states of a GRU that does not go through s.
+// What a block keeps between steps: the cell states of an LSTM, in the gradient their cotangents; in the gradient of a GRU the
+// part of the cotangents of hidden states that does not go through s. KEPT: its bytes.
 constexpr int KEPT_UNITS = GRADIENT ? TILE_N / SPLITS : TILE_N / GATES;
 constexpr int KEPT = LSTM || (GRU && GRADIENT) ? TILE_ROWS * KEPT_UNITS * sizeof(T) : 0;
 constexpr int PIPELINE_BYTES = 64;
@@ -37,8 +37,8 @@ static_assert(SHARED == SHARED_BYTES, "as `GridDivision.shared` in grid_recurren
 template <int TILES, int K> struct Layout {
     static constexpr int K_TILES = K / TILE_K;
     static constexpr int64_t WEIGHT = (int64_t)TILES * K_TILES * TILE_B, BUFFER = (int64_t)K_TILES * TILE_A;
-    static constexpr int64_t PARTIAL = SPLITS > 1 ? TILE_ROWS * TILE_N * sizeof(float) : 0; // of a tile and split
-    static constexpr int COUNTERS = 1 + TILES; // of a group: one of all its blocks, and one of those of each tile
+    static constexpr int64_t PARTIAL = SPLITS > 1 ? TILE_ROWS * TILE_N * sizeof(float) : 0; // bytes of a split's sums of a tile
+    static constexpr int COUNTERS = 1 + TILES; // of a group: one for all of its blocks, and one for the blocks of each tile
     int groups;
     char *scratch;
 
@@ -57,11 +57,11 @@ template <int TILES, int K> struct Layout {
     }
 };
 
-// The hidden unit at position j of chunk `chunk` (of all chunks along K), less that of the gate. Within 32 units the order of K is
-// such that a chunk holds the units whose accumulators one thread has in a row.
+// The index along K of element j of a packed chunk. Packed tiles permute each 32 of K, so that a chunk holds the units whose
+// accumulators, in a row of the product, one thread has.
 __device__ __forceinline__ int unit_of_chunk(int chunk, int j) { return chunk / 4 * 32 + j / 2 * 8 + chunk % 4 * 2 + j % 2; }
 
-// Stores the terms of a chunk of a row in packed tiles. tile: the packed tile.
+// Splits a chunk of a row into its terms and stores them in a packed tile.
 __device__ __forceinline__ void store_chunk(char *tile, int term_bytes, int row, int chunk, const float (&x)[CHUNK_ELEMENTS]) {
     Chunk terms[BF16X3_TERMS];
     split_bf16x3(terms, x);
@@ -87,7 +87,8 @@ struct Stages {
     }
 };
 
-// By one thread: copies packed tiles a(i) and b(i) of a step. Those of the weight do not wait for other blocks: `ready` waits.
+// By one thread: copies packed tiles a(i) (states or cotangents) and b(i) (weight) of a step. ready() waits until other blocks
+// have written the former; the first tile of the weight is copied before it.
 template <class A, class B, class Ready> __device__ __forceinline__ void produce(
     const Stages &stages, PipelineState<STAGES> &state, int k_tiles, A a, B b, Ready ready) {
     TilePipeline &pipeline = stages.pipeline();
@@ -139,7 +140,8 @@ __device__ __forceinline__ void multiply(
     for (int j = 0; j < SUMS; j++) main[j] += low_order[j];
 }
 
-// x, of which the compiler knows nothing: it cannot compute addresses from x before a loop, which would take registers in it.
+// Returns x, and hides its value from the compiler, which would compute addresses from it before a loop and hold them in
+// registers.
 __device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -153,7 +155,7 @@ __device__ __forceinline__ void init_pipeline(const Stages &stages) {
     __syncthreads();
 }
 
-// By the consumer threads: what they have written to scratch is visible to the blocks that wait at this counter.
+// By all consumer threads: makes what they have written to scratch visible to the blocks that wait at this counter.
 __device__ __forceinline__ void publish(int *counter) {
     fence_proxy_async_global();
     named_barrier_sync(CONSUMER_THREADS);

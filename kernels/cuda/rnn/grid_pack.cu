@@ -8,8 +8,8 @@ typedef Layout<HIDDEN / TILE_N, SUMS_OF_STEP> Packed;
 typedef Layout<SUMS_OF_STEP / TILE_N, HIDDEN> Packed;
 #endif
 
-// The row of weight_hh that is row r of packed tile `tile`: its columns of eight units follow each other gate by gate, so that a
-// thread's accumulators hold all gates of its units.
+// The row of weight_hh that is row r of packed tile `tile`. Eight units at a time, a tile has their rows of the first gate,
+// then of the second one, and so on. So a thread's accumulators hold all gates of its units.
 __device__ __forceinline__ int weight_row(int tile, int r) {
     return r / 8 % GATES * HIDDEN + tile * (TILE_N / GATES) + r / 8 / GATES * 8 + r % 8;
 }

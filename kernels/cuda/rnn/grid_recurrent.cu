@@ -61,7 +61,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
         }
 #endif
         for (int k = 0; k < steps; k++) {
-            float sums[SUMS]; // start with the input products; of the candidate of a GRU without
+            float sums[SUMS]; // start from input products and biases; a GRU's candidate from bias_hh alone
             #pragma unroll
             for (int sub = 0; sub < UNITS / 8; sub++)
                 #pragma unroll

@@ -13,7 +13,7 @@
 #define CARRIED_CELL dc[item.n * HIDDEN + unit]
 #endif
 
-// The cotangents of s, and their sums, where they differ from those of x.
+// The cotangents of s, and their sums over the steps. Only those of a GRU differ from those of x.
 #if GRU
 #define DS ds
 #define DS_TOTAL ds_total

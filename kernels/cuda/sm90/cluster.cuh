@@ -47,8 +47,8 @@ __device__ __forceinline__ void cluster_wait() {
 }
 __device__ __forceinline__ void cluster_barrier() { cluster_arrive(), cluster_wait(); }
 
-// Stores a value in block `rank` where `own` is in this block, and counts its bytes at that block's barrier which corresponds to
-// `barrier`. Whoever waits there for the end of the phase sees the value (PTX ISA, "st.async").
+// Stores a value in block `rank`, at the address that corresponds to `own` in this block. The barrier there that corresponds to
+// `barrier` counts its bytes, and threads that wait for the end of its phase see the value (PTX ISA, "st.async").
 template <typename E> __device__ __forceinline__ void store_async(E *own, int rank, E value, Mbarrier &barrier) {
 #if CLUSTER > 1
     unsigned to, at;
@@ -63,7 +63,7 @@ template <typename E> __device__ __forceinline__ void store_async(E *own, int ra
 #endif
 }
 
-// Waits for the end of the phase with this parity, and sees what other blocks of the cluster have stored.
+// Waits for the end of the phase with this parity. What other blocks of the cluster have stored is then visible.
 __device__ __forceinline__ void wait_for_cluster(Mbarrier &barrier, int parity) {
 #if CLUSTER > 1
     asm volatile("{\n"

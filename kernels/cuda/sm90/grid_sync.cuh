@@ -20,7 +20,7 @@ __device__ __forceinline__ void wait_for_count(const int *counter, int count) {
     } while (now < count);
 }
 
-// Reads numbers that other blocks have written in this launch: from L2.
+// Reads numbers that other blocks have written in this launch. From L2: L1 may hold older ones.
 __device__ __forceinline__ float4 load_shared_by_blocks(const float4 *from) { return __ldcg(from); }
 
 // Adds to two numbers in global memory that no other thread changes, without waiting for them.
