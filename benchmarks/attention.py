@@ -129,7 +129,8 @@ def main(shapes: tuple[str, ...], precisions: tuple[str, ...], causal: bool, pat
             batch, heads, length, width = (int(x) for x in shape.split("x"))
             rng = np.random.default_rng(0)
             arrays = [rng.normal(size=(batch, heads, length, width)).astype(np.float32) for _ in range(4)]
-            expected, flops = exact(arrays, causal), batch * heads * length**2 * width / (2 if causal else 1)
+            expected = exact(arrays, causal)
+            flops = 2 * batch * heads * length**2 * width / (2 if causal else 1)  # of one product
             systems = [in_adtrain(arrays, causal, precision), *in_torch(arrays, causal, precision)]
             seconds: dict[str, tuple[list[float], list[float]]] = {}
             for _ in range(ROUNDS):
@@ -143,7 +144,7 @@ def main(shapes: tuple[str, ...], precisions: tuple[str, ...], causal: bool, pat
                     for x, y in zip((system.forward(), *system.backward()), expected, strict=True)
                 ]
                 times = [median(x) for x in seconds[system.name]]
-                rates = 4 * flops / times[0] / 1e12, 10 * flops / times[1] / 1e12
+                rates = 2 * flops / times[0] / 1e12, 5 * flops / times[1] / 1e12
                 report.add(
                     {
                         "shape": shape, "precision": precision, "causal": causal, "system": system.name,

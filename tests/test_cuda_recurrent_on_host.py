@@ -66,7 +66,7 @@ def chosen(given: list[np.ndarray], gradient: bool, resident: bool, cluster: int
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_recurrent_network_is_right(
+def test_recurrent_kernels_match_the_reference(
     host: Host, cell: str, sizes: tuple[int, int, int], resident: bool, cluster: int, gradient: bool, dtype: str
 ) -> None:
     reverse = resident
@@ -92,7 +92,7 @@ def compare(
 
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
 @pytest.mark.parametrize(("cell", "sizes"), [("lstm", (131, 2, 128)), ("gru", (5, 3, 128)), ("rnn_tanh", (5, 3, 256))])
-def test_a_recurrent_network_over_the_grid_is_right(
+def test_grid_recurrent_kernels_match_the_reference(
     host: Host, cell: str, sizes: tuple[int, int, int], gradient: bool
 ) -> None:
     reverse = gradient

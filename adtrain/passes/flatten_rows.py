@@ -1,4 +1,4 @@
-"""Flatten rows: what is computed row by row between products of (B * S, F) matrices has that shape too.
+"""Flatten rows: row-wise equations between products of (B * S, F) matrices get that shape too.
 
 A linear layer on sequences (B, S, F) is a product of (B * S, F) between two reshapes. Its bias, activation, norms,
 residual additions and their gradients work on rows of F elements. As equations on (B * S, F) they can join the product.
@@ -23,7 +23,9 @@ def flatten_rows(program: Program) -> Program:
     """Rewrite equations over the leading axes of sequences to equations over rows, with reshapes around them.
 
     Leading axes are those that a reshape joins for a matrix product: (B, S) of (B, S, F). Elementwise equations, norms
-    and sums of rows are rewritten, and sums over all rows. What only gathers feed keeps its shape, to fuse with them.
+    and sums of rows are rewritten, and sums over all rows. Equations that read
+    only gathered rows keep their shape, so that they fuse with the gather.
+
     A Program by member stays as it is: a product over the rows of all members would depend on their number.
     """
     leading = set() if program.by_member else _leading_axes(program)
@@ -31,7 +33,7 @@ def flatten_rows(program: Program) -> Program:
         return program
     equations: list[Equation] = []
     broadcasts: dict[Variable, Equation] = {}
-    gathered: set[Variable] = set()  # what is computed from gathered rows alone, which fuses with the gather
+    gathered: set[Variable] = set()  # computed from gathered rows alone
     for e in program.equations:
         inputs = {v for v in e.inputs if v.type.shape}
         of_gather = elementwise(e) and not gathered.isdisjoint(inputs) and inputs <= gathered | broadcasts.keys()
@@ -49,7 +51,10 @@ def flatten_rows(program: Program) -> Program:
 def _with_flat_broadcasts(
     e: Equation, leading: set[Shape], broadcasts: dict[Variable, Equation]
 ) -> list[Equation] | None:
-    """`_flattened` of an equation that reads broadcasts to rows in place of those that it reads."""
+    """`_flattened` of an equation, preceded by flattened copies of the broadcasts that it reads.
+
+    None if one of these does not work row by row.
+    """
     flat = _flattened(e, leading)
     if flat is None:
         return None

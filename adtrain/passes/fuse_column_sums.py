@@ -18,13 +18,13 @@ from adtrain.passes.fuse_products import reads_by_element
 from adtrain.passes.groups import Groups
 
 MIN_ELEMENTS = 1 << 16
-"""A sum of up to so many elements is computed by one thread block (see `fuse_one_block`)."""
+"""A sum of no more elements is computed by one thread block (see `fuse_one_block`)."""
 MAX_ROWS = 1 << 14
 """A sum of more rows is divided among more blocks, by the kernels of reductions."""
 BLOCK_COLUMNS = 32
 """Columns of a thread block."""
 VECTOR = 4
-"""Columns of a thread; their number must be a multiple of it."""
+"""Columns of a thread. The columns of a sum must be a multiple of it."""
 
 
 def fuse_column_sums(program: Program) -> Program:

@@ -73,7 +73,7 @@ def _merge(groups: Groups, independent: Iterable[int], max_blocks: int, long: Co
         own = _long_tiles(e) if i in long else _blocks(e)
         if own is None:
             continue
-        dtype = {v.type.dtype.name for v in e.inputs[:1] if _is_product(e)}
+        dtype = {v.type.dtype.name for v in e.inputs[:1] if is_product(e)}
         operands = {*e.inputs, *e.outputs}
         fits = blocks + own <= max_blocks and len(pointers | operands) <= MAX_POINTERS
         if first is not None and fits and len(dtypes | dtype) <= 1 and groups.can_merge(groups.of[first], i):
@@ -118,11 +118,12 @@ def _launches(equation: Equation) -> int:
     return int(not equation.has(Trait.RESHAPE))
 
 
-def _is_product(equation: Equation) -> bool:
+def is_product(equation: Equation) -> bool:
+    """Whether it is a matrix product, with or without elementwise equations after it."""
     return equation.primitive is product_p or equation.has(Trait.MATMUL)
 
 
-def _product_lengths(equation: Equation) -> tuple[int, int, int, int]:
+def product_lengths(equation: Equation) -> tuple[int, int, int, int]:
     """The number of matrices, M, N and K of a product."""
     matmul = equation.params["body"].equations[0] if equation.primitive is product_p else equation
     (*batch, m, n), a = matmul.outputs[0].type.shape, matmul.inputs[0].type.shape
@@ -131,9 +132,9 @@ def _product_lengths(equation: Equation) -> tuple[int, int, int, int]:
 
 def _long_tiles(equation: Equation) -> int:
     """The tiles of a product whose K is longer than MAX_K; 0 for any other equation."""
-    if not _is_product(equation) or not all(v.size for v in (*equation.inputs, *equation.outputs)):
+    if not is_product(equation) or not all(v.size for v in (*equation.inputs, *equation.outputs)):
         return 0
-    batch, m, n, k = _product_lengths(equation)
+    batch, m, n, k = product_lengths(equation)
     if k <= MAX_K or 2 * batch * m * n * k > MAX_FLOPS:
         return 0
     return batch * -(-m // LONG_TILE) * -(-n // LONG_TILE)
@@ -146,8 +147,8 @@ def _blocks(equation: Equation) -> int | None:
         return None
     if is_loops(e):
         return -(-e.outputs[0].size // ELEMENTS)
-    if _is_product(e):
-        batch, m, n, k = _product_lengths(e)
+    if is_product(e):
+        batch, m, n, k = product_lengths(e)
         small = k <= MAX_K and 2 * batch * m * n * k <= MAX_FLOPS
         return batch * -(-m // TILE) * -(-n // TILE) if small else None
     if e.primitive is column_sum_p:

@@ -1,8 +1,8 @@
 """Row-product fusion: a chain of linear layers, norms, activations and residual additions on few rows as one kernel.
 
 A thread block takes ROWS rows through all equations of the chain, with products on tensor cores. Values between
-equations stay in shared memory, and each block reads every weight. Where rows are few, launches of their own would cost
-more. In a transformer all that lies between two attentions is one such chain, forward and backward. Sequences of up to
+equations stay in shared memory, and each block reads every weight. With few rows this costs less than a launch for each
+equation. In a transformer everything between two attentions is one such chain, forward and backward. Sequences of up to
 ROWS rows lie within a block, so their attention is part of the chain. A chain has at most one attention, so that layers
 have equal kernels.
 """
@@ -58,7 +58,10 @@ def fuse_row_products(program: Program, target: Target) -> Program:
 
 
 def fits(count: int, target: Target) -> bool:
-    """Whether `count` rows make one block for most multiprocessors. With more blocks weights are read too often."""
+    """Whether `count` rows make blocks for at least half of the multiprocessors, and at most one for each.
+
+    With more blocks the weights are read too often.
+    """
     return count % ROWS == 0 and target.multiprocessors // 2 <= count // ROWS <= target.multiprocessors
 
 

@@ -13,7 +13,7 @@ from adtrain.core.target import Target
 from adtrain.lowering.shapes import RecurrentLengths, reads_all_cotangents
 
 CAPABILITY = (9, 0)
-"""WGMMA exists on no other."""
+"""The compute capability that has wgmma."""
 TILE_ROWS, TILE_K, TERMS, STAGES = 128, 64, 3, 2
 """As in `rnn/grid.cuh`."""
 ROW_BYTES = 128
@@ -26,7 +26,7 @@ THREADS, PACK_THREADS = 384, 256
 ALIGNMENT, PIPELINE_BYTES = 1024, 64
 """Of the stages in shared memory; bytes of their barriers."""
 TILE_CYCLES, STEP_CYCLES, GRADIENT_STEP_CYCLES = 3600, 14000, 26000
-"""Estimated cycles of TILE_K of a product of 128 x 128, and of a step besides the product."""
+"""Estimated cycles of TILE_K of a product of 128 x 128, and of a step besides the product: forward, gradient."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ def grid_kernel(division: GridDivision, target: Target, types: Sequence[Any], re
     macros = cell_macros(division.cell) | {
         "HIDDEN": lengths.hidden, "TILE_N": division.tile_n, "SPLITS": division.splits, "GRADIENT": int(gradient),
     }  # fmt: skip
+    # The positions of the arguments.
     weight, h0 = 1, (3 if division.cell == "lstm" else 2) if gradient else 4 if division.cell == "gru" else 3
     pack = CudaLaunch(
         "rnn/grid_pack.cu",

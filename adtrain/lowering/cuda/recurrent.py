@@ -155,7 +155,7 @@ def kernel(cell: str, division: Division, types: Sequence[Any], reverse: bool) -
 def _rule(cell: str, gradient: bool) -> CudaRule:
     def candidates(target: Target, *types: Any, reverse: bool) -> list[CudaKernel]:
         """The MAX_RESIDENT best divisions with the weight in registers, the best one with the weight in memory, and one
-        over the whole grid; the one first that is estimated fastest.
+        over the whole grid. The last one comes first if its estimate is the shortest.
         """
         lengths, itemsize = recurrent_lengths(*types), types[0].dtype.itemsize
         by_time = sorted(divisions(target, lengths, itemsize, gradient), key=lambda d: d.cycles(target))

@@ -48,7 +48,7 @@ def column_sum(equation: Equation, threads: int) -> Part:
         *indented(statements(after, results | {y: "total"}, [f"y{i}[column]" for i in range(len(body.outputs))])),
         "});",
     ]
-    shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * 8
+    shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * 8  # totals are float64
     headers = ("common/common.cuh", "reduce/column_sum.cuh")
     return Part(lines, body.inputs, body.outputs, headers, blocks=column_blocks(equation), shared=shared)
 

@@ -12,13 +12,12 @@ from adtrain.backends.cuda.codegen.one_block import one_block
 from adtrain.backends.cuda.codegen.part import Kernel, Part, code_of, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import column_sum_p, product_p
-from adtrain.core.primitive import Trait
+from adtrain.core.fused import column_sum_p
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm
 from adtrain.passes.fuse_elementwise import is_loops
-from adtrain.passes.fuse_horizontally import MAX_K
+from adtrain.passes.fuse_horizontally import MAX_K, is_product, product_lengths
 
 THREADS = 256
 """Threads of a block without products. With products their tile sets the number."""
@@ -33,7 +32,7 @@ Choice: TypeAlias = "Callable[[Equation], Sequence[BlockGemm]]"
 
 def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> Kernel:
     """One kernel for independent members. The blocks of the members that take longest come first."""
-    products = _same_threads({e: choose(e) for e in members if _is_product(e)})
+    products = _same_threads({e: choose(e) for e in members if is_product(e)})
     threads = max((product.threads for product in products.values()), default=THREADS)
     parts = [
         *(
@@ -41,7 +40,11 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
             for e in members
             if e not in products and not is_loops(e) and e.primitive is not column_sum_p
         ),
-        *_products({e: products[e] for e in sorted(products, key=_depth, reverse=True)}, threads, target),
+        *_products(
+            {e: products[e] for e in sorted(products, key=lambda e: product_lengths(e)[-1], reverse=True)},
+            threads,
+            target,
+        ),
         *(column_sum(e, threads) for e in members if e.primitive is column_sum_p),
         *(loops(e).part(threads, target.multiprocessors) for e in members if is_loops(e)),
     ]
@@ -62,16 +65,6 @@ def _same_threads(choices: Mapping[Equation, Sequence[BlockGemm]]) -> dict[Equat
     common = set.intersection(*({p.threads for p in found} for found in choices.values()))
     threads = next((p.threads for p in choices[largest] if p.threads in common), 0)
     return {e: next((p for p in found if p.threads == threads), found[0]) for e, found in choices.items()}
-
-
-def _is_product(equation: Equation) -> bool:
-    return equation.primitive is product_p or equation.has(Trait.MATMUL)
-
-
-def _depth(equation: Equation) -> int:
-    """The length K of a product."""
-    matmul = matmul_of(equation)
-    return matmul.inputs[0].type.shape[-2 if matmul.params["transpose_a"] else -1]
 
 
 def _products(chosen: Mapping[Equation, BlockGemm], threads: int, target: Target) -> Iterator[Part]:

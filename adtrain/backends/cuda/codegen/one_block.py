@@ -122,8 +122,8 @@ def _with_copies(
     forms: Callable[[Equation], Form],
     larger: Collection[Variable] = (),
 ) -> tuple[Program, list[_Scheduled], dict[Variable, str]]:
-    """The body, its schedule and the pointers, with small inputs that are first read after a barrier prefetched into
-    shared memory, and the ``larger`` ones of these."""
+    """The body, its schedule and the pointers, with inputs that are first read after a barrier prefetched into shared
+    memory, if they are small or among ``larger``."""
     first: dict[Variable, int] = {}
     for e, begin, _ in _schedule(body, names, threads, forms):
         if not e.has(Trait.RESHAPE):

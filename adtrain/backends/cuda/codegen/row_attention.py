@@ -1,4 +1,4 @@
-"""How a block of a row-product kernel computes attention of the sequences that its rows are."""
+"""Attention in a row-product kernel: the rows of a block are whole sequences."""
 
 from __future__ import annotations
 
@@ -28,15 +28,12 @@ def _step(function: str, equation: Equation, pointers: Sequence[str]) -> Step:
     x = equation.inputs[0]
     sequences, length, row = x.type.shape
     heads = equation.params["heads"]
-    kind = f"RowAttention<{sequences * length}, {length}, {heads}, {row // (3 * heads)}, {_bool(equation)}>"
+    causal = str(equation.params["causal"]).lower()
+    kind = f"RowAttention<{sequences * length}, {length}, {heads}, {row // (3 * heads)}, {causal}>"
     arguments = ", ".join([*pointers, "(T *)partial", f"(T){literal(equation.params['scale'])}"])
     tiles = sequences * length // TILE * heads
     size = tiles * 2 * TILE * TILE * x.type.dtype.itemsize
-    return Step([f"{kind}::forward<THREADS>(t, {arguments});".replace("forward", function)], tiles * WARP, size)
-
-
-def _bool(equation: Equation) -> str:
-    return str(equation.params["causal"]).lower()
+    return Step([f"{kind}::{function}<THREADS>(t, {arguments});"], tiles * WARP, size)
 
 
 FORMS: dict[str, Form] = {"self_attention": _forward, "self_attention_grad": _backward}

@@ -36,7 +36,7 @@ def own_rows(
     """The part in which each block computes a body for its own rows.
 
     Args:
-        rows: the length of axis 0 in a block, by the length of axis 0 of a variable.
+        rows: maps the length of axis 0 of a variable to its length in a block.
         whole: the inputs that every block reads completely.
         part_for: returns the part for a body of so many rows, with the pointers to its values.
     """

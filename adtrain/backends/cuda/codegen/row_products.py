@@ -14,10 +14,10 @@ from adtrain.backends.cuda.codegen.row_attention import FORMS as ATTENTION_FORMS
 from adtrain.backends.cuda.codegen.row_fused import own_rows
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of, loops_p, product_p
-from adtrain.core.primitive import Trait
+from adtrain.core.fused import body_of, loops_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_horizontally import is_product
 from adtrain.passes.fuse_row_products import ROWS, STEP, row_count, sequence_length, shared_by_blocks
 from adtrain.passes.plan_memory import nbytes
 
@@ -53,7 +53,7 @@ def max_width(body: Program) -> int:
 
 
 def _form_of(equation: Equation) -> Form:
-    if equation.primitive is product_p or equation.has(Trait.MATMUL):
+    if is_product(equation):
         return _product
     wide = len(equation.outputs[0].type.shape) == 2 and equation.outputs[0].type.shape[1] % VECTOR == 0
     if wide and (equation.primitive is loops_p or elementwise(equation)):
@@ -67,7 +67,7 @@ def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Ste
 
 
 def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    """The product by tensor cores to partial sums, and the elementwise equations after it."""
+    """Two steps: partial sums of the product by tensor cores; their sums and the elementwise equations after it."""
     body = flat(body_of(equation))
     matmul, *others = body.equations
     (a, b), (c,) = matmul.inputs, matmul.outputs
@@ -90,16 +90,15 @@ def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
 
 
 def _division(n: int, k: int) -> tuple[int, int]:
-    """Columns of a warp's tile, and the slices of K, such that most warps have work."""
+    """Columns of a warp's tile, and slices of K, with which the most warps have work."""
 
-    def busy(strip: int) -> tuple[int, int]:
+    def most_slices(strip: int) -> int:
         counts = [s for s in range(1, WARPS + 1) if k // STEP % s == 0 and n // strip * s <= WARPS]
-        return (max(counts, default=0), strip)
+        return max(counts, default=0)
 
-    found = {strip: busy(strip) for strip in STRIPS}
-    usable = [(slices * (n // strip), strip, slices) for strip, (slices, _) in found.items() if slices]
-    _, strip, slices = max(usable)
-    return strip, slices
+    slices = {strip: most_slices(strip) for strip in STRIPS}
+    _, strip = max((n // strip * count, strip) for strip, count in slices.items() if count)
+    return strip, slices[strip]
 
 
 def _vectors(

@@ -27,7 +27,7 @@ MAX_DIRECT = 64
 BANDWIDTH = 2.6e12
 """Bytes per second that packing reads and writes."""
 ONE_TERM = 2
-"""How much faster products of operands of one term are than those of two."""
+"""Speed of products of one-term operands, over that of two-term operands."""
 START = 2e-6
 """Seconds until the first tiles are in shared memory."""
 MOST = 2
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
     Args:
         name: of the function.
-        own: tiles of the block's rows.
+        own: operands of which a tile of the block's rows is in shared memory.
         sums: results of a row that stay in registers, as multiples of the width.
         scores: tiles of scores in registers.
         products: of rows by others by width.
@@ -77,8 +77,8 @@ class Part(NamedTuple):
         """Whether shared memory holds the tiles, and registers the numbers."""
         width = problem.lengths.width
         numbers = tile.rows * (self.sums * slice_of(width, self.own) + self.scores * tile.others) // WARP
-        few = tile.rows == 16 or "rng" not in problem.optional  # Philox takes registers too
-        return few and numbers <= self.most_numbers and self.shared(tile, problem) <= target.shared
+        room_for_philox = tile.rows == 16 or "rng" not in problem.optional  # its registers are not in `numbers`
+        return room_for_philox and numbers <= self.most_numbers and self.shared(tile, problem) <= target.shared
 
     def shared(self, tile: Tile, problem: Problem) -> int:
         """Bytes of shared memory: tiles of the block's rows and of others, and two numbers of each query."""
@@ -121,12 +121,12 @@ def direct(problem: Problem) -> bool:
 
 
 def terms_of(problem: Problem) -> int:
-    """16-bit numbers that an operand is the sum of."""
+    """How many 16-bit numbers an operand is the sum of."""
     return 2 if problem.precision == FULL else 1
 
 
 def candidates(target: Target, problem: Problem) -> Candidates | None:
-    """The tiles that are the fastest by estimate, then the second ones. None where none fits, and for float64."""
+    """Kernels of the tiles that are estimated fastest, then of the next ones. None where none fits, and for float64."""
     if target.capability < CAPABILITY or problem.dtype != np.float32:
         return None
     x = problem.lengths
@@ -176,7 +176,7 @@ def _part(
 def _seconds(
     target: Target, problem: Problem, part: Part, launch: CudaLaunch, tile: Tile, speed: float, others: int
 ) -> float:
-    """The blocks of a multiprocessor share its speed. Rows beside a block's own and tiles of others count too."""
+    """The blocks of a multiprocessor share its speed. Tiles that are only partly filled count in full."""
     assert isinstance(launch.blocks, int)
     resident = max(1, min(target.shared // launch.shared, 8 // tile.warps))
     rows = tile.block * -(-others // tile.others) * tile.others * (0.5 if problem.causal else 1)

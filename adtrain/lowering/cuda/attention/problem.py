@@ -1,4 +1,4 @@
-"""What every form of attention gets: lengths, options, and the places of its arguments and results."""
+"""What every form of attention gets: lengths, options, and the positions of its arguments and results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adtrain.core.target import Target
 from adtrain.lowering.shapes import AttentionLengths, attention_lengths, optional_arguments
 
 LAUNCH = 3e-6
-"""Seconds of a launch beside its work."""
+"""Seconds that a launch takes besides its work."""
 
 
 class Candidates(NamedTuple):
@@ -32,7 +32,7 @@ class Problem(NamedTuple):
         precision: "full", "tf32" or "bfloat16".
         arrays: 3 where q, k and v are arguments of their own, 1 where one array holds them.
         gradient: whether it is the gradient.
-        optional: which of "mask" and "rng" there are.
+        optional: which of the arguments "mask" and "rng" are present.
         causal: whether query i attends to keys 0 to i only.
         options: scale, dropout and stream, the last numbers of every kernel.
     """
@@ -113,5 +113,5 @@ def problem_of(arrays: int, gradient: bool, types: Sequence[Any], params: Mappin
 
 
 def waves(blocks: int, at_once: int, target: Target) -> int:
-    """How often all multiprocessors take ``at_once`` blocks each until the grid is done."""
+    """The waves of a grid: in a wave each multiprocessor computes ``at_once`` blocks."""
     return -(-blocks // (at_once * target.multiprocessors))

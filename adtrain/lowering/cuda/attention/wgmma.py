@@ -78,17 +78,18 @@ BANDWIDTH, START = 4e12, 4e-6
 
 
 def candidates(target: Target, problem: Problem) -> Candidates | None:
+    """Kernels for `bfloat16` without mask and dropout, with a positive scale; None for other problems."""
     x = problem.lengths
     suits = problem.precision == "bfloat16" and problem.dtype == np.float32 and not problem.optional
     if target.capability != CAPABILITY or not suits or x.width > WIDTHS[-1] or problem.options[0] <= 0:
         return None
-    short = short_tile(problem)
     if problem.gradient:
         of_gradient = BACKWARD_TILES[packed_width(problem)]
         kernels = [_backward(target, problem, tile) for tile in of_gradient]
         return Candidates(_seconds(target, problem, of_gradient[0]), kernels)
     tiles = FORWARD_TILES[packed_width(problem)]
     kernels = [_forward(target, problem, tile) for tile in tiles]
+    short = short_tile(problem)
     if short is None:
         return Candidates(_seconds(target, problem, tiles[0]), kernels)
     seconds = START + _elements(problem) * SHORT_BYTES / BANDWIDTH
@@ -96,7 +97,7 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
 
 
 def _elements(problem: Problem) -> float:
-    """Of a padded array, the mean of those of queries and of keys. Less than a tile is as slow as a tile."""
+    """Elements of a padded array, on average over queries and keys. A partly filled tile counts in full."""
     x, rows = problem.lengths, WARPGROUP_ROWS
     queries, keys = (-(-length // rows) * rows for length in (x.queries, x.keys))
     return x.batch * (queries + keys) / 2 * packed_width(problem)
@@ -106,8 +107,8 @@ def _seconds(target: Target, problem: Problem, tile: ForwardTile | BackwardTile)
     """The estimated time of packing, of the products, and of unpacking."""
     x, gradient, (queries, keys) = problem.lengths, problem.gradient, packed_rows(problem, tile)
     products, own, others = (10, tile.keys, queries) if gradient else (4, tile.queries, keys)
-    turns = waves(x.batch * (keys if gradient else queries) // own, 1, target)
-    flops = turns * products * own * others * packed_width(problem) * (0.5 if problem.causal else 1)
+    rounds = waves(x.batch * (keys if gradient else queries) // own, 1, target)
+    flops = rounds * products * own * others * packed_width(problem) * (0.5 if problem.causal else 1)
     launches = 3 if gradient else 2
     return launches * START + flops / SPEED[gradient] + _elements(problem) * BYTES[gradient] / BANDWIDTH
 
@@ -190,7 +191,7 @@ def _forward(target: Target, problem: Problem, tile: ForwardTile) -> CudaKernel:
 
 
 def short_tile(problem: Problem) -> ShortTile | None:
-    """A buffer for all keys, and for all queries if they fit. None: the keys do not fit."""
+    """A buffer for all keys, and for as many queries as fit; None if the keys do not fit."""
     x, rows = problem.lengths, UNIT_BYTES // (2 * packed_width(problem))
     key_units = -(-x.keys // rows)
     room = MAX_UNITS - 2 * key_units
