@@ -4,6 +4,8 @@
 // A block computes the results of a tile of queries of one head and loops over tiles of keys, or the other way round. No array
 // of queries x keys is stored.
 //
+// by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores.
+//
 // Macros of both forms: WIDTH (of a head), CAUSAL, MASKED and DROPOUT (0 or 1), MANTISSA (common/rounding.cuh).
 #pragma once
 #include "common/collectives.cuh"

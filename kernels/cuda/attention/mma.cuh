@@ -22,7 +22,7 @@
 constexpr Half FORMAT = MANTISSA > 7 ? FLOAT16 : BFLOAT16_BITS;
 constexpr int TERMS = MANTISSA > 10 ? 2 : 1, GROUP = 64, SUM_LENGTH = 64;
 constexpr int PADDED = (WIDTH + 15) / 16 * 16;                       // the width of packed rows
-constexpr int STRIDE = PADDED + 8;                                   // elements between rows in shared memory: no bank conflicts
+constexpr int STRIDE = PADDED + 8;                                   // elements between rows in shared memory
 constexpr float PROBABILITY = FORMAT == FLOAT16 ? 1 << 14 : 1;       // the scale of probabilities
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f, SMALLEST = 1.17549435e-38f;
 

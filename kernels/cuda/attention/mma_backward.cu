@@ -9,8 +9,8 @@ typedef float Scores[TILES_N][M][2][4];
 typedef Tile<BLOCK> Own;
 typedef Tile<OTHERS> Other;
 
-// The operands, and what mma_pack.cu leaves in scratch memory. shifts: -log2(sum of exponentials) of each query; deltas: its sum
-// of cotangent times output.
+// The operands, and what mma_pack.cu leaves in scratch memory. shifts: -log2(sum of exponentials) of each query; deltas: its
+// sum of cotangent times output.
 struct Inputs {
     Operand q, k, v, ct;
     const float *shifts, *deltas;

@@ -1,7 +1,7 @@
 // Attention of short sequences inside a row-product kernel, whose blocks take whole sequences through a chain of equations.
 //
-// x has the rows of q, k and v side by side: 3 HEADS WIDTH elements for each row, LENGTH rows for each sequence. A warp computes
-// TILE rows of a head by tensor cores: their scores are one tile, in which keys of other sequences are masked.
+// x has the rows of q, k and v side by side: 3 HEADS WIDTH elements for each row, LENGTH rows for each sequence. A warp
+// computes TILE rows of a head by tensor cores: their scores are one tile, in which keys of other sequences are masked.
 #pragma once
 #include "gemm/small_gemm.cuh"
 

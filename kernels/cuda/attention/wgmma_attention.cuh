@@ -5,6 +5,8 @@
 // 128-byte swizzle. So eight rows, or any multiple, are contiguous, and one bulk copy brings them into shared memory as WGMMA
 // reads them. Padding is 0. Short sequences are not packed: see wgmma_short_forward.cu.
 //
+// by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores.
+//
 // Macros (wgmma.py): HEAD_WIDTH, PACKED_WIDTH (64 or 128), CAUSAL (0 or 1).
 #pragma once
 #include "common/collectives.cuh"

@@ -1,7 +1,7 @@
 // Attention in bfloat16 by WGMMA, from packed arrays: see wgmma_attention.cuh. Persistent and warp-specialised: one block for
-// each multiprocessor goes from tile to tile of BLOCK_Q queries. One thread issues copies; each of CONSUMERS warpgroups computes
-// 64 queries. The product for the scores of the next keys overlaps the softmax of the current ones. The warpgroups also take
-// turns, so that one multiplies while another one computes exponentials.
+// each multiprocessor goes from tile to tile of BLOCK_Q queries. One thread issues copies; each of CONSUMERS warpgroups
+// computes 64 queries. The product for the scores of the next keys overlaps the softmax of the current ones. The warpgroups
+// also take turns, so that one multiplies while another one computes exponentials.
 //
 // Macros: also KEY_STAGES of k and of v, CONSUMERS = BLOCK_Q / 64, HEAD_GROUP: heads whose tiles are computed at the same time.
 #include "attention/wgmma_scratch.cuh"

@@ -20,8 +20,8 @@ struct PackedInputs {
 constexpr int BY_Q_TILE = BLOCK_Q * PACKED_WIDTH; // elements
 
 // The gradient in three launches: attention_pack_grad packs q, k, v and the cotangent, and computes the statistics of queries;
-// attention_wgmma_grad computes the cotangents of keys and values, and adds up those of the queries; attention_unpack_grad writes
-// the latter. A row that does not exist has an infinite logsumexp, so its probabilities are 0.
+// attention_wgmma_grad computes the cotangents of keys and values, and adds up those of the queries; attention_unpack_grad
+// writes the latter. A row that does not exist has an infinite logsumexp, so its probabilities are 0.
 struct GradientScratch {
     PackedArray q, k, v, ct;
     float *stats; // for each tile of queries logsumexp * log2(e) of its rows, then delta: the sum of ct * out

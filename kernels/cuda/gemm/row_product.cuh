@@ -66,8 +66,8 @@ template <int ROWS_, int N, int K, bool TRANSPOSE_B, int SLICES_, int STRIP> str
         }
     }
 
-    // Elements `column` ... `column` + 3 of a row of the product, from the slices' sums. Results that are not finite are computed
-    // again by FMA, because BF16X3 turns infinities into NaN.
+    // Elements `column` ... `column` + 3 of a row of the product, from the slices' sums. Results that are not finite are
+    // computed again by FMA, because BF16X3 turns infinities into NaN.
     static __device__ __forceinline__ Vector<T, VECTOR> result(const T *a, const T *b, const T *sums, int row, int column) {
         Vector<T, VECTOR> v = ::load<T, VECTOR>(sums + row * N + column);
         #pragma unroll

@@ -1,10 +1,11 @@
 // Recurrent networks whose weight does not fit into a cluster: a step is a matrix product by WGMMA in bf16x3 (sm90/bf16x3.cuh).
 //
-// TILE_ROWS rows of the batch are a group. PARTS blocks compute a group, from the first to the last step in one launch, and wait
-// for each other between steps by counters in global memory (sm90/grid_sync.cuh). The operands of a product are weight_hh and
-// what the blocks exchange, states or cotangents. They are in scratch, split into bfloat16 terms and packed: a packed tile has the
-// three terms of TILE_K elements of each row, in the 128-byte swizzle of WGMMA. It is contiguous, so a bulk copy loads it. One
-// thread of a block copies; two warpgroups multiply, each half of the rows, and compute the formulas from their accumulators.
+// TILE_ROWS rows of the batch are a group. PARTS blocks compute a group, from the first to the last step in one launch, and
+// wait for each other between steps by counters in global memory (sm90/grid_sync.cuh). The operands of a product are weight_hh
+// and what the blocks exchange, states or cotangents. They are in scratch, split into bfloat16 terms and packed: a packed tile
+// has the three terms of TILE_K elements of each row, in the 128-byte swizzle of WGMMA. It is contiguous, so a bulk copy loads
+// it. One thread of a block copies; two warpgroups multiply, each half of the rows, and compute the formulas from their
+// accumulators.
 //
 // Macros (GridDivision in grid_recurrent.py): HIDDEN, TILE_N (columns of a product in a block), SPLITS (blocks that divide K of
 // one tile), GRADIENT, LSTM, GRU, RELU, GATED.
@@ -32,8 +33,8 @@ static_assert(sizeof(TilePipeline) <= PIPELINE_BYTES, "the barriers fit");
 static_assert(SHARED == SHARED_BYTES, "as `GridDivision.shared` in grid_recurrent.py says");
 #endif
 
-// Scratch: the counters of each group, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles of
-// what the blocks exchange (K), and partial sums of tiles where K is divided.
+// Scratch: the counters of each group, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles
+// of what the blocks exchange (K), and partial sums of tiles where K is divided.
 template <int TILES, int K> struct Layout {
     static constexpr int K_TILES = K / TILE_K;
     static constexpr int64_t WEIGHT = (int64_t)TILES * K_TILES * TILE_B, BUFFER = (int64_t)K_TILES * TILE_A;
@@ -102,8 +103,8 @@ template <class A, class B, class Ready> __device__ __forceinline__ void produce
     }
 }
 
-// main += the product of a step, by a consumer warpgroup. Tensor cores truncate when they add, so they sum the products of leading
-// terms over TILE_K only; float32 additions sum the results.
+// main += the product of a step, by a consumer warpgroup. Tensor cores truncate when they add, so they sum the products of
+// leading terms over TILE_K only; float32 additions sum the results.
 __device__ __forceinline__ void multiply(
     const Stages &stages, PipelineState<STAGES> &state, int k_tiles, float (&main)[SUMS]) {
     TilePipeline &pipeline = stages.pipeline();

@@ -1,5 +1,5 @@
-// Packs weight_hh, and for the first step h0, for rnn/grid_recurrent.cu (GRADIENT 0) and rnn/grid_recurrent_grad.cu (1), and sets
-// their counters to 0. A thread packs chunks of eight neighbours along K.
+// Packs weight_hh, and for the first step h0, for rnn/grid_recurrent.cu (GRADIENT 0) and rnn/grid_recurrent_grad.cu (1), and
+// sets their counters to 0. A thread packs chunks of eight neighbours along K.
 #include "rnn/grid.cuh"
 
 #if GRADIENT

@@ -1,5 +1,5 @@
-// A recurrent network, all steps in one launch: see rnn/grid.cuh. A block computes TILE_N / GATES hidden units of a group's rows.
-// A thread's accumulators hold all gates of its rows and units.
+// A recurrent network, all steps in one launch: see rnn/grid.cuh. A block computes TILE_N / GATES hidden units of a group's
+// rows. A thread's accumulators hold all gates of its rows and units.
 #include "rnn/grid.cuh"
 
 constexpr int UNITS = TILE_N / GATES, PARTS = HIDDEN / UNITS;

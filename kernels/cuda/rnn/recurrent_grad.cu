@@ -1,7 +1,7 @@
-// The gradient of a recurrent network, all steps in one launch, from the last one to the first. The cotangents of the sums of a step
-// are in shared memory: each block writes those of its units to all blocks of the cluster. Their products with weight_hh are the
-// cotangents of the hidden states before. With BUFFERS = 2 a step writes while others still read those of the step before; with 1
-// there is a barrier between.
+// The gradient of a recurrent network, all steps in one launch, from the last one to the first. The cotangents of the sums of a
+// step are in shared memory: each block writes those of its units to all blocks of the cluster. Their products with weight_hh
+// are the cotangents of the hidden states before. With BUFFERS = 2 a step writes while others still read those of the step
+// before; with 1 there is a barrier between.
 #include "rnn/recurrent.cuh"
 
 // Where the cotangents of the states after the next step to compute are.
@@ -88,7 +88,8 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
         given.hidden = k ? y[at(k - 1) * HIDDEN + unit] : h0[item.n * HIDDEN + unit];
         return given;
     };
-    // Stores the cotangents of a unit's x, and of its s if they differ (GRU). T *to_x, *to_s: where those of the first gate are.
+    // Stores the cotangents of a unit's x, and of its s if they differ (GRU). T *to_x, *to_s: where those of the first gate
+    // are.
     const auto put = [&](T *to_x, T *to_s, const StepGrad &made) {
         #pragma unroll
         for (int g = 0; g < GATES; g++) {
