@@ -45,6 +45,7 @@ def fuse_horizontally(program: Program, target: Target) -> Program:
     max_blocks = WAVES * target.multiprocessors
     groups = Groups(program)
     needed = {v for e in program.equations for v in e.inputs}
+    # In order, the equations whose results no other one reads.
     last = {i: None for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs)}
     long = {i for i in last if _long_tiles(program.equations[i])}
     enough = sum(_long_tiles(program.equations[i]) for i in long) >= target.multiprocessors

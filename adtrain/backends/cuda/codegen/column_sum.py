@@ -27,9 +27,8 @@ def column_sum(equation: Equation, threads: int) -> Part:
     (x,), (y,) = total.inputs, total.outputs
     columns, c = y.size, c_type(x.type.dtype)
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
-    made = {v for e in body.equations for v in e.outputs}
-    before = _program(body.equations[:at], [x], made)
-    after = _program(body.equations[at + 1 :], body.outputs, made)
+    before = _program(body.equations[:at], [x])
+    after = _program(body.equations[at + 1 :], body.outputs)
     rows = prod(x.type.shape) // columns
     load, values = _loads(before, x.type.shape, names, "row", "column", VECTOR, columns)
     read, results = _loads(after, y.type.shape, names, "0", "column", 1, columns)
@@ -53,7 +52,8 @@ def column_sum(equation: Equation, threads: int) -> Part:
     return Part(lines, body.inputs, body.outputs, headers, blocks=column_blocks(equation), shared=shared)
 
 
-def _program(equations: Sequence[Equation], outputs: Sequence[Variable], made: set[Variable]) -> Program:
+def _program(equations: Sequence[Equation], outputs: Sequence[Variable]) -> Program:
+    """The Program of these equations; an output that none of them computes is an input too."""
     own = {v for e in equations for v in e.outputs}
     inputs = dict.fromkeys(v for e in equations for v in e.inputs if v not in own)
     inputs |= dict.fromkeys(v for v in outputs if v not in own)

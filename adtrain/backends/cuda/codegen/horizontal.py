@@ -48,6 +48,7 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
         *(column_sum(e, threads) for e in members if e.primitive is column_sum_p),
         *(loops(e).part(threads, target.multiprocessors) for e in members if is_loops(e)),
     ]
+    # Parts with equal code become neighbours, which share it.
     parts = [part for code in dict.fromkeys(map(code_of, parts)) for part in parts if code_of(part) == code]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
     crowded = sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
