@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,10 +28,11 @@ from adtrain.config.differences import value_text
 from adtrain.config.records import plain
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
+from adtrain.distributed.environment import place
 from adtrain.sweeps import member_run
 from adtrain.sweeps.folder import MemberResult, SweepFolder, SweepResults
 from adtrain.sweeps.plan import GroupPlan
-from adtrain.sweeps.run import SweepInterrupted, Watch
+from adtrain.sweeps.run import SweepInterrupted, Watch, members_text
 from adtrain.sweeps.session import Session, described, prepared, reopened
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import scores
@@ -106,6 +108,9 @@ def command(
     new_only = {"--halving": halving, "--by": rank_by, "--output-dir": output_dir, "--set": overrides}
     if sweep is not None and (given := [name for name, value in new_only.items() if value]):
         raise click.UsageError(f"{given[0]} is for a new sweep, and --resume SWEEP continues one")
+    found = place(os.environ)
+    if found is not None and found.size > 1:
+        raise click.UsageError(f"{found.launcher} started {found.size} processes, but a sweep runs in one process")
     set_autotune(device, autotune)
     if sweep is not None:
         session, folder = reopened(sweep, device, plugins)
@@ -206,7 +211,7 @@ def plan_lines(session: Session, plans: Sequence[GroupPlan], rank_by: str, halvi
     """The plan as lines of text."""
     count, groups = len(session.members), len(plans)
     lines = [
-        f"sweep   {count:,} member{'s' * (count > 1)} in {groups} group{'s' * (groups > 1)}, ranked by {rank_by}",
+        f"sweep   {members_text(count)} in {groups} group{'s' * (groups > 1)}, ranked by {rank_by}",
         f"device  {session.device}, {backend(session.device).device_name()}",
     ]
     if halving:
@@ -215,7 +220,7 @@ def plan_lines(session: Session, plans: Sequence[GroupPlan], rank_by: str, halvi
         named = ", ".join(f"{key} {value_text(value)}" for key, value in values.items())
         waves = f" in {len(x.waves)} waves of {x.waves[0]:,}, one after the other" if len(x.waves) > 1 else ""
         lines.append(
-            f"group {x.group.number} {len(x.group.members):,} members{waves} of {x.parameters:,} parameters"
+            f"group {x.group.number} {members_text(len(x.group.members))}{waves} of {x.parameters:,} parameters"
             f"{f' ({named})' if named else ''}, {x.steps:,} steps, memory {x.bytes / 2**20:,.1f} MiB"
         )
     return lines
@@ -279,6 +284,7 @@ def _setting(value: Any) -> str:
 
 
 def summary_lines(results: SweepResults, folder: SweepFolder) -> list[str]:
+    """How many members finished, the time, and where the files are."""
     counts = {status: sum(x.status == status for x in results.members) for status in ("finished", "dropped", "failed")}
     told = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
     lines = [

@@ -156,6 +156,7 @@ def command(
 
     if members is not None:
         alone = {"--resume": run, "--repeat": repeats, "--eager or --no-fuse": mode, "--debug-nan": debug_nan}
+        alone["--ranks or mpiexec"] = communicator.current().size > 1
         if given := [name for name, value in {**alone, "--tensorboard": events}.items() if value]:
             raise click.UsageError(f"--members trains a sweep, and takes no {given[0]}")
         sweep.train_seeds(
