@@ -77,7 +77,7 @@ class MemberResult:
     """The result of a member.
 
     Attributes:
-        rank: from 1; the best first. Those that were dropped earlier, and then those that failed, come last.
+        rank: from 1, the best member. Dropped members follow finished ones, and failed members come last.
         status: "finished", "dropped" by halving, or "failed".
         value: by `SweepOptions.rank_by`, of the last epoch; None if it failed.
         train, validation: of the last epoch. test: None if it was dropped or failed.
@@ -129,7 +129,7 @@ class SweepFolder:
         folder = cls(_created(cfg.name, path))
         write_atomic(folder.path / OPTIONS, _json(options))
         write_atomic(folder.path / METRICS, b"")
-        write_atomic(folder.path / SWEEP, config.dump(_anywhere(cfg)).encode())
+        write_atomic(folder.path / SWEEP, config.dump(_with_absolute_files(cfg)).encode())
         return folder
 
     @classmethod
@@ -188,7 +188,7 @@ class SweepFolder:
             raise unwritable(path, error) from error
 
     def lines(self) -> list[EpochLine]:
-        """The epochs of all waves. Of an epoch that was repeated after a resumption the last line counts."""
+        """The epochs of all waves. If an epoch was repeated after a resumption, its last line counts."""
         path = self.path / METRICS
         content = _read(path)
         whole = content[: content.rfind(b"\n") + 1]
@@ -208,9 +208,11 @@ class SweepFolder:
             raise unwritable(path, error) from error
 
     def state_path(self, rung: int, group: int, wave: int) -> Path:
+        """The file of a wave's state."""
         return self.path / STATES / f"rung{rung}-group{group}-wave{wave}.safetensors"
 
     def write_state(self, rung: int, group: int, wave: int, state: WaveState) -> None:
+        """Replace the file of a wave's state. Raises AdtrainError where it cannot be written."""
         path = self.state_path(rung, group, wave)
         try:
             path.parent.mkdir(exist_ok=True)
@@ -261,7 +263,7 @@ class SweepFolder:
         return f"continue with: adtrain sweep --resume {shlex.quote(str(self.path))}"
 
 
-def _anywhere(cfg: Config) -> Config:
+def _with_absolute_files(cfg: Config) -> Config:
     """The config with absolute paths, also of its plug-ins, so that the copy in the folder works."""
     absolute = with_absolute_paths(cfg)
     if cfg.plugins is None:

@@ -92,8 +92,11 @@ class Group:
 
     @cached_property
     def least(self) -> int:
-        """The least number of members in a Program. The kernels of a convolution for one member differ from those for
-        several, which are groups of channels; so a member alone is trained twice."""
+        """The least number of members in a Program: 2 with convolutions, otherwise 1.
+
+        `vmap` makes one grouped convolution of those of several members, whose kernels differ from those for one. So a
+        member that is alone is trained twice, and has the bytes that it has among others.
+        """
         network = self.experiment.network
         kinds = [row.kind for row in nn.describe(network.model, network.input_shape)]
         return 2 if any(kind.startswith("conv") for kind in kinds) else 1
