@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from adtrain.config.records import plain
 from adtrain.config.values import Duration, Total
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
-from adtrain.files import open_regular, read_regular, remove_temporaries, unwritable, write_atomic
+from adtrain.files import locked_by, read_regular, remove_temporaries, unwritable, write_atomic
 from adtrain.plugins import loaded
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.step import empty_tally
@@ -151,26 +151,9 @@ class SweepFolder:
             raise AdtrainError(f"{self.path / OPTIONS}: has format {found.format}; this version reads format {FORMAT}")
         return found
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes. Raises AdtrainError where another one holds the lock."""
-        try:
-            import fcntl
-        except ImportError:
-            yield
-            return
-        path = self.path / METRICS
-        try:
-            open_regular(path).close()
-            file = path.open("ab")
-        except OSError as error:
-            raise unwritable(path, error) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise AdtrainError(f"{self.path}: another process is training into this folder; wait for it") from None
-            yield
+        return locked_by(self.path / METRICS)
 
     def append(self, line: EpochLine) -> None:
         """Append a line to the metrics, and wait until it is on the disk."""
