@@ -19,10 +19,11 @@ from adtrain.cli.options import (
     device_option,
     json_option,
     plugin_option,
+    quiet_option,
     set_autotune,
     set_option,
 )
-from adtrain.cli.output import QUIET, is_quiet, message, print_json, progress, show
+from adtrain.cli.output import is_quiet, message, print_json, progress, show
 from adtrain.cli.stop_signals import stop_signals
 from adtrain.config.differences import value_text
 from adtrain.config.records import plain
@@ -39,21 +40,6 @@ from adtrain.training import scores
 
 MAX_ROWS = 10
 """Members in the printed ranking."""
-
-
-def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    ctx.meta[QUIET] = value
-
-
-quiet_option = click.option(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_set_quiet,
-    help="Print nothing but the sweep's folder, warnings and errors.",
-)
 
 
 @click.command(short_help="Train many variants of a config together, and rank them.")
@@ -78,7 +64,7 @@ quiet_option = click.option(
 @plugin_option
 @click.option("--dry-run", is_flag=True, help="Check everything and print the plan; train and write nothing.")
 @click.option("--all", "all_rows", is_flag=True, help=f"Print all members, not only the best {MAX_ROWS}.")
-@quiet_option
+@quiet_option("sweep")
 @json_option
 def command(
     config_path: str | None,
