@@ -7,6 +7,8 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
@@ -51,6 +53,30 @@ def _replace(path: Path, content: bytes, mode: int | None) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def locked_by(path: Path) -> Iterator[None]:
+    """Lock the folder of the file `path` against other training processes during a `with` block, by a lock of the file.
+
+    Raises AdtrainError where another process holds the lock. Does nothing on systems without fcntl.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    try:
+        open_regular(path).close()
+        file = path.open("ab")
+    except OSError as error:
+        raise unwritable(path, error) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AdtrainError(f"{path.parent}: another process is training into this folder; wait for it") from None
+        yield
 
 
 def open_regular(path: str | Path) -> BufferedReader:

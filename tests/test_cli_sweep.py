@@ -74,6 +74,7 @@ def test_members_of_train_are_its_seeds(cfg: Path) -> None:
         (("sweep", "CFG", "--by", "test_rmse"), "expected train_, validation_ or test_ with one of loss, accuracy"),
         (("sweep", "--resume", "nothing"), "nothing: found nothing, expected the folder of a sweep"),
         (("sweep", "--resume", "nothing", "--halving"), "--halving is for a new sweep"),
+        (("sweep", "CFG", "--set", "data.shards=2"), "data.shards: found it in a sweep, expected none"),
         (("train", "CFG"), "found a sweep, expected none for one training"),
         (("train", "CFG", "--members", "2", "--repeat", "2"), "--members trains a sweep, and takes no --repeat"),
         (("eval", "CFG", "--top", "2"), "--top is for a sweep"),
@@ -83,6 +84,12 @@ def test_wrong_use_is_one_line(cfg: Path, arguments: tuple[str, ...], message: s
     given = [str(cfg) if x == "CFG" else x for x in arguments]
     assert message in one_line(command(*given, expect=2))
     assert not Path("runs").exists()
+
+
+def test_several_processes_are_refused(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert "mpiexec started 2 processes, but a sweep runs in one" in one_line(command("sweep", str(cfg), expect=2))
 
 
 @pytest.mark.exhaustive

@@ -132,6 +132,7 @@ def test_a_run_resumed_on_other_numbers_of_ranks_continues_with_the_same_bytes(t
     [
         (2, ["data.shards=1"], "found 1, expected a multiple of the number of ranks, 2"),
         (3, [], "found 3 ranks and no data.shards, expected a power of two"),
+        (3, ["data.shards=4"], "found 3 ranks, expected a power of two of ranks"),
         (1, ["data.shards=32"], "found 32 shards of batches of 16, expected at most 16"),
         (1, ["data.shards=3"], "expected a power of two"),
         (1, ["data.shards=16", "model.layers=[linear: 3, batch_norm1d]"], "needs 2 images per shard of a batch"),

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import click
 
-from adtrain.cli.output import progress
+from adtrain.cli.output import QUIET, progress
 from adtrain.core.backend import backend, usable_device
 
 LAUNCHING = "adtrain.launching"
@@ -131,3 +131,20 @@ def trust_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(options):
         with_trust = option(with_trust)
     return with_trust
+
+
+def quiet_option(result: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option `--quiet` of a command whose result is the folder of a "run" or "sweep"."""
+
+    def set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        ctx.meta[QUIET] = value
+
+    return click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=set_quiet,
+        help=f"Print nothing but the {result}'s folder, warnings and errors.",
+    )

@@ -1,4 +1,4 @@
-"""`--ranks N` and `--timeout S`, and the job that a command is part of."""
+"""The options `--ranks N` and `--timeout S`: a command that starts itself N times, or runs as a rank of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_RANKS = 4096
 
 
 def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options, and the command as a rank of its job: it starts itself N times, or was started by a launcher."""
+    """Add the options to a command. It starts itself N times, or, where a launcher started it, runs as a rank."""
 
     def is_launching(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
         ctx.meta[LAUNCHING] = value is not None and place(os.environ) is None
@@ -50,7 +50,7 @@ def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
         metavar="S",
         default=300.0,
         show_default=True,
-        help="Seconds after which a process of several that does not answer ends all.",
+        help="With several processes: end all if one does not answer for S seconds.",
     )
     decorated: Callable[..., None] = ranks_option(timeout_option(as_rank))
     return decorated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,40 +19,27 @@ from adtrain.cli.options import (
     device_option,
     json_option,
     plugin_option,
+    quiet_option,
     set_autotune,
     set_option,
 )
-from adtrain.cli.output import QUIET, is_quiet, message, print_json, progress, show
+from adtrain.cli.output import is_quiet, message, print_json, progress, show
 from adtrain.cli.stop_signals import stop_signals
 from adtrain.config.differences import value_text
 from adtrain.config.records import plain
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
+from adtrain.distributed.environment import place
 from adtrain.sweeps import member_run
 from adtrain.sweeps.folder import MemberResult, SweepFolder, SweepResults
 from adtrain.sweeps.plan import GroupPlan
-from adtrain.sweeps.run import SweepInterrupted, Watch
+from adtrain.sweeps.run import SweepInterrupted, Watch, members_text
 from adtrain.sweeps.session import Session, described, prepared, reopened
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import scores
 
 MAX_ROWS = 10
 """Members in the printed ranking."""
-
-
-def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    ctx.meta[QUIET] = value
-
-
-quiet_option = click.option(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_set_quiet,
-    help="Print nothing but the sweep's folder, warnings and errors.",
-)
 
 
 @click.command(short_help="Train many variants of a config together, and rank them.")
@@ -76,7 +64,7 @@ quiet_option = click.option(
 @plugin_option
 @click.option("--dry-run", is_flag=True, help="Check everything and print the plan; train and write nothing.")
 @click.option("--all", "all_rows", is_flag=True, help=f"Print all members, not only the best {MAX_ROWS}.")
-@quiet_option
+@quiet_option("sweep")
 @json_option
 def command(
     config_path: str | None,
@@ -106,6 +94,9 @@ def command(
     new_only = {"--halving": halving, "--by": rank_by, "--output-dir": output_dir, "--set": overrides}
     if sweep is not None and (given := [name for name, value in new_only.items() if value]):
         raise click.UsageError(f"{given[0]} is for a new sweep, and --resume SWEEP continues one")
+    found = place(os.environ)
+    if found is not None and found.size > 1:
+        raise click.UsageError(f"{found.launcher} started {found.size} processes, but a sweep runs in one process")
     set_autotune(device, autotune)
     if sweep is not None:
         session, folder = reopened(sweep, device, plugins)
@@ -206,7 +197,7 @@ def plan_lines(session: Session, plans: Sequence[GroupPlan], rank_by: str, halvi
     """The plan as lines of text."""
     count, groups = len(session.members), len(plans)
     lines = [
-        f"sweep   {count:,} member{'s' * (count > 1)} in {groups} group{'s' * (groups > 1)}, ranked by {rank_by}",
+        f"sweep   {members_text(count)} in {groups} group{'s' * (groups > 1)}, ranked by {rank_by}",
         f"device  {session.device}, {backend(session.device).device_name()}",
     ]
     if halving:
@@ -215,7 +206,7 @@ def plan_lines(session: Session, plans: Sequence[GroupPlan], rank_by: str, halvi
         named = ", ".join(f"{key} {value_text(value)}" for key, value in values.items())
         waves = f" in {len(x.waves)} waves of {x.waves[0]:,}, one after the other" if len(x.waves) > 1 else ""
         lines.append(
-            f"group {x.group.number} {len(x.group.members):,} members{waves} of {x.parameters:,} parameters"
+            f"group {x.group.number} {members_text(len(x.group.members))}{waves} of {x.parameters:,} parameters"
             f"{f' ({named})' if named else ''}, {x.steps:,} steps, memory {x.bytes / 2**20:,.1f} MiB"
         )
     return lines
@@ -279,6 +270,7 @@ def _setting(value: Any) -> str:
 
 
 def summary_lines(results: SweepResults, folder: SweepFolder) -> list[str]:
+    """How many members finished, the time, and where the files are."""
     counts = {status: sum(x.status == status for x in results.members) for status in ("finished", "dropped", "failed")}
     told = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
     lines = [

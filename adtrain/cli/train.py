@@ -21,11 +21,12 @@ from adtrain.cli.options import (
     device_option,
     json_option,
     plugin_option,
+    quiet_option,
     set_autotune,
     set_option,
     trust_option,
 )
-from adtrain.cli.output import QUIET, is_quiet, message, print_json, progress, show
+from adtrain.cli.output import is_quiet, message, print_json, progress, show
 from adtrain.cli.ranks import ranks_options
 from adtrain.cli.repeat import repeat
 from adtrain.cli.stop_signals import stop_signals
@@ -42,10 +43,6 @@ from adtrain.training.identity import identity
 from adtrain.training.spans import Span, start_up, timed
 
 MOST_PROFILED_STEPS = 10_000
-
-
-def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    ctx.meta[QUIET] = value
 
 
 @click.command(short_help="Train the network that a config describes.")
@@ -102,15 +99,7 @@ def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 @click.option("--eager", "mode", flag_value="eager", help="Run the step operation by operation.")
 @click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation as a separate kernel.")
 @click.option("--dry-run", is_flag=True, help="Check everything, show costs and memory; train and write nothing.")
-@click.option(
-    "-q",
-    "--quiet",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_set_quiet,
-    help="Print nothing but the run's folder, warnings and errors.",
-)
+@quiet_option("run")
 @click.option("-v", "--verbose", is_flag=True, help="Also print the plan, metrics every hundred steps, all operations.")
 @json_option
 def command(
@@ -156,6 +145,7 @@ def command(
 
     if members is not None:
         alone = {"--resume": run, "--repeat": repeats, "--eager or --no-fuse": mode, "--debug-nan": debug_nan}
+        alone["--ranks or mpiexec"] = communicator.current().size > 1
         if given := [name for name, value in {**alone, "--tensorboard": events}.items() if value]:
             raise click.UsageError(f"--members trains a sweep, and takes no {given[0]}")
         sweep.train_seeds(

@@ -56,7 +56,7 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
             names = None if given else tuple(FAMILIES[family])
             indented = ", its options indented below its name" if len(given) == 1 else ""
             message = f"found {found(value)}, expected one {family}{indented}"
-        case "model_type":
+        case "model_type" | "dict_type":
             message = f"found {found(value)}, expected a mapping of keys to values"
         case "list_type":
             message = f"found {found(value)}, expected a list"

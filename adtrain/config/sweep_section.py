@@ -7,7 +7,7 @@
       rank_by: validation_accuracy
 
 Keys with a dot, and the names of sections, are paths into the config. Lists and ranges form a grid. Random values are
-drawn together: a sample has a value for each random key. The members are the grid's points, each with every sample.
+drawn together: a sample has a value for each random key. There is a member for each pair of a grid point and a sample.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class Sweep:
 def parse(section: Node) -> Sweep:
     """The section of a config as a Sweep. Raises ConfigError that names the place of each problem."""
     if not isinstance(section.value, dict) or not section.value:
-        raise _error(section, "", f"found {found(section.plain())}, expected a mapping of keys to lists of values")
+        message = f"found {found(section.plain())}, expected a mapping of keys to lists of values"
+        raise ConfigError([Problem(section.where, "sweep", message)])
     problems: list[Problem] = []
     axes: list[Axis] = []
     options: dict[str, Any] = {"draw_seed": 0}
@@ -245,7 +246,3 @@ def _no_others(given: dict[str, Node], names: Sequence[str], node: Node, key: st
 
 def _refuse(where: str, key: str, message: str) -> NoReturn:
     raise ConfigError([Problem(where, f"sweep.{key}", message)])
-
-
-def _error(node: Node, key: str, message: str) -> ConfigError:
-    return ConfigError([Problem(node.where, f"sweep{key}", message)])

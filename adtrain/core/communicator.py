@@ -79,7 +79,7 @@ def all_gathered(x: np.ndarray) -> np.ndarray:
 
 
 def all_exchanged(x: np.ndarray) -> np.ndarray:
-    """For ``x`` of shape (ranks, ...): from each rank the item that it has for this one."""
+    """For ``x`` of shape (ranks, ...): item r is rank r's ``x[rank]``, where ``rank`` is this rank."""
     receive = np.empty_like(x, order="C")
     current().all_to_all(np.ascontiguousarray(x), receive)
     return receive

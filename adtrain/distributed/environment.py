@@ -37,8 +37,8 @@ class _Variables(NamedTuple):
     local_size: str
 
 
-# In this order. PMI_RANK is set by MPICH and Intel MPI. A shell inside a Slurm allocation has SLURM_PROCID and
-# SLURM_NTASKS too, but is not a task of a step.
+# The first whose rank and size are set counts. PMI_RANK is set by MPICH and Intel MPI. A shell in a Slurm allocation
+# has SLURM_PROCID and SLURM_NTASKS too, but is not a task of a step.
 _LAUNCHERS = (
     _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     _Variables("mpiexec", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
@@ -78,7 +78,7 @@ def other_rank(environment: Mapping[str, str]) -> bool:
 
 
 def threads(environment: Mapping[str, str], cores: int, usable: int) -> int | None:
-    """How many threads a rank gets, so that those of a host do not compete for its cores; None to leave it alone.
+    """The number of threads for a rank, so that the ranks of a host share its cores; None to leave the default.
 
     Args:
         cores: of the host.
@@ -104,9 +104,9 @@ def divide_host(environment: MutableMapping[str, str]) -> None:
 
 
 def visible_gpu(environment: Mapping[str, str]) -> str | None:
-    """The value of CUDA_VISIBLE_DEVICES that gives a rank a GPU of its own; None to leave it alone.
+    """The value of CUDA_VISIBLE_DEVICES that gives a rank a GPU of its own; None to leave the variable as it is.
 
-    It is the one at the local rank among those that are visible. A single visible one was chosen by the launcher.
+    That GPU is number `local_rank` of the visible ones. A single visible GPU was chosen by the launcher.
     """
     try:
         found = place(environment)

@@ -30,8 +30,8 @@ DIED = 1
 def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callable[[str], None]) -> int:
     """Run `adtrain` with these arguments as `ranks` processes of this host; returns the exit code.
 
-    SIGINT and SIGTERM are passed on once to each rank; a second one kills them. `report` prints a line: which rank died
-    or hung.
+    SIGINT, SIGTERM and SIGHUP are passed on once to each rank; a second one kills them. `report` prints a line: which
+    rank died or hung.
 
     Raises:
         AdtrainError: mpi4py or mpiexec is not installed.

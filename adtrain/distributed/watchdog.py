@@ -1,9 +1,9 @@
 """Ends all ranks of a job when one dies, fails or hangs, and says which.
 
 Each rank has a TCP connection to the watchdog, which runs in the launcher, or else in rank 0. A connection that closes
-without a farewell is a death. Every second a rank reports how many exchanges it has begun and ended, so that the
-watchdog sees which one the others wait for. None of this uses MPI or NCCL, where a call that waits for a dead rank may
-never return.
+before the message `done` is a death. Every second a rank sends a heartbeat: how many exchanges it has begun and ended.
+So the watchdog sees which rank the others wait for. None of this uses MPI or NCCL, where a call that waits for a dead
+rank may never return.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from time import monotonic
 from typing import Any
 
 BEAT_SECONDS = 1.0
+"""The time between two heartbeats of a rank."""
 TICK_SECONDS = 0.1
+"""The longest time between two checks of the watchdog."""
 GRACE_SECONDS = 1.0
 """How long after the report of an error the watchdog waits for others: rank 0 prints its own."""
 
@@ -53,7 +55,8 @@ class Watchdog:
 
     Args:
         ranks: their number.
-        timeout: seconds without a sign of life, or without an exchange that others wait for, after which a rank hangs.
+        timeout: seconds without a heartbeat, or without joining an exchange that others wait for, after which a rank
+            hangs.
         token: what a rank must present.
         ended: called with one line when the job has to end, and with None where rank 0 has printed the reason. Then
             the ranks are told to end.
@@ -211,7 +214,7 @@ class Watched:
             self.connection.sendall(json.dumps(what).encode() + b"\n")
 
     def close(self) -> None:
-        """Say farewell: this rank is done."""
+        """Tell the watchdog that this rank is done."""
         self.done.set()
         self.say(done=True)
 

@@ -1,7 +1,7 @@
 """Exchanges between ranks, and sums over ranks and shards in a fixed order.
 
-In derivatives the function is the sum of all ranks' results: the cotangent of a value is the sum of those of the ranks
-that received it. The names are those of MPI and NCCL.
+A derivative is that of the sum of all ranks' results. So if several ranks receive a value, its cotangent is the sum of
+their cotangents. The names are those of MPI and NCCL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _all_to_all_shape(x: Any, ranks: int) -> ArrayType:
 
 
 def _exchanged_by_member(op: Callable[..., Value], mapped: Sequence[bool], x: Value, ranks: int) -> Value:
-    """The members are at axis 0, the ranks at axis 1."""
+    """In `x` the members are at axis 0, the ranks at axis 1."""
     swapped = (1, 0, *range(2, x.ndim))
     return transpose(op(transpose(x, swapped), ranks=ranks), swapped)
 
@@ -85,7 +85,7 @@ def tree_sum(x: Value) -> Value:
 
 
 def pairwise_sum(values: Sequence[Value]) -> Value:
-    """The sum of values in the same tree."""
+    """The sum of values in the tree of `tree_sum`."""
     while len(values) > 1:
         pairs = [add(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
         values = [*pairs, *values[2 * len(pairs) :]]

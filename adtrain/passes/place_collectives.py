@@ -22,14 +22,14 @@ exchange_done_p: Primitive = Primitive(
     view=True,
     traits=(Trait.RESHAPE,),
 )
-"""``exchange_done(received, sent)``: ``received``, once the exchange that writes it is over. Until then the memory of
-both is in use."""
+"""``exchange_done(received, sent)``: waits for the exchange that writes ``received``, and returns it. Until then the
+memory of both is in use."""
 
 
 def place_collectives(program: Program) -> Program:
-    """``program`` with the equations that an exchange needs before all others, and `exchange_done` after each exchange.
+    """``program`` in another order: first the exchanges, with the equations that they need, then all others.
 
-    Applied after all other passes.
+    `exchange_done` stands before the first reader of an exchange's result. Applied after all other passes.
     """
     collectives = [i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE)]
     if not collectives:

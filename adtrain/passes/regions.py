@@ -1,7 +1,7 @@
 """Regions: the parts of a Program between exchanges and fusion barriers, each of which is optimised alone.
 
-A region's kernels depend on its own equations only. So a part that occurs in several Programs, such as the gradient of
-one shard of a batch, has the same kernels in all of them, and gives the same bits.
+A region's kernels depend on its own equations only. So equations that are a region of several Programs, such as the
+gradient of one shard of a batch, have the same kernels in all of them, and give the same bits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def optimize_regions(program: Program, passes: Sequence[Pass]) -> Program:
 
 
 def regions(program: Program) -> Iterator[list[Equation]]:
-    """The equations in groups: a region each, and between them an exchange or a barrier alone."""
+    """The equations in groups: each region is one, and so is each exchange or barrier between regions."""
     found: list[Equation] = []
     for e in program.equations:
         if not (e.has(Trait.BARRIER) or e.has(Trait.COLLECTIVE)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from adtrain.config.records import plain
 from adtrain.config.values import Duration, Total
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
-from adtrain.files import open_regular, read_regular, remove_temporaries, unwritable, write_atomic
+from adtrain.files import locked_by, read_regular, remove_temporaries, unwritable, write_atomic
 from adtrain.plugins import loaded
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.step import empty_tally
@@ -77,7 +77,7 @@ class MemberResult:
     """The result of a member.
 
     Attributes:
-        rank: from 1; the best first. Those that were dropped earlier, and then those that failed, come last.
+        rank: from 1, the best member. Dropped members follow finished ones, and failed members come last.
         status: "finished", "dropped" by halving, or "failed".
         value: by `SweepOptions.rank_by`, of the last epoch; None if it failed.
         train, validation: of the last epoch. test: None if it was dropped or failed.
@@ -129,7 +129,7 @@ class SweepFolder:
         folder = cls(_created(cfg.name, path))
         write_atomic(folder.path / OPTIONS, _json(options))
         write_atomic(folder.path / METRICS, b"")
-        write_atomic(folder.path / SWEEP, config.dump(_anywhere(cfg)).encode())
+        write_atomic(folder.path / SWEEP, config.dump(_with_absolute_files(cfg)).encode())
         return folder
 
     @classmethod
@@ -151,26 +151,9 @@ class SweepFolder:
             raise AdtrainError(f"{self.path / OPTIONS}: has format {found.format}; this version reads format {FORMAT}")
         return found
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes. Raises AdtrainError where another one holds the lock."""
-        try:
-            import fcntl
-        except ImportError:
-            yield
-            return
-        path = self.path / METRICS
-        try:
-            open_regular(path).close()
-            file = path.open("ab")
-        except OSError as error:
-            raise unwritable(path, error) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise AdtrainError(f"{self.path}: another process is training into this folder; wait for it") from None
-            yield
+        return locked_by(self.path / METRICS)
 
     def append(self, line: EpochLine) -> None:
         """Append a line to the metrics, and wait until it is on the disk."""
@@ -188,7 +171,7 @@ class SweepFolder:
             raise unwritable(path, error) from error
 
     def lines(self) -> list[EpochLine]:
-        """The epochs of all waves. Of an epoch that was repeated after a resumption the last line counts."""
+        """The epochs of all waves. If an epoch was repeated after a resumption, its last line counts."""
         path = self.path / METRICS
         content = _read(path)
         whole = content[: content.rfind(b"\n") + 1]
@@ -208,9 +191,11 @@ class SweepFolder:
             raise unwritable(path, error) from error
 
     def state_path(self, rung: int, group: int, wave: int) -> Path:
+        """The file of a wave's state."""
         return self.path / STATES / f"rung{rung}-group{group}-wave{wave}.safetensors"
 
     def write_state(self, rung: int, group: int, wave: int, state: WaveState) -> None:
+        """Replace the file of a wave's state. Raises AdtrainError where it cannot be written."""
         path = self.state_path(rung, group, wave)
         try:
             path.parent.mkdir(exist_ok=True)
@@ -261,7 +246,7 @@ class SweepFolder:
         return f"continue with: adtrain sweep --resume {shlex.quote(str(self.path))}"
 
 
-def _anywhere(cfg: Config) -> Config:
+def _with_absolute_files(cfg: Config) -> Config:
     """The config with absolute paths, also of its plug-ins, so that the copy in the folder works."""
     absolute = with_absolute_paths(cfg)
     if cfg.plugins is None:

@@ -21,11 +21,15 @@ from adtrain.training.experiment import Experiment
 from adtrain.training.preparation import of_data, with_absolute_paths
 
 REFUSED = {
-    "early_stopping": "members of a Program train equally long; adtrain sweep --halving drops the worse ones",
-    "checkpoint_every": "a sweep chooses itself when it saves",
-    "metrics": "adtrain eval measures them on the run of a member",
+    (
+        "training",
+        "early_stopping",
+    ): "members of a Program train equally long; adtrain sweep --halving drops the worse ones",
+    ("training", "checkpoint_every"): "a sweep chooses itself when it saves",
+    ("training", "metrics"): "adtrain eval measures them on the run of a member",
+    ("data", "shards"): "a member trains on whole batches; --set data.shards=null leaves it out",
 }
-"""Keys of the section `training` that a sweep does not take, and why."""
+"""Keys that a sweep does not take, and why. It takes `data.shards: 1`, which divides nothing."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Group:
     shared_seed: int | None
 
     def of_member(self, member: Member) -> Experiment:
-        """The experiment of one member, as `adtrain train` has it; with a shared order its split is that of all."""
+        """The experiment of one member, as `adtrain train` has it. With `shared_seed` the split is that of all."""
         first, cfg = self.experiment, member.config
         prepared = first.config.model_copy(
             update={
@@ -88,8 +92,11 @@ class Group:
 
     @cached_property
     def least(self) -> int:
-        """The least number of members in a Program. The kernels of a convolution for one member differ from those for
-        several, which are groups of channels; so a member alone is trained twice."""
+        """The least number of members in a Program: 2 with convolutions, otherwise 1.
+
+        `vmap` makes one grouped convolution of those of several members, whose kernels differ from those for one. So a
+        member that is alone is trained twice, and has the bytes that it has among others.
+        """
         network = self.experiment.network
         kinds = [row.kind for row in nn.describe(network.model, network.input_shape)]
         return 2 if any(kind.startswith("conv") for kind in kinds) else 1
@@ -105,16 +112,22 @@ class Group:
 def members_of(cfg: Config) -> list[Member]:
     """The members of a config with a section `sweep`.
 
-    Raises ConfigError where a value does not fit, with its place, or the config has a key that a sweep does not take.
+    Raises ConfigError where a value does not fit, with its place, or a member has a key that a sweep does not take.
     """
-    for key, reason in REFUSED.items():
-        if getattr(cfg.training, key) is not None:
-            raise cfg.error_at(("training", key), f"found it in a sweep, expected none: {reason}")
     found = []
     for number, values in enumerate(config.build.sweep(cfg).members()):
         plain = {key: node.plain() for key, node in values.items()}
-        found.append(Member(number, plain, varied(cfg, values)))
+        member = Member(number, plain, varied(cfg, values))
+        _refuse_keys(member.config)
+        found.append(member)
     return found
+
+
+def _refuse_keys(cfg: Config) -> None:
+    for (section, key), reason in REFUSED.items():
+        value = getattr(getattr(cfg, section), key)
+        if value is not None and not (key == "shards" and value == 1):
+            raise cfg.error_at((section, key), f"found it in a sweep, expected none: {reason}")
 
 
 def groups_of(cfg: Config, members: Sequence[Member]) -> list[Group]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from time import perf_counter
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Array, Value, array
+from adtrain.core.array import Array, array
 from adtrain.core.backend import backend
 from adtrain.core.errors import OutOfMemory
 from adtrain.data.memory import machine_memory
@@ -19,7 +19,7 @@ from adtrain.sweeps.members import Group
 from adtrain.sweeps.step import Settings, empty_tally
 from adtrain.sweeps.wave import Programs
 from adtrain.training.examples import held_bytes
-from adtrain.training.experiment import LOG_ROWS
+from adtrain.training.experiment import LOG_ROWS, Placeholder
 
 MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""
@@ -31,7 +31,7 @@ class GroupPlan:
     """What is known of a group before it is trained.
 
     Attributes:
-        waves: the numbers of members that are trained at the same time, one wave after the other.
+        waves: the number of members in each wave.
         parameters: of one member.
         bytes: the planned peak of the largest wave on the device, with the data.
         step_seconds: the measured time of a step of the largest wave; None if it was not measured.
@@ -51,15 +51,6 @@ class GroupPlan:
         if self.step_seconds is None:
             return None
         return self.step_seconds * self.steps * sum(self.waves) / self.waves[0]
-
-
-class _Placeholder(Value):
-    """An argument that has a type and no elements, for tracing."""
-
-    __slots__ = ("device", "dtype", "shape")
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, device: str) -> None:
-        self.shape, self.dtype, self.device = shape, dtype, device
 
 
 def plan(group: Group, device: str, programs: Programs, most: int | None = None) -> GroupPlan:
@@ -95,7 +86,7 @@ def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> i
     """The planned peak of a wave of `count` members on full batches, with the data."""
     experiment = group.experiment
     arguments = step_arguments(group, count)
-    program = programs.step.program(*tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), arguments))
+    program = programs.step.program(*tree.map(lambda x: Placeholder(x.shape, x.dtype, device), arguments))
     memory = backend(device).memory(program)
     inputs = sum(_nbytes(x) for x in arguments[:3]) + _nbytes(arguments[5])
     data = held_bytes(group.whole, device) + held_bytes(experiment.test, device)
@@ -114,7 +105,7 @@ def measured(found: GroupPlan, device: str, programs: Programs) -> GroupPlan:
         carry = programs.step.repeat(times, *carry, *arguments[2:])
         backend(device).synchronize()
         seconds.append((perf_counter() - started) / times)
-    return GroupPlan(group, found.waves, found.parameters, found.bytes, found.steps, min(seconds[1:]))
+    return replace(found, step_seconds=min(seconds[1:]))
 
 
 def step_arguments(group: Group, count: int) -> tuple[Any, ...]:

@@ -72,7 +72,7 @@ class SweepRun:
             self.history[found.member][found.epoch] = found
 
     def run(self) -> SweepResults:
-        """Train what is left, and write the results. Raises SweepInterrupted where `watch.stop` returned True."""
+        """Train the rest, and write the results. Raises SweepInterrupted where `watch.stop` returned True."""
         started = perf_counter()
         alive = [member.number for member in self.members]
         for rung, end in enumerate(self.rungs):
@@ -94,7 +94,7 @@ class SweepRun:
             numbers = tuple(member.number for member in chosen)
             start = self.folder.read_state(rung, group, wave)
             if start is not None and start.members != numbers:
-                start = None  # of a sweep with other waves
+                start = None  # of waves of another size
             if start is not None and start.epochs >= last:
                 continue
             if start is None and rung:
@@ -132,14 +132,12 @@ class SweepRun:
                 save()
                 raise SweepInterrupted
             line = self._line(rung, group, members, scores)
-            # The state first: a line without its state would be written twice, a state without its line never.
-            done = training.epochs == last
-            if done or perf_counter() - saved >= SAVE_SECONDS:
-                self.folder.append(line)
+            # The line first: after a kill between the two, the epoch is repeated and its line is written again. A state
+            # without its line would leave a gap in the metrics.
+            self.folder.append(line)
+            if training.epochs == last or perf_counter() - saved >= SAVE_SECONDS:
                 save()
                 saved = perf_counter()
-            else:
-                self.folder.append(line)
             self._note(line)
             self._report(group, line)
 
@@ -167,7 +165,7 @@ class SweepRun:
                 self.watch.line(
                     f"member {now.member} failed at step {now.failed_at}: its loss is not finite ({values})"
                 )
-        text = f"group {group.number}: epoch {line.epoch}/{group.experiment.epochs}, {len(line.members)} members"
+        text = f"group {group.number}: epoch {line.epoch}/{group.experiment.epochs}, {members_text(len(line.members))}"
         found = [x for each in finite if (x := ranking.value(each, self.rank_by)) is not None]
         if found:
             best, middle = ranking.best(found, self.rank_by), float(np.median(found))
@@ -218,6 +216,11 @@ class SweepRun:
             if last.failed_at is None and not all(np.isfinite(x[i]).all() for x in leaves):
                 step = int(np.asarray(state.state.step)[i])
                 self.history[number][last.epoch] = MemberEpoch(number, last.epoch, None, None, step)
+
+
+def members_text(count: int) -> str:
+    """ "1 member", "2 members"."""
+    return f"{count:,} member{'s' * (count != 1)}"
 
 
 def rungs_of(options: SweepOptions, groups: Sequence[Group]) -> list[int]:

@@ -20,7 +20,7 @@ from adtrain.training.preparation import check_precision
 
 @dataclass(frozen=True)
 class Session:
-    """Made by `prepared`."""
+    """A sweep that is ready to run. Made by `prepared`; `programs` has those of each group by its number."""
 
     config: Config
     members: Sequence[Member]
@@ -37,6 +37,7 @@ class Session:
         return [measured(x, self.device, self.programs[x.group.number]) for x in plans]
 
     def run(self, folder: SweepFolder, plans: Sequence[GroupPlan], watch: Watch) -> SweepRun:
+        """The run of the sweep into a folder, with the waves of the plans."""
         waves = {x.group.number: x.waves[0] for x in plans}
         return SweepRun(folder, self.members, self.groups, self.programs, waves, self.device, watch)
 
@@ -69,13 +70,13 @@ def prepared(cfg: Config, device: str) -> Session:
 
 
 def reopened(path: Path, device: str, plugins: Sequence[str] = ()) -> tuple[Session, SweepFolder]:
-    """The sweep in a folder. Raises AdtrainError where it is none, or where its config has changed."""
+    """The sweep in a folder. Raises AdtrainError where it is none, and as `prepared` does."""
     folder = SweepFolder.open(path)
     return prepared(folder.config(plugins), device), folder
 
 
 def described(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """For each group the values that it does not share with all others, of the keys that are one value in it."""
+    """What sets each group apart: keys with one value in all of its members, but not the same in all groups."""
     values = [
         {key: [member.values[key] for member in group.members] for key in group.members[0].values} for group in groups
     ]

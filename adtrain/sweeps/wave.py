@@ -104,7 +104,7 @@ class WaveTraining:
         start: WaveState | None = None,
     ) -> None:
         self.count = len(members)
-        """Members; further ones are copies, see `Group.least`."""
+        """The number of members. `self.members` may have copies of the last one after them: see `Group.least`."""
         if self.count < group.least:
             members = [*members, *[members[-1]] * (group.least - self.count)]
             start = start and start.only([member.number for member in members])
@@ -150,14 +150,14 @@ class WaveTraining:
         return WaveState(numbers, self.epochs, self.batches, state, tally if self.batches else None)
 
     def epoch(self, stop: Callable[[], bool], report: Callable[[int], object]) -> EpochScores | None:
-        """Train to the end of the epoch and score; None if `stop` returned True before.
+        """Train to the end of the epoch and score; None if `stop` returned True first.
 
         `stop` is called about every REPORT_SECONDS, and `report` with the number of examples of each call.
         """
         started, number = perf_counter(), self.epochs + 1
         sizes, inputs = self._batch_sizes(), self.inputs.epoch(number)
         while self.batches < len(sizes):
-            for batches in self._groups(sizes[self.batches :]):
+            for batches in self._runs(sizes[self.batches :]):
                 if not self._take(batches, sizes[self.batches], inputs, stop, report):
                     return None
         losses, sums, finite = (x.numpy() for x in (self.tally.loss, self.tally.sums, self.tally.finite))
@@ -176,8 +176,8 @@ class WaveTraining:
         sizes = [min(size, count - first) for first in range(0, count, size)]
         return sizes[: experiment.total_steps - self.epochs * experiment.steps_per_epoch]
 
-    def _groups(self, sizes: Sequence[int]) -> Iterator[int]:
-        """Divide the batches into numbers of consecutive ones of one size, at most LOG_ROWS."""
+    def _runs(self, sizes: Sequence[int]) -> Iterator[int]:
+        """The lengths of runs of consecutive batches of one size, each at most LOG_ROWS."""
         count = 0
         for i, size in enumerate(sizes, 1):
             count += 1

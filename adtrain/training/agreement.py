@@ -1,4 +1,4 @@
-"""Decisions on which all ranks agree: what depends on a clock, a signal or a rank's own numbers.
+"""Decisions that depend on a clock, a signal or one rank's numbers, made the same on all ranks.
 
 All ranks call these functions in the same order. With one rank they return at once.
 """

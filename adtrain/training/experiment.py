@@ -149,7 +149,7 @@ class Experiment:
     @cached_property
     def _whole_state(self) -> TrainState:
         """Placeholders for `initial_state`."""
-        found: TrainState = tree.map(lambda x: _Placeholder(x.shape, x.dtype, "cpu"), self.random_initial_state("cpu"))
+        found: TrainState = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), self.random_initial_state("cpu"))
         return found
 
     def divided(self, state: TrainState) -> TrainState:
@@ -159,7 +159,7 @@ class Experiment:
         return state._replace(optimizer=self.buckets.divided_state(state.optimizer))
 
     def whole(self, state: TrainState) -> TrainState:
-        """The state on the host of which each rank has a part. All ranks call it together."""
+        """The whole state on the host, from this rank's part; the reverse of `divided`. All ranks call it together."""
         if self.buckets is None or not self.optimizer.elementwise:
             return state
         return state._replace(optimizer=self.buckets.whole_state(state.optimizer, self._whole_state.optimizer))
@@ -169,7 +169,7 @@ class Experiment:
         return batch if self.sharding is None else self.sharding.part(batch)
 
     def batch_arguments(self, size: int) -> tuple[int, ...]:
-        """The last arguments of a step, after the indices, for a batch of `size` examples on all ranks."""
+        """The arguments of a step after the indices, for a batch that has `size` examples over all ranks."""
         return () if self.sharding is None else (size,)
 
     def seed(self, device: str) -> Array | ShardSeeds:
@@ -199,20 +199,14 @@ class Experiment:
     def passes(self) -> Sequence[Pass]:
         """The passes that are applied to the step's Program."""
         passes = ALL if self.mode is Mode.FUSED else SIMPLIFY
-        return (
-            passes
-            if self.sharding is None
-            else (
-                fold_collectives,
-                partial(optimize_regions, passes=passes),
-                place_collectives,
-            )
-        )
+        if self.sharding is None:
+            return passes
+        return fold_collectives, partial(optimize_regions, passes=passes), place_collectives
 
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""
         step = stage(logged_step(self.eager_step), self.passes if passes is None else passes, donate=STATE_AND_LOG)
-        placeholders = tree.map(lambda x: _Placeholder(x.shape, x.dtype, device), self._step_arguments)
+        placeholders = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), self._step_arguments)
         return step.program(*placeholders.values(), *self.batch_arguments(self.full_batch))
 
     @property
@@ -240,7 +234,7 @@ class Experiment:
             "labels": self.train.labels,
             "order": order,
         }
-        found: dict[str, Any] = tree.map(lambda x: _Placeholder(x.shape, x.dtype, "cpu"), arguments)
+        found: dict[str, Any] = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), arguments)
         return found
 
     @property
@@ -255,7 +249,7 @@ class Experiment:
         return train_step(self.network, self.optimizer, self.schedule, *clip, self.augmentations)
 
 
-class _Placeholder(Value):
+class Placeholder(Value):
     """An argument that has a type and no elements, for tracing."""
 
     __slots__ = ("device", "dtype", "shape")

@@ -160,6 +160,8 @@ def with_shards(cfg: Config) -> Config:
 def _sharding(cfg: Config, examples: int) -> Sharding | None:
     """The division of batches, or None for one shard. Raises ConfigError where ranks or batches do not fit it."""
     shards, ranks, batch = cfg.data.shards or 1, communicator.current(), min(cfg.data.batch_size, examples)
+    if ranks.size & (ranks.size - 1):
+        raise cfg.error_at(("data", "shards"), f"found {ranks.size} ranks, expected a power of two of ranks")
     if shards % ranks.size:
         expected = f"expected a multiple of the number of ranks, {ranks.size}"
         raise cfg.error_at(("data", "shards"), f"found {shards}, {expected}")

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -15,7 +15,7 @@ from adtrain import plugins
 from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
-from adtrain.files import open_regular, read_regular, remove_temporaries, unwritable, write_atomic
+from adtrain.files import locked_by, read_regular, remove_temporaries, unwritable, write_atomic
 from adtrain.training import model_file, trust
 from adtrain.training.checkpoint import Checkpoint, encode
 from adtrain.training.endings import Result
@@ -131,29 +131,12 @@ class RunFolder:
                 raise unwritable(path, error) from error
             write_atomic(path, content)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Lock the folder against other training processes during a `with` block.
 
         Raises AdtrainError where another process holds the lock. Does nothing on systems without fcntl.
         """
-        try:
-            import fcntl
-        except ImportError:
-            yield
-            return
-        path = self.path / METRICS
-        try:
-            open_regular(path).close()
-            file = path.open("ab")
-        except OSError as error:
-            raise unwritable(path, error) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise AdtrainError(f"{self.path}: another process is training into this folder; wait for it") from None
-            yield
+        return locked_by(self.path / METRICS)
 
     def advice(self, config: Config) -> str:
         """How to continue the run after it stopped."""

@@ -42,7 +42,7 @@ class ShardSeeds(NamedTuple):
 
 ShardedStep: TypeAlias = Callable[[TrainState, ShardSeeds, Value, Value, Value, int], tuple[TrainState, StepMetrics]]
 """(state, seeds, images, labels, this rank's indices int64 (n,), examples in the whole batch) to the new state and the
-metrics of the whole batch. The optimizer's averages in the state are slices: see `Buckets`."""
+metrics of the whole batch. If the optimizer is elementwise, its averages in the state are slices: see `Buckets`."""
 
 
 def shard_seeds(seed: Array, buckets: Buckets) -> ShardSeeds:

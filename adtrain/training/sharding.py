@@ -18,9 +18,9 @@ from adtrain.core import communicator, tree
 from adtrain.core.types import Shape
 
 BUCKET_BYTES = 4 << 20
-"""Gradients are exchanged in buckets of this size, roughly."""
+"""The most bytes in a bucket; a larger parameter has a bucket of its own."""
 ALIGNMENT = 16
-"""Elements. Each rank's slice of a bucket is a multiple of it, so that vectors are aligned."""
+"""The length of each rank's slice of a bucket is a multiple of this number of elements, so that vectors are aligned."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Sharding:
         return [_size(total, self.shards, shard) for shard in self.local]
 
     def part(self, batch: np.ndarray) -> np.ndarray:
-        """This rank's indices in a batch of indices. If there are none, an index that is not used."""
+        """This rank's indices in a batch of indices. If it has none, one index, which its empty shards do not use."""
         start = sum(_size(len(batch), self.shards, shard) for shard in range(self.local.start))
         return batch[start : start + sum(self.sizes(len(batch)))] if any(self.sizes(len(batch))) else batch[:1]
 

@@ -74,7 +74,8 @@ class Totals(NamedTuple):
 
 TrainStep: TypeAlias = Callable[..., tuple[TrainState, StepMetrics]]
 """(state, seed uint32 (2,), images (N, C, H, W), labels (N, ...), indices int64 (batch,)) to the new state and the
-metrics of the batch. A staged step donates its state argument; keep a state with `copied`."""
+metrics of the batch. A staged step donates its state argument; keep a state with `copied`. With shards a
+`sharded_step.ShardedStep`."""
 
 LoggedStep: TypeAlias = Callable[..., tuple[TrainState, Log]]
 """(state, log, seed, images, labels, order int64 (rows, batch)) to the state and the log after a step on the batch in
@@ -128,7 +129,7 @@ def train_step(
 def logged_step(train: TrainStep) -> LoggedStep:
     """The step `train` on the batch at the log's position, with its metrics written to the log.
 
-    `size` is what `train` takes after the indices.
+    `size` is passed on to `train`: nothing, or for a `ShardedStep` the examples in the whole batch.
     """
 
     def step(

@@ -23,8 +23,8 @@ class Point(NamedTuple):
     Attributes:
         weak: whether the batch grows with the ranks; otherwise it stays.
         step_us: the median, microseconds.
-        efficiency: weak: the time of a step with the fewest ranks divided by this one. Strong: also divided by the
-            quotient of the numbers of ranks.
+        efficiency: 1 is ideal. Weak: the time of a step with the first number of ranks, divided by this time. Strong:
+            also divided by the factor by which the number of ranks has grown.
         exchange_us: the exchanges of a step alone.
         hidden: the fraction of the exchanges that other work hides: 1 minus the growth of a step divided by
             `exchange_us`; only for weak scaling.
@@ -80,7 +80,7 @@ def scaling(config: str, overrides: Sequence[str], device: str, batch_size: int,
 
 
 def run(request: Request, ranks: int, threads: int) -> Measured:
-    """The measurement of a number of ranks. Raises AdtrainError where it fails; shows the last line of its errors."""
+    """The measurement of a number of ranks. Raises AdtrainError with the last line of its output where it fails."""
     worker = [sys.executable, "-m", "adtrain.bench.scaling.worker", json.dumps(request._asdict())]
     command = [mpiexec(), "-n", str(ranks), *worker] if ranks > 1 else worker
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
