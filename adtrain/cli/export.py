@@ -20,7 +20,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
-from adtrain.files import write_atomic
+from adtrain.files import expect_writable, write_atomic
 from adtrain.sweeps import member_run
 from adtrain.sweeps.folder import is_sweep
 from adtrain.sweeps.session import reopened
@@ -99,6 +99,8 @@ def command(
         raise AdtrainError(
             f"{output}: the run's folder holds its own .safetensors files, expected a file in another folder"
         )
+    for path in (output, *options.files_beside(output)):
+        expect_writable(path)
     if is_sweep(run):
         run = member_run.write_run(*reopened(run, "cpu"), member)
     elif member is not None:

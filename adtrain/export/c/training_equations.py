@@ -15,9 +15,10 @@ from adtrain.passes.fuse_elementwise import elementwise
 
 
 class Statement(NamedTuple):
-    """A call of a function of `kernels/export/`, or with a `text`, its parameters and body, of one of its own.
+    """A call of a function.
 
-    `calls` are the functions of `kernels/export/` that such a text calls.
+    Without a `text` the function is one of `kernels/export/`. With it the function is generated: `text` is its
+    parameters and body, and `calls` are the functions of `kernels/export/` that it calls.
     """
 
     function: str
@@ -41,7 +42,7 @@ def loops(equation: Equation) -> list[Statement]:
     values = dict(zip(body.inputs, elements, strict=False))
     inside = statements(body, values, elements[len(body.inputs) :])
     parameters = [f"{pointer(v, n < len(body.inputs))}{names[n]}" for n, v in enumerate(operands)]
-    return [Statement("loops", operands, _function(parameters, [axis.length for axis in axes], inside))]
+    return [Statement("elementwise", operands, _function(parameters, [axis.length for axis in axes], inside))]
 
 
 def _function(parameters: Sequence[str], lengths: Sequence[int], inside: Sequence[str]) -> str:
