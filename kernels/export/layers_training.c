@@ -48,7 +48,8 @@ static void inside(int offset, int stride, int length, int outputs, int *begin, 
 
 /* y = x * weight for a batch of images. */
 static void conv2d_batch(const struct conv *s, int images, const float *x, const float *weight, float *restrict y) {
-    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups, taps = s->kernel_height * s->kernel_width;
+    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups;
+    const int taps = s->kernel_height * s->kernel_width;
     for (int image = 0; image < images; image++)
         for (int f = 0; f < s->filters; f++, y += s->out_height * s->out_width) {
             for (int i = 0; i < s->out_height * s->out_width; i++) y[i] = 0;
@@ -72,7 +73,8 @@ static void conv2d_batch(const struct conv *s, int images, const float *x, const
 /* The gradient dx of the loss by x of conv2d_batch, from the gradient dy by y. */
 static void conv2d_input_grad(const struct conv *s, int images, const float *dy, const float *weight,
                               float *restrict dx) {
-    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups, taps = s->kernel_height * s->kernel_width;
+    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups;
+    const int taps = s->kernel_height * s->kernel_width;
     for (int i = 0; i < images * s->channels * s->height * s->width; i++) dx[i] = 0;
     for (int image = 0; image < images; image++)
         for (int f = 0; f < s->filters; f++, dy += s->out_height * s->out_width)
@@ -95,7 +97,8 @@ static void conv2d_input_grad(const struct conv *s, int images, const float *dy,
 /* The gradient dweight of the loss by weight of conv2d_batch, from the gradient dy by y. */
 static void conv2d_weight_grad(const struct conv *s, int images, const float *x, const float *dy,
                                float *restrict dweight) {
-    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups, taps = s->kernel_height * s->kernel_width;
+    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups;
+    const int taps = s->kernel_height * s->kernel_width;
     for (int i = 0; i < s->filters * inputs * taps; i++) dweight[i] = 0;
     for (int image = 0; image < images; image++)
         for (int f = 0; f < s->filters; f++, dy += s->out_height * s->out_width)

@@ -105,6 +105,7 @@ def _notes(
     kind = "bytes from 0 to 255" if about.c_type == "uint8_t" else "numbers"
     options = "-O3 -march=native -ffp-contract=fast" if simd else "-O2"
     source, header_name = shlex.quote(path.name), path.with_suffix(".h").name
+    libm = " -lm" if about.output_type == "float" else ""
     reads = "images" if is_image(about) else "numbers"
     return [
         f"A network trained by adtrain {__version__}, in this file and {header_name}. It allocates nothing.",
@@ -115,7 +116,7 @@ def _notes(
         f"weights  {constants:,} bytes",
         *(_training_notes(step) if step else []),
         f"compile  cc {options} -c {source}",
-        f"program  cc {options} -D{c_name(path).upper()}_MAIN {source} -lm; it reads {reads}",
+        f"program  cc {options} -D{c_name(path).upper()}_MAIN {source}{libm}; it reads {reads}",
     ]
 
 
