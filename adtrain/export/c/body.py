@@ -46,8 +46,7 @@ def body(
     yield ""
     if step:
         yield "#include <stdbool.h>"
-        yield "#include <tgmath.h>"
-    elif any(re.search(r"\b\w+f\(|INFINITY", text) for text in texts):
+    if step or any(re.search(r"\b\w+f\(|INFINITY", text) for text in texts):
         yield "#include <math.h>"
     if content is not None:
         yield "#include <stdio.h>"

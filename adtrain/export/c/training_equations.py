@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -27,6 +28,10 @@ class Statement(NamedTuple):
     calls: tuple[str, ...] = ()
 
 
+_FUNCTIONS = re.compile(r"\b(ceil|cos|erf|expm1|exp|fabs|floor|hypot|log1p|log|pow|rint|sin|sqrt|tanh|trunc)\(")
+"""Functions of <math.h> in the expressions of elementwise equations."""
+
+
 def is_loops(equation: Equation) -> bool:
     return elementwise(equation) or equation.primitive is loops_p
 
@@ -40,9 +45,17 @@ def loops(equation: Equation) -> list[Statement]:
     indices = [f"i{k}" for k in range(len(axes))]
     elements = [f"{name}[{_index([axis.strides[n] for axis in axes], indices)}]" for n, name in enumerate(names)]
     values = dict(zip(body.inputs, elements, strict=False))
-    inside = statements(body, values, elements[len(body.inputs) :])
+    inside = [_in_float32(line) for line in statements(body, values, elements[len(body.inputs) :])]
     parameters = [f"{pointer(v, n < len(body.inputs))}{names[n]}" for n, v in enumerate(operands)]
     return [Statement("elementwise", operands, _function(parameters, [axis.length for axis in axes], inside))]
+
+
+def _in_float32(line: str) -> str:
+    """A statement whose functions are those for float, where its result is a float.
+
+    <tgmath.h> would choose them, but it needs complex functions, which C libraries of microcontrollers lack.
+    """
+    return _FUNCTIONS.sub(r"\1f(", line) if line.startswith("const float ") else line
 
 
 def _function(parameters: Sequence[str], lengths: Sequence[int], inside: Sequence[str]) -> str:
