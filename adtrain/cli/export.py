@@ -69,11 +69,11 @@ def command(
 ) -> None:
     """Write the run in the folder RUN to a file, in the format of its extension. An existing file is replaced.
 
-    FILE.c, with FILE.h beside it, is the whole network as C99 that needs nothing else. It is compiled, and its
+    FILE.c, with FILE.h beside it, is the whole network as C99 that needs only the C library. It is compiled, and its
     predictions for the test images are compared with the run's; exit code 1 if one differs.
 
     FILE.wasm is the network as WebAssembly, and FILE.html a page that runs it on what is drawn or dropped. Both need
-    clang.
+    clang and lld.
 
     RUN can be the folder of a sweep: then its best member, or --member N, is written, also as a run into the sweep's
     folder.
