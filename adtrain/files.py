@@ -36,6 +36,20 @@ def write_atomic(path: str | Path, content: bytes) -> None:
         raise unwritable(path, error) from error
 
 
+def expect_writable(path: Path) -> None:
+    """Raise the AdtrainError of `write_atomic` early, where the folder of `path`, or a folder at `path`, shows it."""
+    folder = Path(os.path.realpath(path)).parent
+    code = 0
+    if path.is_dir():
+        code = errno.EISDIR
+    elif not folder.is_dir():
+        code = errno.ENOTDIR if folder.exists() else errno.ENOENT
+    elif not (path.exists() and not path.is_file()) and not os.access(folder, os.W_OK):
+        code = errno.EACCES
+    if code:
+        raise unwritable(path, OSError(code, os.strerror(code)))
+
+
 def _replace(path: Path, content: bytes, mode: int | None) -> None:
     if path.is_symlink():  # links were followed: this one leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))

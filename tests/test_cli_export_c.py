@@ -109,6 +109,7 @@ def test_the_batch_of_a_training_step_can_be_chosen(trained: Path, tmp_path: Pat
         ("net.c", ["--int8", "--simd"], "--int8 needs no vector extensions and keeps its weights in the C file"),
         ("net.c", ["--training", "--simd"], "--training changes weights in float32, which are in the C file"),
         ("net.c", ["--max-loss", "1"], "--max-loss is for --int8"),
+        ("net.c", ["--int8", "--max-loss", "nan"], "--max-loss: found nan, expected percentage points"),
         ("net.c", ["--batch-size", "1"], "--batch-size is for --training"),
         ("net.c", ["--weights", "net.h"], "net.h: is the C file or its header"),
     ],
@@ -126,3 +127,14 @@ def test_without_a_compiler_nothing_is_compared(trained: Path, tmp_path: Path, m
     result = run(trained, tmp_path / "net.c")
     assert result.stdout.splitlines()[-1] == "check   not checked: CC=no-such-compiler: no such program"
     assert (tmp_path / "net.c").is_file()
+
+
+@pytest.mark.parametrize("blocked", ["net.h", "w.bin"])
+def test_nothing_is_written_where_one_of_the_files_cannot_be(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocked: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(blocked).mkdir()
+    line = one_line(run(trained, "net.c", "--weights", "w.bin", expect=2))
+    assert line == f"{blocked}: cannot be written (Is a directory)"
+    assert [path.name for path in tmp_path.iterdir()] == [blocked]

@@ -269,7 +269,7 @@ def test_the_memory_is_stated_and_none_is_allocated(tmp_path: Path) -> None:
     assert "alloc" not in files.source.replace("allocates nothing", "")
 
 
-def test_weights_in_a_file_of_their_own_give_the_same_outputs(tmp_path: Path) -> None:
+def test_weights_in_a_separate_file_give_the_same_outputs(tmp_path: Path) -> None:
     trained = with_arrays(CONVOLUTIONS, (1, 6, 5))
     files = source.generate(trained, tmp_path / "net.c", weights=tmp_path / "net.bin")
     assert files.weights is not None

@@ -90,6 +90,16 @@ def check(experiment: Experiment, folder: Path, tolerance: float = 1e-4) -> None
     np.testing.assert_allclose(predicted, expected, atol=1e-4)
 
 
+@pytest.mark.skipif(not c_programs.has("arm-none-eabi-gcc"), reason="arm-none-eabi-gcc is not installed")
+def test_a_cortex_m4_compiler_takes_it(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path, "optimizer={adamw: {lr: 0.01}}", "schedule=cosine", layers=LAYERS["norms"])
+    model = model_of(experiment, experiment.random_initial_state("cpu"))
+    files = source.generate(model, tmp_path / "net.c", experiment=experiment)
+    (tmp_path / "net.c").write_text(files.source)
+    (tmp_path / "net.h").write_text(files.header)
+    c_programs.compile_c(["arm-none-eabi-gcc", "-mcpu=cortex-m4"], tmp_path, "-O1", "-c", "net.c")
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_weights_after_20_steps_are_those_of_adtrain(name: str, tmp_path: Path) -> None:
     check(prepare(tmp_path, "training.steps=20", layers=LAYERS[name]), tmp_path, tolerance=1e-2)

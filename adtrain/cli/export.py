@@ -20,7 +20,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
-from adtrain.files import write_atomic
+from adtrain.files import expect_writable, write_atomic
 from adtrain.sweeps import member_run
 from adtrain.sweeps.folder import is_sweep
 from adtrain.sweeps.session import reopened
@@ -69,11 +69,11 @@ def command(
 ) -> None:
     """Write the run in the folder RUN to a file, in the format of its extension. An existing file is replaced.
 
-    FILE.c, with FILE.h beside it, is the whole network as C99 that needs nothing else. It is compiled, and its
+    FILE.c, with FILE.h beside it, is the whole network as C99 that needs only the C library. It is compiled, and its
     predictions for the test images are compared with the run's; exit code 1 if one differs.
 
     FILE.wasm is the network as WebAssembly, and FILE.html a page that runs it on what is drawn or dropped. Both need
-    clang.
+    clang and lld.
 
     RUN can be the folder of a sweep: then its best member, or --member N, is written, also as a run into the sweep's
     folder.
@@ -99,6 +99,8 @@ def command(
         raise AdtrainError(
             f"{output}: the run's folder holds its own .safetensors files, expected a file in another folder"
         )
+    for path in (output, *options.files_beside(output)):
+        expect_writable(path)
     if is_sweep(run):
         run = member_run.write_run(*reopened(run, "cpu"), member)
     elif member is not None:

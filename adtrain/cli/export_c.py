@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isnan
+from os.path import realpath
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,20 +26,21 @@ from adtrain.training.evaluation import predictions
 from adtrain.training.preparation import with_absolute_paths
 
 CALIBRATION = 500
-"""Training images from which int8 takes the largest numbers of each layer."""
+"""Training images that calibrate int8: the largest numbers of each layer are taken from them."""
 MAX_LOSS = 0.2
+"""Percentage points of accuracy that int8 may lose by default."""
 
 
 class Options(NamedTuple):
     """What the user asked for.
 
     Attributes:
-        weights: a file of weights of their own.
-        simd: vector extensions.
-        int8: integer arithmetic.
+        weights: a separate file for the weights.
+        simd: vector extensions of gcc and clang.
+        int8: weights and activations of 8 bits.
         max_loss: percentage points of accuracy that int8 may lose; None for MAX_LOSS.
-        training: a training step too.
-        batch_size: images of that step; None for as many as in the run.
+        training: also a training step.
+        batch_size: images of a training step; None for as many as in the run.
     """
 
     weights: Path | None = None
@@ -47,29 +50,45 @@ class Options(NamedTuple):
     training: bool = False
     batch_size: int | None = None
 
-    @property
-    def _given(self) -> list[str]:
+    def _named(self, *fields: str) -> str:
+        """The options among these that are given, as the user writes them."""
         defaults = Options()
-        return [f"--{x.replace('_', '-')}" for x in self._fields if getattr(self, x) != getattr(defaults, x)]
+        return ", ".join(f"--{x.replace('_', '-')}" for x in fields if getattr(self, x) != getattr(defaults, x))
 
     def check(self, output: Path) -> None:
         """Raises AdtrainError for options that exclude one another, or do not fit the file."""
         if self == Options():
             return
         if output.suffix != ".c":
-            raise AdtrainError(f"{output}: found options for a .c file: leave out {', '.join(self._given)}")
+            raise AdtrainError(f"{output}: found options for a .c file: leave out {self._named(*self._fields)}")
         if self.int8 and (self.simd or self.weights):
             raise AdtrainError(
-                "--int8 needs no vector extensions and keeps its weights in the C file: leave out the others"
+                "--int8 needs no vector extensions and keeps its weights in the C file: "
+                f"leave out {self._named('simd', 'weights')}"
             )
         if self.training and (self.simd or self.int8 or self.weights):
-            raise AdtrainError("--training changes weights in float32, which are in the C file: leave out the others")
+            raise AdtrainError(
+                "--training changes weights in float32, which are in the C file: "
+                f"leave out {self._named('simd', 'int8', 'weights')}"
+            )
         if self.max_loss is not None and not self.int8:
             raise AdtrainError("--max-loss is for --int8")
+        if self.max_loss is not None and isnan(self.max_loss):
+            raise AdtrainError("--max-loss: found nan, expected percentage points such as 0.2")
         if self.batch_size is not None and not self.training:
             raise AdtrainError("--batch-size is for --training")
-        if self.weights in (output, output.with_suffix(".h")):
+        if self.weights is not None and realpath(self.weights) in map(realpath, (output, header_of(output))):
             raise AdtrainError(f"{self.weights}: is the C file or its header, expected another file for the weights")
+
+    def files_beside(self, output: Path) -> list[Path]:
+        """The files that are written with `output`: its header and the weights."""
+        header = [header_of(output)] if output.suffix == ".c" else []
+        return header if self.weights is None else [*header, self.weights]
+
+
+def header_of(path: Path) -> Path:
+    """The header of a C file."""
+    return path.with_suffix(".h")
 
 
 def write(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Path, bytes], dict[str, Any]]:
@@ -83,7 +102,7 @@ def write(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Pat
     experiment = _experiment(trained, options.batch_size) if options.training else None
     files = source.generate(trained, path, options.simd, options.weights, images, experiment=experiment)
     about = network.interface(trained, options.int8)
-    contents = {path: files.source.encode(), path.with_suffix(".h"): files.header.encode()}
+    contents = {path: files.source.encode(), header_of(path): files.header.encode()}
     if options.weights is not None and files.weights is not None:
         contents[options.weights] = files.weights
     kinds = {"in int8": options.int8, "with vector extensions": options.simd, "with a training step": options.training}

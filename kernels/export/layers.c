@@ -10,10 +10,10 @@
 #include <string.h>
 
 struct conv {
-    int channels, height, width; /* of the padded input */
+    int channels, height, width; /* of the input; conv2d gets one that is padded already */
     int filters, groups, out_height, out_width;
     int kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x;
-    int padding_y, padding_x; /* of a transposed convolution */
+    int padding_y, padding_x; /* not read by conv2d */
 };
 
 struct pool {
@@ -179,7 +179,7 @@ static void group_norm(const float *x, int groups, int channels, int n, float ep
     for (int i = 0; i < channels * n && weight; i++) y[i] = y[i] * weight[i / n] + bias[i / n];
 }
 
-/* A row of weight (rows, width) for each of n numbers, rounded down. Returns 0 if one has no row. */
+/* y[i] is the row of weight (rows, width) with the index x[i], without its fraction. Returns 0 if there is none. */
 static int embedding(const float *x, int n, int rows, int width, const float *weight, float *y) {
     for (int i = 0; i < n; i++) {
         if (!(x[i] > -1 && x[i] < (float)rows)) return 0;
@@ -262,7 +262,7 @@ static void gru(const float *x, int length, int inputs, int hidden, const float 
     }
 }
 
-/* Softmax of `rows` times `columns` lines of n numbers, which are `columns` apart. y may be x. */
+/* Softmax along the second axis of x (rows, n, columns). y may be x. */
 static void softmax(const float *x, int rows, int n, int columns, float *y) {
     for (int line = 0; line < rows * columns; line++) {
         const int at = line / columns * n * columns + line % columns;
@@ -273,7 +273,7 @@ static void softmax(const float *x, int rows, int n, int columns, float *y) {
     }
 }
 
-/* The logarithm of softmax. y may be x. */
+/* The logarithm of softmax along the second axis of x (rows, n, columns). y may be x. */
 static void log_softmax(const float *x, int rows, int n, int columns, float *y) {
     for (int line = 0; line < rows * columns; line++) {
         const int at = line / columns * n * columns + line % columns;
@@ -317,7 +317,7 @@ static void patches(const float *x, int channels, int height, int width, int pat
                     for (int j = 0; j < patch_width; j++) *y++ = x[(c * height + top + i) * width + left + j];
 }
 
-/* Means of lines of n numbers, which are `columns` apart: (rows, n, columns) to (rows, columns). */
+/* The mean along the second axis: (rows, n, columns) to (rows, columns). */
 static void mean(const float *x, int rows, int n, int columns, float *y) {
     for (int line = 0; line < rows * columns; line++) {
         float sum = 0;
@@ -326,7 +326,7 @@ static void mean(const float *x, int rows, int n, int columns, float *y) {
     }
 }
 
-/* The channels, of n numbers each, at `count` indices. */
+/* The channels at `count` indices; each channel has n numbers. */
 static void take_channels(const float *x, const int32_t *indices, int count, int n, float *y) {
     for (int i = 0; i < count; i++) memcpy(y + i * n, x + indices[i] * n, sizeof(float) * (size_t)n);
 }

@@ -1,8 +1,8 @@
 /* Functions of layers.c for networks in int8, by integer arithmetic alone.
 
    A value x stands for the number x * scale, with a scale for each array. Products of bytes are added in 32 bits. The
-   sums are brought to the scale of the result by a multiplier and a shift: round(sum * multiplier / 2^shift). >> of a
-   negative number is an arithmetic shift, as of all compilers in use. */
+   sums are brought to the scale of the result by a multiplier and a shift: round(sum * multiplier / 2^shift). They
+   rely on >> of a negative number being an arithmetic shift, as in gcc and clang. */
 
 #include <stdint.h>
 #include <string.h>
@@ -13,7 +13,7 @@ static int8_t requantize(int64_t x, int32_t multiplier, int shift, int least) {
     return (int8_t)(y < least ? least : y > 127 ? 127 : y);
 }
 
-/* Normalised and quantized: channel c of an image has the values of row c of the table (channels, 256). */
+/* An image, normalised and quantized: y = table[c][x] for each byte x of channel c; table is (channels, 256). */
 static void look_up_image(const uint8_t *x, int channels, int n, const int8_t *table, int8_t *y) {
     for (int c = 0; c < channels; c++)
         for (int i = 0; i < n; i++) y[c * n + i] = table[c * 256 + x[c * n + i]];
@@ -30,7 +30,7 @@ static void linear(const int8_t *x, int rows, int inputs, int outputs, const int
         }
 }
 
-/* The last layer, with results of 32 bits. */
+/* linear for one row, with results of 32 bits: the logits. */
 static void linear_32(const int8_t *x, int inputs, int outputs, const int8_t *weight, const int32_t *bias,
                       const int32_t *multiplier, const int8_t *shift, int32_t *y) {
     for (int o = 0; o < outputs; o++) {
@@ -40,7 +40,7 @@ static void linear_32(const int8_t *x, int inputs, int outputs, const int8_t *we
     }
 }
 
-/* Bytes with results of 32 bits. */
+/* round(x multiplier / 2^shift) for n bytes, with results of 32 bits. */
 static void rescale_32(const int8_t *x, int n, int32_t multiplier, int shift, int32_t *y) {
     for (int i = 0; i < n; i++) y[i] = (int32_t)((x[i] * (int64_t)multiplier + ((int64_t)1 << (shift - 1))) >> shift);
 }
@@ -56,7 +56,7 @@ static void pad(const int8_t *x, int channels, int height, int width, int top, i
 }
 
 /* Each weight is multiplied with the part of a channel that it meets, and the products are added to the sums of a
-   filter. The weight is (filters, channels / groups, kernel_height, kernel_width). sums: memory for a filter's image. */
+   filter. The weight is (filters, channels / groups, kernel_height, kernel_width). sums: memory for one image. */
 static void conv2d(const struct conv *s, const int8_t *x, const int8_t *weight, const int32_t *bias,
                    const int32_t *multiplier, const int8_t *shift, int least, int8_t *y, int32_t *restrict sums) {
     const int inputs = s->channels / s->groups, outputs = s->filters / s->groups;
@@ -131,7 +131,7 @@ static void add(const int8_t *a, const int8_t *b, int n, int32_t multiplier_a, i
         y[i] = requantize((int64_t)a[i] * multiplier_a + (int64_t)b[i] * multiplier_b, 1, shift, least);
 }
 
-/* The same numbers with another scale. */
+/* The same numbers, brought to another scale. */
 static void rescale(const int8_t *x, int n, int32_t multiplier, int shift, int8_t *y) {
     for (int i = 0; i < n; i++) y[i] = requantize(x[i], multiplier, shift, -127);
 }
@@ -141,7 +141,7 @@ static void look_up(const int8_t *x, int n, const int8_t *table, int8_t *y) {
     for (int i = 0; i < n; i++) y[i] = table[x[i] + 128];
 }
 
-/* The channels, of n numbers each, at `count` indices. */
+/* The channels at `count` indices; each channel has n numbers. */
 static void take_channels(const int8_t *x, const int32_t *indices, int count, int n, int8_t *y) {
     for (int i = 0; i < count; i++) memcpy(y + i * n, x + indices[i] * n, (size_t)n);
 }

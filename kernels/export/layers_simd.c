@@ -12,7 +12,8 @@ typedef float vector __attribute__((vector_size(32), aligned(4), may_alias));
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* y = x weight + bias for a block of outputs of `positions` rows, both constants where this is inlined. */
+/* y = x weight + bias for `positions` rows and `vectors` vectors of outputs; both numbers are constants where this is
+   inlined. A row of y has `pitch` numbers. */
 INLINE void linear_block(const int positions, const int vectors, const float *x, int inputs, int outputs,
                          const float *weight, const float *bias, float *y, int pitch) {
     vector sum[4][4];

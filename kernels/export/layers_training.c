@@ -1,4 +1,5 @@
-/* Functions of a training step, for --training: those of layers.c whose weights change, and operations on a batch.
+/* Functions for --training: versions of functions of layers.c that read weights in PyTorch's layout, which the training
+   step updates, and operations on a batch.
 
    All arrays are float and C-contiguous. A batch of images is (images, channels, height, width). */
 
@@ -37,7 +38,8 @@ static void matmul(const float *a, const float *b, int m, int k, int n, int tran
     }
 }
 
-/* The part of a row of outputs whose element `offset` of the window is inside of an input row of `length`. */
+/* Outputs *begin to *end - 1 of a row: those at which element `offset` of the window is inside the input's row, which
+   has `length` elements. */
 static void inside(int offset, int stride, int length, int outputs, int *begin, int *end) {
     *begin = offset < 0 ? (stride - 1 - offset) / stride : 0;
     *end = offset < length ? (length - 1 - offset) / stride + 1 : 0;
@@ -46,7 +48,8 @@ static void inside(int offset, int stride, int length, int outputs, int *begin, 
 
 /* y = x * weight for a batch of images. */
 static void conv2d_batch(const struct conv *s, int images, const float *x, const float *weight, float *restrict y) {
-    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups, taps = s->kernel_height * s->kernel_width;
+    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups;
+    const int taps = s->kernel_height * s->kernel_width;
     for (int image = 0; image < images; image++)
         for (int f = 0; f < s->filters; f++, y += s->out_height * s->out_width) {
             for (int i = 0; i < s->out_height * s->out_width; i++) y[i] = 0;
@@ -67,10 +70,11 @@ static void conv2d_batch(const struct conv *s, int images, const float *x, const
         }
 }
 
-/* The gradient of conv2d_batch by x, from that by y. */
+/* The gradient dx of the loss by x of conv2d_batch, from the gradient dy by y. */
 static void conv2d_input_grad(const struct conv *s, int images, const float *dy, const float *weight,
                               float *restrict dx) {
-    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups, taps = s->kernel_height * s->kernel_width;
+    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups;
+    const int taps = s->kernel_height * s->kernel_width;
     for (int i = 0; i < images * s->channels * s->height * s->width; i++) dx[i] = 0;
     for (int image = 0; image < images; image++)
         for (int f = 0; f < s->filters; f++, dy += s->out_height * s->out_width)
@@ -90,10 +94,11 @@ static void conv2d_input_grad(const struct conv *s, int images, const float *dy,
                 }
 }
 
-/* The gradient of conv2d_batch by weight, from that by y. */
+/* The gradient dweight of the loss by weight of conv2d_batch, from the gradient dy by y. */
 static void conv2d_weight_grad(const struct conv *s, int images, const float *x, const float *dy,
                                float *restrict dweight) {
-    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups, taps = s->kernel_height * s->kernel_width;
+    const int inputs = s->channels / s->groups, outputs = s->filters / s->groups;
+    const int taps = s->kernel_height * s->kernel_width;
     for (int i = 0; i < s->filters * inputs * taps; i++) dweight[i] = 0;
     for (int image = 0; image < images; image++)
         for (int f = 0; f < s->filters; f++, dy += s->out_height * s->out_width)
@@ -131,7 +136,7 @@ static void max_pool2d_where(const struct pool *s, int planes, const float *x, f
         }
 }
 
-/* The gradient of max_pool2d_where by x, from that by y. */
+/* The gradient dx of the loss by x of max_pool2d_where, from the gradient dy by y. */
 static void max_pool2d_put(const struct pool *s, int planes, const float *dy, const int32_t *where, float *dx) {
     for (int i = 0; i < planes * s->height * s->width; i++) dx[i] = 0;
     for (int plane = 0; plane < planes; plane++, dx += s->height * s->width)
@@ -142,7 +147,7 @@ static void max_pool2d_put(const struct pool *s, int planes, const float *dy, co
         }
 }
 
-/* The gradient of avg_pool2d by x, from that by y. */
+/* The gradient dx of the loss by x of avg_pool2d, from the gradient dy by y. */
 static void avg_pool2d_put(const struct pool *s, int planes, const float *dy, float *dx) {
     for (int i = 0; i < planes * s->height * s->width; i++) dx[i] = 0;
     for (int plane = 0; plane < planes; plane++, dx += s->height * s->width)

@@ -1,4 +1,4 @@
-"""A trained network as C that needs nothing else.
+"""A trained network as C that needs only the C library.
 
 - `network` adds the calls of layers (`layers`, `recurrent`) to a program (`writer`); `int8` does so in int8.
 - `memory` places the values of these calls in one array.

@@ -18,7 +18,7 @@ from adtrain.export.c.writer import Argument, Buffer, Call, Part
 
 C_TYPES = {"float32": "float", "int32": "int32_t", "int8": "int8_t"}
 MARK = 8
-"""Bytes at the start of a file of weights by which a program knows its own."""
+"""Bytes at the start of a file of weights, a digest, by which `NAME_load` refuses the file of another network."""
 
 
 def body(
@@ -46,8 +46,7 @@ def body(
     yield ""
     if step:
         yield "#include <stdbool.h>"
-        yield "#include <tgmath.h>"
-    elif any(re.search(r"\b\w+f\(|INFINITY", text) for text in texts):
+    if step or any(re.search(r"\b\w+f\(|INFINITY", text) for text in texts):
         yield "#include <math.h>"
     if content is not None:
         yield "#include <stdio.h>"
@@ -73,13 +72,13 @@ def body(
     yield from main_program(name, about, content is not None)
 
 
-def _weights(name: str, arrays: dict[str, np.ndarray], content: bytes | None, change: bool) -> Iterator[str]:
+def _weights(name: str, arrays: dict[str, np.ndarray], content: bytes | None, trainable: bool) -> Iterator[str]:
     """The arrays of weights, or the memory for them and the function that reads their file."""
     start = 0
     for array, x in arrays.items():
         if content is None or x.dtype.kind == "i":
-            kept = "" if change else "const "
-            yield f"static {kept}{C_TYPES[x.dtype.name]} {array}[{x.size}] = {{"
+            qualifier = "" if trainable else "const "
+            yield f"static {qualifier}{C_TYPES[x.dtype.name]} {array}[{x.size}] = {{"
             yield from numbers(x)
             yield "};"
             yield ""
@@ -122,7 +121,7 @@ def _functions(name: str, found: Translated, about: Interface, memory: Memory, l
 
     def line(call: Call) -> str:
         if not call.function:
-            return f"\n    /* {call.comment} */"
+            return f"    /* {call.comment} */"
         called = f"{call.function}({', '.join(map(text, call.arguments))})"
         return statement(f"if (!{called}) return -1;" if call.checked else f"{called};")
 
@@ -130,8 +129,12 @@ def _functions(name: str, found: Translated, about: Interface, memory: Memory, l
     yield f"int {name}_predict(const {about.c_type} *image, {about.output_type} *{values}) {{"
     if loads:
         yield "    if (!loaded) return -1;"
-    lines = [line(call) for call in found.program.calls]
-    body = "\n".join(lines).lstrip("\n")
+    calls, lines = found.program.calls, []
+    for i, call in enumerate(calls):
+        if i and not call.function and calls[i - 1].function:
+            lines.append("")
+        lines.append(line(call))
+    body = "\n".join(lines)
     yield body if about.chooses else body.replace(str(network.PROBABILITIES), values)
     if about.chooses:
         start = memory.start[found.outputs] // 4 + found.outputs.size - len(about.labels)

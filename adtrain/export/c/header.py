@@ -41,14 +41,15 @@ def header(
         "",
         *(
             [
-                "/* Reads the file of weights, which must come first. Returns 0, or -1 if it is not this network's. */",
+                "/* Reads the file of weights; call it first. Returns 0, or -1 for the file of another network. */",
                 f"int {name}_load(const char *path);",
                 "",
             ]
             if loads
             else []
         ),
-        f"/* Writes {upper}_OUTPUTS {values} of an image. Returns {returns}, or -1 if the input has no output. */",
+        f"/* Writes {upper}_OUTPUTS {values} of an image. Returns {returns},",
+        f"   or -1 if the network refuses the image{' or its weights are not loaded' if loads else ''}. */",
         f"int {name}_predict(const {about.c_type} *image, {about.output_type} *{values});",
         "",
         "/* The same for `count` images, one after the other. Each return value is written to `classes`, unless it is",

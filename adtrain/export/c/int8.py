@@ -126,7 +126,7 @@ class _Layers(NamedTuple):
     trained: TrainedModel
 
     def sequence(self, layers: Iterator[tuple[str, nn.Module, nn.Shape]], x: Quantized) -> Quantized:
-        """Layers one after the other; a product takes the batch normalisation and the relu after it."""
+        """Layers one after the other. A batch normalisation and a relu become part of the product before them."""
         rest = [each for each in layers if not isinstance(each[1], nn.Dropout)]
         while rest:
             name, layer, _ = rest.pop(0)
@@ -155,7 +155,7 @@ class _Layers(NamedTuple):
             describe(norm.writer, norm.layer, floats.shape[1:])
             floats = self._floats(norm.layer, floats, norm.writer)
         if relu:
-            self.writer.comment("and relu")
+            self.writer.comment("relu: the least result is 0")
             floats = np.maximum(floats, 0)
         if isinstance(layer, (*WEIGHTED, *NORMS)):
             return self._product(layer, x, norm, floats, 0 if relu else -MOST)
@@ -254,7 +254,7 @@ class _Layers(NamedTuple):
 
 @dataclass(frozen=True)
 class _Product:
-    """A product with a weight (outputs, ...) and a bias, from values of scale `given` to such of scale `wanted`."""
+    """A product with a weight (outputs, ...) and a bias; its input has the scale `given`, its result `wanted`."""
 
     weight: np.ndarray
     bias: np.ndarray

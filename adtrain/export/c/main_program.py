@@ -12,7 +12,7 @@ def main_program(name: str, about: Interface, loads: bool) -> Iterator[str]:
     """A program for the command line: images as PGM (one channel) or PPM (three) files, others as text with numbers."""
     upper = name.upper()
     channels, height, width = about.image
-    image = about.c_type == "uint8_t" and channels in (1, 3)
+    image = is_image(about)
     kind = {1: ("PGM", "P5"), 3: ("PPM", "P6")}[channels] if image else ("numbers", "")
     first = 2 if loads else 1
     usage = f"usage: %s {'WEIGHTS ' if loads else ''}FILE...\\n"
@@ -42,13 +42,15 @@ static int read_image(FILE *file, {about.c_type} *image) {{
     return 1;
 }}"""
     else:
-        read, cast = ("%f", "") if about.c_type == "float" else ("%u", "(uint8_t)")
-        variable = "float" if about.c_type == "float" else "unsigned"
+        is_float = about.c_type == "float"
+        variable, read, cast, refused = (
+            ("float", "%f", "", "") if is_float else ("unsigned", "%u", "(uint8_t)", " || number > 255")
+        )
         reader = f"""/* Reads {upper}_INPUTS numbers, with spaces or lines between them. */
 static int read_image(FILE *file, {about.c_type} *image) {{
     for (int i = 0; i < {upper}_INPUTS; i++) {{
         {variable} number;
-        if (fscanf(file, "{read}", &number) != 1) return 0;
+        if (fscanf(file, "{read}", &number) != 1{refused}) return 0;
         image[i] = {cast}number;
     }}
     return 1;
@@ -96,6 +98,11 @@ int main(int argc, char **argv) {{
 }}
 #endif
 """
+
+
+def is_image(about: Interface) -> bool:
+    """Whether the program reads PGM or PPM files."""
+    return about.c_type == "uint8_t" and about.image[0] in (1, 3)
 
 
 def _what(about: Interface, kind: str) -> str:

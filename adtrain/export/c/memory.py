@@ -37,7 +37,7 @@ class Memory:
 
 
 def _owners(calls: list[Call], read_after: set[Buffer | None]) -> dict[Buffer, Buffer]:
-    """For each result that overwrites an argument the buffer whose memory both have."""
+    """The results that overwrite an argument; each with the buffer whose memory it uses."""
     owner: dict[Buffer, Buffer] = {}
     last_use = {buffer: i for i, call in enumerate(calls) for buffer in (*call.reads, *call.writes)}
     protected = {x for x in read_after if x is not None}

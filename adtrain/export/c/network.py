@@ -30,7 +30,7 @@ class Interface(NamedTuple):
         image, outputs: shapes of an image and of its outputs.
         labels: the names of the numbers along the last axis of the outputs.
         chooses: whether the function returns a class.
-        output_type: of an output: float, or of int8 uint16_t in units of 1 / 65536.
+        output_type: of an output: float, or in int8 uint16_t, in units of 1 / 65536.
     """
 
     c_type: str

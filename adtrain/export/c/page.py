@@ -17,9 +17,9 @@ from adtrain.training.inputs import is_of_mnist
 
 
 def encode(trained: TrainedModel, module: Module) -> bytes:
-    """The page with the network's `module`: one file, which needs no network.
+    """The page with the network's `module`: one file, which loads nothing else.
 
-    Raises AdtrainError for a network that takes others than grey images of bytes, or that gives no class.
+    Raises AdtrainError for a network whose input is not a grey image of bytes, or whose output is not a class.
     """
     about = module.interface
     channels, height, width = about.image

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.export.c import int8, network
 from adtrain.export.c.body import MARK, body
 from adtrain.export.c.header import header
+from adtrain.export.c.main_program import is_image
 from adtrain.export.c.memory import Memory
 from adtrain.export.c.network import Interface
 from adtrain.export.c.training import TrainingStep, training_step
@@ -60,7 +62,7 @@ def generate(
 
     Args:
         simd: use the functions of `layers_simd.c`.
-        weights: the path of a file of weights of their own.
+        weights: the path of a separate file for the weights.
         calibration: images (N, C, H, W) of the training set; with them the network is in int8.
         keep_first: keep the first layer's result in memory until the end.
         experiment: the run's, of which the file also has the training step.
@@ -83,7 +85,7 @@ def generate(
     content = None if weights is None else weights_file(arrays)
     name, header_name = c_name(path), path.with_suffix(".h").name
     step = None if experiment is None else training_step(experiment, name, about.c_type)
-    notes = _notes(about, memory.size, constants, simd, name, step)
+    notes = _notes(about, memory.size, constants, simd, path, step)
     header_text = header(name, about, notes, memory.size, weights is not None, step)
     source = "\n".join(body(name, header_name, found, about, memory, notes, simd, content, step))
     return Files(source, header_text, content, memory.size, constants)
@@ -96,21 +98,25 @@ def weights_file(arrays: dict[str, np.ndarray]) -> bytes:
 
 
 def _notes(
-    about: Interface, memory: int, constants: int, simd: bool, name: str, step: TrainingStep | None
+    about: Interface, memory: int, constants: int, simd: bool, path: Path, step: TrainingStep | None
 ) -> list[str]:
     """What a reader of the file needs to know, as lines of a comment."""
     unit = "" if about.output_type == "float" else " in units of 1 / 65536; the arithmetic is that of integers"
     kind = "bytes from 0 to 255" if about.c_type == "uint8_t" else "numbers"
     options = "-O3 -march=native -ffp-contract=fast" if simd else "-O2"
+    source, header_name = shlex.quote(path.name), path.with_suffix(".h").name
+    libm = " -lm" if about.output_type == "float" else ""
+    reads = "images" if is_image(about) else "numbers"
     return [
-        f"A network trained by adtrain {__version__}. The file needs no other, allocates nothing and has no threads.",
+        f"A network trained by adtrain {__version__}, in this file and {header_name}. It allocates nothing.",
         "",
         f"input    {size_text(about.image)} {kind}; they are normalised here",
         f"output   {size_text(about.outputs)} {'probabilities' if about.chooses else 'numbers'}{unit}",
-        f"memory   {memory:,} bytes for all values, static; so calls from several threads must wait for each other",
+        f"memory   {memory:,} bytes for all values, static: threads that share it must take turns",
         f"weights  {constants:,} bytes",
         *(_training_notes(step) if step else []),
-        f"compile  cc {options} -c {name}.c; with -D{name.upper()}_MAIN and -lm a program that reads images",
+        f"compile  cc {options} -c {source}",
+        f"program  cc {options} -D{c_name(path).upper()}_MAIN {source}{libm}; it reads {reads}",
     ]
 
 

@@ -30,7 +30,7 @@ def numbers(x: np.ndarray) -> Iterator[str]:
 
 def statement(text: str) -> str:
     """A statement in the body of a function, in lines of at most WIDTH columns."""
-    joined = text.replace(" = ", "\0=\0")  # no line ends within an initialiser
+    joined = text.replace(" = ", "\0=\0").replace(" + ", "\0+\0")  # no line ends within an initialiser or a sum
     return _WRAPPER.fill(joined).replace("\0", " ")
 
 

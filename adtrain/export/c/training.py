@@ -175,7 +175,8 @@ class _Writer:
         if equation.has(Trait.RESHAPE):
             return []
         write: Callable[[Equation], list[Statement]] = WRITERS.get(equation.primitive.name, WRITERS["loops"])
-        lines = [f"/* {equation.scope or 'step'}, {equation.phase}: {equation.primitive.name} */"]
+        operation = "elementwise" if is_loops(equation) else equation.primitive.name
+        lines = [f"/* {equation.scope or 'step'}, {equation.phase}: {operation} */"]
         for call in write(equation):
             function = call.function
             if call.text is not None:

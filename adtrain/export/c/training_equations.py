@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -15,15 +16,20 @@ from adtrain.passes.fuse_elementwise import elementwise
 
 
 class Statement(NamedTuple):
-    """A call of a function of `kernels/export/`, or with a `text`, its parameters and body, of one of its own.
+    """A call of a function.
 
-    `calls` are the functions of `kernels/export/` that such a text calls.
+    Without a `text` the function is one of `kernels/export/`. With it the function is generated: `text` is its
+    parameters and body, and `calls` are the functions of `kernels/export/` that it calls.
     """
 
     function: str
     arguments: Sequence[Variable | int | float | str]
     text: str | None = None
     calls: tuple[str, ...] = ()
+
+
+_FUNCTIONS = re.compile(r"\b(ceil|cos|erf|expm1|exp|fabs|floor|hypot|log1p|log|pow|rint|sin|sqrt|tanh|trunc)\(")
+"""Functions of <math.h> in the expressions of elementwise equations."""
 
 
 def is_loops(equation: Equation) -> bool:
@@ -39,9 +45,17 @@ def loops(equation: Equation) -> list[Statement]:
     indices = [f"i{k}" for k in range(len(axes))]
     elements = [f"{name}[{_index([axis.strides[n] for axis in axes], indices)}]" for n, name in enumerate(names)]
     values = dict(zip(body.inputs, elements, strict=False))
-    inside = statements(body, values, elements[len(body.inputs) :])
+    inside = [_in_float32(line) for line in statements(body, values, elements[len(body.inputs) :])]
     parameters = [f"{pointer(v, n < len(body.inputs))}{names[n]}" for n, v in enumerate(operands)]
-    return [Statement("loops", operands, _function(parameters, [axis.length for axis in axes], inside))]
+    return [Statement("elementwise", operands, _function(parameters, [axis.length for axis in axes], inside))]
+
+
+def _in_float32(line: str) -> str:
+    """A statement whose functions are those for float, where its result is a float.
+
+    <tgmath.h> would choose them, but it needs complex functions, which C libraries of microcontrollers lack.
+    """
+    return _FUNCTIONS.sub(r"\1f(", line) if line.startswith("const float ") else line
 
 
 def _function(parameters: Sequence[str], lengths: Sequence[int], inside: Sequence[str]) -> str:

@@ -48,7 +48,7 @@ class Call:
     Attributes:
         reads, writes: the buffers among its arguments. Memory that it uses for itself is among `writes`.
         in_place: whether the result may overwrite the first argument.
-        checked: whether it returns 0 where the input has no output.
+        checked: whether it returns 0 where it refuses the input.
     """
 
     function: str
