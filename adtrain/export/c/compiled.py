@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.backends.cpu.toolchain import find_compiler
+from adtrain.backends.cpu.toolchain import CompilerError, find_compiler
 from adtrain.cache import open_cache
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c.network import Interface
@@ -47,7 +47,7 @@ def compiled(files: Files, path: Path, interface: Interface) -> Iterator[Compile
     """The files, which are to be written to `path` and beside it, as a library.
 
     It is compiled without a warning, for all instructions of this processor. Raises CompilerError where there is no
-    compiler or it fails.
+    compiler that works, and AdtrainError where it refuses the file.
     """
     cache = open_cache("cpu")
     compiler = find_compiler(cache)
@@ -56,8 +56,11 @@ def compiled(files: Files, path: Path, interface: Interface) -> Iterator[Compile
         source.write_text(files.source, encoding="utf-8")
         source.with_suffix(".h").write_text(files.header, encoding="utf-8")
         given = f"./{path.name}"
-        compiler.run([*WARNINGS, "-fno-openmp", "-ffp-contract=fast", "-c", given, "-o", "net.o"], folder)
-        compiler.run(["-shared", "net.o", "-o", "net.so", "-lm"], folder)
+        try:
+            compiler.run([*WARNINGS, "-fno-openmp", "-ffp-contract=fast", "-c", given, "-o", "net.o"], folder)
+            compiler.run(["-shared", "net.o", "-o", "net.so", "-lm"], folder)
+        except CompilerError as error:
+            raise AdtrainError(f"{path}: the exported C does not compile; nothing was written: {error}") from None
         library = ctypes.CDLL(str(Path(folder, "net.so")))
         name = c_name(path)
         if files.weights is not None:
