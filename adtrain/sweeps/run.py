@@ -31,11 +31,9 @@ class SweepInterrupted(Exception):
 
 @dataclass(frozen=True)
 class Watch:
-    """Who follows a sweep: `stop` is asked about ten times a second, `trained` gets the examples of each call, `line`
-    gets texts."""
+    """Who follows a sweep: `stop` is asked about ten times a second, `line` gets texts."""
 
     stop: Callable[[], bool] = lambda: False
-    trained: Callable[[int], object] = lambda count: None
     line: Callable[[str], object] = lambda text: None
 
 
@@ -127,7 +125,7 @@ class SweepRun:
             self.folder.write_state(rung, group.number, wave, training.host_state())
 
         while training.epochs < last:
-            scores = training.epoch(self.watch.stop, self.watch.trained)
+            scores = training.epoch(self.watch.stop)
             if scores is None:
                 save()
                 raise SweepInterrupted

@@ -116,7 +116,7 @@ class WaveTraining:
         tally = start.tally if start else None
         self.tally = empty_tally(self.task, len(members), device) if tally is None else self._uploaded(tally)
         self.examples = self._resident(group.whole, "training")
-        self.steps_per_report = 1
+        self.steps_per_call = 1
 
     def _uploaded(self, values: Any) -> Any:
         return tree.map(lambda x: array(x, device=self.device), values)
@@ -149,16 +149,16 @@ class WaveTraining:
         state = tree.map(lambda x: x[: self.count], state)
         return WaveState(numbers, self.epochs, self.batches, state, tally if self.batches else None)
 
-    def epoch(self, stop: Callable[[], bool], report: Callable[[int], object]) -> EpochScores | None:
+    def epoch(self, stop: Callable[[], bool]) -> EpochScores | None:
         """Train to the end of the epoch and score; None if `stop` returned True first.
 
-        `stop` is called about every REPORT_SECONDS, and `report` with the number of examples of each call.
+        `stop` is called about every REPORT_SECONDS.
         """
         started, number = perf_counter(), self.epochs + 1
         sizes, inputs = self._batch_sizes(), self.inputs.epoch(number)
         while self.batches < len(sizes):
             for batches in self._runs(sizes[self.batches :]):
-                if not self._take(batches, sizes[self.batches], inputs, stop, report):
+                if not self._take(batches, sizes[self.batches], inputs, stop):
                     return None
         losses, sums, finite = (x.numpy() for x in (self.tally.loss, self.tally.sums, self.tally.finite))
         count = sum(sizes)
@@ -185,20 +185,17 @@ class WaveTraining:
                 yield count
                 count = 0
 
-    def _take(
-        self, count: int, size: int, of_epoch: EpochInputs, stop: Callable[[], bool], report: Callable[[int], object]
-    ) -> bool:
+    def _take(self, count: int, size: int, of_epoch: EpochInputs, stop: Callable[[], bool]) -> bool:
         """Take `count` steps on the next batches, all of `size` examples; False if `stop` ended them."""
         first = self.batches
         inputs = self.examples.batches(of_epoch.order(first, count, size))
         settings = of_epoch.settings(first, count)
         self.tally = self.tally._replace(position=array(np.int64(0), device=self.device))
         while self.batches < first + count:
-            times, before = min(self.steps_per_report, first + count - self.batches), perf_counter()
+            times, before = min(self.steps_per_call, first + count - self.batches), perf_counter()
             self.state, self.tally = self.programs.step.repeat(times, self.state, self.tally, settings, *inputs)
-            self.steps_per_report = max(1, int(REPORT_SECONDS / max((perf_counter() - before) / times, 1e-9)))
+            self.steps_per_call = max(1, int(REPORT_SECONDS / max((perf_counter() - before) / times, 1e-9)))
             self.batches += times
-            report(times * size * len(self.members))
             if stop():
                 return False
         return True
