@@ -15,12 +15,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_networks import LAYERS, fitting, images, matrices, networks, samples, with_arrays
 
-from adtrain import nn, ops
+from adtrain import config, nn, ops
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c import source
 from adtrain.export.c.layers import TRANSLATIONS
 from adtrain.training import TrainedModel
+from adtrain.training.preparation import outline
 from adtrain.training.tasks import Multilabel, NextClass, Regression
 
 pytestmark = [
@@ -164,6 +165,15 @@ def test_float32_data_are_not_rescaled() -> None:
 @pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(1)), nn.Sequential(nn.Conv2d(1, kernel_size=1))])
 def test_one_pixel_and_one_class_are_exported(model: nn.Sequential) -> None:
     check(with_arrays(model, (1, 1, 1)), options=SANITIZE)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lenet5", "resnet", "vit", "lstm", *(pytest.param(x, marks=pytest.mark.exhaustive) for x in ("mlp", "cnn"))],
+)
+def test_a_packaged_network_is_exported(name: str) -> None:
+    network = outline(config.load(name)).network
+    check(with_arrays(network.model, network.input_shape), options=SANITIZE, tolerance=1e-4)
 
 
 @pytest.mark.exhaustive
