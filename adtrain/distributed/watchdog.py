@@ -37,7 +37,7 @@ class _Rank:
     host: str = ""
     pid: int = 0
     buffer: bytes = b""
-    heard: float = field(default_factory=monotonic)
+    last_heartbeat: float = field(default_factory=monotonic)
     entered: int = 0
     left: int = 0
     moved: float = field(default_factory=monotonic)  # when `entered` or `left` last changed
@@ -140,7 +140,7 @@ class Watchdog:
             received = rank.connection.recv(1 << 16)
         except OSError:
             received = b""
-        rank.heard = monotonic()
+        rank.last_heartbeat = monotonic()
         rank.buffer += received
         *lines, rank.buffer = rank.buffer.split(b"\n")
         for line in lines:
@@ -153,18 +153,18 @@ class Watchdog:
 
     def _hear(self, rank: _Rank, line: bytes) -> None:
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:
             return
-        if said.get("token") == self.token:
-            rank.rank, rank.host, rank.pid = said["rank"], said["host"], said["pid"]
+        if message.get("token") == self.token:
+            rank.rank, rank.host, rank.pid = message["rank"], message["host"], message["pid"]
         if rank.rank < 0:
             return
-        if (found := said.get("beat")) is not None and found != [rank.entered, rank.left]:
+        if (found := message.get("beat")) is not None and found != [rank.entered, rank.left]:
             (rank.entered, rank.left), rank.moved = found, monotonic()
-        rank.done = rank.done or bool(said.get("done"))
-        if (failed := said.get("failed")) is not None:
-            rank.failed, rank.code, self.failed_at = failed, said["code"], self.failed_at or monotonic()
+        rank.done = rank.done or bool(message.get("done"))
+        if (failed := message.get("failed")) is not None:
+            rank.failed, rank.code, self.failed_at = failed, message["code"], self.failed_at or monotonic()
 
     def _check(self) -> None:
         now, ranks = monotonic(), [x for x in self.known.values() if x.rank >= 0]
@@ -175,7 +175,7 @@ class Watchdog:
             return
         working = [x for x in ranks if not x.done and x.failed is None]
         for rank in working:
-            if now - rank.heard > self.timeout:
+            if now - rank.last_heartbeat > self.timeout:
                 self.end(f"{rank.name} has not answered for {self.timeout:g} s; all ranks end")
                 return
         waiting = [x for x in working if x.entered > x.left and now - x.moved > self.timeout]
@@ -225,10 +225,10 @@ class Watched:
     def _listen(self) -> None:
         with suppress(OSError), self.connection.makefile("rb") as lines:
             for line in lines:
-                said = json.loads(line)
-                if "signal" in said:
-                    os.kill(os.getpid(), said["signal"])
-                if "end" in said:
+                message = json.loads(line)
+                if "signal" in message:
+                    os.kill(os.getpid(), message["signal"])
+                if "end" in message:
                     break
         if not self.done.is_set():  # told to end, or the watchdog is gone
             self.end()
