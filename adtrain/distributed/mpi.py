@@ -57,7 +57,7 @@ def version() -> str:
 
         mpi4py.rc.initialize = False
     except ImportError:
-        pass  # `mpi` says so
+        mpi()  # raises the error that says how to install it
     module = mpi()
     name, numbers = module.get_vendor()
     return f"{name} {'.'.join(map(str, numbers))}, mpi4py {mpi4py.__version__}"

@@ -39,11 +39,11 @@ def recurrent(writer: LayerWriter, layer: nn.RNN | nn.LSTM | nn.GRU, x: str, sha
     if not layer.bidirectional:
         return last
     first = writer.op("Gather", x, writer.constant("first", 0), axis=1)
-    halves = [
+    directions = [
         writer.op("Slice", y, *(writer.constant(f"{y}_{n}", [i]) for n, i in (("from", at), ("to", to), ("axis", 1))))
         for y, at, to in ((last, 0, layer.hidden_size), (first, layer.hidden_size, layer.width))
     ]
-    return writer.op("Concat", *halves, axis=1)
+    return writer.op("Concat", *directions, axis=1)
 
 
 def _onnx_gates(writer: LayerWriter, layer: nn.RNN | nn.LSTM | nn.GRU, name: str) -> np.ndarray:

@@ -239,10 +239,10 @@ def pool(function: str, image: int, result: int) -> Callable[[Equation], list[St
         operands = [*equation.inputs, *equation.outputs]
         x, out = operands[image].type.shape, operands[result].type.shape
         windows = equation.params["windows"]
-        planes = x[0] * x[1]
-        channels = planes if function == "avg_pool2d" else 1
-        sizes = (channels, *x[2:], *out[2:], *windows.kernel, *windows.stride, *windows.padding)
-        count = [] if function == "avg_pool2d" else [planes]
+        channels = x[0] * x[1]  # of all images
+        averages = function == "avg_pool2d"
+        sizes = (channels if averages else 1, *x[2:], *out[2:], *windows.kernel, *windows.stride, *windows.padding)
+        count = [] if averages else [channels]
         return [Statement(function, [struct("pool", POOL, sizes), *count, *operands])]
 
     return write
