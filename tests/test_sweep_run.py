@@ -10,7 +10,8 @@ from sweep_runs import SGD, after, run, session
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.sweeps import ensemble, member_run
-from adtrain.sweeps.folder import SweepFolder, SweepResults
+from adtrain.sweeps.folder import SweepFolder
+from adtrain.sweeps.records import SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, halving_epochs
 from adtrain.training import model_file
 from adtrain.training.evaluation import predictions

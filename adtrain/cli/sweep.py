@@ -31,8 +31,9 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import place
 from adtrain.sweeps import member_run
-from adtrain.sweeps.folder import MemberResult, SweepFolder, SweepResults
+from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.plan import GroupPlan
+from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, members_text
 from adtrain.sweeps.session import Session, described, prepared, reopened
 from adtrain.table import Column, render, terminal_width
@@ -254,7 +255,7 @@ def _row(found: MemberResult, keys: Sequence[str], names: Sequence[str]) -> list
         score = getattr(found, part)
         values.append("" if score is None else scores.value_text(metric, getattr(score, metric)))
     status = {"finished": "", "dropped": f"dropped after epoch {found.epochs}"}
-    told = status.get(found.status, f"failed at step {found.failed_at}")
+    told = status.get(found.status, f"failed in epoch {found.epochs}, at step {found.failed_at}")
     return [
         str(found.rank),
         str(found.member),

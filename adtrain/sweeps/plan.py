@@ -89,6 +89,7 @@ def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> i
     program = programs.step.program(*tree.map(lambda x: Placeholder(x.shape, x.dtype, device), arguments))
     memory = backend(device).memory(program)
     inputs = sum(_nbytes(x) for x in arguments[:3]) + _nbytes(arguments[5])
+    inputs += _nbytes(arguments[0])  # the state after the last epoch: see `WaveTraining.last`
     data = held_bytes(group.whole, device) + held_bytes(experiment.test, device)
     return inputs + data + memory.values + memory.scratch
 

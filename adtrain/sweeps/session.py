@@ -10,9 +10,10 @@ from typing import Any
 from adtrain import config
 from adtrain.config import Config
 from adtrain.config.problems import found
-from adtrain.sweeps.folder import SweepFolder, SweepOptions
+from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
 from adtrain.sweeps.plan import GroupPlan, measured, plan
+from adtrain.sweeps.records import SweepOptions
 from adtrain.sweeps.run import SweepRun, Watch, halving_epochs
 from adtrain.sweeps.wave import Programs
 from adtrain.training.preparation import check_precision
