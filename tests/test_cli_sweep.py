@@ -86,6 +86,16 @@ def test_wrong_use_is_one_line(cfg: Path, arguments: tuple[str, ...], message: s
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("arguments", [("sweep",), ("train", "--set", "sweep=null", "--members", "2")])
+def test_a_folder_with_files_is_refused_before_data_are_read(cfg: Path, arguments: tuple[str, ...]) -> None:
+    Path("used").mkdir()
+    Path("used/notes.txt").write_text("mine")
+    rest = "--set", "data.path=nowhere", "--device", "cpu", "--output-dir", "used"
+    message = one_line(command(arguments[0], cfg, *arguments[1:], *rest, expect=2))
+    assert "used: already exists and is not an empty folder; give another --output-dir" in message
+    assert [x.name for x in Path("used").iterdir()] == ["notes.txt"]
+
+
 def test_several_processes_are_refused(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")

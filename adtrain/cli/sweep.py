@@ -31,7 +31,7 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import place
 from adtrain.sweeps import member_run
-from adtrain.sweeps.folder import SweepFolder
+from adtrain.sweeps.folder import SweepFolder, refuse_used
 from adtrain.sweeps.plan import GroupPlan
 from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, members_text
@@ -98,6 +98,8 @@ def command(
     found = place(os.environ)
     if found is not None and found.size > 1:
         raise click.UsageError(f"{found.launcher} started {found.size} processes, but a sweep runs in one process")
+    if output_dir is not None and not dry_run:
+        refuse_used(output_dir)
     set_autotune(device, autotune)
     if sweep is not None:
         session, folder = reopened(sweep, device, plugins)
@@ -120,6 +122,8 @@ def train_seeds(
     as_json: bool,
 ) -> None:
     """`adtrain train --members`: the sweep of `count` seeds, from the config's own."""
+    if output_dir is not None and not dry_run:
+        refuse_used(output_dir)
     first = config.load(config_path, [*overrides, "sweep=null"], plugins).training.seed
     seeds = f"sweep={{training.seed: {{range: [{first}, {first + count}]}}}}"
     session = prepared(config.load(config_path, [*overrides, seeds], plugins), device)

@@ -134,6 +134,16 @@ def is_sweep(path: Path) -> bool:
     return (path / SWEEP).is_file()
 
 
+def refuse_used(path: Path) -> None:
+    """Raise AdtrainError where a new sweep cannot be written to `path`, because files are there."""
+    try:
+        used = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except OSError as error:
+        raise unwritable(path, error) from error
+    if used:
+        raise AdtrainError(f"{path}: already exists and is not an empty folder; give another --output-dir")
+
+
 def _json(record: object) -> bytes:
     return json.dumps(plain(record), indent=2, allow_nan=False).encode() + b"\n"
 
@@ -158,8 +168,7 @@ def _created(name: str, path: Path | None) -> Path:
             except OSError as error:
                 raise unwritable(candidate, error) from error
         raise AssertionError
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise AdtrainError(f"{path}: already exists and is not an empty folder; give another --output-dir")
+    refuse_used(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
