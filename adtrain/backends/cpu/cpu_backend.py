@@ -100,6 +100,11 @@ class CpuBackend:
     def synchronize(self) -> None:
         """Returns at once: `run` is synchronous."""
 
+    @contextmanager
+    def side_by_side(self, count: int) -> Iterator[Sequence[Callable[[], AbstractContextManager[None]]]]:
+        """None: a Program uses all cores."""
+        yield ()
+
     def device_name(self) -> str:
         try:
             lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
