@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sweep_runs import SGD, bytes_of, groups, run
+from training_runs import load
 
 from adtrain import config, training
 from adtrain.core import tree
@@ -41,6 +42,23 @@ def test_members_agree_with_those_on_the_cpu(tmp_path: Path) -> None:
     found, expected = (trained(group, list(group.members), device) for device in ("gpu", "cpu"))
     for x, y in zip(tree.leaves(found.state), tree.leaves(expected.state), strict=True):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-3, atol=1e-5)
+
+
+def test_groups_side_by_side_have_the_bytes_of_groups_one_after_the_other(tmp_path: Path) -> None:
+    sweep = (
+        "{optimizer.sgd.lr: [0.1, 0.03, 1.0e+30], training.seed: {range: 4}, model.layers.0.linear: [40, 24, 56, 16]}"
+    )
+    cfg = load(tmp_path, f"sweep={sweep}", SGD, "training.epochs=4", "data.validation=0.2", layers=LAYERS)
+    session = prepared(cfg, "gpu")
+    for halving in (False, True):
+        together, alone = (
+            run(session, tmp_path / f"{name}{halving}", halving=halving) for name in ("together", "alone")
+        )
+        assert [len(groups) for groups in together.together] == [4]
+        alone.together = [[group] for group in session.groups]
+        assert together.run().members == alone.run().members
+        for file in sorted((tmp_path / f"alone{halving}/states").iterdir()):
+            assert (tmp_path / f"together{halving}/states" / file.name).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.exhaustive

@@ -93,9 +93,7 @@ class Backend(Transfers, Protocol):
         """Wait until all work that was started is complete."""
         ...
 
-    def side_by_side(
-        self, count: int
-    ) -> AbstractContextManager[Sequence[Callable[[], AbstractContextManager[None]]]]:
+    def side_by_side(self, count: int) -> AbstractContextManager[Sequence[Callable[[], AbstractContextManager[None]]]]:
         """A context with up to `count` functions; none if the device runs one Program at a time.
 
         Within the context that such a function returns, work is started that does not wait for the work of the others,

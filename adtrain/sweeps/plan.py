@@ -24,6 +24,8 @@ from adtrain.training.experiment import LOG_ROWS, Placeholder
 MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""
 MEASURED_STEPS = 5
+MOST_TOGETHER = 8
+"""Groups that are trained side by side, at most. CUDA has so many queues by default."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,23 @@ def plan(group: Group, device: str, programs: Programs, most: int | None = None)
     sizes = tuple(min(count, total - first) for first in range(0, total, count))
     parameters = sum(prod(x.shape) for x in tree.leaves(state.params))
     return GroupPlan(group, sizes, parameters, needed, experiment.total_steps)
+
+
+def together_of(plans: Sequence[GroupPlan], device: str) -> list[list[GroupPlan]]:
+    """The plans in lists of groups that are trained side by side, because all of them fit on the device.
+
+    On the CPU each is alone, as a Program uses all cores.
+    """
+    found: list[list[GroupPlan]] = []
+    limit = _limit(device)
+    for x in plans:
+        last = found[-1] if found else []
+        alone = device == "cpu" or not last or any(len(each.waves) > 1 for each in (*last, x))
+        if alone or len(last) == MOST_TOGETHER or sum(each.bytes for each in (*last, x)) > limit:
+            found.append([x])
+        else:
+            last.append(x)
+    return found
 
 
 def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> int:

@@ -18,6 +18,7 @@ from adtrain.core.backend import backend
 from adtrain.sweeps import ranking
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.members import Group, Member
+from adtrain.sweeps.parts import Parts, side_by_side
 from adtrain.sweeps.records import EpochLine, MemberEpoch, MemberResult, SweepOptions, SweepResults
 from adtrain.sweeps.wave import Programs, WaveState, WaveTraining, joined
 from adtrain.training import scores
@@ -44,6 +45,7 @@ class SweepRun:
 
     Args:
         waves: for each group the largest number of members that are trained at the same time.
+        together: the groups, in lists of those that are trained side by side.
     """
 
     def __init__(
@@ -53,16 +55,19 @@ class SweepRun:
         groups: Sequence[Group],
         programs: Mapping[int, Programs],
         waves: Mapping[int, int],
+        together: Sequence[Sequence[Group]],
         device: str,
         watch: Watch = Watch(),
     ) -> None:
         self.folder, self.members, self.groups, self.programs = folder, members, groups, programs
-        self.waves, self.device, self.watch = waves, device, watch
+        self.waves, self.together, self.device, self.watch = waves, together, device, watch
         options = folder.options
         self.rank_by = options.rank_by
         self.rungs = rungs_of(options, groups)
         self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
         self.train_seconds = 0.0
+        self.noted = 0.0
+        """When the last epoch ended, by perf_counter."""
         for line in folder.lines():
             self._note(line)
 
@@ -76,9 +81,11 @@ class SweepRun:
         started = perf_counter()
         alive = [member.number for member in self.members]
         for rung, end in enumerate(self.rungs):
-            for group in self.groups:
-                chosen = [member for member in group.members if member.number in set(alive)]
-                self._train_group(rung, end, group, chosen)
+            for groups in self.together:
+                chosen = [[member for member in group.members if member.number in set(alive)] for group in groups]
+                works = [self._train_group(rung, end, *each) for each in zip(groups, chosen, strict=True)]
+                if not side_by_side(works, self.device):
+                    raise SweepInterrupted
             if rung:
                 self.folder.states.remove(rung - 1)
             if rung + 1 < len(self.rungs):
@@ -88,7 +95,8 @@ class SweepRun:
         self.folder.write_results(results)
         return results
 
-    def _train_group(self, rung: int, end: int, group: Group, members: Sequence[Member]) -> None:
+    def _train_group(self, rung: int, end: int, group: Group, members: Sequence[Member]) -> Parts[bool]:
+        """Train a group to the end of a rung; False if `watch.stop` returned True first."""
         last = min(end, group.experiment.epochs)
         for wave, chosen in enumerate(self._in_waves(group, members)):
             numbers = tuple(member.number for member in chosen)
@@ -99,7 +107,9 @@ class SweepRun:
                 continue
             if start is None and rung:
                 start = self._of_last_rung(rung - 1, group, numbers)
-            self._train_wave(rung, last, group, wave, chosen, start)
+            if not (yield from self._train_wave(rung, last, group, wave, chosen, start)):
+                return False
+        return True
 
     def _in_waves(self, group: Group, members: Sequence[Member]) -> list[Sequence[Member]]:
         if not members:
@@ -119,7 +129,7 @@ class SweepRun:
 
     def _train_wave(
         self, rung: int, last: int, group: Group, wave: int, members: Sequence[Member], start: WaveState | None
-    ) -> None:
+    ) -> Parts[bool]:
         training = WaveTraining(group, members, self.programs[group.number], self.device, start)
         saved = perf_counter()
 
@@ -131,11 +141,14 @@ class SweepRun:
                 training.epochs = last
                 save()
                 break
-            scores = training.epoch(self.watch.stop)
+            scores = yield from training.epoch_in_parts(self.watch.stop)
             if scores is None:
                 save()
-                raise SweepInterrupted
-            line = EpochLine(rung, group.number, scores.epoch, scores.seconds, scores.members)
+                return False
+            # Of epochs of several groups at the same time each second counts once.
+            now = perf_counter()
+            seconds, self.noted = min(scores.seconds, now - self.noted), now
+            line = EpochLine(rung, group.number, scores.epoch, seconds, scores.members)
             # The line first: after a kill between the two, the epoch is repeated and its line is written again. A state
             # without its line would leave a gap in the metrics.
             self.folder.append(line)
@@ -144,6 +157,7 @@ class SweepRun:
                 saved = perf_counter()
             self._note(line)
             self._report(group, line)
+        return True
 
     def _report(self, group: Group, line: EpochLine) -> None:
         for failed in (x for x in line.members if x.failed_at is not None):

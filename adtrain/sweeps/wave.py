@@ -17,6 +17,7 @@ from adtrain.data import Split
 from adtrain.passes import ALL_BY_MEMBER
 from adtrain.sweeps.inputs import EpochInputs, WaveInputs
 from adtrain.sweeps.members import Group, Member
+from adtrain.sweeps.parts import Parts, finished
 from adtrain.sweeps.records import MemberEpoch
 from adtrain.sweeps.step import (
     DONATED,
@@ -183,12 +184,17 @@ class WaveTraining:
 
         `stop` is called about every REPORT_SECONDS.
         """
+        return finished(self.epoch_in_parts(stop))
+
+    def epoch_in_parts(self, stop: Callable[[], bool]) -> Parts[EpochScores | None]:
+        """As `epoch`, in parts, so that other work can be started between them."""
         started, number = perf_counter(), self.epochs + 1
         sizes, inputs = self._batch_sizes(), self.inputs.epoch(number)
         while self.batches < len(sizes):
             for batches in self._runs(sizes[self.batches :]):
-                if not self._take(batches, sizes[self.batches], inputs, stop):
+                if not (yield from self._take(batches, sizes[self.batches], inputs, stop)):
                     return None
+        yield True
         losses, sums, finite = (x.numpy() for x in (self.tally.loss, self.tally.sums, self.tally.finite))
         trained = np.flatnonzero(self.good[: self.count])
         self._freeze(finite == len(sizes))
@@ -234,7 +240,7 @@ class WaveTraining:
                 yield count
                 count = 0
 
-    def _take(self, count: int, size: int, of_epoch: EpochInputs, stop: Callable[[], bool]) -> bool:
+    def _take(self, count: int, size: int, of_epoch: EpochInputs, stop: Callable[[], bool]) -> Parts[bool]:
         """Take `count` steps on the next batches, all of `size` examples; False if `stop` ended them."""
         first = self.batches
         inputs = self.examples.batches(of_epoch.order(first, count, size))
@@ -247,6 +253,7 @@ class WaveTraining:
             self.batches += times
             if stop():
                 return False
+            yield False
         return True
 
     def _scores(self, losses: np.ndarray, sums: np.ndarray, count: int) -> list[Score | None]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
