@@ -32,7 +32,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import place
 from adtrain.sweeps import member_run
 from adtrain.sweeps.folder import SweepFolder, refuse_used
-from adtrain.sweeps.plan import GroupPlan
+from adtrain.sweeps.plan import GroupPlan, together_of
 from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, members_text
 from adtrain.sweeps.session import Session, described, prepared, reopened
@@ -153,7 +153,7 @@ def train_session(
         return
     for line in lines:
         progress(line)
-    progress(time_line(session.measured(plans), options.halving))
+    progress(time_line(session.measured(plans), session.device, options.halving))
     if folder is None:
         folder = SweepFolder.create(session.config, options, output_dir)
     with folder.locked(), ExitStack() as stack:
@@ -214,14 +214,20 @@ def plan_lines(session: Session, plans: Sequence[GroupPlan], rank_by: str, halvi
             f"group {x.group.number} {members_text(len(x.group.members))}{waves} of {x.parameters:,} parameters"
             f"{f' ({named})' if named else ''}, {x.steps:,} steps, memory {x.bytes / 2**20:,.1f} MiB"
         )
+    for some in together_of(plans, session.device):
+        if len(some) > 1:
+            lines.append(f"groups {', '.join(str(x.group.number) for x in some)} side by side")
     return lines
 
 
-def time_line(plans: Sequence[GroupPlan], halving: Sequence[int]) -> str:
+def time_line(plans: Sequence[GroupPlan], device: str, halving: Sequence[int]) -> str:
     """The predicted time, from measured steps."""
     seconds = sum(x.seconds or 0.0 for x in plans)
     each = ", ".join(f"{1e6 * (x.step_seconds or 0.0) / x.waves[0]:,.2f}" for x in plans)
-    less = " at most, less by halving" if halving else ""
+    reasons = ["by halving"] * bool(halving) + ["by groups side by side"] * (
+        len(together_of(plans, device)) < len(plans)
+    )
+    less = f" at most, less {' and '.join(reasons)}" if reasons else ""
     return f"time    {seconds:,.1f} s of training predicted{less}; a step takes {each} µs for each member"
 
 

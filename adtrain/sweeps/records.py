@@ -43,7 +43,11 @@ class MemberEpoch:
 
 @dataclass(frozen=True)
 class EpochLine:
-    """The line of an epoch of a wave in metrics.jsonl."""
+    """The line of an epoch of a wave in metrics.jsonl.
+
+    Attributes:
+        seconds: of the epoch; if groups are trained side by side, those since the last line.
+    """
 
     rung: Total
     group: Total
