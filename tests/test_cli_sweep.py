@@ -70,6 +70,10 @@ def test_members_of_train_are_its_seeds(cfg: Path) -> None:
     [
         (("sweep",), "found neither CONFIG nor --resume SWEEP"),
         (("sweep", "CFG", "--set", "sweep=null"), "found no section sweep"),
+        (
+            ("sweep", "CFG", "--set", "sweep={model.layers.2.linear: [3, 2]}"),
+            "model.layers[2]: found 2 outputs, expected at least 3",
+        ),
         (("sweep", "CFG", "--by", "validation_accuracy"), "expected data.validation above 0 for it"),
         (("sweep", "CFG", "--by", "test_rmse"), "expected train_, validation_ or test_ with one of loss, accuracy"),
         (("sweep", "--resume", "nothing"), "nothing: found nothing, expected the folder of a sweep"),
