@@ -36,6 +36,28 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_others(tmp_path: Path, order
         assert bytes_of(trained(group, chosen), 7) == expected
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ("[linear: 40, batch_norm1d, relu, linear: 3]", "[36]"),
+        ("[linear: 40, layer_norm, relu, linear: 3]", "[36]"),
+        ("[lstm: 12, linear: 3]", "[6, 6]"),
+        ("[linear: 16, multihead_attention: {num_heads: 2}, flatten, linear: 3]", "[6, 6]"),
+    ],
+    ids=["batch_norm1d", "layer_norm", "lstm", "attention"],
+)
+def test_the_bytes_of_a_member_without_convolutions_do_not_depend_on_the_others(
+    tmp_path: Path, layers: str, shape: str
+) -> None:
+    settings = SGD, f"model.input={shape}", "training.epochs=1", "data.batch_size=30"
+    (group,) = groups(tmp_path, "{optimizer.sgd.lr: [0.1, 0.03], training.seed: {range: 6}}", *settings, layers=layers)
+    members = list(group.members)
+    expected = bytes_of(trained(group, [members[7]]), 7)
+    for chosen in ([members[i] for i in (9, 7, 2)], [*members, *members * 4]):
+        assert bytes_of(trained(group, chosen), 7) == expected
+
+
 def test_members_agree_with_those_on_the_cpu(tmp_path: Path) -> None:
     rates = "{optimizer.sgd.lr: [0.01, 0.03], training.seed: {range: 3}}"
     (group,) = groups(tmp_path, rates, SGD, "training.epochs=1", layers=LAYERS)
