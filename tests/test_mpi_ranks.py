@@ -49,8 +49,8 @@ def ranks_of(folder: Path) -> dict[int, int]:
         try:
             if process.name.isdigit() and str(folder).encode() in (process / "cmdline").read_bytes():
                 variables = dict(x.split(b"=", 1) for x in (process / "environ").read_bytes().split(b"\0") if b"=" in x)
-                if b"PMI_RANK" in variables and b"adtrain" in (process / "cmdline").read_bytes():
-                    found[int(variables[b"PMI_RANK"])] = int(process.name)
+                if b"RANK" in variables or b"PMI_RANK" in variables and b"adtrain" in (process / "cmdline").read_bytes():
+                    found[int(variables.get(b"RANK") or variables[b"PMI_RANK"])] = int(process.name)
         except (FileNotFoundError, PermissionError, ProcessLookupError):
             continue
     return found
