@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from test_mpi_ranks import ranks_of
+from test_rank_processes import ranks_of
 from waiting import wait_until
 
 pytestmark = pytest.mark.gpu

@@ -16,11 +16,11 @@ from hashlib import sha256
 from time import monotonic, sleep
 from typing import NamedTuple
 
-from adtrain.core.errors import DeviceError
+from adtrain.core.errors import AdtrainError
 
 PORTS = 16
 """How many ports after MASTER_PORT are tried."""
-DEFAULT_PORT = 29500
+DEFAULT_PORT = "29500"
 """As in PyTorch."""
 ANSWER_SECONDS = 2.0
 """How long a process that listens may take to say what it is."""
@@ -57,7 +57,12 @@ def meeting(environment: Mapping[str, str], size: int) -> Meeting | None:
     """Where the ranks meet, from the variables of torchrun or, without them, of a step of Slurm; None without both."""
     job = json.dumps([size, *(environment.get(name) for name in _JOB)])
     if address := environment.get("MASTER_ADDR"):
-        port = int(environment.get("MASTER_PORT", DEFAULT_PORT))
+        text = environment.get("MASTER_PORT", DEFAULT_PORT)
+        if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16):
+            raise AdtrainError(
+                f"found MASTER_PORT={text!r} in the environment, expected a port, such as {DEFAULT_PORT}"
+            )
+        port = int(text)
         taken = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return Meeting(address, range(port + taken, min(port + taken + PORTS, 1 << 16)), job)
     if nodes := environment.get("SLURM_STEP_NODELIST"):
@@ -91,7 +96,7 @@ def meet(where: Meeting, rank: int, size: int, timeout: float) -> tuple[socket.s
     """This rank's listener, to which other ranks can connect, and the listeners of all ranks.
 
     Raises:
-        DeviceError: some ranks do not come within `timeout` seconds.
+        AdtrainError: some ranks do not come within `timeout` seconds.
     """
     deadline = monotonic() + timeout
     if rank == 0:
@@ -104,7 +109,7 @@ def meet(where: Meeting, rank: int, size: int, timeout: float) -> tuple[socket.s
         try:
             peers = json.loads(lines.readline())
         except (OSError, ValueError):
-            raise DeviceError(f"rank 0 at {where} has ended before all ranks had come") from None
+            raise AdtrainError(f"rank 0 at {where} has ended before all ranks had come") from None
         first, *others = (Peer(*peer) for peer in peers)
         return listener, [first._replace(address=connection.getpeername()[0]), *others]
 
@@ -114,37 +119,45 @@ def _receive_all(where: Meeting, size: int, deadline: float) -> tuple[socket.soc
     try:
         listener = _listen("127.0.0.1" if _is_local(where.address) else "", where.ports)
     except OSError as error:
-        last = where.ports[-1]
-        raise DeviceError(
-            f"rank 0 cannot listen at {where} or a port up to {last} ({error.strerror}); set MASTER_PORT"
+        raise AdtrainError(
+            f"rank 0 cannot listen at {where} or a port up to {where.ports[-1]} ({error.strerror}); set MASTER_PORT"
         ) from None
     port: int = listener.getsockname()[1]
-    connections: dict[int, socket.socket] = {}
     peers = {0: Peer(socket.gethostname(), "", port)}
-    while len(peers) < size:
-        listener.settimeout(max(0.001, deadline - monotonic()))
-        try:
+    connections: list[socket.socket] = []
+    try:
+        while len(peers) < size:
+            listener.settimeout(max(0.001, deadline - monotonic()))
             connection, (address, *_) = listener.accept()
-        except TimeoutError:
-            missing = ", ".join(str(rank) for rank in range(size) if rank not in peers)
-            raise DeviceError(f"rank {missing} did not come to rank 0 at {where.address}:{port} in time") from None
-        try:
-            connection.settimeout(ANSWER_SECONDS)
-            _send(connection, {"proof": where.proof("listens")})
-            with connection.makefile("rb") as lines:
-                found = json.loads(lines.readline())
-            if found["proof"] != where.proof("joins"):
-                raise ValueError
-            connections[found["rank"]] = connection
-            peers[found["rank"]] = Peer(found["name"], address, found["port"])
-        except (OSError, ValueError, KeyError, TypeError):  # not a rank of this job
+            if found := _joining(connection, where):
+                rank, name, other = found
+                peers[rank] = Peer(name, address, other)
+                connections.append(connection)
+            else:
+                connection.close()
+    except TimeoutError:
+        listener.close()
+        for connection in connections:
             connection.close()
-    listener.settimeout(None)
+        missing = ", ".join(str(rank) for rank in range(size) if rank not in peers)
+        raise AdtrainError(f"rank {missing} did not come to rank 0 at {where.address}:{port} in time") from None
     everyone = [peers[rank] for rank in range(size)]
-    for connection in connections.values():
+    for connection in connections:
         with closing(connection), suppress(OSError):  # the watchdog says which rank died
             _send(connection, everyone)
     return listener, everyone
+
+
+def _joining(connection: socket.socket, where: Meeting) -> tuple[int, str, int] | None:
+    """The rank, the host and the port of who has connected; None if it is no rank of this job."""
+    try:
+        connection.settimeout(ANSWER_SECONDS)
+        _send(connection, {"proof": where.proof("listens")})
+        with connection.makefile("rb") as lines:
+            found = json.loads(lines.readline())
+        return (found["rank"], found["name"], found["port"]) if found["proof"] == where.proof("joins") else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _reach(where: Meeting, rank: int, deadline: float) -> socket.socket:
@@ -163,7 +176,7 @@ def _reach(where: Meeting, rank: int, deadline: float) -> socket.socket:
                 pass
             connection.close()
         sleep(PAUSE_SECONDS)
-    raise DeviceError(f"rank {rank} on {socket.gethostname()} cannot reach rank 0 at {where} or the ports after it")
+    raise AdtrainError(f"rank {rank} on {socket.gethostname()} cannot reach rank 0 at {where} or the ports after it")
 
 
 def _listen(address: str, ports: range) -> socket.socket:

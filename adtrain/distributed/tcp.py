@@ -40,6 +40,10 @@ class TcpCommunicator:
         with closing(listener):
             self.links = _connected(listener, peers, where, rank, timeout)
 
+    def close(self) -> None:
+        for link in self.links.values():
+            link.connection.close()
+
     def all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
         self.entered += 1
         rows = _rows(receive, self.size)
