@@ -111,7 +111,7 @@ def test_missing_ranks_are_named() -> None:
         joined(environment, 0, 4, 0.1)
     with pytest.raises(AdtrainError, match=rf"^rank 1 on .* cannot reach rank 0 at {where} or the ports after it$"):
         joined(environment, 1, 4, 0.1)
-    with pytest.raises(AdtrainError, match="^found 3 ranks, expected a power of two$"):
+    with pytest.raises(AdtrainError, match=r"^found 3 ranks, expected a power of two$"):
         joined(environment, 0, 3)
 
 
@@ -128,5 +128,5 @@ def test_the_first_host_of_slurm(nodes: str, first: str) -> None:
 
 def test_without_variables_there_is_no_meeting() -> None:
     assert meeting({"SLURM_JOB_ID": "77"}, 4) is None
-    with pytest.raises(AdtrainError, match="^found MASTER_PORT='x' in the environment, expected a port"):
+    with pytest.raises(AdtrainError, match=r"^found MASTER_PORT='x' in the environment, expected a port"):
         meeting({"MASTER_ADDR": "a", "MASTER_PORT": "x"}, 2)

@@ -1,8 +1,8 @@
 """Exchanges over TCP, for ranks without MPI. The number of ranks is a power of two.
 
-Both exchanges take log2(ranks) rounds. In each a rank swaps bytes with the rank whose number differs in one bit: recursive
-doubling for all-gather, and the hypercube's algorithm for all-to-all (R. Thakur, R. Rabenseifner, W. Gropp:
-Optimization of Collective Communication Operations in MPICH, 2005).
+Both exchanges take log2(ranks) rounds. In each a rank swaps bytes with the rank whose number differs in one bit. This
+is recursive doubling for all-gather, and the hypercube's algorithm for all-to-all (R. Thakur, R. Rabenseifner,
+W. Gropp: Optimization of Collective Communication Operations in MPICH, 2005).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Link:
     def swap(self, send: np.ndarray, receive: np.ndarray) -> None:
         """Send and receive at the same time. Raises DeviceError: the other rank is gone."""
         try:
-            self._swap(memoryview(_bytes(send)), memoryview(_bytes(receive)))
+            self._swap(_bytes(send).data, _bytes(receive).data)
         except OSError:
             sleep(WATCHDOG_SECONDS)
             raise DeviceError(f"the connection to {self.peer} is lost") from None

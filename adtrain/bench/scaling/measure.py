@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from adtrain.bench.scaling.request import Measured, Request
 from adtrain.core.errors import AdtrainError
-from adtrain.distributed.launch import mpiexec
+from adtrain.distributed.launch import end, start
 
 WORKER_SECONDS = 600
 
@@ -82,18 +82,20 @@ def scaling(config: str, overrides: Sequence[str], device: str, batch_size: int,
 def run(request: Request, ranks: int, threads: int) -> Measured:
     """The measurement of a number of ranks. Raises AdtrainError with the last line of its output where it fails."""
     worker = [sys.executable, "-m", "adtrain.bench.scaling.worker", json.dumps(request._asdict())]
-    command = [mpiexec(), "-n", str(ranks), *worker] if ranks > 1 else worker
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = start(ranks, worker, {"OMP_NUM_THREADS": str(threads)}, **pipes)
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WORKER_SECONDS
-        )
+        output, errors = processes[0].communicate(timeout=WORKER_SECONDS)
     except subprocess.TimeoutExpired:
         raise AdtrainError(f"{ranks} ranks took longer than {WORKER_SECONDS} s") from None
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise AdtrainError(f"{ranks} ranks: exit code {done.returncode}: {reason}")
+    finally:
+        code = end(processes)[0]
+        for process in processes:
+            process.__exit__(None, None, None)
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    if code or not lines:
+        reason = (errors.strip() or output.strip() or "no output").splitlines()[-1]
+        raise AdtrainError(f"{ranks} ranks: exit code {code}: {reason}")
     values: dict[str, Any] = json.loads(lines[-1])
     return Measured(**{**values, "microseconds": tuple(values["microseconds"])})
 
