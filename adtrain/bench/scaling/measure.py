@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 from adtrain.bench.scaling.request import Measured, Request
+from adtrain.bench.scaling.worker import SAMPLE_SECONDS, SAMPLES
+from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.launch import end, start
 
@@ -43,7 +45,7 @@ class Scaling(NamedTuple):
     """A config's points, and what they were measured on."""
 
     config: str
-    device: str
+    device_name: str
     gradient_bytes: int
     points: list[Point]
 
@@ -100,15 +102,18 @@ def run(request: Request, ranks: int, threads: int) -> Measured:
     return Measured(**{**values, "microseconds": tuple(values["microseconds"])})
 
 
-def lines(found: Scaling) -> list[str]:
-    """The points as a table."""
-    shown = [f"{found.config} on {found.device}, gradients of {found.gradient_bytes:,} bytes", ""]
-    shown.append("scaling  ranks   batch     step us exchange us  hidden efficiency")
-    for x in found.points:
-        hidden = "" if x.hidden is None else f"{max(0.0, min(1.0, x.hidden)):.0%}"
-        exchange = f"{x.exchange_us:,.1f}" if x.exchange_us else ""
-        shown.append(
-            f"{'weak' if x.weak else 'strong':<8} {x.ranks:>5} {x.batch_size:>7} {x.step_us:>11,.1f} {exchange:>11} "
-            f"{hidden:>7} {x.efficiency:>10.1%}"
-        )
-    return shown
+def result(
+    config: str, overrides: Sequence[str], device: str, batch_size: int, ranks: Sequence[int],
+    progress: Callable[[str], object],
+) -> dict[str, Any]:  # fmt: skip
+    """The result of `scaling` as JSON values, with the protocol."""
+    conditions = protocol(device, observed_load(progress), min_sample_ms=1e3 * SAMPLE_SECONDS)
+    conditions["samples"] = [SAMPLES, SAMPLES]
+    progress(f"bench: timing steps of {config} on {' and '.join(map(str, ranks))} ranks, about a minute")
+    found = scaling(config, overrides, device, batch_size, ranks)
+    return {
+        "kind": "scaling",
+        "protocol": conditions,
+        **found._asdict(),
+        "points": [point._asdict() for point in found.points],
+    }
