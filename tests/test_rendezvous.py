@@ -9,11 +9,11 @@ from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adtrain.core.errors import AdtrainError
-from adtrain.distributed import rendezvous
+from adtrain.distributed import rendezvous, tcp
 from adtrain.distributed.rendezvous import first_host, meeting
 from adtrain.distributed.tcp import TcpCommunicator
 
@@ -58,19 +58,35 @@ def ranks() -> Iterator[dict[int, list[TcpCommunicator]]]:
         yield jobs
 
 
-@given(size=st.sampled_from([2, 8]), length=st.sampled_from([0, 1, 3, 1000, 300_000]))
-def test_exchanges_are_those_of_numpy(ranks: dict[int, list[TcpCommunicator]], size: int, length: int) -> None:
+@pytest.mark.parametrize("in_memory", [True, False])
+@given(size=st.sampled_from([2, 8]), length=st.sampled_from([0, 1, 3, 1000, 300_000, 2_500_000]))
+@settings(max_examples=12)
+def test_exchanges_are_those_of_numpy(
+    ranks: dict[int, list[TcpCommunicator]], in_memory: bool, size: int, length: int
+) -> None:
+    """Through the memory that ranks of a host share, and through sockets alone."""
+    length = length if size == 2 else length // 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tcp, "SHARED_BYTES", 1 if in_memory else 1 << 40)
+        _check_exchanges(ranks[size], length)
+
+
+def _check_exchanges(ranks: list[TcpCommunicator], length: int) -> None:
+    size = len(ranks)
     sent = np.random.default_rng(length).integers(0, 256, (size, size, length), np.uint8)
-    gathered = np.empty((size, *sent.shape), np.uint8)
-    exchanged = np.empty_like(sent)
+    gathered, exchanged = np.empty((size, *sent.shape), np.uint8), np.empty_like(sent)
 
     def run(rank: int) -> None:
-        ranks[size][rank].all_gather(sent[rank], gathered[rank])
-        ranks[size][rank].all_to_all(sent[rank], exchanged[rank])
+        ranks[rank].all_gather(sent[rank], gathered[rank])
+        ranks[rank].all_to_all(sent[rank], exchanged[rank])
 
     on_threads(size, run)
     assert all((x == sent).all() for x in gathered)
     assert (exchanged == sent.swapaxes(0, 1)).all()
+
+
+def test_ranks_of_a_host_share_memory(ranks: dict[int, list[TcpCommunicator]]) -> None:
+    assert all(link.memory is not None for rank in ranks[8] for link in rank.links.values())
 
 
 @pytest.mark.parametrize("of_torchrun", [False, True])

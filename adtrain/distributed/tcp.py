@@ -1,4 +1,4 @@
-"""Exchanges over TCP, for ranks without MPI. The number of ranks is a power of two.
+"""Exchanges over TCP, and between ranks of a host through shared memory; without MPI. The number of ranks is a power of two.
 
 Both exchanges take log2(ranks) rounds. In each a rank swaps bytes with the rank whose number differs in one bit. This
 is recursive doubling for all-gather, and the hypercube's algorithm for all-to-all (R. Thakur, R. Rabenseifner,
@@ -16,7 +16,10 @@ import numpy as np
 
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.distributed.rendezvous import Meeting, Peer, meet
+from adtrain.distributed.shared_memory import HALF_BYTES, SharedMemory, shared
 
+SHARED_BYTES = 16 << 10
+"""From this size on, two ranks of a host exchange through memory that they share."""
 WATCHDOG_SECONDS = 5.0
 """How long a rank whose partner is gone waits for the watchdog, which ends the job and says why."""
 
@@ -77,16 +80,31 @@ class _Link:
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self.connection, self.peer = connection, peer
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.memory = shared(connection)
+        self.half = 0
         connection.setblocking(False)
         self.poll = select.poll()
 
     def swap(self, send: np.ndarray, receive: np.ndarray) -> None:
         """Send and receive at the same time. Raises DeviceError: the other rank is gone."""
+        sent, received = _bytes(send), _bytes(receive)
         try:
-            self._swap(_bytes(send).data, _bytes(receive).data)
+            if self.memory is None or len(sent) < SHARED_BYTES:
+                self._swap(sent.data, received.data)
+                return
+            for start in range(0, len(sent), HALF_BYTES):
+                part = slice(start, start + HALF_BYTES)
+                self._copy(self.memory, sent[part], received[part])
         except OSError:
             sleep(WATCHDOG_SECONDS)
             raise DeviceError(f"the connection to {self.peer} is lost") from None
+
+    def _copy(self, memory: SharedMemory, send: np.ndarray, receive: np.ndarray) -> None:
+        """Swap at most HALF_BYTES through shared memory."""
+        memory.own[self.half, : len(send)] = send
+        self._swap(memoryview(b"w"), memoryview(bytearray(1)))
+        receive[:] = memory.other[self.half, : len(receive)]
+        self.half = 1 - self.half
 
     def _swap(self, send: memoryview, receive: memoryview) -> None:
         while len(send) or len(receive):
@@ -130,9 +148,9 @@ def _connected(
                 found[int.from_bytes(greeting[-4:], "big") ^ rank] = connection
             else:
                 connection.close()
+        return {bit: _Link(found[bit], f"rank {rank ^ bit} on {peers[rank ^ bit].name}") for bit in bits}
     except OSError as error:
         raise AdtrainError(f"rank {rank} cannot connect to the others: {error.strerror or error}") from None
-    return {bit: _Link(found[bit], f"rank {rank ^ bit} on {peers[rank ^ bit].name}") for bit in bits}
 
 
 def _rows(x: np.ndarray, count: int) -> np.ndarray:

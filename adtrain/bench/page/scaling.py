@@ -45,7 +45,10 @@ def _times(title: str, points: Sequence[Mapping[str, Any]]) -> Markup:
     first = points[0]
     growth = [1.0 if p["weak"] else first["ranks"] / p["ranks"] for p in points]
     ideal = [(p["ranks"], first["step_us"] * x) for p, x in zip(points, growth, strict=True)]
-    lines = [Line("step", "series-2", [(p["ranks"], p["step_us"]) for p in points]), Line("ideal step", "series-1", ideal)]
+    lines = [
+        Line("step", "series-2", [(p["ranks"], p["step_us"]) for p in points]),
+        Line("ideal step", "series-1", ideal),
+    ]
     if exchanges := [(p["ranks"], p["exchange_us"]) for p in points if p["exchange_us"]]:
         lines.append(Line("exchanges alone", "series-3", exchanges))
     return figure(title, "ranks", "µs", lines)
