@@ -107,7 +107,8 @@ def test_another_program_may_have_the_port(
     assert on_threads(2, run) == [[0, 1]] * 2
 
 
-def test_two_jobs_with_one_address_do_not_mix() -> None:
+def test_two_jobs_with_one_address_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
     environment = free()
     jobs = [{**environment, "TORCHELASTIC_RUN_ID": name} for name in "ab"]
 
