@@ -1,8 +1,8 @@
 """Exchanges over TCP, and through shared memory between ranks of a host; without MPI.
 
-The number of ranks is a power of two. Both exchanges take log2(ranks) rounds. In each a rank swaps bytes with the rank whose number differs in one bit. This
-is recursive doubling for all-gather, and the hypercube's algorithm for all-to-all (R. Thakur, R. Rabenseifner,
-W. Gropp: Optimization of Collective Communication Operations in MPICH, 2005).
+The number of ranks is a power of two. Both exchanges take log2(ranks) rounds. In each a rank swaps bytes with the rank
+whose number differs in one bit. This is recursive doubling for all-gather, and the hypercube's algorithm for all-to-all
+(R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collective Communication Operations in MPICH, 2005).
 """
 
 from __future__ import annotations
