@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
 from adtrain.core.devices import Transfers, find_device
@@ -90,6 +91,15 @@ class Backend(Transfers, Protocol):
 
     def synchronize(self) -> None:
         """Wait until all work that was started is complete."""
+        ...
+
+    def side_by_side(self, count: int) -> AbstractContextManager[Sequence[Callable[[], AbstractContextManager[None]]]]:
+        """A context with up to `count` functions; none if the device runs one Program at a time.
+
+        Within the context that such a function returns, work is started that does not wait for the work of the others,
+        and must not use their arrays. Work before the outer context is complete when it begins, and all work in it when
+        it ends.
+        """
         ...
 
     def device_name(self) -> str:

@@ -1,9 +1,10 @@
-"""The backend of an NVIDIA GPU: kernels on one stream."""
+"""The backend of an NVIDIA GPU: kernels on a stream, or on several within `side_by_side`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -199,6 +200,18 @@ class CudaBackend:
             ShapeError: an index was out of range.
         """
         self.device.synchronize()
+        self.flags.check()
+
+    @contextmanager
+    def side_by_side(self, count: int) -> Iterator[Sequence[Callable[[], AbstractContextManager[None]]]]:
+        self.synchronize()
+        lanes = self.device.more_lanes(count)
+        try:
+            yield [partial(self.device.using, lane) for lane in lanes]
+        finally:
+            for lane in lanes:
+                with self.device.using(lane):
+                    self.device.synchronize()
         self.flags.check()
 
     @translated()

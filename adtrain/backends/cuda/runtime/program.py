@@ -51,12 +51,12 @@ class LibraryLaunch:
 
     def __init__(self, device: Device, call: LibraryCall) -> None:
         call.prepare()
-        self.call, self.stream = call, device.stream.handle
+        self.call, self.device = call, device
         self.ran = KernelRun(call.label, {})
 
     def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
         """Enqueue the call's work on the stream, which may be captured."""
-        self.call.enqueue(addresses, scratch, self.stream)
+        self.call.enqueue(addresses, scratch, self.device.stream.handle)
 
     def record(self, addresses: list[int], scratch: int, flag: int, overlap: bool = True) -> None:
         self(addresses, scratch, flag)
@@ -131,7 +131,7 @@ class CudaProgram:
         self.kernels: Sequence[Sequence[KernelRun]] = [self.works[e].kernels for e in program.equations]
         self.repeats = layout.repeats
         self.results = [(*place, v.type.shape) for place, v in zip(layout.results, program.outputs, strict=True)]
-        self.graphs = Graphs(self.device.stream)
+        self.graphs = Graphs(self.device)
         self.marks: Marks | None = None
 
     def run(
