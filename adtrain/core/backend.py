@@ -35,11 +35,13 @@ class Executable(Protocol):
     """A compiled Program.
 
     Attributes:
+        memory: what it needs while it runs.
         kernels: for each equation its kernels in order of launch; none for a view.
         repeats: the Program `carries`, and its results overwrite the donated inputs. So it can run several times on the
             same buffers.
     """
 
+    memory: Memory
     kernels: Sequence[Sequence[KernelRun]]
     repeats: bool
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from adtrain.core.errors import AdtrainError, OutOfMemory
+from adtrain.core.timeline import during
 from adtrain.data import DataError, Split
 from adtrain.metrics import MetricValue
 from adtrain.training import agreement, not_finite, scores
@@ -23,7 +24,6 @@ from adtrain.training.metrics import Epoch, Interval
 from adtrain.training.position import Progress
 from adtrain.training.progress import Observer
 from adtrain.training.scores import Score
-from adtrain.training.spans import Span, timed
 from adtrain.training.step import TrainState
 from adtrain.training.tasks import host_sums
 
@@ -100,7 +100,6 @@ class _Training:
         self.loop = self._step_loop(state, ())
         self.ended_by_observer: Ending | None = None
         self.step_seconds: list[float] = []
-        self.spans: list[Span] = []
         self.images = 0
         self.copied_at = self.read_at = perf_counter()
 
@@ -132,7 +131,6 @@ class _Training:
             images=self.images,
             train_seconds=sum(self.step_seconds),
             step_seconds=self.step_seconds,
-            spans=self.spans,
         )
 
     def _step_loop(self, state: TrainState, batches: Sequence[np.ndarray]) -> StepLoop:
@@ -147,9 +145,8 @@ class _Training:
         for observer in self.observers:
             observer.epoch_started(progress.epoch, self.experiment.epochs, images)
         self.loop = self._step_loop(self.loop.state, batches)
-        with timed("compilation", self.spans):
-            self.loop.compile(set(map(len, batches)))
-        with timed("training", self.spans):
+        self.loop.compile(set(map(len, batches)))
+        with during("training"):
             self._steps(batches)
         validation = self.experiment.validation
         score, metrics = None, {}
@@ -246,7 +243,7 @@ class _Training:
                 self._interrupt()
 
         step = self.experiment.evaluation_step
-        with timed(name, self.spans):
+        with during("evaluation"):
             examples = on_device(split, self.device)
             return evaluate(
                 step, self.task, state.params, state.statistics, examples, name, check_stop, self.experiment.sharding

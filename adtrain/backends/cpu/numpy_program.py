@@ -24,6 +24,7 @@ class NumpyProgram:
     repeats = False
 
     def __init__(self, program: Program) -> None:
+        self.memory = memory(program)
         self.kernels: Sequence[Sequence[KernelRun]] = [
             [] if e.primitive.view else [KernelRun("NumPy", {})] for e in program.equations
         ]

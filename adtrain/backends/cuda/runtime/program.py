@@ -23,6 +23,7 @@ from adtrain.core.errors import DeviceError
 from adtrain.core.fused import label
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.timeline import during
 from adtrain.core.types import ArrayType
 from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.plan_memory import nbytes
@@ -99,6 +100,7 @@ class CudaProgram:
         self.backend, self.device = backend, backend.device
         lowering = backend.lowering_of(program)
         self.layout = layout = Layout(program, lowering)
+        self.memory = layout.memory
         self.arena = self.device.reserve(layout.arena_bytes)
         self.base = int(self.arena)
         self.constants = [x.buffer for x in program.constants.values()]
@@ -117,8 +119,9 @@ class CudaProgram:
 
         equations = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
         found = [plan.source for e in equations for plan in lowering.launches(e) if isinstance(plan, LaunchPlan)]
-        for _ in compiler.compile_all(dict.fromkeys(found), self.device.architecture):
-            pass
+        with during("compile"):
+            for _ in compiler.compile_all(dict.fromkeys(found), self.device.architecture):
+                pass
         self.works: dict[Equation, Runnable | ExchangeWork] = {}
         self.joined_later = {e.inputs[0] for e in program.equations if e.primitive is exchange_done_p}
         self.flagged: dict[Equation, int] = {}
