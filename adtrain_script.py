@@ -41,7 +41,7 @@ def wants_gpu(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     words = {word.partition("=")[0] for word in arguments}
     if words & {"--help", "-h", "--dry-run", "--ranks"}:
         return False
-    devices = [after for word, after in zip(arguments, arguments[1:], strict=False) if word == "--device"]
+    devices = [arguments[i + 1] for i, word in enumerate(arguments[:-1]) if word == "--device"]
     devices += [word.partition("=")[2] for word in arguments if word.startswith("--device=")]
     return devices[-1:] != ["cpu"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
 from adtrain.table import Column, render
@@ -58,11 +58,11 @@ def report(
 
 def _before_and_after(summary: Summary) -> list[str]:
     """A line with the activities besides the training that took at least a twentieth of a second, longest first."""
-    seconds = Counter[str]()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for span in summary.spans:
         seconds[span.name] += span.seconds
-    del seconds["training"]
-    found = [f"{name} {time:.2f} s" for name, time in seconds.most_common() if time >= LEAST_SECONDS]
+    others = sorted((-time, name) for name, time in seconds.items() if name != "training" and time >= LEAST_SECONDS)
+    found = [f"{name} {-time:.2f} s" for time, name in others]
     return [f"        {', '.join(found)}"] if found else []
 
 

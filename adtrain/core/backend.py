@@ -42,8 +42,14 @@ class Executable(Protocol):
     """
 
     memory: Memory
-    kernels: Sequence[Sequence[KernelRun]]
     repeats: bool
+
+    @property
+    def kernels(self) -> Sequence[Sequence[KernelRun]]: ...
+
+    def finish(self) -> None:
+        """Wait until the kernels are compiled. `run` does the same."""
+        ...
 
     def run(self, buffers: list[Any], timed: bool = False, times: int = 1) -> tuple[Sequence[Any], Sequence[float]]:
         """Run the Program.

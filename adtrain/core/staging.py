@@ -131,9 +131,9 @@ class Staged:
         outputs = zip(results, compiled.program.outputs, strict=True)
         return compiled.result.unflatten([Array(b, *v.type, v.device) for b, v in outputs])
 
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Trace and compile for arguments of these types; nothing is run."""
-        self._compiled(*self._leaves(args, options))
+    def compile(self, *args: Any, **options: Any) -> Executable:
+        """Trace for arguments of these types, and begin to compile; nothing is run."""
+        return self._compiled(*self._leaves(args, options)).executable
 
     def executable(self, *args: Any, **options: Any) -> Executable | None:
         """What runs for arguments of these types; None if nothing was compiled for them."""

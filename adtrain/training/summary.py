@@ -144,14 +144,15 @@ def summarize(
     experiment: Experiment,
     result: Result,
     device: str,
+    spans: Sequence[timeline.Span] | None = None,
     ops: Sequence[OperationTime] = (),
     ops_sum_ms: float | None = None,
     ops_to_step_ratio: float | None = None,
 ) -> Summary:
-    """The summary of a run that ends here."""
+    """The summary of a run that ends here. `spans` are by default those of the current timeline."""
     cfg, memory = experiment.config, _memory(experiment, device)
     settings = cfg.model_dump(mode="json", exclude_none=True)
-    spans = tuple(Span(*span) for span in timeline.current().spans())
+    shown = tuple(Span(*span) for span in (timeline.current().spans() if spans is None else spans))
     return Summary(
         config=settings,
         device=device,
@@ -166,8 +167,8 @@ def summarize(
         steps=result.steps,
         batch_size=experiment.full_batch,
         train_seconds=result.train_seconds,
-        total_seconds=sum(span.seconds for span in spans),
-        spans=spans,
+        total_seconds=sum(span.seconds for span in shown),
+        spans=shown,
         images_per_second=result.images / result.train_seconds if result.images else None,
         step_ms=_step_ms(result.step_seconds),
         memory=memory,

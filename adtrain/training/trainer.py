@@ -15,7 +15,7 @@ from adtrain.metrics import MetricValue
 from adtrain.training import agreement, not_finite, scores
 from adtrain.training.checkpoint import Checkpoint, fetch, finite
 from adtrain.training.endings import Ending, Interrupted, NotFinite, Result, ended
-from adtrain.training.evaluation import evaluate, named_metrics
+from adtrain.training.evaluation import begin_compiling, evaluate, named_metrics
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import StepLoop, batches_of
@@ -145,7 +145,7 @@ class _Training:
         for observer in self.observers:
             observer.epoch_started(progress.epoch, self.experiment.epochs, images)
         self.loop = self._step_loop(self.loop.state, batches)
-        self.loop.compile(set(map(len, batches)))
+        self._compile(sorted(set(map(len, batches)), reverse=True))
         with during("training"):
             self._steps(batches)
         validation = self.experiment.validation
@@ -154,6 +154,16 @@ class _Training:
             score = self._score(self.loop.state, validation, "validation")
             metrics = scores.single_numbers(self._metrics(self.loop.state, validation))
         self._finish_epoch(score, metrics, images, sum(self.step_seconds[first:]))
+
+    def _compile(self, sizes: Sequence[int]) -> None:
+        """Compile the step for these sizes. What evaluates is compiled meanwhile, and while the steps run."""
+        compiled = self.loop.compile(sizes)
+        state, experiment = self.loop.state, self.experiment
+        if self.device == "gpu" and experiment.sharding is None and not self.step_seconds:
+            examples = on_device(experiment.validation or experiment.test, self.device)
+            begin_compiling(experiment.evaluation_step, self.task, state.params, state.statistics, examples)
+        for executable in compiled:
+            executable.finish()
 
     def _steps(self, batches: Sequence[np.ndarray]) -> None:
         """Take the loop's steps, one for each of these batches. Then `last_good` is the state after them.

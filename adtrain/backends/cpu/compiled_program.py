@@ -73,6 +73,9 @@ class CompiledProgram:
         self.repeats = program.carries and places == [("input", i) for i in _donated(program)]
         self.results = [(where, at, v.type.shape) for (where, at), v in zip(places, program.outputs, strict=True)]
 
+    def finish(self) -> None:
+        """Returns at once: nothing is compiled later."""
+
     def run(
         self, buffers: list[np.ndarray], timed: bool = False, times: int = 1
     ) -> tuple[Sequence[np.ndarray], Sequence[float]]:

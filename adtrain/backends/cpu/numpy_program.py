@@ -46,6 +46,9 @@ class NumpyProgram:
         for v, x in program.constants.items():
             self.initial[slots[v]] = x.buffer
 
+    def finish(self) -> None:
+        """Returns at once: nothing is compiled later."""
+
     def run(
         self, buffers: list[np.ndarray], timed: bool = False, times: int = 1
     ) -> tuple[Sequence[np.ndarray], Sequence[float]]:
