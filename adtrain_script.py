@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ def main() -> NoReturn:
     if wants_gpu(sys.argv[1:], os.environ):
         with suppress(RuntimeError):  # the limit of threads, which is reported when NumPy is imported
             threading.Thread(target=create_context).start()
+    gc.disable()  # imports leave no garbage; the command enables it
     from adtrain.cli.main import main as run
 
     if signal.getsignal(signal.SIGINT) is _end:

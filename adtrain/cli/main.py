@@ -61,6 +61,9 @@ class Commands(click.Group):
             return None
         with timeline.during("imports"):
             command: click.Command = importlib.import_module(f"adtrain.cli.{cmd_name}").command
+        if not gc.isenabled():
+            gc.freeze()  # the modules stay: they need not be looked at again
+            gc.enable()
         accept_debug(command)
         return command
 
