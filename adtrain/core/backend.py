@@ -36,13 +36,21 @@ class Executable(Protocol):
     """A compiled Program.
 
     Attributes:
+        memory: what it needs while it runs.
         kernels: for each equation its kernels in order of launch; none for a view.
         repeats: the Program `carries`, and its results overwrite the donated inputs. So it can run several times on the
             same buffers.
     """
 
-    kernels: Sequence[Sequence[KernelRun]]
+    memory: Memory
     repeats: bool
+
+    @property
+    def kernels(self) -> Sequence[Sequence[KernelRun]]: ...
+
+    def finish(self) -> None:
+        """Wait until the kernels are compiled. `run` does the same."""
+        ...
 
     def run(self, buffers: list[Any], timed: bool = False, times: int = 1) -> tuple[Sequence[Any], Sequence[float]]:
         """Run the Program.

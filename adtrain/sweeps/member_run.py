@@ -120,8 +120,7 @@ def write_run(session: Session, folder: SweepFolder, number: int | None) -> Path
         images=len(experiment.train) * found.epochs,
         train_seconds=seconds,
         step_seconds=(),
-        spans=(),
     )
     run.append_metrics(Tested(found.epochs, experiment.total_steps, found.test))
-    run.write_summary(summarize(experiment, result, session.device, seconds, ()))
+    run.write_summary(summarize(experiment, result, session.device, [("training", 0.0, seconds)]))
     return path

@@ -134,9 +134,7 @@ class CudaBackend:
 
     def memory(self, program: Program) -> Memory:
         self._tune(program)
-        layout = Layout(program, self.lowering_of(program))
-        extra = layout.extra_bytes
-        return Memory(layout.arena_bytes + extra, layout.separate_bytes + extra, 0)
+        return Layout(program, self.lowering_of(program)).memory
 
     def available(self) -> int:
         return self.device.available()
