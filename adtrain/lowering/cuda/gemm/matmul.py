@@ -38,6 +38,8 @@ MEMBER_TILES = {
     (64, 64): (64, 64, 32, 32, 1, 2, 17),
 }
 """Arguments of `SmallTile` by the rows and columns of a result, up to 64: the fastest measured with epilogues."""
+LONG_MEMBER_TILE = (64, 32, 32, 32, 4, 2, 17)
+"""Arguments of `SmallTile` for a longer K, of a product whose member is a dimension of the grid."""
 GEMV_THREADS = {False: 256, True: 1024}
 """Threads of a block of `gemm/gemv.cu`, by whether it reads the matrix along its columns (COLUMNS)."""
 GEMV_COLUMN_LANES = 8
@@ -177,6 +179,22 @@ def _by_member(
     tile = next(tile for tile, _ in found if not isinstance(tile, PackedTile))  # which looks at the numbers of others
     if isinstance(tile, Bf16x3Tile):
         return Bf16x3Gemm(target, lengths, tile, 1, transposed)
+    return BlockGemm(lengths, a.dtype, tile, 1, transposed)
+
+
+def member_gemm(
+    target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
+) -> BlockGemm:
+    """The product of one member inside a kernel that has the members as a dimension of its grid."""
+    lengths, transposed = _lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    _, m, n, k = lengths
+    if a.dtype.itemsize == 4 and target.capability >= (8, 0) and precision == FULL:
+        rows, columns = (next((x for x in (16, 32) if length <= x), 64) for length in (m, n))
+        arguments = MEMBER_TILES[rows, columns] if k <= MAX_MEMBER_K else LONG_MEMBER_TILE
+        return BlockGemm(lengths, a.dtype, SmallTile(*arguments).for_k(k), 1, transposed)
+    plain, k_major = target._replace(by_member=False), (not transpose_a, transpose_b)
+    found = ranked(a.dtype.itemsize, MANY_MEMBERS, m, n, k, plain, precision, k_major=k_major)
+    tile = next(tile for tile, _ in found if isinstance(tile, (Tile, SmallTile)))
     return BlockGemm(lengths, a.dtype, tile, 1, transposed)
 
 
