@@ -40,7 +40,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemm
+from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fuse_horizontally import MAX_K
 
@@ -228,7 +228,7 @@ class Lowering:
         matmul = computing(equation)
         a, b = matmul.inputs
         if self.target.by_member:
-            return [member_gemm(self.target, a.type, b.type, **matmul.params)]
+            return [*member_gemms(self.target, a.type, b.type, **matmul.params)]
         found = block_gemms(self.target, a.type, b.type, **matmul.params)
         if not found:
             raise _no_kernel(matmul)
