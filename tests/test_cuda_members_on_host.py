@@ -15,7 +15,7 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
 from adtrain.core.fused import mapped_p
 from adtrain.core.mapped import mapped
-from adtrain.core.program import Program
+from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
 from adtrain.sweeps.members import groups_of, members_of
@@ -44,13 +44,25 @@ def step_program(count: int, order: str) -> Program:
     return stage(sweep_step(group.experiment), improve, donate=DONATED).program(*arguments)
 
 
+def of_members(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """What NumPy computes for a `mapped` equation, member by member."""
+    (one,) = equation.params["body"].equations
+    at = [equation.params["body"].inputs.index(v) for v in one.inputs]
+    found = []
+    for i in range(equation.params["count"]):
+        own = [x[i] if m else x for x, m in zip(arrays, equation.params["mapped"], strict=True)]
+        found.append([np.asarray(x) for x in computed(one, [own[k] for k in at])])
+    return [np.stack(members) for members in zip(*found, strict=True)]
+
+
 def results(program: Program, given: list[np.ndarray], host: Host) -> list[np.ndarray]:
     """The outputs of a step, each launch checked against NumPy."""
     known: dict[Any, Any] = {v: x.numpy() for v, x in program.constants.items()}
     known |= dict(zip(program.inputs, given, strict=True))
     for e in program.equations:
         arrays = [known[v] for v in e.inputs]
-        expected = [np.asarray(x).reshape(v.type.shape) for v, x in zip(e.outputs, computed(e, arrays), strict=True)]
+        outcome = of_members(e, arrays) if e.primitive is mapped_p else computed(e, arrays)
+        expected = [np.asarray(x).reshape(v.type.shape) for v, x in zip(e.outputs, outcome, strict=True)]
         found = host.computed(e, None, arrays) if host.lowering.launches(e) else expected
         for v, x, wanted in zip(e.outputs, found, expected, strict=True):
             known[v] = x
