@@ -60,7 +60,8 @@ class StagingTrace:
         return self._symbol(self.inputs[-1], f"{user_line()}: an argument of this call")
 
     def known(self, variable: Variable) -> Symbol:
-        """A symbol for a variable of another Program."""
+        """A symbol for a variable of another Program, as an input of this one."""
+        self.inputs.append(variable)
         return self._symbol(variable, f"{user_line()}: an argument of this call")
 
     def _symbol(self, variable: Variable, origin: str) -> Symbol:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from adtrain.core.array import Array
 from adtrain.core.batching import batching_rule
 from adtrain.core.fused import fuse, horizontal_p, loops_p, mapped_p, renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
@@ -34,6 +35,7 @@ def distribute_members(program: Program, fusions: Sequence[Pass], generated: Cal
         generated: whether a generated kernel computes an equation.
     """
     equations: list[Equation] = []
+    constants = dict(program.constants)
     names: dict[Variable, Variable] = {}
     for e in program.equations:
         if e.primitive is not mapped_p:
@@ -42,19 +44,20 @@ def distribute_members(program: Program, fusions: Sequence[Pass], generated: Cal
         body = e.params["body"]
         for apply in fusions:
             body = apply(body)
-        found, results = _with_members(renamed(e, names), body, generated)
+        found, results = _with_members(renamed(e, names), body, generated, constants)
         equations += found
         names.update(zip(e.outputs, results, strict=True))
     outputs = tuple(names.get(v, v) for v in program.outputs)
-    return replace(program, equations=tuple(equations), outputs=outputs)
+    return replace(program, constants=constants, equations=tuple(equations), outputs=outputs)
 
 
 def _with_members(
-    mapped: Equation, body: Program, generated: Callable[[Equation], bool]
+    mapped: Equation, body: Program, generated: Callable[[Equation], bool], constants: dict[Variable, Array]
 ) -> tuple[list[Equation], list[Variable]]:
-    """The equations of all members, and the results."""
+    """The equations of all members, and the results. Adds the constants that they read to ``constants``."""
     count, flags = mapped.params["count"], mapped.params["mapped"]
-    of = dict(zip(body.inputs, mapped.inputs, strict=True))
+    of = dict(zip(body.inputs, mapped.inputs, strict=True)) | {v: v for v in body.constants}
+    constants |= body.constants
     members = {v for v, flag in zip(body.inputs, flags, strict=True) if flag}
     equations: list[Equation] = []
     for e in body.equations:
@@ -80,6 +83,7 @@ def _with_members(
         else:
             batched = _batched(e, inputs, own)
             equations += batched.equations
+            constants |= batched.constants
             of.update(zip(e.outputs, batched.outputs, strict=True))
     results = []
     for v in body.outputs:
@@ -99,11 +103,11 @@ def _of_members(v: Variable, count: int) -> Variable:
 def _batched(equation: Equation, inputs: Sequence[Variable], mapped: tuple[bool, ...]) -> Program:
     """The equations of the batching rule of an equation's primitive, on ``inputs``."""
     trace = StagingTrace()
-    symbols = [trace.known(v) for v in inputs]
+    symbols = {v: trace.known(v) for v in dict.fromkeys(inputs)}
     try:
         with base_trace(trace), at(equation.scope, equation.phase):
             primitive = equation.primitive
-            found = batching_rule(primitive)(partial(bind, primitive), mapped, *symbols, **equation.params)
+            found = batching_rule(primitive)(partial(bind, primitive), mapped, *(symbols[v] for v in inputs), **equation.params)
     finally:
         trace.live = False
     return trace.program(found if isinstance(found, tuple) else (found,))
