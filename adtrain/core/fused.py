@@ -84,7 +84,6 @@ horizontal_p: Primitive = _fused("horizontal")
 """Independent equations in one launch, of any shapes: loops; on a GPU also product, gather and one_block equations."""
 
 
-
 def _mapped_shape(*args: Any, body: Program, count: int, mapped: Sequence[bool]) -> tuple[ArrayType, ...]:
     return tuple(ArrayType((count, *v.type.shape), v.type.dtype) for v in body.outputs)
 

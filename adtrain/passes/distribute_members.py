@@ -107,7 +107,9 @@ def _batched(equation: Equation, inputs: Sequence[Variable], mapped: tuple[bool,
     try:
         with base_trace(trace), at(equation.scope, equation.phase):
             primitive = equation.primitive
-            found = batching_rule(primitive)(partial(bind, primitive), mapped, *(symbols[v] for v in inputs), **equation.params)
+            found = batching_rule(primitive)(
+                partial(bind, primitive), mapped, *(symbols[v] for v in inputs), **equation.params
+            )
     finally:
         trace.live = False
     return trace.program(found if isinstance(found, tuple) else (found,))
