@@ -120,7 +120,7 @@ PRODUCTS = (product_p, convolution_p, conv_pool_p)
 FUSED = frozenset(
     (
         *(loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, row_products_p),
-        *(column_sum_p, map_reduce_p, horizontal_p, mapped_p),
+        *(column_sum_p, map_reduce_p, horizontal_p),
     )
 )
 
@@ -149,14 +149,14 @@ def body_of(equation: Equation) -> Program:
 
 def members(equation: Equation) -> tuple[str, ...]:
     """The names of the primitives in an equation."""
-    if equation.primitive not in FUSED:
+    if equation.primitive not in FUSED and equation.primitive is not mapped_p:
         return (equation.primitive.name,)
     return tuple(name for e in equation.params["body"].equations for name in members(e))
 
 
 def label(equation: Equation) -> str:
     """The distinct primitives of an equation, without views: "matmul+add+relu"."""
-    if equation.primitive not in FUSED:
+    if equation.primitive not in FUSED and equation.primitive is not mapped_p:
         return equation.primitive.name
     kinds = dict.fromkeys(name for name in members(equation) if not PRIMITIVES[name].view)
     return "+".join(kinds)

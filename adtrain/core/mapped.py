@@ -20,8 +20,8 @@ def mapped(f: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
     """What ``vmap(f, in_axes)`` returns, as one equation of the Program that is traced.
 
     `vmap` runs each operation for all members, by its batching rule. Here passes see the Program of one member, so the
-    kernels of a member are chosen and fused without regard to the number of members. The equation has no derivative:
-    take gradients inside ``f``.
+    kernels of a member are chosen and fused without regard to the number of members. On a GPU the Program needs the
+    passes `ALL_BY_MEMBER`. The equation has no derivative: take gradients inside ``f``.
 
     Raises (when called): the errors of `vmap`.
     """
