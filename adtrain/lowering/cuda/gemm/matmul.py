@@ -38,7 +38,7 @@ MEMBER_TILES = {
     (64, 64): (64, 64, 32, 32, 1, 2, 17),
 }
 """Arguments of `SmallTile` by the rows and columns of a result, up to 64: the fastest measured with epilogues."""
-LONG_MEMBER_TILE = (64, 32, 32, 32, 4, 2, 17)
+LONG_MEMBER_TILE = (32, 32, 32, 32, 4, 2, 17)
 """Arguments of `SmallTile` for a longer K, of a product whose member is a dimension of the grid."""
 GEMV_THREADS = {False: 256, True: 1024}
 """Threads of a block of `gemm/gemv.cu`, by whether it reads the matrix along its columns (COLUMNS)."""
