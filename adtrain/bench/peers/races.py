@@ -112,21 +112,17 @@ def _trained(
 
 def _summary(runs: Sequence[Sequence[Checked]], first: int, target: float) -> dict[str, Any]:
     """The runs of a system, and what they have in common. `seconds` is None where the target was not reached."""
-    rows = [
-        {
-            "seed": first + i,
-            "epochs": [each._asdict() for each in epochs],
-            "seconds": next((each.seconds for each in epochs if each.accuracy >= target), None),
-        }
-        for i, epochs in enumerate(runs)
-    ]
-    times = [row["seconds"] for row in rows if row["seconds"] is not None]
+    reached = [next((each.seconds for each in epochs if each.accuracy >= target), None) for epochs in runs]
+    times = [seconds for seconds in reached if seconds is not None]
     return {
         "reached": len(times),
         "seconds": _spread(times) if times else None,
         "train_seconds": _spread([epochs[-1].seconds for epochs in runs]),
         "accuracy": _spread([epochs[-1].accuracy for epochs in runs]),
-        "runs": rows,
+        "runs": [
+            {"seed": first + i, "epochs": [each._asdict() for each in epochs], "seconds": reached[i]}
+            for i, epochs in enumerate(runs)
+        ],
     }
 
 
