@@ -39,7 +39,7 @@ def test_the_accuracies_are_those_of_the_trained_models(tmp_path: Path) -> None:
     runs = found["systems"]["adtrain"]["runs"]
     for run, seed in zip(runs, (3, 4), strict=True):
         trained = training.run(training_runs.prepare(tmp_path, f"training.seed={seed}"))
-        assert (run["seed"], run["epochs"][-1]["accuracy"]) == (seed, trained.test.accuracy)
+        assert (run["seed"], run["epochs"][-1]["accuracy"]) == (seed, trained.test._asdict()["accuracy"])
         seconds = [epoch["seconds"] for epoch in run["epochs"]]
         assert len(seconds) == 3
         assert seconds == sorted(seconds)
