@@ -11,7 +11,7 @@ from waiting import wait_until
 
 from adtrain.bench.peers import systems
 from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess, started
-from adtrain.bench.peers.systems import SYSTEMS, chosen, load
+from adtrain.bench.peers.systems import SYSTEMS, Work, chosen, load
 from adtrain.core.errors import OptionError
 
 pytestmark = pytest.mark.usefixtures("unoptimised")
@@ -113,23 +113,24 @@ def test_stopped_worker_dies_with_its_parent(tmp_path: Path) -> None:
 def test_package_name_chooses_all_its_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "find_spec", lambda name: True)
 
-    def names(against: list[str], device: str, operations: bool) -> list[str]:
-        return [peer.name for peer in chosen(against, device, operations).runnable]
+    def names(against: list[str], device: str, work: Work) -> list[str]:
+        return [peer.name for peer in chosen(against, device, work).runnable]
 
-    assert names(["torch", "numpy"], "cpu", operations=False) == ["torch-eager", "torch-compile", "numpy"]
-    assert names(["torch"], "gpu", operations=True) == ["torch-eager", "torch-graph"]
-    assert names(["jax-scan", "torch-eager"], "gpu", operations=False) == ["torch-eager", "jax-scan"]
+    assert names(["torch", "numpy"], "cpu", "steps") == ["torch-eager", "torch-compile", "numpy"]
+    assert names(["torch"], "gpu", "operations") == ["torch-eager", "torch-graph"]
+    assert names(["jax-scan", "torch-eager"], "gpu", "steps") == ["torch-eager", "jax-scan"]
 
 
 def test_every_module_of_the_table_exists() -> None:
     for system in SYSTEMS.values():
         assert callable(load(system.steps).runner)
         assert system.operations is None or callable(load(system.operations).operation)
+        assert system.races is None or callable(load(system.races).run)
 
 
 def test_skipped_peers_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "find_spec", lambda name: None if name == "jax" else True)
-    found = chosen(["jax-jit", "torch", "numpy"], "gpu", operations=True)
+    found = chosen(["jax-jit", "torch", "numpy"], "gpu", "operations")
     assert found.skipped == {
         "jax-jit": "jax is not installed (pip install jax)",
         "torch-compile": "runs whole steps only",
@@ -139,4 +140,4 @@ def test_skipped_peers_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unknown_peer_is_an_error_that_suggests_the_nearest() -> None:
     with pytest.raises(OptionError, match=r"^toch: no such peer; did you mean torch\?"):
-        chosen(["numpy", "toch"], "cpu", operations=False)
+        chosen(["numpy", "toch"], "cpu", "steps")

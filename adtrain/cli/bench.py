@@ -225,7 +225,7 @@ def against(
     """
     _check_choice(configs, names, overrides)
     set_autotune(device, autotune)
-    choice = chosen(wanted, device, operations=not configs)
+    choice = chosen(wanted, device, "steps" if configs else "operations")
     if configs:
         result = peers.of_configs(configs, overrides, device, choice, autotune, progress)
     else:

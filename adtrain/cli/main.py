@@ -42,6 +42,7 @@ COMMANDS = {
     "data": "Inspect, fetch and verify data sets.",
     "devices": "Show the devices that training can run on.",
     "gradcheck": "Check every gradient against differences of function values.",
+    "race": "Time trainings until they reach a test accuracy.",
     "bench": "Time operations and training steps.",
 }
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130

@@ -32,6 +32,15 @@ OPERATION_TOLERANCE = {FULL: 1e-5, "tf32": 5e-3, "bfloat16": 3e-2}
 """Relative tolerance of an operation's result against float64, by its precision."""
 
 
+class Losses(NamedTuple):
+    """The first losses of systems; the fields are those of `Comparison`."""
+
+    errors: Mapping[str, float]
+    different: Sequence[str]
+    skipped: Mapping[str, str]
+    failed: Mapping[str, str]
+
+
 class Comparison(NamedTuple):
     """The systems compared, each mapping by system name.
 
@@ -80,12 +89,17 @@ def compare_steps(
     Raises:
         WorkerFailed: adtrain itself cannot run it.
     """
+    errors, different, skipped, failed = compare_losses(workers, name, overrides, precision)
+    times, peaks = _timed({name: workers[name] for name in errors}, STEPS, CHUNK)
+    return Comparison(times, peaks, errors, different, skipped, failed)
+
+
+def compare_losses(workers: Mapping[str, WorkerProcess], name: str, overrides: Sequence[str], precision: str) -> Losses:
+    """The first losses of a config's training. Raises WorkerFailed if adtrain itself cannot run it."""
     answers, skipped, failed = _set_up(workers, {"do": "step", "config_name": name, "overrides": list(overrides)})
     losses = {name: np.array(answer["losses"]) for name, answer in answers.items()}
     errors = {name: float(np.max(np.abs(found / losses[ADTRAIN] - 1))) for name, found in losses.items()}
-    different = _above(LOSS_TOLERANCE[precision], errors)
-    times, peaks = _timed({name: workers[name] for name in errors}, STEPS, CHUNK)
-    return Comparison(times, peaks, errors, different, skipped, failed)
+    return Losses(errors, _above(LOSS_TOLERANCE[precision], errors), skipped, failed)
 
 
 def compare_operation(workers: Mapping[str, WorkerProcess], case: OpCase, phase: str) -> Comparison:

@@ -76,15 +76,19 @@ def _record(found: comparison.Comparison, choice: Choice) -> dict[str, Any]:
     return {**record, "skipped": {**choice.skipped, **record["skipped"]}}
 
 
+def conditions(device: str, load: float | None, choice: Choice) -> dict[str, Any]:
+    """The protocol, with threads and the versions of the peers."""
+    found = {**protocol(device, load), "threads": thread_count()}
+    found["versions"] |= {package: version(package) for package in {peer.package for peer in choice.runnable}}
+    return found
+
+
 def _result(
     rows: dict[str, Any], budget: comparison.Budget, device: str, load: float | None, choice: Choice
 ) -> dict[str, Any]:
-    conditions = {
-        **protocol(device, load),
-        "threads": thread_count(),
+    sampling = {
         "samples": [comparison.MIN_ROUNDS, comparison.MAX_ROUNDS],
         "min_sample_ms": budget.sample * 1e3,
         "clock": dict.fromkeys(("operations", "steps"), "the host's in each process, until the device has finished"),
     }
-    conditions["versions"] |= {package: version(package) for package in {peer.package for peer in choice.runnable}}
-    return {"kind": "against", "protocol": conditions, **rows}
+    return {"kind": "against", "protocol": {**conditions(device, load, choice), **sampling}, **rows}

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from adtrain.config.problems import known
 from adtrain.core.errors import OptionError
 
 ADTRAIN = "adtrain"
 """The system that all others are compared with."""
+
+
+Work: TypeAlias = Literal["steps", "operations", "races"]
+"""What is compared: training steps, single operations, or whole trainings."""
 
 
 class System(NamedTuple):
@@ -25,6 +29,7 @@ class System(NamedTuple):
         steps: module in this package whose `runner(job, form)` takes training steps.
         operations: module in this package whose `operation(case, phase, device, form)` runs a single operation; None
             if the form runs whole steps only.
+        races: module in this package whose `run(job, form)` trains to the end; None if there is none.
     """
 
     name: str
@@ -32,18 +37,21 @@ class System(NamedTuple):
     devices: Sequence[str]
     steps: str
     operations: str | None
+    races: str | None = None
 
     @property
     def form(self) -> str:
         return self.name.partition("-")[2]
 
-    def obstacle(self, device: str, operations: bool) -> str | None:
-        """Why it cannot run steps, or single operations if `operations`, on the device; None if it can."""
+    def obstacle(self, device: str, work: Work) -> str | None:
+        """Why it cannot do the work on the device; None if it can."""
         if device not in self.devices:
             return f"runs on {' and '.join(self.devices)} only"
+        if work == "races" and self.races is None:
+            return "takes steps and runs operations, but no whole training"
         if find_spec(self.package) is None:
             return f"{self.package} is not installed (pip install {self.package})"
-        if operations and self.operations is None:
+        if work == "operations" and self.operations is None:
             return "runs whole steps only"
         return None
 
@@ -51,10 +59,10 @@ class System(NamedTuple):
 SYSTEMS = {
     system.name: system
     for system in (
-        System(ADTRAIN, "adtrain", ("cpu", "gpu"), "adtrain_steps", "adtrain_operations"),
-        System("torch-eager", "torch", ("cpu", "gpu"), "torch_steps", "torch_operations"),
-        System("torch-compile", "torch", ("cpu", "gpu"), "torch_steps", None),
-        System("torch-graph", "torch", ("gpu",), "torch_steps", "torch_operations"),
+        System(ADTRAIN, "adtrain", ("cpu", "gpu"), "adtrain_steps", "adtrain_operations", "adtrain_races"),
+        System("torch-eager", "torch", ("cpu", "gpu"), "torch_steps", "torch_operations", "torch_races"),
+        System("torch-compile", "torch", ("cpu", "gpu"), "torch_steps", None, "torch_races"),
+        System("torch-graph", "torch", ("gpu",), "torch_steps", "torch_operations", "torch_races"),
         System("jax-jit", "jax", ("cpu", "gpu"), "jax_steps", "jax_operations"),
         System("jax-scan", "jax", ("cpu", "gpu"), "jax_steps", None),
         System("numpy", "numpy", ("cpu",), "numpy_steps", "numpy_operations"),
@@ -73,8 +81,8 @@ class Choice(NamedTuple):
     skipped: dict[str, str]
 
 
-def chosen(names: Sequence[str], device: str, operations: bool) -> Choice:
-    """The peers with these names. The name of a package selects all its forms.
+def chosen(names: Sequence[str], device: str, work: Work) -> Choice:
+    """The peers with these names that can do the work. The name of a package selects all its forms.
 
     Raises:
         OptionError: no peer has the name, or none of them can run.
@@ -84,7 +92,7 @@ def chosen(names: Sequence[str], device: str, operations: bool) -> Choice:
         if name not in possible:
             raise OptionError(f"{name}: no such peer; {known(name, list(possible))}")
     selected = [peer for peer in PEERS if peer.name in names or peer.package in names]
-    skipped = {peer.name: reason for peer in selected if (reason := peer.obstacle(device, operations))}
+    skipped = {peer.name: reason for peer in selected if (reason := peer.obstacle(device, work))}
     runnable = [peer for peer in selected if peer.name not in skipped]
     if not runnable:
         by_reason = {reason: [name for name in skipped if skipped[name] == reason] for reason in skipped.values()}

@@ -15,6 +15,104 @@ WARM_UP_STEPS = 3
 """Before capture, as PyTorch's documentation of CUDA graphs asks: memory is allocated, algorithms are selected."""
 
 
+class Training:
+    """A network in training.
+
+    Args:
+        form: "eager", "compile" or "graph".
+        changed: is applied to the pixels of a batch, (N, C, H, W), before they are normalised.
+
+    Raises:
+        Unsupported: PyTorch has no counterpart of a layer or the precision.
+    """
+
+    def __init__(self, job: Job, form: str, changed: Callable[[Any], Any] = lambda pixels: pixels) -> None:
+        import torch
+
+        self.device = device = configure(job.experiment.config.training.precision, job.device)
+        experiment = job.experiment
+        network, self.clipping = experiment.network, experiment.config.training
+        self.parameters = {path: torch.tensor(x, device=device, requires_grad=True) for path, x in job.weights.items()}
+        statistics = {path: torch.tensor(x, device=device) for path, x in job.statistics.items()}
+        self.arrays = {**self.parameters, **statistics}
+        self.start = {path: x.detach().clone() for path, x in self.arrays.items()}
+        self.update = torch_network.optimizer(experiment.optimizer, list(self.parameters.values()), form == "graph")
+        images, labels = (torch.tensor(x, device=device) for x in (experiment.train.images, experiment.train.labels))
+        scale, shift = (torch.tensor(x, device=device) for x in job.normalization)
+        classes = network.model.output_shape(network.input_shape)[0]
+        outputs = torch_network.model(network.model)
+        loss_of = torch_network.loss(experiment.config, torch.eye(classes, device=device, dtype=scale.dtype))
+
+        def forward(arrays: Arrays, at: Any) -> Any:
+            pixels = changed(images.index_select(0, at).to(scale.dtype)) * scale + shift
+            return loss_of(outputs(arrays, pixels.reshape(len(at), *network.input_shape)), labels.index_select(0, at))
+
+        self.forward = torch.compile(forward) if form == "compile" else forward
+
+    def step(self, at: Any) -> Any:
+        """Take a step on the batch at these indices, and return its loss."""
+        import torch
+
+        self.update.zero_grad(set_to_none=True)
+        loss = self.forward(self.arrays, at)
+        loss.backward()
+        if self.clipping.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.parameters.values(), self.clipping.clip_value)
+        if self.clipping.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.clipping.clip_norm)
+        self.update.step()
+        return loss.detach()
+
+    def variable_rate(self) -> None:
+        """Keep the learning rate in a tensor, so that `set_rate` changes it for recorded steps too."""
+        import torch
+
+        for group in self.update.param_groups:
+            group["lr"] = torch.tensor(group["lr"], device=self.device)
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate of the next steps."""
+        for group in self.update.param_groups:
+            if isinstance(group["lr"], float):
+                group["lr"] = rate
+            else:
+                group["lr"].fill_(rate)
+
+    def warm_up(self, at: Any, steps: int) -> None:
+        """Take steps, and return to the start."""
+        import torch
+
+        for _ in range(steps):
+            self.step(at)
+        with torch.no_grad():
+            for path, first in self.start.items():
+                self.arrays[path].copy_(first)
+        for averages in self.update.state.values():
+            for x in averages.values():
+                x.zero_()
+
+    def recorded(self, at: Any) -> Callable[[Any], Any]:
+        """The step as a CUDA graph that reads its indices from `at`. Returns to the start after its warm-up."""
+        import torch
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.warm_up(at, WARM_UP_STEPS)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        self.update.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph):
+            loss = self.step(at)
+
+        def take_step(indices: Any) -> Any:
+            at.copy_(indices)
+            graph.replay()
+            return loss
+
+        return take_step
+
+
 def runner(job: Job, form: str) -> Runner:
     """The step as `form` says: "eager", "compile" or "graph".
 
@@ -23,38 +121,9 @@ def runner(job: Job, form: str) -> Runner:
     """
     import torch
 
-    device = configure(job.experiment.config.training.precision, job.device)
-    experiment, training = job.experiment, job.experiment.config.training
-    network = experiment.network
-    parameters = {path: torch.tensor(x, device=device, requires_grad=True) for path, x in job.weights.items()}
-    statistics = {path: torch.tensor(x, device=device) for path, x in job.statistics.items()}
-    update = torch_network.optimizer(experiment.optimizer, list(parameters.values()), form == "graph")
-    images, labels = (torch.tensor(x, device=device) for x in (experiment.train.images, experiment.train.labels))
-    scale, shift = (torch.tensor(x, device=device) for x in job.normalization)
-    classes = network.model.output_shape(network.input_shape)[0]
-    outputs = torch_network.model(network.model)
-    loss_of = torch_network.loss(experiment.config, torch.eye(classes, device=device, dtype=scale.dtype))
-
-    def forward(arrays: Arrays, at: Any) -> Any:
-        pixels = images.index_select(0, at).to(scale.dtype) * scale + shift
-        return loss_of(outputs(arrays, pixels.reshape(len(at), *network.input_shape)), labels.index_select(0, at))
-
-    if form == "compile":
-        forward = torch.compile(forward)
-
-    def step(at: Any) -> Any:
-        update.zero_grad(set_to_none=True)
-        loss = forward({**parameters, **statistics}, at)
-        loss.backward()
-        if training.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(parameters.values(), training.clip_value)
-        if training.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters.values(), training.clip_norm)
-        update.step()
-        return loss.detach()
-
-    orders = torch.tensor(job.orders, device=device)
-    take_step = _recorded(step, orders[0, 0].clone(), {**parameters, **statistics}, update) if form == "graph" else step
+    training = Training(job, form)
+    orders = torch.tensor(job.orders, device=training.device)
+    take_step = training.recorded(orders[0, 0].clone()) if form == "graph" else training.step
     chunks = cycle(orders)
 
     def run(calls: int) -> float:
@@ -77,33 +146,3 @@ def configure(precision: str, device: str) -> Any:
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = True
     return torch.device("cpu" if device == "cpu" else "cuda")
-
-
-def _recorded(step: Callable[[Any], Any], at: Any, arrays: Arrays, update: Any) -> Callable[[Any], Any]:
-    """The step as a CUDA graph that reads its indices from `at`. Arrays and optimizer are reset after the warm-up."""
-    import torch
-
-    start = {path: x.detach().clone() for path, x in arrays.items()}
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP_STEPS):
-            step(at)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    update.zero_grad(set_to_none=True)
-    with torch.cuda.graph(graph):
-        loss = step(at)
-    with torch.no_grad():
-        for path, first in start.items():
-            arrays[path].copy_(first)
-    for averages in update.state.values():
-        for x in averages.values():
-            x.zero_()
-
-    def take_step(indices: Any) -> Any:
-        at.copy_(indices)
-        graph.replay()
-        return loss
-
-    return take_step

@@ -5,6 +5,7 @@ It reads requests, one line of JSON each, and answers each with {"answer": ...},
 
     {"do": "step", "config_name": ..., "overrides": [...]}  set up training; answers the losses of the first steps
     {"do": "operation", "case": ..., "phase": ...}          set up an operation; answers its error against float64
+    {"do": "race", "config_name": ..., "overrides": [...]}  train to the end; answers seconds and accuracy of each epoch
     {"do": "time", "calls": N}  run what is set up; answers the seconds of N calls and the process's peak memory
 
 A call is `steps.CHUNK` training steps, or `op_cases.REPEATS` runs of an operation.
@@ -25,7 +26,7 @@ from time import perf_counter
 from typing import Any, cast
 
 from adtrain import config, training
-from adtrain.bench.peers import operations, steps
+from adtrain.bench.peers import operations, races, steps
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.timing.sampling import LONG_S
@@ -56,6 +57,10 @@ class Worker:
         runner.run(1)
         self.call = runner.run
         return {"losses": losses}
+
+    def race(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
+        experiment = training.prepare(config.load(config_name, overrides))
+        return {"epochs": races.run(self.name, steps.Job(experiment, self.device))}
 
     def operation(self, case: str, phase: str) -> dict[str, Any]:
         found = operations.find(case, self.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from adtrain.bench.text import against, analysis, candidates, compare, operations, scaling, step
+from adtrain.bench.text import against, analysis, candidates, compare, operations, race, scaling, step
 
 KINDS = {
     "ops": operations,
@@ -15,6 +15,7 @@ KINDS = {
     "against": against,
     "analysis": analysis,
     "compare": compare,
+    "race": race,
 }
 """From the kind of a result to the module with its `lines`."""
 

@@ -40,13 +40,13 @@ def lines(result: Mapping[str, Any], width: int) -> Iterator[str]:
         same = f"the first {COMPARED} losses must equal adtrain's within a relative {row['tolerance']:g}"
         yield from wrapped([f"{row['precision']}, data on the device; {same}"], width)
         yield from render(STEPS, [_step_cells(row, system) for system in row["times"]], width)
-        yield from wrapped(list(_absent(row)), width)
+        yield from wrapped(list(absent(row)), width)
     if operations := result.get("operations"):
         yield from wrapped(["error: relative error of the result, or of the worst gradient, against float64"], width)
         yield ""
         cells = [_operation_cells(row, system) for row in operations for system in row["times"]]
         yield from render(OPERATIONS, cells, width)
-        yield from wrapped(list(dict.fromkeys(line for row in operations for line in _absent(row))), width)
+        yield from wrapped(list(dict.fromkeys(line for row in operations for line in absent(row))), width)
     yield from noise(result, width)
 
 
@@ -68,7 +68,8 @@ def _ratio(row: Mapping[str, Any], system: str) -> tuple[str, str]:
     return (f"{found['median']:.2f}", f"{found['low']:.2f} to {found['high']:.2f}") if found else ("", "")
 
 
-def _absent(row: Mapping[str, Any]) -> Iterator[str]:
+def absent(row: Mapping[str, Any]) -> Iterator[str]:
+    """Why systems were skipped or failed."""
     for how in ("skipped", "failed"):
         for system, reason in row[how].items():
             yield f"{system} {how}: {reason}"
