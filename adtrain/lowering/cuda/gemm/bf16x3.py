@@ -22,10 +22,9 @@ MIN_LENGTH = 64
 """The minimum of M, N and K that fills tiles."""
 BARRIER_BYTES = 64
 """Of the pipeline's mbarriers."""
-MAX_CLUSTER = 8
-"""Blocks of a cluster, on every GPU that has clusters (CUDA C++ Programming Guide)."""
-CLUSTERED = 0.94
-"""The fraction of the multiprocessors that clusters of 3 and more can use: each lies in one group of multiprocessors."""
+RESIDENT_CLUSTERS, RESIDENT_ON = {2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15}, 132
+"""How many clusters of so many blocks run at the same time on an H200's multiprocessors, one block on each, as the driver
+says. A cluster lies in one group of multiprocessors."""
 MAX_ELEMENTS = 1 << 30
 """Maximum of elements of an operand: the kernel's offsets are 32 bits, and exceed the end by up to a tile."""
 FLOAT32 = np.dtype("float32")
@@ -50,8 +49,7 @@ class Bf16x3Tile:
 
 def fits_clusters(tiles: int, splits: int, target: Target) -> bool:
     """Whether all splits run at the same time, those of a tile as blocks of a cluster."""
-    resident = int(target.multiprocessors * (CLUSTERED if splits > 2 else 1)) // splits
-    return 1 < splits <= MAX_CLUSTER and tiles <= resident
+    return tiles <= RESIDENT_CLUSTERS.get(splits, 0) * target.multiprocessors // RESIDENT_ON
 
 
 @dataclass(frozen=True)
