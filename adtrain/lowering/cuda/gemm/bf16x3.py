@@ -23,8 +23,8 @@ MIN_LENGTH = 64
 BARRIER_BYTES = 64
 """Of the pipeline's mbarriers."""
 RESIDENT_CLUSTERS, RESIDENT_ON = {2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15}, 132
-"""How many clusters of so many blocks run at the same time on an H200's multiprocessors, one block on each, as the driver
-says. A cluster lies in one group of multiprocessors."""
+"""How many clusters of so many blocks run at the same time on an H200's multiprocessors, one block on each. The numbers
+are the driver's. A cluster lies in one group of multiprocessors."""
 MAX_ELEMENTS = 1 << 30
 """Maximum of elements of an operand: the kernel's offsets are 32 bits, and exceed the end by up to a tile."""
 FLOAT32 = np.dtype("float32")
