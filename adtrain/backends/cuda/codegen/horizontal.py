@@ -17,14 +17,16 @@ from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm
 from adtrain.passes.fuse_elementwise import is_loops
-from adtrain.passes.fuse_horizontally import MAX_K, is_product, product_lengths
+from adtrain.passes.fuse_horizontally import is_product, product_lengths
 
 THREADS = 256
 """Threads of a block without products. With products their tile sets the number."""
 
 UNCROWDED, RESIDENT, RESIDENT_LONG = 2, 3, 2
 """In a kernel of small GEMMs with more than UNCROWDED blocks per multiprocessor, registers are limited so that RESIDENT
-blocks are resident on one, though some may spill; RESIDENT_LONG where a K is longer than MAX_K."""
+blocks are resident on one, though some may spill; RESIDENT_LONG where a K is longer than LONG_K."""
+LONG_K = 128
+"""The longest K for which RESIDENT blocks are faster, measured: `mlp` at batch 1024 has 256."""
 
 Choice: TypeAlias = "Callable[[Equation], Sequence[BlockGemm]]"
 """The GEMM functions for a matrix product without split-K, the best first."""
@@ -54,7 +56,7 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
     crowded = target.by_member or sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
     resident = 1
     if crowded and products and all(product.small for product in products.values()):
-        resident = RESIDENT_LONG if any(product.lengths[-1] > MAX_K for product in products.values()) else RESIDENT
+        resident = RESIDENT_LONG if any(product.lengths[-1] > LONG_K for product in products.values()) else RESIDENT
     return kernel("horizontal", parts, threads, element, resident)
 
 

@@ -15,7 +15,15 @@ from typing import NamedTuple, TypeAlias
 
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.bf16x3 import CHUNK_ELEMENTS, MAX_ELEMENTS, MIN_LENGTH, TILE_K, TILE_M, Bf16x3Tile
+from adtrain.lowering.cuda.gemm.bf16x3 import (
+    CHUNK_ELEMENTS,
+    MAX_ELEMENTS,
+    MIN_LENGTH,
+    TILE_K,
+    TILE_M,
+    Bf16x3Tile,
+    fits_clusters,
+)
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY, PACKED_TILES, PackedTile
 from adtrain.lowering.cuda.gemm.tiles import (
     ELEMENT_MMA_TILES,
@@ -81,6 +89,8 @@ BF16X3_WIDTHS = (64, 72, 80, 88, 96, 128)
 """Values of Bf16x3Tile.n. Widths between 96 and 128 take as long as 128."""
 BF16X3_PRODUCTS = 6
 """bfloat16 products for one of float32."""
+BF16X3_CLUSTER_SUM = 2500
+"""Cycles in which the blocks of a cluster wait for each other and add their splits; an estimate."""
 BF16X3_MAX_SPLITS = 128
 
 MAX_WAVES_TO_SPLIT = 4
@@ -163,6 +173,8 @@ def bf16x3_cycles(tile: Bf16x3Tile, batch: int, m: int, n: int, k: int, splits: 
     cycles = BF16X3.start + waves * (BF16X3.tile_end + -(-stages // splits) * max(multiply, load))
     if splits == 1:
         return cycles
+    if fits_clusters(tile.tiles(batch, m, n), splits, target):
+        return cycles + BF16X3_CLUSTER_SUM
     return cycles + BF16X3.second_pass + 2 * splits * batch * m * n * 4 / BF16X3.bytes_per_cycle
 
 
