@@ -75,7 +75,23 @@ def _form_of(equation: Equation) -> Form:
     wide = len(equation.outputs[0].type.shape) == 2 and equation.outputs[0].type.shape[1] % VECTOR == 0
     if wide and (equation.primitive is loops_p or elementwise(equation)):
         return _elementwise
-    return ATTENTION_FORMS.get(equation.primitive.name) or form_of(equation)
+    return ATTENTION_FORMS.get(equation.primitive.name) or _warp_per_row(form_of(equation))
+
+
+def _warp_per_row(form: Form) -> Form:
+    """The same with a warp for each row, also where there are more rows than warps: lanes then read neighbours.
+
+    Several rows in a warp are a multiple of the shared memory's banks apart, so that their lanes would conflict.
+    """
+
+    def of_rows(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+        rows = equation.outputs[0].type.shape[0]
+        return [
+            replace(step, threads=min(step.threads, threads))
+            for step in form(equation, names, max(threads, rows * WARP))
+        ]
+
+    return of_rows
 
 
 def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
