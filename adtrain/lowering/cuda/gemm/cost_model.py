@@ -69,8 +69,8 @@ A100, A100_FMA_LANES = (8, 0), 64
 """The compute capability with half of the FMA units; its tensor cores are as fast as those of others."""
 
 STORED = {4: 9.4, 2: 6.2, 1: 6.2}
-"""Bytes of results beyond L2 that a multiprocessor stores in a cycle, by elements per store: measured with K = 28, where
-stores take longer than the products."""
+"""Bytes of results beyond the L2 cache that a multiprocessor stores in a cycle, by elements per store: measured with
+K = 28, where stores take longer than the products."""
 STORE_OVERLAP = 0.1
 """The share of a product's other cycles that do not overlap with such stores."""
 L2_BYTES = 50 << 20
