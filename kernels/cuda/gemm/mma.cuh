@@ -215,45 +215,6 @@ struct Mma {
         multiply_step(sums, sums, operands);
     }
 
-    // The same for three terms, with low-order products in `low`: successive instructions add to different accumulators, so
-    // that a warp does not wait for the result of one before the next. The bits are those of multiply_step().
-    static __device__ __forceinline__ void multiply_step_interleaved(
-        T (&sums)[TM][TN], T (&low)[TM][TN], const Operands &operands) {
-        static_assert(Of::COUNT == 3, "low-order terms");
-        const auto &a = operands.a;
-        const auto &b = operands.b;
-        const auto first = [](int j) { return j / CHUNK_N * (2 * CHUNK_N) + j % CHUNK_N; };
-        #pragma unroll
-        for (int size = Of::COUNT - 1; size > 0; size--) {
-            #pragma unroll
-            for (int p = 0; p <= size; p++) {
-                #pragma unroll
-                for (int i = 0; i < TM; i += 2) {
-                    #pragma unroll
-                    for (int j = 0; j < COLUMNS; j++) {
-                        const int f = first(j), q = size - p;
-                        multiply_add<KIND>(low[i][f], low[i][f + CHUNK_N], low[i + 1][f], low[i + 1][f + CHUNK_N], a[p][0][i],
-                            a[p][0][i + 1], a[p][1][i], a[p][1][i + 1], b[q][0][j], b[q][1][j]);
-                    }
-                }
-            }
-        }
-        #pragma unroll
-        for (int i = 0; i < TM; i += 2) {
-            T leading[COLUMNS][4] = {};
-            #pragma unroll
-            for (int j = 0; j < COLUMNS; j++)
-                multiply_add<KIND>(leading[j][0], leading[j][1], leading[j][2], leading[j][3], a[0][0][i], a[0][0][i + 1],
-                    a[0][1][i], a[0][1][i + 1], b[0][0][j], b[0][1][j]);
-            #pragma unroll
-            for (int j = 0; j < COLUMNS; j++) {
-                const int f = first(j);
-                sums[i][f] += leading[j][0], sums[i][f + CHUNK_N] += leading[j][1];
-                sums[i + 1][f] += leading[j][2], sums[i + 1][f + CHUNK_N] += leading[j][3];
-            }
-        }
-    }
-
     // The same; products of low-order terms are added to `low`, if that is not `sums`.
     static __device__ __forceinline__ void multiply_step(
         T (&sums)[TM][TN], T (&low)[TM][TN], const Operands &operands) {

@@ -105,7 +105,7 @@ template <int ROWS_, int N, int CHUNK, int K, bool TRANSPOSE_B, int SLICES_, int
                     for (int h = 0; h < COLUMNS; h++) fragments.b[d][h] = weights[i][d][h];
                 }
                 if (step + i + PREFETCH < STEPS) load(weights[i], t, b, first, step + i + PREFETCH);
-                WarpOp::multiply_step_interleaved(sums, low, typename WarpOp::Operands(fragments));
+                WarpOp::multiply_step(sums, low, typename WarpOp::Operands(fragments));
             }
         }
         #pragma unroll
