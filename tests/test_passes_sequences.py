@@ -18,7 +18,7 @@ from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200, Target
 from adtrain.passes.fuse_horizontally import MAX_K
-from adtrain.passes.fuse_row_products import TILE as ROWS
+from adtrain.passes.fuse_row_products import ROWS
 from adtrain.training.preparation import outline
 
 TOLERANCE = 3e-6
@@ -103,9 +103,7 @@ def test_a_step_of_a_vision_transformer_is_fourteen_launches() -> None:
     assert [e.primitive.name for e in everywhere(launches[-1].params["body"])].count("column_sum") == 36
 
 
-@pytest.mark.parametrize(
-    ("examples", "length", "causal"), [(4, 16, False), (8, 8, True), (16, 4, False), (16, 16, True)]
-)
+@pytest.mark.parametrize(("examples", "length", "causal"), [(4, 16, False), (8, 8, True), (16, 4, False)])
 def test_chains_of_a_transformer_match_the_reference(
     examples: int, length: int, causal: bool, small_host: Host
 ) -> None:
@@ -134,18 +132,6 @@ def test_products_of_infinite_rows_are_infinite_or_nan(small_host: Host) -> None
     (found,) = small_host.computed(chain, None, [x, w, v])
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     np.testing.assert_array_equal(np.isinf(found), np.isinf(expected))
-
-
-@pytest.mark.parametrize(("hidden", "out"), [(512, 32), (192, 256)])
-def test_chains_of_many_rows_match_the_reference(hidden: int, out: int, small_host: Host) -> None:
-    def f(x: Any, w: Any, b: Any, v: Any) -> Any:
-        h = ops.relu(ops.matmul(x, w, transpose_b=True) + b)
-        return h, ops.matmul(h, v)
-
-    rows = 4 * 4 * ROWS
-    program = for_gpu(traced(f, [drawn(rows, 32), drawn(hidden, 32), drawn(hidden), drawn(hidden, out)]), SMALL)
-    assert "row_products" in names(program)
-    check_launches(small_host, program, [drawn(rows, 32), drawn(hidden, 32), drawn(hidden), drawn(hidden, out)])
 
 
 @pytest.mark.parametrize("rows", [ROWS * 2, ROWS * 7, ROWS * 4 + 1])

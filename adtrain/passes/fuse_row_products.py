@@ -1,9 +1,9 @@
 """Row-product fusion: a chain of linear layers, norms, activations and residual additions on few rows as one kernel.
 
-A thread block takes some rows through all equations of the chain, with products on tensor cores. Values between
+A thread block takes ROWS rows through all equations of the chain, with products on tensor cores. Values between
 equations stay in shared memory, and each block reads every weight. With few rows this costs less than a launch for each
 equation. In a transformer everything between two attentions is one such chain, forward and backward. Sequences of up to
-TILE rows lie within a block, so their attention is part of the chain. A chain has at most one attention, so that layers
+ROWS rows lie within a block, so their attention is part of the chain. A chain has at most one attention, so that layers
 have equal kernels.
 """
 
@@ -25,10 +25,8 @@ from adtrain.passes.fuse_one_block import FORMS as SMALL_FORMS
 from adtrain.passes.fuse_products import fuse_products
 from adtrain.passes.fuse_rows import merged_rows
 
-TILE = 16
-"""Rows of a tensor-core instruction."""
-ROWS = {TILE: 48 << 10, 4 * TILE: 224 << 10}
-"""Rows of a thread block, the preferred first, and the bytes of shared memory that it needs."""
+ROWS = 16
+"""Rows of a thread block: those of a tensor-core instruction."""
 MIN_CAPABILITY = (8, 0)
 """Compute capability with bfloat16 on tensor cores."""
 MAX_WIDTH = 1024
@@ -59,14 +57,12 @@ def fuse_row_products(program: Program, target: Target) -> Program:
     return merged_rows(program, found, chosen, attention).rewritten(_fused)
 
 
-def rows_per_block(count: int, target: Target) -> int:
-    """The rows of a block that give at least half of the multiprocessors a block, and none of them two; 0 if none do.
+def fits(count: int, target: Target) -> bool:
+    """Whether `count` rows make blocks for at least half of the multiprocessors, and at most one for each.
 
     With more blocks the weights are read too often.
     """
-    most = target.multiprocessors
-    possible = (rows for rows, shared in ROWS.items() if count % rows == 0 and shared <= target.shared)
-    return next((rows for rows in possible if most // 2 <= count // rows <= most), 0)
+    return count % ROWS == 0 and target.multiprocessors // 2 <= count // ROWS <= target.multiprocessors
 
 
 def is_wide_product(equation: Equation) -> bool:
@@ -129,7 +125,7 @@ def _by_row(e: Equation, target: Target) -> Batchwise | None:
         found = Batchwise(prod(e.inputs[0].type.shape[:-1]), (True,) * len(e.inputs), False)
     elif found is not None and any(len(v.type.shape) > 2 for v in (*e.inputs, *e.outputs)):
         return None
-    if found is None or not rows_per_block(found.count, target) or TILE % (length or 1):
+    if found is None or not fits(found.count, target) or ROWS % (length or 1):
         return None
     by_row = [v for v, flag in zip(e.inputs, found.flags, strict=True) if flag]
     wide = any(v.size > MAX_WIDTH * found.count for v in (*by_row, *e.outputs))

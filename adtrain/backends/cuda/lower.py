@@ -19,6 +19,7 @@ from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
 from adtrain.backends.cuda.codegen.row_fused import THREADS as ROW_THREADS
 from adtrain.backends.cuda.codegen.row_fused import row_fused
+from adtrain.backends.cuda.codegen.row_products import THREADS as CHAIN_THREADS
 from adtrain.backends.cuda.codegen.row_products import row_products
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
@@ -196,8 +197,7 @@ class Lowering:
         if equation.primitive is row_fused_p:
             return [kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS)]
         if equation.primitive is row_products_p:
-            part, threads = row_products(equation, self.target)
-            return [kernel("row_products", [part], threads, "float")]
+            return [kernel("row_products", [row_products(equation)], CHAIN_THREADS, "float")]
         if equation.primitive is column_sum_p:
             return [kernel("column_sum", [column_sum(equation, COLUMN_THREADS)], COLUMN_THREADS)]
         if equation.primitive is map_reduce_p:

@@ -79,15 +79,9 @@ def part_of(
             although they have more elements than there are threads.
         forms: how the block computes each equation.
     """
-    plain, given, results = body, names, {v for v in body.outputs if v.size <= max(copied, threads)}
-    while True:
-        body, names, copies = _with_results(plain, given, results)
-        own, timed, known = _with_copies(body, names, threads, forms, larger)
-        places, shared, scratch = _memory(own, timed, shared_limit)
-        too_large = {v for v, copy in copies.items() if v.size > threads and places[copy][0] != "shared_bytes"}
-        if not too_large:
-            break
-        results -= too_large
+    body, names = _with_results(body, names, max(copied, threads))
+    own, timed, known = _with_copies(body, names, threads, forms, larger)
+    places, shared, scratch = _memory(own, timed, shared_limit)
     if not all(places[t.equation.outputs[0]][0] == "shared_bytes" for t in timed if t.asynchronous):
         timed, known = _schedule(body, names, threads, forms), names  # the copies do not fit
         places, shared, scratch = _memory(body, timed, shared_limit)
@@ -103,14 +97,12 @@ def part_of(
     )
 
 
-def _with_results(
-    body: Program, names: dict[Variable, str], results: Collection[Variable]
-) -> tuple[Program, dict[Variable, str], dict[Variable, Variable]]:
-    """The body and the pointers, with a copy in shared memory of those ``results`` that later equations read; and these
-    copies."""
+def _with_results(body: Program, names: dict[Variable, str], most: int) -> tuple[Program, dict[Variable, str]]:
+    """The body and the pointers, with a copy in shared memory of each result of at most ``most`` elements that later
+    equations read."""
     read = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.inputs}
     made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}
-    shared_copies = {v: Variable(v.type, v.device) for v in body.outputs if v in read & made and v in results}
+    shared_copies = {v: Variable(v.type, v.device) for v in body.outputs if v in read & made and v.size <= most}
     equations = []
     for e in body.equations:
         equations.append(renamed(e, shared_copies))
@@ -120,7 +112,7 @@ def _with_results(
     for e in equations:
         if e.has(Trait.RESHAPE):
             names[e.outputs[0]] = names[e.inputs[0]]
-    return replace(body, equations=tuple(equations)), names, shared_copies
+    return replace(body, equations=tuple(equations)), names
 
 
 def _with_copies(

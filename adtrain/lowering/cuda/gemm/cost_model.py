@@ -60,7 +60,7 @@ class Costs(NamedTuple):
 
 
 TILED = Costs(start=3800, second_pass=2500, per_split=100, bytes_per_cycle=4000)
-PACKED = Costs(start=3800, bytes_per_cycle=2200)
+PACKED = Costs(start=3800, bytes_per_cycle=2000)
 BF16X3 = Costs(start=6000, tile_end=3000, second_pass=3500, bytes_per_cycle=3000)
 
 FMA_LANES = 128
