@@ -17,7 +17,7 @@ from adtrain.backends.cuda.codegen.map_reduce import map_reduce_kernels
 from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
-from adtrain.backends.cuda.codegen.row_fused import THREADS as ROW_THREADS
+from adtrain.backends.cuda.codegen.register_rows import THREADS as ROW_THREADS
 from adtrain.backends.cuda.codegen.row_fused import row_fused
 from adtrain.backends.cuda.codegen.row_products import THREADS as CHAIN_THREADS
 from adtrain.backends.cuda.codegen.row_products import row_products

@@ -30,13 +30,20 @@ def rows_in_registers(launch: CudaLaunch, rows: int, length: int) -> list[CudaKe
     if not 0 < size <= MAX_REGISTER_ROW:
         return []
     width = vector_width(length, itemsize)
-    vectors, enough = length // width, power_of_two(-(-size // THREAD_BYTES))
-    if size <= MAX_WARP_ROW:
-        team = min(power_of_two(vectors), max(MIN_TEAM, min(enough, WARP)))
-    else:
-        team = min(enough, MAX_TEAM)
+    vectors = length // width
+    team = lanes_of_row(vectors, size) if size <= MAX_WARP_ROW else min(threads_of_row(size), MAX_TEAM)
     macros = {**launch.definitions, "TEAM": team, "ITEMS": -(-vectors // team), "WIDTH": width}
     by_blocks = CudaKernel((replace(launch, definitions=macros, blocks=rows, threads=team),))
     if team > WARP:
         return [by_blocks]
     return [CudaKernel((replace(launch, definitions=macros, elements=rows * team),)), by_blocks]
+
+
+def lanes_of_row(vectors: int, size: int) -> int:
+    """The lanes of a warp that share a row of so many vectors and bytes."""
+    return min(power_of_two(vectors), max(MIN_TEAM, min(threads_of_row(size), WARP)))
+
+
+def threads_of_row(size: int) -> int:
+    """Threads that have THREAD_BYTES of a row of `size` bytes."""
+    return power_of_two(-(-size // THREAD_BYTES))

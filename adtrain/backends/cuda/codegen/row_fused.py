@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from adtrain.backends.cuda.codegen.one_block import names_of, part_of
 from adtrain.backends.cuda.codegen.part import Part, indented
+from adtrain.backends.cuda.codegen.register_rows import THREADS, register_rows
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import FUSED, body_of
 from adtrain.core.program import Equation, Program, Variable
@@ -14,7 +15,6 @@ from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.passes.fuse_rows import shared_inputs
 
-THREADS = 256
 BLOCKS = 2
 """Most thread blocks for each multiprocessor, where the number of rows divides evenly."""
 
@@ -22,6 +22,8 @@ BLOCKS = 2
 def row_fused(equation: Equation, target: Target) -> Part:
     """The part for a `row_fused` equation."""
     body = body_of(equation)
+    if in_registers := register_rows(body):
+        return in_registers
     count = body.outputs[0].type.shape[0]
     rows = rows_per_block(count, target)
     return own_rows(body, {count: rows}, shared_inputs(body), lambda own, names: part_of(own, names, THREADS))

@@ -1,0 +1,216 @@
+"""Row-fused kernels for long rows: a team of threads holds a row in registers and reads and writes it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.backends.cuda.codegen.part import Part, indented
+from adtrain.codegen.elementwise import statements, strides
+from adtrain.codegen.expressions import c_type, literal
+from adtrain.core.fused import body_of, loops_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import Shape
+from adtrain.lowering.cuda.reduce import WARP, vector_width
+from adtrain.lowering.cuda.rows import MAX_WARP_ROW, lanes_of_row
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_one_block import BY_INDEX
+
+THREADS = 256
+MIN_LENGTH = 64
+"""Shorter rows fit the form in which a block computes several rows, one equation at a time."""
+MANY_THREADS = 1 << 15
+"""Threads that keep the largest GPU busy. With fewer, a whole block shares a row."""
+
+ROW, VALUE, COLUMN, NUMBER = "row", "value", "column", "number"
+"""What a thread holds of a variable: its elements of the row; the row's one value; elements of a vector that all rows
+share, at its columns; a number."""
+
+
+def register_rows(body: Program) -> Part | None:
+    """The part for a `row_fused` body of rows of one length; None if an equation has no form here."""
+    found = next((v for v in (*body.inputs, *body.outputs) if _is_long(v.type.shape)), None)
+    if found is None:
+        return None
+    return _Writer(body, *found.type.shape).part()
+
+
+def _is_long(shape: Shape) -> bool:
+    return len(shape) == 2 and shape[1] >= MIN_LENGTH
+
+
+class _Writer:
+    """Writes the statements of the threads of a row."""
+
+    def __init__(self, body: Program, count: int, length: int) -> None:
+        self.body, self.count, self.length = body, count, length
+        self.kinds: dict[Variable, str] = {}
+        self.names: dict[Variable, str] = {}
+        self.lines: list[str] = []
+
+    def part(self) -> Part | None:
+        """See `register_rows`."""
+        rows = [v for v in (*self.body.inputs, *self.body.outputs) if v.type.shape == (self.count, self.length)]
+        itemsize = max(v.type.dtype.itemsize for v in rows)
+        width = vector_width(self.length, itemsize)
+        team = self._team(self.length // width, self.length * itemsize)
+        items = -(-(self.length // width) // team)
+        if not all(map(self._load, range(len(self.body.inputs)))) or not all(map(self._write, self.body.equations)):
+            return None
+        blocks = -(-self.count * team // THREADS)
+        mine = f"(int64_t)block * {THREADS // team} + threadIdx.x / {team}"
+        lines = [
+            f"using Row = RegisterRow<{self.length}, {team}, {items}, {width}>;",
+            f"const bool live = {mine} < {self.count};",
+            f"const int64_t row = live ? {mine} : {self.count - 1};",
+            *self.lines,
+            *map(self._store, range(len(self.body.outputs))),
+        ]
+        checked = any(e.primitive.name in BY_INDEX for e in self.body.equations)
+        headers = ("common/block_ops.cuh", "reduce/register_rows.cuh")
+        return Part(lines, self.body.inputs, self.body.outputs, headers, blocks=blocks, checked=checked)
+
+    def _team(self, vectors: int, size: int) -> int:
+        """Threads that share a row of `size` bytes: lanes of a warp, or all threads of a block."""
+        lanes = lanes_of_row(vectors, size)
+        return lanes if size <= MAX_WARP_ROW and (vectors <= WARP or self.count * lanes >= MANY_THREADS) else THREADS
+
+    def _kind(self, v: Variable) -> str | None:
+        """What a thread holds of a variable of an equation whose results have one item for each row."""
+        shape = v.type.shape
+        if shape == (self.count, self.length):
+            return ROW
+        if shape in ((self.count,), (self.count, 1)):
+            return VALUE
+        return None
+
+    def _load(self, i: int) -> bool:
+        v, name = self.body.inputs[i], f"x{i}"
+        readers = [e for e in self.body.equations if v in e.inputs]
+        kinds = {self._kind_for(v, e) for e in readers}
+        if len(kinds) != 1 or (kind := kinds.pop()) is None:
+            return False
+        c = c_type(v.type.dtype)
+        self.kinds[v], self.names[v] = kind, f"a{i}"
+        if kind in (ROW, COLUMN):
+            at = f"{name} + row * {self.length}" if kind == ROW else name
+            self.lines += [f"{c} a{i}[Row::COUNT];", f"Row::load({at}, a{i});"]
+        else:
+            self.lines.append(f"const {c} a{i} = {name}[{'row' if kind == VALUE else 0}];")
+        return True
+
+    def _kind_for(self, v: Variable, e: Equation) -> str | None:
+        """What a thread holds of an argument of an equation."""
+        if not (e.primitive is loops_p or elementwise(e)):
+            return self._kind(v)
+        shape = e.outputs[0].type.shape
+        steps = strides(v.type.shape, shape)
+        by_row, by_column = bool(steps[0]), any(steps[1:])
+        if by_row:
+            return ROW if by_column else VALUE
+        return COLUMN if by_column else NUMBER
+
+    def _write(self, e: Equation) -> bool:
+        """Write an equation; False if it has no form."""
+        if e.has(Trait.RESHAPE):
+            (x,), (y,) = e.inputs, e.outputs
+            self.kinds[y], self.names[y] = self.kinds[x], self.names[x]
+            return self._kind(y) == self.kinds[x]
+        is_elementwise = e.primitive is loops_p or elementwise(e)
+        form = self._elementwise if is_elementwise else FORMS.get(e.primitive.name)
+        if form is None or any(self.kinds[v] != self._kind_for(v, e) for v in e.inputs):
+            return False
+        if not is_elementwise and not _has_form(e):
+            return False
+        for y in e.outputs:
+            kind = self._kind(y)
+            if kind is None:
+                return False
+            self.kinds[y], self.names[y] = kind, f"v{len(self.names)}"
+            self.lines.append(f"{c_type(y.type.dtype)} {self.names[y]}{'[Row::COUNT]' if kind == ROW else ''};")
+        names = [self.names[v] for v in (*e.inputs, *e.outputs)]
+        self.lines += self._elementwise(e) if is_elementwise else FORMS[e.primitive.name](e, names)
+        return True
+
+    def _elementwise(self, e: Equation) -> list[str]:
+        body = flat(body_of(e))
+        element = {ROW: "{}[i]", COLUMN: "{}[i]", VALUE: "{}", NUMBER: "{}"}
+        values = {v: element[self.kinds[v]].format(self.names[v]) for v in body.inputs}
+        results = [element[self.kinds[v]].format(self.names[v]) for v in body.outputs]
+        lines = statements(body, values, results)
+        if self.kinds[e.outputs[0]] == VALUE:
+            return ["{", *indented(lines), "}"]
+        return _for_each_element(lines)
+
+    def _store(self, i: int) -> str:
+        v = self.body.outputs[i]
+        if self.kinds[v] == ROW:
+            return f"if (live) Row::store({self.names[v]}, y{i} + row * {self.length});"
+        return f"if (live && Row::thread() == 0) y{i}[row] = {self.names[v]};"
+
+
+def _has_form(e: Equation) -> bool:
+    """Whether an equation along rows reduces, normalises or indexes whole rows, by one index each."""
+    x = e.inputs[0].type
+    if e.primitive.name in ("take_along_axis", "scatter_along_axis"):
+        return e.inputs[1].type.shape == (x.shape[0], 1)
+    if e.primitive.name == "one_hot":
+        return len(x.shape) == 1
+    axes = e.params["axes"] if "axes" in e.params else (e.params["axis"],)
+    return len(x.shape) == 2 and tuple(axes) == (1,)
+
+
+def _for_each_element(lines: Sequence[str]) -> list[str]:
+    return ["#pragma unroll", "for (int i = 0; i < Row::COUNT; i++) {", *indented(lines), "}"]
+
+
+Form = Callable[[Equation, Sequence[str]], "list[str]"]
+"""``form(equation, names of its inputs and outputs)`` returns statements."""
+
+
+def _reduction(op: str) -> Form:
+    return lambda e, names: [f"{names[1]} = Row::reduce<{op}, {c_type(e.outputs[0].type.dtype)}>({names[0]});"]
+
+
+def _softmax(logarithm: str) -> Form:
+    return lambda e, names: [f"Row::softmax<{logarithm}>({names[0]}, {names[1]});"]
+
+
+def _standardize(e: Equation, names: Sequence[str]) -> list[str]:
+    eps = f"({c_type(e.inputs[0].type.dtype)}){literal(e.params['eps'])}"
+    return [f"Row::standardize({', '.join(names)}, {eps});"]
+
+
+def _take_along_axis(e: Equation, names: Sequence[str]) -> list[str]:
+    x, index, y = names
+    valid = f"in_block::valid({index}, {e.inputs[0].type.shape[1]}, bad)"
+    return [f"{y} = Row::at({x}, {valid} ? (int64_t){index} : -1);"]
+
+
+def _scatter_along_axis(e: Equation, names: Sequence[str]) -> list[str]:
+    ct, index, y = names
+    zero = f"({c_type(e.outputs[0].type.dtype)})0"
+    checked = f"in_block::valid({index}, {e.params['length']}, bad);"
+    return [checked, *_for_each_element([f"{y}[i] = Row::column(i) == {index} ? {ct} : {zero};"])]
+
+
+def _one_hot(e: Equation, names: Sequence[str]) -> list[str]:
+    index, y = names
+    checked = f"in_block::valid({index}, {e.params['num_classes']}, bad);"
+    return [checked, *_for_each_element([f"{y}[i] = Row::column(i) == {index};"])]
+
+
+FORMS: Mapping[str, Form] = {
+    "sum": _reduction("Sum"),
+    "max": _reduction("Max"),
+    "min": _reduction("Min"),
+    "argmax": lambda e, names: [f"{names[1]} = Row::argmax({names[0]});"],
+    "softmax": _softmax("false"),
+    "log_softmax": _softmax("true"),
+    "standardize": _standardize,
+    "take_along_axis": _take_along_axis,
+    "scatter_along_axis": _scatter_along_axis,
+    "one_hot": _one_hot,
+}
+"""By primitive name. Elementwise equations have one form; a reshape needs none."""
