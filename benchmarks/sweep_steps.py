@@ -32,7 +32,7 @@ def together(name: str, order: str, members: int, device: str) -> Callable[[], N
     """A function that takes STEPS steps of `members` networks."""
     cfg = config.load(name, [f"sweep={{order: {order}, training.seed: {{range: {members}}}}}"])
     (group,) = groups_of(cfg, members_of(cfg))
-    arguments = tree.map(lambda x: array(np.ascontiguousarray(x), device=device), step_arguments(group, members))
+    arguments = tree.map(lambda x: array(np.asarray(x, order="C"), device=device), step_arguments(group, members))
     rng = np.random.default_rng(0)
     rows = array(rng.integers(0, len(group.whole), arguments[-1].shape), device=device)
     step = Programs(group).step

@@ -10,6 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from adtrain.core.costs import reads
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation, Program, Variable
@@ -81,6 +83,37 @@ map_reduce_p: Primitive = _fused("map_reduce")
 horizontal_p: Primitive = _fused("horizontal")
 """Independent equations in one launch, of any shapes: loops; on a GPU also product, gather and one_block equations."""
 
+
+def _mapped_shape(*args: Any, body: Program, count: int, mapped: Sequence[bool]) -> tuple[ArrayType, ...]:
+    return tuple(ArrayType((count, *v.type.shape), v.type.dtype) for v in body.outputs)
+
+
+def _mapped_reference(*buffers: Any, body: Program, count: int, mapped: Sequence[bool]) -> Any:
+    found = [
+        [np.asarray(x) for x in _as_tuple(_reference(*own, body=body))]
+        for own in ([x[i] if m else x for x, m in zip(buffers, mapped, strict=True)] for i in range(count))
+    ]
+    results = tuple(np.stack(members) for members in zip(*found, strict=True))
+    return results[0] if len(results) == 1 else results
+
+
+def _as_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _mapped_flops(*args: Any, body: Program, count: int, mapped: Sequence[bool]) -> int:
+    return count * _flops(body=body)
+
+
+def _mapped_reads(*args: Any, body: Program, count: int, mapped: Sequence[bool]) -> Sequence[int]:
+    found = _reads(body=body)
+    return [min(count * n, x.size) for n, x in zip(found, args, strict=True)]
+
+
+mapped_p: Primitive = Primitive("mapped", _mapped_shape, _mapped_reference, flops=_mapped_flops, reads=_mapped_reads)
+"""The body of one member, computed for `count` members; `mapped` says which inputs differ between them. Those, and all
+outputs, have the members along axis 0. On a GPU the members are one dimension of the grid."""
+
 PRODUCTS = (product_p, convolution_p, conv_pool_p)
 """The first equation of the body is a product or convolution; the others are its epilogue."""
 
@@ -116,14 +149,14 @@ def body_of(equation: Equation) -> Program:
 
 def members(equation: Equation) -> tuple[str, ...]:
     """The names of the primitives in an equation."""
-    if equation.primitive not in FUSED:
+    if equation.primitive not in FUSED and equation.primitive is not mapped_p:
         return (equation.primitive.name,)
     return tuple(name for e in equation.params["body"].equations for name in members(e))
 
 
 def label(equation: Equation) -> str:
     """The distinct primitives of an equation, without views: "matmul+add+relu"."""
-    if equation.primitive not in FUSED:
+    if equation.primitive not in FUSED and equation.primitive is not mapped_p:
         return equation.primitive.name
     kinds = dict.fromkeys(name for name in members(equation) if not PRIMITIVES[name].view)
     return "+".join(kinds)

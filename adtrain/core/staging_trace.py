@@ -54,6 +54,16 @@ class StagingTrace:
         self.inputs.append(Variable(ArrayType(x.shape, x.dtype), x.device))
         return self._symbol(self.inputs[-1], f"{user_line()}: an argument of this call")
 
+    def member(self, x: Value) -> Symbol:
+        """A symbol for one member of an argument, which has the members along axis 0."""
+        self.inputs.append(Variable(ArrayType(x.shape[1:], x.dtype), x.device))
+        return self._symbol(self.inputs[-1], f"{user_line()}: an argument of this call")
+
+    def known(self, variable: Variable) -> Symbol:
+        """A symbol for a variable of another Program, as an input of this one."""
+        self.inputs.append(variable)
+        return self._symbol(variable, f"{user_line()}: an argument of this call")
+
     def _symbol(self, variable: Variable, origin: str) -> Symbol:
         symbol = Symbol(self, variable)
         self.symbols.append((weakref.ref(symbol), origin))

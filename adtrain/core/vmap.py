@@ -72,6 +72,12 @@ def vmap(
     return for_all_members
 
 
+def mapped_arguments(in_axes: Any, args: tuple[Any, ...]) -> tuple[list[Any], list[int | None], int]:
+    """The leaves of the arguments, the axis of the members in each (None: shared), and the number of members."""
+    leaves, axes, places = _mapped_leaves(in_axes, args)
+    return leaves, axes, _size(None, leaves, axes, places)
+
+
 def _mapped_leaves(in_axes: Any, args: tuple[Any, ...]) -> tuple[list[Any], list[int | None], list[str]]:
     """The leaves of the arguments, with the axis of the members in each (from 0; None: shared), and its name."""
     if isinstance(in_axes, (tuple, list)) and len(in_axes) != len(args):

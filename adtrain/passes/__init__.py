@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from adtrain.core.backend import backend
+from adtrain.core.fused import FUSED, conv_pool_p, convolution_p
 from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Pass
@@ -14,6 +15,7 @@ from adtrain.core.target import Target
 from adtrain.passes.batchwise import item_kernel
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
+from adtrain.passes.distribute_members import distribute_members, share_first_launch
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_collectives import fold_collectives
 from adtrain.passes.fold_constants import fold_constants
@@ -21,9 +23,9 @@ from adtrain.passes.fuse_batchwise import fuse_batchwise
 from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
 from adtrain.passes.fuse_column_sums import fuse_column_sums
 from adtrain.passes.fuse_convolutions import fuse_convolutions
-from adtrain.passes.fuse_elementwise import fuse_elementwise
+from adtrain.passes.fuse_elementwise import fuse_elementwise, is_loops
 from adtrain.passes.fuse_gathers import fuse_gathers
-from adtrain.passes.fuse_horizontally import fuse_horizontally
+from adtrain.passes.fuse_horizontally import fuse_horizontally, is_product
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_one_block import fuse_one_block
@@ -64,7 +66,17 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         return bool(cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params))
 
     if target.by_member:  # the others decide by the sizes of arrays
-        return (fuse_elementwise, sink_reshapes, remove_dead_code, fuse_products, fuse_gathers, readers_first)
+        return (
+            partial(distribute_members, fusions=(*SIMPLIFY, *_member_fusions(target)), generated=has_generated_kernel),
+            remove_dead_code,
+            fuse_elementwise,
+            sink_reshapes,
+            remove_dead_code,
+            fuse_products,
+            fuse_gathers,
+            share_first_launch,
+            readers_first,
+        )
     return (
         flatten_rows,
         fuse_map_reduce,
@@ -88,6 +100,31 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_horizontally, target=target),
         readers_first,
     )
+
+
+def _member_fusions(target: Target) -> Sequence[Pass]:
+    """The passes for the Program of one member: those whose kernels are generated."""
+    return (
+        flatten_rows,
+        remove_dead_code,
+        fuse_elementwise,
+        sink_reshapes,
+        remove_dead_code,
+        fuse_column_sums,
+        partial(fuse_row_products, target=target),
+        fuse_rows,
+        fuse_products,
+        fuse_gathers,
+        fuse_one_block,
+        partial(fuse_horizontally, target=target),
+        readers_first,
+    )
+
+
+def has_generated_kernel(equation: Equation) -> bool:
+    """Whether a GPU computes an equation of one member by a generated kernel."""
+    fused = equation.primitive in FUSED - {convolution_p, conv_pool_p}
+    return fused or is_loops(equation) or is_product(equation)
 
 
 def by_member(program: Program) -> Program:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from adtrain.core.fused import FUSED, loops_p
+from adtrain.core.fused import FUSED, loops_p, mapped_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
@@ -139,6 +139,8 @@ def _donated(program: Program) -> dict[Variable, Variable]:
 
 def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
     """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
+    if equation.primitive is mapped_p:
+        return _overwrites_members(equation, argument, result)
     if equation.primitive in FUSED and equation.primitive is not loops_p:
         readers = equation.params["body"].readers.get(argument, ())
         if len(readers) == 1 and result in readers[0].outputs:
@@ -147,6 +149,16 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
     if argument not in equation.inputs:
         return True
     return (elementwise(equation) or equation.primitive is loops_p) and argument.type == result.type
+
+
+def _overwrites_members(equation: Equation, argument: Variable, result: Variable) -> bool:
+    """`overwrites` for a `mapped` equation: a member reads and writes its own part of both."""
+    body: Program = equation.params["body"]
+    at = [i for i, v in enumerate(equation.inputs) if v is argument]
+    own = body.outputs[equation.outputs.index(result)]
+    return all(
+        equation.params["mapped"][i] and all(overwrites(e, body.inputs[i], own) for e in body.equations) for i in at
+    )
 
 
 def _reuse_arguments(

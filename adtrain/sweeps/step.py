@@ -13,6 +13,7 @@ import numpy as np
 from adtrain import nn, ops, optim
 from adtrain.core import tree
 from adtrain.core.array import Value, array
+from adtrain.core.mapped import mapped
 from adtrain.core.scope import scope
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.vmap import vmap
@@ -73,7 +74,17 @@ def sweep_step(experiment: Experiment) -> SweepStep:
     """
 
     def member(
-        state: TrainState, seed: Value, rate: Value, options: dict[str, Any], images: Value, labels: Value, rows: Value
+        state: TrainState,
+        loss: Value,
+        sums: Value,
+        finite: Value,
+        steps: Value,
+        seed: Value,
+        rate: Value,
+        options: dict[str, Any],
+        images: Value,
+        labels: Value,
+        rows: Value,
     ) -> Any:
         numbers = {**tree.map(TracedNumber, options), "lr": TracedNumber(rate)}
         optimizer = experiment.optimizer.with_traced(numbers)
@@ -81,30 +92,25 @@ def sweep_step(experiment: Experiment) -> SweepStep:
         clip = training.clip_norm, training.clip_value
         constant = optim.schedules.Constant()
         step = train_step(experiment.network, optimizer, constant, *clip, experiment.augmentations)
-        return step(state, seed, images, labels, rows)
+        state, metrics = step(state, seed, images, labels, rows)
+        with scope("tally"):
+            found = ops.astype(metrics.loss, np.float64)
+            is_finite = ops.equal(found - found, 0.0) & ops.equal(finite, steps)
+            return state, loss + found * rows.shape[0], sums + metrics.sums, finite + ops.astype(is_finite, np.int64)
 
     def step(
         state: TrainState, tally: Tally, settings: Settings, images: Value, labels: Value, order: Value
     ) -> tuple[TrainState, Tally]:
         rows = batch_indices(tally.position, order)
         rates = batch_indices(tally.position, settings.rates)
-        if rows.ndim == 1 and rows.device != "cpu":
-            # On a GPU a product with a fused update that reads a batch for each member is faster than one product of
-            # the rows of all members, which is stored, transposed and read again.
-            rows = ops.broadcast_to(rows, (settings.seeds.shape[0], *rows.shape))
-        of_rows = 0 if rows.ndim == 2 else None
-        mapped = vmap(member, (0, 0, 0, 0, None, None, of_rows))
-        state, metrics = mapped(state, settings.seeds, rates, settings.options, images, labels, rows)
+        own = state, tally.loss, tally.sums, tally.finite
+        shared = images, labels
+        axes = (*(0 for _ in own), None, 0, 0, 0, *(None for _ in shared), 0 if rows.ndim == 2 else None)
+        of_all = vmap(member, axes) if rows.device == "cpu" else mapped(member, axes)
+        found = of_all(*own, tally.steps, settings.seeds, rates, settings.options, *shared, rows)
+        state, loss, sums, finite = found
         with scope("tally"):
-            losses = ops.astype(metrics.loss, np.float64)
-            is_finite = ops.equal(losses - losses, 0.0) & ops.equal(tally.finite, tally.steps)
-            return state, Tally(
-                tally.position + 1,
-                tally.loss + losses * rows.shape[-1],
-                tally.sums + metrics.sums,
-                tally.finite + ops.astype(is_finite, np.int64),
-                tally.steps + 1,
-            )
+            return state, Tally(tally.position + 1, loss, sums, finite, tally.steps + 1)
 
     return step
 
@@ -114,6 +120,24 @@ def empty_tally(task: Task, members: int, device: str) -> Tally:
     zero = task.zero()
     arrays = np.int64(0), np.zeros(members), np.zeros((members, *zero.shape), zero.dtype), np.zeros(members, np.int64)
     return Tally(*(array(x, device=device) for x in (*arrays, np.int64(0))))
+
+
+def frozen_states(good: Value, state: TrainState, last: TrainState) -> tuple[Value, TrainState]:
+    """After an epoch: `good`, bool (members,), without members of which a number is not finite, and for each member
+    `state` if it is good, else `last`. A staged function donates `last`, argument 2."""
+
+    def member(good: Value, state: TrainState, last: TrainState) -> tuple[Value, TrainState]:
+        for x in tree.leaves(state):
+            if np.issubdtype(x.dtype, np.floating):
+                good = good & ops.equal(ops.sum(x - x), 0)
+        return good, tree.map(lambda new, old: ops.where(good, new, old), state, last)
+
+    return vmap(member)(good, state, last)
+
+
+def chosen_states(good: Value, state: TrainState, last: TrainState) -> TrainState:
+    """For each member `state` if it is good, else `last`. A staged function donates `state`, argument 1."""
+    return vmap(lambda ok, new, old: tree.map(lambda x, y: ops.where(ok, x, y), new, old))(good, state, last)
 
 
 def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:

@@ -15,7 +15,7 @@ from adtrain.backends.cuda.codegen.horizontal import horizontal
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.map_reduce import map_reduce_kernels
 from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
-from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, kernel
+from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, for_members, kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
 from adtrain.backends.cuda.codegen.register_rows import THREADS as ROW_THREADS
 from adtrain.backends.cuda.codegen.row_fused import row_fused
@@ -30,6 +30,7 @@ from adtrain.core.fused import (
     conv_pool_p,
     horizontal_p,
     map_reduce_p,
+    mapped_p,
     one_block_p,
     row_fused_p,
     row_products_p,
@@ -39,7 +40,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms
+from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fuse_horizontally import MAX_K
 
@@ -204,7 +205,20 @@ class Lowering:
             return map_reduce_kernels(equation, self.target)
         if equation.primitive is horizontal_p:
             return [horizontal(equation.params["body"].equations, self._inline_products, self.target)]
+        if equation.primitive is mapped_p:
+            return self._of_members(equation)
         return []
+
+    def _of_members(self, equation: Equation) -> list[Kernel]:
+        """The kernels of a `mapped` equation: those of one member, with the members as a dimension of the grid."""
+        body, count, flags = (equation.params[name] for name in ("body", "count", "mapped"))
+        (one,) = body.equations
+        made = self._generated(one) or [horizontal([one], self._inline_products, self.target)]
+        own = {v: v.size for v, flag in zip(body.inputs, flags, strict=True) if flag}
+        own |= {v: v.size for v in body.outputs}
+        names = dict(zip((*body.inputs, *body.outputs), (*equation.inputs, *equation.outputs), strict=True))
+        found = [for_members(each, own, count) for each in made]
+        return [replace(each, operands=[names[v] for v in each.operands]) for each in found]
 
     def _inline_products(self, equation: Equation) -> list[BlockGemm]:
         """The device functions for a matrix product inside a kernel with other equations.
@@ -213,6 +227,8 @@ class Lowering:
         """
         matmul = computing(equation)
         a, b = matmul.inputs
+        if self.target.by_member:
+            return [*member_gemms(self.target, a.type, b.type, **matmul.params)]
         found = block_gemms(self.target, a.type, b.type, **matmul.params)
         if not found:
             raise _no_kernel(matmul)
@@ -255,7 +271,7 @@ def _operands(equation: Equation, variables: Sequence[Variable]) -> tuple[int, .
 
 def _generated_plan(equation: Equation, made: Kernel) -> LaunchPlan:
     operands = _operands(equation, made.operands)
-    size = WorkSize(0, (made.blocks, 1, 1), made.threads, made.shared)
+    size = WorkSize(0, (made.blocks, made.members, 1), made.threads, made.shared)
     return LaunchPlan(made.source, made.name, operands, (), size, bool(made.scratch), made.checked)
 
 

@@ -51,7 +51,7 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
     # Parts with equal code become neighbours, which share it.
     parts = [part for code in dict.fromkeys(map(code_of, parts)) for part in parts if code_of(part) == code]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
-    crowded = sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
+    crowded = target.by_member or sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
     resident = 1
     if crowded and products and all(product.small for product in products.values()):
         resident = RESIDENT_LONG if any(product.lengths[-1] > MAX_K for product in products.values()) else RESIDENT

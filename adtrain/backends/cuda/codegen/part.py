@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from adtrain.backends.cuda.compiler import Source
@@ -13,6 +13,7 @@ from adtrain.core.program import Variable
 
 # No contraction to FMA, so that an equation gives the same bits alone and fused.
 OPTIONS = ("--fmad=false",)
+FIRST_STATEMENT = "wait_for_inputs();"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Kernel:
 
     Attributes:
         operands: what the pointers are.
+        blocks: of each member.
+        members: how many members it computes; they are dimension y of the grid.
     """
 
     source: Source
@@ -59,6 +62,7 @@ class Kernel:
     shared: int
     scratch: int
     checked: bool
+    members: int = 1
 
 
 def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", resident: int = 1) -> Kernel:
@@ -83,7 +87,7 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
         "",
         f"KERNEL __launch_bounds__(THREADS, {resident}) {name}({', '.join(parameters)})",
         "{",
-        "    wait_for_inputs();",
+        f"    {FIRST_STATEMENT}",
         *(f"    {line}" for line in _dispatch(parts, names)),
         "}",
         "",
@@ -98,6 +102,21 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
         scratch,
         checked,
     )
+
+
+def for_members(made: Kernel, sizes: Mapping[Variable, int], count: int) -> Kernel:
+    """The kernel for `count` members: coordinate y of a block is its member.
+
+    Args:
+        sizes: the elements of a member in each operand that differs between members.
+    """
+    lines = [f"p{i} += blockIdx.y * {sizes[v]}ll;" for i, v in enumerate(made.operands) if v in sizes]
+    size = aligned(made.scratch)
+    lines += [f"scratch += blockIdx.y * {size}ll;"] * bool(size)
+    first = f"    {FIRST_STATEMENT}\n"
+    text = made.source.text.replace(first, first + "".join(f"    {line}\n" for line in lines), 1)
+    source = made.source._replace(text=text)
+    return replace(made, source=source, members=count, scratch=size * count)
 
 
 def aligned(size: int) -> int:

@@ -19,6 +19,10 @@ BLOCKS = 2
 """Most thread blocks for each multiprocessor, where the number of rows divides evenly."""
 
 
+MEMBER_ROWS = 16
+"""Rows of a block, at least, in a Program by member."""
+
+
 def row_fused(equation: Equation, target: Target) -> Part:
     """The part for a `row_fused` equation."""
     body = body_of(equation)
@@ -68,6 +72,8 @@ def rows_per_block(count: int, target: Target) -> int:
 
     1 where that divisor would be more than twice what BLOCKS needs.
     """
+    if target.by_member:  # other members fill the device
+        return next(n for n in range(min(MEMBER_ROWS, count), count + 1) if count % n == 0)
     most = BLOCKS * target.multiprocessors
     least = next(n for n in range(1, count + 1) if count % n == 0 and count // n <= most)
     return least if least <= 1 + 2 * count // most else 1

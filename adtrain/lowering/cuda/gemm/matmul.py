@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ MEMBER_TILES = {
     (64, 64): (64, 64, 32, 32, 1, 2, 17),
 }
 """Arguments of `SmallTile` by the rows and columns of a result, up to 64: the fastest measured with epilogues."""
+LONG_MEMBER_TILE = (32, 32, 32, 32, 4, 2, 17)
+"""Arguments of `SmallTile` for a longer K, of a product whose member is a dimension of the grid."""
 GEMV_THREADS = {False: 256, True: 1024}
 """Threads of a block of `gemm/gemv.cu`, by whether it reads the matrix along its columns (COLUMNS)."""
 GEMV_COLUMN_LANES = 8
@@ -178,6 +180,27 @@ def _by_member(
     if isinstance(tile, Bf16x3Tile):
         return Bf16x3Gemm(target, lengths, tile, 1, transposed)
     return BlockGemm(lengths, a.dtype, tile, 1, transposed)
+
+
+def member_gemms(
+    target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
+) -> Sequence[BlockGemm]:
+    """The product of one member inside a kernel that has the members as a dimension of its grid.
+
+    The first is preferred; small tiles follow with other numbers of threads, so that several products can have one.
+    """
+    lengths, transposed = _lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    _, m, n, k = lengths
+    if a.dtype.itemsize == 4 and target.capability >= (8, 0) and precision == FULL:
+        rows, columns = (next((x for x in (16, 32) if length <= x), 64) for length in (m, n))
+        arguments = MEMBER_TILES[rows, columns] if k <= MAX_MEMBER_K else LONG_MEMBER_TILE
+        preferred = SmallTile(*arguments)
+        tiles = [preferred, *(replace(preferred, slices=slices) for slices in (1, 2, 4, 8))]
+        return [BlockGemm(lengths, a.dtype, tile.for_k(k), 1, transposed) for tile in dict.fromkeys(tiles)]
+    plain, k_major = target._replace(by_member=False), (not transpose_a, transpose_b)
+    found = ranked(a.dtype.itemsize, MANY_MEMBERS, m, n, k, plain, precision, k_major=k_major)
+    tile = next(tile for tile, _ in found if isinstance(tile, (Tile, SmallTile)))
+    return [BlockGemm(lengths, a.dtype, tile, 1, transposed)]
 
 
 def block_gemms(
