@@ -76,6 +76,14 @@ FMA_LANES = 128
 A100, A100_FMA_LANES = (8, 0), 64
 """The compute capability with half of the FMA units; its tensor cores are as fast as those of others."""
 
+STORED = {4: 9.4, 2: 6.2, 1: 6.2}
+"""Bytes of results beyond the L2 cache that a multiprocessor stores in a cycle, by elements per store: measured with
+K = 28, where stores take longer than the products."""
+STORE_OVERLAP = 0.1
+"""The share of a product's other cycles that do not overlap with such stores."""
+L2_BYTES = 50 << 20
+"""Results of no more bytes stay in the L2 cache of an H200."""
+
 SMALL_SPEED = {MmaKind.BF16X3: 1.0, MmaKind.TF32: 1.7, MmaKind.BFLOAT16: 1.8}
 """Speed of `SmallTile` by kind, relative to BF16X3."""
 SMALL_RESIDENT_BLOCKS, SMALL_LATER_WAVE = 8, 1000
@@ -135,6 +143,8 @@ def ranked(
             if tile.shared(itemsize) <= target.shared:
                 splits_of = (s for s in SPLITS if _may_split(tile, batch, m, n, k, s, target, gathers))
                 cycles, splits = min((_tiled(tile, itemsize, batch, m, n, k, s, target), s) for s in splits_of)
+                if matrices and splits == 1:  # where stores take longest, the fewest other cycles decide
+                    cycles = max(cycles, _stores(tile, itemsize, batch, m, n, target) + STORE_OVERLAP * cycles)
                 found.append((cycles, tile, splits))
         if matrices and kind not in (MmaKind.FMA, MmaKind.FP64):
             for arguments in SMALL_TILES:
@@ -211,6 +221,12 @@ def _tiled(tile: Tile, itemsize: int, batch: int, m: int, n: int, k: int, splits
         sums = (2 * splits + 1) * batch * m * n * itemsize
         cycles += TILED.second_pass + TILED.per_split * splits + sums / TILED.bytes_per_cycle
     return cycles
+
+
+def _stores(tile: Tile, itemsize: int, batch: int, m: int, n: int, target: Target) -> float:
+    """Cycles in which the multiprocessors store results that the L2 cache does not hold."""
+    size = batch * m * n * itemsize
+    return size / (target.multiprocessors * STORED[tile.store_width(itemsize, n)]) if size > L2_BYTES else 0
 
 
 def _small(tile: SmallTile, itemsize: int, batch: int, m: int, n: int, k: int, target: Target) -> float:
