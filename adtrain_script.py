@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
+
+USE_DEVICE = ("train", "eval", "sweep")
+"""Commands that run on the GPU if there is one."""
+
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+"""Variables of launchers; which GPU a rank uses is decided later."""
 
 USAGE, INTERRUPTED = 2, 130
 NO_THREADS = b"adtrain: error: NumPy cannot start its threads; raise ulimit -u, or set OPENBLAS_NUM_THREADS=1\n"
@@ -15,11 +25,43 @@ NO_THREADS = b"adtrain: error: NumPy cannot start its threads; raise ulimit -u, 
 def main() -> NoReturn:
     """Run the command. Ctrl-C during the imports ends the process with exit code 130 and no traceback."""
     end_at_interrupt()
+    if wants_gpu(sys.argv[1:], os.environ):
+        with suppress(RuntimeError):  # the limit of threads, which is reported when NumPy is imported
+            threading.Thread(target=create_context).start()
+    gc.disable()  # imports leave no garbage; the command enables it
     from adtrain.cli.main import main as run
 
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
+
+
+def wants_gpu(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether the command is one that will run on the GPU, as far as can be seen before it is parsed."""
+    if not arguments or arguments[0] not in USE_DEVICE or any(name in environment for name in RANK_VARIABLES):
+        return False
+    words = {word.partition("=")[0] for word in arguments}
+    if words & {"--help", "-h", "--dry-run", "--ranks"}:
+        return False
+    devices = [arguments[i + 1] for i, word in enumerate(arguments[:-1]) if word == "--device"]
+    devices += [word.partition("=")[2] for word in arguments if word.startswith("--device=")]
+    return devices[-1:] != ["cpu"]
+
+
+def create_context() -> None:
+    """Create the first GPU's primary context, which takes a fifth of a second, during which imports go on.
+
+    An error is not reported here: the backend makes the same calls again, and reports it.
+    """
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
 def end_at_interrupt() -> None:

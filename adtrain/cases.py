@@ -227,6 +227,7 @@ case("transpose", "cyclic", lambda x: ops.transpose(x, (2, 0, 1)), normal(2, 3, 
 case("broadcast_to", "new and stretched", lambda x: ops.broadcast_to(x, (2, 3, 4)), normal(3, 1), linear=(0,))
 case("sum_to", "new and stretched", lambda x: ops.sum_to(x, (3, 1)), normal(2, 3, 4), linear=(0,))
 case("concatenate", "three", lambda *xs: ops.concatenate(xs, 1), normal(2, 1), normal(2, 3), normal(2, 0))
+case("concatenate", "rows", lambda *xs: ops.concatenate(xs), normal(2, 3), normal(1, 3), normal(5, 3))
 case("stack", "middle", lambda *xs: ops.stack(xs, 1), normal(2, 3), normal(2, 3))
 case("slice", "steps", lambda x: ops.slice(x, (1, 0), (6, 5), (2, 3)), normal(7, 5), linear=(0,))
 case("pad", "value", lambda x: ops.pad(x, ((1, 2), (0, 3)), 0.5), normal(2, 3))

@@ -35,6 +35,11 @@ def find(kind: str, key: str, read: Callable[[Any], T]) -> T | None:
         return None
 
 
+def any_stored(kind: str) -> bool:
+    """Whether there is a document of the kind. Without one a caller need not compute the keys, which takes time."""
+    return next(open_cache(kind).folder.glob(f"*{SUFFIX}"), None) is not None
+
+
 def store(kind: str, key: str, document: object) -> None:
     """Store the document under the key; it replaces an older one. Raises AdtrainError if it cannot be written."""
     cache = open_cache(kind)

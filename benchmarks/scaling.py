@@ -12,8 +12,9 @@ import json
 from pathlib import Path
 from statistics import median
 
-from adtrain.bench.scaling.measure import lines, run, scaling
+from adtrain.bench.scaling.measure import run, scaling
 from adtrain.bench.scaling.request import Request
+from adtrain.bench.text.scaling import cells
 from adtrain.core.errors import AdtrainError
 
 WIDE = ("model.layers=[{linear: 7500}, relu, {linear: 7500}, relu, {linear: 10}]", "optimizer={sgd: {lr: 0.01}}")
@@ -55,7 +56,7 @@ def main() -> None:
             print(f"{name}: {error}", flush=True)
             continue
         found[name] = [point._asdict() for point in result.points]
-        print(f"\n{name}", *lines(result), sep="\n", flush=True)
+        print(f"\n{name}", *(" ".join(cells(point._asdict())) for point in result.points), sep="\n", flush=True)
         (arguments.folder / "scaling.json").write_text(json.dumps(found, indent=2) + "\n")
     (arguments.folder / "scaling.json").write_text(json.dumps(found, indent=2) + "\n")
 

@@ -20,7 +20,7 @@ from browser import BROWSERS, Browser, installed, started
 from hypothesis import settings
 
 from adtrain.backends.cpu import CpuBackend
-from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cpu.numpy_program import NumpyProgram, memory
 from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
@@ -152,6 +152,7 @@ def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """
     if request.node.get_closest_marker("compiled") is None:
         monkeypatch.setattr(CpuBackend, "compile", lambda self, program: NumpyProgram(program))
+        monkeypatch.setattr(CpuBackend, "memory", lambda self, program: memory(program))
 
 
 @pytest.fixture(scope="module")

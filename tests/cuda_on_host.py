@@ -124,6 +124,12 @@ class Host:
         for parameter in parameters:
             if "Epilogue" in parameter:
                 args.append(f"*(Epilogue *)(pointers + {pointers})")
+            elif parameter == "const Parts parts":
+                args.append(f"*(Parts *)(pointers + {pointers})")
+                pointers += len(task.operands) - 1
+            elif parameter.startswith("const Starts"):
+                args.append(f"*(Starts *)(numbers + {numbers})")
+                numbers += len(task.operands)
             elif "scratch" in parameter:
                 args += ["scratch"] * task.scratch
             elif parameter.endswith("bad"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from adtrain.bench.scaling import measure
+from adtrain.bench import page
+from adtrain.bench.scaling import measure, model
 from adtrain.bench.scaling.request import Measured, Request
+from adtrain.bench.text.scaling import cells
 from adtrain.core.errors import AdtrainError
 
 
@@ -27,7 +29,33 @@ def test_efficiency_and_hidden_exchanges(monkeypatch: pytest.MonkeyPatch) -> Non
         (120, 120.0, 1.0, None),
         (120, 90.0, pytest.approx(2 / 3), None),
     ]
-    assert measure.lines(found)[-1].split() == ["strong", "2", "120", "90.0", "100.0", "66.7%"]
+    assert cells(found.points[-1]._asdict()) == ["strong", "2", "120", "90.0", "100.0", "", "66.7%"]
+
+
+def test_the_page_draws_the_points_and_marks_the_model_as_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {1: 100.0, 2: 110.0}
+
+    def run(request: Request, ranks: int, threads: int) -> Measured:
+        return Measured(ranks, request.batch_size, (20.0 if request.exchange_bytes else times[ranks],), 2_000_000, "H")
+
+    monkeypatch.setattr(measure, "run", run)
+    result = measure.result("mlp", [], "cpu", 120, [1, 2], lambda line: None)
+    assert "Arithmetic" not in page.render(result)
+    result["protocol"]["device"] = "gpu"
+    shown = page.render(result)
+    assert shown.count("<svg") == 3
+    assert "Arithmetic, not measured" in shown
+
+
+def test_the_model_gives_the_measured_exchange_and_grows_with_the_nodes() -> None:
+    start = model.fitted_start_us(2_000_000, 2, 30.0)
+    assert model.exchange_us(2_000_000, 2, start) == pytest.approx(30.0)
+    assert start == pytest.approx(30.0 - 2_000_000 / 344e3)
+    # 16 GPUs are two nodes: 2 n 7/8 / B1 inside, 2 n/8 1/2 / B2 between, and two hops.
+    expected = 2 * 2e6 * 7 / 8 / 344e3 + 2e6 / 8 / 47e3 + 2 * 14.0
+    assert model.exchange_us(2_000_000, 16) == pytest.approx(expected)
+    assert model.weak_efficiency(100.0, 2_000_000, 2, start, 0.5) == pytest.approx(100 / 115)
+    assert model.weak_efficiency(100.0, 2_000_000, 1, start, 0.0) == 1.0
 
 
 def test_a_worker_that_fails_is_one_line() -> None:

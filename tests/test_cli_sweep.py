@@ -70,6 +70,10 @@ def test_members_of_train_are_its_seeds(cfg: Path) -> None:
     [
         (("sweep",), "found neither CONFIG nor --resume SWEEP"),
         (("sweep", "CFG", "--set", "sweep=null"), "found no section sweep"),
+        (
+            ("sweep", "CFG", "--set", "sweep={model.layers.2.linear: [3, 2]}"),
+            "model.layers[2]: found 2 outputs, expected at least 3",
+        ),
         (("sweep", "CFG", "--by", "validation_accuracy"), "expected data.validation above 0 for it"),
         (("sweep", "CFG", "--by", "test_rmse"), "expected train_, validation_ or test_ with one of loss, accuracy"),
         (("sweep", "--resume", "nothing"), "nothing: found nothing, expected the folder of a sweep"),
@@ -84,6 +88,16 @@ def test_wrong_use_is_one_line(cfg: Path, arguments: tuple[str, ...], message: s
     given = [str(cfg) if x == "CFG" else x for x in arguments]
     assert message in one_line(command(*given, expect=2))
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("arguments", [("sweep",), ("train", "--set", "sweep=null", "--members", "2")])
+def test_a_folder_with_files_is_refused_before_data_are_read(cfg: Path, arguments: tuple[str, ...]) -> None:
+    Path("used").mkdir()
+    Path("used/notes.txt").write_text("mine")
+    rest = "--set", "data.path=nowhere", "--device", "cpu", "--output-dir", "used"
+    message = one_line(command(arguments[0], cfg, *arguments[1:], *rest, expect=2))
+    assert "used: already exists and is not an empty folder; give another --output-dir" in message
+    assert [x.name for x in Path("used").iterdir()] == ["notes.txt"]
 
 
 def test_several_processes_are_refused(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:

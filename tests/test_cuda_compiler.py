@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 from cuda_samples import TARGETS, representative, sources
@@ -152,6 +153,27 @@ def test_cached_code_that_does_not_load_is_compiled_anew_once(
     assert compiler.load_cubin(SOURCE, "90a", load) == b"new"
     (line,) = caplog.messages
     assert "code of kernel.cu does not load (device gpu: no kernel image is available); it will be rebuilt" in line
+
+
+def test_a_source_that_is_begun_twice_is_compiled_once_and_its_cubin_is_waited_for(
+    headers: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    go, compiled = Event(), []
+
+    def compile_source(source: Source, target: str) -> Compiled:
+        go.wait(10)
+        compiled.append(source)
+        return Compiled(b"code", "")
+
+    monkeypatch.setattr(compiler, "compile_source", compile_source)
+    other = SOURCE._replace(name="begun.cu", text=SOURCE.text + "// begun")
+    (thread,) = set(compiler.begin([other, other], "90a"))
+    assert thread.is_alive()
+    assert list(compiler.begin([other], "90a")) == [thread]
+    go.set()
+    assert compiler.cubin(other, "90a") == b"code"
+    assert compiled == [other]
 
 
 def test_every_include_of_a_kernel_file_is_a_header_of_the_folder() -> None:

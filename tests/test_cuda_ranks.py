@@ -44,6 +44,14 @@ def test_all_equations_have_kernels_and_all_ranks_the_same_exchanges(name: str) 
     assert first == second
 
 
+def test_gradients_and_parameters_are_joined_in_one_launch_each() -> None:
+    def launches(rank: ThreadRank) -> list[int]:
+        lowering = Lowering(H200)
+        return [len(lowering.launches(e)) for e in step("mlp").equations if e.primitive.name == "concatenate"]
+
+    assert on_ranks(RANKS, launches) == [[1, 1]] * RANKS
+
+
 def test_one_gpu_has_no_exchange() -> None:
     program = step("mlp", "data.shards=2")
     assert not any(e.has(Trait.COLLECTIVE) for e in program.equations)

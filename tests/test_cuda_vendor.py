@@ -143,6 +143,25 @@ def test_the_devices_command_names_the_libraries_that_may_be_chosen() -> None:
     assert rows["candidates"] == "also cublasLt 13.1.0, where faster"
 
 
+def test_the_devices_command_says_which_gpus_read_one_another_directly() -> None:
+    sizes = ("memory_bytes", "shared_bytes_per_multiprocessor", "registers_per_multiprocessor", "l2_bytes")
+    one: dict[str, Any] = dict.fromkeys((*sizes, "multiprocessors", "clock_mhz", "memory_clock_mhz"), 1)
+    one |= {"name": "H200", "capability": "9.0", "free_bytes": None}
+    gpu: dict[str, Any] = {"devices": [], "runtime": None, "toolkit": None, "libraries": {}, "driver": None}
+    gpu |= {"candidates": [], **dict.fromkeys(("driver_cuda", "pycuda", "pycuda_cuda", "nvrtc"), "13.0")}
+
+    def peers(*reached: list[int]) -> list[str]:
+        rows = gpu_rows({**gpu, "devices": [{**one, "peers": numbers} for numbers in reached]})
+        return [value for name, value in rows if name == "  peers"]
+
+    assert peers([]) == []
+    assert peers([1, 2], [0], []) == [
+        "reads the memory of gpu 1, gpu 2 directly",
+        "reads the memory of gpu 0 directly",
+        "reads the memory of none directly",
+    ]
+
+
 def test_the_label_of_a_library_call_holds_its_version() -> None:
     """So that times of another version are ignored."""
     assert LibraryCall(cublas(Lt()), PRODUCT, 1).label == "cublasLt 13.1.0 choice=1"

@@ -12,13 +12,13 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from test_mpi_ranks import ranks_of
+from test_rank_processes import ranks_of
 from waiting import wait_until
 
 pytestmark = pytest.mark.gpu
 TWO_GPUS = pytest.mark.skipif(
-    find_spec("nccl") is None or find_spec("mpi4py") is None or len(list(Path("/dev").glob("nvidia[0-9]"))) < 2,
-    reason="needs two GPUs, nccl4py and mpi4py: pip install '.[multi-gpu]'",
+    find_spec("nccl") is None or len(list(Path("/dev").glob("nvidia[0-9]"))) < 2,
+    reason="needs two GPUs, and nccl4py: pip install '.[multi-gpu]'",
 )
 SETTINGS = ["--set", "data.shards=2", "--steps", "30", "--set", "training.clip_norm=0.5", "--profile-steps", "0"]
 

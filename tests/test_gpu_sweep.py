@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sweep_runs import SGD, bytes_of, groups, run
+from training_runs import load
 
 from adtrain import config, training
 from adtrain.core import tree
@@ -35,12 +36,51 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_others(tmp_path: Path, order
         assert bytes_of(trained(group, chosen), 7) == expected
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ("[linear: 40, batch_norm1d, relu, linear: 3]", "[36]"),
+        ("[linear: 40, layer_norm, relu, linear: 3]", "[36]"),
+        ("[lstm: 12, linear: 3]", "[6, 6]"),
+        ("[linear: 16, multihead_attention: {num_heads: 2}, flatten, linear: 3]", "[6, 6]"),
+    ],
+    ids=["batch_norm1d", "layer_norm", "lstm", "attention"],
+)
+def test_the_bytes_of_a_member_without_convolutions_do_not_depend_on_the_others(
+    tmp_path: Path, layers: str, shape: str
+) -> None:
+    settings = SGD, f"model.input={shape}", "training.epochs=1", "data.batch_size=30"
+    (group,) = groups(tmp_path, "{optimizer.sgd.lr: [0.1, 0.03], training.seed: {range: 6}}", *settings, layers=layers)
+    members = list(group.members)
+    expected = bytes_of(trained(group, [members[7]]), 7)
+    for chosen in ([members[i] for i in (9, 7, 2)], [*members, *members * 4]):
+        assert bytes_of(trained(group, chosen), 7) == expected
+
+
 def test_members_agree_with_those_on_the_cpu(tmp_path: Path) -> None:
     rates = "{optimizer.sgd.lr: [0.01, 0.03], training.seed: {range: 3}}"
     (group,) = groups(tmp_path, rates, SGD, "training.epochs=1", layers=LAYERS)
     found, expected = (trained(group, list(group.members), device) for device in ("gpu", "cpu"))
     for x, y in zip(tree.leaves(found.state), tree.leaves(expected.state), strict=True):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-3, atol=1e-5)
+
+
+def test_groups_side_by_side_have_the_bytes_of_groups_one_after_the_other(tmp_path: Path) -> None:
+    sweep = (
+        "{optimizer.sgd.lr: [0.1, 0.03, 1.0e+30], training.seed: {range: 4}, model.layers.0.linear: [40, 24, 56, 16]}"
+    )
+    cfg = load(tmp_path, f"sweep={sweep}", SGD, "training.epochs=4", "data.validation=0.2", layers=LAYERS)
+    session = prepared(cfg, "gpu")
+    for halving in (False, True):
+        together, alone = (
+            run(session, tmp_path / f"{name}{halving}", halving=halving) for name in ("together", "alone")
+        )
+        assert [len(groups) for groups in together.together] == [4]
+        alone.together = [[group] for group in session.groups]
+        assert together.run().members == alone.run().members
+        for file in sorted((tmp_path / f"alone{halving}/states").iterdir()):
+            assert (tmp_path / f"together{halving}/states" / file.name).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.exhaustive

@@ -65,7 +65,7 @@ def computed(gpu: Any, call: LibraryCall, arrays: Sequence[np.ndarray]) -> np.nd
     work = Runnable(gpu.device, gpu.lowering, call.equation, call)
     inputs = [gpu.from_numpy(x) for x in arrays]
     memory = gpu.device.allocate(work.scratch)
-    graphs = Graphs(gpu.device.stream)
+    graphs = Graphs(gpu.device)
     found = []
     for started in ("alone", "recorded", "recorded"):
         out = gpu.empty(call.equation.outputs[0].type)

@@ -21,8 +21,9 @@ HELPERS = {"assets", "cache", "documents", "files", "table", "templates", "text"
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("core option_types startup text version __main__", set()),
+    ("core option_types text version __main__", set()),
     ("metrics", set()),
+    ("startup", {"core"}),
     ("table templates", {"text"}),
     ("lowering passes extend assets files", {"core"}),
     ("codegen", {"core", "passes"}),

@@ -24,8 +24,7 @@ from adtrain.report.ticks import ticks
 from adtrain.report.timeline import lanes
 from adtrain.training import evaluation, model_file
 from adtrain.training.evaluation import BATCH_SIZE
-from adtrain.training.spans import Span
-from adtrain.training.summary import OperationTime
+from adtrain.training.summary import OperationTime, Span
 
 numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-30)
 

@@ -25,8 +25,7 @@ from adtrain.templates import environment
 from adtrain.text import visible
 from adtrain.training import ClassScore, Epoch, Summary
 from adtrain.training.metrics import Stopped
-from adtrain.training.spans import Span
-from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes
+from adtrain.training.summary import BestEpoch, Memory, OperationTime, Span, StepTimes
 
 PAYLOAD = """ " onx='1' <script>&lt;"""
 KEYS = ("kind", "over")

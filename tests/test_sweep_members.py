@@ -45,13 +45,14 @@ def test_a_member_alone_with_convolutions_has_the_bytes_of_one_among_others(fold
 
 
 @pytest.mark.compiled
-def test_a_member_whose_loss_is_nan_does_not_touch_the_others(folder: Path) -> None:
-    rates = "{optimizer.sgd.lr: [0.01, 1.0e+30, 0.1]}"
-    (group,) = groups(folder, rates, SGD, "data.batch_size=30", "training.epochs=1")
-    alone, beside = trained(group, [group.members[2]]), trained(group, group.members)
-    assert bytes_of(beside, 2) == bytes_of(alone, 2)
-    failed = tree.map(lambda x: np.asarray(x)[1], beside.state.params)
-    assert not all(np.isfinite(x).all() for x in tree.leaves(failed))
+def test_a_member_that_fails_keeps_its_last_finite_epoch_and_does_not_touch_the_others(folder: Path) -> None:
+    # The rate of the second member grows after the first epoch.
+    schedules = "{schedule: [constant, {step: {step_size: 1, gamma: 1.0e+30}}, cosine]}"
+    (group,) = groups(folder, schedules, SGD, "data.batch_size=30", "training.epochs=3")
+    beside = trained(group, group.members)
+    assert beside.frozen == (1,)
+    assert bytes_of(beside, 1) == bytes_of(trained(group, group.members, epochs=1), 1)
+    assert bytes_of(beside, 2) == bytes_of(trained(group, [group.members[2]]), 2)
 
 
 @pytest.mark.parametrize(

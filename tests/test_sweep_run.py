@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sweep_runs import SGD, after, run, session
+from sweep_runs import QUIET, SGD, after, run, session
 
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.sweeps import ensemble, member_run
-from adtrain.sweeps.folder import SweepFolder, SweepResults
+from adtrain.sweeps.folder import SweepFolder
+from adtrain.sweeps.records import SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, halving_epochs
 from adtrain.training import model_file
 from adtrain.training.evaluation import predictions
@@ -56,6 +61,34 @@ def test_a_sweep_stopped_at_any_call_and_resumed_has_the_same_bytes(
         with pytest.raises(SweepInterrupted):
             run(found, tmp_path / "s", halving=True, watch=Watch(stop=after(calls))).run()
     results = run(found, tmp_path / "s", halving=True).run()
+    assert results.members == expected.members
+    assert files(tmp_path / "s") == files(path)
+
+
+def test_groups_side_by_side_stopped_at_any_call_and_resumed_have_the_same_bytes(
+    tmp_path: Path, uninterrupted: tuple[Path, SweepResults], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, expected = uninterrupted
+    found = session(tmp_path, SWEEP, *SETTINGS)
+    inside: list[int] = []
+
+    @contextmanager
+    def stream(number: int) -> Iterator[None]:
+        inside.append(number)
+        yield
+
+    monkeypatch.setattr(
+        CpuBackend, "side_by_side", lambda self, count: nullcontext([partial(stream, i) for i in range(count)])
+    )
+    for calls in (5, 8, None):
+        trained = run(found, tmp_path / "s", halving=True, watch=Watch(stop=after(calls)) if calls else QUIET)
+        trained.together = [found.groups]
+        if calls:
+            with pytest.raises(SweepInterrupted):
+                trained.run()
+            assert len({x.name for x in (tmp_path / "s/states").iterdir()}) >= len(found.groups)
+    results = trained.run()
+    assert sum(a != b for a, b in pairwise(inside)) > 10
     assert results.members == expected.members
     assert files(tmp_path / "s") == files(path)
 

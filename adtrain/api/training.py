@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,15 @@ from adtrain.api.interrupts import deferred_interrupt
 from adtrain.api.model import Model
 from adtrain.api.result import TrainingResult
 from adtrain.config import Config
+from adtrain.core import timeline
 from adtrain.core.backend import usable_device
 from adtrain.core.errors import AdtrainError
+from adtrain.core.timeline import during
 from adtrain.data.arrays import as_numpy
 from adtrain.display import progress_display
 from adtrain.text import visible
 from adtrain.training import Arrays, Experiment, Observer, RunFolder, TrainedModel
 from adtrain.training.run_folder import ARRAYS
-from adtrain.training.spans import Span, timed
 
 HELD_OUT = 0.2
 """The fraction of the arrays that is held out as the test part if neither it nor `data.test` is given."""
@@ -74,7 +74,8 @@ def train(
         KeyboardInterrupt: Ctrl-C. With `output_dir` the folder has a checkpoint, and `adtrain train --resume` continues
             the run. A second Ctrl-C ends the training at once, with the last checkpoint that was written.
     """
-    started, device = perf_counter(), usable_device(device)
+    timeline.restart()
+    device = usable_device(device)
     check_type(callbacks, (list, tuple), "train: callbacks", "a list")
     check_type(overrides, (Mapping, type(None)), "train: overrides", "a dict")
     observer = EpochMetrics(callbacks)
@@ -90,8 +91,7 @@ def train(
     if arrays is not None and test_data is None and not cfg.data.test:
         cfg = _config(config, {**changes, "data.test": HELD_OUT})
     training.check_precision(cfg, device)
-    spans: list[Span] = []
-    with timed("data", spans):
+    with during("data"):
         experiment = training.prepare(cfg, arrays=arrays)
     if progress and experiment.batch_note is not None:
         _write_line(experiment.batch_note)
@@ -100,7 +100,7 @@ def train(
         folder = RunFolder.create(experiment, path, arrays=None if arrays is None else _npz(arrays))
     with nullcontext() if folder is None else folder.locked():
         result = _run(experiment, folder, device, observer, progress)
-        summary = training.summarize(experiment, result, device, perf_counter() - started, [*spans, *result.spans])
+        summary = training.summarize(experiment, result, device)
         if folder is not None:
             folder.write_summary(summary)
     state = result.state

@@ -33,13 +33,12 @@ from adtrain.cli.options import (
     FilePath,
     autotune_option,
     device_option,
-    json_option,
     plugin_option,
     resolve_device,
     set_autotune,
     set_option,
 )
-from adtrain.cli.output import print_json, progress, show
+from adtrain.cli.output import progress
 from adtrain.config.problems import shortened, similar
 from adtrain.files import write_atomic
 from adtrain.plugins import find
@@ -190,19 +189,15 @@ def step(
 @click.option("--batch-size", type=click.IntRange(min=1), default=128, show_default=True, help="Images of one rank.")
 @set_option
 @device_option
-@json_option
+@output_options
 def scaling(
-    config_path: str, ranks: tuple[int, ...], batch_size: int, overrides: tuple[str, ...], device: str, as_json: bool
+    config_path: str, ranks: tuple[int, ...], batch_size: int, overrides: tuple[str, ...], device: str, output: Output
 ) -> None:
     """Time the training step of CONFIG by several processes, and the exchanges of a step alone.
 
     Weak scaling: the batch grows with the ranks. Strong scaling: it stays.
     """
-    found = measure.scaling(config_path, overrides, device, batch_size, sorted(ranks))
-    if as_json:
-        print_json({**found._asdict(), "points": [point._asdict() for point in found.points]})
-    else:
-        show(*measure.lines(found))
+    output.write(measure.result(config_path, overrides, device, batch_size, sorted(ranks), progress))
 
 
 @command.command(short_help="Compare with PyTorch, JAX and NumPy.")

@@ -14,8 +14,9 @@ from adtrain.cli.options import json_option
 from adtrain.cli.output import print_json, show
 from adtrain.config.differences import differences, value_text
 from adtrain.config.problems import known
-from adtrain.sweeps.folder import SweepFolder, SweepResults, is_sweep
+from adtrain.sweeps.folder import SweepFolder, is_sweep
 from adtrain.sweeps.member_run import finished
+from adtrain.sweeps.records import SweepResults
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import ClassScore, Summary, model_file, read_metrics, scores
 from adtrain.training.summary import read_summary

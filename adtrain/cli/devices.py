@@ -105,6 +105,9 @@ def gpu_rows(gpu: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("  l2", f"{each['l2_bytes'] / 2**20:.0f} MiB"),
             ("  clocks", f"{each['clock_mhz']:.0f} MHz, memory {each['memory_clock_mhz']:.0f} MHz"),
         ]
+        if len(gpu["devices"]) > 1:
+            reached = ", ".join(f"gpu {number}" for number in each["peers"]) or "none"
+            rows.append(("  peers", f"reads the memory of {reached} directly"))
     versions = {"runtime": gpu["runtime"], "toolkit": gpu["toolkit"], **gpu["libraries"]}
     candidates = [("candidates", f"also {', '.join(gpu['candidates'])}, where faster")] if gpu["candidates"] else []
     return [

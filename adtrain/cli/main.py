@@ -23,6 +23,7 @@ from adtrain.cli.output import message as print_message
 from adtrain.cli.output import print_warnings, silence
 from adtrain.cli.stop_signals import end_on_signals
 from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_streams
+from adtrain.core import timeline
 from adtrain.distributed.environment import divide_host, other_rank
 
 COMMANDS = {
@@ -59,7 +60,11 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"adtrain.cli.{cmd_name}").command
+        with timeline.during("imports"):
+            command: click.Command = importlib.import_module(f"adtrain.cli.{cmd_name}").command
+        if not gc.isenabled():
+            gc.freeze()  # the modules stay: they need not be looked at again
+            gc.enable()
         accept_debug(command)
         return command
 
@@ -218,6 +223,7 @@ cli.params.append(debug_option)
 
 def main() -> NoReturn:
     """The entry point of the `adtrain` script."""
+    timeline.current().change(timeline.OTHER)
     open_streams()
     if other_rank(os.environ):
         silence()

@@ -31,8 +31,9 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import place
 from adtrain.sweeps import member_run
-from adtrain.sweeps.folder import MemberResult, SweepFolder, SweepResults
-from adtrain.sweeps.plan import GroupPlan
+from adtrain.sweeps.folder import SweepFolder, refuse_used
+from adtrain.sweeps.plan import GroupPlan, together_of
+from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, members_text
 from adtrain.sweeps.session import Session, described, prepared, reopened
 from adtrain.table import Column, render, terminal_width
@@ -97,6 +98,8 @@ def command(
     found = place(os.environ)
     if found is not None and found.size > 1:
         raise click.UsageError(f"{found.launcher} started {found.size} processes, but a sweep runs in one process")
+    if output_dir is not None and not dry_run:
+        refuse_used(output_dir)
     set_autotune(device, autotune)
     if sweep is not None:
         session, folder = reopened(sweep, device, plugins)
@@ -119,6 +122,8 @@ def train_seeds(
     as_json: bool,
 ) -> None:
     """`adtrain train --members`: the sweep of `count` seeds, from the config's own."""
+    if output_dir is not None and not dry_run:
+        refuse_used(output_dir)
     first = config.load(config_path, [*overrides, "sweep=null"], plugins).training.seed
     seeds = f"sweep={{training.seed: {{range: [{first}, {first + count}]}}}}"
     session = prepared(config.load(config_path, [*overrides, seeds], plugins), device)
@@ -148,7 +153,7 @@ def train_session(
         return
     for line in lines:
         progress(line)
-    progress(time_line(session.measured(plans), options.halving))
+    progress(time_line(session.measured(plans), session.device, options.halving))
     if folder is None:
         folder = SweepFolder.create(session.config, options, output_dir)
     with folder.locked(), ExitStack() as stack:
@@ -209,14 +214,20 @@ def plan_lines(session: Session, plans: Sequence[GroupPlan], rank_by: str, halvi
             f"group {x.group.number} {members_text(len(x.group.members))}{waves} of {x.parameters:,} parameters"
             f"{f' ({named})' if named else ''}, {x.steps:,} steps, memory {x.bytes / 2**20:,.1f} MiB"
         )
+    for some in together_of(plans, session.device):
+        if len(some) > 1:
+            lines.append(f"groups {', '.join(str(x.group.number) for x in some)} side by side")
     return lines
 
 
-def time_line(plans: Sequence[GroupPlan], halving: Sequence[int]) -> str:
+def time_line(plans: Sequence[GroupPlan], device: str, halving: Sequence[int]) -> str:
     """The predicted time, from measured steps."""
     seconds = sum(x.seconds or 0.0 for x in plans)
     each = ", ".join(f"{1e6 * (x.step_seconds or 0.0) / x.waves[0]:,.2f}" for x in plans)
-    less = " at most, less by halving" if halving else ""
+    reasons = ["by halving"] * bool(halving) + ["by groups side by side"] * (
+        len(together_of(plans, device)) < len(plans)
+    )
+    less = f" at most, less {' and '.join(reasons)}" if reasons else ""
     return f"time    {seconds:,.1f} s of training predicted{less}; a step takes {each} µs for each member"
 
 
@@ -254,7 +265,7 @@ def _row(found: MemberResult, keys: Sequence[str], names: Sequence[str]) -> list
         score = getattr(found, part)
         values.append("" if score is None else scores.value_text(metric, getattr(score, metric)))
     status = {"finished": "", "dropped": f"dropped after epoch {found.epochs}"}
-    told = status.get(found.status, f"failed at step {found.failed_at}")
+    told = status.get(found.status, f"failed in epoch {found.epochs}, at step {found.failed_at}")
     return [
         str(found.rank),
         str(found.member),

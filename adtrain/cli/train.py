@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import click
@@ -34,13 +32,13 @@ from adtrain.cli.train_report import MAX_ROWS, report
 from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.config.sweep_section import MAX_MEMBERS
-from adtrain.core import communicator
+from adtrain.core import communicator, timeline
+from adtrain.core.timeline import during
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.session import agreed, same_everywhere
 from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, agreement, tensorboard
 from adtrain.training.identity import identity
-from adtrain.training.spans import Span, start_up, timed
 
 MOST_PROFILED_STEPS = 10_000
 
@@ -157,24 +155,22 @@ def command(
         experiment: training.Experiment,
         folder: RunFolder,
         start: training.Start | None,
-        started: float,
-        spans: list[Span],
     ) -> training.Summary:
-        """Train to the end, profile the operations, and write the summary; returns the summary. `spans` are those
-        before the training."""
+        """Train to the end, profile the operations, and write the summary; returns the summary."""
         first = communicator.current().rank == 0
         with folder.locked() if first else nullcontext():
             if start is not None and first:
                 folder.reopen(experiment, start)
             result = _train(experiment, folder, device, start, debug_nan, events and first, verbose)
-            return _finish(experiment, folder, device, profile_steps, result, started, spans)
+            return _finish(experiment, folder, device, profile_steps, result)
 
     def train(
         cfg: Config, path: Path | None, name: str | None = None
     ) -> tuple[RunFolder, training.Summary, training.Experiment]:
         """Train in the new folder `path`, or runs/NAME; returns folder, summary and experiment."""
-        started, spans = perf_counter(), [start_up()] if repeats is None else []
-        with timed("data", spans):
+        if repeats is not None:
+            timeline.restart()
+        with during("data"):
             experiment = agreed(lambda: training.prepare(cfg, step_mode))
         same_everywhere(identity(experiment, device))
         if experiment.batch_note is not None:
@@ -183,11 +179,10 @@ def command(
             for line in planning.lines(planning.plan(experiment, device, path, name)):
                 progress(line)
         folder = _created(experiment, path, name)
-        return folder, finish(experiment, folder, None, started, spans), experiment
+        return folder, finish(experiment, folder, None), experiment
 
     if run is not None:
-        started, spans = perf_counter(), [start_up()]
-        with timed("data", spans):
+        with during("data"):
             trust = training.Trust(plugins, copies, override)
             experiment, folder, start, notes = agreed(
                 lambda: training.resume(run, settings, longer, override, step_mode, trust)
@@ -196,9 +191,10 @@ def command(
         training.check_precision(experiment.config, device)
         for note in notes:
             progress(note)
-        summary = finish(experiment, folder, start, started, spans)
+        summary = finish(experiment, folder, start)
     else:
-        cfg = agreed(lambda: config.load(str(config_path), [*settings, *longer], plugins))
+        with during("config"):
+            cfg = agreed(lambda: config.load(str(config_path), [*settings, *longer], plugins))
         training.check_precision(cfg, device)
         if dry_run:
             found = planning.plan(training.prepare(cfg, step_mode), device, output_dir)
@@ -298,19 +294,15 @@ def _finish(
     device: str,
     steps: int,
     result: training.Result,
-    started: float,
-    before: Sequence[Span],
 ) -> training.Summary:
     """Profile `steps` steps and write the summary; returns the summary."""
-    total_seconds = perf_counter() - started
     ops: dict[str, Any] = {}
-    spans = [*before, *result.spans]
     if steps and communicator.current().size == 1:
-        with timed("profile", spans):
+        with during("profile"):
             continuation = training.continuation(experiment, result.state, device)
             measured = profile.profile_steps(continuation, steps, device=device)
         ops = {"ops": measured.rows, "ops_sum_ms": measured.ops_sum_ms, "ops_to_step_ratio": measured.ratio}
-    summary = training.summarize(experiment, result, device, total_seconds, spans, **ops)
+    summary = training.summarize(experiment, result, device, **ops)
     if communicator.current().rank == 0:
         folder.write_summary(summary)
     return summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from adtrain.table import Column, render
@@ -19,6 +20,7 @@ COLUMNS = (
     Column("GB/s", rank=4),
 )
 MAX_ROWS = 15
+LEAST_SECONDS = 0.05
 
 
 def report(
@@ -36,6 +38,7 @@ def report(
         f"model   {summary.parameters:,} parameters, {summary.precision}",
         f"device  {summary.device}, {summary.device_name}",
         f"time    {summary.total_seconds:.1f} s in all, {summary.train_seconds:.1f} s training{speed}",
+        *_before_and_after(summary),
         f"steps   {summary.steps:,} of {summary.batch_size} {examples}",
     ]
     if step is not None:
@@ -51,6 +54,16 @@ def report(
     if summary.ops:
         lines += ["", "operations of one step, by time", *_operations(summary.ops, width, max_rows), _sum_line(summary)]
     return lines
+
+
+def _before_and_after(summary: Summary) -> list[str]:
+    """A line with the activities besides the training that took at least a twentieth of a second, longest first."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for span in summary.spans:
+        seconds[span.name] += span.seconds
+    others = sorted((-time, name) for name, time in seconds.items() if name != "training" and time >= LEAST_SECONDS)
+    found = [f"{name} {-time:.2f} s" for time, name in others]
+    return [f"        {', '.join(found)}"] if found else []
 
 
 def _operations(rows: Sequence[OperationTime], width: int, max_rows: int | None) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, cast
 
 from adtrain.core.devices import Transfers, find_device
@@ -35,13 +36,21 @@ class Executable(Protocol):
     """A compiled Program.
 
     Attributes:
+        memory: what it needs while it runs.
         kernels: for each equation its kernels in order of launch; none for a view.
         repeats: the Program `carries`, and its results overwrite the donated inputs. So it can run several times on the
             same buffers.
     """
 
-    kernels: Sequence[Sequence[KernelRun]]
+    memory: Memory
     repeats: bool
+
+    @property
+    def kernels(self) -> Sequence[Sequence[KernelRun]]: ...
+
+    def finish(self) -> None:
+        """Wait until the kernels are compiled. `run` does the same."""
+        ...
 
     def run(self, buffers: list[Any], timed: bool = False, times: int = 1) -> tuple[Sequence[Any], Sequence[float]]:
         """Run the Program.
@@ -90,6 +99,15 @@ class Backend(Transfers, Protocol):
 
     def synchronize(self) -> None:
         """Wait until all work that was started is complete."""
+        ...
+
+    def side_by_side(self, count: int) -> AbstractContextManager[Sequence[Callable[[], AbstractContextManager[None]]]]:
+        """A context with up to `count` functions; none if the device runs one Program at a time.
+
+        Within the context that such a function returns, work is started that does not wait for the work of the others,
+        and must not use their arrays. Work before the outer context is complete when it begins, and all work in it when
+        it ends.
+        """
         ...
 
     def device_name(self) -> str:

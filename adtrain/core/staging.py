@@ -26,6 +26,7 @@ from adtrain.core.staging_arguments import (
     type_of,
 )
 from adtrain.core.staging_trace import StagingTrace, Symbol, evaluate
+from adtrain.core.timeline import during
 from adtrain.core.trace import Tracer, base_trace
 from adtrain.core.traced_number import TracedNumber
 
@@ -130,9 +131,15 @@ class Staged:
         outputs = zip(results, compiled.program.outputs, strict=True)
         return compiled.result.unflatten([Array(b, *v.type, v.device) for b, v in outputs])
 
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Trace and compile for arguments of these types; nothing is run."""
-        self._compiled(*self._leaves(args, options))
+    def compile(self, *args: Any, **options: Any) -> Executable:
+        """Trace for arguments of these types, and begin to compile; nothing is run."""
+        return self._compiled(*self._leaves(args, options)).executable
+
+    def executable(self, *args: Any, **options: Any) -> Executable | None:
+        """What runs for arguments of these types; None if nothing was compiled for them."""
+        leaves, structure = self._leaves(args, options)
+        found = self.compiled.get((structure, tuple(map(type_of, leaves)), current_precision()))
+        return None if found is None else found.executable
 
     def program(self, *args: Any, **options: Any) -> Program:
         """The Program for arguments of these types, after the passes. Nothing is compiled or run."""
@@ -164,10 +171,13 @@ class Staged:
         except TypeError as error:
             raise DTypeError(f"jit: a static argument is not hashable: {error}") from None
         if found is None:
-            traced, result = self._trace(leaves, structure)
-            program = self._optimized(traced)
+            with during("trace"):
+                traced, result = self._trace(leaves, structure)
+            with during("passes"):
+                program = self._optimized(traced)
             devices = {v.device for v in (*program.inputs, *program.constants)} or {"cpu"}
-            executable = backend(min(devices)).compile(program)
+            with during("lowering"):
+                executable = backend(min(devices)).compile(program)
             donated = tuple(i for i, v in enumerate(program.inputs) if v in program.donated)
             templates = tree.Template(structure), tree.Template(result)
             found = _Compiled(templates[0], *key[1:], traced, program, templates[1], executable, donated)

@@ -1,30 +1,31 @@
-"""`--ranks N`: the command starts itself N times under the environment's mpiexec, and watches over the processes."""
+"""`--ranks N`: the command starts itself N times on this host, and watches over the processes."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TextIO
+from time import monotonic
+from typing import Any
 
-from adtrain.core.errors import AdtrainError
-from adtrain.distributed.mpi import ADVICE
+from adtrain.distributed.rendezvous import SECRET
 from adtrain.distributed.watchdog import GRACE_SECONDS, Watchdog
 
 ADDRESS, TOKEN = "ADTRAIN_WATCHDOG", "ADTRAIN_WATCHDOG_TOKEN"
 """The variables that tell a rank where its watchdog listens, and what to present to it."""
-BANNER = (b"YOUR APPLICATION TERMINATED", b"This typically refers to a problem", b"Please see the FAQ page")
-"""What MPICH's mpiexec prints when a process dies."""
 DIED = 1
 """The exit code of a job in which a rank died or hung."""
+TICK_SECONDS = 0.05
+"""The time between two looks at the processes."""
+END_SECONDS = 2.0
+"""How long processes that were told to end may take."""
 
 
 def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callable[[str], None]) -> int:
@@ -32,11 +33,7 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callabl
 
     SIGINT, SIGTERM and SIGHUP are passed on once to each rank; a second one kills them. `report` prints a line: which
     rank died or hung.
-
-    Raises:
-        AdtrainError: mpi4py or mpiexec is not installed.
     """
-    command = [mpiexec(), "-disable-auto-cleanup", "-n", str(ranks), sys.executable, "-m", "adtrain", *arguments]
     reasons: list[str | None] = []
     over = threading.Event()
 
@@ -46,89 +43,97 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callabl
 
     token = secrets.token_hex(16)
     watchdog = Watchdog(ranks, timeout, token, ended)
-    environment = {**os.environ, ADDRESS: f"127.0.0.1:{watchdog.port}", TOKEN: token}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_package(), os.environ.get("PYTHONPATH"))))
-    # A session of its own: Ctrl-C reaches the launcher only, which passes it on once.
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    streams = (process.stdout, sys.stdout), (process.stderr, sys.stderr)
-    forwarding = [threading.Thread(target=_forward, args=pair, daemon=True) for pair in streams]
-    for thread in forwarding:
-        thread.start()
-    previous = _pass_on_signals(watchdog, process)
+    more = {ADDRESS: f"127.0.0.1:{watchdog.port}", TOKEN: token}
+    processes = start(ranks, [sys.executable, "-m", "adtrain", *arguments], more)
+    previous = _pass_on_signals(processes)
     try:
-        while True:
-            try:
-                code = process.wait(0.05)
-                break
-            except subprocess.TimeoutExpired:
-                if over.is_set():
-                    code = _end(process, watchdog)
-                    break
+        while any(process.poll() is None for process in processes) and not over.wait(TICK_SECONDS):
+            if _dead_early(processes, watchdog):
+                over.wait(GRACE_SECONDS)  # others may have the same error
+                if dead := _dead_early(processes, watchdog):
+                    watchdog.end(None if 0 in dead else f"rank {dead[0]} has ended before the training began")
+        codes = end(processes)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    over.wait(0 if code in (0, 2) else GRACE_SECONDS)  # the watchdog may still have to say why
-    for thread in forwarding:
-        thread.join(1)
+    if any(codes):
+        over.wait(GRACE_SECONDS)  # the watchdog may still have to say why
     for line in filter(None, reasons):
         report(f"adtrain: error: {line}")
     if watchdog.code is not None:
         return watchdog.code
     if any(reasons):
         return DIED
-    return code if code >= 0 else 128 - code
+    first = next(filter(None, codes), 0)
+    return first if first >= 0 else 128 - first
 
 
-def _end(process: subprocess.Popen[bytes], watchdog: Watchdog) -> int:
-    """Wait for the ranks to end, then kill those that do not."""
-    with suppress(subprocess.TimeoutExpired):
-        return process.wait(2) or DIED
-    watchdog.kill()
-    with suppress(subprocess.TimeoutExpired):
-        return process.wait(2) or DIED
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    return process.wait() and DIED
+def _dead_early(processes: Sequence[subprocess.Popen[Any]], watchdog: Watchdog) -> list[int]:
+    """The ranks that have failed before they came to the watchdog."""
+    known = [rank.pid for rank in list(watchdog.known.values())]
+    return [i for i, process in enumerate(processes) if process.poll() and process.pid not in known]
 
 
-def _pass_on_signals(watchdog: Watchdog, process: subprocess.Popen[bytes]) -> dict[int, signal._HANDLER]:
+def start(
+    ranks: int, command: Sequence[str], environment: Mapping[str, str], **options: Any
+) -> list[subprocess.Popen[Any]]:
+    """Start a command as `ranks` processes of this host, which meet over TCP.
+
+    Args:
+        environment: more variables.
+        options: of Popen.
+    """
+    shared = {**os.environ, **environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), SECRET: secrets.token_hex(16)}
+    shared["PYTHONPATH"] = os.pathsep.join(filter(None, (_package(), os.environ.get("PYTHONPATH"))))
+    # Sessions of their own: Ctrl-C reaches the launcher only, which passes it on once.
+    return [
+        subprocess.Popen(
+            command,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            **options,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def end(processes: Sequence[subprocess.Popen[Any]]) -> list[int]:
+    """Wait for processes that are about to end, kill those that do not, and return the exit codes."""
+    deadline = monotonic() + END_SECONDS
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - monotonic()))
+    _kill(processes)
+    return [process.wait() for process in processes]
+
+
+def _kill(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _pass_on_signals(processes: Sequence[subprocess.Popen[Any]]) -> dict[int, signal._HANDLER]:
     seen: list[int] = []
 
     def handle(number: int, frame: object) -> None:
         seen.append(number)
-        if len(seen) == 1:
-            watchdog.send_signal(number)
-        else:
-            watchdog.kill()
-            os.killpg(process.pid, signal.SIGKILL)
+        if len(seen) > 1:
+            _kill(processes)
+        for process in processes:
+            process.send_signal(number)
 
     return {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 
-def _forward(source: IO[bytes], stream: TextIO) -> None:
-    """Copy a stream of the ranks, but not what mpiexec says of a process that died."""
-    for line in source:
-        if not line.startswith(BANNER):
-            with suppress(OSError):
-                stream.buffer.write(line)
-                stream.flush()
-
-
-def mpiexec() -> str:
-    """The mpiexec beside this Python, or the first on the path."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None or find_spec("mpi4py") is None:
-        missing = "mpi4py" if found is not None else "mpiexec"
-        raise AdtrainError(f"--ranks needs mpi4py and mpiexec; {missing} is not installed: {ADVICE}")
-    return found
+def _free_port() -> int:
+    """A port that is free; rank 0 takes one of those after it if another process is quicker."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
 
 
 def _package() -> str:

@@ -46,7 +46,7 @@ def mpi() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise AdtrainError(f"several ranks on CPUs need mpi4py and an MPI library: {ADVICE} ({reason})") from None
+        raise AdtrainError(f"MPI needs mpi4py and an MPI library: {ADVICE} ({reason})") from None
     return MPI
 
 

@@ -15,7 +15,9 @@ from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import Place, place
 from adtrain.distributed.launch import ADDRESS, DIED, TOKEN
-from adtrain.distributed.mpi import MpiCommunicator
+from adtrain.distributed.mpi import MpiCommunicator, version
+from adtrain.distributed.rendezvous import meeting
+from adtrain.distributed.tcp import TcpCommunicator
 from adtrain.distributed.watchdog import Watchdog, Watched
 
 T = TypeVar("T")
@@ -30,12 +32,7 @@ class Session:
 
     def __init__(self, found: Place, timeout: float, report: Callable[[str], None]) -> None:
         self.report = report
-        self.ranks = MpiCommunicator()
-        if (self.ranks.rank, self.ranks.size) != (found.rank, found.size):
-            raise AdtrainError(
-                f"{found.launcher} started {found.size} processes, but MPI knows {self.ranks.size}: "
-                "start them with the mpiexec of the MPI library that mpi4py uses"
-            )
+        self.ranks = connected(found, timeout)
         self.watchdog: Watchdog | None = None
         self.watched = self._watch(timeout)
 
@@ -80,6 +77,32 @@ class Session:
             with suppress(OSError):  # until the watchdog has printed the message, or rank 0 its own
                 self.watched.connection.recv(1)
         _exit_now(code)
+
+
+def connected(found: Place, timeout: float) -> MpiCommunicator | TcpCommunicator:
+    """The communicator of a process that a launcher has started: TCP where MASTER_ADDR says where to meet, else MPI.
+
+    A step of Slurm meets over TCP if MPI is missing, or is not the one of Slurm and finds one process.
+
+    Raises:
+        AdtrainError: MPI does not know all processes, or some do not come within `timeout` seconds.
+    """
+    where = meeting(os.environ, found.size)
+    if "MASTER_ADDR" not in os.environ:
+        try:
+            ranks = MpiCommunicator()
+            if (ranks.rank, ranks.size) == (found.rank, found.size):
+                return ranks
+            problem = AdtrainError(
+                f"{found.launcher} started {found.size} processes, but mpi4py uses {version()}, which finds "
+                f"{ranks.size}: use the mpiexec of that library, or --ranks, which needs no MPI"
+            )
+        except AdtrainError as error:
+            problem = error
+        if where is None:
+            raise problem
+    assert where is not None
+    return TcpCommunicator(where, found.rank, found.size, timeout)
 
 
 def _exit_now(code: int = DIED) -> NoReturn:

@@ -18,9 +18,10 @@ from adtrain.files import write_atomic
 from adtrain.report.curves import Curve, Panel
 from adtrain.report.plot import BOTTOM, TOP, Shape
 from adtrain.report.runs_page import KINDS
-from adtrain.sweeps.folder import EpochLine, MemberResult, SweepFolder, SweepResults
+from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.member_run import finished, run_path
 from adtrain.sweeps.ranking import higher_is_better
+from adtrain.sweeps.records import EpochLine, MemberResult, SweepResults
 from adtrain.templates import environment, macro
 from adtrain.training import scores
 
@@ -161,7 +162,7 @@ def _setting(value: Any) -> str:
 
 def _status(found: MemberResult) -> str:
     if found.status == "failed":
-        return f"failed at step {found.failed_at}"
+        return f"failed in epoch {found.epochs}, at step {found.failed_at}"
     return "" if found.status == "finished" else f"dropped after epoch {found.epochs}"
 
 

@@ -18,7 +18,7 @@ class Bar(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """All spans of one kind, and their sum."""
+    """All spans of one activity, and their sum."""
 
     name: str
     seconds: float
@@ -26,12 +26,11 @@ class Lane(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """The lanes in the order in which they start, the axis, and the seconds that belong to no lane."""
+    """The lanes in the order in which they start, the axis, and the seconds of all lanes."""
 
     lanes: Sequence[Lane]
     ticks: Sequence[float]
     seconds: float
-    rest: float
 
 
 def lanes(summary: Summary) -> Lanes | None:
@@ -55,4 +54,4 @@ def lanes(summary: Summary) -> Lanes | None:
         )
         for name in names
     ]
-    return Lanes(found, axis, end - first, end - first - sum(lane.seconds for lane in found))
+    return Lanes(found, axis, end - first)

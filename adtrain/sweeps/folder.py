@@ -1,4 +1,4 @@
-"""The folder of a sweep: its config, options, metrics, the states of waves, and the results."""
+"""The folder of a sweep: its config, options, metrics, states of waves, and results."""
 
 from __future__ import annotations
 
@@ -7,114 +7,22 @@ import os
 import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from adtrain import config
 from adtrain.config import Config, records
 from adtrain.config.records import plain
-from adtrain.config.values import Duration, Total
-from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
-from adtrain.files import locked_by, read_regular, remove_temporaries, unwritable, write_atomic
+from adtrain.files import locked_by, read_regular, unwritable, write_atomic
 from adtrain.plugins import loaded
-from adtrain.sweeps.members import Group
-from adtrain.sweeps.step import empty_tally
-from adtrain.sweeps.wave import WaveState
-from adtrain.training import tensor_file
+from adtrain.sweeps.records import FORMAT, EpochLine, SweepOptions, SweepResults
+from adtrain.sweeps.states import StateFiles
 from adtrain.training.preparation import with_absolute_paths
 from adtrain.training.run_folder import DEFAULT_PARENT
-from adtrain.training.scores import Score
-from adtrain.training.step import TrainState
 
 SWEEP, OPTIONS, METRICS, RESULTS = "sweep.yaml", "options.json", "metrics.jsonl", "results.json"
 STATES, RUNS = "states", "members"
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class SweepOptions:
-    """Options of the command that decide about the result.
-
-    Attributes:
-        halving: the epochs after which the worse half of the members is dropped.
-        rank_by: the metric that ranks members.
-    """
-
-    halving: tuple[Total, ...]
-    rank_by: str
-    format: Total = FORMAT
-
-
-@dataclass(frozen=True)
-class MemberEpoch:
-    """A member's scores after an epoch. `failed_at` is the first step with a loss that is not finite."""
-
-    member: Total
-    epoch: Total
-    train: Score | None
-    validation: Score | None
-    failed_at: Total | None
-
-
-@dataclass(frozen=True)
-class EpochLine:
-    """The line of an epoch of a wave in metrics.jsonl."""
-
-    rung: Total
-    group: Total
-    epoch: Total
-    seconds: Duration
-    members: tuple[MemberEpoch, ...]
-
-
-@dataclass(frozen=True)
-class MemberResult:
-    """The result of a member.
-
-    Attributes:
-        rank: from 1, the best member. Dropped members follow finished ones, and failed members come last.
-        status: "finished", "dropped" by halving, or "failed".
-        value: by `SweepOptions.rank_by`, of the last epoch; None if it failed.
-        train, validation: of the last epoch. test: None if it was dropped or failed.
-    """
-
-    rank: Total
-    member: Total
-    group: Total
-    values: dict[str, Any]
-    status: str
-    epochs: Total
-    failed_at: Total | None
-    value: float | None
-    train: Score | None
-    validation: Score | None
-    test: Score | None
-
-
-@dataclass(frozen=True)
-class SweepResults:
-    """The content of results.json: the members in the order of their ranks."""
-
-    rank_by: str
-    device: str
-    device_name: str
-    seconds: Duration
-    train_seconds: Duration
-    members: tuple[MemberResult, ...]
-
-
-@dataclass(frozen=True)
-class _StateMetadata:
-    """The metadata of a file of a wave's state."""
-
-    members: tuple[Total, ...]
-    epochs: Total
-    batches: Total
 
 
 class SweepFolder:
@@ -122,6 +30,7 @@ class SweepFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.states = StateFiles(path / STATES)
 
     @classmethod
     def create(cls, cfg: Config, options: SweepOptions, path: Path | None) -> SweepFolder:
@@ -190,45 +99,6 @@ class SweepFolder:
         except OSError as error:
             raise unwritable(path, error) from error
 
-    def state_path(self, rung: int, group: int, wave: int) -> Path:
-        """The file of a wave's state."""
-        return self.path / STATES / f"rung{rung}-group{group}-wave{wave}.safetensors"
-
-    def write_state(self, rung: int, group: int, wave: int, state: WaveState) -> None:
-        """Replace the file of a wave's state. Raises AdtrainError where it cannot be written."""
-        path = self.state_path(rung, group, wave)
-        try:
-            path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise unwritable(path, error) from error
-        remove_temporaries(path)
-        tally = {} if state.tally is None else tensor_file.named(state.tally, prefix="tally.")
-        arrays = {**_names(state.state), **tally}
-        about = _StateMetadata(state.members, state.epochs, state.batches)
-        write_atomic(path, tensor_file.encode(arrays, about))
-
-    def read_state(self, rung: int, group: Group, wave: int) -> WaveState | None:
-        """The state of a wave; None if there is none yet. Raises AdtrainError where it does not fit the group."""
-        path = self.state_path(rung, group.number, wave)
-        if not path.exists():
-            return None
-        file = tensor_file.TensorFile(path)
-        about = file.metadata(_StateMetadata)
-        count, experiment = len(about.members), group.experiment
-        one = experiment.random_initial_state("cpu")
-        expected = {name: np.broadcast_to(x.numpy(), (count, *x.shape)) for name, x in _names(one).items()}
-        tally = tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu"))
-        named = tensor_file.named(tally, prefix="tally.")
-        arrays = file.read({**expected, **(named if about.batches else {})}, "the sweep's members", finite=False)
-        state: TrainState = tree.unflatten(tree.flatten(one)[1], [arrays[name] for name in expected])
-        found = tree.unflatten(tree.flatten(tally)[1], [arrays[name] for name in named]) if about.batches else None
-        return WaveState(about.members, about.epochs, about.batches, state, found)
-
-    def remove_states(self, rung: int) -> None:
-        """Remove the states of a rung that the next one has replaced."""
-        for path in (self.path / STATES).glob(f"rung{rung}-*.safetensors"):
-            path.unlink(missing_ok=True)
-
     def write_results(self, results: SweepResults) -> None:
         write_atomic(self.path / RESULTS, _json(results))
 
@@ -264,9 +134,14 @@ def is_sweep(path: Path) -> bool:
     return (path / SWEEP).is_file()
 
 
-def _names(state: TrainState) -> dict[str, Any]:
-    model = tensor_file.named(state.params, state.statistics)
-    return {**model, **tensor_file.named(state.optimizer, prefix=tensor_file.OPTIMIZER)}
+def refuse_used(path: Path) -> None:
+    """Raise AdtrainError where a new sweep cannot be written to `path`, because files are there."""
+    try:
+        used = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    except OSError as error:
+        raise unwritable(path, error) from error
+    if used:
+        raise AdtrainError(f"{path}: already exists and is not an empty folder; give another --output-dir")
 
 
 def _json(record: object) -> bytes:
@@ -293,8 +168,7 @@ def _created(name: str, path: Path | None) -> Path:
             except OSError as error:
                 raise unwritable(candidate, error) from error
         raise AssertionError
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise AdtrainError(f"{path}: already exists and is not an empty folder; give another --output-dir")
+    refuse_used(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,9 @@ from adtrain.core.vmap import vmap
 from adtrain.sweeps.members import Group, Member
 from adtrain.sweeps.step import Settings
 from adtrain.training.experiment import LOG_ROWS
+
+THREADS = min(8, os.cpu_count() or 1)
+"""Threads that compute the orders of epochs."""
 
 
 class WaveInputs:
@@ -27,6 +32,9 @@ class WaveInputs:
     def __init__(self, group: Group, members: Sequence[Member], device: str) -> None:
         self.group, self.device = group, device
         self.data_seeds = [group.data_seed(member) for member in members]
+        self.threads = ThreadPoolExecutor(THREADS, "orders")
+        self.ahead_of, self.ahead = 0, dict[int, Future[np.ndarray]]()
+        """The next epoch, and its orders, which are computed while the device trains."""
         self.rows = {seed: group.rows(seed) for seed in dict.fromkeys(self.data_seeds)}
         seeds = [member.config.training.seed for member in members]
         words = [[seed & 0xFFFFFFFF, seed >> 32] for seed in seeds]
@@ -48,12 +56,24 @@ class WaveInputs:
             return array(np.array(values, np.float64), device=self.device)
         return [array(np.array(x, np.float64), device=self.device) for x in zip(*values, strict=True)]
 
+    def _orders(self, number: int) -> dict[int, Future[np.ndarray]]:
+        """By data seed the rows of an epoch's batches, which threads compute."""
+        size = len(self.group.experiment.train)
+
+        def order(seed: int) -> np.ndarray:
+            # One batch of all examples is the permutation that smaller batches divide.
+            found: np.ndarray = self.rows[seed][0][next(data.batches(size, size, seed, number))]
+            return found
+
+        return {seed: self.threads.submit(order, seed) for seed in self.rows}
+
     def epoch(self, number: int) -> EpochInputs:
         """The inputs of an epoch, from 1."""
-        experiment = self.group.experiment
-        size, per_epoch = len(experiment.train), experiment.steps_per_epoch
-        # One batch of all examples is the permutation that smaller batches divide.
-        orders = {seed: rows[next(data.batches(size, size, seed, number))] for seed, (rows, _) in self.rows.items()}
+        per_epoch = self.group.experiment.steps_per_epoch
+        found = self.ahead if self.ahead_of == number else self._orders(number)
+        orders = {seed: order.result() for seed, order in found.items()}
+        if self.device != "cpu" and number < self.group.experiment.epochs:  # a Program on the CPU uses all cores
+            self.ahead_of, self.ahead = number + 1, self._orders(number + 1)
         steps = array(np.arange(per_epoch, dtype=np.int64) + (number - 1) * per_epoch)
         factors = [vmap(schedule)(steps).numpy() for schedule in self.schedules]
         rates = [factors[which] * lr for which, lr in zip(self.schedule_of, self.rates, strict=True)]

@@ -10,8 +10,9 @@ from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
-from adtrain.sweeps.folder import RUNS, MemberResult, SweepFolder, SweepResults
+from adtrain.sweeps.folder import RUNS, SweepFolder
 from adtrain.sweeps.members import Group
+from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.run import rungs_of
 from adtrain.sweeps.session import Session
 from adtrain.sweeps.wave import WaveState
@@ -56,7 +57,7 @@ def final_states(session: Session, folder: SweepFolder) -> list[tuple[Group, Wav
     found = []
     for group in session.groups:
         wave = 0
-        while (state := folder.read_state(rung, group, wave)) is not None:
+        while (state := folder.states.read(rung, group, wave)) is not None:
             found.append((group, state))
             wave += 1
     return found
@@ -119,8 +120,7 @@ def write_run(session: Session, folder: SweepFolder, number: int | None) -> Path
         images=len(experiment.train) * found.epochs,
         train_seconds=seconds,
         step_seconds=(),
-        spans=(),
     )
     run.append_metrics(Tested(found.epochs, experiment.total_steps, found.test))
-    run.write_summary(summarize(experiment, result, session.device, seconds, ()))
+    run.write_summary(summarize(experiment, result, session.device, [("training", 0.0, seconds)]))
     return path

@@ -24,6 +24,8 @@ from adtrain.training.experiment import LOG_ROWS, Placeholder
 MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""
 MEASURED_STEPS = 5
+MOST_TOGETHER = 8
+"""Groups that are trained side by side, at most. CUDA has so many queues by default."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,23 @@ def plan(group: Group, device: str, programs: Programs, most: int | None = None)
     return GroupPlan(group, sizes, parameters, needed, experiment.total_steps)
 
 
+def together_of(plans: Sequence[GroupPlan], device: str) -> list[list[GroupPlan]]:
+    """The plans in lists of groups that are trained side by side, because all of them fit on the device.
+
+    On the CPU each is alone, as a Program uses all cores.
+    """
+    found: list[list[GroupPlan]] = []
+    limit = _limit(device)
+    for x in plans:
+        last = found[-1] if found else []
+        alone = device == "cpu" or not last or any(len(each.waves) > 1 for each in (*last, x))
+        if alone or len(last) == MOST_TOGETHER or sum(each.bytes for each in (*last, x)) > limit:
+            found.append([x])
+        else:
+            last.append(x)
+    return found
+
+
 def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> int:
     """The planned peak of a wave of `count` members on full batches, with the data."""
     experiment = group.experiment
@@ -89,6 +108,7 @@ def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> i
     program = programs.step.program(*tree.map(lambda x: Placeholder(x.shape, x.dtype, device), arguments))
     memory = backend(device).memory(program)
     inputs = sum(_nbytes(x) for x in arguments[:3]) + _nbytes(arguments[5])
+    inputs += _nbytes(arguments[0])  # the state after the last epoch: see `WaveTraining.last`
     data = held_bytes(group.whole, device) + held_bytes(experiment.test, device)
     return inputs + data + memory.values + memory.scratch
 

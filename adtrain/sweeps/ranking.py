@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
-from adtrain.sweeps.folder import MemberEpoch
+from adtrain.sweeps.records import MemberEpoch
 from adtrain.training.scores import HIGHER_IS_BETTER, Score
 
 

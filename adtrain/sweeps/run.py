@@ -13,13 +13,16 @@ from time import perf_counter
 
 import numpy as np
 
-from adtrain.core import tree
+from adtrain.config.differences import value_text
 from adtrain.core.backend import backend
 from adtrain.sweeps import ranking
-from adtrain.sweeps.folder import EpochLine, MemberEpoch, MemberResult, SweepFolder, SweepOptions, SweepResults
+from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.members import Group, Member
-from adtrain.sweeps.wave import EpochScores, Programs, WaveState, WaveTraining, joined
-from adtrain.training.scores import Score, value_text
+from adtrain.sweeps.parts import Parts, side_by_side
+from adtrain.sweeps.records import EpochLine, MemberEpoch, MemberResult, SweepOptions, SweepResults
+from adtrain.sweeps.wave import Programs, WaveState, WaveTraining, joined
+from adtrain.training import scores
+from adtrain.training.scores import Score
 
 SAVE_SECONDS = 30.0
 """The least time between two checkpoints within a rung."""
@@ -42,6 +45,7 @@ class SweepRun:
 
     Args:
         waves: for each group the largest number of members that are trained at the same time.
+        together: the groups, in lists of those that are trained side by side.
     """
 
     def __init__(
@@ -51,16 +55,19 @@ class SweepRun:
         groups: Sequence[Group],
         programs: Mapping[int, Programs],
         waves: Mapping[int, int],
+        together: Sequence[Sequence[Group]],
         device: str,
         watch: Watch = Watch(),
     ) -> None:
         self.folder, self.members, self.groups, self.programs = folder, members, groups, programs
-        self.waves, self.device, self.watch = waves, device, watch
+        self.waves, self.together, self.device, self.watch = waves, together, device, watch
         options = folder.options
         self.rank_by = options.rank_by
         self.rungs = rungs_of(options, groups)
         self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
         self.train_seconds = 0.0
+        self.noted = 0.0
+        """When the last epoch ended, by perf_counter."""
         for line in folder.lines():
             self._note(line)
 
@@ -74,11 +81,13 @@ class SweepRun:
         started = perf_counter()
         alive = [member.number for member in self.members]
         for rung, end in enumerate(self.rungs):
-            for group in self.groups:
-                chosen = [member for member in group.members if member.number in set(alive)]
-                self._train_group(rung, end, group, chosen)
+            for groups in self.together:
+                chosen = [[member for member in group.members if member.number in set(alive)] for group in groups]
+                works = [self._train_group(rung, end, *each) for each in zip(groups, chosen, strict=True)]
+                if not side_by_side(works, self.device):
+                    raise SweepInterrupted
             if rung:
-                self.folder.remove_states(rung - 1)
+                self.folder.states.remove(rung - 1)
             if rung + 1 < len(self.rungs):
                 alive = ranking.survivors(alive, self.history, end, self.rank_by)
                 self.watch.line(f"epoch {end}: {len(alive)} of {len(self.members)} members go on")
@@ -86,18 +95,21 @@ class SweepRun:
         self.folder.write_results(results)
         return results
 
-    def _train_group(self, rung: int, end: int, group: Group, members: Sequence[Member]) -> None:
+    def _train_group(self, rung: int, end: int, group: Group, members: Sequence[Member]) -> Parts[bool]:
+        """Train a group to the end of a rung; False if `watch.stop` returned True first."""
         last = min(end, group.experiment.epochs)
         for wave, chosen in enumerate(self._in_waves(group, members)):
             numbers = tuple(member.number for member in chosen)
-            start = self.folder.read_state(rung, group, wave)
+            start = self.folder.states.read(rung, group, wave)
             if start is not None and start.members != numbers:
                 start = None  # of waves of another size
             if start is not None and start.epochs >= last:
                 continue
             if start is None and rung:
                 start = self._of_last_rung(rung - 1, group, numbers)
-            self._train_wave(rung, last, group, wave, chosen, start)
+            if not (yield from self._train_wave(rung, last, group, wave, chosen, start)):
+                return False
+        return True
 
     def _in_waves(self, group: Group, members: Sequence[Member]) -> list[Sequence[Member]]:
         if not members:
@@ -109,7 +121,7 @@ class SweepRun:
     def _of_last_rung(self, rung: int, group: Group, members: Sequence[int]) -> WaveState:
         """The states of these members after a rung, from the files of its waves."""
         parts, wave = [], 0
-        while (found := self.folder.read_state(rung, group, wave)) is not None:
+        while (found := self.folder.states.read(rung, group, wave)) is not None:
             here = [number for number in found.members if number in set(members)]
             parts += [found.only(here)] if here else []
             wave += 1
@@ -117,19 +129,26 @@ class SweepRun:
 
     def _train_wave(
         self, rung: int, last: int, group: Group, wave: int, members: Sequence[Member], start: WaveState | None
-    ) -> None:
+    ) -> Parts[bool]:
         training = WaveTraining(group, members, self.programs[group.number], self.device, start)
         saved = perf_counter()
 
         def save() -> None:
-            self.folder.write_state(rung, group.number, wave, training.host_state())
+            self.folder.states.write(rung, group.number, wave, training.host_state())
 
         while training.epochs < last:
-            scores = training.epoch(self.watch.stop)
+            if not training.good.any():
+                training.epochs = last
+                save()
+                break
+            scores = yield from training.epoch_in_parts(self.watch.stop)
             if scores is None:
                 save()
-                raise SweepInterrupted
-            line = self._line(rung, group, members, scores)
+                return False
+            # Of epochs of several groups at the same time each second counts once.
+            now = perf_counter()
+            seconds, self.noted = min(scores.seconds, now - self.noted), now
+            line = EpochLine(rung, group.number, scores.epoch, seconds, scores.members)
             # The line first: after a kill between the two, the epoch is repeated and its line is written again. A state
             # without its line would leave a gap in the metrics.
             self.folder.append(line)
@@ -138,36 +157,21 @@ class SweepRun:
                 saved = perf_counter()
             self._note(line)
             self._report(group, line)
-
-    def _line(self, rung: int, group: Group, members: Sequence[Member], scores: EpochScores) -> EpochLine:
-        found = []
-        per_epoch = group.experiment.steps_per_epoch
-        for i, member in enumerate(members):
-            before = self.history[member.number].get(scores.epoch - 1)
-            failed_at = before.failed_at if before else None
-            if failed_at is None and scores.finite[i] < scores.steps:
-                failed_at = (scores.epoch - 1) * per_epoch + scores.finite[i] + 1
-            validation = scores.validation[i] if scores.validation is not None else None
-            if failed_at is not None:
-                found.append(MemberEpoch(member.number, scores.epoch, None, None, failed_at))
-            else:
-                found.append(MemberEpoch(member.number, scores.epoch, scores.train[i], validation, None))
-        return EpochLine(rung, group.number, scores.epoch, scores.seconds, tuple(found))
+        return True
 
     def _report(self, group: Group, line: EpochLine) -> None:
-        finite = [x for x in line.members if x.failed_at is None]
-        before = [self.history[x.member].get(line.epoch - 1) for x in line.members]
-        for now, last in zip(line.members, before, strict=True):
-            if now.failed_at is not None and (last is None or last.failed_at is None):
-                values = ", ".join(f"{key} {value}" for key, value in self.members[now.member].values.items())
-                self.watch.line(
-                    f"member {now.member} failed at step {now.failed_at}: its loss is not finite ({values})"
-                )
+        for failed in (x for x in line.members if x.failed_at is not None):
+            values = ", ".join(f"{key} {value_text(x)}" for key, x in self.members[failed.member].values.items())
+            kept = f"its weights of epoch {failed.epoch - 1}" if failed.epoch > 1 else "its initial weights"
+            self.watch.line(
+                f"member {failed.member} ({values}) failed in epoch {failed.epoch}, at step {failed.failed_at}: "
+                f"a loss or a weight is not finite; it keeps {kept}"
+            )
         text = f"group {group.number}: epoch {line.epoch}/{group.experiment.epochs}, {members_text(len(line.members))}"
-        found = [x for each in finite if (x := ranking.value(each, self.rank_by)) is not None]
+        found = [x for each in line.members if (x := ranking.value(each, self.rank_by)) is not None]
         if found:
             best, middle = ranking.best(found, self.rank_by), float(np.median(found))
-            shown = [value_text(self.rank_by.partition("_")[2], x) for x in (best, middle)]
+            shown = [scores.value_text(self.rank_by.partition("_")[2], x) for x in (best, middle)]
             text += f", best {self.rank_by} {shown[0]}, median {shown[1]}"
         self.watch.line(f"{text}, {line.seconds:.1f} s")
 
@@ -178,11 +182,10 @@ class SweepRun:
         for group in self.groups:
             chosen = [member for member in group.members if member.number in set(alive)]
             for wave, members in enumerate(self._in_waves(group, chosen)):
-                state = self.folder.read_state(rung, group, wave)
+                state = self.folder.states.read(rung, group, wave)
                 assert state is not None
                 training = WaveTraining(group, members, self.programs[group.number], self.device, state)
                 tests.update(zip(state.members, training.test_scores(), strict=True))
-                self._note_not_finite(state)
         of_group = {member.number: group.number for group in self.groups for member in group.members}
         ranked = ranking.ranked(self.history, tests, self.rank_by)
         results = []
@@ -205,15 +208,6 @@ class SweepRun:
             )
         name = backend(self.device).device_name()
         return SweepResults(self.rank_by, self.device, name, seconds, self.train_seconds, tuple(results))
-
-    def _note_not_finite(self, state: WaveState) -> None:
-        """Mark members as failed whose weights overflowed in the last step, after its loss."""
-        leaves = [np.asarray(x) for x in tree.leaves(state.state)]
-        for i, number in enumerate(state.members):
-            last = self.history[number][max(self.history[number])]
-            if last.failed_at is None and not all(np.isfinite(x[i]).all() for x in leaves):
-                step = int(np.asarray(state.state.step)[i])
-                self.history[number][last.epoch] = MemberEpoch(number, last.epoch, None, None, step)
 
 
 def members_text(count: int) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 from adtrain import config
 from adtrain.config import Config
 from adtrain.config.problems import found
-from adtrain.sweeps.folder import SweepFolder, SweepOptions
+from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
-from adtrain.sweeps.plan import GroupPlan, measured, plan
+from adtrain.sweeps.plan import GroupPlan, measured, plan, together_of
+from adtrain.sweeps.records import SweepOptions
 from adtrain.sweeps.run import SweepRun, Watch, halving_epochs
 from adtrain.sweeps.wave import Programs
 from adtrain.training.preparation import check_precision
@@ -39,7 +40,8 @@ class Session:
     def run(self, folder: SweepFolder, plans: Sequence[GroupPlan], watch: Watch) -> SweepRun:
         """The run of the sweep into a folder, with the waves of the plans."""
         waves = {x.group.number: x.waves[0] for x in plans}
-        return SweepRun(folder, self.members, self.groups, self.programs, waves, self.device, watch)
+        together = [[x.group for x in some] for some in together_of(plans, self.device)]
+        return SweepRun(folder, self.members, self.groups, self.programs, waves, together, self.device, watch)
 
     def options(self, halving: bool, rank_by: str | None) -> SweepOptions:
         """The options of a new sweep. Raises ConfigError where the members do not have the metric."""

@@ -116,6 +116,24 @@ def empty_tally(task: Task, members: int, device: str) -> Tally:
     return Tally(*(array(x, device=device) for x in (*arrays, np.int64(0))))
 
 
+def frozen_states(good: Value, state: TrainState, last: TrainState) -> tuple[Value, TrainState]:
+    """After an epoch: `good`, bool (members,), without members of which a number is not finite, and for each member
+    `state` if it is good, else `last`. A staged function donates `last`, argument 2."""
+
+    def member(good: Value, state: TrainState, last: TrainState) -> tuple[Value, TrainState]:
+        for x in tree.leaves(state):
+            if np.issubdtype(x.dtype, np.floating):
+                good = good & ops.equal(ops.sum(x - x), 0)
+        return good, tree.map(lambda new, old: ops.where(good, new, old), state, last)
+
+    return vmap(member)(good, state, last)
+
+
+def chosen_states(good: Value, state: TrainState, last: TrainState) -> TrainState:
+    """For each member `state` if it is good, else `last`. A staged function donates `state`, argument 1."""
+    return vmap(lambda ok, new, old: tree.map(lambda x, y: ops.where(ok, x, y), new, old))(good, state, last)
+
+
 def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
     """The evaluation of a batch for all members: (totals, params, statistics, images, labels, order) to the totals.
 

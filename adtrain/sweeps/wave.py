@@ -10,14 +10,25 @@ from typing import Any
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import array
+from adtrain.core.array import Array, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
 from adtrain.passes import ALL_BY_MEMBER
 from adtrain.sweeps.inputs import EpochInputs, WaveInputs
 from adtrain.sweeps.members import Group, Member
-from adtrain.sweeps.step import DONATED, Tally, empty_tally, sweep_evaluation, sweep_step, zero_member_totals
+from adtrain.sweeps.parts import Parts, finished
+from adtrain.sweeps.records import MemberEpoch
+from adtrain.sweeps.step import (
+    DONATED,
+    Tally,
+    chosen_states,
+    empty_tally,
+    frozen_states,
+    sweep_evaluation,
+    sweep_step,
+    zero_member_totals,
+)
 from adtrain.training.examples import Resident, on_device
 from adtrain.training.experiment import LOG_ROWS, TOTALS
 from adtrain.training.loop import REPORT_SECONDS
@@ -34,19 +45,32 @@ class WaveState:
         epochs: complete epochs.
         batches: steps of the epoch that is not complete.
         tally: of that epoch; None if there is none.
+        last: the state after the last complete epoch, for members that fail in the next one; None without a `tally`.
+        frozen: the members that failed. Their state is that after their last epoch with finite numbers.
     """
 
     members: tuple[int, ...]
     epochs: int
     batches: int
     state: TrainState
-    tally: Tally | None
+    frozen: tuple[int, ...] = ()
+    tally: Tally | None = None
+    last: TrainState | None = None
 
     def only(self, members: Sequence[int]) -> WaveState:
         """The state of some of its members."""
         rows = np.array([self.members.index(number) for number in members], np.int64)
-        tally = None if self.tally is None else rows_of(self.tally, rows)
-        return replace(self, members=tuple(members), state=tree.map(lambda x: x[rows], self.state), tally=tally)
+        state: TrainState = tree.map(lambda x: x[rows], self.state)
+        frozen = tuple(number for number in self.frozen if number in members)
+        found = WaveState(tuple(members), self.epochs, self.batches, state, frozen)
+        if self.tally is None:
+            return found
+        return replace(found, tally=rows_of(self.tally, rows), last=tree.map(lambda x: x[rows], self.last))
+
+
+def shared(state: TrainState) -> TrainState:
+    """The state in the same memory, which a step that donates `state` then leaves as it is."""
+    return tree.map(lambda x: Array(x.buffer, x.shape, x.dtype, x.device), state)
 
 
 def rows_of(tally: Tally, rows: Any) -> Tally:
@@ -60,24 +84,17 @@ def joined(states: Sequence[WaveState]) -> WaveState:
     if len(states) == 1:
         return states[0]
     state = tree.map(lambda *xs: np.concatenate(xs), *(x.state for x in states))
-    return replace(states[0], members=tuple(n for x in states for n in x.members), state=state)
+    members = tuple(number for x in states for number in x.members)
+    frozen = tuple(number for x in states for number in x.frozen)
+    return replace(states[0], members=members, frozen=frozen, state=state)
 
 
 @dataclass(frozen=True)
 class EpochScores:
-    """The scores of a wave's members after an epoch.
-
-    Attributes:
-        finite: for each member the number of steps of this epoch before its first loss that is not finite.
-        steps: the steps of this epoch.
-        train, validation: a score for each member; None where it is not finite, or if there is no validation part.
-    """
+    """The scores of the members of a wave that had not failed before an epoch."""
 
     epoch: int
-    finite: Sequence[int]
-    steps: int
-    train: Sequence[Score | None]
-    validation: Sequence[Score | None] | None
+    members: tuple[MemberEpoch, ...]
     seconds: float
 
 
@@ -87,6 +104,8 @@ class Programs:
     def __init__(self, group: Group) -> None:
         self.step: Staged = stage(sweep_step(group.experiment), ALL_BY_MEMBER, donate=DONATED)
         self.evaluation: Staged = stage(sweep_evaluation(group.experiment.network), ALL_BY_MEMBER, donate=TOTALS)
+        self.frozen: Staged = stage(frozen_states, ALL_BY_MEMBER, donate={2})
+        self.chosen: Staged = stage(chosen_states, ALL_BY_MEMBER, donate={1})
 
 
 class WaveTraining:
@@ -108,11 +127,16 @@ class WaveTraining:
         if self.count < group.least:
             members = [*members, *[members[-1]] * (group.least - self.count)]
             start = start and start.only([member.number for member in members])
+        frozen = start.frozen if start else ()
+        self.good = np.array([member.number not in frozen for member in members])
+        """For each member whether its numbers were finite after all epochs so far."""
         self.group, self.members, self.programs, self.device = group, members, programs, device
         self.experiment, self.task = group.experiment, group.experiment.network.task
         self.inputs = WaveInputs(group, members, device)
         self.epochs, self.batches = (start.epochs, start.batches) if start else (0, 0)
         self.state = self._uploaded(start.state if start else self._initial_state())
+        self.last = self._uploaded(start.last) if start and start.last else shared(self.state)
+        """The state after the last complete epoch."""
         tally = start.tally if start else None
         self.tally = empty_tally(self.task, len(members), device) if tally is None else self._uploaded(tally)
         self.examples = self._resident(group.whole, "training")
@@ -143,31 +167,62 @@ class WaveTraining:
 
     def host_state(self) -> WaveState:
         """The state on the host."""
-        state, tally = (tree.map(lambda x: x.numpy(), x) for x in (self.state, self.tally))
+
+        def on_host(x: TrainState) -> TrainState:
+            return tree.map(lambda x: x.numpy()[: self.count], x)
+
         numbers = tuple(member.number for member in self.members[: self.count])
-        tally = rows_of(tally, slice(self.count))
-        state = tree.map(lambda x: x[: self.count], state)
-        return WaveState(numbers, self.epochs, self.batches, state, tally if self.batches else None)
+        frozen = tuple(number for number, good in zip(numbers, self.good, strict=False) if not good)
+        found = WaveState(numbers, self.epochs, self.batches, on_host(self.state), frozen)
+        if not self.batches:
+            return found
+        tally = rows_of(tree.map(lambda x: x.numpy(), self.tally), slice(self.count))
+        return replace(found, tally=tally, last=on_host(self.last))
 
     def epoch(self, stop: Callable[[], bool]) -> EpochScores | None:
         """Train to the end of the epoch and score; None if `stop` returned True first.
 
         `stop` is called about every REPORT_SECONDS.
         """
+        return finished(self.epoch_in_parts(stop))
+
+    def epoch_in_parts(self, stop: Callable[[], bool]) -> Parts[EpochScores | None]:
+        """As `epoch`, in parts, so that other work can be started between them."""
         started, number = perf_counter(), self.epochs + 1
         sizes, inputs = self._batch_sizes(), self.inputs.epoch(number)
         while self.batches < len(sizes):
             for batches in self._runs(sizes[self.batches :]):
-                if not self._take(batches, sizes[self.batches], inputs, stop):
+                if not (yield from self._take(batches, sizes[self.batches], inputs, stop)):
                     return None
+        yield True
         losses, sums, finite = (x.numpy() for x in (self.tally.loss, self.tally.sums, self.tally.finite))
-        count = sum(sizes)
-        steps = int(self.tally.steps.numpy())
+        trained = np.flatnonzero(self.good[: self.count])
+        self._freeze(finite == len(sizes))
         seconds = perf_counter() - started
         self.epochs, self.batches = number, 0
         self.tally = empty_tally(self.task, len(self.members), self.device)
-        train, validation = self._scores(losses, sums, count), self._validation_scores()
-        return EpochScores(number, finite[: self.count].tolist(), steps, train, validation, seconds)
+        train, validation = self._scores(losses, sums, sum(sizes)), self._validation_scores()
+        before = (number - 1) * self.experiment.steps_per_epoch
+        found = []
+        for i in trained.tolist():
+            member = self.members[i].number
+            if self.good[i]:
+                found.append(MemberEpoch(member, number, train[i], validation[i] if validation else None, None))
+            else:
+                failed_at = before + min(int(finite[i]) + 1, len(sizes))
+                found.append(MemberEpoch(member, number, None, None, failed_at))
+        return EpochScores(number, tuple(found), seconds)
+
+    def _freeze(self, finite: np.ndarray) -> None:
+        """Give members that failed, in this epoch or before, the state after their last epoch with finite numbers.
+
+        Args:
+            finite: for each member whether all losses of this epoch are.
+        """
+        good, self.last = self.programs.frozen(array(self.good & finite, device=self.device), self.state, self.last)
+        self.good = good.numpy()
+        if not self.good.all():
+            self.state = self.programs.chosen(good, self.state, self.last)
 
     def _batch_sizes(self) -> list[int]:
         """The sizes of the batches of the next epoch; `training.steps` may cut it short."""
@@ -185,7 +240,7 @@ class WaveTraining:
                 yield count
                 count = 0
 
-    def _take(self, count: int, size: int, of_epoch: EpochInputs, stop: Callable[[], bool]) -> bool:
+    def _take(self, count: int, size: int, of_epoch: EpochInputs, stop: Callable[[], bool]) -> Parts[bool]:
         """Take `count` steps on the next batches, all of `size` examples; False if `stop` ended them."""
         first = self.batches
         inputs = self.examples.batches(of_epoch.order(first, count, size))
@@ -198,6 +253,7 @@ class WaveTraining:
             self.batches += times
             if stop():
                 return False
+            yield False
         return True
 
     def _scores(self, losses: np.ndarray, sums: np.ndarray, count: int) -> list[Score | None]:

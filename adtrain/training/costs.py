@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from adtrain import nn
+from adtrain.core.backend import backend
 from adtrain.core.costs import costs
 from adtrain.core.primitive import Cost
 from adtrain.core.program import Equation, Program
 from adtrain.passes import SIMPLIFY, fuse
+from adtrain.passes.plan_memory import nbytes
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.memory import StepMemory, step_memory
 
@@ -75,7 +77,8 @@ def step_costs(experiment: Experiment, device: str = "cpu") -> StepCosts:
     fused = fuse(unfused) if experiment.mode is Mode.FUSED else unfused
     work = _work(unfused)
     phases = {phase: _total((e, cost) for e, cost in work if e.phase == phase) for phase in PHASES}
-    memory = step_memory(experiment, unfused, fused, device)
+    made = [v for e in unfused.equations if not e.primitive.view for v in e.outputs]
+    memory = step_memory(experiment, backend(device).memory(fused), sum(map(nbytes, made)), device)
     return StepCosts(_layers(experiment, work), phases, _total(_work(fused)), memory)
 
 

@@ -12,7 +12,6 @@ from adtrain.training.best import Best
 from adtrain.training.experiment import Experiment
 from adtrain.training.position import Progress
 from adtrain.training.scores import Score
-from adtrain.training.spans import Span
 from adtrain.training.step import TrainState
 
 Ending: TypeAlias = Literal["finished", "early_stopping", "callback"]
@@ -35,7 +34,6 @@ class Result:
         train_seconds: seconds in the loop over batches since then, without evaluation.
         step_seconds: seconds of each step since then. Steps whose metrics were read together share their mean time,
             from the upload of their indices to the reading of their metrics.
-        spans: compilation, training, validation and test since then.
     """
 
     state: TrainState
@@ -51,7 +49,6 @@ class Result:
     images: int
     train_seconds: float
     step_seconds: Sequence[float]
-    spans: Sequence[Span]
 
 
 class Interrupted(Exception):

@@ -12,7 +12,7 @@ from adtrain import nn
 from adtrain.core import communicator
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
-from adtrain.core.staging import stage
+from adtrain.core.staging import Staged, stage
 from adtrain.data import Images, Split
 from adtrain.metrics import ClassPredictions, Metric, MetricValue
 from adtrain.passes import ALL
@@ -75,6 +75,16 @@ def evaluate(
     if not math.isfinite(loss):
         raise AdtrainError(f"the loss on the {name} images is {loss}: the model's numbers have overflowed")
     return task.score(loss, sums[1:].tolist(), count)
+
+
+def begin_compiling(
+    step: EvaluationStep, task: Task, params: nn.Params, statistics: nn.State, examples: Examples
+) -> None:
+    """Begin to compile what `evaluate` runs for its full batches; the arguments are those of `evaluate`."""
+    if isinstance(step, Staged) and len(examples):
+        batch = np.arange(min(BATCH_SIZE, len(examples)))
+        for group in examples.groups([batch], ROWS):
+            step.compile(zero_totals(task, examples.device), params, statistics, *group.inputs)
 
 
 def named_metrics(

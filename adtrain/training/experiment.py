@@ -16,8 +16,9 @@ from adtrain.augment import Augmentation
 from adtrain.config import Config
 from adtrain.core import tree
 from adtrain.core.array import Array, Value, array
+from adtrain.core.backend import Executable
 from adtrain.core.program import Program
-from adtrain.core.staging import Pass, stage
+from adtrain.core.staging import Pass, Staged, stage
 from adtrain.core.types import Shape
 from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
@@ -144,11 +145,11 @@ class Experiment:
     @cached_property
     def buckets(self) -> Buckets | None:
         """The division of gradients and optimizer state among ranks; None for one shard."""
-        return None if self.sharding is None else Buckets(self._whole_state.params, self.sharding)
+        return None if self.sharding is None else Buckets(self.state_types.params, self.sharding)
 
     @cached_property
-    def _whole_state(self) -> TrainState:
-        """Placeholders for `initial_state`."""
+    def state_types(self) -> TrainState:
+        """Placeholders for `initial_state`, on the host."""
         found: TrainState = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), self.random_initial_state("cpu"))
         return found
 
@@ -162,7 +163,7 @@ class Experiment:
         """The whole state on the host, from this rank's part; the reverse of `divided`. All ranks call it together."""
         if self.buckets is None or not self.optimizer.elementwise:
             return state
-        return state._replace(optimizer=self.buckets.whole_state(state.optimizer, self._whole_state.optimizer))
+        return state._replace(optimizer=self.buckets.whole_state(state.optimizer, self.state_types.optimizer))
 
     def part(self, batch: np.ndarray) -> np.ndarray:
         """This rank's indices of a batch of indices."""
@@ -209,6 +210,13 @@ class Experiment:
         placeholders = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), self._step_arguments)
         return step.program(*placeholders.values(), *self.batch_arguments(self.full_batch))
 
+    def compiled_step(self, device: str) -> Executable | None:
+        """What runs the logged step on full batches, if it was compiled."""
+        if not isinstance(self.logged_step, Staged):
+            return None
+        placeholders = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), self._step_arguments)
+        return self.logged_step.executable(*placeholders.values(), *self.batch_arguments(self.full_batch))
+
     @property
     def step_inputs(self) -> Sequence[str]:
         """The names of the inputs of `step_program`, such as "0.weight", "adam.exp_avg.0.weight" and "images"."""
@@ -223,9 +231,9 @@ class Experiment:
         """The arguments of `logged_step`, as placeholders."""
         part = self.part(np.zeros(self.full_batch, np.int64))
         order = np.broadcast_to(np.int64(0), (LOG_ROWS, len(part)))
-        state = self.random_initial_state("cpu")
+        state = self.state_types
         if self.sharding is not None:
-            state = self.divided(tree.map(lambda x: x.numpy(), state))
+            state = self.divided(tree.map(lambda x: x.numpy(), self.random_initial_state("cpu")))
         arguments = {
             "state": state,
             "log": empty_log(self.network.task, LOG_ROWS, "cpu"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from adtrain import data
+from adtrain.core.backend import Executable
 from adtrain.core.staging import Staged
 from adtrain.training import agreement
 from adtrain.training.examples import BatchGroup, Examples, on_device
@@ -36,12 +37,13 @@ class StepLoop:
         self.experiment = experiment
         self.steps_per_report = 1
 
-    def compile(self, sizes: Iterable[int]) -> None:
-        """Compile the step for batches of these sizes, so that no step's time includes compilation."""
-        if isinstance(self.step, Staged):
-            for size in sizes:
-                for group in self.examples.groups([np.zeros(size, np.int64)], LOG_ROWS, self.experiment.part):
-                    self.step.compile(*self._arguments(group))
+    def compile(self, sizes: Iterable[int]) -> Sequence[Executable]:
+        """Begin to compile the step for batches of these sizes; no step's time includes what is left of it if these are
+        finished before."""
+        if not isinstance(self.step, Staged):
+            return ()
+        groups = self.examples.groups([np.zeros(size, np.int64) for size in sizes], LOG_ROWS, self.experiment.part)
+        return [self.step.compile(*self._arguments(group)) for group in groups]
 
     def _arguments(self, group: BatchGroup) -> tuple[Any, ...]:
         more = self.experiment.batch_arguments(group.size)

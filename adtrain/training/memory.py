@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from adtrain.core import tree
 from adtrain.core.array import Value
-from adtrain.core.backend import backend
+from adtrain.core.backend import Memory, backend
 from adtrain.core.errors import OutOfMemory
-from adtrain.core.program import Program
 from adtrain.training.examples import held_bytes
 from adtrain.training.experiment import Experiment
 
@@ -48,11 +47,10 @@ class StepMemory(NamedTuple):
         return self.resident + self.unfused_values
 
 
-def step_memory(experiment: Experiment, unfused: Program, fused: Program, device: str) -> StepMemory:
-    """The memory of `experiment`'s step on `device`; `unfused` and `fused` are its Program before and after fusion."""
-    state, needed = experiment.random_initial_state("cpu"), backend(device).memory(fused)
+def step_memory(experiment: Experiment, needed: Memory, unfused_values: int, device: str) -> StepMemory:
+    """The memory of `experiment`'s step on `device`. `needed` is that of its Program."""
+    state = experiment.state_types
     splits = [split for split in (experiment.train, experiment.validation, experiment.test) if split is not None]
-    made = [v for e in unfused.equations if not e.primitive.view for v in e.outputs]
     return StepMemory(
         parameters=_nbytes(state.params),
         statistics=_nbytes(state.statistics),
@@ -60,15 +58,16 @@ def step_memory(experiment: Experiment, unfused: Program, fused: Program, device
         data=sum(held_bytes(split, device) for split in splits),
         values=needed.values,
         separate_values=needed.separate,
-        unfused_values=sum(v.size * v.type.dtype.itemsize for v in made),
+        unfused_values=unfused_values,
         scratch=needed.scratch,
     )
 
 
 def planned_peak(experiment: Experiment, device: str) -> int:
-    """`StepMemory.peak` of `experiment`'s step on `device`."""
-    program = experiment.step_program(device)
-    return step_memory(experiment, program, program, device).peak
+    """`StepMemory.peak` of `experiment`'s step on `device`. A step that was compiled is not traced again."""
+    executable = experiment.compiled_step(device)
+    needed = executable.memory if executable is not None else backend(device).memory(experiment.step_program(device))
+    return step_memory(experiment, needed, needed.separate, device).peak
 
 
 def too_large(experiment: Experiment, device: str) -> OutOfMemory | None:

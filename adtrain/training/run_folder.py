@@ -15,6 +15,7 @@ from adtrain import plugins
 from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
+from adtrain.core.timeline import during
 from adtrain.files import locked_by, read_regular, remove_temporaries, unwritable, write_atomic
 from adtrain.training import model_file, trust
 from adtrain.training.checkpoint import Checkpoint, encode
@@ -194,22 +195,27 @@ class Recorder(Observer):
         self.folder = folder
         self.experiment = experiment
 
+    @during("write")
     def interval_done(self, interval: Interval) -> None:
         self.folder.append_metrics(interval)
 
+    @during("write")
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
         self.folder.append_metrics(epoch)
         self.folder.write_model(self.experiment, state)
 
+    @during("write")
     def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
         content = encode(self.experiment, checkpoint)
         self.folder.write_checkpoint(LAST, content)
         if best:
             self.folder.write_checkpoint(BEST, content)
 
+    @during("write")
     def stopped(self, reason: StopReason, progress: Progress) -> None:
         self.folder.append_metrics(Stopped(reason, progress.epoch, progress.step))
 
+    @during("write")
     def finished(self, result: Result) -> None:
         self.folder.write_model(self.experiment, result.state)
         self.folder.append_metrics(Tested(result.epochs, result.steps, result.test, single_numbers(result.metrics)))

@@ -13,6 +13,7 @@ import numpy as np
 from adtrain import nn
 from adtrain.config import records
 from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Total
+from adtrain.core import timeline
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
@@ -22,7 +23,6 @@ from adtrain.training.endings import Ending, Result
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.memory import planned_peak
 from adtrain.training.scores import Score
-from adtrain.training.spans import Span
 from adtrain.version import __version__
 
 SUMMARY = "summary.json"
@@ -67,6 +67,15 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Time spent on an activity. `start` is in seconds since the start of the process, or of the run."""
+
+    name: str
+    start: Duration
+    seconds: Duration
+
+
+@dataclass(frozen=True)
 class BestEpoch:
     """The best epoch by the metric `by`."""
 
@@ -80,9 +89,10 @@ class Summary:
     """The content of summary.json. Times cover the training since the start or the resumption.
 
     Attributes:
+        total_seconds: from the start of the process, or of the run where the process has several, to its end.
         metrics: those of `training.metrics`, by name.
         step_ms: None if no step was taken since the resumption.
-        spans: what the time went into, from the start of the process, or of the run, to its end.
+        spans: what `total_seconds` went into, one activity after the other.
         ops, ops_sum_ms, ops_to_step_ratio: of a profile, with times per step; empty or None if nothing was profiled.
     """
 
@@ -134,16 +144,17 @@ def summarize(
     experiment: Experiment,
     result: Result,
     device: str,
-    total_seconds: float,
-    spans: Sequence[Span],
+    spans: Sequence[timeline.Span] | None = None,
     ops: Sequence[OperationTime] = (),
     ops_sum_ms: float | None = None,
     ops_to_step_ratio: float | None = None,
 ) -> Summary:
-    """The summary of a finished run. `spans` are all of the run, those of `result` too."""
-    cfg = experiment.config
+    """The summary of a run that ends here. `spans` are by default those of the current timeline."""
+    cfg, memory = experiment.config, _memory(experiment, device)
+    settings = cfg.model_dump(mode="json", exclude_none=True)
+    shown = tuple(Span(*span) for span in (timeline.current().spans() if spans is None else spans))
     return Summary(
-        config=cfg.model_dump(mode="json", exclude_none=True),
+        config=settings,
         device=device,
         device_name=backend(device).device_name(),
         precision=cfg.training.precision,
@@ -156,11 +167,11 @@ def summarize(
         steps=result.steps,
         batch_size=experiment.full_batch,
         train_seconds=result.train_seconds,
-        total_seconds=total_seconds,
-        spans=tuple(spans),
+        total_seconds=sum(span.seconds for span in shown),
+        spans=shown,
         images_per_second=result.images / result.train_seconds if result.images else None,
         step_ms=_step_ms(result.step_seconds),
-        memory=_memory(experiment, device),
+        memory=memory,
         train=result.train,
         validation=result.validation,
         test=result.test,

@@ -9,12 +9,13 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from adtrain.core.errors import AdtrainError, OutOfMemory
+from adtrain.core.timeline import during
 from adtrain.data import DataError, Split
 from adtrain.metrics import MetricValue
 from adtrain.training import agreement, not_finite, scores
 from adtrain.training.checkpoint import Checkpoint, fetch, finite
 from adtrain.training.endings import Ending, Interrupted, NotFinite, Result, ended
-from adtrain.training.evaluation import evaluate, named_metrics
+from adtrain.training.evaluation import begin_compiling, evaluate, named_metrics
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import StepLoop, batches_of
@@ -23,7 +24,6 @@ from adtrain.training.metrics import Epoch, Interval
 from adtrain.training.position import Progress
 from adtrain.training.progress import Observer
 from adtrain.training.scores import Score
-from adtrain.training.spans import Span, timed
 from adtrain.training.step import TrainState
 from adtrain.training.tasks import host_sums
 
@@ -100,7 +100,6 @@ class _Training:
         self.loop = self._step_loop(state, ())
         self.ended_by_observer: Ending | None = None
         self.step_seconds: list[float] = []
-        self.spans: list[Span] = []
         self.images = 0
         self.copied_at = self.read_at = perf_counter()
 
@@ -132,7 +131,6 @@ class _Training:
             images=self.images,
             train_seconds=sum(self.step_seconds),
             step_seconds=self.step_seconds,
-            spans=self.spans,
         )
 
     def _step_loop(self, state: TrainState, batches: Sequence[np.ndarray]) -> StepLoop:
@@ -147,9 +145,8 @@ class _Training:
         for observer in self.observers:
             observer.epoch_started(progress.epoch, self.experiment.epochs, images)
         self.loop = self._step_loop(self.loop.state, batches)
-        with timed("compilation", self.spans):
-            self.loop.compile(set(map(len, batches)))
-        with timed("training", self.spans):
+        self._compile(sorted(set(map(len, batches)), reverse=True))
+        with during("training"):
             self._steps(batches)
         validation = self.experiment.validation
         score, metrics = None, {}
@@ -157,6 +154,16 @@ class _Training:
             score = self._score(self.loop.state, validation, "validation")
             metrics = scores.single_numbers(self._metrics(self.loop.state, validation))
         self._finish_epoch(score, metrics, images, sum(self.step_seconds[first:]))
+
+    def _compile(self, sizes: Sequence[int]) -> None:
+        """Compile the step for these sizes. What evaluates is compiled meanwhile, and while the steps run."""
+        compiled = self.loop.compile(sizes)
+        state, experiment = self.loop.state, self.experiment
+        if self.device == "gpu" and experiment.sharding is None and not self.step_seconds:
+            examples = on_device(experiment.validation or experiment.test, self.device)
+            begin_compiling(experiment.evaluation_step, self.task, state.params, state.statistics, examples)
+        for executable in compiled:
+            executable.finish()
 
     def _steps(self, batches: Sequence[np.ndarray]) -> None:
         """Take the loop's steps, one for each of these batches. Then `last_good` is the state after them.
@@ -246,7 +253,7 @@ class _Training:
                 self._interrupt()
 
         step = self.experiment.evaluation_step
-        with timed(name, self.spans):
+        with during("evaluation"):
             examples = on_device(split, self.device)
             return evaluate(
                 step, self.task, state.params, state.statistics, examples, name, check_stop, self.experiment.sharding

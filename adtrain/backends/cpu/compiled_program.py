@@ -22,7 +22,8 @@ from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.plan_memory import nbytes, plan_memory
+from adtrain.core.timeline import during
+from adtrain.passes.plan_memory import MemoryPlan, nbytes, plan_memory
 
 PAGE = 4096
 THREADS = "#include <omp.h>\n#include <stdint.h>\n\nint64_t threads(void) { return omp_get_max_threads(); }\n"
@@ -40,7 +41,8 @@ class CompiledProgram:
         self.plan = plan_memory(program, workspace, self.guard)
         generated = generate(program, self.plan)
         self.checked = generated.checked
-        library = compiler.load(generated.text, generated.sources, (*generated.entries, "threads"))
+        with during("compile"):
+            library = compiler.load(generated.text, generated.sources, (*generated.entries, "threads"))
         self.calls = [getattr(library, entry) for entry in generated.entries]
         for function in (*self.calls, library.threads):
             function.restype = ctypes.c_int64
@@ -51,6 +53,7 @@ class CompiledProgram:
         self.kernels: Sequence[Sequence[KernelRun]] = [
             [KernelRun(name, {"threads": threads}) for name in names] for names in generated.kernels
         ]
+        self.memory = _memory(program, self.plan, generated.scratch * threads)
         self.arena = _pages(self.plan.arena_bytes)
         self.scratch = _pages(generated.scratch * threads)
         self.seconds = np.empty(len(program.equations))
@@ -69,6 +72,9 @@ class CompiledProgram:
         self.fresh = [(at, program.outputs[at].type) for at in {at for where, at in places if where == "output"}]
         self.repeats = program.carries and places == [("input", i) for i in _donated(program)]
         self.results = [(where, at, v.type.shape) for (where, at), v in zip(places, program.outputs, strict=True)]
+
+    def finish(self) -> None:
+        """Returns at once: nothing is compiled later."""
 
     def run(
         self, buffers: list[np.ndarray], timed: bool = False, times: int = 1
@@ -167,6 +173,10 @@ def memory(program: Program) -> Memory:
     library.threads.restype = ctypes.c_int64
     plan = plan_memory(program, workspace)
     scratch: int = generate(program, plan).scratch * library.threads()
+    return _memory(program, plan, scratch)
+
+
+def _memory(program: Program, plan: MemoryPlan, scratch: int) -> Memory:
     fresh = {v for v in program.outputs if plan.places[v].where == "output"}
     beside = sum(map(nbytes, (*program.constants, *fresh)))
     return Memory(plan.arena_bytes + beside, plan.separate_bytes + beside, scratch)

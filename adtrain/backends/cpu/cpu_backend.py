@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,11 @@ class CpuBackend:
 
     def synchronize(self) -> None:
         """Returns at once: `run` is synchronous."""
+
+    @contextmanager
+    def side_by_side(self, count: int) -> Iterator[Sequence[Callable[[], AbstractContextManager[None]]]]:
+        """None: a Program uses all cores."""
+        yield ()
 
     def device_name(self) -> str:
         try:

@@ -24,6 +24,7 @@ class NumpyProgram:
     repeats = False
 
     def __init__(self, program: Program) -> None:
+        self.memory = memory(program)
         self.kernels: Sequence[Sequence[KernelRun]] = [
             [] if e.primitive.view else [KernelRun("NumPy", {})] for e in program.equations
         ]
@@ -44,6 +45,9 @@ class NumpyProgram:
         self.initial: list[Any] = [None] * len(slots)
         for v, x in program.constants.items():
             self.initial[slots[v]] = x.buffer
+
+    def finish(self) -> None:
+        """Returns at once: nothing is compiled later."""
 
     def run(
         self, buffers: list[np.ndarray], timed: bool = False, times: int = 1

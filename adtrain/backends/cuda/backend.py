@@ -1,9 +1,10 @@
-"""The backend of an NVIDIA GPU: kernels on one stream."""
+"""The backend of an NVIDIA GPU: kernels on a stream, or on several within `side_by_side`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -133,9 +134,7 @@ class CudaBackend:
 
     def memory(self, program: Program) -> Memory:
         self._tune(program)
-        layout = Layout(program, self.lowering_of(program))
-        extra = layout.extra_bytes
-        return Memory(layout.arena_bytes + extra, layout.separate_bytes + extra, 0)
+        return Layout(program, self.lowering_of(program)).memory
 
     def available(self) -> int:
         return self.device.available()
@@ -199,6 +198,18 @@ class CudaBackend:
             ShapeError: an index was out of range.
         """
         self.device.synchronize()
+        self.flags.check()
+
+    @contextmanager
+    def side_by_side(self, count: int) -> Iterator[Sequence[Callable[[], AbstractContextManager[None]]]]:
+        self.synchronize()
+        lanes = self.device.more_lanes(count)
+        try:
+            yield [partial(self.device.using, lane) for lane in lanes]
+        finally:
+            for lane in lanes:
+                with self.device.using(lane):
+                    self.device.synchronize()
         self.flags.check()
 
     @translated()

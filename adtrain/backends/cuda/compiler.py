@@ -9,10 +9,10 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import BoundedSemaphore, Lock, Thread, main_thread
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -33,6 +33,11 @@ ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+_threads: dict[str, Thread] = {}
+"""The threads that compile, or have compiled, by the key of their cubin."""
+_lock = Lock()
+_processors = BoundedSemaphore(os.cpu_count() or 1)
 
 
 class CudaCompilerError(AdtrainError):
@@ -84,6 +89,10 @@ def cubin(source: Source, target: str) -> bytes:
         CudaCompilerError: NVRTC is missing, or refuses the source.
     """
     key = fingerprint(source, target)
+    with _lock:
+        thread = _threads.get(key)
+    if thread is not None:
+        thread.join()
     cache = open_cache("cuda")
     found = cache.find(key, ".cubin")
     if found is not None:
@@ -110,15 +119,39 @@ def load_cubin(source: Source, target: str, load: Callable[[bytes], T]) -> T:
         return load(cubin(source, target))
 
 
+def begin(sources: Iterable[Source], target: str) -> Sequence[Thread]:
+    """Begin to compile the sources that are not in the cache, in parallel; returns the threads that do it.
+
+    A source that is being compiled already has its thread. `cubin` raises the errors later.
+    """
+    return [thread for source in sources if (thread := _begun(source, target)) is not None]
+
+
+def _begun(source: Source, target: str) -> Thread | None:
+    try:
+        key = fingerprint(source, target)
+    except CudaCompilerError:
+        return None
+    with _lock:
+        found = _threads.get(key)
+        if found is None and open_cache("cuda").find(key, ".cubin") is None:
+            found = _threads[key] = Thread(target=_compile_into_cache, args=(source, target, key))
+            found.start()
+    return found
+
+
+def _compile_into_cache(source: Source, target: str, key: str) -> None:
+    # At the end of the process the main thread ends first; then nobody needs the cubin.
+    with _processors, suppress(AdtrainError):
+        if main_thread().is_alive():
+            open_cache("cuda").store(key, ".cubin", compile_source(source, target).cubin)
+
+
 def compile_all(sources: Iterable[Source], target: str) -> Iterator[None]:
     """Compile the sources into the cache, in parallel. Yields after each one. `cubin` raises the errors later."""
-
-    def work(source: Source) -> None:
-        with suppress(CudaCompilerError):
-            cubin(source, target)
-
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        yield from threads.map(work, sources)
+    for thread in begin(sources, target):
+        thread.join()
+        yield
 
 
 def fingerprint(source: Source, target: str) -> str:

@@ -49,7 +49,7 @@ def launch_shapes() -> dict[str, Any]:
         for blocks in BLOCKS
         if threads <= most
     }
-    graphs, ms = Graphs(device.stream), {shape: list[float]() for shape in (rule, *grid)}
+    graphs, ms = Graphs(device), {shape: list[float]() for shape in (rule, *grid)}
     launch.early = None  # no programmatic dependent launch: consecutive launches of a sample must not overlap
 
     def milliseconds(shape: Shape) -> float:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from adtrain.bench.page import against, analysis, candidates, compare, operations, step
-from adtrain.bench.timing.records import remarks
+from adtrain.bench.page import against, analysis, candidates, compare, operations, scaling, step
+from adtrain.bench.timing.records import remarks, timings
 from adtrain.templates import environment
 
 KINDS = {
     "ops": operations,
     "candidates": candidates,
     "config": step,
+    "scaling": scaling,
     "against": against,
     "analysis": analysis,
     "compare": compare,
@@ -70,4 +71,5 @@ def _protocol(result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if peak := about["roofline"]:
         yield "copy", f"{peak['gbytes_per_s']:,.1f} GB/s"
         yield "matrix products", ", ".join(f"{name} {x:,.1f} GFLOP/s" for name, x in peak["gflops_per_s"].items())
-    yield "outliers", remarks(result)[0]
+    if any(timings(result)):
+        yield "outliers", remarks(result)[0]

@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 from adtrain.bench.scaling.request import Measured, Request
+from adtrain.bench.scaling.worker import SAMPLE_SECONDS, SAMPLES
+from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.core.errors import AdtrainError
-from adtrain.distributed.launch import mpiexec
+from adtrain.distributed.launch import end, start
 
 WORKER_SECONDS = 600
 
@@ -43,7 +45,7 @@ class Scaling(NamedTuple):
     """A config's points, and what they were measured on."""
 
     config: str
-    device: str
+    device_name: str
     gradient_bytes: int
     points: list[Point]
 
@@ -82,31 +84,36 @@ def scaling(config: str, overrides: Sequence[str], device: str, batch_size: int,
 def run(request: Request, ranks: int, threads: int) -> Measured:
     """The measurement of a number of ranks. Raises AdtrainError with the last line of its output where it fails."""
     worker = [sys.executable, "-m", "adtrain.bench.scaling.worker", json.dumps(request._asdict())]
-    command = [mpiexec(), "-n", str(ranks), *worker] if ranks > 1 else worker
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = start(ranks, worker, {"OMP_NUM_THREADS": str(threads)}, **pipes)
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WORKER_SECONDS
-        )
+        output, errors = processes[0].communicate(timeout=WORKER_SECONDS)
     except subprocess.TimeoutExpired:
         raise AdtrainError(f"{ranks} ranks took longer than {WORKER_SECONDS} s") from None
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise AdtrainError(f"{ranks} ranks: exit code {done.returncode}: {reason}")
+    finally:
+        code = end(processes)[0]
+        for process in processes:
+            process.__exit__(None, None, None)
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    if code or not lines:
+        reason = (errors.strip() or output.strip() or "no output").splitlines()[-1]
+        raise AdtrainError(f"{ranks} ranks: exit code {code}: {reason}")
     values: dict[str, Any] = json.loads(lines[-1])
     return Measured(**{**values, "microseconds": tuple(values["microseconds"])})
 
 
-def lines(found: Scaling) -> list[str]:
-    """The points as a table."""
-    shown = [f"{found.config} on {found.device}, gradients of {found.gradient_bytes:,} bytes", ""]
-    shown.append("scaling  ranks   batch     step us exchange us  hidden efficiency")
-    for x in found.points:
-        hidden = "" if x.hidden is None else f"{max(0.0, min(1.0, x.hidden)):.0%}"
-        exchange = f"{x.exchange_us:,.1f}" if x.exchange_us else ""
-        shown.append(
-            f"{'weak' if x.weak else 'strong':<8} {x.ranks:>5} {x.batch_size:>7} {x.step_us:>11,.1f} {exchange:>11} "
-            f"{hidden:>7} {x.efficiency:>10.1%}"
-        )
-    return shown
+def result(
+    config: str, overrides: Sequence[str], device: str, batch_size: int, ranks: Sequence[int],
+    progress: Callable[[str], object],
+) -> dict[str, Any]:  # fmt: skip
+    """The result of `scaling` as JSON values, with the protocol."""
+    conditions = protocol(device, observed_load(progress), min_sample_ms=1e3 * SAMPLE_SECONDS)
+    conditions["samples"] = [SAMPLES, SAMPLES]
+    progress(f"bench: timing steps of {config} on {' and '.join(map(str, ranks))} ranks, about a minute")
+    found = scaling(config, overrides, device, batch_size, ranks)
+    return {
+        "kind": "scaling",
+        "protocol": conditions,
+        **found._asdict(),
+        "points": [point._asdict() for point in found.points],
+    }

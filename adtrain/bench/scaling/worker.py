@@ -1,6 +1,6 @@
 """One rank of a measurement: times steps, or exchanges alone. Rank 0 prints a line of JSON.
 
-Started as `mpiexec -n N python -m adtrain.bench.scaling.worker REQUEST`.
+Started N times as `python -m adtrain.bench.scaling.worker REQUEST`.
 """
 
 from __future__ import annotations

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from adtrain.bench.text import against, analysis, candidates, compare, operations, race, step
+from adtrain.bench.text import against, analysis, candidates, compare, operations, race, scaling, step
 
 KINDS = {
     "ops": operations,
     "candidates": candidates,
     "config": step,
+    "scaling": scaling,
     "against": against,
     "analysis": analysis,
     "compare": compare,

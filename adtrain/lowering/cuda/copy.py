@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,10 @@ THREADS = 256
 """Threads per block of copy_tiles."""
 VECTOR = 16
 """Bytes that a thread moves at once."""
+CHUNK = 16 << 10
+"""Bytes that a block of `index/join.cu` copies."""
+MAX_JOINED = 128
+"""Arguments of one launch of `index/join.cu`; 4 KiB of kernel arguments hold three numbers for each."""
 
 
 class Axis(NamedTuple):
@@ -94,12 +99,29 @@ def _merged(layout: Layout) -> list[Axis]:
 
 
 def concatenate(target: Target, *xs: Any, axis: int) -> list[CudaKernel]:
-    """One copy per argument. Source and target have their axes in the same order, so there is nothing to tile."""
+    """One launch where the parts of the result are contiguous, else one copy per argument.
+
+    Source and target have their axes in the same order, so there is nothing to tile.
+    """
+    contiguous = math.prod(xs[0].shape[:axis]) == 1 and all(math.prod(x.shape) for x in xs)
+    if contiguous and 1 < len(xs) <= MAX_JOINED:
+        return [CudaKernel((_join(xs),))]
     found: list[CudaLaunch] = []
     for i, x in enumerate(xs):
         (kernel,) = copies(layouts.concatenate(i, *xs, axis=axis), x.dtype, (i, len(xs)))
         found += kernel.launches
     return [CudaKernel(tuple(found))]
+
+
+def _join(xs: Sequence[Any]) -> CudaLaunch:
+    """The launch of `index/join.cu`, in which a block copies a chunk of one argument."""
+    sizes, dtype = [math.prod(x.shape) for x in xs], xs[0].dtype
+    starts = list(accumulate(sizes, initial=0))
+    first = list(accumulate((-(-size * dtype.itemsize // CHUNK) for size in sizes), initial=0))
+    macros = {"PARTS": len(xs), "CHUNK": CHUNK}
+    return CudaLaunch(
+        "index/join.cu", "join", (*starts, *first), (dtype,), blocks=first[-1], threads=THREADS, definitions=macros
+    )
 
 
 def pad(target: Target, x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> list[CudaKernel]:

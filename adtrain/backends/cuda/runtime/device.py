@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -40,8 +41,20 @@ class Shape(NamedTuple):
     shared: int
 
 
+class Lane(NamedTuple):
+    """A stream, and the pool of the memory that its work uses.
+
+    Memory that is freed while the stream's work still uses it is given to later work of the same stream only.
+    """
+
+    stream: Any
+    pool: Any
+
+
 class Device:
-    """One GPU with its primary context, which other libraries of the process share, and one stream.
+    """One GPU with its primary context, which other libraries of the process share.
+
+    All work goes to the stream of the lane that is in use: `stream`, with the memory of `pool`.
 
     Attributes:
         reserved: bytes allocated outside the pool.
@@ -63,8 +76,8 @@ class Device:
         self.context = self.device.retain_primary_context()
         self.context.push()
         atexit.register(self.context.pop)
-        self.stream = cuda.Stream(NON_BLOCKING)
-        self.pool = DeviceMemoryPool()
+        self.lane = Lane(cuda.Stream(NON_BLOCKING), DeviceMemoryPool())
+        self.lanes = [self.lane]
         self.reserved = 0
         self.host_pool = PageLockedMemoryPool()
         self.uploads: deque[tuple[Any, Any]] = deque()
@@ -77,6 +90,30 @@ class Device:
         self.target = Target(capability, self.multiprocessors, self._shared_per_block(ordinal))
         self.kernels: dict[tuple[Source, str], Kernel] = {}
         self.sources: dict[Source, _Loaded] = {}
+
+    @property
+    def stream(self) -> Any:
+        return self.lane.stream
+
+    @property
+    def pool(self) -> Any:
+        return self.lane.pool
+
+    @translated()
+    def more_lanes(self, count: int) -> Sequence[Lane]:
+        """`count` lanes besides the first one. Each has the same stream in every call."""
+        while len(self.lanes) <= count:
+            self.lanes.append(Lane(cuda.Stream(NON_BLOCKING), DeviceMemoryPool()))
+        return self.lanes[1 : count + 1]
+
+    @contextmanager
+    def using(self, lane: Lane) -> Iterator[None]:
+        """Within it, all work goes to the lane."""
+        before, self.lane = self.lane, lane
+        try:
+            yield
+        finally:
+            self.lane = before
 
     def _shared_per_block(self, ordinal: int) -> int:
         """Most bytes of shared memory of a block (opt-in)."""
@@ -135,7 +172,7 @@ class Device:
 
     def allocated(self) -> int:
         """Bytes that this process has allocated. The pool keeps freed memory, so this is the most needed so far."""
-        return int(self.pool.managed_bytes) + self.reserved
+        return sum(int(lane.pool.managed_bytes) for lane in self.lanes) + self.reserved
 
     @translated()
     def available(self) -> int:
@@ -179,7 +216,7 @@ class Device:
 
     @translated()
     def synchronize(self) -> None:
-        """Wait for the stream."""
+        """Wait for the stream in use."""
         self.stream.synchronize()
 
     @translated()

@@ -10,6 +10,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
+from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import checked
 
 MAX_GRAPHS = 8
@@ -17,11 +18,15 @@ MAX_GRAPHS = 8
 
 
 class Graphs:
-    """Graphs of work on a stream, by a key that includes the addresses that the work uses."""
+    """Graphs of work on a device's stream, by a key that includes the addresses that the work uses."""
 
-    def __init__(self, stream: Any) -> None:
-        self.stream = driver.CUstream(stream.handle)
+    def __init__(self, device: Device) -> None:
+        self.device = device
         self.recorded: OrderedDict[Hashable, Any] = OrderedDict()
+
+    @property
+    def stream(self) -> Any:
+        return driver.CUstream(self.device.stream.handle)
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Launch the graph of ``work``. A new one is captured from ``work()``, which launches and copies on the stream.

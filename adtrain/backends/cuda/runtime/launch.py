@@ -28,7 +28,7 @@ class Launch:
     def __init__(self, device: Device, plan: LaunchPlan) -> None:
         kernel = device.kernel(plan.source, plan.name)
         self.plan = plan
-        self.stream = device.stream
+        self.device = device
         self.operands = plan.operands
         self.scratch, self.checked = plan.scratch, plan.checked
         self.numbers = plan.numbers
@@ -60,7 +60,7 @@ class Launch:
         grid, block, shared = self.shape
         arguments = self._arguments(addresses, scratch, flag)
         with translated():
-            function.prepared_async_call(grid, block, self.stream, *arguments, shared_size=shared)
+            function.prepared_async_call(grid, block, self.device.stream, *arguments, shared_size=shared)
 
     @property
     def ran(self) -> KernelRun:
@@ -87,7 +87,7 @@ class Launch:
         early = self.early if overlap else None
         (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = early or self.shape
         config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.hStream = driver.CUstream(self.stream.handle)
+        config.hStream = driver.CUstream(self.device.stream.handle)
         attribute, kinds = driver.CUlaunchAttribute(), driver.CUlaunchAttributeID
         if self.plan.cooperative:
             attribute.id, attribute.value.cooperative = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1

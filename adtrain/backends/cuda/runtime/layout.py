@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.core.backend import Memory
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batch_prefetch import PrefetchedRuns, prefetch_batch
 from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes, plan_memory
@@ -94,6 +95,11 @@ class Layout:
             self._prefetch_swaps = [swap for swap in swaps if swap.read >= len(program.inputs)]
             self.overwritten.update(swap.read for swap in self.final_swaps)
             self.results = [Place("input", i) for i in donated]
+
+    @property
+    def memory(self) -> Memory:
+        """The memory that the Program needs on the device."""
+        return Memory(self.arena_bytes + self.extra_bytes, self.separate_bytes + self.extra_bytes, 0)
 
     def runs(self, times: int) -> Iterator[tuple[Sequence[PlacedEquation], Sequence[Swap]]]:
         """The equations of `times` consecutive runs, in parts, each with the swaps that follow it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from adtrain.core.errors import DeviceError
 from adtrain.core.fused import label
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.timeline import during
 from adtrain.core.types import ArrayType
 from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.plan_memory import nbytes
@@ -51,12 +52,12 @@ class LibraryLaunch:
 
     def __init__(self, device: Device, call: LibraryCall) -> None:
         call.prepare()
-        self.call, self.stream = call, device.stream.handle
+        self.call, self.device = call, device
         self.ran = KernelRun(call.label, {})
 
     def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
         """Enqueue the call's work on the stream, which may be captured."""
-        self.call.enqueue(addresses, scratch, self.stream)
+        self.call.enqueue(addresses, scratch, self.device.stream.handle)
 
     def record(self, addresses: list[int], scratch: int, flag: int, overlap: bool = True) -> None:
         self(addresses, scratch, flag)
@@ -99,6 +100,7 @@ class CudaProgram:
         self.backend, self.device = backend, backend.device
         lowering = backend.lowering_of(program)
         self.layout = layout = Layout(program, lowering)
+        self.memory = layout.memory
         self.arena = self.device.reserve(layout.arena_bytes)
         self.base = int(self.arena)
         self.constants = [x.buffer for x in program.constants.values()]
@@ -115,28 +117,45 @@ class CudaProgram:
         self.first_output = len(self.addresses)
         self.addresses += [*outputs, *(self.base + byte for byte in layout.arena)]
 
-        equations = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
-        found = [plan.source for e in equations for plan in lowering.launches(e) if isinstance(plan, LaunchPlan)]
-        for _ in compiler.compile_all(dict.fromkeys(found), self.device.architecture):
-            pass
-        self.works: dict[Equation, Runnable | ExchangeWork] = {}
+        self.lowering = lowering
         self.joined_later = {e.inputs[0] for e in program.equations if e.primitive is exchange_done_p}
         self.flagged: dict[Equation, int] = {}
-        for e in equations:
-            work: Runnable | ExchangeWork
-            work = ExchangeWork(backend.nccl, e) if e.has(Trait.COLLECTIVE) else Runnable(self.device, lowering, e)
-            self.works[e] = work
-            self.flagged[e] = backend.flags.reserve(_label(e)) if work.checked else 0
         self.equations = program.equations
-        self.kernels: Sequence[Sequence[KernelRun]] = [self.works[e].kernels for e in program.equations]
+        distinct = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
+        found = [plan.source for e in distinct for plan in lowering.launches(e) if isinstance(plan, LaunchPlan)]
+        self.placed = tuple(distinct)
+        compiler.begin(dict.fromkeys(found), self.device.architecture)
         self.repeats = layout.repeats
         self.results = [(*place, v.type.shape) for place, v in zip(layout.results, program.outputs, strict=True)]
-        self.graphs = Graphs(self.device.stream)
+        self.graphs = Graphs(self.device)
         self.marks: Marks | None = None
+
+    @cached_property
+    def works(self) -> Mapping[Equation, Runnable | ExchangeWork]:
+        """The equations with their kernels, which are waited for and loaded."""
+        found: dict[Equation, Runnable | ExchangeWork] = {}
+        with during("compile"):
+            for e in self.placed:
+                work: Runnable | ExchangeWork
+                if e.has(Trait.COLLECTIVE):
+                    work = ExchangeWork(self.backend.nccl, e)
+                else:
+                    work = Runnable(self.device, self.lowering, e)
+                found[e] = work
+                self.flagged[e] = self.backend.flags.reserve(_label(e)) if work.checked else 0
+        return found
+
+    @property
+    def kernels(self) -> Sequence[Sequence[KernelRun]]:
+        return [self.works[e].kernels for e in self.equations]
+
+    def finish(self) -> None:
+        self.works  # noqa: B018
 
     def run(
         self, buffers: list[Buffer], timed: bool = False, times: int = 1
     ) -> tuple[Sequence[Buffer], Sequence[float]]:
+        self.finish()
         for i in self.layout.overwritten:
             # References: the list and getrefcount's argument. With more, the buffer or its memory is used elsewhere
             # and must not change. Memory of another library must not change either.

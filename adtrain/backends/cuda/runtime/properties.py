@@ -10,11 +10,12 @@ from typing import Any
 
 import pycuda
 import pycuda.driver as cuda
+from cuda.bindings import driver
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.runtime import libraries
 from adtrain.backends.cuda.runtime.device import Device
-from adtrain.backends.cuda.runtime.errors import translated
+from adtrain.backends.cuda.runtime.errors import checked, translated
 from adtrain.backends.cuda.vendor import Library
 
 
@@ -22,10 +23,11 @@ from adtrain.backends.cuda.vendor import Library
 def properties(device: Device, candidates: Sequence[Library]) -> dict[str, Any]:
     """Sizes in bytes, clocks in MHz, and versions as text, None where something is missing.
 
-    ``devices`` has an entry for each GPU of the machine, ``device`` first. ``candidates`` names the libraries whose
-    calls are candidates.
+    ``devices`` has an entry for each GPU of the machine, ``device`` first; ``peers`` of an entry are the numbers of the
+    GPUs whose memory it can read directly. ``candidates`` names the libraries whose calls are candidates.
     """
-    found = [_describe(cuda.Device(ordinal)) for ordinal in range(cuda.Device.count())]
+    count = cuda.Device.count()
+    found = [{**_describe(cuda.Device(ordinal)), "peers": peers(ordinal, count)} for ordinal in range(count)]
     found[0]["free_bytes"], _ = cuda.mem_get_info()
     return {
         "devices": found,
@@ -67,6 +69,13 @@ def _describe(about: Any) -> dict[str, Any]:
         "clock_mhz": read(attribute.CLOCK_RATE) / 1000,
         "memory_clock_mhz": read(attribute.MEMORY_CLOCK_RATE) / 1000,
     }
+
+
+def peers(ordinal: int, count: int) -> list[int]:
+    """The GPUs, of `count`, whose memory GPU `ordinal` can read directly, through NVLink or PCIe."""
+    devices = [checked(driver.cuDeviceGet(i)) for i in range(count)]
+    able = [i != ordinal and checked(driver.cuDeviceCanAccessPeer(devices[ordinal], x)) for i, x in enumerate(devices)]
+    return [i for i, x in enumerate(able) if x]
 
 
 def _toolkit() -> str | None:

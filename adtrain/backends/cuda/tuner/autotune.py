@@ -110,6 +110,8 @@ class Tuner:
         Args:
             measured: measure and store times that are not in the cache; otherwise leave such problems out.
         """
+        if not measured and not tuning_cache.any_stored():
+            return
         missing = []
         for tuned in problems:
             known = tuning_cache.find(self.key(tuned), tuned.labels)

@@ -21,6 +21,11 @@ def find(key: str, labels: Collection[str]) -> Mapping[str, float] | None:
     return times if times and min(times, key=times.__getitem__) in labels else None
 
 
+def any_stored() -> bool:
+    """Whether times of any problem are stored."""
+    return documents.any_stored(KIND)
+
+
 def store(key: str, problem: str, times: Mapping[str, float], chosen: str) -> None:
     """Store the microseconds by label under the key. ``problem`` and ``chosen`` are for people who read the file.
 

@@ -30,7 +30,7 @@ class GpuBench:
         self.device, self.lowering = device, lowering
         self.name = name
         self.architecture = device.architecture
-        self.graphs = Graphs(device.stream)
+        self.graphs = Graphs(device)
 
     def compile(self, sources: Sequence[Source]) -> Iterator[None]:
         return compiler.compile_all(sources, self.architecture)

@@ -1,4 +1,4 @@
-"""Training by processes that exchange through MPI: the same bytes as one process, and faults.
+"""Training by several processes, over TCP and over MPI: the same bytes as one process, and faults.
 
 The tests that need several networks use ranks as threads, which start at once: see test_train_ranks.py.
 """
@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import indent
 from time import monotonic
@@ -20,26 +20,22 @@ from waiting import wait_until
 
 from adtrain import training as training_package
 from adtrain.config import load
+from adtrain.distributed.launch import start
 from adtrain.training import RunFolder, checkpoint
 from adtrain.training.recorded_run import run_in_folder
 
-pytestmark = [
-    pytest.mark.compiled,
-    pytest.mark.needs_mpi,
-]
+pytestmark = pytest.mark.compiled
 LONG = ["--set", "training.epochs=1000000", "--set", "training.checkpoint_every=20"]
 ENDS_WITHIN = 10.0
+BIN = Path(sys.executable).parent
 
 
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "adtrain", "train", *map(str, arguments), "--device", "cpu", "--profile-steps", "0"]
 
 
-def run(*arguments: object, mpiexec: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    before = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(mpiexec)] if mpiexec else []
-    return subprocess.run(
-        [*before, *command(*arguments)], capture_output=True, text=True, env={**os.environ, **environment}
-    )
+def run(*arguments: object, launcher: Sequence[object] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*map(str, launcher), *command(*arguments)], capture_output=True, text=True)
 
 
 def ranks_of(folder: Path) -> dict[int, int]:
@@ -49,8 +45,8 @@ def ranks_of(folder: Path) -> dict[int, int]:
         try:
             if process.name.isdigit() and str(folder).encode() in (process / "cmdline").read_bytes():
                 variables = dict(x.split(b"=", 1) for x in (process / "environ").read_bytes().split(b"\0") if b"=" in x)
-                if b"PMI_RANK" in variables and b"adtrain" in (process / "cmdline").read_bytes():
-                    found[int(variables[b"PMI_RANK"])] = int(process.name)
+                if b"RANK" in variables:
+                    found[int(variables[b"RANK"])] = int(process.name)
         except (FileNotFoundError, PermissionError, ProcessLookupError):
             continue
     return found
@@ -95,18 +91,35 @@ def trained_here(config: Path, folder: Path, *settings: str) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_two_and_four_ranks_write_the_bytes_of_one_and_rank_0_alone_prints(config: Path, tmp_path: Path) -> None:
+def test_two_ranks_write_the_bytes_of_one_and_rank_0_alone_prints(config: Path, tmp_path: Path) -> None:
     settings = ["data.validation=0.2", "training.clip_norm=0.5"]
     options = [option for setting in settings for option in ("--set", setting)]
     two = run(config, *options, "--ranks", 2, "--output-dir", tmp_path / "2", "-q")
     assert (two.returncode, two.stdout, two.stderr) == (0, f"{tmp_path / '2'}\n", "")
-    four = run(config, *options, "--output-dir", tmp_path / "4", "-q", mpiexec=4)
-    assert (four.returncode, four.stderr) == (0, "")
-    for ranks in (2, 4):
-        expected = trained_here(config, tmp_path / f"one, {ranks}", *settings, f"data.shards={ranks}")
-        assert (tmp_path / f"{ranks}" / "model.safetensors").read_bytes() == expected
+    expected = trained_here(config, tmp_path / "one", *settings, "data.shards=2")
+    assert (tmp_path / "2" / "model.safetensors").read_bytes() == expected
     for name in ("last.safetensors", "best.safetensors", "config.yaml"):
-        assert (tmp_path / "2" / name).read_bytes() == (tmp_path / "one, 2" / name).read_bytes(), name
+        assert (tmp_path / "2" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks"),
+    [
+        pytest.param([BIN / "mpiexec", "-n", 4], 4, marks=pytest.mark.needs_mpi),
+        pytest.param(
+            [BIN / "torchrun", "--nproc-per-node", 2, "--no-python"],
+            2,
+            marks=[pytest.mark.needs_torch, pytest.mark.exhaustive],
+        ),
+    ],
+)
+def test_ranks_of_other_launchers_write_the_same_bytes(
+    config: Path, tmp_path: Path, launcher: list[object], ranks: int
+) -> None:
+    done = run(config, "--output-dir", tmp_path / "run", "-q", launcher=launcher)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'run'}\n")
+    expected = trained_here(config, tmp_path / "one", f"data.shards={ranks}")
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
 
 
 def test_a_killed_rank_ends_all_and_one_rank_continues(
@@ -145,7 +158,7 @@ def test_a_signal_to_the_launcher_or_to_a_rank_ends_all_with_a_checkpoint(
 
 PROGRAM = """
 import os, sys
-if os.environ["PMI_RANK"] == "{rank}":
+if os.environ["RANK"] == "{rank}":
 {change}
 sys.argv[0] = "adtrain"
 from adtrain.__main__ import main
@@ -170,11 +183,13 @@ StepLoop.row = property(broken)
 
 
 def run_changed(change: str, rank: int, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Two ranks, one of which runs the Python lines `change` first."""
+    """Two ranks without a launcher that watches them, one of which runs the Python lines `change` first."""
     program = PROGRAM.format(rank=rank, change=indent(change, "    "))
-    mpiexec = Path(sys.executable).parent / "mpiexec"
-    started: list[str] = [str(mpiexec), "-n", "2", sys.executable, "-c", program, *command(*arguments)[3:]]
-    return subprocess.run(started, capture_output=True, text=True)
+    started = [sys.executable, "-c", program, *command(*arguments)[3:]]
+    ranks = start(2, started, {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    printed = [rank.communicate() for rank in ranks]
+    code = next((x.returncode for x in ranks if x.returncode), 0)
+    return subprocess.CompletedProcess(started, code, *map("".join, zip(*printed, strict=True)))
 
 
 def test_a_full_disk_at_rank_0_ends_all(config: Path, tmp_path: Path) -> None:
@@ -219,14 +234,3 @@ def test_an_error_of_all_ranks_is_printed_once(config: Path, tmp_path: Path) -> 
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("adtrain: error: the loss is nan at step 2")
-
-
-def test_missing_parts_are_one_line_that_says_how_to_install_them(config: Path, tmp_path: Path) -> None:
-    hidden = "import adtrain.distributed.launch as launch; launch.find_spec = lambda name: None"
-    program = f"{hidden}; from adtrain.__main__ import main; main()"
-    arguments = command(config, "--ranks", 2, "--output-dir", tmp_path / "run")[3:]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "adtrain: error: --ranks needs mpi4py and mpiexec; mpi4py is not installed: pip install 'adtrain[mpi]'"
-    ]

@@ -1,0 +1,163 @@
+"""Exchanges over TCP, and through shared memory between ranks of a host; without MPI.
+
+The number of ranks is a power of two. Both exchanges take log2(ranks) rounds. In each a rank swaps bytes with the rank
+whose number differs in one bit. This is recursive doubling for all-gather, and the hypercube's algorithm for all-to-all
+(R. Thakur, R. Rabenseifner, W. Gropp: Optimization of Collective Communication Operations in MPICH, 2005).
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from contextlib import closing
+from time import sleep
+
+import numpy as np
+
+from adtrain.core.errors import AdtrainError, DeviceError
+from adtrain.distributed.rendezvous import Meeting, Peer, meet
+from adtrain.distributed.shared_memory import HALF_BYTES, SharedMemory, shared
+
+SHARED_BYTES = 16 << 10
+"""From this size on, two ranks of a host exchange through memory that they share."""
+WATCHDOG_SECONDS = 5.0
+"""How long a rank whose partner is gone waits for the watchdog, which ends the job and says why."""
+
+
+class TcpCommunicator:
+    """The ranks that come to a meeting.
+
+    Attributes:
+        entered, left: how many exchanges this rank has begun and ended, for the watchdog.
+
+    Raises:
+        AdtrainError: the number of ranks is no power of two, or some do not come in time.
+    """
+
+    def __init__(self, where: Meeting, rank: int, size: int, timeout: float) -> None:
+        if size & (size - 1):
+            raise AdtrainError(f"found {size} ranks, expected a power of two")
+        self.rank, self.size = rank, size
+        self.entered = self.left = 0
+        listener, peers = meet(where, rank, size, timeout)
+        with closing(listener):
+            self.links = _connected(listener, peers, where, rank, timeout)
+
+    def close(self) -> None:
+        for link in self.links.values():
+            link.connection.close()
+
+    def all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
+        self.entered += 1
+        rows = _rows(receive, self.size)
+        rows[self.rank] = _bytes(send)
+        for bit, link in self.links.items():
+            own, other = self.rank // bit * bit, (self.rank ^ bit) // bit * bit
+            link.swap(rows[own : own + bit], rows[other : other + bit])
+        self.left += 1
+
+    def all_to_all(self, send: np.ndarray, receive: np.ndarray) -> None:
+        """After a round with bit b, row j has what a rank that agrees with j in b and the bits above has sent."""
+        self.entered += 1
+        rows, source = _rows(receive, self.size), _rows(send, self.size)
+        for bit, link in reversed(self.links.items()):
+            mine = 1 if self.rank & bit else 0
+            held, into = (x.reshape(self.size // (2 * bit), 2, bit, x.shape[1]) for x in (source, rows))
+            if source is not rows:
+                into[:, mine] = held[:, mine]
+            sent = held[:, 1 - mine].copy() if source is rows else np.ascontiguousarray(held[:, 1 - mine])
+            received = into[:, 1 - mine] if len(into) == 1 else np.empty_like(sent)
+            link.swap(sent, received)
+            if len(into) > 1:
+                into[:, 1 - mine] = received
+            source = rows
+        self.left += 1
+
+
+class _Link:
+    """The connection to one other rank."""
+
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        self.connection, self.peer = connection, peer
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.memory = shared(connection)
+        self.half = 0
+        connection.setblocking(False)
+        self.poll = select.poll()
+
+    def swap(self, send: np.ndarray, receive: np.ndarray) -> None:
+        """Send and receive at the same time. Raises DeviceError: the other rank is gone."""
+        sent, received = _bytes(send), _bytes(receive)
+        try:
+            if self.memory is None or len(sent) < SHARED_BYTES:
+                self._swap(sent.data, received.data)
+                return
+            for start in range(0, len(sent), HALF_BYTES):
+                part = slice(start, start + HALF_BYTES)
+                self._copy(self.memory, sent[part], received[part])
+        except OSError:
+            sleep(WATCHDOG_SECONDS)
+            raise DeviceError(f"the connection to {self.peer} is lost") from None
+
+    def _copy(self, memory: SharedMemory, send: np.ndarray, receive: np.ndarray) -> None:
+        """Swap at most HALF_BYTES through shared memory."""
+        memory.own[self.half, : len(send)] = send
+        self._swap(memoryview(b"w"), memoryview(bytearray(1)))
+        receive[:] = memory.other[self.half, : len(receive)]
+        self.half = 1 - self.half
+
+    def _swap(self, send: memoryview, receive: memoryview) -> None:
+        while len(send) or len(receive):
+            self.poll.register(
+                self.connection, (select.POLLOUT if len(send) else 0) | (select.POLLIN if len(receive) else 0)
+            )
+            ready = self.poll.poll()[0][1]
+            if len(send) and ready & select.POLLOUT:
+                send = send[self.connection.send(send) :]
+            elif len(receive):
+                count = self.connection.recv_into(receive)
+                if not count:
+                    raise ConnectionResetError
+                receive = receive[count:]
+            else:
+                raise ConnectionResetError
+
+
+def _connected(
+    listener: socket.socket, peers: list[Peer], where: Meeting, rank: int, timeout: float
+) -> dict[int, _Link]:
+    """The links of a rank, by the bit in which the number of the other rank differs.
+
+    Of two ranks the higher one connects. What it sends first says who it is.
+    """
+    bits = [1 << i for i in range((len(peers) - 1).bit_length())]
+    proof, found = where.proof("links").encode(), dict[int, socket.socket]()
+    try:
+        for bit in filter(rank.__and__, bits):
+            peer = peers[rank ^ bit]
+            found[bit] = socket.create_connection((peer.address, peer.port), timeout=timeout)
+            found[bit].sendall(proof + rank.to_bytes(4, "big"))
+        listener.settimeout(timeout)
+        while len(found) < len(bits):
+            connection, _ = listener.accept()
+            connection.settimeout(timeout)
+            greeting = b""
+            while len(greeting) < len(proof) + 4 and (part := connection.recv(len(proof) + 4 - len(greeting))):
+                greeting += part
+            if greeting[:-4] == proof:
+                found[int.from_bytes(greeting[-4:], "big") ^ rank] = connection
+            else:
+                connection.close()
+        return {bit: _Link(found[bit], f"rank {rank ^ bit} on {peers[rank ^ bit].name}") for bit in bits}
+    except OSError as error:
+        raise AdtrainError(f"rank {rank} cannot connect to the others: {error.strerror or error}") from None
+
+
+def _rows(x: np.ndarray, count: int) -> np.ndarray:
+    """The memory of an array as bytes, (count, bytes of an item)."""
+    return x.reshape(-1).view(np.uint8).reshape(count, -1)
+
+
+def _bytes(x: np.ndarray) -> np.ndarray:
+    """The memory of an array, as bytes."""
+    return x.reshape(-1).view(np.uint8)

@@ -1,0 +1,27 @@
+"""Concatenation in one launch: `index/join.cu`, compiled for the CPU, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+
+from adtrain.core.program import Equation, Variable
+from adtrain.core.types import ArrayType
+from adtrain.ops.shape import concatenate_p
+
+__all__ = ["host"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bool"])
+def test_parts_of_any_length_and_alignment_are_joined(dtype: str, host: Host) -> None:
+    """Parts of several chunks, and parts that begin inside of a vector."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 2, (n, 3)).astype(dtype) for n in (20, 7000, 1, 11000, 3)]
+    inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
+    expected = np.concatenate(arrays)
+    output = Variable(ArrayType(expected.shape, expected.dtype), "gpu")
+    equation = Equation(concatenate_p, inputs, {"axis": 0}, (output,))
+    assert len(host.lowering.launches(equation)) == 1
+    (found,) = host.computed(equation, None, arrays)
+    np.testing.assert_array_equal(found, expected)
