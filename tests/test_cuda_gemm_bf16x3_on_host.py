@@ -58,15 +58,6 @@ def test_products_are_right_whether_blocks_have_one_tile_or_several(
     check(host, drawn(2, 140, 148, 76 if splits == 1 else 180, ta, tb), ta, tb, columns, splits, multiprocessors)
 
 
-@pytest.mark.parametrize(
-    ("columns", "splits", "ta", "tb"),
-    [(128, 3, False, True), (64, 2, True, False), pytest.param(72, 4, False, False, marks=pytest.mark.exhaustive)],
-)
-def test_the_blocks_of_a_cluster_add_their_splits(host: Host, columns: int, splits: int, ta: bool, tb: bool) -> None:
-    """Two matrices, with partial tiles in all directions."""
-    check(host, drawn(2, 140, 148, 180, ta, tb), ta, tb, columns, splits, 132)
-
-
 @pytest.mark.parametrize(("ta", "tb"), FLAGS)
 @pytest.mark.parametrize(("m", "n", "k"), [(67, 69, 65), pytest.param(130, 66, 70, marks=pytest.mark.exhaustive)])
 def test_rows_need_no_alignment(host: Host, m: int, n: int, k: int, ta: bool, tb: bool) -> None:

@@ -104,12 +104,6 @@ def test_k_is_split_only_where_the_result_is_small() -> None:
     assert all(splits == 1 for _, splits in ranked(4, 1, 128, 128, 9216, H200, gathers=Gathers.PIXELS))
 
 
-def test_wide_stores_come_first_where_storing_takes_longer_than_multiplying() -> None:
-    tile, splits = ranked(4, 1, 28 * 1024, 2048, 28, H200, k_major=(True, True))[0]
-    assert isinstance(tile, Tile)
-    assert (tile.m, tile.n, tile.store_width(4, 2048), splits) == (128, 128, 4, 1)
-
-
 def test_few_columns_get_a_small_tile() -> None:
     tile, _ = ranked(4, 1, 128, 10, 256, H200)[0]
     assert tile.m * tile.n <= 512

@@ -1,21 +1,16 @@
 // C = op(A) op(B) by WGMMA in bf16x3 (sm90/bf16x3.cuh), for operands that are not packed. Two producer warpgroups load float32
 // with cp.async, split it into three bfloat16 terms, and store these in shared memory. Two consumer warpgroups multiply, each
 // half of a tile's rows. The kernel is persistent. With split-K (SPLIT) partial sums go to scratch; gemm/split_k_sum.cu adds
-// them. With CLUSTER > 1 the splits of a tile are the blocks of a cluster, which read each other's sums in shared memory.
+// them.
 //
 // The products of leading terms are exact. Tensor cores truncate when they add, so they sum over TILE_K of K only; float32
 // additions sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
 //
 // Macros (Bf16x3Gemm in bf16x3.py): TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load. WIDE_C, WIDE_TILE:
-// elements per store, from accumulators and from a staged tile. ONE_TILE: a block computes one split of one tile. CLUSTER: blocks
-// of a cluster.
-#ifndef CLUSTER
-#define CLUSTER 1
-#endif
+// elements per store, from accumulators and from a staged tile. ONE_TILE: a block computes one split of one tile.
 #include "gemm/gemm.cuh"
 #include "sm90/bf16x3.cuh"
 #include "sm90/accumulator.cuh"
-#include "sm90/cluster.cuh"
 #include "gemm/staged_epilogue.cuh"
 
 constexpr int TILE_M = 128, ROWS = 64, CONSUMERS = TILE_M / ROWS; // CONSUMERS: warpgroups, of ROWS rows each
@@ -96,10 +91,8 @@ typedef Operand<TILE_M, !TRANSPOSE_A, WIDE_A> OperandA;
 typedef Operand<TILE_N, TRANSPOSE_B, WIDE_B> OperandB;
 constexpr int STAGE = OperandA::SIZE + OperandB::SIZE, STAGING = OperandA::STAGING + OperandB::STAGING;
 typedef StagedTile<TILE_M, TILE_N> Tiled;
-constexpr int STAGING_BYTES = (2 * STAGING > TILE_M * Tiled::ROW ? 2 * STAGING : TILE_M * Tiled::ROW) * (int)sizeof(T);
-constexpr int BARRIER_BYTES = 64; // after the staging buffers
 #ifdef SHARED_BYTES
-static_assert(STAGES * STAGE + STAGING_BYTES + BARRIER_BYTES == SHARED_BYTES,
+static_assert(STAGES * STAGE + (2 * STAGING > TILE_M * Tiled::ROW ? 2 * STAGING : TILE_M * Tiled::ROW) * (int)sizeof(T) == SHARED_BYTES,
     "as `Bf16x3Gemm.shared` in bf16x3.py says");
 #endif
 
@@ -121,8 +114,7 @@ struct TileSplit {
     int split, begin, end;
 
     __device__ TileSplit(const Problem &problem, int i)
-        : at(CLUSTER > 1 ? i / CLUSTER : i % problem.tiles, problem.rows(), problem.columns()),
-          split(CLUSTER > 1 ? i % CLUSTER : i / problem.tiles) {
+        : at(i % problem.tiles, problem.rows(), problem.columns()), split(i / problem.tiles) {
         const int64_t stages = (problem.k + TILE_K - 1) / TILE_K;
         begin = stages * split / problem.splits;
         end = stages * (split + 1) / problem.splits;
@@ -300,35 +292,8 @@ __device__ __forceinline__ void consume(
     }
 }
 
-#if CLUSTER > 1
-static_assert(ONE_TILE, "a block has one split");
-// By all threads of the cluster, after the product: each block passes a share of the tile to the epilogue. It adds the splits in
-// order.
-__device__ __forceinline__ void finish_cluster(const Tiled &staged, const Epilogue &end, int m, int n) {
-    const TileCoord at(blockIdx.x / CLUSTER, (m + TILE_M - 1) / TILE_M, (n + TILE_N - 1) / TILE_N);
-    ThreadElements<TILE_M, TILE_N, WIDE_TILE, CLUSTER * THREADS, Epilogue> own(
-        at, m, n, cluster_rank() * THREADS + threadIdx.x);
-    own.load_aux(end);
-    cluster_barrier();
-    #pragma unroll
-    for (int i = 0; i < own.COUNT; i++) {
-        if (!own.inside(i)) continue;
-        const int from = own.tile_row(i) * Tiled::ROW + own.tile_column(i);
-        T sum[WIDE_TILE] = {};
-        #pragma unroll
-        for (int rank = 0; rank < CLUSTER; rank++) {
-            const Vector<T, WIDE_TILE> v = load<T, WIDE_TILE>(in_block(staged.tile, rank) + from);
-            #pragma unroll
-            for (int h = 0; h < WIDE_TILE; h++) sum[h] += v.lane[h];
-        }
-        end.write(own.aux[i], own.index(i), sum);
-    }
-    cluster_barrier(); // a block may not end while others read its tile
-}
-#endif
-
 // With ONE_TILE all threads run the epilogue, with equal numbers of registers.
-KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) gemm_bf16x3(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
+KERNEL __launch_bounds__(THREADS, 1) gemm_bf16x3(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
     int64_t m, int64_t n, int64_t k, int64_t splits
 #if SPLIT
     , char *scratch
@@ -341,10 +306,10 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) gemm_bf16x3(const T *a, const 
 #else
     const Output output = {epilogue};
 #endif
-    char *shared = (char *)own_shared();
+    char *shared = (char *)shared_bytes;
     T *staging = (T *)(shared + STAGES * STAGE);
     const Tiled staged = {staging}; // all copies have been read before
-    Barriers &barriers = *(Barriers *)(shared + STAGES * STAGE + STAGING_BYTES);
+    __shared__ Barriers barriers;
     if (threadIdx.x == 0) barriers.init();
     __syncthreads();
     if (threadIdx.x < PRODUCER_THREADS) {
@@ -356,10 +321,6 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) gemm_bf16x3(const T *a, const 
         consume(problem, barriers, shared, staged, output);
         if (ONE_TILE) warpgroup_reg_dealloc<128>();
     }
-#if CLUSTER > 1
-    finish_cluster(staged, epilogue, m, n);
-#else
     if (ONE_TILE)
         staged.finish<WIDE_TILE, THREADS>(output.of(TileSplit(problem, blockIdx.x)), m, n, blockIdx.x % problem.tiles);
-#endif
 }

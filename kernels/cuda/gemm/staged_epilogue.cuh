@@ -3,19 +3,18 @@
 #pragma once
 #include "gemm/gemm.cuh"
 
-// The elements of tile `at` of m x n matrices that this thread of THREADS passes to the epilogue: vectors of WIDE columns.
+// The elements of tile `at` of m x n matrices that this thread passes to the epilogue: vectors of WIDE columns.
 template <int BM, int BN, int WIDE, int THREADS, class Epilogue> struct ThreadElements {
     static constexpr int ROW_VECTORS = BN / WIDE, COUNT = (BM * ROW_VECTORS + THREADS - 1) / THREADS;
     const TileCoord at;
-    const int m, n, thread;
+    const int m, n;
     typename Epilogue::template Aux<WIDE> aux[COUNT];
 
-    __device__ __forceinline__ ThreadElements(const TileCoord &at, int m, int n, int thread = threadIdx.x)
-        : at(at), m(m), n(n), thread(thread) {}
+    __device__ __forceinline__ ThreadElements(const TileCoord &at, int m, int n) : at(at), m(m), n(n) {}
 
     // Vector i: its row and column in the tile and in the matrix, its index in memory, whether it is in the matrix.
-    __device__ __forceinline__ int tile_row(int i) const { return (i * THREADS + thread) / ROW_VECTORS; }
-    __device__ __forceinline__ int tile_column(int i) const { return (i * THREADS + thread) % ROW_VECTORS * WIDE; }
+    __device__ __forceinline__ int tile_row(int i) const { return (i * THREADS + threadIdx.x) / ROW_VECTORS; }
+    __device__ __forceinline__ int tile_column(int i) const { return (i * THREADS + threadIdx.x) % ROW_VECTORS * WIDE; }
     __device__ __forceinline__ int row(int i) const { return at.row * BM + tile_row(i); }
     __device__ __forceinline__ int column(int i) const { return at.column * BN + tile_column(i); }
     __device__ __forceinline__ int64_t index(int i) const { return index(row(i), column(i)); }

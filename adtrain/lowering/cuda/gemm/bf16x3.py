@@ -20,11 +20,6 @@ TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
 """bfloat16 terms of a float32; elements and bytes of a chunk, the unit of shared memory."""
 MIN_LENGTH = 64
 """The minimum of M, N and K that fills tiles."""
-BARRIER_BYTES = 64
-"""Of the pipeline's mbarriers."""
-RESIDENT_CLUSTERS, RESIDENT_ON = {2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15}, 132
-"""How many clusters of so many blocks run at the same time on an H200's multiprocessors, one block on each. The numbers
-are the driver's. A cluster lies in one group of multiprocessors."""
 MAX_ELEMENTS = 1 << 30
 """Maximum of elements of an operand: the kernel's offsets are 32 bits, and exceed the end by up to a tile."""
 FLOAT32 = np.dtype("float32")
@@ -45,11 +40,6 @@ class Bf16x3Tile:
     def tiles(self, batch: int, m: int, n: int) -> int:
         """Tiles of ``batch`` results m x n."""
         return batch * -(-m // TILE_M) * -(-n // self.n)
-
-
-def fits_clusters(tiles: int, splits: int, target: Target) -> bool:
-    """Whether all splits run at the same time, those of a tile as blocks of a cluster."""
-    return tiles <= RESIDENT_CLUSTERS.get(splits, 0) * target.multiprocessors // RESIDENT_ON
 
 
 @dataclass(frozen=True)
@@ -93,12 +83,11 @@ class Bf16x3Gemm:
             chunks = -(-across * down // PRODUCER_THREADS) * PRODUCER_THREADS
             pipeline += STAGES * TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
             staging += 2 * chunks * CHUNK_ELEMENTS * 4
-        return pipeline + max(staging, TILE_M * (self.tile.n + 4) * 4) + BARRIER_BYTES
+        return pipeline + max(staging, TILE_M * (self.tile.n + 4) * 4)
 
     def kernel(self) -> CudaKernel:
-        """The product, and with split-K over more blocks than a cluster has the sum of the splits."""
+        """The product, and with split-K the sum of the splits."""
         batch, m, n, _ = self.lengths
-        cluster = self.splits if fits_clusters(self.tiles, self.splits, self.target) else 1
         blocks = min(self.tiles * self.splits, self.target.multiprocessors)
         product = CudaLaunch(
             "gemm/gemm_bf16x3.cu",
@@ -112,13 +101,12 @@ class Bf16x3Gemm:
                 **{f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)},
                 **self.widths,
                 "TILE_N": self.tile.n,
-                "SPLIT": int(self.splits > cluster),
-                "CLUSTER": cluster,
+                "SPLIT": int(self.splits > 1),
                 "ONE_TILE": int(blocks == self.tiles * self.splits),
                 "SHARED_BYTES": self.shared,
             },
         )
-        if self.splits == cluster:
+        if self.splits == 1:
             return CudaKernel((product,))
         size = batch, m, n, self.splits
         return CudaKernel((product, split_k_sum(FLOAT32, *size)), split_k_scratch(FLOAT32, *size))

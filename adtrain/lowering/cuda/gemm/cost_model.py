@@ -15,15 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.bf16x3 import (
-    CHUNK_ELEMENTS,
-    MAX_ELEMENTS,
-    MIN_LENGTH,
-    TILE_K,
-    TILE_M,
-    Bf16x3Tile,
-    fits_clusters,
-)
+from adtrain.lowering.cuda.gemm.bf16x3 import CHUNK_ELEMENTS, MAX_ELEMENTS, MIN_LENGTH, TILE_K, TILE_M, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY, PACKED_TILES, PackedTile
 from adtrain.lowering.cuda.gemm.tiles import (
     ELEMENT_MMA_TILES,
@@ -76,14 +68,6 @@ FMA_LANES = 128
 A100, A100_FMA_LANES = (8, 0), 64
 """The compute capability with half of the FMA units; its tensor cores are as fast as those of others."""
 
-STORED = {4: 9.4, 2: 6.2, 1: 6.2}
-"""Bytes of results beyond the L2 cache that a multiprocessor stores in a cycle, by elements per store: measured with
-K = 28, where stores take longer than the products."""
-STORE_OVERLAP = 0.1
-"""The share of a product's other cycles that do not overlap with such stores."""
-L2_BYTES = 50 << 20
-"""Results of no more bytes stay in the L2 cache of an H200."""
-
 SMALL_SPEED = {MmaKind.BF16X3: 1.0, MmaKind.TF32: 1.7, MmaKind.BFLOAT16: 1.8}
 """Speed of `SmallTile` by kind, relative to BF16X3."""
 SMALL_RESIDENT_BLOCKS, SMALL_LATER_WAVE = 8, 1000
@@ -97,8 +81,6 @@ BF16X3_WIDTHS = (64, 72, 80, 88, 96, 128)
 """Values of Bf16x3Tile.n. Widths between 96 and 128 take as long as 128."""
 BF16X3_PRODUCTS = 6
 """bfloat16 products for one of float32."""
-BF16X3_CLUSTER_SUM = 2500
-"""Cycles in which the blocks of a cluster wait for each other and add their splits; an estimate."""
 BF16X3_MAX_SPLITS = 128
 
 MAX_WAVES_TO_SPLIT = 4
@@ -143,8 +125,6 @@ def ranked(
             if tile.shared(itemsize) <= target.shared:
                 splits_of = (s for s in SPLITS if _may_split(tile, batch, m, n, k, s, target, gathers))
                 cycles, splits = min((_tiled(tile, itemsize, batch, m, n, k, s, target), s) for s in splits_of)
-                if matrices and splits == 1:  # where stores take longest, the fewest other cycles decide
-                    cycles = max(cycles, _stores(tile, itemsize, batch, m, n, target) + STORE_OVERLAP * cycles)
                 found.append((cycles, tile, splits))
         if matrices and kind not in (MmaKind.FMA, MmaKind.FP64):
             for arguments in SMALL_TILES:
@@ -183,8 +163,6 @@ def bf16x3_cycles(tile: Bf16x3Tile, batch: int, m: int, n: int, k: int, splits: 
     cycles = BF16X3.start + waves * (BF16X3.tile_end + -(-stages // splits) * max(multiply, load))
     if splits == 1:
         return cycles
-    if fits_clusters(tile.tiles(batch, m, n), splits, target):
-        return cycles + BF16X3_CLUSTER_SUM
     return cycles + BF16X3.second_pass + 2 * splits * batch * m * n * 4 / BF16X3.bytes_per_cycle
 
 
@@ -221,12 +199,6 @@ def _tiled(tile: Tile, itemsize: int, batch: int, m: int, n: int, k: int, splits
         sums = (2 * splits + 1) * batch * m * n * itemsize
         cycles += TILED.second_pass + TILED.per_split * splits + sums / TILED.bytes_per_cycle
     return cycles
-
-
-def _stores(tile: Tile, itemsize: int, batch: int, m: int, n: int, target: Target) -> float:
-    """Cycles in which the multiprocessors store results that the L2 cache does not hold."""
-    size = batch * m * n * itemsize
-    return size / (target.multiprocessors * STORED[tile.store_width(itemsize, n)]) if size > L2_BYTES else 0
 
 
 def _small(tile: SmallTile, itemsize: int, batch: int, m: int, n: int, k: int, target: Target) -> float:
