@@ -27,6 +27,7 @@ MADE_BY_PASSES = {
     "loops",
     "conv_pool",
     "map_reduce",
+    "mapped",
     "product",
     "row_fused",
     "row_products",
