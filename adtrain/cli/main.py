@@ -63,7 +63,7 @@ class Commands(click.Group):
         with timeline.during("imports"):
             command: click.Command = importlib.import_module(f"adtrain.cli.{cmd_name}").command
         if not gc.isenabled():
-            gc.freeze()  # the modules stay: they need not be looked at again
+            gc.freeze()  # modules live until exit: the collector can skip them
             gc.enable()
         accept_debug(command)
         return command

@@ -23,9 +23,9 @@ ADDRESS, TOKEN = "ADTRAIN_WATCHDOG", "ADTRAIN_WATCHDOG_TOKEN"
 DIED = 1
 """The exit code of a job in which a rank died or hung."""
 TICK_SECONDS = 0.05
-"""The time between two looks at the processes."""
+"""How often the processes are polled."""
 END_SECONDS = 2.0
-"""How long processes that were told to end may take."""
+"""How long processes may take to end before they are killed."""
 
 
 def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callable[[str], None]) -> int:

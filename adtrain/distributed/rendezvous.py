@@ -1,8 +1,8 @@
-"""How the ranks of a job find each other over TCP: each connects to rank 0, which tells all where the others listen.
+"""How the ranks of a job find each other over TCP: each connects to rank 0, and rank 0 sends all their addresses.
 
 Rank 0 listens at MASTER_ADDR and MASTER_PORT, the variables of PyTorch's launchers. torchrun's agent has that port for
 a store of its own (TORCHELASTIC_USE_AGENT_STORE); then rank 0 takes the first free one of the ports after it. The other
-ranks try these ports. Both sides prove first that they know the job, so that two jobs of a host do not mix.
+ranks try these ports. Both sides first prove that they belong to the same job, so that two jobs on a host do not mix.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PORTS = 16
 DEFAULT_PORT = "29500"
 """As in PyTorch."""
 ANSWER_SECONDS = 2.0
-"""How long a process that listens may take to say what it is."""
+"""How long a listening process may take to identify itself."""
 PAUSE_SECONDS = 0.1
 """The time between two attempts to reach rank 0."""
 SECRET = "ADTRAIN_JOB"
-"""The variable with a random text that only the processes of a job know, where adtrain has started them."""
+"""The variable with a random text that only the processes of one `--ranks` job know."""
 _JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID",
         "SLURM_STEP_ID", SECRET)  # fmt: skip
 
@@ -115,7 +115,7 @@ def meet(where: Meeting, rank: int, size: int, timeout: float) -> tuple[socket.s
 
 
 def _receive_all(where: Meeting, size: int, deadline: float) -> tuple[socket.socket, list[Peer]]:
-    """Rank 0: wait for all others, and tell them who has come."""
+    """Rank 0: wait for all others, and send them the list of ranks."""
     try:
         listener = _listen("127.0.0.1" if _is_local(where.address) else "", where.ports)
     except OSError as error:
@@ -149,7 +149,7 @@ def _receive_all(where: Meeting, size: int, deadline: float) -> tuple[socket.soc
 
 
 def _joining(connection: socket.socket, where: Meeting) -> tuple[int, str, int] | None:
-    """The rank, the host and the port of who has connected; None if it is no rank of this job."""
+    """The rank, host and port of the process that connected; None if it is no rank of this job."""
     try:
         connection.settimeout(ANSWER_SECONDS)
         _send(connection, {"proof": where.proof("listens")})

@@ -1,7 +1,8 @@
-"""Memory that two ranks of a host share, so that bytes between them are copied twice and pass no socket.
+"""Memory that two ranks of a host share, so that bytes between them are copied twice and use no socket.
 
-Each side writes into its own memory and says so by a byte over the connection; then it reads the other's. The memory
-has two halves, used in turn: the byte for one half also says that the other side has read the half before.
+Each side writes into its own memory and sends a byte over the connection. When it has received the other's byte, it
+reads the other's memory. The memory has two halves, used in turn: the byte for one half also says that its sender has
+read the half before.
 """
 
 from __future__ import annotations

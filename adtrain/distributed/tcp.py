@@ -21,7 +21,7 @@ from adtrain.distributed.shared_memory import HALF_BYTES, SharedMemory, shared
 SHARED_BYTES = 16 << 10
 """From this size on, two ranks of a host exchange through memory that they share."""
 WATCHDOG_SECONDS = 5.0
-"""How long a rank whose partner is gone waits for the watchdog, which ends the job and says why."""
+"""How long a rank waits after its partner is gone: the watchdog ends the job and reports the reason."""
 
 
 class TcpCommunicator:
@@ -126,9 +126,9 @@ class _Link:
 def _connected(
     listener: socket.socket, peers: list[Peer], where: Meeting, rank: int, timeout: float
 ) -> dict[int, _Link]:
-    """The links of a rank, by the bit in which the number of the other rank differs.
+    """The links of a rank. The key is the bit in which the other rank's number differs.
 
-    Of two ranks the higher one connects. What it sends first says who it is.
+    The higher of two ranks connects, and first sends its number.
     """
     bits = [1 << i for i in range((len(peers) - 1).bit_length())]
     proof, found = where.proof("links").encode(), dict[int, socket.socket]()

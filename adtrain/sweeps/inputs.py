@@ -57,7 +57,7 @@ class WaveInputs:
         return [array(np.array(x, np.float64), device=self.device) for x in zip(*values, strict=True)]
 
     def _orders(self, number: int) -> dict[int, Future[np.ndarray]]:
-        """By data seed the rows of an epoch's batches, which threads compute."""
+        """The rows of an epoch's batches by data seed. Threads compute them."""
         size = len(self.group.experiment.train)
 
         def order(seed: int) -> np.ndarray:

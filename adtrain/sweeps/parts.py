@@ -26,8 +26,8 @@ def finished(work: Parts[T]) -> T:
 def side_by_side(works: Sequence[Parts[bool]], device: str) -> bool:
     """Run works to their ends, and return whether all results are True.
 
-    On a device that runs several Programs at a time each has a stream of its own, and a part that waits for the device
-    comes when the others have started all they can. On other devices one runs after the other.
+    On a device that runs several Programs at a time, each work has its own stream. A part that waits for the device
+    runs when the others have started all they can. On other devices one work runs after the other.
     """
     if len(works) == 1:
         return finished(works[0])

@@ -25,7 +25,7 @@ MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""
 MEASURED_STEPS = 5
 MOST_TOGETHER = 8
-"""Groups that are trained side by side, at most. CUDA has so many queues by default."""
+"""The most groups that are trained side by side: the default of CUDA_DEVICE_MAX_CONNECTIONS, 8 queues."""
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class SweepRun:
             if scores is None:
                 save()
                 return False
-            # Of epochs of several groups at the same time each second counts once.
+            # If several groups train at the same time, each second counts once.
             now = perf_counter()
             seconds, self.noted = min(scores.seconds, now - self.noted), now
             line = EpochLine(rung, group.number, scores.epoch, seconds, scores.members)

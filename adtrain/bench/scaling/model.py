@@ -29,7 +29,7 @@ def exchange_us(size: int, gpus: int, start_us: float = 0.0) -> float:
 
 
 def fitted_start_us(size: int, gpus: int, measured_us: float) -> float:
-    """a0, with which the model gives a measured time; 0 if the model is slower without it."""
+    """a0, fitted to a measured time; 0 if the model without a0 is slower than the measurement."""
     return max(0.0, measured_us - exchange_us(size, gpus))
 
 
