@@ -1,4 +1,4 @@
-"""The `adtrain` script, outside the package, so that Ctrl-C is handled while the package is imported (half a second)."""
+"""The `adtrain` script, outside the package, so that Ctrl-C is handled while the package is imported (0.5 s)."""
 
 from __future__ import annotations
 

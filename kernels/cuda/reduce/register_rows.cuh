@@ -1,4 +1,4 @@
-// Rows in registers, for generated kernels. A thread holds COUNT elements of its row. Elements past the end of the row are
+// Rows in registers, for generated kernels. A thread holds COUNT elements of its row. Elements past its end are
 // zero or unspecified; reductions skip them.
 #pragma once
 #include "common/collectives.cuh"
