@@ -1,4 +1,4 @@
-"""The `adtrain` script, apart from the package: importing that takes half a second, in which Ctrl-C may come."""
+"""The `adtrain` script, outside the package, so that Ctrl-C is handled while the package is imported (0.5 s)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from adtrain.core.vmap import mapped_arguments
 
 
 def mapped(f: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
-    """What ``vmap(f, in_axes)`` returns, as one equation of the Program that is traced.
+    """Like ``vmap(f, in_axes)``, but traced as one equation of the Program.
 
     `vmap` runs each operation for all members, by its batching rule. Here passes see the Program of one member, so the
     kernels of a member are chosen and fused without regard to the number of members. On a GPU the Program needs the

@@ -1,4 +1,4 @@
-"""What the time of this process goes into: consecutive spans, each of one activity, which add up to the whole."""
+"""The time of this process, divided into consecutive spans, each of one activity. Their times add up to the whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TypeAlias
 OTHER = "other"
 
 SHORT_SECONDS = 1e-3
-"""A shorter activity counts as a part of the one before it."""
+"""A shorter activity is counted as part of the span before it."""
 
 Span: TypeAlias = tuple[str, float, float]
 """An activity, when it started, in seconds since the timeline began, and how many seconds it took."""
@@ -34,7 +34,7 @@ class Timeline:
         self.thread = threading.get_ident()
 
     def change(self, activity: str) -> str:
-        """Begin another activity; returns the one until now."""
+        """Begin another activity. Returns the one that ends."""
         now, before = perf_counter(), self.activity
         if activity == before:
             return before
@@ -49,13 +49,13 @@ class Timeline:
         return before
 
     def spans(self) -> list[Span]:
-        """The activities until now; their times add up to the time since `began`."""
+        """All spans, with the current one so far; their times add up to the time since `began`."""
         return [*self.ended, (self.activity, self.changed - self.began, perf_counter() - self.changed)]
 
 
 @contextmanager
 def during(activity: str) -> Iterator[None]:
-    """Count the time of the block as that of an activity. Other threads than the timeline's are not counted."""
+    """Count the time of the block as that of an activity. Only the timeline's own thread is counted."""
     timeline = _current
     if threading.get_ident() != timeline.thread:
         yield

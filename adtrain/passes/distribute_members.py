@@ -1,9 +1,9 @@
-"""Give the equations of a member's Program all members.
+"""Replace each `mapped` equation by equations that compute all members.
 
 The body of a `mapped` equation is fused as the Program of one member. Each of its equations that a generated kernel
-computes then becomes a `mapped` equation of its own, whose kernel has the members as a dimension of its grid. So which
-kernel computes a member, and with it the member's bytes, cannot depend on the number of members. The batching rule of
-its primitive gives any other equation all members.
+computes then becomes a `mapped` equation of its own, whose kernel has the members as a dimension of its grid. So
+neither the kernel nor the member's bytes depend on the number of members. Any other equation is replaced by the
+equations of its primitive's batching rule.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def distribute_members(program: Program, fusions: Sequence[Pass], generated: Cal
 def _with_members(
     mapped: Equation, body: Program, generated: Callable[[Equation], bool], constants: dict[Variable, Array]
 ) -> tuple[list[Equation], list[Variable]]:
-    """The equations of all members, and the results. Adds the constants that they read to ``constants``."""
+    """The equations that compute all members, and the results. Adds their constants to ``constants``."""
     count, flags = mapped.params["count"], mapped.params["mapped"]
     of = dict(zip(body.inputs, mapped.inputs, strict=True)) | {v: v for v in body.constants}
     constants |= body.constants

@@ -1,10 +1,10 @@
-// Rows in registers, for generated kernels. A thread holds COUNT elements of its row; those past the end are zero or
-// unspecified, and no reduction reads them.
+// Rows in registers, for generated kernels. A thread holds COUNT elements of its row. Elements past its end are
+// zero or unspecified; reductions skip them.
 #pragma once
 #include "common/collectives.cuh"
 
-// A row of LENGTH elements, shared by TEAM threads: neighbouring lanes of a warp, or all threads of the block. Each thread has
-// ITEMS vectors of WIDTH elements.
+// A row of LENGTH elements, shared by TEAM threads: neighbouring lanes of a warp, or all threads of the block. Each
+// thread has ITEMS vectors of WIDTH elements.
 template <int LENGTH, int TEAM, int ITEMS, int WIDTH> struct RegisterRow {
     static constexpr int COUNT = ITEMS * WIDTH;
 
