@@ -140,7 +140,10 @@ def _receive_all(where: Meeting, size: int, deadline: float) -> tuple[socket.soc
         for connection in connections:
             connection.close()
         missing = ", ".join(str(rank) for rank in range(size) if rank not in peers)
-        raise AdtrainError(f"rank {missing} did not come to rank 0 at {where.address}:{port} in time") from None
+        raise AdtrainError(
+            f"rank {missing} did not connect to rank 0 at {where.address}:{port} in time: "
+            "start all ranks, and let their hosts reach this port"
+        ) from None
     everyone = [peers[rank] for rank in range(size)]
     for connection in connections:
         with closing(connection), suppress(OSError):  # the watchdog says which rank died
@@ -176,7 +179,10 @@ def _reach(where: Meeting, rank: int, deadline: float) -> socket.socket:
                 pass
             connection.close()
         sleep(PAUSE_SECONDS)
-    raise AdtrainError(f"rank {rank} on {socket.gethostname()} cannot reach rank 0 at {where} or the ports after it")
+    raise AdtrainError(
+        f"rank {rank} on {socket.gethostname()} cannot reach rank 0 at {where} or the ports after it: "
+        "start rank 0, and let this host reach its port"
+    )
 
 
 def _listen(address: str, ports: range) -> socket.socket:
