@@ -124,9 +124,9 @@ def test_two_jobs_with_one_address_do_not_mix(monkeypatch: pytest.MonkeyPatch) -
 def test_missing_ranks_are_named() -> None:
     environment = free()
     where = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
-    with pytest.raises(AdtrainError, match=rf"^rank 1, 2, 3 did not connect to rank 0 at {where} in time: start all ranks"):
+    with pytest.raises(AdtrainError, match=rf"^rank 1, 2, 3 did not connect to rank 0 at {where} in time: start all"):
         joined(environment, 0, 4, 0.1)
-    with pytest.raises(AdtrainError, match=rf"^rank 1 on .* cannot reach rank 0 at {where} or the ports after it: start rank 0"):
+    with pytest.raises(AdtrainError, match=rf"^rank 1 on .* cannot reach rank 0 at {where} or the ports after it: "):
         joined(environment, 1, 4, 0.1)
     with pytest.raises(AdtrainError, match=r"^found 3 ranks, expected a power of two$"):
         joined(environment, 0, 3)
