@@ -7,9 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
+import time
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -175,6 +179,7 @@ def test_a_full_disk_is_a_one_line_error_and_leaves_no_files(
     assert sorted(workshop.cache.iterdir()) == before
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_build_leaves_no_partial_library(number: int, workshop: Workshop) -> None:
     # Without another process: dash may lose a signal that comes while it starts one.
@@ -279,6 +284,7 @@ def test_a_compiler_that_prints_without_end_is_ended(
     tracemalloc.stop()
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("when", ["--version", "program.c", "-shared"])
 def test_a_compiler_that_never_ends_is_ended_by_ctrl_c(workshop: Workshop, when: str) -> None:
     mark = workshop.folder / "pid"
@@ -291,6 +297,23 @@ def test_a_compiler_that_never_ends_is_ended_by_ctrl_c(workshop: Workshop, when:
     _, err = process.communicate(timeout=PATIENCE)
     assert err.rstrip().endswith("KeyboardInterrupt")
     wait_until(lambda: not runs(int(mark.read_text())))
+
+
+def test_a_compiler_is_ended_while_another_thread_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, popen = threading.Event(), subprocess.Popen
+
+    def slow(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        process = popen(command, **options)
+        started.set()
+        time.sleep(0.1)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(toolchain._run, ["sleep", f"{PATIENCE:.0f}"], ".")
+        started.wait()
+        toolchain.end_all()
+        assert done.result().returncode == -signal.SIGKILL
 
 
 def runs(process: int) -> bool:

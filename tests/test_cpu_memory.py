@@ -16,8 +16,6 @@ from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.passes import FUSE_CPU, SIMPLIFY
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 X = np.zeros((10, 10))
 
 

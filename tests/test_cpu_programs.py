@@ -12,7 +12,6 @@ from compiled_parity import TOLERANCE, Both, both
 from program_samples import ALL
 
 from adtrain import ops
-from adtrain.backends.cpu import toolchain
 from adtrain.backends.cpu.codegen import loops
 from adtrain.cases import CASES
 from adtrain.core.array import Value
@@ -22,7 +21,7 @@ from adtrain.core.precision import FULL
 pytestmark = pytest.mark.compiled
 
 IN_FULL = {f"{case.op}, {case.name}": case for case in CASES if case.precision == FULL}  # others have no C
-FIRST = list({case.op: name for name, case in reversed(IN_FULL.items())}.values())
+FIRST = tuple({case.op: name for name, case in reversed(IN_FULL.items())}.values())
 """The first case of each operation."""
 PASSES: dict[str, Sequence[Any]] = {"no passes": (), "all passes": ALL}
 
@@ -45,37 +44,37 @@ def values_and_gradients(case: Any, inputs: Sequence[Value]) -> list[Value]:
 
 
 @cache
-def results(which: str, dtype: str, first: bool) -> dict[str, Both | Exception]:
-    """Of the first case of each operation, or of the others."""
+def results(names: tuple[str, ...], passes: str, dtype: str) -> dict[str, Both | Exception]:
     functions = {
-        name: (lambda *xs, case=case: values_and_gradients(case, xs), case.sample(dtype))
-        for name, case in IN_FULL.items()
-        if (name in FIRST) == first
+        name: (lambda *xs, case=IN_FULL[name]: values_and_gradients(case, xs), IN_FULL[name].sample(dtype))
+        for name in names
     }
     with pytest.MonkeyPatch.context() as patch:
-        if (which, dtype) != ("all passes", "float32"):
-            # What is compiled is large, and its speed does not matter.
-            patch.setattr(toolchain, "FLAGS", ("-O1", *toolchain.FLAGS[1:]))
         # Their arrays are small: let threads divide them all the same.
         patch.setattr(loops, "FEW_ELEMENTS", 0)
         patch.setattr(sys.modules["adtrain.passes.fuse_batchwise"], "MIN_ITEMS", 1)
-        return both(functions, PASSES[which])
+        return both(functions, PASSES[passes])
 
 
-@pytest.mark.parametrize(
-    ("which", "dtype"),
-    [
-        ("all passes", "float32"),
-        pytest.param("all passes", "float64", marks=pytest.mark.exhaustive),
-        pytest.param("no passes", "float32", marks=pytest.mark.exhaustive),
-        pytest.param("no passes", "float64", marks=pytest.mark.exhaustive),
-    ],
-)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FIRST else pytest.mark.exhaustive) for name in IN_FULL]
-)
-def test_compiled_cases_equal_eager_ones(name: str, which: str, dtype: str) -> None:
-    found = results(which, dtype, name in FIRST)[name]
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_case_of_each_operation_equals_eager_code(name: str) -> None:
+    check(results(FIRST, "all passes", "float32")[name], "float32")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", IN_FULL)
+def test_cases_without_passes_equal_eager_code(name: str) -> None:
+    check(results(tuple(IN_FULL), "no passes", "float64")[name], "float64")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("optimised")
+@pytest.mark.parametrize("name", IN_FULL)
+def test_cases_in_optimised_code_equal_eager_code(name: str) -> None:
+    check(results(tuple(IN_FULL), "all passes", "float32")[name], "float32")
+
+
+def check(found: Both | Exception, dtype: str) -> None:
     if isinstance(found, Exception):
         raise found
     found.check(TOLERANCE[dtype])

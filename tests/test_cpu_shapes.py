@@ -82,11 +82,14 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, int, int], dict[str, Any]]]
     ((2, 4, 8, 9), (4, 3, 2), {"groups": 4, "stride": (2, 1)}), ((3, 2, 11, 10), (3, 3, 3), {"dilation": 2}),
     ((2, 3, 12, 13), (17, 5, 5), {"stride": 3, "padding": 2, "dilation": (1, 2)}), ((8, 2, 1, 33), (9, 1, 8), {}),
     ((2, 16, 6, 6), (33, 1, 1), {}), ((3, 2, 4, 4), (2, 4, 4), {}),
-    ((1, 5, 3, 3), (4, 3, 3), {"padding": 2, "stride": 4}),
+    ((1, 5, 3, 3), (4, 3, 3), {"padding": 2, "stride": 4}), ((3, 16, 9, 14), (32, 3, 3), {"padding": 1, "stride": 2}),
+    ((2, 32, 7, 6), (16, 1, 1), {"stride": 2}), ((2, 16, 11, 8), (48, 4, 5), {"padding": (0, 3), "stride": (3, 2)}),
 ]  # fmt: skip
 
 
-WINOGRAD = [(2, 16, 17, 16, 17, 0), (1, 16, 16, 18, 14, 2), (9, 32, 33, 7, 9, 1), (1, 40, 32, 9, 10, 0)]
+WINOGRAD = [
+    (2, 16, 17, 16, 17, 0), (1, 16, 16, 18, 14, 2), (9, 32, 33, 7, 9, 1), (1, 40, 32, 9, 10, 0), (3, 17, 16, 3, 4, 1),
+]  # fmt: skip
 
 
 def winograd_convolutions(draw: Draw) -> Iterator[tuple[str, Function]]:
@@ -301,17 +304,23 @@ PLAIN = (0, 2)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "taken"),
+    ("dtype", "taken", "code"),
     [
-        pytest.param("float32", PLAIN, id="float32"),
-        pytest.param("float32", (1, 3, 4), id="float32, others", marks=pytest.mark.exhaustive),
-        pytest.param("float64", (0, 2, 3), id="float64", marks=pytest.mark.exhaustive),
+        pytest.param("float32", PLAIN, "quick_compiler", id="float32"),
+        pytest.param("float32", (1, 3, 4), "optimised", id="float32, optimised", marks=pytest.mark.exhaustive),
+        pytest.param("float64", (0, 3), "quick_compiler", id="float64", marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_compiled_results_of_odd_sizes_equal_eager_ones(
-    family: Any, dtype: str, taken: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    family: Any,
+    dtype: str,
+    taken: tuple[int, ...],
+    code: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    request.getfixturevalue(code)
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 16)  # so that small arrays, too, are divided among the threads
     functions = list(family(Draw(dtype)))
     assert len(dict(functions)) == len(functions)

@@ -39,8 +39,18 @@ def outputs_and_gradients(op: str, options: dict[str, Any]) -> Any:
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("op", GATES)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_c_equals_the_reference_at_sizes_around_its_blocks(op: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "code"),
+    [
+        ("float32", "quick_compiler"),
+        ("float64", "quick_compiler"),
+        pytest.param("float32", "optimised", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_c_equals_the_reference_at_sizes_around_its_blocks(
+    op: str, dtype: str, code: str, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(code)
     sizes = [(101, 3, 2, 33), (1, 2, 3, 520), (5, 2, 1, 64)]  # blocks of rows, slices of the product, whole panels
     functions = {
         f"{size}, reverse {reverse}": (

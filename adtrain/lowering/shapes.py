@@ -43,9 +43,10 @@ def contiguous_strides(shape: Shape) -> tuple[int, ...]:
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def product_lengths(a: Any, b: Any) -> tuple[int, int, int, int]:
-    """Batch, M, N and K of a matrix product without transposition."""
-    return math.prod(a.shape[:-2]), a.shape[-2], b.shape[-1], a.shape[-1]
+def product_lengths(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> tuple[int, int, int, int]:
+    """Batch, M, N and K of a matrix product."""
+    m, k = a.shape[:-3:-1] if transpose_a else a.shape[-2:]
+    return math.prod(a.shape[:-2]), m, b.shape[-2 if transpose_b else -1], k
 
 
 class RecurrentLengths(NamedTuple):

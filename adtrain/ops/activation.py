@@ -35,10 +35,13 @@ def _silu_vjp(out: Value, x: Value) -> Any:
 
 
 def _gelu_vjp(out: Value, x: Value) -> Any:
-    # (x Phi(x))' = Phi(x) + x phi(x), with Phi and phi the normal distribution and its density
-    return lambda ct: (
-        ct * ((erf(x * math.sqrt(0.5)) + 1.0) * 0.5 + x * exp(x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi)))
-    )
+    # (x Phi(x))' = Phi(x) + x phi(x), with Phi and phi the normal distribution and its density. The exponential is
+    # written as C's erf computes it (kernels/cpu/elementary.h), so that the compiler computes it once.
+    def pullback(ct: Value) -> Value:
+        z = x * math.sqrt(0.5)
+        return ct * ((erf(z) + 1.0) * 0.5 + x * exp(-(z * z)) * (1.0 / math.sqrt(2.0 * math.pi)))
+
+    return pullback
 
 
 relu_p: Primitive = elementwise(

@@ -13,6 +13,7 @@ from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import weight_grad_p
 from adtrain.ops.conv_pooled import conv2d_weight_grad_pooled_p
+from adtrain.ops.rounding import rounded
 
 OF_BIAS = (0, 2, 3)
 """The axes along which a bias is broadcast."""
@@ -46,12 +47,12 @@ conv2d_weight_grad_pooled_sum_p = Primitive(
     _pooled_types,
     lambda x, g, where, **params: (
         conv2d_weight_grad_pooled_p.reference(x, g, where, **params),
-        _summed(g),
+        _summed(rounded(g, params["precision"])),
     ),
     flops=lambda x, g, where, **params: conv2d_weight_grad_pooled_p.cost([x, g, where], params).flops + g.size,
 )
 """(x, g, where; window, windows, shape, size, precision): conv2d_weight_grad_pooled(x, g, where, ...), and the sum of g
-for each channel."""
+for each channel, rounded as for the weight gradient."""
 
 WITH_BIAS_GRADIENT[weight_grad_p] = (1, conv2d_weight_grad_sum_p)
 WITH_BIAS_GRADIENT[conv2d_weight_grad_pooled_p] = (1, conv2d_weight_grad_pooled_sum_p)

@@ -46,12 +46,8 @@ def _extreme_vjp(out: Value, x: Value, axes: tuple[int, ...]) -> Any:
     """All elements equal to the extreme share the cotangent equally."""
     shape = x.shape
     chosen = equal(x, spread(out, shape, axes))
-
-    def pullback(ct: Value) -> Value:
-        mask = chosen.astype(ct.dtype)
-        return mask * spread(ct / bind(sum_p, mask, axes=axes), shape, axes)
-
-    return pullback
+    count = bind(sum_p, chosen.astype(x.dtype), axes=axes)
+    return lambda ct: chosen.astype(ct.dtype) * spread(ct / count, shape, axes)
 
 
 def _logsumexp_reference(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:

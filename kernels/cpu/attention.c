@@ -29,9 +29,12 @@ typedef struct {
     T *k_columns, *v_columns;      /* packed transposes of blocks of k and v */
     T *k_rows, *v_rows;            /* packed blocks of k and v */
     T *q_rows, *ct_rows;           /* packed blocks of q and of the cotangent */
-    T top[QUERIES], delta[QUERIES]; /* running maximum of the scores; sum of ct * out */
+    T top[QUERIES]; /* running maximum of the scores */
     double sum[QUERIES];
 } Scratch;
+
+/* `columns` up to whole vectors. */
+static int64_t whole(int64_t columns) { return ceil_div(columns, LANES) * LANES; }
 
 static Scratch *carve(const Team *team, int64_t width) {
     Scratch *s = (Scratch *)team->scratch;
@@ -74,12 +77,13 @@ static void drop(const Attention *a, uint64_t element, int64_t count, T *row) {
     }
 }
 
-/* Scales a row of scores. Those of keys that query i does not attend to become -infinity. */
+/* Scales a row of scores. Those of keys that query i does not attend to, and those up to a whole vector, become
+   -infinity. */
 static void scale_and_mask(const Attention *a, int64_t z, int64_t i, int64_t j, int64_t columns, T *row) {
-    const int64_t seen = a->causal ? max_i64(min_i64(columns, i + 1 - j), 0) : columns;
+    const int64_t seen = a->causal ? max_i64(min_i64(columns, i + 1 - j), 0) : columns, end = whole(columns);
 #pragma omp simd
-    for (int64_t c = 0; c < seen; c++) row[c] *= a->scale;
-    for (int64_t c = seen; c < columns; c++) row[c] = -INFINITY;
+    for (int64_t c = 0; c < end; c++) row[c] *= a->scale;
+    for (int64_t c = seen; c < end; c++) row[c] = -INFINITY;
     if (a->mask) {
         const bool *mask = a->mask + z * a->keys + j;
 #pragma omp simd
@@ -87,19 +91,53 @@ static void scale_and_mask(const Attention *a, int64_t z, int64_t i, int64_t j, 
     }
 }
 
-/* The probabilities of a row of scores up to a factor, and the new running maximum and sum. Returns the factor of what
-   was summed before. */
-static T softmax_row(T *row, int64_t columns, T *top, double *sum) {
-    T highest = *top, total = 0;
-#pragma omp simd reduction(max : highest)
-    for (int64_t c = 0; c < columns; c++) highest = row[c] > highest ? row[c] : highest;
-    const T shift = highest == -(T)INFINITY ? 0 : highest; /* of a query without a key yet */
-#pragma omp simd reduction(+ : total)
-    for (int64_t c = 0; c < columns; c++) total += row[c] = exp(row[c] - shift);
-    const T factor = exp(*top - shift);
-    *sum = *sum * factor + total;
-    *top = highest;
-    return factor;
+/* LANES numbers of each of LANES rows. Transposed, results of all rows are computed side by side. */
+typedef struct {
+    T of[LANES][LANES];
+} Square;
+
+static inline void transpose_square(Square *s) {
+    Vector rows[LANES];
+    UNROLL for (int i = 0; i < LANES; i++) rows[i] = load(s->of[i]);
+    shuffle(rows, LANES);
+    UNROLL for (int i = 0; i < LANES; i++) store(s->of[i], rows[i]);
+}
+
+/* The probabilities of a block of scores up to a factor for each row, and the new running maxima and sums. factor[r] is
+   the factor of what was summed before. */
+static void softmax_block(Scratch *s, int64_t rows, int64_t columns, T *factor) {
+    for (int64_t first = 0; first < rows; first += LANES) {
+        const int64_t count = min_i64(LANES, rows - first), end = whole(columns);
+        T *scores = s->scores + first * KEYS, *top = s->top + first, highest[LANES], shift[LANES], total[LANES] = {0};
+        Square maxima = {0}, sums = {0};
+        for (int64_t r = 0; r < count; r++) {
+            T *row = scores + r * KEYS, *max = maxima.of[r];
+            memcpy(max, row, sizeof maxima.of[r]);
+            for (int64_t c = LANES; c < end; c += LANES)
+                for (int l = 0; l < LANES; l++) max[l] = row[c + l] > max[l] ? row[c + l] : max[l];
+        }
+        transpose_square(&maxima);
+        memcpy(highest, top, sizeof highest);
+        for (int c = 0; c < LANES; c++)
+            for (int l = 0; l < LANES; l++) highest[l] = maxima.of[c][l] > highest[l] ? maxima.of[c][l] : highest[l];
+#pragma omp simd
+        for (int l = 0; l < LANES; l++) {
+            shift[l] = highest[l] == -(T)INFINITY ? 0 : highest[l]; /* of a query without a key yet */
+            factor[first + l] = exp(top[l] - shift[l]);
+            top[l] = highest[l];
+        }
+        for (int64_t r = 0; r < count; r++)
+            for (int64_t c = 0; c < end; c += LANES) {
+                T *row = scores + r * KEYS + c, *sum = sums.of[r];
+                const T less = shift[r];
+#pragma omp simd
+                for (int l = 0; l < LANES; l++) sum[l] += row[l] = exp(row[l] - less);
+            }
+        transpose_square(&sums);
+        for (int c = 0; c < LANES; c++)
+            for (int l = 0; l < LANES; l++) total[l] += sums.of[c][l];
+        for (int l = 0; l < LANES; l++) s->sum[first + l] = s->sum[first + l] * factor[first + l] + total[l];
+    }
 }
 
 /* The keys that any of the queries up to row `end` attends to. */
@@ -111,28 +149,30 @@ static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *log
     const T *q = a->q + before(a, z, i, a->queries, a->row);
     out += before(a, z, i, a->queries, a->out_row);
     logsumexp += z * a->queries + i;
-    for (int64_t r = 0; r < rows; r++) s->top[r] = -INFINITY, s->sum[r] = 0;
+    T factor[QUERIES]; /* in the end the inverses of the sums */
+    for (int64_t r = 0; r < QUERIES; r++) s->top[r] = -INFINITY, s->sum[r] = 0;
     for (int64_t j = 0; j < end; j += KEYS) {
         const int64_t columns = min_i64(KEYS, end - j), start = before(a, z, j, a->keys, a->row);
         pack_b(a->k + start, a->row, true, columns, width, s->k_columns);
         pack_b(a->v + start, a->row, false, width, columns, s->v_rows);
         product(rows, columns, width, q, a->row, 1, s->k_columns, s->scores, KEYS, false);
+        for (int64_t r = 0; r < rows; r++) scale_and_mask(a, z, i + r, j, columns, s->scores + r * KEYS);
+        softmax_block(s, rows, columns, factor);
         for (int64_t r = 0; r < rows; r++) {
-            T *row = s->scores + r * KEYS;
-            scale_and_mask(a, z, i + r, j, columns, row);
-            const T factor = softmax_row(row, columns, &s->top[r], &s->sum[r]);
-            if (a->rng) drop(a, ((uint64_t)z * a->queries + i + r) * a->keys + j, columns, row);
+            if (a->rng) drop(a, ((uint64_t)z * a->queries + i + r) * a->keys + j, columns, s->scores + r * KEYS);
             if (j > 0)
-                for (int64_t c = 0; c < width; c++) out[r * a->out_row + c] *= factor;
+                for (int64_t c = 0; c < width; c++) out[r * a->out_row + c] *= factor[r];
         }
         product(rows, width, columns, s->scores, KEYS, 1, s->v_rows, out, a->out_row, j > 0);
     }
+#pragma omp simd
     for (int64_t r = 0; r < rows; r++) {
-        const bool none = s->sum[r] == 0; /* a query without a key */
-        const T inverse = none ? 0 : (T)(1 / s->sum[r]);
-        for (int64_t c = 0; c < width; c++) out[r * a->out_row + c] *= inverse;
-        logsumexp[r] = none ? (T)INFINITY : log((T)s->sum[r]) + s->top[r];
+        const T sum = (T)s->sum[r], value = log(sum) + s->top[r];
+        factor[r] = sum == 0 ? 0 : (T)(1 / s->sum[r]); /* 0: a query without a key */
+        logsumexp[r] = sum == 0 ? (T)INFINITY : value;
     }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < width; c++) out[r * a->out_row + c] *= factor[r];
 }
 
 /* The arrays of the gradient. by_* are the cotangents of q, k and v. */

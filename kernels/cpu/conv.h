@@ -50,6 +50,8 @@ static inline void split_image(const T *x, int64_t channels, int64_t height, int
             const T *row = image + source * width + b - padding_x;
             if (stride_x == 1)
                 for (int64_t c = begin; c < end; c++) planes[c] = row[c];
+            else if (stride_x == 2) /* a constant, so that vectors are loaded */
+                for (int64_t c = begin; c < end; c++) planes[c] = row[c * 2];
             else
                 for (int64_t c = begin; c < end; c++) planes[c] = row[c * stride_x];
             for (int64_t c = end; c < pitch; c++) planes[c] = 0;

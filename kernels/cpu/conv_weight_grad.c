@@ -4,17 +4,25 @@
 
    is a matrix product whose inner axis is the pixels. The output channels are the vector axis: g is transposed into
    panels [pixel][channel]. A tile of some taps x one or two vectors of channels reads one element of the image per
-   pixel and tap, at any stride and dilation, so that vectors are full whatever the length of rows. */
+   pixel and tap, at any stride and dilation, so that vectors are full whatever the length of rows.
+
+   Groups of few output channels, such as those of a depthwise convolution, would leave most lanes empty. There the
+   pixels of a row are the vector axis, on planes without strides (split_image). */
 
 #include "conv.h"
 
 /* Sums, two vectors of g and an element of the image fill the registers. */
-enum { MAX_TAPS = VECTOR_REGISTERS / 2 - 2 };
+enum {
+    MAX_TAPS = VECTOR_REGISTERS / 2 - 2,
+    ROW_TAPS = VECTOR_REGISTERS == 32 ? 12 : 6, /* the same where pixels are the vector axis */
+    FEW_CHANNELS = 4 /* a group of fewer output channels has the pixels as vector axis */
+};
 
 /* For each tap t and channel o, adds the sum over pixels (r, c) of x[offsets[t] + r row_step + c step] times its
-   gradient to dw[o dw_pitch + t]. The gradients of a pixel are the next `vectors` vectors of g. */
+   gradient to dw[o dw_pitch + t], before `end`. The gradients of a pixel are the next `vectors` vectors of g. */
 SPECIALISED void tile(const T *x, const int32_t *offsets, int64_t row_step, int64_t step, int64_t rows, int64_t columns,
-                      const T *g, T *dw, int64_t channels, int64_t dw_pitch, const int taps, const int vectors) {
+                      const T *g, T *dw, const T *end, int64_t channels, int64_t dw_pitch, const int taps,
+                      const int vectors) {
     Vector sums[2 * MAX_TAPS][2];
     const T *inputs[2 * MAX_TAPS];
     UNROLL for (int t = 0; t < taps; t++) {
@@ -22,9 +30,9 @@ SPECIALISED void tile(const T *x, const int32_t *offsets, int64_t row_step, int6
         UNROLL for (int v = 0; v < vectors; v++) sums[t][v] = (Vector){0};
     }
     for (int64_t row = 0; row < rows; row++) {
-        const int64_t begin = row * row_step, end = begin + columns * step;
+        const int64_t begin = row * row_step, row_end = begin + columns * step;
 #pragma GCC unroll 1
-        for (int64_t p = begin; p < end; p += step) {
+        for (int64_t p = begin; p < row_end; p += step) {
             Vector gradient[2];
             UNROLL for (int v = 0; v < vectors; v++) gradient[v] = *(const Vector *)(g + v * LANES);
             g += vectors * LANES;
@@ -32,21 +40,29 @@ SPECIALISED void tile(const T *x, const int32_t *offsets, int64_t row_step, int6
                 UNROLL for (int v = 0; v < vectors; v++) sums[t][v] += inputs[t][p] * gradient[v];
         }
     }
-    T transposed[2 * MAX_TAPS][2 * LANES];
-    UNROLL for (int t = 0; t < taps; t++)
-        UNROLL for (int v = 0; v < vectors; v++) store(&transposed[t][v * LANES], sums[t][v]);
-    for (int64_t o = 0; o < channels; o++)
-        UNROLL for (int t = 0; t < taps; t++) dw[o * dw_pitch + t] += transposed[t][o];
+    UNROLL for (int v = 0; v < vectors; v++)
+        UNROLL for (int first = 0; first < taps; first += LANES) {
+            Vector square[LANES];
+            UNROLL for (int t = 0; t < LANES; t++) square[t] = first + t < taps ? sums[first + t][v] : (Vector){0};
+            shuffle(square, LANES);
+            for (int64_t o = 0; o < min_i64(LANES, channels - v * LANES); o++) {
+                T *to = dw + (v * LANES + o) * dw_pitch + first;
+                if (to + LANES <= end) /* the taps after these get zeros added */
+                    store(to, load(to) + square[o]);
+                else
+                    for (int t = 0; t < min_i64(LANES, taps - first); t++) to[t] += square[o][t];
+            }
+        }
 }
 
 typedef void (*Tile)(const T *x, const int32_t *offsets, int64_t row_step, int64_t step, int64_t rows, int64_t columns,
-                     const T *g, T *dw, int64_t channels, int64_t dw_pitch);
+                     const T *g, T *dw, const T *end, int64_t channels, int64_t dw_pitch);
 
 #define TILE(taps, vectors)                                                                                            \
     static void tile_##taps##_##vectors(const T *x, const int32_t *offsets, int64_t row_step, int64_t step,            \
-                                        int64_t rows, int64_t columns, const T *g, T *dw, int64_t channels,            \
-                                        int64_t dw_pitch) {                                                            \
-        tile(x, offsets, row_step, step, rows, columns, g, dw, channels, dw_pitch, taps, vectors);                     \
+                                        int64_t rows, int64_t columns, const T *g, T *dw, const T *end,                \
+                                        int64_t channels, int64_t dw_pitch) {                                          \
+        tile(x, offsets, row_step, step, rows, columns, g, dw, end, channels, dw_pitch, taps, vectors);                \
     }
 #define TILES_OF(taps) TILE(taps, 1) TILE(taps, 2)
 TILES_OF(1)
@@ -80,9 +96,81 @@ static const Tile WIDE[] = {
 #endif
 };
 
+/* For each tap t: dw[t] += the sum over pixels of x[offsets[t] + row pitch + column] g[row][column]. Rows of g have
+   `strips` vectors, whose lanes from the end of a row on are zeros; x is not used there. */
+SPECIALISED void row_tile(const T *x, const int32_t *offsets, int64_t pitch, int64_t rows, int64_t columns, const T *g,
+                          T *dw, const int taps) {
+    const int64_t strips = ceil_divide(columns, LANES);
+    Vector sums[ROW_TAPS];
+    UNROLL for (int t = 0; t < taps; t++) sums[t] = (Vector){0};
+    for (int64_t strip = 0; strip < strips; strip++) {
+        Lanes inside;
+        for (int lane = 0; lane < LANES; lane++) inside[lane] = strip * LANES + lane < columns ? ~(Bits)0 : 0;
+        for (int64_t row = 0; row < rows; row++) {
+            const T *input = x + row * pitch + strip * LANES;
+            const Vector gradient = load(g + (row * strips + strip) * LANES);
+            UNROLL for (int t = 0; t < taps; t++)
+                sums[t] += (Vector)((Lanes)load(input + offsets[t]) & inside) * gradient;
+        }
+    }
+    UNROLL for (int t = 0; t < taps; t++) {
+        T lanes[LANES], sum = 0;
+        store(lanes, sums[t]);
+        for (int lane = 0; lane < LANES; lane++) sum += lanes[lane];
+        dw[t] += sum;
+    }
+}
+
+static void any_row_tile(const T *x, const int32_t *offsets, int64_t pitch, int64_t rows, int64_t columns, const T *g,
+                         T *dw, int64_t taps) {
+#define ROW_TILE(n)                                                \
+    case n:                                                        \
+        row_tile(x, offsets, pitch, rows, columns, g, dw, n);      \
+        break;
+    switch (taps) {
+        ROW_TILE(1) ROW_TILE(2) ROW_TILE(3) ROW_TILE(4) ROW_TILE(5) ROW_TILE(6)
+#if VECTOR_REGISTERS == 32
+        ROW_TILE(7) ROW_TILE(8) ROW_TILE(9) ROW_TILE(10) ROW_TILE(11) ROW_TILE(12)
+#endif
+    }
+}
+
+/* The gradient where groups have few output channels. */
+static void weight_grad_of_few(const Conv *v, const T *x, const T *g, T *dw, char *scratch) {
+    const int64_t in = v->channels / v->groups, out = v->out_channels / v->groups, phases = v->stride_y * v->stride_x;
+    const int64_t kernel = v->kernel_height * v->kernel_width, taps = in * kernel;
+    const int64_t rows = v->out_height + (v->kernel_height - 1) * v->dilation_y / v->stride_y;
+    const int64_t pitch = v->out_width + (v->kernel_width - 1) * v->dilation_x / v->stride_x;
+    const int64_t pixels = v->out_height * v->out_width, wide = ceil_divide(v->out_width, LANES) * LANES;
+    int32_t *offsets = take_bytes(&scratch, taps * sizeof(int32_t));
+    T *panel = take_bytes(&scratch, v->out_height * wide * sizeof(T)), *planes = (T *)scratch;
+    split_image(x, v->channels, v->height, v->width, v->padding_y, v->padding_x, v->stride_y, v->stride_x, planes, rows,
+                pitch);
+    for (int64_t k = 0; k < taps; k++) {
+        const int64_t i = k % kernel / v->kernel_width * v->dilation_y, j = k % v->kernel_width * v->dilation_x;
+        const int64_t phase = i % v->stride_y * v->stride_x + j % v->stride_x;
+        offsets[k] = ((k / kernel * phases + phase) * rows + i / v->stride_y) * pitch + j / v->stride_x;
+    }
+    memset(panel, 0, v->out_height * wide * sizeof(T));
+    for (int64_t o = 0; o < v->out_channels; o++, g += pixels, dw += taps) {
+        for (int64_t row = 0; row < v->out_height; row++)
+            memcpy(panel + row * wide, g + row * v->out_width, v->out_width * sizeof(T));
+        const int64_t blocks = ceil_divide(taps, ROW_TAPS);
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t k = taps * block / blocks, count = taps * (block + 1) / blocks - k;
+            any_row_tile(planes + o / out * in * phases * rows * pitch, offsets + k, pitch, v->out_height, v->out_width,
+                         panel, dw + k, count);
+        }
+    }
+}
+
 void FN(conv2d_weight_grad)(const T *x, const T *g, T *dw, CONV_NUMBERS, char *scratch) {
     const Conv v = CONV;
     const int64_t in = v.channels / v.groups, out = v.out_channels / v.groups;
+    if (out < FEW_CHANNELS) {
+        weight_grad_of_few(&v, x, g, dw, scratch);
+        return;
+    }
     const int64_t kernel = v.kernel_height * v.kernel_width, taps = in * kernel, pixels = v.out_height * v.out_width;
     const int64_t rows = v.height + 2 * v.padding_y, pitch = v.width + 2 * v.padding_x;
     int32_t *offsets = take_bytes(&scratch, taps * sizeof(int32_t));
@@ -110,7 +198,7 @@ void FN(conv2d_weight_grad)(const T *x, const T *g, T *dw, CONV_NUMBERS, char *s
                 const int64_t k = taps * block / blocks, height = taps * (block + 1) / blocks - k;
                 (width == 2 ? WIDE : NARROW)[height](
                     image + group * in * rows * pitch, offsets + k, v.stride_y * pitch, v.stride_x, v.out_height,
-                    v.out_width, panel, dw + first * taps + k, min_i64(width * LANES, out - o), taps);
+                    v.out_width, panel, dw + first * taps + k, dw + v.out_channels * taps, min_i64(width * LANES, out - o), taps);
             }
         }
 }

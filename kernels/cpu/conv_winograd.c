@@ -1,260 +1,203 @@
-/* Convolution of one image with 3x3 kernels by Winograd's method (winograd.h).
+/* Convolution of one image with 3x3 kernels, and its gradients, by Winograd's method (winograd.h).
 
-   Tiles of size x size outputs are numbered row by row. The three stages are the transform of patches, matrix products,
-   and the transform of products. TILES tiles, two vectors, are processed in all stages before the next ones, so that
-   intermediate results stay in the caches. */
+   Channels are the vector axis, so vectors are full whatever the size of the image. The image is first transposed to
+   channels last. Blocks of up to `block_tiles` tiles are processed in all three stages before the next ones, so that
+   intermediate results stay in the caches: the transform of patches, matrix products, the transform of products. Tiles
+   are numbered row by row.
 
+   Patches, products and transformed weights are arrays [position][tile or channel][channel], of whole vectors. Right-hand
+   sides of products are packed in panels as tile.h reads them. */
+
+#include "channels_last.h"
+#include "tile.h"
 #include "winograd.h"
-
-/* Sums, two vectors of patches and a weight fill the registers. */
-enum { MAX_CHANNELS = VECTOR_REGISTERS / 2 - 2, TILES = 2 * LANES };
 
 typedef struct {
     int64_t channels, height, width, padding_y, padding_x, out_channels, out_height, out_width;
 } Layer;
 
-/* The transform of one kernel to u[k * step]; `flipped`: of the kernel flipped by 180 degrees. */
-SPECIALISED void transform_kernel(const T *w, bool flipped, T *u, int64_t step, const int size) {
-    T columns[3][MAX_SPAN], row[MAX_SPAN];
-    UNROLL for (int j = 0; j < 3; j++)
-        transform_weights((T[]){w[flipped ? 8 - j : j], w[flipped ? 5 - j : 3 + j], w[flipped ? 2 - j : 6 + j]},
-                          columns[j], size);
-    UNROLL for (int i = 0; i < size + 2; i++) {
-        transform_weights((T[]){columns[0][i], columns[1][i], columns[2][i]}, row, size);
-        UNROLL for (int j = 0; j < size + 2; j++) u[(i * (size + 2) + j) * step] = row[j];
-    }
-}
-
-/* All weights in the order in which `multiply` reads them: [block][position][channel][output channel of the block].
-   w_out and w_in are strides of w. CHANNELS channels at a time: writes to many distant addresses are slow. */
-SPECIALISED void pack(const T *w, int64_t out, int64_t in, int64_t w_out, int64_t w_in, bool flipped, T *to,
-                      const int size) {
-    enum { CHANNELS = 16, STEP = CHANNELS * MAX_CHANNELS };
-    const int64_t blocks = ceil_divide(out, MAX_CHANNELS), positions = (size + 2) * (size + 2);
-    for (int64_t block = 0; block < blocks; block++) {
-        const int64_t first = out * block / blocks, count = out * (block + 1) / blocks - first;
-        for (int64_t begin = 0; begin < in; begin += CHANNELS) {
-            const int64_t channels = min_i64(CHANNELS, in - begin);
-            T u[MAX_SPAN * MAX_SPAN][STEP];
-            for (int64_t o = 0; o < count; o++)
-                for (int64_t c = 0; c < channels; c++)
-                    transform_kernel(w + (first + o) * w_out + (begin + c) * w_in, flipped, &u[0][c * count + o], STEP,
-                                     size);
-            for (int64_t k = 0; k < positions; k++)
-                memcpy(to + (k * in + begin) * count, u[k], channels * count * sizeof(T));
-        }
-        to += positions * in * count;
-    }
-}
-
-/* Up to LANES neighbouring tiles of one row; `tile` is the number of the first among the TILES that are computed
-   together. */
+/* What follows from a layer: the tiles, the numbers of a pixel of the image and of the output, the elements between
+   positions of arrays of patches and products, and panels of outputs. An odd number of vectors lies between positions,
+   so that they do not share sets of the cache. */
 typedef struct {
-    int64_t tile, count, row, column;
-} RowOfTiles;
+    int64_t tile_rows, tile_columns, tiles, block_tiles;
+    int64_t in, out, panels, patch_step, product_step;
+} Sizes;
 
-static int64_t divide_into_rows(int64_t first, int64_t count, int64_t columns, RowOfTiles *rows_of_tiles) {
-    int64_t row_count = 0;
-    for (int64_t tile = 0, take; tile < count; tile += take) {
-        const int64_t row = (first + tile) / columns, column = (first + tile) % columns;
-        take = min_i64(LANES, min_i64(columns - column, count - tile));
-        rows_of_tiles[row_count++] = (RowOfTiles){tile, take, row, column};
-    }
-    return row_count;
+static Sizes sizes_of(const Layer *l, int64_t block_tiles) {
+    Sizes s = {ceil_divide(l->out_height, SIZE_OF_TILE), ceil_divide(l->out_width, SIZE_OF_TILE)};
+    s.tiles = s.tile_rows * s.tile_columns;
+    s.in = whole_vectors(l->channels), s.out = whole_vectors(l->out_channels);
+    s.panels = ceil_div(s.out, TILE_COLUMNS);
+    s.block_tiles = block_tiles;
+    s.patch_step = s.block_tiles * s.in + LANES;
+    s.product_step = s.block_tiles * s.panels * TILE_COLUMNS + LANES;
+    return s;
 }
 
-/* Pads the image and splits each row by columns: column `size * t + b` becomes element t of row b. These rows are
-   `pitch` elements long, whole vectors, with zeros at the end. `line` has capacity for a padded row. */
-SPECIALISED void split_columns(const T *x, const Layer *l, int64_t rows, int64_t pitch, T *line, T *to,
-                               const int size) {
-    memset(line, 0, size * pitch * sizeof(T));
-    for (int64_t r = 0; r < l->channels * rows; r++, to += size * pitch) {
-        const int64_t row = r % rows - l->padding_y;
-        if (row < 0 || row >= l->height) {
-            memset(to, 0, size * pitch * sizeof(T));
-            continue;
-        }
-        memcpy(line + l->padding_x, x + (r / rows * l->height + row) * l->width, l->width * sizeof(T));
-        for (int64_t t = 0; t < pitch; t += LANES) {
-            Vector of[MAX_SIZE];
-            UNROLL for (int i = 0; i < size; i++) of[i] = load(line + size * t + i * LANES);
-            shuffle(of, size);
-            UNROLL for (int b = 0; b < size; b++) store(to + b * pitch + t, of[b]);
-        }
-    }
+/* Rows and columns of the image with channels last, its padding included. */
+static int64_t image_rows(const Sizes *s) { return SIZE_OF_TILE * s->tile_rows + 2; }
+static int64_t image_pitch(const Sizes *s) { return SIZE_OF_TILE * s->tile_columns + 2; }
+
+/* The first pixel of a tile, in rows of `pitch` pixels of `step` numbers. */
+static int64_t tile_offset(const Sizes *s, int64_t tile, int64_t pitch, int64_t step) {
+    return (tile / s->tile_columns * pitch + tile % s->tile_columns) * SIZE_OF_TILE * step;
 }
 
-/* v[k step + i] from the patches of LANES tiles, the first at `x`, of an image split by columns. */
-SPECIALISED void transform_patches(const T *x, int64_t pitch, T *v, int64_t step, const int size) {
-    Vector rows[MAX_SPAN][MAX_SPAN];
-    UNROLL for (int j = 0; j < size + 2; j++) {
-        Vector column[MAX_SPAN], transformed[MAX_SPAN];
-        UNROLL for (int i = 0; i < size + 2; i++) column[i] = load(x + (i * size + j % size) * pitch + j / size);
-        transform_patch(column, transformed, size);
-        UNROLL for (int i = 0; i < size + 2; i++) rows[i][j] = transformed[i];
-    }
-    UNROLL for (int i = 0; i < size + 2; i++) {
-        Vector row[MAX_SPAN];
-        transform_patch(rows[i], row, size);
-        UNROLL for (int j = 0; j < size + 2; j++) store(v + (i * (size + 2) + j) * step, row[j]);
-    }
-}
-
-/* m = u v for `height` output channels and the tiles of `vectors` vectors. */
-SPECIALISED void multiply(const T *u, const T *v, int64_t channels, T *m, const int height, const int vectors) {
-    Vector sums[MAX_CHANNELS][2];
-    UNROLL for (int i = 0; i < height; i++)
-        UNROLL for (int j = 0; j < vectors; j++) sums[i][j] = (Vector){0};
-#pragma GCC unroll 1
-    for (const T *end = u + channels * height; u < end; u += height, v += TILES) {
-        Vector x[2];
-        UNROLL for (int j = 0; j < vectors; j++) x[j] = load(v + j * LANES);
-        UNROLL for (int i = 0; i < height; i++)
-            UNROLL for (int j = 0; j < vectors; j++) sums[i][j] += u[i] * x[j];
-    }
-    UNROLL for (int i = 0; i < height; i++)
-        UNROLL for (int j = 0; j < vectors; j++) store(m + i * TILES + j * LANES, sums[i][j]);
-}
-
-typedef void (*Multiply)(const T *u, const T *v, int64_t channels, T *m);
-
-#define MULTIPLY(height, vectors)                                                                                      \
-    static void multiply_##height##x##vectors(const T *u, const T *v, int64_t channels, T *m) {                        \
-        multiply(u, v, channels, m, height, vectors);                                                                  \
-    }
-#define MULTIPLIES(height) MULTIPLY(height, 1) MULTIPLY(height, 2)
-#define PAIR(height) {multiply_##height##x1, multiply_##height##x2}
-MULTIPLIES(1) MULTIPLIES(2) MULTIPLIES(3) MULTIPLIES(4) MULTIPLIES(5) MULTIPLIES(6)
-#if VECTOR_REGISTERS == 32
-MULTIPLIES(7) MULTIPLIES(8) MULTIPLIES(9) MULTIPLIES(10) MULTIPLIES(11) MULTIPLIES(12) MULTIPLIES(13) MULTIPLIES(14)
-#endif
-
-/* By height less one and vectors less one. */
-static const Multiply MULTIPLY_BY_SIZE[MAX_CHANNELS][2] = {
-    PAIR(1), PAIR(2), PAIR(3), PAIR(4),  PAIR(5),  PAIR(6),
-#if VECTOR_REGISTERS == 32
-    PAIR(7), PAIR(8), PAIR(9), PAIR(10), PAIR(11), PAIR(12), PAIR(13), PAIR(14),
-#endif
-};
-
-/* Interleaves `size` vectors and stores the first `count` <= size * LANES elements. */
-SPECIALISED void store_in_turn(T *y, const Vector *of, int64_t count, const int size) {
-    Vector row[MAX_SIZE];
-    if (size == 2) {
-        row[0] = INTERLEAVE_FIRST(of[0], of[1]), row[1] = INTERLEAVE_SECOND(of[0], of[1]);
-    } else {
-        const Vector even[] = {INTERLEAVE_FIRST(of[0], of[2]), INTERLEAVE_SECOND(of[0], of[2])};
-        const Vector odd[] = {INTERLEAVE_FIRST(of[1], of[3]), INTERLEAVE_SECOND(of[1], of[3])};
-        row[0] = INTERLEAVE_FIRST(even[0], odd[0]), row[1] = INTERLEAVE_SECOND(even[0], odd[0]);
-        row[2] = INTERLEAVE_FIRST(even[1], odd[1]), row[3] = INTERLEAVE_SECOND(even[1], odd[1]);
-    }
-    UNROLL for (int i = 0; i < size; i++)
-        if (count >= (i + 1) * LANES) store(y + i * LANES, row[i]);
-    if (count % LANES == 0) return;
-    T numbers[MAX_SIZE * LANES];
-    UNROLL for (int i = 0; i < size; i++) store(numbers + i * LANES, row[i]);
-    if (count > LANES)
-        store(y + count - LANES, load(numbers + count - LANES)); /* overlaps the vector before */
-    else
-        for (int64_t i = 0; i < count; i++) y[i] = numbers[i];
-}
-
-/* The outputs of a row of tiles, up to `rows` and `columns` of them, from their products m[k step + i]. */
-SPECIALISED void store_outputs(const T *m, int64_t step, T *y, int64_t width, int64_t rows, int64_t columns,
-                               const int size) {
-    Vector transformed[MAX_SIZE][MAX_SPAN];
-    UNROLL for (int j = 0; j < size + 2; j++) {
-        Vector column[MAX_SPAN], outputs[MAX_SIZE];
-        UNROLL for (int i = 0; i < size + 2; i++) column[i] = load(m + (i * (size + 2) + j) * step);
-        transform_products(column, outputs, size);
-        UNROLL for (int i = 0; i < size; i++) transformed[i][j] = outputs[i];
-    }
-    UNROLL for (int i = 0; i < size; i++) {
-        Vector outputs[MAX_SIZE];
-        if (i >= rows) return;
-        transform_products(transformed[i], outputs, size);
-        store_in_turn(y + i * width, outputs, columns, size);
-    }
-}
-
-SPECIALISED void convolve(const T *x, T *y, const Layer *l, char *scratch, const T *weights, const int size) {
-    const int64_t tile_rows = ceil_divide(l->out_height, size), tile_columns = ceil_divide(l->out_width, size);
-    const int64_t tiles = tile_rows * tile_columns, positions = (size + 2) * (size + 2);
-    const int64_t rows = size * tile_rows + 2, pitch = ceil_divide(tile_columns + 1, LANES) * LANES;
-    /* A vector may be stored past the last tile, into the next channel, which is computed later, and past the last
-       channel. */
-    const int64_t in = l->channels, v_step = in * TILES + LANES, m_step = MAX_CHANNELS * TILES + LANES;
-    const int64_t blocks = ceil_divide(l->out_channels, MAX_CHANNELS);
-    T *v = take_bytes(&scratch, positions * v_step * sizeof(T));
-    T *m = take_bytes(&scratch, positions * m_step * sizeof(T));
-    T *line = take_bytes(&scratch, size * pitch * sizeof(T)), *image = (T *)scratch;
-    split_columns(x, l, rows, pitch, line, image, size);
-
-    for (int64_t first_tile = 0; first_tile < tiles; first_tile += TILES) {
-        RowOfTiles rows_of_tiles[TILES];
-        const int64_t count = min_i64(TILES, tiles - first_tile);
-        const int64_t row_count = divide_into_rows(first_tile, count, tile_columns, rows_of_tiles);
-        for (int64_t c = 0; c < in; c++)
-            for (const RowOfTiles *p = rows_of_tiles; p < rows_of_tiles + row_count; p++) {
-                const T *patches = image + (c * rows + size * p->row) * size * pitch + p->column;
-                transform_patches(patches, pitch, v + c * TILES + p->tile, v_step, size);
+/* C[k] (rows x columns, whole vectors) = or += A[k] B[k] for each position k. Element (i, p) of A[k] is
+   a[k * a_step + i * row_step + p * step]; B[k] has panels of `depth` rows, C[k] rows of `ld` elements. */
+static void multiply_positions(int64_t rows, int64_t columns, int64_t depth, const T *a, int64_t a_step,
+                               int64_t row_step, int64_t step, const T *b, int64_t b_step, T *c, int64_t c_step,
+                               int64_t ld, bool add) {
+    const int64_t strips = ceil_div(rows, TILE_ROWS);
+    for (int64_t k = 0; k < POSITIONS; k++, a += a_step, b += b_step, c += c_step)
+        for (int64_t j = 0; j < columns; j += TILE_COLUMNS)
+            for (int64_t t = 0; t < strips; t++) {
+                const int64_t i = part_begin(rows, strips, t), height = part_begin(rows, strips, t + 1) - i;
+                any_tile(height, min_i64(TILE_COLUMNS, columns - j), depth, a + i * row_step, row_step, step,
+                         b + j * depth, c + i * ld + j, ld, add);
             }
-        for (int64_t block = 0; block < blocks; block++) {
-            const int64_t first = l->out_channels * block / blocks;
-            const int64_t height = l->out_channels * (block + 1) / blocks - first;
-            const Multiply product = MULTIPLY_BY_SIZE[height - 1][count > LANES];
-            for (int64_t k = 0; k < positions; k++)
-                product(weights + (positions * first + k * height) * in, v + k * v_step, in, m + k * m_step);
-            for (int64_t i = 0; i < height; i++)
-                for (const RowOfTiles *p = rows_of_tiles; p < rows_of_tiles + row_count; p++) {
-                    const int64_t row = size * p->row, column = size * p->column;
-                    store_outputs(m + i * TILES + p->tile, m_step,
-                                  y + ((first + i) * l->out_height + row) * l->out_width + column, l->out_width,
-                                  l->out_height - row, min_i64(size * p->count, l->out_width - column), size);
-                }
-        }
+}
+
+/* The transformed patches of tiles first to end - 1: v[k][tile][channel]. */
+static void transform_patches(const Sizes *s, const T *image, int64_t first, int64_t end, T *v) {
+    const int64_t pitch = image_pitch(s);
+    for (int64_t tile = first; tile < end; tile++, v += s->in) {
+        const T *patch = image + tile_offset(s, tile, pitch, s->in);
+        for (int64_t c = 0; c < s->in; c += LANES)
+            transform_both(transform_patch, SPAN, SPAN, patch + c, pitch * s->in, s->in, v + c, SPAN * s->patch_step,
+                           s->patch_step);
     }
 }
 
-/* `size` is 2 or 4. */
-static void pack_by_size(const T *w, int64_t out, int64_t in, int64_t w_out, int64_t w_in, bool flipped, T *to,
-                         int64_t size) {
-    if (size == 2)
-        pack(w, out, in, w_out, w_in, flipped, to, 2);
-    else
-        pack(w, out, in, w_out, w_in, flipped, to, 4);
+/* All weights as panels [position][panel][channel][out channel]. w_out and w_in are strides of w; `flipped`: of kernels
+   flipped by 180 degrees. */
+static void pack_weights(const T *w, int64_t out, int64_t in, int64_t w_out, int64_t w_in, bool flipped, T *to) {
+    const int64_t width = ceil_div(whole_vectors(out), TILE_COLUMNS) * TILE_COLUMNS;
+    for (int64_t o = 0; o < width; o += LANES)
+        for (int64_t c = 0; c < in; c++) {
+            T kernels[9][LANES] = {0};
+            for (int64_t i = 0; i < min_i64(LANES, out - o); i++)
+                for (int64_t k = 0; k < 9; k++) kernels[k][i] = w[(o + i) * w_out + c * w_in + (flipped ? 8 - k : k)];
+            T *panel = to + o / TILE_COLUMNS * in * TILE_COLUMNS + c * TILE_COLUMNS + o % TILE_COLUMNS;
+            Vector rows[SPAN][3];
+            UNROLL for (int j = 0; j < 3; j++) {
+                Vector column[3], transformed[SPAN];
+                UNROLL for (int i = 0; i < 3; i++) column[i] = load(kernels[3 * i + j]);
+                transform_weights(column, transformed);
+                UNROLL for (int i = 0; i < SPAN; i++) rows[i][j] = transformed[i];
+            }
+            UNROLL for (int i = 0; i < SPAN; i++) {
+                Vector row[SPAN];
+                transform_weights(rows[i], row);
+                UNROLL for (int j = 0; j < SPAN; j++) store(panel + (i * SPAN + j) * in * width, row[j]);
+            }
+        }
 }
 
-static void convolve_by_size(const T *x, T *y, const Layer *l, char *scratch, const T *weights, int64_t size) {
-    if (size == 2)
-        convolve(x, y, l, scratch, weights, 2);
-    else
-        convolve(x, y, l, scratch, weights, 4);
+static void convolve(const T *x, T *y, const Layer *l, int64_t block_tiles, char *scratch,
+                     const T *weights) {
+    const Sizes s = sizes_of(l, block_tiles);
+    const int64_t rows = image_rows(&s), pitch = image_pitch(&s), out_pitch = SIZE_OF_TILE * s.tile_columns;
+    const int64_t ld = s.panels * TILE_COLUMNS;
+    T *v = take_bytes(&scratch, POSITIONS * s.patch_step * sizeof(T));
+    T *m = take_bytes(&scratch, POSITIONS * s.product_step * sizeof(T));
+    T *image = take_bytes(&scratch, rows * pitch * s.in * sizeof(T)), *outputs = (T *)scratch;
+    to_channels_last(x, l->channels, l->height, l->width, l->padding_y, l->padding_x, image, rows, pitch, s.in);
+    const int64_t blocks = ceil_div(s.tiles, s.block_tiles);
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t first = part_begin(s.tiles, blocks, block), end = part_begin(s.tiles, blocks, block + 1);
+        transform_patches(&s, image, first, end, v);
+        multiply_positions(end - first, s.out, l->channels, v, s.patch_step, s.in, 1, weights, l->channels * ld, m,
+                           s.product_step, ld, false);
+        for (int64_t tile = first; tile < end; tile++) {
+            T *to = outputs + tile_offset(&s, tile, out_pitch, s.out);
+            for (int64_t o = 0; o < s.out; o += LANES)
+                transform_both(transform_products, SPAN, SIZE_OF_TILE, m + (tile - first) * ld + o,
+                               SPAN * s.product_step, s.product_step, to + o, out_pitch * s.out, s.out);
+        }
+    }
+    from_channels_last(outputs, out_pitch, y, l->out_channels, l->out_height, l->out_width);
 }
 
-void FN(conv2d_winograd_prepare)(const T *w, CONV_NUMBERS, int64_t size, char *prepared) {
+void FN(conv2d_winograd_prepare)(const T *w, CONV_NUMBERS, int64_t block_tiles, char *prepared) {
     const Conv v = CONV;
-    pack_by_size(w, v.out_channels, v.channels, v.channels * 9, 9, false, (T *)prepared, size);
+    pack_weights(w, v.out_channels, v.channels, v.channels * 9, 9, false, (T *)prepared);
 }
 
-void FN(conv2d_winograd)(const T *x, const T *w, T *y, CONV_NUMBERS, int64_t size, char *scratch, char *prepared) {
+void FN(conv2d_winograd)(const T *x, const T *w, T *y, CONV_NUMBERS, int64_t block_tiles, char *scratch, char *prepared) {
     const Conv v = CONV;
     const Layer layer = {v.channels,     v.height,     v.width,     v.padding_y, v.padding_x,
                          v.out_channels, v.out_height, v.out_width};
-    convolve_by_size(x, y, &layer, scratch, (T *)prepared, size);
+    convolve(x, y, &layer, block_tiles, scratch, (T *)prepared);
 }
 
 /* The gradient of the image is a convolution of the output's gradient, padded by 2 minus the padding, with the kernels
    flipped. */
-void FN(conv2d_input_grad_winograd_prepare)(const T *w, CONV_NUMBERS, int64_t size, char *prepared) {
+void FN(conv2d_input_grad_winograd_prepare)(const T *w, CONV_NUMBERS, int64_t block_tiles, char *prepared) {
     const Conv v = CONV;
-    pack_by_size(w, v.channels, v.out_channels, 9, v.channels * 9, true, (T *)prepared, size);
+    pack_weights(w, v.channels, v.out_channels, 9, v.channels * 9, true, (T *)prepared);
 }
 
-void FN(conv2d_input_grad_winograd)(const T *g, const T *w, T *dx, CONV_NUMBERS, int64_t size, char *scratch,
-                                    char *prepared) {
+void FN(conv2d_input_grad_winograd)(const T *g, const T *w, T *dx, CONV_NUMBERS, int64_t block_tiles, char *scratch, char *prepared) {
     const Conv v = CONV;
     const Layer layer = {v.out_channels, v.out_height, v.out_width, 2 - v.padding_y, 2 - v.padding_x,
                          v.channels,     v.height,     v.width};
-    convolve_by_size(g, dx, &layer, scratch, (T *)prepared, size);
+    convolve(g, dx, &layer, block_tiles, scratch, (T *)prepared);
+}
+
+/* Adds the transposes of a gradient [channel and tap][out channel], of whole vectors, to dw[out channel][...]. */
+static void add_transposed(const T *gradient, int64_t rows, int64_t out, T *dw) {
+    const int64_t step = whole_vectors(out);
+    for (int64_t o = 0; o < out; o += LANES)
+        for (int64_t r = 0; r < rows; r += LANES) {
+            Vector square[LANES];
+            UNROLL for (int i = 0; i < LANES; i++) square[i] = load(gradient + (r + i) * step + o);
+            shuffle(square, LANES);
+            for (int64_t i = 0; i < min_i64(LANES, out - o); i++) {
+                T *to = dw + (o + i) * rows + r;
+                if (r + LANES <= rows)
+                    store(to, load(to) + square[i]);
+                else
+                    for (int64_t j = 0; j < rows - r; j++) to[j] += square[i][j];
+            }
+        }
+}
+
+void FN(conv2d_weight_grad_winograd)(const T *x, const T *g, T *dw, CONV_NUMBERS, int64_t block_tiles, char *scratch) {
+    const Conv v = CONV;
+    const Layer l = {v.channels,     v.height,     v.width,     v.padding_y, v.padding_x,
+                     v.out_channels, v.out_height, v.out_width};
+    const Sizes s = sizes_of(&l, block_tiles);
+    const int64_t rows = image_rows(&s), pitch = image_pitch(&s);
+    const int64_t out_rows = SIZE_OF_TILE * s.tile_rows, out_pitch = SIZE_OF_TILE * s.tile_columns;
+    const int64_t sums_step = l.channels * s.out + LANES, taps = 9 * l.channels;
+    T *patches = take_bytes(&scratch, POSITIONS * s.patch_step * sizeof(T));
+    T *gradients = take_bytes(&scratch, POSITIONS * s.product_step * sizeof(T));
+    T *sums = take_bytes(&scratch, POSITIONS * sums_step * sizeof(T));
+    T *gradient = take_bytes(&scratch, (taps + LANES) * s.out * sizeof(T));
+    T *image = take_bytes(&scratch, rows * pitch * s.in * sizeof(T)), *outputs = (T *)scratch;
+    to_channels_last(x, l.channels, l.height, l.width, l.padding_y, l.padding_x, image, rows, pitch, s.in);
+    to_channels_last(g, l.out_channels, l.out_height, l.out_width, 0, 0, outputs, out_rows, out_pitch,
+                     s.out);
+    const int64_t blocks = ceil_div(s.tiles, s.block_tiles);
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t first = part_begin(s.tiles, blocks, block), end = part_begin(s.tiles, blocks, block + 1);
+        transform_patches(&s, image, first, end, patches);
+        for (int64_t tile = first; tile < end; tile++) {
+            const T *from = outputs + tile_offset(&s, tile, out_pitch, s.out);
+            for (int64_t o = 0; o < s.out; o += LANES) {
+                T *panel = gradients + o / TILE_COLUMNS * (end - first) * TILE_COLUMNS + o % TILE_COLUMNS;
+                transform_both(transform_gradient, SIZE_OF_TILE, SPAN, from + o, out_pitch * s.out, s.out,
+                               panel + (tile - first) * TILE_COLUMNS, SPAN * s.product_step, s.product_step);
+            }
+        }
+        multiply_positions(l.channels, s.out, end - first, patches, s.patch_step, 1, s.in, gradients, s.product_step,
+                           sums, sums_step, s.out, block > 0);
+    }
+    for (int64_t c = 0; c < l.channels; c++)
+        for (int64_t o = 0; o < s.out; o += LANES)
+            transform_both(transform_weight_gradient, SPAN, 3, sums + c * s.out + o, SPAN * sums_step, sums_step,
+                           gradient + 9 * c * s.out + o, 3 * s.out, s.out);
+    add_transposed(gradient, taps, l.out_channels, dw);
 }

@@ -12,26 +12,27 @@ static inline REAL OF(from_bits)(BITS bits) {
     return x;
 }
 
-/* 2^n for an integer n that is the exponent of a normal number. The lowest bits of n + BIAS + ROUND are the integer
-   n + BIAS; the shift moves them to the exponent and drops the others. */
-static inline REAL OF(power_of_two)(REAL n) { return OF(from_bits)(OF(bits)(n + (ROUND + BIAS)) << MANTISSA); }
+/* The lowest bits of n + ROUND + c are those of the integer n + c. With c = BIAS a shift moves them to the exponent,
+   which makes 2^n, and drops the others. */
 
-/* e^x = 2^n e^r. 2^n is applied as two factors, since it may overflow or underflow by itself. The ends of the range are
-   selected last: if x were clamped first, gcc 12 would compute and blend several cases. */
+/* e^x = 2^n e^r. 2^n is applied as two factors, since it may overflow or underflow by itself: n + 2 BIAS is divided into
+   two exponents. The ends of the range are selected last: if x were clamped first, gcc 12 would compute and blend
+   several cases. */
 static inline REAL OF(exp)(REAL x) {
-    const REAL n = (x * LOG2_E + ROUND) - ROUND, half = (n * (REAL)0.5 + ROUND) - ROUND;
+    const REAL shifted = x * LOG2_E + (ROUND + 2 * BIAS), n = shifted - (ROUND + 2 * BIAS);
     const REAL r = (x - n * LN2_HIGH) - n * LN2_LOW;
-    const REAL y = 1 + (r + r * r * OF(exp_tail)(r));
-    const REAL power = y * OF(power_of_two)(half) * OF(power_of_two)(n - half);
+    const REAL y = 1 + r * (1 + r * OF(exp_tail)(r));
+    const BITS sum = OF(bits)(shifted), half = sum >> 1;
+    const REAL power = y * OF(from_bits)(half << MANTISSA) * OF(from_bits)((sum - half) << MANTISSA);
     const REAL low = x < EXP_LOW ? 0 : power;
     return x > EXP_HIGH ? INFINITY : low;
 }
 
 /* (e^x - 1) / 2 for x from EXPM1_LOW to EXP_HIGH: 2^(n - 1) (e^r - 1) + (2^(n - 1) - 1 / 2). 2^n may overflow. */
 static inline REAL OF(half_expm1)(REAL x) {
-    const REAL n = (x * LOG2_E + ROUND) - ROUND;
+    const REAL shifted = x * LOG2_E + (ROUND + (BIAS - 1)), n = shifted - (ROUND + (BIAS - 1));
     const REAL r = (x - n * LN2_HIGH) - n * LN2_LOW;
-    const REAL y = r + r * r * OF(exp_tail)(r), scale = OF(power_of_two)(n - 1);
+    const REAL y = r + r * r * OF(exp_tail)(r), scale = OF(from_bits)(OF(bits)(shifted) << MANTISSA);
     return scale * y + (scale - (REAL)0.5);
 }
 

@@ -25,8 +25,7 @@
    Each element is a sum over k in the same order, whatever the block, the tile and the thread that computes it: results
    do not depend on the number of threads. */
 
-#include "gemm.h"
-#include "tile.h"
+#include "gemv.h"
 
 enum {
     DEPTH = 2048 / sizeof(T),
@@ -63,19 +62,27 @@ typedef struct {
     int64_t m, n, k;
     bool transpose_a, transpose_b;
     const FN(Epilogue) * epilogue;
-    int64_t down, across;
+    int64_t down, across, slices;
 } Product;
 
 static void choose_blocks(Product *q, int64_t batch, int64_t threads) {
     int64_t panels = ceil_div(q->n, TILE_COLUMNS), depth = min_i64(max_i64(q->k, 1), DEPTH);
+    /* Each block of columns packs a transposed A again, each block of rows B. Shallower slices have room for all columns. */
+    const bool by_rows = q->transpose_a && q->n < q->m && q->n <= BLOCK_COLUMNS;
+    if (by_rows) depth = min_i64(depth, PANELS / (panels * TILE_COLUMNS));
+    q->slices = max_i64(1, ceil_div(q->k, depth));
     q->down = ceil_div(q->m, BLOCK_ROWS);
     q->across = ceil_div(panels, min_i64(BLOCK_COLUMNS, PANELS / depth) / TILE_COLUMNS);
     int64_t work = batch * q->m * q->n * q->k;
     if (threads == 1 || work < MIN_WORK) return;
-    /* Up to four blocks per thread, to balance the load. Columns are split first: each block of rows packs B again. */
+    /* Up to four blocks per thread, to balance the load. */
     int64_t wanted = threads * min_i64(max_i64(work / (16 * MIN_WORK * threads), 1), 4);
-    while (batch * q->down * q->across < wanted && panels >= 2 * (q->across + 1)) q->across++;
+    while (batch * q->down * q->across < (by_rows ? threads : wanted) && panels >= 2 * (q->across + 1)) q->across++;
     while (batch * q->down * q->across < wanted && batch * q->down * q->across % threads != 0 &&
+           q->m >= 2 * TILE_ROWS * (q->down + 1))
+        q->down++;
+    /* The same number of blocks for each thread. With many blocks each, one more makes no difference. */
+    while (batch * q->down * q->across % threads != 0 && batch * q->down * q->across < 16 * threads &&
            q->m >= 2 * TILE_ROWS * (q->down + 1))
         q->down++;
 }
@@ -97,7 +104,7 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
     int64_t panels = ceil_div(q->n, TILE_COLUMNS), column = part_begin(panels, q->across, x) * TILE_COLUMNS;
     int64_t columns = min_i64(q->n, part_begin(panels, q->across, x + 1) * TILE_COLUMNS) - column;
     int64_t lda = q->transpose_a ? q->m : q->k, ldb = q->transpose_b ? q->k : q->n, ldc = q->c ? q->n : BLOCK_LD;
-    int64_t slices = max_i64(1, ceil_div(q->k, DEPTH)), strips = ceil_div(rows, TILE_ROWS);
+    int64_t slices = q->slices, strips = ceil_div(rows, TILE_ROWS);
     for (int64_t s = 0; s < slices; s++) {
         int64_t p = part_begin(q->k, slices, s), depth = part_begin(q->k, slices, s + 1) - p;
         const T *a = q->a + z * q->m * q->k + (q->transpose_a ? p * lda + row : row * lda + p);
@@ -127,6 +134,19 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
 void FN(gemm)(const Team *team, const T *a, const T *b, T *c, int64_t batch, int64_t m, int64_t n, int64_t k,
               int64_t transpose_a, int64_t transpose_b, const FN(Epilogue) * epilogue) {
     if (batch == 0 || m == 0 || n == 0) return;
+    const int64_t slices = max_i64(1, ceil_div(k, DEPTH));
+    if (n == 1) {
+        gemv(team, a, b, c, batch, m, k, slices, !transpose_a, false, epilogue);
+        return;
+    }
+    if (m == 1) {
+        gemv(team, b, a, c, batch, n, k, slices, transpose_b, true, epilogue);
+        return;
+    }
+    if (batch == 1 && k == 1 && !epilogue) {
+        outer_product(team, a, b, c, m, n);
+        return;
+    }
     Product q = {a, b, c, m, n, k, transpose_a, transpose_b, epilogue, 0, 0};
     choose_blocks(&q, batch, team->threads);
     Scratch *scratch = (Scratch *)team->scratch;

@@ -6,23 +6,22 @@
 
 static inline bool inside(U index, int64_t length) { return index >= 0 && (int64_t)index < length; }
 
-static inline void copy_elements(const T *x, T *y, int64_t n) {
-    if (n == 1) /* a gather of single elements is common, and too small for a call */
-        *y = *x;
-    else
-        memcpy(y, x, n * sizeof(T));
-}
-
 /* take: y[o][i] = x[o][indices[i]] for x[outer][length][inner]; rows begin to end of y's outer * count. */
 static int take_rows(const T *x, const U *indices, T *y, int64_t length, int64_t inner, int64_t count, int64_t begin,
                      int64_t end) {
     int wrong = 0;
-    for (int64_t row = begin; row < end; row++) {
-        const U index = indices[row % count];
-        if (inside(index, length))
-            copy_elements(x + (row / count * length + (int64_t)index) * inner, y + row * inner, inner);
+    for (int64_t i = 0; i < count; i++) wrong |= !inside(indices[i], length);
+    for (int64_t row = begin; row < end;) {
+        const int64_t first = row % count, last = min_i64(count, first + end - row);
+        const T *source = x + row / count * length * inner;
+        T *to = y + (row - first) * inner;
+        if (inner == 1 && !wrong)
+            for (int64_t i = first; i < last; i++) to[i] = source[(int64_t)indices[i]];
         else
-            wrong = 1;
+            for (int64_t i = first; i < last; i++)
+                if (inside(indices[i], length))
+                    memcpy(to + i * inner, source + (int64_t)indices[i] * inner, inner * sizeof(T));
+        row += last - first;
     }
     return wrong;
 }
@@ -45,6 +44,7 @@ typedef TOTAL_OF(T) Total;
 enum {
     FEW = 64,     /* maximum of summands of an element that are added in T */
     COLUMNS = 64, /* columns that are summed at once */
+    LINES = 4,
     SMALL = 4096  /* maximum of elements of y whose sums are all on the stack */
 };
 
@@ -79,14 +79,30 @@ static void scatter_add_small(const T *x, const U *indices, T *y, int64_t inner,
     for (int64_t j = 0; j < (high - low) * inner; j++) total[j] = 0;
     for (int64_t i = 0; i < count; i++) {
         const int64_t index = (int64_t)indices[i];
-        if (low <= index && index < high)
+        if (index < low || index >= high) continue;
+        if (inner == 1) {
+            total[index - low] += x[i];
+            continue;
+        }
 #pragma omp simd
-            for (int64_t j = 0; j < inner; j++) total[(index - low) * inner + j] += x[i * inner + j];
+        for (int64_t j = 0; j < inner; j++) total[(index - low) * inner + j] += x[i * inner + j];
     }
     for (int64_t j = 0; j < (high - low) * inner; j++) y[low * inner + j] = (T)total[j];
 }
 
-/* Rows low to high of each y[o]. Threads divide the rows; each thread reads all indices. A counting sort orders the
+/* LINES of y[outer][length], inner being 1, summed in Total side by side: an index is read once for all of them. */
+static void scatter_add_lines(const T *x, const U *indices, T *y, int64_t length, int64_t count) {
+    Total total[SMALL];
+    for (int64_t j = 0; j < length * LINES; j++) total[j] = 0;
+    for (int64_t i = 0; i < count; i++) {
+        Total *line = total + (int64_t)indices[i] * LINES;
+        for (int r = 0; r < LINES; r++) line[r] += x[r * count + i];
+    }
+    for (int r = 0; r < LINES; r++)
+        for (int64_t j = 0; j < length; j++) y[r * length + j] = (T)total[j * LINES + r];
+}
+
+/* Rows low to high of each y[o]. Each thread reads all indices. A counting sort orders the
    positions i by index: the positions of row low + r are order[ends[r - 1]] to order[ends[r] - 1]. */
 static int scatter_add_rows(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner,
                             int64_t count, int64_t low, int64_t high, char *scratch) {
@@ -94,7 +110,11 @@ static int scatter_add_rows(const T *x, const U *indices, T *y, int64_t outer, i
     for (int64_t i = 0; i < count; i++)
         if (!inside(indices[i], length)) return 1;
     if ((high - low) * inner <= SMALL) {
-        for (int64_t o = 0; o < outer; o++)
+        int64_t o = 0;
+        if (inner == 1 && high - low == length && length * LINES <= SMALL)
+            for (; o + LINES <= outer; o += LINES)
+                scatter_add_lines(x + o * count, indices, y + o * length, length, count);
+        for (; o < outer; o++)
             scatter_add_small(x + o * count * inner, indices, y + o * length * inner, inner, count, low, high);
         return 0;
     }
@@ -130,9 +150,15 @@ int FN(scatter_add)(const T *x, const U *indices, T *y, int64_t outer, int64_t l
     return scatter_add_rows(x, indices, y, outer, length, inner, count, 0, length, scratch);
 }
 
+/* Threads divide the arrays o or, where there are few, the rows of y. */
 int FN(scatter_add_team)(const Team *team, const T *x, const U *indices, T *y, int64_t outer, int64_t length,
                          int64_t inner, int64_t count) {
     int64_t begin, end;
+    if (outer >= team->threads) {
+        my_share(team, outer, &begin, &end);
+        return FN(scatter_add)(x + begin * count * inner, indices, y + begin * length * inner, end - begin, length,
+                               inner, count, team->scratch);
+    }
     my_share(team, length, &begin, &end);
     return scatter_add_rows(x, indices, y, outer, length, inner, count, begin, end, team->scratch);
 }

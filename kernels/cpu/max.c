@@ -7,5 +7,7 @@
 #define START                                                                                              \
     _Generic((T)0, float: -__builtin_inff(), double: -__builtin_inf(), int64_t: INT64_MIN, int32_t: INT32_MIN, \
              default: (T)0)
-#define FOLD(result, x) ((x) > (result) || (x) != (x) ? (x) : (result))
+#define FOLD(result, x) ((x) > (result) ? (x) : (result))
+#define COMBINE(result, x) ((x) > (result) || (x) != (x) ? (x) : (result))
+#define LOSES_NAN _Generic((T)0, float: true, double: true, default: false)
 #include "reduce.h"

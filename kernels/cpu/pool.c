@@ -27,10 +27,14 @@ typedef int32_t Positions __attribute__((vector_size(LANES * sizeof(int32_t))));
 typedef int32_t Mask __attribute__((vector_size(16)));
 #define EVEN(a, b) SHUFFLE(a, b, 0, 2, 4, 6)
 #define ODD(a, b) SHUFFLE(a, b, 1, 3, 5, 7)
+#define INTERLEAVE_FIRST(a, b) SHUFFLE(a, b, 0, 4, 1, 5)
+#define INTERLEAVE_SECOND(a, b) SHUFFLE(a, b, 2, 6, 3, 7)
 #else
 typedef int64_t Mask __attribute__((vector_size(16)));
 #define EVEN(a, b) SHUFFLE(a, b, 0, 2)
 #define ODD(a, b) SHUFFLE(a, b, 1, 3)
+#define INTERLEAVE_FIRST EVEN
+#define INTERLEAVE_SECOND ODD
 #endif
 
 typedef struct {
@@ -115,21 +119,31 @@ void FN(max_pool2d)(const T *restrict x, T *restrict y, int32_t *restrict where,
         }
 }
 
+/* Puts g into LANES neighbouring windows of 2x2, and zeros beside it; the upper row of the first is at x. */
+static inline void put_2x2(const T *g, const int32_t *where, T *x, int64_t width) {
+    UnalignedLanes *upper = (UnalignedLanes *)x, *lower = (UnalignedLanes *)(x + width);
+    const Mask bits = (Mask) * (const UnalignedLanes *)g;
+    Positions positions;
+    memcpy(&positions, where, sizeof positions);
+    const Mask position = __builtin_convertvector(positions, Mask);
+    const Lanes v0 = (Lanes)(bits & (position == 0)), v1 = (Lanes)(bits & (position == 1));
+    const Lanes v2 = (Lanes)(bits & (position == 2)), v3 = (Lanes)(bits & (position == 3));
+    upper[0] = INTERLEAVE_FIRST(v0, v1), upper[1] = INTERLEAVE_SECOND(v0, v1);
+    lower[0] = INTERLEAVE_FIRST(v2, v3), lower[1] = INTERLEAVE_SECOND(v2, v3);
+}
+
 void FN(max_pool2d_put)(const T *restrict g, const int32_t *restrict where, T *restrict x, POOL_NUMBERS) {
     const Pool pool = POOL;
-    const bool fast = is_2x2(&pool) && height == 2 * rows && width == 2 * columns;
+    const bool fast = is_2x2(&pool) && columns >= LANES;
+    const bool covered = fast && height == 2 * rows && width == 2 * columns;
     for (int64_t c = 0; c < channels; c++, x += height * width) {
-        if (!fast) memset(x, 0, height * width * sizeof(T));
+        if (!covered) memset(x, 0, height * width * sizeof(T));
         for (int64_t row = 0; row < rows; row++, g += columns, where += columns) {
             if (fast) {
-                T *upper = x + 2 * row * width, *lower = upper + width;
-                for (int64_t i = 0; i < columns; i++) {
-                    upper[2 * i] = where[i] == 0 ? g[i] : 0;
-                    upper[2 * i + 1] = where[i] == 1 ? g[i] : 0;
-                }
-                for (int64_t i = 0; i < columns; i++) {
-                    lower[2 * i] = where[i] == 2 ? g[i] : 0;
-                    lower[2 * i + 1] = where[i] == 3 ? g[i] : 0;
+                /* The last vector of windows may overlap the one before. */
+                for (int64_t i = 0; i < columns; i += LANES) {
+                    const int64_t first = min_i64(i, columns - LANES);
+                    put_2x2(g + first, where + first, x + 2 * row * width + 2 * first, width);
                 }
                 continue;
             }

@@ -2,8 +2,10 @@
 
    A file that includes this defines macros: NAME, the function's name; PART, the type of the partial result of a block
    of elements; TOTAL, the type of the result of blocks, in which rounding errors add up; START, the result of no
-   elements; FOLD(result, x), which combines a result with an element or with another result. It gets the functions
-   FN(NAME), for one thread, and FN(NAME_team), which needs MAX_SPLIT_OUTPUTS * PARTS * 8 bytes of scratch.
+   elements; FOLD(result, x), which combines a result with an element; COMBINE(result, x), which combines two results;
+   LOSES_NAN, whether FOLD may lose a NaN that COMBINE keeps. Elements are then also added, and those whose sum is NaN
+   are combined once more, by COMBINE. The file gets the functions FN(NAME), for one thread, and FN(NAME_team), which
+   needs MAX_SPLIT_OUTPUTS * PARTS * 8 bytes of scratch.
 
    Rows (along f) are combined LANES elements at a time, columns (along e, where f is 1) COLUMNS at a time; both become
    vector instructions. The order of summation depends on the lengths alone, never on the number of threads. */
@@ -12,12 +14,13 @@
 
 enum {
     LANES = 32,
-    SHORT_ROW = 256, /* a row of fewer elements uses SHORT_ROW_LANES */
+    SHORT_ROW = 128, /* a row of fewer elements uses SHORT_ROW_LANES */
     SHORT_ROW_LANES = 8,
     BLOCK = 64 * LANES, /* elements of a row that make one partial result */
     BLOCK_ROWS = 64,    /* elements of a column that make one */
-    COLUMNS = 256, /* neighbouring columns of a unit of work */
-    ROWS_AHEAD = 4, /* distance of prefetches down columns, in rows */
+    COLUMNS = 1024,     /* maximum of neighbouring columns of a unit of work */
+    MIN_COLUMNS = 64,
+    ROWS = 4, /* rows that are combined at once down columns */
     /* Where there are few outputs of many elements, threads divide the elements, in PARTS parts. */
     MAX_SPLIT_OUTPUTS = 64,
     PARTS = 64,
@@ -26,24 +29,29 @@ enum {
 
 typedef struct {
     int64_t a, b, c, d, e, f;
+    int64_t columns; /* of a unit of work */
 } Lengths;
-
-/* Prefetches n elements of a row. The hardware prefetcher does not cross the end of a page. */
-static inline void prefetch(const T *x, int64_t n) {
-    for (int64_t i = 0; i < n; i += CACHE_LINE / sizeof(T)) __builtin_prefetch(x + i);
-}
 
 /* At most BLOCK elements; `lanes` is a constant, a power of two. */
 static inline TOTAL fold_block(const T *x, int64_t n, const int64_t lanes) {
     PART lane[LANES];
+    T sum[LANES]; /* only where LOSES_NAN */
     const bool filled = n >= lanes; /* with the first elements, which is faster than with START */
-    for (int64_t k = 0; k < lanes; k++) lane[k] = filled ? FOLD(START, x[k]) : START;
+    for (int64_t k = 0; k < lanes; k++) lane[k] = filled ? FOLD(START, x[k]) : START, sum[k] = filled ? x[k] : 0;
     int64_t i = filled ? lanes : 0;
     for (; i + lanes <= n; i += lanes)
-        for (int64_t k = 0; k < lanes; k++) lane[k] = FOLD(lane[k], x[i + k]);
-    for (int64_t k = 0; i < n; i++, k++) lane[k] = FOLD(lane[k], x[i]);
+        for (int64_t k = 0; k < lanes; k++) {
+            lane[k] = FOLD(lane[k], x[i + k]);
+            if (LOSES_NAN) sum[k] += x[i + k];
+        }
+    for (int64_t k = 0; i < n; i++, k++) lane[k] = FOLD(lane[k], x[i]), sum[k] += x[i];
     UNROLL for (int64_t half = lanes / 2; half > 0; half /= 2)
-        for (int64_t k = 0; k < half; k++) lane[k] = FOLD(lane[k], lane[k + half]);
+        for (int64_t k = 0; k < half; k++) {
+            lane[k] = FOLD(lane[k], lane[k + half]);
+            if (LOSES_NAN) sum[k] += sum[k + half];
+        }
+    if (LOSES_NAN && sum[0] != sum[0])
+        for (i = 0; i < n; i++) lane[0] = COMBINE(lane[0], x[i]);
     return lane[0];
 }
 
@@ -51,37 +59,76 @@ static TOTAL fold_row(const T *x, int64_t n) {
     if (n < SHORT_ROW)
         return fold_block(x, n, SHORT_ROW_LANES);
     TOTAL total = START;
-    for (int64_t i = 0; i < n; i += BLOCK) total = FOLD(total, fold_block(x + i, min_i64(BLOCK, n - i), LANES));
+    for (int64_t i = 0; i < n; i += BLOCK) total = COMBINE(total, fold_block(x + i, min_i64(BLOCK, n - i), LANES));
     return total;
+}
+
+/* The next `rows` rows, a constant up to ROWS, `step` apart. */
+SPECIALISED void fold_rows(const T *x, const int rows, int64_t step, int64_t columns, PART *part, T *sum) {
+#pragma omp simd
+    for (int64_t j = 0; j < columns; j++) {
+        PART result = part[j];
+        T added = sum[j];
+        UNROLL for (int r = 0; r < rows; r++) {
+            result = FOLD(result, x[r * step + j]);
+            added += x[r * step + j];
+        }
+        part[j] = result;
+        if (LOSES_NAN) sum[j] = added;
+    }
 }
 
 /* Columns first to first + columns of x[b][c][d][e], at most COLUMNS of them, for one index of c. */
 static void fold_columns(const T *x, Lengths n, int64_t columns, TOTAL *total) {
     PART part[COLUMNS];
-    for (int64_t j = 0; j < columns; j++) total[j] = START, part[j] = START;
+    T sum[COLUMNS];
+    for (int64_t j = 0; j < columns; j++) total[j] = START, part[j] = START, sum[j] = 0;
+    const int64_t step = n.e;
     int64_t rows = 0;
-    for (int64_t b = 0; b < n.b; b++)
-        for (int64_t d = 0; d < n.d; d++) {
-            const T *row = x + (b * n.c * n.d + d) * n.e;
-            if (d + ROWS_AHEAD < n.d)
-                prefetch(row + ROWS_AHEAD * n.e, columns);
-#pragma omp simd
-            for (int64_t j = 0; j < columns; j++) part[j] = FOLD(part[j], row[j]);
-            if (++rows % BLOCK_ROWS == 0)
-                for (int64_t j = 0; j < columns; j++) total[j] = FOLD(total[j], part[j]), part[j] = START;
+    for (int64_t b = 0; b < n.b; b++) {
+        const T *row = x + b * n.c * n.d * step;
+        for (int64_t d = 0; d < n.d;) {
+            const int64_t count = n.d - d < ROWS ? 1 : ROWS;
+            if (count == ROWS)
+                fold_rows(row, ROWS, step, columns, part, sum);
+            else
+                fold_rows(row, 1, step, columns, part, sum);
+            d += count, rows += count, row += count * step;
+            if (rows >= BLOCK_ROWS) {
+                for (int64_t j = 0; j < columns; j++) total[j] = COMBINE(total[j], part[j]), part[j] = START;
+                rows = 0;
+            }
         }
-    for (int64_t j = 0; j < columns; j++) total[j] = FOLD(total[j], part[j]);
+    }
+    bool lost = false;
+    for (int64_t j = 0; j < columns; j++) total[j] = COMBINE(total[j], part[j]), lost |= sum[j] != sum[j];
+    if (LOSES_NAN && lost)
+        for (int64_t i = 0; i < n.b * n.d; i++)
+            for (int64_t j = 0; j < columns; j++)
+                total[j] = COMBINE(total[j], x[(i / n.d * n.c * n.d + i % n.d) * step + j]);
 }
 
-/* A unit of work is one output, or the outputs of COLUMNS columns. One thread computes it. */
-static int64_t units_across(Lengths n) { return n.f == 1 ? (n.e + COLUMNS - 1) / COLUMNS : n.e; }
+/* The columns of a unit of work if `threads` divide the columns: many, so that long pieces of rows are read. */
+static int64_t unit_columns(int64_t e, int64_t threads) {
+    const int64_t units = max_i64((e + COLUMNS * threads - 1) / (COLUMNS * threads), 1) * threads;
+    return max_i64((e + MIN_COLUMNS * units - 1) / (MIN_COLUMNS * units), 1) * MIN_COLUMNS;
+}
+
+/* A unit of work is one output, or the outputs of some columns. One thread computes it. */
+static int64_t units_across(Lengths n) { return n.f == 1 ? (n.e + n.columns - 1) / n.columns : n.e; }
 
 static int64_t count_units(Lengths n) { return n.a * n.c * units_across(n); }
 
 /* Computes the results of a unit. Returns how many there are; `first` becomes the index in y of the first. */
 static int64_t fold_unit(const T *x, Lengths n, int64_t unit, TOTAL *total, int64_t *first) {
+    if (n.b * n.d == 1 && n.f > 1) { /* rows one after the other: no divisions */
+        *first = unit;
+        *total = fold_row(x + unit * n.f, n.f);
+        return 1;
+    }
     const int64_t across = units_across(n), ac = unit / across, a = ac / n.c, c = ac % n.c;
-    const int64_t e = unit % across * (n.f == 1 ? COLUMNS : 1), columns = n.f == 1 ? min_i64(COLUMNS, n.e - e) : 1;
+    const int64_t e = unit % across * (n.f == 1 ? n.columns : 1);
+    const int64_t columns = n.f == 1 ? min_i64(n.columns, n.e - e) : 1;
     x += ((a * n.b * n.c + c) * n.d * n.e + e) * n.f;
     *first = ac * n.e + e;
     if (n.f == 1) {
@@ -91,7 +138,7 @@ static int64_t fold_unit(const T *x, Lengths n, int64_t unit, TOTAL *total, int6
     *total = START;
     for (int64_t b = 0; b < n.b; b++)
         for (int64_t d = 0; d < n.d; d++)
-            *total = FOLD(*total, fold_row(x + (b * n.c * n.d + d) * n.e * n.f, n.f));
+            *total = COMBINE(*total, fold_row(x + (b * n.c * n.d + d) * n.e * n.f, n.f));
     return 1;
 }
 
@@ -132,19 +179,19 @@ static void reduce_parts(const Team *team, const T *x, U *y, Lengths n) {
         return;
     for (int64_t e = 0; e < n.e; e++) {
         TOTAL total = START;
-        for (int64_t p = 0; p < PARTS; p++) total = FOLD(total, parts[p * n.e + e]);
+        for (int64_t p = 0; p < PARTS; p++) total = COMBINE(total, parts[p * n.e + e]);
         y[e] = (U)total;
     }
 }
 
 void FN(NAME)(const T *x, U *y, int64_t a, int64_t b, int64_t c, int64_t d, int64_t e, int64_t f) {
-    const Lengths n = {a, b, c, d, e, f};
+    const Lengths n = {a, b, c, d, e, f, COLUMNS};
     reduce_units(x, y, n, 0, count_units(n));
 }
 
 void FN(PASTE(NAME, _team))(const Team *team, const T *x, U *y, int64_t a, int64_t b, int64_t c, int64_t d, int64_t e,
                             int64_t f) {
-    const Lengths n = {a, b, c, d, e, f};
+    const Lengths n = {a, b, c, d, e, f, unit_columns(e, a * c >= team->threads ? 1 : team->threads)};
     const bool divisible = n.a * n.b * n.c == 1 && (n.d >= PARTS || n.d * n.e == 1);
     if (divisible && n.e <= MAX_SPLIT_OUTPUTS && n.d * n.e * n.f >= MIN_SPLIT_ELEMENTS) {
         reduce_parts(team, x, y, n);

@@ -6,6 +6,8 @@
 #define TOTAL TOTAL_OF(U)
 #define START 0
 #define FOLD(result, x) ((result) + (x))
+#define COMBINE FOLD
+#define LOSES_NAN false
 #include "reduce.h"
 
 /* Adds the sums to y. */
@@ -15,7 +17,7 @@ void FN(sum_into)(const T *x, U *y, int64_t a, int64_t b, int64_t c, int64_t d, 
         for (int64_t i = 0; i < a * c * e; i++) y[i] += (U)x[i];
         return;
     }
-    const Lengths n = {a, b, c, d, e, f};
+    const Lengths n = {a, b, c, d, e, f, COLUMNS};
     TOTAL total[COLUMNS];
     for (int64_t unit = 0; unit < count_units(n); unit++) {
         int64_t first;

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "common.h"
+#include "vectors.h"
 
 #if VECTOR_REGISTERS >= 32
 #define TILE_ROWS 12
@@ -11,24 +11,9 @@
 #define TILE_ROWS 6
 #endif
 
-enum {
-    LANES = VECTOR_BYTES / sizeof(T),
-    TILE_COLUMNS = 2 * LANES,
-};
+enum { TILE_COLUMNS = 2 * LANES };
 
-typedef T vec __attribute__((vector_size(VECTOR_BYTES)));
-typedef T four __attribute__((vector_size(4 * sizeof(T))));
-/* The same, aligned to a T only. */
-typedef T unaligned_vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
-typedef T unaligned_four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
-
-#if defined(__clang__)
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-typedef __typeof__(__builtin_choose_expr(sizeof(T) == 4, (int32_t)0, (int64_t)0)) index_of_four
-    __attribute__((vector_size(4 * sizeof(T))));
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (index_of_four){__VA_ARGS__})
-#endif
+typedef T four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
 
 /* The begin of part t of `lines` rows or columns in `parts` parts whose lengths differ by at most one. So 128 rows make
    strips of 6 and 5, and not one of 2, in which too few additions would overlap. */
@@ -45,18 +30,18 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline __attribute__((always_inline)) void tile(const int rows, const int vectors, int64_t depth, const T *a,
                                                        int64_t row_step, int64_t step, const T *b, T *c, int64_t ld,
                                                        int64_t columns, bool add) {
-    vec sum[TILE_ROWS][2];
+    Vector sum[TILE_ROWS][2];
     UNROLL
     for (int i = 0; i < rows; i++) {
         UNROLL
-        for (int j = 0; j < vectors; j++) sum[i][j] = (vec){};
+        for (int j = 0; j < vectors; j++) sum[i][j] = (Vector){};
         __builtin_prefetch(c + i * ld, 1); /* C is needed when the sums are done */
         __builtin_prefetch(c + i * ld + columns - 1, 1);
     }
     for (int64_t p = 0; p < depth; p++, a += step, b += TILE_COLUMNS) {
-        vec row[2];
+        Vector row[2];
         UNROLL
-        for (int j = 0; j < vectors; j++) row[j] = *(const vec *)(b + j * LANES);
+        for (int j = 0; j < vectors; j++) row[j] = *(const Vector *)(b + j * LANES);
         UNROLL
         for (int i = 0; i < rows; i++)
             UNROLL
@@ -67,12 +52,12 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
         if (columns == vectors * LANES) {
             UNROLL
             for (int j = 0; j < vectors; j++) {
-                unaligned_vec *to = (unaligned_vec *)(c + j * LANES);
-                *to = add ? (vec)*to + sum[i][j] : sum[i][j];
+                UnalignedVector *to = (UnalignedVector *)(c + j * LANES);
+                *to = add ? (Vector)*to + sum[i][j] : sum[i][j];
             }
         } else {
             T edge[TILE_COLUMNS];
-            memcpy(edge, sum[i], vectors * sizeof(vec));
+            memcpy(edge, sum[i], vectors * sizeof(Vector));
             for (int64_t j = 0; j < columns; j++) c[j] = add ? c[j] + edge[j] : edge[j];
         }
 }
@@ -99,37 +84,15 @@ static void any_tile(int64_t rows, int64_t columns, int64_t depth, const T *a, i
 static inline void copy_rows(const T *from, int64_t ld, int64_t width, int64_t depth, T *to, int64_t to_ld) {
     for (int64_t p = 0; p < depth; p++, from += ld, to += to_ld)
         if (width == TILE_COLUMNS) {
-            *(unaligned_vec *)to = *(const unaligned_vec *)from;
-            *(unaligned_vec *)(to + LANES) = *(const unaligned_vec *)(from + LANES);
+            *(UnalignedVector *)to = *(const UnalignedVector *)from;
+            *(UnalignedVector *)(to + LANES) = *(const UnalignedVector *)(from + LANES);
         } else if (width >= 4) { /* the last four overlap those before */
             for (int64_t j = 0; j < width - 4; j += 4)
-                *(unaligned_four *)(to + j) = *(const unaligned_four *)(from + j);
-            *(unaligned_four *)(to + width - 4) = *(const unaligned_four *)(from + width - 4);
+                *(four *)(to + j) = *(const four *)(from + j);
+            *(four *)(to + width - 4) = *(const four *)(from + width - 4);
         } else {
             for (int64_t j = 0; j < width; j++) to[j] = from[j];
         }
-}
-
-/* to[p * to_ld + j] = from[j * ld + p] for j < width, p < depth: a transpose, in squares of 4 x 4. */
-static inline void transpose_rows(const T *from, int64_t ld, int64_t width, int64_t depth, T *to, int64_t to_ld) {
-    int64_t fours = width < 4 ? 0 : depth / 4 * 4;
-    for (int64_t line = 0; line < width && fours > 0; line += 4) {
-        int64_t j = min_i64(line, width - 4); /* the last four overlap those before */
-        for (int64_t p = 0; p < fours; p += 4) {
-            const T *x = from + j * ld + p;
-            T *y = to + p * to_ld + j;
-            four a = *(const unaligned_four *)x, b = *(const unaligned_four *)(x + ld);
-            four c = *(const unaligned_four *)(x + 2 * ld), d = *(const unaligned_four *)(x + 3 * ld);
-            four ab01 = SHUFFLE(a, b, 0, 4, 1, 5), ab23 = SHUFFLE(a, b, 2, 6, 3, 7); /* a0 b0 a1 b1, a2 b2 a3 b3 */
-            four cd01 = SHUFFLE(c, d, 0, 4, 1, 5), cd23 = SHUFFLE(c, d, 2, 6, 3, 7);
-            *(unaligned_four *)y = SHUFFLE(ab01, cd01, 0, 1, 4, 5);
-            *(unaligned_four *)(y + to_ld) = SHUFFLE(ab01, cd01, 2, 3, 6, 7);
-            *(unaligned_four *)(y + 2 * to_ld) = SHUFFLE(ab23, cd23, 0, 1, 4, 5);
-            *(unaligned_four *)(y + 3 * to_ld) = SHUFFLE(ab23, cd23, 2, 3, 6, 7);
-        }
-    }
-    for (int64_t p = fours; p < depth; p++)
-        for (int64_t j = 0; j < width; j++) to[p * to_ld + j] = from[j * ld + p];
 }
 
 /* The panels of a slice of op(B), contiguous, each (depth, TILE_COLUMNS); the last one is padded with zeros. */
@@ -143,7 +106,7 @@ static void pack_b(const T *b, int64_t ld, bool transposed, int64_t columns, int
             int64_t width = min_i64(TILE_COLUMNS, columns - j);
             T *panel = to + j * depth + p * TILE_COLUMNS;
             if (transposed)
-                transpose_rows(b + j * ld, ld, width, depth, panel, TILE_COLUMNS);
+                transpose(b + j * ld, width, depth, ld, panel, TILE_COLUMNS, TILE_COLUMNS);
             else
                 copy_rows(b + p * ld + j, ld, width, min_i64(chunk, depth - p), panel, TILE_COLUMNS);
         }

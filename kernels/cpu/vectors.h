@@ -25,10 +25,10 @@ typedef uint32_t Bits; /* of the size of T */
 #else
 typedef uint64_t Bits;
 #endif
+typedef Bits Lanes __attribute__((vector_size(VECTOR_BYTES)));
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-typedef Bits Lanes __attribute__((vector_size(VECTOR_BYTES)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Lanes){__VA_ARGS__})
 #endif
 

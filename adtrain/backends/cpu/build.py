@@ -6,7 +6,7 @@ import functools
 import os
 import shlex
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from adtrain.backends.cpu.toolchain import Compiler, CompilerError, KernelError,
 from adtrain.cache import Cache
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
+from adtrain.core.status import tell
 from adtrain.files import write_atomic
 
 COMPILE = ("-x", "c", "-c")
@@ -59,6 +60,11 @@ class Build:
             with ThreadPoolExecutor(os.cpu_count()) as threads:  # threads that wait for processes
                 futures = [threads.submit(job) for job in jobs]
                 try:
+                    tell(f"compiling 0 of {len(futures)} files")
+                    for done, future in enumerate(as_completed(futures), 1):
+                        tell(f"compiling {done} of {len(futures)} files")
+                        if future.exception() is not None:
+                            break
                     for future in futures:
                         future.result()
                 except BaseException:

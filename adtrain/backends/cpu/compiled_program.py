@@ -17,13 +17,14 @@ from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import generate, workspace
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.threads import require_threads
-from adtrain.core import communicator, poison
+from adtrain.core import aligned, communicator, poison
+from adtrain.core.aligned import address
 from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.timeline import during
-from adtrain.passes.plan_memory import MemoryPlan, nbytes, plan_memory
+from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes, plan_memory
 
 PAGE = 4096
 THREADS = "#include <omp.h>\n#include <stdint.h>\n\nint64_t threads(void) { return omp_get_max_threads(); }\n"
@@ -57,21 +58,28 @@ class CompiledProgram:
         self.arena = _pages(self.plan.arena_bytes)
         self.scratch = _pages(generated.scratch * threads)
         self.seconds = np.empty(len(program.equations))
-        self.constants = [np.array(x.numpy()) for x in program.constants.values()]
+        self.constants = [aligned.copy(x.numpy()) for x in program.constants.values()]
         inputs, self.first_output = len(program.inputs), len(program.inputs) + len(self.constants)
-        self.io = (ctypes.c_void_p * (self.first_output + len(program.outputs)))()
-        self.io[inputs : self.first_output] = [_address(x) for x in self.constants]
-        addresses = ctypes.addressof(self.io), _address(self.arena), _address(self.scratch)
+        self.first_part = self.first_output + len(program.outputs)
+        self.parts = self.plan.moved
+        self.io = (ctypes.c_void_p * (self.first_part + len(self.parts)))()
+        self.io[inputs : self.first_output] = [address(x) for x in self.constants]
+        addresses = ctypes.addressof(self.io), address(self.arena), address(self.scratch)
         self.arguments = [*map(ctypes.c_void_p, addresses), ctypes.c_int64(threads)]
         self.known: list[np.ndarray | None] = [None] * inputs  # what the first pointers of io point to
         self.running = Lock()
 
         places = [self.plan.places[v] for v in program.outputs]
+        assert not any(place.offset for place in places)
         overwritten = set(self.plan.in_place.values())
         self.overwritten = [i for i, v in enumerate(program.inputs) if v in overwritten]
-        self.fresh = [(at, program.outputs[at].type) for at in {at for where, at in places if where == "output"}]
-        self.repeats = program.carries and places == [("input", i) for i in _donated(program)]
-        self.results = [(where, at, v.type.shape) for (where, at), v in zip(places, program.outputs, strict=True)]
+        self.fresh = [(at, program.outputs[at].type) for at in {x.at for x in places if x.where == "output"}]
+        self.repeats = program.carries and places == [Place("input", i) for i in _donated(program)]
+        self.results = [(x.where, x.at, v.type.shape) for x, v in zip(places, program.outputs, strict=True)]
+
+    @property
+    def lowered(self) -> None:
+        return None
 
     def finish(self) -> None:
         """Returns at once: nothing is compiled later."""
@@ -88,20 +96,23 @@ class CompiledProgram:
             # References of our own: the list's, getrefcount's, and perhaps that of the last run. Any other one, or a
             # view, must not see the array change.
             ours = known[i] is buffers[i]
-            if getrefcount(buffers[i]) > 2 + ours or not (ours or _owned(buffers[i])):
-                buffers[i] = buffers[i].copy()
+            shared = getrefcount(buffers[i]) > 2 + ours or _viewed(buffers[i])
+            if shared or not (ours or (_owned(buffers[i]) and aligned.is_aligned(buffers[i]))):
+                buffers[i] = aligned.copy(buffers[i])
         for i, buffer in enumerate(buffers):
             if known[i] is not buffer:
                 if not buffer.flags.c_contiguous:
-                    buffers[i] = buffer = buffer.copy()
+                    buffers[i] = buffer = aligned.copy(buffer)
                 known[i] = buffer
-                io[i] = _address(buffer)
+                io[i] = address(buffer)
         fresh, allocated = {}, {}
         for i, (shape, dtype) in self.fresh:
             allocated[i], fresh[i] = _guarded(shape, dtype, self.guard)
-            io[self.first_output + i] = _address(fresh[i])
-        seconds = ctypes.c_void_p(_address(self.seconds) if timed else None)
+            io[self.first_output + i] = address(fresh[i])
+        seconds = ctypes.c_void_p(address(self.seconds) if timed else None)
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
+        for i, (where, at, offset) in enumerate(self.parts, self.first_part):
+            io[i] = address(sources[where][at]) + offset
         exchanges = [self._exchange(i, sources) for i in self.exchanges]
         for _ in range(times):
             for call, exchange in zip_longest(self.calls, exchanges):
@@ -133,11 +144,11 @@ class CompiledProgram:
 
     def _array(self, v: Variable, sources: Mapping[str, Any]) -> np.ndarray:
         """The elements of a variable, at its place."""
-        where, at = self.plan.places[v]
+        where, at, offset = self.plan.places[v]
         if where == "arena":
             return self.arena[at : at + nbytes(v)].view(v.type.dtype).reshape(v.type.shape)
-        found: np.ndarray = sources[where][at]
-        return found.view() if found.shape == v.type.shape else found.reshape(v.type.shape)
+        memory: np.ndarray = sources[where][at].reshape(-1).view(np.uint8)
+        return memory[offset : offset + nbytes(v)].view(v.type.dtype).reshape(v.type.shape)
 
     def _check_guards(self, outputs: Mapping[int, np.ndarray]) -> None:
         """Raise OutOfBounds for the first equation beside whose values something was written.
@@ -146,8 +157,8 @@ class CompiledProgram:
         """
         for e in self.program.equations:
             for v in e.outputs:
-                where, at = self.plan.places[v]
-                if where in ("arena", "output"):
+                where, at, _ = self.plan.places[v]
+                if where in ("arena", "output") and v not in self.plan.parts:
                     memory, start = (self.arena, at) if where == "arena" else (outputs[at], self.guard)
                     end = start + nbytes(v)
                     zones = memory[start - self.guard : start], memory[end : end + self.guard]
@@ -186,19 +197,23 @@ def _donated(program: Program) -> list[int]:
     return [i for i, v in enumerate(program.inputs) if v in program.donated]
 
 
-def _address(x: np.ndarray) -> int:
-    address: int = x.__array_interface__["data"][0]
-    return address
-
-
 def _owned(buffer: np.ndarray) -> bool:
-    return buffer.flags.owndata and buffer.flags.writeable
+    """Whether the array may be written, and NumPy allocated its memory: for it, or for the bytes that `aligned` makes
+    it a view of."""
+    memory = buffer if buffer.base is None else buffer.base
+    return buffer.flags.writeable and isinstance(memory, np.ndarray) and memory.flags.owndata
+
+
+def _viewed(buffer: np.ndarray) -> bool:
+    """Whether the array is a view, and others than it (and getrefcount) refer to its memory. Views of a view refer to
+    the memory, not to the view."""
+    return isinstance(buffer.base, np.ndarray) and getrefcount(buffer.base) > 2
 
 
 def _guarded(shape: tuple[int, ...], dtype: np.dtype, guard: int) -> tuple[np.ndarray, np.ndarray]:
     """Memory for an array with `guard` bytes before and after it: all of it as bytes, and the array."""
     if not guard:
-        memory = np.empty(shape, dtype)
+        memory = aligned.empty(shape, dtype)
         return memory, memory
     size = math.prod(shape) * dtype.itemsize
     memory = _pages(size + 2 * guard)
@@ -208,5 +223,5 @@ def _guarded(shape: tuple[int, ...], dtype: np.dtype, guard: int) -> tuple[np.nd
 def _pages(size: int) -> np.ndarray:
     """`size` bytes, aligned to a page."""
     memory = np.full(size + PAGE, poison.BYTE, np.uint8) if poison.active() else np.empty(size + PAGE, np.uint8)
-    start = -_address(memory) % PAGE
+    start = -address(memory) % PAGE
     return memory[start : start + size]

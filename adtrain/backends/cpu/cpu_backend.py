@@ -57,7 +57,10 @@ class CpuBackend:
             program = fusion(program)
         return program
 
-    def compile(self, program: Program) -> Executable:
+    def lowering_key(self) -> str | None:
+        return None
+
+    def compile(self, program: Program, lowered: Any = None) -> Executable:
         if lacking := _without_kernel(program):
             shapes = ", ".join(str(v.type) for v in lacking.inputs)
             _say_once(f"adtrain: {lacking.primitive.name} of {shapes} has no compiled kernel; running on NumPy")

@@ -46,6 +46,10 @@ class NumpyProgram:
         for v, x in program.constants.items():
             self.initial[slots[v]] = x.buffer
 
+    @property
+    def lowered(self) -> None:
+        return None
+
     def finish(self) -> None:
         """Returns at once: nothing is compiled later."""
 

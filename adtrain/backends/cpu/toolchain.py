@@ -10,6 +10,8 @@ import shlex
 import shutil
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +33,12 @@ ADVICE = "end other processes or raise their limit (ulimit -u, -v), and run it a
 MAX_MESSAGES = 4 << 20
 """Bytes of messages, after which a compiler is ended."""
 
+START_SECONDS = 10.0
+"""No start of a compiler takes longer, also on a busy machine."""
+
 _running: set[subprocess.Popen[bytes]] = set()
+_starting: set[int] = set()
+"""The threads that are starting a compiler."""
 _TELLING = re.compile(r"error:|undefined reference|multiple definition|cannot|No space left", re.IGNORECASE)
 
 
@@ -148,18 +155,21 @@ def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str
     The command has a session of its own, so that Ctrl-C, which signals a whole process group, does not end it.
     """
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}
+    _starting.add(threading.get_ident())
     try:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+        _running.add(process)
     except OSError as error:
         message = f"{command[0]}: cannot be run ({error.strerror})"
         if error.strerror in SHORTAGES:
             raise CompilerKilled(f"{message}; {ADVICE}") from error
         raise CompilerError(message) from error
+    finally:
+        _starting.discard(threading.get_ident())
     with process:
-        _running.add(process)
         try:
             messages = _messages(process, command[0])
         except BaseException:
@@ -184,7 +194,10 @@ def _messages(process: subprocess.Popen[bytes], program: str) -> str:
 
 
 def end_all() -> None:
-    """End all compilers that run, with the processes that they started."""
+    """End all compilers that run, with the processes that they started, and those that other threads are starting."""
+    deadline = time.monotonic() + START_SECONDS
+    while _starting - {threading.get_ident()} and time.monotonic() < deadline:
+        time.sleep(0.001)
     for process in list(_running):
         _end(process)
 

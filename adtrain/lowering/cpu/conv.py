@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from adtrain.core.kernel import CKernel
@@ -71,7 +73,11 @@ def _weight_grad_scratch(x: Any, g: Any, window: Any, size: tuple[int, int], pre
     (_, c, h, w), (ph, pw), (_, _, oh, ow) = x.shape, window.padding, g.shape
     taps = c // window.groups * size[0] * size[1]
     padded = c * (h + 2 * ph) * (w + 2 * pw) * x.dtype.itemsize
-    return aligned_bytes(4 * taps, 2 * CACHE_LINE * oh * ow, padded)
+    rows, columns = (
+        (n + (k - 1) * d // s) * s for n, k, d, s in zip((oh, ow), size, window.dilation, window.stride, strict=True)
+    )
+    planes = c * rows * columns * x.dtype.itemsize
+    return aligned_bytes(4 * taps, 2 * CACHE_LINE * oh * ow, max(padded, planes))
 
 
 def _input_grad_numbers(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> tuple[int, ...]:
@@ -107,56 +113,180 @@ WEIGHT_GRAD = CKernel(
     scratch=_weight_grad_scratch,
 )
 
-MIN_CHANNELS, MIN_CHANNEL_ROWS = 16, 224
-"""Input and output channels, and channels times rows or columns, from which on Winograd's method is faster than the
+MIN_CHANNELS, MIN_LENGTH = 16, 3
+"""Input and output channels, and rows and columns of the output, from which on Winograd's method is faster than the
 direct one."""
-MIN_LENGTH_FOR_4X4 = 12
-"""Rows and columns from which on tiles of 4x4 are faster than tiles of 2x2."""
+MIN_TILES, MIN_TILES_OF_LARGE, LARGE = 4, 16, 1 << 12
+"""Tiles from which on Winograd's weight gradient is faster, in general and with more than LARGE pairs of channels."""
+BLOCK_BYTES, MIN_BLOCK, MAX_BLOCK = 1 << 18, 12, 48
+"""Bytes of transformed patches and products of a block of tiles, which fit into L2, and limits for its tiles."""
 
 
-def _winograd(w: Any, window: Any, size: tuple[int, int]) -> tuple[bool, ...] | None:
-    plain = window.stride == window.dilation == (1, 1) and window.groups == 1 and w.shape[2:] == (3, 3)
-    channels = min(w.shape[:2])
-    return (True, False) if plain and channels >= MIN_CHANNELS and channels * min(size) >= MIN_CHANNEL_ROWS else None
+def _winograd(w: Any, window: Any, size: tuple[int, int]) -> bool:
+    plain = window.stride == window.dilation == (1, 1) and window.groups == 1 and tuple(w[2:]) == (3, 3)
+    return plain and max(window.padding) <= 2 and min(w[:2]) >= MIN_CHANNELS and min(size) >= MIN_LENGTH
 
 
-def _tile(size: tuple[int, int]) -> int:
-    """Rows and columns of a tile of an output of this size."""
-    return 4 if min(size) >= MIN_LENGTH_FOR_4X4 else 2
+@dataclass(frozen=True)
+class _Winograd:
+    """Sizes of `kernels/cpu/conv_winograd.c`, with the longest vectors; `channels` and `out` of the correlation.
+
+    Attributes:
+        size: rows and columns of the output.
+    """
+
+    channels: int
+    out: int
+    size: tuple[int, int]
+    itemsize: int
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Rows and columns of tiles."""
+        return -(-self.size[0] // 4), -(-self.size[1] // 4)
+
+    def _padded(self, channels: int, vectors: int = 1) -> int:
+        lanes = vectors * CACHE_LINE // self.itemsize
+        return -(-channels // lanes) * lanes
+
+    @property
+    def block_tiles(self) -> int:
+        """Tiles of a block."""
+        one = 36 * (self._padded(self.channels) + self._padded(self.out)) * self.itemsize
+        return min(self.tiles[0] * self.tiles[1], max(MIN_BLOCK, min(MAX_BLOCK, BLOCK_BYTES // one)))
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the packed weights."""
+        return 36 * self.channels * self._padded(self.out, 2) * self.itemsize
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of patches, products and both images."""
+        (rows, columns), lanes = self.tiles, CACHE_LINE // self.itemsize
+        patches = self.block_tiles * self._padded(self.channels) + lanes
+        products = self.block_tiles * self._padded(self.out, 2) + lanes
+        image = (4 * rows + 2) * (4 * columns + 2) * self._padded(self.channels)
+        output = 16 * rows * columns * self._padded(self.out)
+        return aligned_bytes(*(n * self.itemsize for n in (36 * patches, 36 * products, image, output)))
+
+    @property
+    def gradient_scratch(self) -> int:
+        """Bytes that the gradient of the weights needs besides."""
+        lanes, out = CACHE_LINE // self.itemsize, self._padded(self.out)
+        return aligned_bytes(
+            *(n * self.itemsize for n in (36 * (self.channels * out + lanes), (9 * self.channels + lanes) * out))
+        )
 
 
-def _winograd_scratch(channels: int, size: tuple[int, int], itemsize: int) -> int:
-    """``size`` of the output."""
-    tile = _tile(size)
-    positions, (rows, columns) = (tile + 2) ** 2, (-(-n // tile) for n in size)
-    patches, products = positions * (2 * channels + 1) * CACHE_LINE, positions * 32 * CACHE_LINE
-    row = tile * ((columns + 1) * itemsize + CACHE_LINE)
-    return aligned_bytes(patches, products, row, channels * (tile * rows + 2) * row)
+def _of_forward(x: Any, w: Any, window: Any) -> _Winograd:
+    return _Winograd(w.shape[1], w.shape[0], _output(x, w, window)[2:], x.dtype.itemsize)
 
 
-def _winograd_weights(w: Any, size: tuple[int, int]) -> int:
-    positions: int = (_tile(size) + 2) ** 2
-    return positions * w.shape[0] * w.shape[1] * w.dtype.itemsize
+def _of_input_grad(g: Any, w: Any, size: tuple[int, int]) -> _Winograd:
+    return _Winograd(w.shape[0], w.shape[1], size, g.dtype.itemsize)
+
+
+def _of_weight_grad(x: Any, g: Any) -> _Winograd:
+    return _Winograd(x.shape[1], g.shape[1], g.shape[2:], x.dtype.itemsize)
+
+
+def _weight_grad_items(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> tuple[bool, ...] | None:
+    w, found = (g.shape[1], x.shape[1], *size), _of_weight_grad(x, g)
+    enough = MIN_TILES_OF_LARGE if w[0] * w[1] > LARGE else MIN_TILES
+    return (True, True) if _winograd(w, window, g.shape[2:]) and math.prod(found.tiles) >= enough else None
 
 
 FORWARD_WINOGRAD = CKernel(
     "conv_winograd.c",
     "conv2d_winograd",
-    lambda x, w, window, precision: (*_forward_numbers(x, w, window, precision), _tile(_output(x, w, window)[2:])),
-    items=lambda x, w, window, precision: _winograd(w, window, _output(x, w, window)[2:]),
-    scratch=lambda x, w, window, precision: _winograd_scratch(w.shape[1], _output(x, w, window)[2:], x.dtype.itemsize),
-    prepared=lambda x, w, window, precision: _winograd_weights(w, _output(x, w, window)[2:]),
+    lambda x, w, window, precision: (
+        *_forward_numbers(x, w, window, precision),
+        _of_forward(x, w, window).block_tiles,
+    ),
+    items=lambda x, w, window, precision: (
+        (True, False) if _winograd(w.shape, window, _output(x, w, window)[2:]) else None
+    ),
+    scratch=lambda x, w, window, precision: _of_forward(x, w, window).scratch,
+    prepared=lambda x, w, window, precision: _of_forward(x, w, window).weights,
 )
 INPUT_GRAD_WINOGRAD = CKernel(
     "conv_winograd.c",
     "conv2d_input_grad_winograd",
-    lambda g, w, window, size, precision: (*_input_grad_numbers(g, w, window, size, precision), _tile(size)),
-    items=lambda g, w, window, size, precision: _winograd(w, window, size) if max(window.padding) <= 2 else None,
-    scratch=lambda g, w, window, size, precision: _winograd_scratch(w.shape[0], size, g.dtype.itemsize),
-    prepared=lambda g, w, window, size, precision: _winograd_weights(w, size),
+    lambda g, w, window, size, precision: (
+        *_input_grad_numbers(g, w, window, size, precision),
+        _of_input_grad(g, w, size).block_tiles,
+    ),
+    items=lambda g, w, window, size, precision: (True, False) if _winograd(w.shape, window, size) else None,
+    scratch=lambda g, w, window, size, precision: _of_input_grad(g, w, size).scratch,
+    prepared=lambda g, w, window, size, precision: _of_input_grad(g, w, size).weights,
+)
+WEIGHT_GRAD_WINOGRAD = CKernel(
+    "conv_winograd.c",
+    "conv2d_weight_grad_winograd",
+    lambda x, g, window, size, precision: (
+        *_weight_grad_numbers(x, g, window, size, precision),
+        _of_weight_grad(x, g).block_tiles,
+    ),
+    items=_weight_grad_items,
+    sums=True,
+    scratch=lambda x, g, window, size, precision: (
+        _of_weight_grad(x, g).scratch + _of_weight_grad(x, g).gradient_scratch
+    ),
 )
 
+VECTOR_CHANNELS = 16
+"""Channels are the vector axis of a convolution with a stride if their numbers are multiples of this."""
 
-register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD))
-register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD))
-register("conv2d_weight_grad", "cpu", WEIGHT_GRAD)
+
+def _channels_last(w: Any, window: Any) -> tuple[bool, ...] | None:
+    plain = max(window.stride) > 1 and window.dilation == (1, 1) and window.groups == 1
+    return (True, False) if plain and all(n > 0 and n % VECTOR_CHANNELS == 0 for n in w.shape[:2]) else None
+
+
+def _channels_last_weights(w: Any) -> int:
+    o, c, kh, kw = w.shape
+    panel = 2 * CACHE_LINE // w.dtype.itemsize
+    return max(-(-o // panel) * c, -(-c // panel) * o) * panel * kh * kw * w.dtype.itemsize
+
+
+def _channels_last_scratch(x: Any, w: Any, window: Any, precision: str) -> int:
+    (_, o, *out), (c, *size) = _output(x, w, window), x.shape[1:]
+    rows, columns = (
+        max((n - 1) * s + k, p + length)
+        for n, s, k, p, length in zip(out, window.stride, w.shape[2:], window.padding, size, strict=True)
+    )
+    lanes = CACHE_LINE // x.dtype.itemsize
+    return aligned_bytes((rows * columns * c + lanes) * x.dtype.itemsize, math.prod(out) * o * x.dtype.itemsize)
+
+
+def _input_grad_channels_last_scratch(g: Any, w: Any, window: Any, size: tuple[int, int], precision: str) -> int:
+    o, c, *kernel = w.shape
+    rows, columns = (
+        (k - 1) // s + max(n, -(-(length + p) // s))
+        for n, s, k, p, length in zip(g.shape[2:], window.stride, kernel, window.padding, size, strict=True)
+    )
+    lanes = CACHE_LINE // g.dtype.itemsize
+    return aligned_bytes((rows * columns * o + lanes) * g.dtype.itemsize, math.prod(size) * c * g.dtype.itemsize)
+
+
+FORWARD_CHANNELS_LAST = CKernel(
+    "conv_channels_last.c",
+    "conv2d_channels_last",
+    _forward_numbers,
+    items=lambda x, w, window, precision: _channels_last(w, window),
+    scratch=_channels_last_scratch,
+    prepared=lambda x, w, window, precision: _channels_last_weights(w),
+)
+INPUT_GRAD_CHANNELS_LAST = CKernel(
+    "conv_channels_last.c",
+    "conv2d_input_grad_channels_last",
+    _input_grad_numbers,
+    items=lambda g, w, window, size, precision: _channels_last(w, window),
+    scratch=_input_grad_channels_last_scratch,
+    prepared=lambda g, w, window, size, precision: _channels_last_weights(w),
+)
+
+register("conv2d", "cpu", (FORWARD_WINOGRAD, FORWARD_CHANNELS_LAST, FORWARD))
+register("conv2d_input_grad", "cpu", (INPUT_GRAD_WINOGRAD, INPUT_GRAD_CHANNELS_LAST, INPUT_GRAD))
+register("conv2d_weight_grad", "cpu", (WEIGHT_GRAD_WINOGRAD, WEIGHT_GRAD))

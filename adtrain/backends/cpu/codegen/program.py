@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from adtrain.backends.cpu.build import Source
@@ -24,7 +25,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batchwise import batchwise, kernels
 from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.plan_memory import MemoryPlan, nbytes
+from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes
 
 HEAD = """#include <omp.h>
 #include <time.h>
@@ -34,7 +35,7 @@ HEAD = """#include <omp.h>
 #include "elementary.h"
 
 typedef struct {
-    char *const *io; /* inputs, constants and results, in this order */
+    char *const *io; /* inputs, constants, results, and parts of these, in this order */
     char *arena;
     int64_t failed; /* number of the first check that failed, from 1; or 0 */
 } Memory;
@@ -89,7 +90,7 @@ def supported(equation: Equation) -> bool:
         return True
     if equation.primitive in FUSED:
         return all(map(supported, equation.params["body"].equations))
-    if equation.has(Trait.RESHAPE) or equation.has(Trait.COLLECTIVE) or elementwise(equation):
+    if equation.is_view or equation.has(Trait.COLLECTIVE) or elementwise(equation):
         return True
     types = [v.type for v in equation.inputs]
     try:
@@ -177,9 +178,13 @@ class _Equations:
     program: Program
     plan: MemoryPlan
 
+    @cached_property
+    def moved(self) -> list[Place]:
+        return self.plan.moved
+
     def function(self, number: int, equation: Equation) -> str | None:
         """The name of the team function that computes an equation; None where there is nothing to compute."""
-        if equation.has(Trait.RESHAPE) or equation.has(Trait.COLLECTIVE):
+        if equation.is_view or equation.has(Trait.COLLECTIVE):
             return None
         workspace = f"(m->arena + {self.plan.workspaces[number]})"
         if elementwise(equation) or equation.primitive is loops_p:
@@ -200,11 +205,13 @@ class _Equations:
 
     def place(self, v: Variable) -> str:
         """The address of a variable's elements."""
-        where, at = self.plan.places[v]
+        where, at, offset = self.plan.places[v]
         if where == "arena":
             return f"(({pointer(v)})(m->arena + {at}))"
         start = {"input": 0, "constant": len(self.program.inputs)}
         start["output"] = start["constant"] + len(self.program.constants)
+        if offset:
+            at, where = self.moved.index(self.plan.places[v]) + len(self.program.outputs), "output"
         return f"(({pointer(v)})m->io[{start[where] + at}])"
 
     def _loops(self, equation: Equation) -> list[str]:
@@ -234,7 +241,7 @@ def barriers(program: Program, plan: MemoryPlan) -> Sequence[bool]:
             found.append(False)
             continue
         reads, writes = list[Range](), list[Range]()
-        if not e.has(Trait.RESHAPE):
+        if not e.is_view:
             reads += [_range(v, plan) for v in e.inputs]
             writes += [_range(v, plan) for v in e.outputs]
         if workspace(e):
@@ -258,7 +265,7 @@ def _alone(equation: Equation) -> bool:
 
 def _range(v: Variable, plan: MemoryPlan) -> Range:
     """The memory of a variable. An argument or result is one unit."""
-    where, at = plan.places[v]
+    where, at, _ = plan.places[v]
     return Range((where, at), (where, at + (nbytes(v) if where == "arena" else 1)))
 
 

@@ -1,0 +1,155 @@
+/* Convolution of one image, and its gradient with respect to the image, with channels as the vector axis.
+
+   The image is transposed to channels last. A row of the kernel then reads contiguous numbers, the channels of
+   neighbouring pixels. So the outputs of a row are sums of matrix products: pixels x (kernel columns and channels) times
+   (kernel columns and channels) x out channels, by the tiles of tile.h. Vectors are full for any stride and any size of
+   the image.
+
+   The input gradient of a convolution with stride s has s x s phases: elements of the image whose row and column have
+   the same remainders. Each phase is a convolution, with stride 1, of the gradient of the output with every s-th row and
+   column of the flipped kernel. */
+
+#include "channels_last.h"
+#include "tile.h"
+
+/* Numbers between two pixels: contiguous if a row of vectors allows it, else whole vectors. */
+static int64_t pixel_step(int64_t channels) { return channels <= LANES ? channels : whole_vectors(channels); }
+
+/* Output (r, c) is at r * y_row + c * y_column, its first input at r * x_row + c * x_column; kernel row i and column j
+   read x_pitch i + x_step j numbers further. */
+typedef struct {
+    int64_t rows, columns, kernel_rows, kernel_columns, channels, out;
+    int64_t x_row, x_column, x_pitch, x_step, y_row, y_column;
+} Correlation;
+
+/* y = the correlation of x with the weights, panels [panel][kernel row][kernel column][channel][out channel]. */
+static void correlate(const Correlation *p, const T *x, const T *w, T *y) {
+    const bool contiguous = p->x_step == p->channels;
+    const int64_t runs = contiguous ? 1 : p->kernel_columns, depth = p->channels * (p->kernel_columns / runs);
+    const int64_t strips = ceil_div(p->columns, TILE_ROWS);
+    for (int64_t o = 0; o < p->out; o += TILE_COLUMNS)
+        for (int64_t r = 0; r < p->rows; r++)
+            for (int64_t t = 0; t < strips; t++) {
+                const int64_t c = part_begin(p->columns, strips, t), count = part_begin(p->columns, strips, t + 1) - c;
+                const T *from = x + r * p->x_row + c * p->x_column;
+                const T *panel = w + o * p->kernel_rows * p->kernel_columns * p->channels;
+                for (int64_t i = 0; i < p->kernel_rows; i++)
+                    for (int64_t j = 0; j < runs; j++, panel += depth * TILE_COLUMNS)
+                        any_tile(count, min_i64(TILE_COLUMNS, whole_vectors(p->out) - o), depth,
+                                 from + i * p->x_pitch + j * p->x_step, p->x_column, 1, panel,
+                                 y + r * p->y_row + c * p->y_column + o, p->y_column, i + j > 0);
+            }
+}
+
+/* The panels of correlate(). Kernel row i and column j are row and column first + step i of w, whose strides are given;
+   a negative step flips the kernel. Returns the end of the panels. */
+typedef struct {
+    int64_t first_row, first_column, step_row, step_column, out_stride, channel_stride, width;
+} Taps;
+
+static T *pack_weights(const Correlation *p, const T *w, Taps t, T *to) {
+    for (int64_t o = 0; o < p->out; o += TILE_COLUMNS)
+        for (int64_t i = 0; i < p->kernel_rows; i++)
+            for (int64_t j = 0; j < p->kernel_columns; j++) {
+                const T *tap = w + (t.first_row + i * t.step_row) * t.width + t.first_column + j * t.step_column;
+                for (int64_t c = 0; c < p->channels; c++, to += TILE_COLUMNS)
+                    for (int64_t k = 0; k < TILE_COLUMNS; k++)
+                        to[k] = o + k < p->out ? tap[(o + k) * t.out_stride + c * t.channel_stride] : 0;
+            }
+    return to;
+}
+
+static int64_t image_rows(const Conv *v) { return (v->out_height - 1) * v->stride_y + v->kernel_height; }
+static int64_t image_pitch(const Conv *v) { return (v->out_width - 1) * v->stride_x + v->kernel_width; }
+
+static Correlation forward(const Conv *v) {
+    const int64_t step = pixel_step(v->channels), pitch = max_i64(image_pitch(v), v->padding_x + v->width) * step;
+    const int64_t out = whole_vectors(v->out_channels);
+    return (Correlation){
+        v->out_height, v->out_width, v->kernel_height, v->kernel_width, v->channels, v->out_channels,
+        v->stride_y * pitch, v->stride_x * step, pitch, step, v->out_width * out, out,
+    };
+}
+
+void FN(conv2d_channels_last_prepare)(const T *w, CONV_NUMBERS, char *prepared) {
+    const Conv v = CONV;
+    const Correlation c = forward(&v);
+    const int64_t kernel = v.kernel_height * v.kernel_width;
+    pack_weights(&c, w, (Taps){0, 0, 1, 1, v.channels * kernel, kernel, v.kernel_width}, (T *)prepared);
+}
+
+void FN(conv2d_channels_last)(const T *x, const T *w, T *y, CONV_NUMBERS, char *scratch, char *prepared) {
+    const Conv v = CONV;
+    const Correlation c = forward(&v);
+    const int64_t rows = max_i64(image_rows(&v), v.padding_y + v.height), pitch = c.x_pitch / c.x_step;
+    T *image = take_bytes(&scratch, (rows * c.x_pitch + LANES) * sizeof(T)), *out = (T *)scratch;
+    to_channels_last(x, v.channels, v.height, v.width, v.padding_y, v.padding_x, image, rows, pitch, c.x_step);
+    correlate(&c, image, (T *)prepared, out);
+    from_channels_last(out, v.out_width, y, v.out_channels, v.out_height, v.out_width);
+}
+
+/* Along one axis: elements q * stride + phase - padding of the image, for begin <= q < end, belong to the phase. Their
+   sums have `taps` terms; those of kernel position phase + stride t read element q - t of the gradient. */
+typedef struct {
+    int64_t begin, end, taps;
+} Phase;
+
+static Phase phase_of(int64_t length, int64_t kernel, int64_t phase, int64_t padding, int64_t stride) {
+    const int64_t begin = ceil_divide(max_i64(padding - phase, 0), stride);
+    return (Phase){begin, max_i64(begin, ceil_divide(max_i64(length + padding - phase, 0), stride)),
+                   ceil_divide(max_i64(kernel - phase, 0), stride)};
+}
+
+/* The padded gradient: zeros before it, and its whole length. */
+static int64_t zeros_before(int64_t kernel, int64_t stride) { return (kernel - 1) / stride; }
+static int64_t padded_length(int64_t length, int64_t padding, int64_t out, int64_t kernel, int64_t stride) {
+    return zeros_before(kernel, stride) + max_i64(out, ceil_divide(length + padding, stride));
+}
+
+static Correlation of_phase(const Conv *v, Phase row, Phase column) {
+    const int64_t step = pixel_step(v->out_channels), in = whole_vectors(v->channels);
+    const int64_t pitch = padded_length(v->width, v->padding_x, v->out_width, v->kernel_width, v->stride_x) * step;
+    return (Correlation){
+        row.end - row.begin, column.end - column.begin, row.taps, column.taps, v->out_channels, v->channels,
+        pitch, step, pitch, step, v->stride_y * v->width * in, v->stride_x * in,
+    };
+}
+
+void FN(conv2d_input_grad_channels_last_prepare)(const T *w, CONV_NUMBERS, char *prepared) {
+    const Conv v = CONV;
+    const int64_t kernel = v.kernel_height * v.kernel_width;
+    T *to = (T *)prepared;
+    for (int64_t a = 0; a < v.stride_y; a++)
+        for (int64_t b = 0; b < v.stride_x; b++) {
+            const Phase row = phase_of(v.height, v.kernel_height, a, v.padding_y, v.stride_y);
+            const Phase column = phase_of(v.width, v.kernel_width, b, v.padding_x, v.stride_x);
+            const Correlation c = of_phase(&v, row, column);
+            const Taps taps = {a + (row.taps - 1) * v.stride_y, b + (column.taps - 1) * v.stride_x, -v.stride_y,
+                               -v.stride_x, kernel, v.channels * kernel, v.kernel_width};
+            to = pack_weights(&c, w, taps, to);
+        }
+}
+
+void FN(conv2d_input_grad_channels_last)(const T *g, const T *w, T *dx, CONV_NUMBERS, char *scratch, char *prepared) {
+    const Conv v = CONV;
+    const int64_t step = pixel_step(v.out_channels), in = whole_vectors(v.channels);
+    const int64_t rows = padded_length(v.height, v.padding_y, v.out_height, v.kernel_height, v.stride_y);
+    const int64_t pitch = padded_length(v.width, v.padding_x, v.out_width, v.kernel_width, v.stride_x);
+    const int64_t top = zeros_before(v.kernel_height, v.stride_y), left = zeros_before(v.kernel_width, v.stride_x);
+    T *gradient = take_bytes(&scratch, (rows * pitch * step + LANES) * sizeof(T)), *image = (T *)scratch;
+    to_channels_last(g, v.out_channels, v.out_height, v.out_width, top, left, gradient, rows, pitch, step);
+    if (v.kernel_height < v.stride_y || v.kernel_width < v.stride_x) /* some phases have no taps */
+        memset(image, 0, v.height * v.width * in * sizeof(T));
+    const T *weights = (const T *)prepared;
+    for (int64_t a = 0; a < v.stride_y; a++)
+        for (int64_t b = 0; b < v.stride_x; b++) {
+            const Phase row = phase_of(v.height, v.kernel_height, a, v.padding_y, v.stride_y);
+            const Phase column = phase_of(v.width, v.kernel_width, b, v.padding_x, v.stride_x);
+            const Correlation c = of_phase(&v, row, column);
+            const int64_t y = row.begin * v.stride_y + a - v.padding_y, x = column.begin * v.stride_x + b - v.padding_x;
+            correlate(&c, gradient + ((row.begin + top - row.taps + 1) * pitch + column.begin + left - column.taps + 1) * step,
+                      weights, image + (y * v.width + x) * in);
+            weights += ceil_div(v.channels, TILE_COLUMNS) * TILE_COLUMNS * row.taps * column.taps * v.out_channels;
+        }
+    from_channels_last(image, v.width, dx, v.channels, v.height, v.width);
+}
