@@ -77,7 +77,7 @@ def test_a_short_k_is_not_computed_in_fp16x2() -> None:
 
 @pytest.mark.parametrize("tile", TILES)
 def test_the_pipeline_and_static_shared_memory_fit_a_block(tile: PackedTile) -> None:
-    assert tile.shared <= (227 << 10) - 1024
+    assert tile.shared <= (227 << 10) - (1 + 20 * (tile.kind is not MmaKind.FP16X2) << 10)
 
 
 def test_the_fallback_launches_as_many_threads_as_its_tile_has() -> None:
@@ -154,9 +154,11 @@ def test_other_gpus_have_other_kernels_for_large_products(precision: str) -> Non
 
 
 def sources() -> list[Source]:
+    """Of the first tile for all alignments of rows, of the others for one each."""
     found: dict[Source, None] = {}
-    for tile in TILES:
-        for size, transposed in ((1024, (False, False)), (1023, (True, True)), (1022, (False, True))):
+    ways = ((1024, (False, False)), (1023, (True, True)), (1022, (False, True)))
+    for i, tile in enumerate(TILES):
+        for size, transposed in ways[i % 3 :][:1] if i else ways:
             for launch in PackedGemm(H200, (2, size, size, size), tile, transposed).kernel().launches:
                 found[file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))] = None
     return list(found)

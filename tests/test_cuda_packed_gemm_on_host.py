@@ -21,7 +21,8 @@ __all__ = ["host"]
 
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm, operands rounded beforehand."""
-TILES = tuple((precision, tile) for precision, several in PACKED_TILES.items() for tile in several)
+TILES = tuple((precision, x) for precision, several in PACKED_TILES.items() for x in several if x.packs_b)
+DIRECT_TILES = tuple(tile for several in PACKED_TILES.values() for tile in several if not tile.packs_b)
 FULL_TILES = [
     pytest.param(tile, marks=pytest.mark.exhaustive if i else ()) for i, tile in enumerate(PACKED_TILES["full"])
 ]
@@ -40,14 +41,16 @@ def drawn(lengths: Lengths, ta: bool, tb: bool) -> tuple[np.ndarray, np.ndarray]
     return a, b
 
 
-def check(host: Host, precision: str, tile: PackedTile, ta: bool, tb: bool, *arrays: np.ndarray) -> None:
+def check(
+    host: Host, precision: str, tile: PackedTile, ta: bool, tb: bool, *arrays: np.ndarray, splits: int = 1
+) -> None:
     a, b = (x.swapaxes(1, 2) if transposed else x for x, transposed in zip(arrays, (ta, tb), strict=True))
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
     batch, m, k = a.shape
     n = b.shape[2]
     out = Variable(ArrayType((batch, m, n), a.dtype), "gpu")
     params = {"transpose_a": ta, "transpose_b": tb, "precision": precision}
-    kernel = PackedGemm(TARGET, (batch, m, n, k), tile, (ta, tb)).kernel()
+    kernel = PackedGemm(TARGET, (batch, m, n, k), tile, (ta, tb), splits).kernel()
     found = host.computed(Equation(matmul_p, inputs, params, (out,)), kernel, arrays)[0]
     with np.errstate(invalid="ignore"):
         expected = rounded(a, precision).astype(float) @ rounded(b, precision).astype(float)
@@ -57,9 +60,19 @@ def check(host: Host, precision: str, tile: PackedTile, ta: bool, tb: bool, *arr
     assert np.linalg.norm(found[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held])
 
 
-@pytest.mark.parametrize(("choice", "transposed"), spread(TILES, FLAGS))
+@pytest.mark.parametrize(("choice", "transposed"), spread(TILES, FLAGS, every=2))
 def test_products_are_right(host: Host, choice: tuple[str, PackedTile], transposed: tuple[bool, bool]) -> None:
     check(host, *choice, *transposed, *drawn((2, 140, 132, 100), *transposed))
+
+
+@pytest.mark.parametrize("tile", DIRECT_TILES)
+def test_products_of_operands_that_are_not_packed_are_right(host: Host, tile: PackedTile) -> None:
+    check(host, "tf32", tile, False, True, *drawn((2, 140, 396, 100), False, True))
+
+
+@pytest.mark.parametrize(("precision", "tb"), [("tf32", True), ("bfloat16", False)])
+def test_splits_of_k_are_added(host: Host, precision: str, tb: bool) -> None:
+    check(host, precision, PACKED_TILES[precision][-1], False, tb, *drawn((2, 140, 132, 356), False, tb), splits=3)
 
 
 @pytest.mark.parametrize("tile", FULL_TILES)

@@ -30,7 +30,8 @@ pytestmark = pytest.mark.gpu
 TOLERANCE = {"full": 5e-7, "tf32": 1e-5, "bfloat16": 1e-5}
 """The norm of the difference relative to that of sums without cancellation, operands rounded beforehand. K is up to
 1500, where sequential FMA is off by 8e-7, and results have as few as one element."""
-TILES = tuple((precision, tile) for precision, several in PACKED_TILES.items() for tile in several)
+TILES = tuple((precision, x) for precision, several in PACKED_TILES.items() for x in several if x.packs_b)
+DIRECT_TILES = tuple(tile for several in PACKED_TILES.values() for tile in several if not tile.packs_b)
 M, N, K = 256, 192, PACKED_TILES["full"][0].min_k
 
 
@@ -73,6 +74,15 @@ def test_products_of_all_shapes_are_right(
     a, b = rounded(a, precision).astype(float), rounded(b, precision).astype(float)
     size = np.linalg.norm(np.sqrt(exact(a * a, b * b, ta, tb)))
     assert np.linalg.norm(found - exact(a, b, ta, tb)) < TOLERANCE[precision] * size
+
+
+@pytest.mark.parametrize("tile", DIRECT_TILES)
+@pytest.mark.parametrize("shape", [(2, 140, 396, 100), (1, 1030, 1500, 1024)])
+def test_products_of_operands_that_are_not_packed_are_right(gpu: Any, shape: Lengths, tile: PackedTile) -> None:
+    a, b = operands(shape, False, True, "float32")
+    found = multiplied(gpu, packed(gpu, shape, tile, False, True), a, b, False, True)
+    expected = exact(rounded(a, "tf32").astype(float), rounded(b, "tf32").astype(float), False, True)
+    assert distance(found, expected) < TOLERANCE["tf32"]
 
 
 @pytest.mark.parametrize("tile", PACKED_TILES["full"])

@@ -12,10 +12,15 @@
 //
 // Where row statistics predict a large fallback, scaled elements are split into three bfloat16 terms instead, which keep all
 // bits (Format<BF16X3>); six products make up one of float32. That takes twice the time of FP16X2, and a third of that of FMA.
+//
+// SPLITS: TF32 and BFLOAT16 may split K among blocks (split-K). The partial sums are at the beginning of scratch.
 #pragma once
 #ifndef DIRECT_A
 #define DIRECT_A 0
 #define DIRECT_B 0
+#endif
+#ifndef SPLITS
+#define SPLITS 1
 #endif
 #include "sm90/fp16x2.cuh"
 #include "sm90/tma.cuh"
@@ -28,6 +33,7 @@ constexpr int MAX_TERMS = MMA_KIND == FP16X2 ? 3 : 1;     // of an element
 constexpr int PACKED_K = MMA_KIND == TF32 ? 32 : 64;      // K of a packed tile
 constexpr int TILES_N = TILE_N > PACKED_ROWS ? TILE_N / PACKED_ROWS : 1; // packed tiles of op(B) side by side in TILE_N columns
 constexpr int COLUMNS_OF_TILE = TILE_N / TILES_N;         // columns that are used of each of them
+static_assert(DIRECT_B || TILE_N % PACKED_ROWS == 0 || TILE_N < PACKED_ROWS, "whole packed tiles, or a part of one");
 constexpr float LOW_SCALE = 0x1p-11f;                     // the unit of low terms
 constexpr int CHECKED_TILES = 32;                         // packed tiles of K after which the cancellation test reads sums
 constexpr int STATISTICS_TILES = 16;                      // the first packed tiles, which must have MIN_PRODUCTS products
@@ -110,8 +116,13 @@ struct PackedLayout {
         fallback = (FallbackList *)(votes + 1);
         stats = (RowStats *)(fallback + tiles);
         partial = (PartialRowStats *)(stats + row_blocks * PACKED_ROWS);
-        packed = MMA_KIND == FP16X2 ? (char *)(partial + chunks * row_blocks * PACKED_ROWS) : scratch;
+        packed = MMA_KIND == FP16X2 ? (char *)(partial + chunks * row_blocks * PACKED_ROWS) : scratch + split_bytes();
         maps = (TensorMaps *)packed_tile(DIRECT_B ? blocks_a : row_blocks, 0, 1);
+    }
+
+    // Bytes of the partial sums.
+    __device__ __forceinline__ int64_t split_bytes() const {
+        return SPLITS > 1 ? (SPLITS * batch * m * n * 4 + 127) / 128 * 128 : 0;
     }
 
     // FP16X2: whether the votes are for bf16x3.

@@ -1,8 +1,12 @@
 // C = op(A) op(B) of large matrices by WGMMA, from packed operands: see gemm/packed.cuh. Persistent and warp-specialised: one
 // block per multiprocessor goes from tile to tile; one thread issues copies, two consumer warpgroups multiply.
 //
-// Macros (PackedGemm in packed.py): MMA_KIND, TILE_N, TILE_STAGES, DIRECT_*. WIDE_C: elements per store.
+// With SPLITS > 1 it writes partial sums to scratch; gemm/split_k_sum.cu adds them.
+//
+// Macros (PackedGemm in packed.py): MMA_KIND, TILE_N, TILE_STAGES, DIRECT_*, SPLITS. WIDE_C: elements per store; for TF32 and
+// BFLOAT16 at most.
 #include "gemm/packed_accumulate.cuh"
+#include "sm90/warp_epilogue.cuh"
 
 #ifdef SHARED_BYTES // the stages, and their alignment to 1024
 static_assert(TILE_STAGES * Stage<MMA_KIND == FP16X2 ? 2 : 1>::SIZE + 1024 == SHARED_BYTES &&
@@ -16,13 +20,14 @@ template <int TERMS, int STAGES> __device__ __forceinline__ void produce(
     constexpr int SIZE_A = Stage<TERMS>::SIZE_A, SIZE_B = Stage<TERMS>::SIZE_B, SIZE = Stage<TERMS>::SIZE;
     constexpr int COPIES = COLUMNS_OF_TILE < PACKED_ROWS ? TERMS : 1; // one for each term of half a packed tile of op(B)
     PipelineState<STAGES> state;
-    for (int tile = blockIdx.x; tile < layout.tiles; tile += gridDim.x) {
-        const TileCoord at(tile, layout.rows_a, layout.tiles_n);
+    for (int work = blockIdx.x; work < SPLITS * layout.tiles; work += gridDim.x) {
+        const TileSplit own(work, layout);
+        const TileCoord at(own.tile, layout.rows_a, layout.tiles_n);
         const int column = at.column * TILE_N;
         const char *a = layout.packed_tile(at.item * layout.rows_a + at.row, 0, TERMS);
         const char *b = layout.packed_tile(layout.blocks_a + at.item * layout.rows_b + column / PACKED_ROWS, 0, TERMS);
         b += column % PACKED_ROWS * (PACKED_BYTES / PACKED_ROWS);
-        for (int i = 0; i < layout.k_tiles; i++, state.advance()) {
+        for (int i = own.begin; i < own.end; i++, state.advance()) {
             pipeline.wait_empty(state);
             char *to = shared + state.stage * SIZE;
             Mbarrier &full = pipeline.full[state.stage];
@@ -83,31 +88,46 @@ template <class Terms> __device__ __forceinline__ void consume_scaled(const Pack
     }
 }
 
-// A consumer warpgroup with operands in TF32 or BFLOAT16.
+// A consumer warpgroup with operands in TF32 or BFLOAT16. partial: the partial sums of split-K.
 __device__ __forceinline__ void consume_rounded(
-    const PackedLayout &layout, TilePipeline &pipeline, const char *shared, const Epilogue &out) {
+    const PackedLayout &layout, TilePipeline &pipeline, const char *shared, const Epilogue &epilogue, T *partial) {
+#if SPLITS > 1
+    typedef Store Out;
+#else
+    typedef Epilogue Out;
+#endif
+    typedef WarpEpilogue<(WIDE_C < Out::WIDEST ? WIDE_C : Out::WIDEST), Out> Stores;
+    __shared__ WarpStaging staging[CONSUMER_THREADS / WARP];
     PipelineState<TILE_STAGES> state;
-    for (int tile = blockIdx.x; tile < layout.tiles; tile += gridDim.x) {
+    for (int work = blockIdx.x; work < SPLITS * layout.tiles; work += gridDim.x) {
+        const TileSplit own(work, layout);
+#if SPLITS > 1
+        const Out out = {partial + own.split * layout.batch * layout.m * layout.n};
+#else
+        const Out &out = epilogue;
+#endif
+        const AccumulatorTile tile = accumulator_tile(own.tile, layout);
+        Stores::prefetch(tile, out, TILE_N);
         float sums[SUMS];
         int last = 0;
-        for (int i = 0; i < layout.k_tiles; i++) {
+        for (int i = own.begin; i < own.end; i++) {
             pipeline.wait_full(state);
             const Stage<1> stage(shared, state.stage);
             wgmma_fence();
             #pragma unroll
             for (int k = 0; k < 4; k++)
                 wgmma<(MmaKind)MMA_KIND>(
-                    sums, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, i + k > 0);
+                    sums, stage.a() + k * DESCRIPTOR_K_STEP, stage.b() + k * DESCRIPTOR_K_STEP, i + k > own.begin);
             wgmma_commit_group();
             wgmma_wait_group<1>();
-            if (i > 0) release(pipeline, last);
+            if (i > own.begin) release(pipeline, last);
             last = state.stage;
             state.advance();
         }
         wgmma_wait_group<0>();
         release(pipeline, last);
         wgmma_fence_operand(sums);
-        accumulator_tile(tile, layout).store(out, sums);
+        Stores(tile, out, staging[threadIdx.x / WARP - WARPGROUP / WARP]).store(sums);
     }
 }
 
@@ -127,10 +147,14 @@ KERNEL __launch_bounds__(THREADS, 1) packed_gemm(const T *a, const T *b, const E
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         warpgroup_reg_dealloc<24>();
-        if (threadIdx.x > 0) return;
+        if (threadIdx.x >= (DIRECT_A || DIRECT_B ? WARP : 1)) return;
         TensorMaps &maps = layout.maps[blockIdx.x];
-        if (DIRECT_A) maps.a.encode(a, k, m, batch, PACKED_ROWS);
-        if (DIRECT_B) maps.b.encode(b, k, n, batch, TILE_N);
+#if DIRECT_A || DIRECT_B
+        __shared__ TensorMaps in_shared;
+        if (DIRECT_A) maps.a.encode(in_shared.a, a, k, m, batch, PACKED_ROWS);
+        if (DIRECT_B) maps.b.encode(in_shared.b, b, k, n, batch, TILE_N);
+        if (threadIdx.x > 0) return;
+#endif
         if constexpr (MMA_KIND != FP16X2)
             produce<1, TILE_STAGES>(layout, pipeline, shared, maps);
         else if (bf16x3)
@@ -140,7 +164,7 @@ KERNEL __launch_bounds__(THREADS, 1) packed_gemm(const T *a, const T *b, const E
     } else {
         warpgroup_reg_alloc<240>();
         if constexpr (MMA_KIND != FP16X2)
-            consume_rounded(layout, pipeline, shared, epilogue);
+            consume_rounded(layout, pipeline, shared, epilogue, (T *)scratch);
         else if (bf16x3)
             consume_scaled<Bf16x3Terms>(layout, pipeline, shared, epilogue, counts);
         else

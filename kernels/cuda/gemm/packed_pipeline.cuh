@@ -34,6 +34,18 @@ template <int TERMS> struct Stage {
     }
 };
 
+// What a block computes at a time: a tile of the result, over packed tiles `begin` to `end` of K.
+struct TileSplit {
+    int tile, split, begin, end;
+
+    __device__ __forceinline__ TileSplit(int i, const PackedLayout &layout) {
+        split = SPLITS > 1 ? i / (int)layout.tiles : 0;
+        tile = i - split * (int)layout.tiles;
+        begin = SPLITS > 1 ? layout.k_tiles * split / SPLITS : 0;
+        end = SPLITS > 1 ? layout.k_tiles * (split + 1) / SPLITS : layout.k_tiles;
+    }
+};
+
 // The accumulators of a thread in tile `tile`.
 __device__ __forceinline__ AccumulatorTile accumulator_tile(int tile, const PackedLayout &layout) {
     const TileCoord at(tile, layout.rows_a, layout.tiles_n);

@@ -28,19 +28,25 @@ __device__ __forceinline__ int accumulator_column(int i) { return i / 4 * 8 + th
 // The 128-byte swizzle: the offset of a 16-byte chunk in rows of 128 bytes that begin at a multiple of 1024 bytes.
 __device__ __forceinline__ int swizzle_128b(int row, int chunk) { return row * 128 + (chunk ^ row % 8) * 16; }
 
+// The address in a descriptor (PTX ISA, "matrix-descriptor-encode"): the low 18 bits, in units of 16 bytes. In a cluster, higher
+// bits hold the rank of the block.
+__device__ __forceinline__ uint64_t descriptor_address(const void *at) {
+    return ((unsigned)__cvta_generic_to_shared(at) & 0x3ffff) >> 4;
+}
+
 // The descriptor of a K-major operand in that swizzle: groups of eight rows are 1024 bytes apart. Add DESCRIPTOR_K_STEP for
 // the next 32 bytes of K.
 constexpr int DESCRIPTOR_K_STEP = 2;
 __device__ __forceinline__ uint64_t smem_descriptor(const void *rows) {
-    return (uint64_t)((unsigned)__cvta_generic_to_shared(rows) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+    return descriptor_address(rows) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
 // The descriptor of another layout, by its leading and stride byte offsets (PTX ISA, "Strides"). `from` is any multiple of
 // 16 bytes.
 enum Swizzle { NO_SWIZZLE = 0, SWIZZLE_128B = 1, SWIZZLE_64B = 2 };
 __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leading, int stride, Swizzle swizzle) {
-    return (uint64_t)((unsigned)__cvta_generic_to_shared(from) >> 4) | (uint64_t)(leading >> 4) << 16 |
-           (uint64_t)(stride >> 4) << 32 | (uint64_t)swizzle << 62;
+    return descriptor_address(from) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
+           (uint64_t)swizzle << 62;
 }
 
 // Registers of COUNT accumulators: as operands of the instruction, and as constraints.
@@ -58,7 +64,8 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
 #define REGS_72 REGS_64 ",%64,%65,%66,%67,%68,%69,%70,%71"
 #define REGS_80 REGS_72 ",%72,%73,%74,%75,%76,%77,%78,%79"
 #define REGS_88 REGS_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
-#define REGS_128 REGS_88 ",%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103" \
+#define REGS_96 REGS_88 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define REGS_128 REGS_96 ",%96,%97,%98,%99,%100,%101,%102,%103" \
     ",%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define OUT_FOUR(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define OUT_EIGHT(i) OUT_FOUR(i), OUT_FOUR(i + 4)
@@ -76,7 +83,8 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
 #define SUMS_72 SUMS_64, OUT_EIGHT(64)
 #define SUMS_80 SUMS_72, OUT_EIGHT(72)
 #define SUMS_88 SUMS_80, OUT_EIGHT(80)
-#define SUMS_128 SUMS_88, OUT_EIGHT(88), OUT_32(96)
+#define SUMS_96 SUMS_88, OUT_EIGHT(88)
+#define SUMS_128 SUMS_96, OUT_32(96)
 
 // A width: the number of accumulators, N = 2 COUNT columns, and the numbers of the operands that follow the accumulators.
 #define WGMMA_WIDTHS(CASE) \
@@ -92,6 +100,7 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
     CASE(72, 144, 72, 73, 74, 75, 76) \
     CASE(80, 160, 80, 81, 82, 83, 84) \
     CASE(88, 176, 88, 89, 90, 91, 92) \
+    CASE(96, 192, 96, 97, 98, 99, 100) \
     CASE(128, 256, 128, 129, 130, 131, 132)
 #define SPARSE_WIDTHS(CASE) \
     CASE(4, 8, 4, 5, 6, 7, 8, 9) \
@@ -120,7 +129,7 @@ __device__ __forceinline__ uint64_t smem_descriptor(const void *from, int leadin
     }
 template <MmaKind KIND, bool TRANS_A = false, bool TRANS_B = false, int SUMS>
 __device__ __forceinline__ void wgmma(float (&sums)[SUMS], uint64_t a, uint64_t b, bool accumulate) {
-    static_assert(SUMS == 128 || SUMS == 88 || SUMS == 80 || SUMS == 72 || (SUMS % 4 == 0 && SUMS >= 32 && SUMS <= 64), "a width of WGMMA_WIDTHS");
+    static_assert(SUMS == 128 || SUMS == 96 || SUMS == 88 || SUMS == 80 || SUMS == 72 || (SUMS % 4 == 0 && SUMS >= 32 && SUMS <= 64), "a width of WGMMA_WIDTHS");
     WGMMA_WIDTHS(CASE)
 }
 #undef CASE

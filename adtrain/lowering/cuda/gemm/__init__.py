@@ -5,6 +5,7 @@ from typing import Any
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
 from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm import bfloat16
 from adtrain.lowering.cuda.gemm.matmul import candidates
 from adtrain.lowering.shapes import product_lengths
 
@@ -16,4 +17,5 @@ def _integers(target: Target, a: Any, b: Any) -> list[CudaKernel]:
 
 
 register("matmul", "cuda", candidates)
+register("matmul_bfloat16", "cuda", bfloat16.candidates)
 register("matmul_integers", "cuda", _integers)

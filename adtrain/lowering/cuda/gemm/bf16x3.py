@@ -12,8 +12,8 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 
-TILE_M, TILE_K, STAGES = 128, 32, 3
-"""Rows of a tile; K of a pipeline stage; stages."""
+TILE_M, TILE_K, STAGES, BUFFERS = 128, 32, 3, 2
+"""Rows of a tile; K of a pipeline stage; stages; buffers of float32 before the split."""
 THREADS, PRODUCER_THREADS = 512, 256
 """Threads of a block; those that load and split operands."""
 TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
@@ -76,13 +76,13 @@ class Bf16x3Gemm:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: the pipeline, and two stages of float32, which the tile of results overwrites."""
+        """Bytes of shared memory: the pipeline, and buffers of float32, which the tile of results overwrites."""
         pipeline = staging = 0
         for rows, k_major in ((TILE_M, not self.transposed[0]), (self.tile.n, self.transposed[1])):
             across, down = (TILE_K // CHUNK_ELEMENTS, rows) if k_major else (rows // CHUNK_ELEMENTS, TILE_K)
             chunks = -(-across * down // PRODUCER_THREADS) * PRODUCER_THREADS
             pipeline += STAGES * TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
-            staging += 2 * chunks * CHUNK_ELEMENTS * 4
+            staging += BUFFERS * chunks * CHUNK_ELEMENTS * 4
         return pipeline + max(staging, TILE_M * (self.tile.n + 4) * 4)
 
     def kernel(self) -> CudaKernel:

@@ -70,8 +70,8 @@ A100, A100_FMA_LANES = (8, 0), 64
 
 SMALL_SPEED = {MmaKind.BF16X3: 1.0, MmaKind.TF32: 1.7, MmaKind.BFLOAT16: 1.8}
 """Speed of `SmallTile` by kind, relative to BF16X3."""
-SMALL_RESIDENT_BLOCKS, SMALL_LATER_WAVE = 8, 1000
-"""Small GEMM blocks that a multiprocessor holds at once; cycles of each further block, in addition to its loads."""
+EARLY_WAVES, LATER_WAVE = 8, 1000
+"""Waves whose start and end are hidden; cycles of each further wave, in addition to its loads or products."""
 
 BF16X3_MACS, BF16X3_LOADED, BF16X3_UNEVEN = 1850, 3.7, 1.15
 """`gemm/gemm_bf16x3.cu`: bfloat16 multiply-adds and loaded elements per cycle, measured; slowdown of loads where the
@@ -83,8 +83,13 @@ BF16X3_PRODUCTS = 6
 """bfloat16 products for one of float32."""
 BF16X3_MAX_SPLITS = 128
 
+STORED = {Tile: 400, SmallTile: 400, PackedTile: 1000, Bf16x3Tile: 700}
+"""Bytes of a result that the epilogue of each kind of tile stores in a cycle, if it reads as much. Measured
+with K 10 and 128. Full-precision kernels are sorted without it."""
 MAX_WAVES_TO_SPLIT = 4
 """Maximum of tiles for each multiprocessor for which K is split."""
+MIN_SPLIT_TILES = 4
+"""Minimum of packed tiles of K in each split of a packed product."""
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 MAX_BF16X3_K = 256
 """The largest K for bf16x3 tiles by mma.sync except on an A100. Beyond it sliced-K FMA is as exact and fast."""
@@ -132,11 +137,40 @@ def ranked(
                 found.append((_small(small, itemsize, batch, m, n, k, target), small, 1))
     if matrices and (itemsize, target.capability) == (4, CAPABILITY):
         for packed in PACKED_TILES[precision]:
-            if packed.suits(m, n, k):
-                found.append((_packed(packed, batch, m, n, k, target, k_major), packed, 1))
+            if packed.suits(m, n, k, k_major):
+                counts = [s for s in SPLITS if _may_split_packed(packed, batch, m, n, k, s, target)]
+                cycles, splits = min((_packed(packed, batch, m, n, k, s, target, k_major), s) for s in counts)
+                found.append((cycles, packed, splits))
         for split, splits in bf16x3_choices(batch, m, n, k, target) if precision == FULL else ():
             found.append((bf16x3_cycles(split, batch, m, n, k, splits, target), split, splits))
+    if matrices and precision != FULL:
+        found = [(cycles + _stores(tile, itemsize, batch, m, n), tile, splits) for cycles, tile, splits in found]
     return [(tile, splits) for _, tile, splits in sorted(found, key=lambda choice: choice[0])]
+
+
+def product_cycles(
+    tile: AnyTile,
+    splits: int,
+    itemsize: int,
+    lengths: tuple[int, int, int, int],
+    target: Target,
+    k_major: tuple[bool, bool],
+) -> float:
+    """The estimate for a product of these lengths (batch, M, N, K), with the stores of its epilogue."""
+    batch, m, n, k = lengths
+    stores = _stores(tile, itemsize, batch, m, n)
+    if isinstance(tile, PackedTile):
+        return stores + _packed(tile, batch, m, n, k, splits, target, k_major)
+    if isinstance(tile, Bf16x3Tile):
+        return stores + bf16x3_cycles(tile, batch, m, n, k, splits, target)
+    if isinstance(tile, SmallTile):
+        return stores + _small(tile, itemsize, batch, m, n, k, target)
+    return stores + _tiled(tile, itemsize, batch, m, n, k, splits, target)
+
+
+def _stores(tile: AnyTile, itemsize: int, batch: int, m: int, n: int) -> float:
+    """Cycles of the epilogue's stores."""
+    return batch * m * n * itemsize / STORED[type(tile)]
 
 
 def bf16x3_choices(batch: int, m: int, n: int, k: int, target: Target) -> Sequence[tuple[Bf16x3Tile, int]]:
@@ -155,15 +189,20 @@ def bf16x3_choices(batch: int, m: int, n: int, k: int, target: Target) -> Sequen
 
 def bf16x3_cycles(tile: Bf16x3Tile, batch: int, m: int, n: int, k: int, splits: int, target: Target) -> float:
     """The estimate for `gemm/gemm_bf16x3.cu`."""
-    multiply = TILE_M * tile.n * TILE_K * BF16X3_PRODUCTS / BF16X3_MACS
-    chunks = sum(-(-rows * TILE_K // CHUNK_ELEMENTS // WARP) * WARP for rows in (TILE_M, tile.n))
-    load = chunks * CHUNK_ELEMENTS / BF16X3_LOADED * (1 if tile.n in BF16X3_EVEN_WIDTHS else BF16X3_UNEVEN)
     waves = -(-tile.tiles(batch, m, n) * splits // target.multiprocessors)
     stages = -(-k // TILE_K)
-    cycles = BF16X3.start + waves * (BF16X3.tile_end + -(-stages // splits) * max(multiply, load))
+    cycles = BF16X3.start + waves * (BF16X3.tile_end + -(-stages // splits) * bf16x3_stage_cycles(tile))
     if splits == 1:
         return cycles
     return cycles + BF16X3.second_pass + 2 * splits * batch * m * n * 4 / BF16X3.bytes_per_cycle
+
+
+def bf16x3_stage_cycles(tile: Bf16x3Tile) -> float:
+    """The estimate for a stage of TILE_K: producers and consumers work at the same time."""
+    multiply = TILE_M * tile.n * TILE_K * BF16X3_PRODUCTS / BF16X3_MACS
+    chunks = sum(-(-rows * TILE_K // CHUNK_ELEMENTS // WARP) * WARP for rows in (TILE_M, tile.n))
+    load = chunks * CHUNK_ELEMENTS / BF16X3_LOADED * (1 if tile.n in BF16X3_EVEN_WIDTHS else BF16X3_UNEVEN)
+    return max(multiply, load)
 
 
 def _tiles(
@@ -185,6 +224,14 @@ def _may_split(tile: Tile, batch: int, m: int, n: int, k: int, splits: int, targ
     return gathers is not Gathers.PIXELS and splits * tile.k <= k and few_tiles
 
 
+def _may_split_packed(tile: PackedTile, batch: int, m: int, n: int, k: int, splits: int, target: Target) -> bool:
+    """Whether each split has at least MIN_SPLIT_TILES packed tiles of K, and all blocks run at once."""
+    if splits == 1:
+        return True
+    fills = splits * _blocks(tile, batch, m, n) <= target.multiprocessors
+    return tile.kind is not MmaKind.FP16X2 and fills and k >= splits * MIN_SPLIT_TILES * tile.k
+
+
 def _blocks(tile: AnyTile, batch: int, m: int, n: int) -> int:
     return batch * -(-m // tile.m) * -(-n // tile.n)
 
@@ -194,7 +241,7 @@ def _tiled(tile: Tile, itemsize: int, batch: int, m: int, n: int, k: int, splits
     stages = -(-math.ceil(k / tile.k) // splits)
     a100_fma = target.capability == A100 and tile.kind is MmaKind.FMA and itemsize == 4
     speed = (A100_FMA_LANES if a100_fma else FMA_LANES) * (tile.speed if waves > 1 else tile.speed_alone)
-    cycles = TILED.start + waves * stages * tile.k * tile.m * tile.n / speed
+    cycles = TILED.start + waves * stages * tile.k * tile.m * tile.n / speed + _later(waves)
     if splits > 1:
         sums = (2 * splits + 1) * batch * m * n * itemsize
         cycles += TILED.second_pass + TILED.per_split * splits + sums / TILED.bytes_per_cycle
@@ -204,13 +251,22 @@ def _tiled(tile: Tile, itemsize: int, batch: int, m: int, n: int, k: int, splits
 def _small(tile: SmallTile, itemsize: int, batch: int, m: int, n: int, k: int, target: Target) -> float:
     waves = -(-_blocks(tile, batch, m, n) // target.multiprocessors)
     loaded = (tile.m * (tile.n // tile.warp_n) + tile.n * (tile.m // tile.warp_m)) * k * itemsize
-    later = max(0, waves - SMALL_RESIDENT_BLOCKS) * SMALL_LATER_WAVE
-    return TILED.start + waves * loaded / (tile.speed * SMALL_SPEED[tile.kind]) + later
+    return TILED.start + waves * loaded / (tile.speed * SMALL_SPEED[tile.kind]) + _later(waves)
 
 
-def _packed(tile: PackedTile, batch: int, m: int, n: int, k: int, target: Target, k_major: tuple[bool, bool]) -> float:
-    waves = -(-_blocks(tile, batch, m, n) // target.multiprocessors)
+def _later(waves: int) -> int:
+    return max(0, waves - EARLY_WAVES) * LATER_WAVE
+
+
+def _packed(
+    tile: PackedTile, batch: int, m: int, n: int, k: int, splits: int, target: Target, k_major: tuple[bool, bool]
+) -> float:
+    waves = -(-_blocks(tile, batch, m, n) * splits // target.multiprocessors)
     packed_rows = sum(rows for rows, direct in zip((m, n), tile.direct(k, k_major), strict=True) if not direct)
     pack = batch * packed_rows * k * tile.packing_bytes / PACKED.bytes_per_cycle
     launches = tile.launches if packed_rows else 1
+    if splits > 1:
+        sums = (2 * splits + 1) * batch * m * n * 4
+        pack += TILED.second_pass + TILED.per_split * splits + sums / TILED.bytes_per_cycle
+        k = -(-k // (splits * tile.k)) * tile.k
     return launches * PACKED.start + pack + waves * k * tile.m * tile.n / (FMA_LANES * tile.speed)

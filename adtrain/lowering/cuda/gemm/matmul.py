@@ -13,10 +13,12 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
-from adtrain.lowering.cuda.gemm.cost_model import AnyTile, ranked
+from adtrain.lowering.cuda.gemm.cost_model import AnyTile, product_cycles, ranked
 from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
+from adtrain.lowering.cuda.gemm.short_k import ShortKGemm
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 from adtrain.lowering.cuda.gemm.tiles import WARP, MmaKind, SmallTile, Tile
+from adtrain.lowering.shapes import product_lengths
 
 MAX_CANDIDATES = 12
 """Candidates for one product, without gemv."""
@@ -38,6 +40,9 @@ MEMBER_TILES = {
     (64, 64): (64, 64, 32, 32, 1, 2, 17),
 }
 """Arguments of `SmallTile` by the rows and columns of a result, up to 64: the fastest measured with epilogues."""
+WIDE_MEMBER_TILE, MIN_WIDE = (32, 128, 32, 32, 1, 2, 17), 128
+"""Those for a weight gradient with at least so many columns, of a product whose member is a dimension of the grid: the
+epilogue reads and writes 512 neighbouring bytes of weights and optimizer state."""
 LONG_MEMBER_TILE = (32, 32, 32, 32, 4, 2, 17)
 """Arguments of `SmallTile` for a longer K, of a product whose member is a dimension of the grid."""
 GEMV_THREADS = {False: 256, True: 1024}
@@ -143,14 +148,14 @@ def gemms(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
 ) -> Sequence[BlockGemm | PackedGemm | Bf16x3Gemm]:
     """The products of arrays of these types, the fastest by estimate first."""
-    lengths, transposed = _lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
     if target.by_member:
         return [_by_member(target, a, lengths, transposed, precision)]
     found = ranked(a.dtype.itemsize, *lengths, target, precision, k_major=(not transpose_a, transpose_b))
 
     def gemm(tile: AnyTile, splits: int) -> BlockGemm | PackedGemm | Bf16x3Gemm:
         if isinstance(tile, PackedTile):
-            return PackedGemm(target, lengths, tile, transposed)
+            return PackedGemm(target, lengths, tile, transposed, splits)
         if isinstance(tile, Bf16x3Tile):
             return Bf16x3Gemm(target, lengths, tile, splits, transposed)
         return BlockGemm(lengths, a.dtype, tile, splits, transposed)
@@ -189,11 +194,13 @@ def member_gemms(
 
     The first is preferred; small tiles follow with other numbers of threads, so that several products can have one.
     """
-    lengths, transposed = _lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
     _, m, n, k = lengths
     if a.dtype.itemsize == 4 and target.capability >= (8, 0) and precision == FULL:
         rows, columns = (next((x for x in (16, 32) if length <= x), 64) for length in (m, n))
         arguments = MEMBER_TILES[rows, columns] if k <= MAX_MEMBER_K else LONG_MEMBER_TILE
+        if transposed == (True, False) and rows == 64 and n >= MIN_WIDE and k <= MAX_MEMBER_K:
+            arguments = WIDE_MEMBER_TILE
         preferred = SmallTile(*arguments)
         tiles = [preferred, *(replace(preferred, slices=slices) for slices in (1, 2, 4, 8))]
         return [BlockGemm(lengths, a.dtype, tile.for_k(k), 1, transposed) for tile in dict.fromkeys(tiles)]
@@ -213,21 +220,25 @@ def block_gemms(
 def candidates(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
 ) -> Sequence[CudaKernel]:
-    """The rule of `matmul`: `gemms`, and before them gemv for a matrix by a vector that needs no rounding."""
+    """The rule of `matmul`: `gemms`, and before them gemv for a matrix by a vector that needs no rounding, or the
+    kernel for a large product with a short K that does."""
     full = precision == FULL or a.dtype.itemsize == 8
-    _, m, n, _ = _lengths(a, b, transpose_a, transpose_b)
-    vector = [_gemv(a, b, transpose_a, transpose_b)] if full and 1 in (m, n) else []
-    return [*vector, *(gemm.kernel() for gemm in gemms(target, a, b, transpose_a, transpose_b, precision))]
+    lengths = product_lengths(a, b, transpose_a, transpose_b)
+    vector = [_gemv(a, b, transpose_a, transpose_b)] if full and 1 in lengths[1:3] else []
+    short = ShortKGemm(lengths, (transpose_a, transpose_b), precision)
+    k_major = not transpose_a, transpose_b
 
+    def kernel(gemm: BlockGemm | PackedGemm | Bf16x3Gemm) -> CudaKernel:
+        cycles = product_cycles(gemm.tile, gemm.splits, a.dtype.itemsize, lengths, target, k_major)
+        return replace(gemm.kernel(), cycles=cycles)
 
-def _lengths(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> tuple[int, int, int, int]:
-    """Batch, M, N and K."""
-    m, k = a.shape[:-3:-1] if transpose_a else a.shape[-2:]
-    return math.prod(a.shape[:-2]), m, b.shape[-2 if transpose_b else -1], k
+    found = gemms(target, a, b, transpose_a, transpose_b, precision)
+    first = [short.kernel()] if found and not full and short.suits() and not target.by_member else []
+    return [*vector, *first, *map(kernel, found)]
 
 
 def _gemv(a: Any, b: Any, transpose_a: bool, transpose_b: bool) -> CudaKernel:
-    batch, m, n, k = _lengths(a, b, transpose_a, transpose_b)
+    batch, m, n, k = product_lengths(a, b, transpose_a, transpose_b)
     matrix_b = n != 1
     length = n if matrix_b else m
     columns = (not transpose_b) if matrix_b else transpose_a

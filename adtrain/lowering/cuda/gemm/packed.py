@@ -10,6 +10,7 @@ import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm.split_k import split_k_sum
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile
 
 CAPABILITY = (9, 0)
@@ -83,8 +84,14 @@ class PackedTile:
         aligned = self.kind is MmaKind.TF32 and k % 4 == 0
         return aligned and k_major[0], aligned and k_major[1]
 
-    def suits(self, m: int, n: int, k: int) -> bool:
-        return min(m, n) >= PACKED_ROWS and self.min_k <= k < MAX_K
+    @property
+    def packs_b(self) -> bool:
+        """Whether B may be packed: its columns are whole packed tiles, or a part of one."""
+        return self.n % PACKED_ROWS == 0 or self.n < PACKED_ROWS
+
+    def suits(self, m: int, n: int, k: int, k_major: tuple[bool, bool]) -> bool:
+        large = min(m, n) >= PACKED_ROWS and self.min_k <= k < MAX_K
+        return large and (self.packs_b or self.direct(k, k_major)[1])
 
 
 PACKED_TILES: Mapping[str, Sequence[PackedTile]] = {
@@ -93,14 +100,15 @@ PACKED_TILES: Mapping[str, Sequence[PackedTile]] = {
         PackedTile(MmaKind.FP16X2, 3, 2, 64, 64, 4, 768, 12, 5, 3.2),
     ),
     "tf32": (
-        PackedTile(MmaKind.TF32, 1, 1, 32, 256, 4, 256, 8, 2, 7.0),
-        PackedTile(MmaKind.TF32, 1, 1, 32, 128, 6, 256, 8, 2, 5.5),
-        PackedTile(MmaKind.TF32, 1, 1, 32, 64, 8, 256, 8, 2, 4.0),
+        PackedTile(MmaKind.TF32, 1, 1, 32, 256, 4, 64, 8, 2, 7.0),
+        PackedTile(MmaKind.TF32, 1, 1, 32, 192, 5, 64, 8, 2, 7.0),
+        PackedTile(MmaKind.TF32, 1, 1, 32, 128, 6, 64, 8, 2, 5.5),
+        PackedTile(MmaKind.TF32, 1, 1, 32, 64, 8, 64, 8, 2, 4.0),
     ),
     "bfloat16": (
-        PackedTile(MmaKind.BFLOAT16, 1, 1, 64, 256, 4, 256, 6, 2, 11.5),
-        PackedTile(MmaKind.BFLOAT16, 1, 1, 64, 128, 6, 256, 6, 2, 9.0),
-        PackedTile(MmaKind.BFLOAT16, 1, 1, 64, 64, 8, 256, 6, 2, 6.5),
+        PackedTile(MmaKind.BFLOAT16, 1, 1, 64, 256, 4, 64, 6, 2, 11.5),
+        PackedTile(MmaKind.BFLOAT16, 1, 1, 64, 128, 6, 64, 6, 2, 9.0),
+        PackedTile(MmaKind.BFLOAT16, 1, 1, 64, 64, 8, 64, 6, 2, 6.5),
     ),
 }
 """By precision. Narrow tiles spread a small result over all multiprocessors."""
@@ -113,12 +121,14 @@ class PackedGemm:
     Attributes:
         lengths: batch, M, N and K.
         transposed: whether A and B are.
+        splits: of K (split-K); 1 for FP16X2.
     """
 
     target: Target
     lengths: tuple[int, int, int, int]
     tile: PackedTile
     transposed: tuple[bool, bool]
+    splits: int = 1
 
     @property
     def tiles(self) -> int:
@@ -163,10 +173,16 @@ class PackedGemm:
         size = STRUCT_BYTES
         packed = self.packed_row_blocks * self.k_tiles * self.tile.terms * PACKED_BYTES
         if self.tile.kind is not MmaKind.FP16X2:
-            return packed + self.target.multiprocessors * size["TENSOR_MAPS_BYTES"]
+            return self._split_bytes + packed + self.target.multiprocessors * size["TENSOR_MAPS_BYTES"]
         stats = size["ROW_STATS_BYTES"] + self.chunks * size["PARTIAL_ROW_STATS_BYTES"]
         lists = self.tiles * size["FALLBACK_LIST_BYTES"] + size["PRECISION_VOTES_BYTES"]
         return packed + self.row_blocks * PACKED_ROWS * stats + lists
+
+    @property
+    def _split_bytes(self) -> int:
+        """Bytes of the partial sums of split-K, which are at the beginning of scratch."""
+        batch, m, n, _ = self.lengths
+        return -(-self.splits * batch * m * n * 4 // 128) * 128 if self.splits > 1 else 0
 
     @property
     def voting_tiles(self) -> int:
@@ -175,7 +191,7 @@ class PackedGemm:
         return batch * -(-max(m, n) // PACKED_ROWS)
 
     def kernel(self) -> CudaKernel:
-        """The launches: pack, multiply. For FP16X2 row statistics come first and the float32 fallback last."""
+        """The launches: pack, multiply, with split-K add. For FP16X2 row statistics come first, the fallback last."""
         _, m, n, k = self.lengths
         transpose_a, transpose_b = self.transposed
         matrices = {
@@ -185,7 +201,8 @@ class PackedGemm:
             "WIDE_B": math.gcd(4, k if transpose_b else n),
         }
         direct = dict(zip(("DIRECT_A", "DIRECT_B"), map(int, self.direct), strict=True))
-        wide_c = {"WIDE_C": math.gcd(2, n)}
+        wide_c = {"WIDE_C": math.gcd(2 if self.tile.kind is MmaKind.FP16X2 else 8, n)}
+        split = {"SPLITS": self.splits} if self.splits > 1 else {}
         pack_blocks = 2 * self.packed_row_blocks, self.chunks
 
         def pack(name: str, blocks: int | tuple[int, int], **definitions: int) -> CudaLaunch:
@@ -194,15 +211,23 @@ class PackedGemm:
         gemm = self._launch(
             "gemm/packed_gemm.cu",
             "packed_gemm",
-            min(self.tiles, self.target.multiprocessors),
+            min(self.splits * self.tiles, self.target.multiprocessors),
             GEMM_THREADS,
-            {"TILE_STAGES": self.tile.stages, **direct, **wide_c, **STRUCT_BYTES, "SHARED_BYTES": self.tile.shared},
+            {
+                "TILE_STAGES": self.tile.stages,
+                **direct,
+                **wide_c,
+                **split,
+                **STRUCT_BYTES,
+                "SHARED_BYTES": self.tile.shared,
+            },
             self.tile.shared,
         )
-        packing = pack("pack_matrices", pack_blocks, **direct)
+        packing = pack("pack_matrices", pack_blocks, **direct, **split)
         if self.tile.kind is not MmaKind.FP16X2:
-            launches = (packing, gemm) if self.packed_row_blocks else (gemm,)
-            return CudaKernel(launches, self.scratch)
+            packed = (packing,) if self.packed_row_blocks else ()
+            second = (split_k_sum(FLOAT32, *self.lengths[:3], self.splits),) if self.splits > 1 else ()
+            return CudaKernel((*packed, gemm, *second), self.scratch)
         fma_tile = self.tile.fallback_tile
         statistics = pack("partial_row_stats", pack_blocks), pack("row_stats", self.voting_tiles)
         fallback = self._launch(

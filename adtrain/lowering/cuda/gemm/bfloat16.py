@@ -1,0 +1,159 @@
+"""Products of operands that are bfloat16 in memory, on Hopper (`gemm/bfloat16_gemm.cu`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY
+from adtrain.lowering.shapes import product_lengths
+
+ALIGNED = 8
+"""Rows must be multiples of so many elements, 16 bytes, for TMA."""
+TILE_M, TILE_K, THREADS = 128, 64, 384
+"""Rows of a tile; K of a pipeline stage; threads of a block."""
+SUM_THREADS, SUMMED = 256, 1024
+"""Threads of a block of the second launch, and the elements that it computes."""
+TENSOR_MAPS_BYTES = 256
+"""Bytes of the tensor maps of a block."""
+SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
+"""Numbers of splits of K; minimum of tiles of K in a split."""
+START, EPILOGUE, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
+"""Cycles of a launch; elements of a result that a multiprocessor stores in a cycle; cycles of the launch that adds
+splits; bytes that it reads in a cycle."""
+FLOAT32 = np.dtype("float32")
+
+
+@dataclass(frozen=True)
+class Bfloat16Tile:
+    """Template arguments of `gemm/bfloat16_gemm.cu`.
+
+    Args:
+        n: columns of a tile (TILE_N).
+        stages: pipeline stages.
+        macs: multiply-adds of a multiprocessor in a cycle.
+    """
+
+    n: int
+    stages: int
+    macs: int
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory, with those for its alignment to 1024."""
+        return self.stages * (TILE_M + self.n) * TILE_K * 2 + 1024
+
+
+TILES = (
+    Bfloat16Tile(256, 4, 1600),
+    Bfloat16Tile(192, 5, 1600),
+    Bfloat16Tile(128, 6, 1500),
+    Bfloat16Tile(64, 8, 1000),
+)
+
+
+@dataclass(frozen=True)
+class Bfloat16Gemm:
+    """A product by `gemm/bfloat16_gemm.cu`.
+
+    Attributes:
+        lengths: batch, M, N and K.
+        transposed: whether A and B are.
+        splits: of K, for the tiles that do not fill all multiprocessors.
+    """
+
+    target: Target
+    lengths: tuple[int, int, int, int]
+    tile: Bfloat16Tile
+    transposed: tuple[bool, bool]
+    splits: int = 1
+
+    @property
+    def _tiles(self) -> int:
+        """Tiles of the results."""
+        batch, m, n, _ = self.lengths
+        return batch * -(-m // TILE_M) * -(-n // self.tile.n)
+
+    @property
+    def _split_tiles(self) -> int:
+        """Tiles that are split."""
+        return self._tiles % self.target.multiprocessors if self.splits > 1 else 0
+
+    def may_split(self) -> bool:
+        """Whether there are tiles to split, their splits run at once, and each has MIN_SPLIT_TILES tiles of K."""
+        enough = self.lengths[3] >= self.splits * MIN_SPLIT_TILES * TILE_K
+        few = 0 < self.splits * self._split_tiles <= self.target.multiprocessors
+        return self.splits == 1 or (enough and few)
+
+    @property
+    def cycles(self) -> float:
+        """An estimate of the time."""
+        k_tiles = -(-self.lengths[3] // TILE_K)
+        size = TILE_M * self.tile.n
+
+        def tile(k_tiles: int) -> float:
+            return k_tiles * TILE_K * size / self.tile.macs + size / EPILOGUE
+
+        waves = -(-(self._tiles - self._split_tiles) // self.target.multiprocessors)
+        cycles = START + waves * tile(k_tiles)
+        if self.splits == 1:
+            return cycles
+        traffic = (2 * self.splits + 1) * self._split_tiles * size * 4
+        return cycles + tile(-(-k_tiles // self.splits)) + SECOND_PASS + traffic / BYTES_PER_CYCLE
+
+    def kernel(self) -> CudaKernel:
+        """The product, and the sum of the splits."""
+        _, _, n, _ = self.lengths
+        transpose_a, transpose_b = self.transposed
+        whole, split = self._tiles - self._split_tiles, self._split_tiles
+        size = TILE_M * self.tile.n
+
+        def launch(name: str, blocks: int, threads: int, shared: int) -> CudaLaunch:
+            return CudaLaunch(
+                "gemm/bfloat16_gemm.cu",
+                name,
+                (*self.lengths, whole),
+                (FLOAT32,),
+                blocks=blocks,
+                threads=threads,
+                shared=shared,
+                definitions={
+                    "TILE_N": self.tile.n,
+                    "TILE_STAGES": self.tile.stages,
+                    "SPLITS": self.splits,
+                    "MN_MAJOR_A": int(transpose_a),
+                    "MN_MAJOR_B": int(not transpose_b),
+                    "WIDE_C": math.gcd(8, n),
+                    "TENSOR_MAPS_BYTES": TENSOR_MAPS_BYTES,
+                    "SHARED_BYTES": self.tile.shared,
+                },
+            )
+
+        blocks = min(whole + split * self.splits, self.target.multiprocessors)
+        launches = [launch("bfloat16_gemm", blocks, THREADS, self.tile.shared)]
+        if split:
+            launches.append(launch("sum_bfloat16_splits", split * size // SUMMED, SUM_THREADS, 0))
+        scratch = split * self.splits * size * 4 + self.target.multiprocessors * TENSOR_MAPS_BYTES
+        return CudaKernel(tuple(launches), scratch, self.cycles)
+
+
+def candidates(
+    target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str
+) -> Sequence[CudaKernel]:
+    """The rule of `matmul_bfloat16`, the fastest by estimate first; none except on Hopper and for aligned rows."""
+    if target.capability != CAPABILITY or target.by_member or a.shape[-1] % ALIGNED or b.shape[-1] % ALIGNED:
+        return []
+    lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    if 0 in lengths:
+        return []
+    found = []
+    for tile in TILES:
+        gemms = (Bfloat16Gemm(target, lengths, tile, transposed, splits) for splits in SPLITS)
+        found.append(min((gemm for gemm in gemms if gemm.may_split()), key=lambda gemm: gemm.cycles))
+    return [gemm.kernel() for gemm in sorted(found, key=lambda gemm: gemm.cycles)]

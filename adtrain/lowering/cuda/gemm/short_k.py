@@ -1,0 +1,69 @@
+"""Products with a K of a few numbers, in a rounded precision (`gemm/short_k.cu`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.precision import mantissa
+
+MAX_K = 16
+"""The largest K. A thread has this many registers for each of its columns."""
+MAX_WIDE_K = 10
+"""The largest K for which a thread may have twice as many columns."""
+MIN_ELEMENTS = 1 << 20
+"""The minimum of elements of a result, so that its memory takes most of the time."""
+THREADS, WIDE, ROWS = 256, 4, 32
+"""Threads of a block; neighbouring columns of a thread, at least; rows of a block."""
+MAX_GRID = 65535
+START, BYTES_PER_CYCLE = 3800, 2000
+"""Cycles of a launch; bytes of the result that are computed and stored in a cycle."""
+FLOAT32 = np.dtype("float32")
+
+
+@dataclass(frozen=True)
+class ShortKGemm:
+    """A matrix product by `gemm/short_k.cu`.
+
+    Attributes:
+        lengths: batch, M, N and K.
+        transposed: whether A and B are.
+    """
+
+    lengths: tuple[int, int, int, int]
+    transposed: tuple[bool, bool]
+    precision: str
+
+    def suits(self) -> bool:
+        """Whether it computes the product, and the product is large."""
+        batch, m, n, k = self.lengths
+        grid = max(batch, -(-m // ROWS)) <= MAX_GRID
+        return 0 < k <= MAX_K and n % WIDE == 0 and batch * m * n >= MIN_ELEMENTS and grid
+
+    @property
+    def cycles(self) -> float:
+        """An estimate of the time."""
+        batch, m, n, _ = self.lengths
+        return START + batch * m * n * 4 / BYTES_PER_CYCLE
+
+    def kernel(self) -> CudaKernel:
+        batch, m, n, k = self.lengths
+        launch = CudaLaunch(
+            "gemm/short_k.cu",
+            "short_k_gemm",
+            (batch, m, n),
+            (FLOAT32,),
+            blocks=(-(-n // (THREADS * WIDE)), -(-m // ROWS), batch),
+            threads=THREADS,
+            definitions={
+                **{f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)},
+                "LENGTH_K": k,
+                "WIDE_C": math.gcd(2 * WIDE if k <= MAX_WIDE_K else WIDE, n),
+                "ROWS": ROWS,
+                "MANTISSA": mantissa(self.precision),
+            },
+        )
+        return CudaKernel((launch,), cycles=self.cycles)

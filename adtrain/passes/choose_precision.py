@@ -1,0 +1,42 @@
+"""The choice of precision: products and convolutions in full precision where rounding their operands saves no time.
+
+A rounded precision permits rounding and does not require it. Kernels of full precision take part in more fusions, and
+some are as fast. So a product keeps its rounded precision only if its kernel is estimated faster by a launch, and if it
+cannot join a chain of row-wise equations (`fuse_row_products`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adtrain.core.precision import FULL
+from adtrain.core.program import Equation, Program
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.target import Target
+from adtrain.passes.fuse_row_products import may_join
+
+LAUNCH = 3800
+"""Cycles of a launch."""
+
+
+def choose_precision(program: Program, target: Target) -> Program:
+    """``program`` with full precision where a rounded one is not faster by LAUNCH, or keeps equations out of chains."""
+
+    def chosen(e: Equation) -> Equation:
+        if e.params.get("precision", FULL) == FULL:
+            return e
+        full = replace(e, params={**e.params, "precision": FULL})
+        if may_join(full, target):
+            return full
+        rounded_cycles, full_cycles = _cycles(e, target), _cycles(full, target)
+        if rounded_cycles is None or full_cycles is None:
+            return e
+        return full if full_cycles < rounded_cycles + LAUNCH else e
+
+    return replace(program, equations=tuple(map(chosen, program.equations)))
+
+
+def _cycles(e: Equation, target: Target) -> float | None:
+    """The estimate for the preferred kernel; None if there is no estimate."""
+    kernels = cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params)
+    return kernels[0].cycles if kernels else None

@@ -1,0 +1,197 @@
+// C = op(A) op(B) of matrices that are bfloat16 in memory, by WGMMA. Persistent and warp-specialised, as gemm/packed_gemm.cu: one
+// thread issues copies, two consumer warpgroups multiply, each half of a tile's rows.
+//
+// TMA loads tiles of 64 k with the 128-byte swizzle. A K-major operand is a box of rows with 128 bytes of k each. Of an operand
+// that is not K-major (MN_MAJOR_A, MN_MAJOR_B) a box has 64 rows of k, each with 128 bytes of rows of op(A) or columns of op(B).
+//
+// SPLITS > 1: the tiles that do not fill all multiprocessors, which come last, are split along K (split-K). Their partial sums go
+// to scratch, tile by tile, and sum_bfloat16_splits adds them. `whole`: the number of tiles before them.
+//
+// Macros (Bfloat16Gemm in bfloat16.py): TILE_N, TILE_STAGES, SPLITS, MN_MAJOR_*. WIDE_C: most elements per store.
+#include "sm90/pipeline.cuh"
+#include "sm90/tma.cuh"
+#include "sm90/warp_epilogue.cuh"
+
+constexpr int TILE_M = 128, TILE_K = 64, ROW_BYTES = TILE_K * 2, SUMS = TILE_N / 2;
+constexpr int CONSUMERS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMERS;
+constexpr int SIZE_A = TILE_M * ROW_BYTES, SIZE = SIZE_A + TILE_N * ROW_BYTES; // of a stage
+constexpr int BOX_ROWS = 64, BOX_BYTES = BOX_ROWS * ROW_BYTES;                 // of an operand that is not K-major
+static_assert(1024 + TILE_STAGES * SIZE == SHARED_BYTES, "as `Bfloat16Tile.shared` in bfloat16.py says");
+
+struct alignas(128) TensorMaps {
+    TensorMap a, b;
+};
+static_assert(sizeof(TensorMaps) == TENSOR_MAPS_BYTES, "as TENSOR_MAPS_BYTES in bfloat16.py says");
+
+// The work of the grid: whole tiles of the results, and splits of others.
+struct Work {
+    int m, n, rows, columns, k_tiles, whole, split;
+
+    __device__ Work(int64_t batch, int64_t m, int64_t n, int64_t k, int64_t whole)
+        : m(m), n(n), rows((m + TILE_M - 1) / TILE_M), columns((n + TILE_N - 1) / TILE_N),
+          k_tiles((k + TILE_K - 1) / TILE_K), whole(whole), split(batch * rows * columns - whole) {}
+
+    __device__ __forceinline__ int items() const { return whole + SPLITS * split; }
+};
+
+// Item `i` of it.
+struct Item {
+    TileCoord at;
+    int part, row, column, begin, end; // number of the partial sums, or -1; of the matrix; tiles of K
+
+    __device__ __forceinline__ Item(int i, const Work &work)
+        : at(is_whole(i, work) ? i : work.whole + (i - work.whole) % work.split, work.rows, work.columns) {
+        row = at.row * TILE_M;
+        column = at.column * TILE_N;
+        part = -1;
+        begin = 0;
+        end = work.k_tiles;
+        if (is_whole(i, work)) return;
+        const int tile = (i - work.whole) % work.split, number = (i - work.whole) / work.split;
+        part = tile * SPLITS + number;
+        begin = work.k_tiles * number / SPLITS;
+        end = work.k_tiles * (number + 1) / SPLITS;
+    }
+
+  private:
+    __device__ __forceinline__ static bool is_whole(int i, const Work &work) { return SPLITS == 1 || i < work.whole; }
+};
+
+// Starts to load ROWS rows of op(A) or columns of op(B), from `first` on, and TILE_K of K.
+template <bool MN_MAJOR, int ROWS> __device__ __forceinline__ void load_tile(
+    const TensorMap &map, char *to, int first, int k, int item, Mbarrier &full) {
+    if constexpr (MN_MAJOR) {
+        #pragma unroll
+        for (int i = 0; i < ROWS / BOX_ROWS; i++) map.load(to + i * BOX_BYTES, first + i * BOX_ROWS, k, item, full);
+    } else {
+        map.load(to, k, first, item, full);
+    }
+}
+
+// The producer thread: issues the copies for all items of this block.
+__device__ __forceinline__ void produce(
+    const Work &work, Pipeline<TILE_STAGES> &pipeline, char *shared, const TensorMaps &maps) {
+    PipelineState<TILE_STAGES> state;
+    for (int i = blockIdx.x; i < work.items(); i += gridDim.x) {
+        const Item item(i, work);
+        for (int k_tile = item.begin; k_tile < item.end; k_tile++, state.advance()) {
+            pipeline.wait_empty(state);
+            Mbarrier &full = pipeline.full[state.stage];
+            char *to = shared + state.stage * SIZE;
+            full.arrive_expect_tx(SIZE);
+            load_tile<MN_MAJOR_A, TILE_M>(maps.a, to, item.row, k_tile * TILE_K, item.at.item, full);
+            load_tile<MN_MAJOR_B, TILE_N>(maps.b, to + SIZE_A, item.column, k_tile * TILE_K, item.at.item, full);
+        }
+    }
+}
+
+// A consumer warp has read a stage. wgmma_wait_group() has synchronised the warp.
+__device__ __forceinline__ void release(Pipeline<TILE_STAGES> &pipeline, int stage) {
+    if (threadIdx.x % WARP == 0) pipeline.empty[stage].arrive();
+}
+
+// The descriptor of 16 k of a tile: step `step` of four.
+template <bool MN_MAJOR> __device__ __forceinline__ uint64_t descriptor(const char *tile, int step) {
+    if constexpr (MN_MAJOR)
+        return smem_descriptor(tile + step * 16 * ROW_BYTES, BOX_BYTES, 8 * ROW_BYTES, SWIZZLE_128B);
+    else
+        return smem_descriptor(tile) + step * DESCRIPTOR_K_STEP;
+}
+
+// A consumer warpgroup.
+__device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> &pipeline, const char *shared,
+    WarpStaging &staging, const Epilogue &epilogue, T *partial_sums) {
+    typedef WarpEpilogue<(WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST), Epilogue> Stores;
+    PipelineState<TILE_STAGES> state;
+    const int half = threadIdx.x / WARPGROUP - 1;
+    for (int i = blockIdx.x; i < work.items(); i += gridDim.x) {
+        const Item item(i, work);
+        const AccumulatorTile tile = {item.at, work.m, work.n, item.row + half * (TILE_M / 2), item.column};
+        Stores::prefetch(tile, epilogue, TILE_N);
+        float sums[SUMS];
+        int last = 0;
+        for (int k_tile = item.begin; k_tile < item.end; k_tile++) {
+            pipeline.wait_full(state);
+            const char *stage = shared + state.stage * SIZE;
+            wgmma_fence();
+            #pragma unroll
+            for (int step = 0; step < TILE_K / 16; step++)
+                wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums, descriptor<MN_MAJOR_A>(stage + half * (SIZE_A / 2), step),
+                    descriptor<MN_MAJOR_B>(stage + SIZE_A, step), k_tile + step > item.begin);
+            wgmma_commit_group();
+            wgmma_wait_group<1>();
+            if (k_tile > item.begin) release(pipeline, last);
+            last = state.stage;
+            state.advance();
+        }
+        wgmma_wait_group<0>();
+        release(pipeline, last);
+        wgmma_fence_operand(sums);
+        if (SPLITS == 1 || item.part < 0) {
+            Stores(tile, epilogue, staging).store(sums);
+        } else {
+            AccumulatorTile part = {item.at, TILE_M, TILE_N, half * (TILE_M / 2), 0};
+            part.at.item = item.part;
+            const Store store = {partial_sums};
+            WarpEpilogue<Store::WIDEST, Store>(part, store, staging).store(sums);
+        }
+    }
+}
+
+KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const uint16_t *a, const uint16_t *b, const Epilogue epilogue,
+    int64_t batch, int64_t m, int64_t n, int64_t k, int64_t whole, char *scratch) {
+    wait_for_inputs();
+    const Work work(batch, m, n, k, whole);
+    char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
+    __shared__ Pipeline<TILE_STAGES> pipeline;
+    __shared__ TensorMaps in_shared;
+    __shared__ WarpStaging staging[CONSUMERS / WARP];
+    if (threadIdx.x == 0) {
+        pipeline.init(1, CONSUMERS / WARP);
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x < WARPGROUP) {
+        warpgroup_reg_dealloc<40>();
+        if (threadIdx.x >= WARP) return;
+        const int64_t partial_sums = SPLITS > 1 ? (int64_t)SPLITS * work.split * TILE_M * TILE_N * 4 : 0; // bytes
+        TensorMaps &maps = ((TensorMaps *)(scratch + partial_sums))[blockIdx.x];
+        maps.a.encode(in_shared.a, a, MN_MAJOR_A ? m : k, MN_MAJOR_A ? k : m, batch, MN_MAJOR_A ? TILE_K : TILE_M);
+        maps.b.encode(in_shared.b, b, MN_MAJOR_B ? n : k, MN_MAJOR_B ? k : n, batch, MN_MAJOR_B ? TILE_K : TILE_N);
+        if (threadIdx.x == 0) produce(work, pipeline, shared, maps);
+    } else {
+        warpgroup_reg_alloc<232>();
+        consume(work, pipeline, shared, staging[threadIdx.x / WARP - WARPGROUP / WARP], epilogue, (T *)scratch);
+    }
+}
+
+constexpr int SUM_THREADS = 256, SUM_COLUMNS = 4; // of a block; of a thread
+
+// Adds the partial sums of each split tile in order, and calls the epilogue.
+KERNEL __launch_bounds__(SUM_THREADS) sum_bfloat16_splits(const uint16_t *a, const uint16_t *b, const Epilogue epilogue,
+    int64_t batch, int64_t m, int64_t n, int64_t k, int64_t whole, char *scratch) {
+    wait_for_inputs();
+    constexpr int WIDEST = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST, WIDE = WIDEST < SUM_COLUMNS ? WIDEST : SUM_COLUMNS;
+    constexpr int ROW = TILE_N / SUM_COLUMNS;
+    const Work work(batch, m, n, k, whole);
+    const int i = blockIdx.x * SUM_THREADS + threadIdx.x, tile = i / (TILE_M * ROW);
+    const TileCoord at(work.whole + tile, work.rows, work.columns);
+    const int tile_row = i / ROW % TILE_M, tile_column = i % ROW * SUM_COLUMNS, row = at.row * TILE_M + tile_row;
+    if (tile >= work.split || row >= work.m) return;
+    const T *partial_sums = (const T *)scratch + ((int64_t)tile * SPLITS * TILE_M + tile_row) * TILE_N + tile_column;
+    Vector<T, SUM_COLUMNS> parts[SPLITS];
+    #pragma unroll
+    for (int s = 0; s < SPLITS; s++) parts[s] = load<T, SUM_COLUMNS>(partial_sums + s * TILE_M * TILE_N);
+    #pragma unroll
+    for (int h = 0; h < SUM_COLUMNS; h += WIDE) {
+        const int column = at.column * TILE_N + tile_column + h;
+        if (column >= work.n) return;
+        T sum[WIDE] = {};
+        #pragma unroll
+        for (int s = 0; s < SPLITS; s++) {
+            #pragma unroll
+            for (int w = 0; w < WIDE; w++) sum[w] += parts[s].lane[h + w];
+        }
+        epilogue(at.item, row, column, (at.item * work.m + row) * work.n + column, sum);
+    }
+}

@@ -1,0 +1,55 @@
+// C = op(A) op(B) for a K of a few numbers, by FMA of rounded operands (MANTISSA). Most of the time goes to C and to the arrays
+// that the epilogue reads, so each thread keeps its columns of op(B) in registers and goes down the rows.
+//
+// Macros (ShortKGemm in short_k.py): LENGTH_K, ROWS: rows of a block. TRANSPOSE_A and TRANSPOSE_B. WIDE_C: most columns of a thread.
+#include "common/epilogue.cuh"
+#include "common/rounding.cuh"
+
+constexpr int WIDE = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST; // columns of a thread at a time
+constexpr int THREADS = 256, COLUMNS = THREADS * WIDE;                       // of a block
+constexpr int BATCH = 4; // rows whose auxiliary inputs are loaded before the first is written
+
+KERNEL __launch_bounds__(THREADS) short_k_gemm(
+    const T *a, const T *b, const Epilogue epilogue, int64_t batch, int64_t m, int64_t n) {
+    wait_for_inputs();
+    if (blockIdx.x * COLUMNS >= n) return; // the grid is that of the narrowest threads
+    const int64_t item = blockIdx.z;
+    const int row0 = blockIdx.y * ROWS, column = blockIdx.x * COLUMNS + threadIdx.x * WIDE;
+    a += item * m * LENGTH_K;
+    b += item * n * LENGTH_K;
+    __shared__ float of_a[ROWS][LENGTH_K]; // rows of op(A)
+    for (int i = threadIdx.x; i < ROWS * LENGTH_K; i += THREADS) {
+        const int down = TRANSPOSE_A ? i % ROWS : i / LENGTH_K, k = TRANSPOSE_A ? i / ROWS : i % LENGTH_K;
+        const int64_t row = row0 + down;
+        of_a[down][k] = row < m ? rounded(a[TRANSPOSE_A ? k * m + row : row * LENGTH_K + k]) : 0;
+    }
+    float of_b[LENGTH_K][WIDE];
+    #pragma unroll
+    for (int k = 0; k < LENGTH_K; k++) {
+        #pragma unroll
+        for (int i = 0; i < WIDE; i++)
+            of_b[k][i] = column < n ? rounded(b[TRANSPOSE_B ? (int64_t)(column + i) * LENGTH_K + k : k * n + column + i]) : 0;
+    }
+    __syncthreads();
+    if (column >= n) return;
+    const int rows = min((int64_t)ROWS, m - row0);
+    for (int first = 0; first < rows; first += BATCH) {
+        Epilogue::Aux<WIDE> aux[BATCH];
+        #pragma unroll
+        for (int i = 0; i < BATCH; i++) { // a branch would serialise the loads
+            const int row = row0 + min(first + i, rows - 1);
+            aux[i] = epilogue.template load_aux<WIDE>(item, row, column, (item * m + row) * n + column);
+        }
+        #pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            if (first + i >= rows) return;
+            T sum[WIDE] = {};
+            #pragma unroll
+            for (int k = 0; k < LENGTH_K; k++) {
+                #pragma unroll
+                for (int h = 0; h < WIDE; h++) sum[h] = fma(of_a[first + i][k], of_b[k][h], sum[h]);
+            }
+            epilogue.write(aux[i], (item * m + row0 + first + i) * n + column, sum);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+// An epilogue through shared memory, for WGMMA accumulators. A lane's accumulators are pairs of columns. Here each warp exchanges
+// those of its 16 rows, ROUND_COLUMNS columns at a time, so that a lane passes wider vectors to the epilogue and neighbouring
+// lanes access neighbouring memory. Auxiliary inputs are loaded some rounds ahead.
+#pragma once
+#include "sm90/accumulator.cuh"
+
+constexpr int ROUND_COLUMNS = 32, ROUND_PADDING = 8; // padding against bank conflicts
+typedef float WarpStaging[16][ROUND_COLUMNS + ROUND_PADDING];
+
+template <int WIDE, class Out> struct WarpEpilogue {
+    static constexpr int ROW_LANES = ROUND_COLUMNS / WIDE, ROWS = WARP / ROW_LANES, VECTORS = 16 / ROWS; // of a round
+    typedef typename Out::template Aux<WIDE> Aux;
+    static constexpr int AHEAD = sizeof(Aux) * VECTORS <= 64 ? 3 : 1; // rounds; registers limit them
+
+    const AccumulatorTile &tile;
+    const Out &out;
+    WarpStaging &staging;
+    Aux aux[AHEAD + 1][VECTORS];
+
+    __device__ __forceinline__ WarpEpilogue(const AccumulatorTile &tile, const Out &out, WarpStaging &staging)
+        : tile(tile), out(out), staging(staging) {}
+
+    // Prefetches the auxiliary inputs to L2: half of the threads of a warpgroup a row each.
+    __device__ __forceinline__ static void prefetch(const AccumulatorTile &tile, const Out &out, int columns) {
+        const int thread = threadIdx.x % WARPGROUP, row = tile.row0 + thread;
+        if (thread < WARPGROUP / 2 && row < tile.m)
+            out.prefetch(tile.index(row, tile.column0), min(columns, tile.n - tile.column0));
+    }
+
+    template <int COUNT> __device__ __forceinline__ void store(const float (&sums)[COUNT]) {
+        constexpr int ROUNDS = 2 * COUNT / ROUND_COLUMNS;
+        #pragma unroll
+        for (int round = 0; round < AHEAD && round < ROUNDS; round++) start(round);
+        #pragma unroll
+        for (int round = 0; round < ROUNDS; round++) {
+            if (round + AHEAD < ROUNDS) start(round + AHEAD);
+            __syncwarp();
+            #pragma unroll
+            for (int i = 0; i < ROUND_COLUMNS / 2; i += 2) {
+                const int row = i / 2 % 2 * 8 + threadIdx.x % WARP / 4, column = i / 4 * 8 + threadIdx.x % 4 * 2;
+                const float *pair = sums + round * (ROUND_COLUMNS / 2) + i;
+                *(Vector<float, 2> *)&staging[row][column] = {pair[0], pair[1]};
+            }
+            __syncwarp();
+            #pragma unroll
+            for (int i = 0; i < VECTORS; i++) {
+                const int row = this->row(i), column = this->column(round);
+                const Vector<float, WIDE> v = load_staged(&staging[i * ROWS + lane_row()][lane_column()]);
+                if (row < tile.m && column < tile.n) out.write(aux[round % (AHEAD + 1)][i], index(row, column), v.lane);
+            }
+        }
+    }
+
+  private:
+    __device__ __forceinline__ static int lane_row() { return threadIdx.x % WARP / ROW_LANES; }
+    __device__ __forceinline__ static int lane_column() { return threadIdx.x % ROW_LANES * WIDE; }
+    __device__ __forceinline__ int row(int i) const {
+        return tile.row0 + threadIdx.x % WARPGROUP / WARP * 16 + i * ROWS + lane_row();
+    }
+    __device__ __forceinline__ int column(int round) const {
+        return tile.column0 + round * ROUND_COLUMNS + lane_column();
+    }
+    __device__ __forceinline__ int64_t index(int row, int column) const {
+        int64_t offset = tile.index(row, column);
+#if __CUDA_ARCH__
+        asm("" : "+l"(offset)); // hides the index from the compiler, which would store vectors element by element
+#endif
+        return offset;
+    }
+    __device__ __forceinline__ static Vector<float, WIDE> load_staged(const float *from) {
+        constexpr int STEP = WIDE < 4 ? WIDE : 4;
+        Vector<float, WIDE> v;
+        #pragma unroll
+        for (int i = 0; i < WIDE; i += STEP) {
+            const Vector<float, STEP> part = load<float, STEP>(from + i);
+            #pragma unroll
+            for (int h = 0; h < STEP; h++) v.lane[i + h] = part.lane[h];
+        }
+        return v;
+    }
+    // Outside the matrix it loads the auxiliary inputs of another vector: a branch would serialise the loads.
+    __device__ __forceinline__ void start(int round) {
+        #pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            const int r = min(row(i), tile.m - 1), c = min(column(round), tile.n - WIDE);
+            aux[round % (AHEAD + 1)][i] = out.template load_aux<WIDE>(tile.at.item, r, c, index(r, c));
+        }
+    }
+};

@@ -1,0 +1,102 @@
+"""The kernel for products of operands that are bfloat16 in memory, emulated on the CPU, against the reference."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+from sweeps import spread
+
+import adtrain as ad
+from adtrain import ops, passes
+from adtrain.backends.cuda.lower import LaunchPlan
+from adtrain.core.fused import product_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Variable
+from adtrain.core.staging import stage
+from adtrain.core.target import H200
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm import short_k
+from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Gemm, Bfloat16Tile
+from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
+
+__all__ = ["host"]
+
+FLAGS = tuple(product((False, True), repeat=2))
+TOLERANCE = 5e-7
+"""Of the norm of the difference over the norm."""
+
+
+def check(host: Host, tile: Bfloat16Tile, ta: bool, tb: bool, lengths: tuple[int, int, int, int], splits: int) -> None:
+    batch, m, n, k = lengths
+    rng = np.random.default_rng(n)
+    shapes = ((batch, k, m) if ta else (batch, m, k), (batch, n, k) if tb else (batch, k, n))
+    arrays = [to_bfloat16_p.reference(rng.standard_normal(shape, np.float32)) for shape in shapes]
+    inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
+    out = Variable(ArrayType((batch, m, n), np.dtype(np.float32)), "gpu")
+    params = {"transpose_a": ta, "transpose_b": tb, "precision": "bfloat16"}
+    target = H200._replace(multiprocessors=5)  # a block computes several tiles
+    gemm = Bfloat16Gemm(target, lengths, tile, (ta, tb), splits)
+    kernel = gemm.kernel()
+    assert len(kernel.launches) == 1 + (splits > 1)
+    found = host.computed(Equation(matmul_bfloat16_p, inputs, params, (out,)), kernel, arrays)[0]
+    a, b = (from_bfloat16_p.reference(x).astype(float) for x in arrays)
+    expected = (a.swapaxes(1, 2) if ta else a) @ (b.swapaxes(1, 2) if tb else b)
+    assert np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(("tile", "transposed"), spread(TILES, FLAGS))
+def test_products_are_right(host: Host, tile: Bfloat16Tile, transposed: tuple[bool, bool]) -> None:
+    check(host, tile, *transposed, (2, 136, 264, 104), 1)
+
+
+def test_splits_of_k_are_added_and_few_columns_are_right(host: Host) -> None:
+    check(host, TILES[-1], True, True, (1, 136, 10, 328), 3)
+
+
+def test_tiles_that_do_not_fill_the_multiprocessors_are_split(host: Host) -> None:
+    check(host, TILES[-1], False, False, (1, 264, 136, 200), 2)  # nine tiles on five multiprocessors
+
+
+def test_conversions_round_to_nearest_even_and_keep_nan_and_infinity() -> None:
+    bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0xFF800000, 0x7F800001], np.uint32)
+    found = to_bfloat16_p.reference(bits.view(np.float32))
+    np.testing.assert_array_equal(found, [0x3F80, 0x3F82, 0x3F81, 0x7F80, 0xFF80, 0x7FC0])
+
+
+def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Epilogues load and store bfloat16. The gradient by the hidden units is a product with a short K."""
+    monkeypatch.setattr(import_module("adtrain.passes.store_bfloat16"), "MAX_FLOPS", 0)
+    monkeypatch.setattr(short_k, "MIN_ELEMENTS", 0)
+    rng = np.random.default_rng(0)
+    shapes = (40, 64), (64, 1032), (1032, 10), (1032,)
+    arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]
+
+    def gradients(x: Any, w: Any, v: Any, bias: Any) -> Any:
+        def loss(w: Any, v: Any, bias: Any) -> Any:
+            with ops.matmul_precision("bfloat16"):
+                return ops.mean(ops.square(ops.matmul(ops.relu(ops.matmul(x, w) + bias), v)))
+
+        return ad.grad(loss, (0, 1, 2))(w, v, bias)
+
+    program = stage(gradients, passes.SIMPLIFY).program(*map(ad.array, arrays))
+    program = passes.store_bfloat16(program, H200)
+    for improve in (passes.fuse_elementwise, passes.remove_dead_code, passes.fuse_products):
+        program = improve(program)
+    known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+    names = set()
+    for e in program.equations:
+        inputs = [known[v] for v in e.inputs]
+        expected = e.primitive.reference(*inputs, **e.params)
+        known.update(zip(e.outputs, (expected,) if len(e.outputs) == 1 else expected, strict=True))
+        if e.primitive is product_p or e.has(Trait.MATMUL):
+            launches = host.lowering.launches(e)
+            names |= {launch.name for launch in launches if isinstance(launch, LaunchPlan)}
+            for found, v in zip(host.computed(e, None, inputs), e.outputs, strict=True):
+                x, y = (from_bfloat16_p.reference(a) if a.dtype == np.uint16 else a for a in (found, known[v]))
+                assert np.linalg.norm(x - y) <= 1e-4 * np.linalg.norm(y)
+    assert names == {"bfloat16_gemm", "sum_bfloat16_splits", "short_k_gemm"}

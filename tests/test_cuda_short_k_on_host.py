@@ -1,0 +1,39 @@
+"""The kernel for products with a short K, emulated on the CPU, against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+
+from adtrain.core.program import Equation, Variable
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm.short_k import ShortKGemm
+from adtrain.ops.matmul import matmul_p
+from adtrain.ops.rounding import rounded
+
+__all__ = ["host"]
+
+
+@pytest.mark.parametrize(
+    ("transposed", "precision", "k"), [((False, False), "tf32", 10), ((True, True), "bfloat16", 16)]
+)
+def test_products_round_operands_and_add_in_order(
+    host: Host, transposed: tuple[bool, bool], precision: str, k: int
+) -> None:
+    rng = np.random.default_rng(k)
+    lengths = batch, m, n, k = 2, 37, 1032, k
+    shapes = ((batch, k, m) if transposed[0] else (batch, m, k), (batch, n, k) if transposed[1] else (batch, k, n))
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in (a, b))
+    out = Variable(ArrayType((batch, m, n), a.dtype), "gpu")
+    params = {"transpose_a": transposed[0], "transpose_b": transposed[1], "precision": precision}
+    kernel = ShortKGemm(lengths, transposed, precision).kernel()
+    found = host.computed(Equation(matmul_p, inputs, params, (out,)), kernel, [a, b])[0]
+    left, right = (rounded(x, precision).astype(float) for x in (a, b))
+    left = left.swapaxes(1, 2) if transposed[0] else left
+    right = right.swapaxes(1, 2) if transposed[1] else right
+    expected = np.zeros((batch, m, n), np.float32)
+    for i in range(k):  # a product of two rounded numbers is exact in float64, so this rounds once, as FMA does
+        expected = (expected + left[:, :, i, None] * right[:, i, None, :]).astype(np.float32)
+    np.testing.assert_array_equal(found, expected)

@@ -1,0 +1,89 @@
+"""The GPU: products of operands that are bfloat16 in memory are right, and gradients through stored operands too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_kernels import run_twice
+from gpu_parity import gpu, poisoned
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from program_samples import everywhere
+from test_gpu_products import distance, exact
+
+from adtrain import ops
+from adtrain.core.array import array
+from adtrain.core.autodiff import grad
+from adtrain.core.staging import stage
+from adtrain.lowering.cuda.gemm.bfloat16 import TILE_K, TILES, Bfloat16Gemm, Bfloat16Tile
+from adtrain.lowering.cuda.gemm.packed import CAPABILITY
+from adtrain.lowering.cuda.gemm.short_k import ShortKGemm
+from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
+from adtrain.ops.matmul import matmul_p
+from adtrain.ops.rounding import rounded
+from adtrain.passes import ALL
+
+__all__ = ["gpu", "poisoned"]
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def hopper(gpu: Any) -> None:
+    if gpu.device.device.compute_capability() != CAPABILITY:
+        pytest.skip("the kernels are for compute capability 9.0")
+
+
+eights = st.integers(1, 75).map(lambda n: 8 * n)
+
+
+@pytest.mark.parametrize("tile", TILES)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), eights, eights, eights),
+    flags=st.tuples(st.booleans(), st.booleans()),
+    splits=st.sampled_from([1, 1, 2, 5]),
+)
+def test_products_of_all_shapes_are_right(
+    gpu: Any, tile: Bfloat16Tile, shape: tuple[int, int, int, int], flags: tuple[bool, bool], splits: int
+) -> None:
+    (batch, m, n, k), (ta, tb) = shape, flags
+    rng = np.random.default_rng(m)
+    shapes = ((batch, k, m) if ta else (batch, m, k), (batch, n, k) if tb else (batch, k, n))
+    arrays = [to_bfloat16_p.reference(rng.standard_normal(s, np.float32)) for s in shapes]
+    kernel = Bfloat16Gemm(gpu.lowering.target, shape, tile, flags, min(splits, -(-k // TILE_K))).kernel()
+    params = {"transpose_a": ta, "transpose_b": tb, "precision": "bfloat16"}
+    found = run_twice(gpu, matmul_bfloat16_p, kernel, arrays, **params)[0]
+    a, b = (from_bfloat16_p.reference(x).astype(float) for x in arrays)
+    size = np.linalg.norm(np.sqrt(exact(a * a, b * b, ta, tb)))
+    assert np.linalg.norm(found - exact(a, b, ta, tb)) < 1e-5 * size
+
+
+@pytest.mark.parametrize("k", [1, 10, 16])
+def test_products_with_a_short_k_are_right(gpu: Any, k: int) -> None:
+    rng = np.random.default_rng(k)
+    a, b = rng.standard_normal((1, 1021, k), np.float32), rng.standard_normal((1, k, 1028), np.float32)
+    kernel = ShortKGemm((1, 1021, 1028, k), (False, False), "tf32").kernel()
+    found = run_twice(gpu, matmul_p, kernel, [a, b], transpose_a=False, transpose_b=False, precision="tf32")[0]
+    assert distance(found, exact(rounded(a, "tf32"), rounded(b, "tf32"), False, False)) < 1e-6
+
+
+def test_gradients_through_stored_operands_are_those_of_rounded_products(gpu: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, w, v = (rng.standard_normal(shape).astype(np.float32) / 8 for shape in ((1024, 512), (512, 768), (768, 640)))
+    bias = rng.standard_normal(768).astype(np.float32)
+
+    def gradients(x: Any, w: Any, v: Any, bias: Any) -> Any:
+        def loss(w: Any, v: Any, bias: Any) -> Any:
+            with ops.matmul_precision("bfloat16"):
+                return ops.mean(ops.square(ops.matmul(ops.relu(ops.matmul(x, w) + bias), v)))
+
+        return grad(loss, (0, 1, 2))(w, v, bias)
+
+    args = [array(y, device="gpu") for y in (x, w, v, bias)]
+    staged = stage(gradients, ALL)
+    assert "matmul_bfloat16" in {e.primitive.name for e in everywhere(staged.program(*args))}
+    for found, expected in zip(staged(*args), gradients(*map(array, (x, w, v, bias))), strict=True):
+        assert distance(found.numpy(), expected.numpy()) < 3e-3
