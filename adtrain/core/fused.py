@@ -32,7 +32,7 @@ def _reference(*buffers: Any, body: Program) -> Any:
 
 
 def _flops(*args: Any, body: Program) -> int:
-    return sum(e.primitive.cost([v.type for v in e.inputs], e.params).flops for e in body.equations)
+    return sum(e.cost.flops for e in body.equations)
 
 
 def _reads(*args: Any, body: Program) -> Sequence[int]:
@@ -80,20 +80,28 @@ column_sum_p: Primitive = _fused("column_sum")
 map_reduce_p: Primitive = _fused("map_reduce")
 """Reductions of values of pairs of rows and columns. The pairs are computed where they are needed and never stored."""
 
+grouped_products_p: Primitive = _fused("grouped_products")
+"""Independent matrix products with epilogues, whose tiles and K all blocks of one launch divide evenly."""
+
 horizontal_p: Primitive = _fused("horizontal")
 """Independent equations in one launch, of any shapes: loops; on a GPU also product, gather and one_block equations."""
 
 
-def _mapped_shape(*args: Any, body: Program, count: int, mapped: Sequence[bool]) -> tuple[ArrayType, ...]:
-    return tuple(ArrayType((count, *v.type.shape), v.type.dtype) for v in body.outputs)
+def _per_member_shape(
+    *args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0
+) -> tuple[ArrayType, ...]:
+    own = len(body.outputs) - shared
+    stacked = [ArrayType((count, *v.type.shape), v.type.dtype) for v in body.outputs[:own]]
+    return (*stacked, *(v.type for v in body.outputs[own:]))
 
 
-def _mapped_reference(*buffers: Any, body: Program, count: int, mapped: Sequence[bool]) -> Any:
+def _per_member_reference(*buffers: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0) -> Any:
     found = [
         [np.asarray(x) for x in _as_tuple(_reference(*own, body=body))]
         for own in ([x[i] if m else x for x, m in zip(buffers, mapped, strict=True)] for i in range(count))
     ]
-    results = tuple(np.stack(members) for members in zip(*found, strict=True))
+    own = len(body.outputs) - shared
+    results = tuple(np.stack(members) if i < own else members[0] for i, members in enumerate(zip(*found, strict=True)))
     return results[0] if len(results) == 1 else results
 
 
@@ -101,18 +109,21 @@ def _as_tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def _mapped_flops(*args: Any, body: Program, count: int, mapped: Sequence[bool]) -> int:
+def _per_member_flops(*args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0) -> int:
     return count * _flops(body=body)
 
 
-def _mapped_reads(*args: Any, body: Program, count: int, mapped: Sequence[bool]) -> Sequence[int]:
+def _per_member_reads(*args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0) -> Sequence[int]:
     found = _reads(body=body)
     return [min(count * n, x.size) for n, x in zip(found, args, strict=True)]
 
 
-mapped_p: Primitive = Primitive("mapped", _mapped_shape, _mapped_reference, flops=_mapped_flops, reads=_mapped_reads)
-"""The body of one member, computed for `count` members; `mapped` says which inputs differ between them. Those, and all
-outputs, have the members along axis 0. On a GPU the members are one dimension of the grid."""
+per_member_p: Primitive = Primitive(
+    "per_member", _per_member_shape, _per_member_reference, flops=_per_member_flops, reads=_per_member_reads
+)
+"""The body of one member, computed for `count` members; `mapped` says which inputs differ between them. Those, and the
+outputs, have the members along axis 0, but for the last `shared` outputs, which are the same for all members. On a GPU
+the members are one dimension of the grid."""
 
 PRODUCTS = (product_p, convolution_p, conv_pool_p)
 """The first equation of the body is a product or convolution; the others are its epilogue."""
@@ -120,7 +131,7 @@ PRODUCTS = (product_p, convolution_p, conv_pool_p)
 FUSED = frozenset(
     (
         *(loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, row_products_p),
-        *(column_sum_p, map_reduce_p, horizontal_p),
+        *(column_sum_p, map_reduce_p, grouped_products_p, horizontal_p),
     )
 )
 
@@ -135,7 +146,7 @@ def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Collection
     outputs = tuple(v for e in equations for v in e.outputs if v in needed)
     body = Program(inputs, {}, tuple(equations), outputs)
     scopes = dict.fromkeys(scope for e in equations for scope in e.scope.split("+") if scope)
-    phase = max(equations, key=lambda e: e.primitive.cost([v.type for v in e.inputs], e.params).flops).phase
+    phase = max(equations, key=lambda e: e.cost.flops).phase
     return Equation(primitive, inputs, {"body": body}, outputs, "+".join(scopes), phase)
 
 
@@ -149,14 +160,14 @@ def body_of(equation: Equation) -> Program:
 
 def members(equation: Equation) -> tuple[str, ...]:
     """The names of the primitives in an equation."""
-    if equation.primitive not in FUSED and equation.primitive is not mapped_p:
+    if equation.primitive not in FUSED and equation.primitive is not per_member_p:
         return (equation.primitive.name,)
     return tuple(name for e in equation.params["body"].equations for name in members(e))
 
 
 def label(equation: Equation) -> str:
     """The distinct primitives of an equation, without views: "matmul+add+relu"."""
-    if equation.primitive not in FUSED and equation.primitive is not mapped_p:
+    if equation.primitive not in FUSED and equation.primitive is not per_member_p:
         return equation.primitive.name
     kinds = dict.fromkeys(name for name in members(equation) if not PRIMITIVES[name].view)
     return "+".join(kinds)

@@ -38,7 +38,7 @@ def fuse_column_sums(program: Program) -> Program:
             groups.merge(groups.of[a], groups.of[b])
 
     for i, e in enumerate(program.equations):
-        if not _sums_columns(e):
+        if not sums_columns(e):
             continue
         (x,), (total,) = e.inputs, e.outputs
         p = groups.producer.get(x)
@@ -58,7 +58,7 @@ def column_blocks(equation: Equation) -> int:
     return -(-total.size // BLOCK_COLUMNS)
 
 
-def _sums_columns(e: Equation) -> bool:
+def sums_columns(e: Equation) -> bool:
     if e.primitive.name != "sum" or not e.outputs[0].type.shape:
         return False
     shape, axes = e.inputs[0].type.shape, tuple(e.params["axes"])

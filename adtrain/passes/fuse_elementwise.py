@@ -26,7 +26,7 @@ def fuse_elementwise(program: Program) -> Program:
     program = _copy_broadcasts(program)
     groups = Groups(program, MAX_EQUATIONS)
     for i, e in enumerate(program.equations):
-        if not elementwise(e):
+        if not elementwise(e) or e.has(Trait.WIDENING):
             continue
         for v in e.inputs:
             p = groups.producer.get(v)

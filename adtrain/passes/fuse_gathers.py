@@ -1,11 +1,13 @@
 """Gather fusion: the loop that uses rows of a table reads them from the table, by index.
 
-The indices may themselves be a row of a table, such as the batch's row of the epoch's order.
+The indices may themselves be a row of a table, such as the batch's row of the epoch's order. The loop may store its
+result transposed, such as images divided into patches.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +24,8 @@ MAX_COPIED_ROW = 1 << 14
 
 
 def fuse_gathers(program: Program) -> Program:
-    """One `gather` equation for loops, the gathers that only they read, and the gather of the row of indices."""
+    """One `gather` equation for loops, the gathers that only they read, the gather of the row of indices, and the
+    transpose that reads the result."""
     program = _copy_rows(program)
     groups = Groups(program)
     readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
@@ -43,7 +46,29 @@ def fuse_gathers(program: Program) -> Program:
                     continue
                 if groups.can_merge(groups.of[q], groups.of[i]):
                     groups.merge(groups.of[q], groups.of[i])
+    for i, e in enumerate(program.equations):
+        if e.primitive.name == "transpose":
+            _merge_transpose(groups, readers, i)
     return groups.rewritten(partial(fuse, gather_p))
+
+
+def _merge_transpose(groups: Groups, readers: Mapping[Variable, int], i: int) -> None:
+    """Merge a transpose, and a reshape before it, into the group of a gather whose result only they read."""
+    path = [i]
+    while True:
+        (v, *_) = groups.equations[path[-1]].inputs
+        p = groups.producer.get(v)
+        if p is None or readers[v] > 1 or len(groups.equations[p].outputs) > 1:
+            return
+        path.append(p)
+        if not groups.equations[p].has(Trait.RESHAPE):
+            break
+    members = [groups.equations[j] for j in groups.members[groups.of[p]]]
+    if any(_gathers_rows(e) for e in members) and len(members) > 1:
+        for j in path[-2::-1]:
+            if not groups.can_merge(groups.of[p], groups.of[j]):
+                return
+            groups.merge(groups.of[p], groups.of[j])
 
 
 def _copy_rows(program: Program) -> Program:

@@ -71,7 +71,7 @@ def _merge(groups: Groups, independent: Iterable[int], max_blocks: int, long: Co
     dtypes: set[str] = set()  # of products; a kernel supports one
     for i in independent:
         e = groups.equations[i]
-        own = _long_tiles(e) if i in long else _blocks(e)
+        own = _long_tiles(e) if i in long else blocks_in_launch(e)
         if own is None:
             continue
         dtype = {v.type.dtype.name for v in e.inputs[:1] if is_product(e)}
@@ -100,15 +100,15 @@ def _levels(program: Program, max_blocks: int) -> list[int]:
     levels = [end if read.isdisjoint(e.outputs) else level for e, level in zip(equations, levels, strict=True)]
     work: Counter[int] = Counter()
     for e, level in zip(equations, levels, strict=True):
-        if (_blocks(e) or max_blocks) < max_blocks:
-            work[level] += e.primitive.cost([v.type for v in e.inputs], e.params).flops
+        if (blocks_in_launch(e) or max_blocks) < max_blocks:
+            work[level] += e.cost.flops
     first_read: dict[Variable, int] = {}  # the level of the first reader
     for i in range(len(equations) - 1, -1, -1):
         e = equations[i]
         by = min((first_read[v] for v in e.outputs if v in first_read), default=end) - _launches(e)
         if not _launches(e):
             levels[i] = by
-        elif _blocks(e) == 1 and by > levels[i]:
+        elif blocks_in_launch(e) == 1 and by > levels[i]:
             levels[i] = max(range(levels[i], by + 1), key=lambda level: work[level])
         for v in e.inputs:
             first_read[v] = min(first_read.get(v, levels[i]), levels[i])
@@ -141,7 +141,7 @@ def _long_tiles(equation: Equation) -> int:
     return batch * -(-m // LONG_TILE) * -(-n // LONG_TILE)
 
 
-def _blocks(equation: Equation) -> int | None:
+def blocks_in_launch(equation: Equation) -> int | None:
     """The number of thread blocks in a shared launch; None if the equation needs a launch of its own."""
     e = equation
     if not all(v.size for v in (*e.inputs, *e.outputs)):

@@ -4,7 +4,7 @@ A thread block takes ROWS rows through all equations of the chain, with products
 equations stay in shared memory, and each block reads every weight. With few rows this costs less than a launch for each
 equation. In a transformer everything between two attentions is one such chain, forward and backward. Sequences of up to
 ROWS rows lie within a block, so their attention is part of the chain. A chain has at most one attention, so that layers
-have equal kernels.
+have equal kernels. With many rows only an attention and the small products and norms behind it are a chain.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ MIN_CAPABILITY = (8, 0)
 """Compute capability with bfloat16 on tensor cores."""
 MAX_WIDTH = 1024
 """Maximum elements of a row."""
-MAX_WEIGHT = 1 << 17
-"""Maximum elements of a weight, which every block reads."""
+MAX_WEIGHT, SMALL_WEIGHTS = 1 << 17, 1 << 14
+"""Maximum elements of a weight, which every block reads; of all weights where blocks are many."""
+MAX_ROUNDS = 8
+"""Maximum blocks for each multiprocessor."""
 FORMS = SMALL_FORMS | {"standardize"}
 """The primitives that the generator of row-wise kernels has code for, besides products and elementwise ones."""
 ATTENTION = {"self_attention": 1, "self_attention_grad": 4}
@@ -50,19 +52,26 @@ def fuse_row_products(program: Program, target: Target) -> Program:
     if target.capability < MIN_CAPABILITY:
         return program
     program = _with_own_views(program)
-    found = [_by_row(e, target) for e in program.equations]
+    found = _without_epilogues(program, [_by_row(e, target) for e in program.equations])
     attention = {i for i, e in enumerate(program.equations) if e.primitive.name in ATTENTION}
     groups = merged_rows(program, found, range(len(found)), attention)
-    chosen = {i for m in groups.members.values() if _is_chain([program.equations[i] for i in m]) for i in m}
+    chosen = {i for m in groups.members.values() if _is_chain([program.equations[i] for i in m], target) for i in m}
     return merged_rows(program, found, chosen, attention).rewritten(_fused)
 
 
 def fits(count: int, target: Target) -> bool:
-    """Whether `count` rows make blocks for at least half of the multiprocessors, and at most one for each.
+    """Whether `count` rows make blocks for at least half of the multiprocessors, and not too many."""
+    return count % ROWS == 0 and target.multiprocessors // 2 <= count // ROWS <= MAX_ROUNDS * target.multiprocessors
 
-    With more blocks the weights are read too often.
-    """
-    return count % ROWS == 0 and target.multiprocessors // 2 <= count // ROWS <= target.multiprocessors
+
+def _max_weights(count: int, target: Target) -> int:
+    """Maximum elements of the weights of a chain. Many blocks would read more too often."""
+    return SMALL_WEIGHTS if count // ROWS > target.multiprocessors else MAX_WIDTH * MAX_WEIGHT
+
+
+def may_join(e: Equation, target: Target) -> bool:
+    """Whether a product, or attention, can be part of a chain."""
+    return (e.has(Trait.MATMUL) or e.primitive.name in ATTENTION) and _by_row(e, target) is not None
 
 
 def is_wide_product(equation: Equation) -> bool:
@@ -84,7 +93,9 @@ def row_count(body: Program) -> int:
 
 def sequence_length(body: Program) -> int:
     """The rows of a sequence, where equations of a `row_products` body work on sequences; otherwise 1."""
-    return next((e.inputs[0].type.shape[1] for e in _inner(body) if e.primitive.name in ATTENTION), 1)
+    shapes = (e.outputs[0].type.shape for e in _inner(body))
+    lengths = (e.inputs[0].type.shape[1] for e in _inner(body) if e.primitive.name in ATTENTION)
+    return next(lengths, next((shape[1] for shape in shapes if len(shape) == 3), 1))
 
 
 def shared_by_blocks(body: Program) -> set[Variable]:
@@ -115,7 +126,8 @@ def _with_own_views(program: Program) -> Program:
 def _by_row(e: Equation, target: Target) -> Batchwise | None:
     """How an equation works row by row, where such a kernel computes it; None elsewhere."""
     if e.has(Trait.MATMUL):
-        found = Batchwise(e.outputs[0].type.shape[0], (True, False), False) if is_wide_product(e) else None
+        wide = is_wide_product(e) and e.inputs[1].size <= _max_weights(e.outputs[0].type.shape[0], target)
+        found = Batchwise(e.outputs[0].type.shape[0], (True, False), False) if wide else None
     elif e.primitive is loops_p or e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in FORMS:
         found = rowwise(e)
     else:
@@ -123,6 +135,9 @@ def _by_row(e: Equation, target: Target) -> Batchwise | None:
     length = _length_of_sequences(e)
     if length:
         found = Batchwise(prod(e.inputs[0].type.shape[:-1]), (True,) * len(e.inputs), False)
+    elif found is not None and _is_on_sequences(e):
+        length = e.outputs[0].type.shape[1]
+        found = replace(found, count=found.count * length)
     elif found is not None and any(len(v.type.shape) > 2 for v in (*e.inputs, *e.outputs)):
         return None
     if found is None or not fits(found.count, target) or ROWS % (length or 1):
@@ -146,9 +161,40 @@ def _length_of_sequences(e: Equation) -> int:
     return x.shape[1] if width <= MAX_HEAD_WIDTH and width % STEP == 0 and x.shape[1] <= MAX_LENGTH else 0
 
 
-def _is_chain(equations: list[Equation]) -> bool:
+def _is_on_sequences(e: Equation) -> bool:
+    """Whether it is elementwise on short sequences, beside which only arrays that all sequences share are read."""
+    shape = e.outputs[0].type.shape
+    if not (e.primitive is loops_p or elementwise(e)) or len(shape) != 3 or not 1 < shape[1] <= MAX_LENGTH:
+        return False
+    others = [v.type.shape for v in e.inputs if v.type.shape != shape]
+    leading = {shape[0], shape[0] * shape[1]}  # of arrays by sequence and by row
+    return all(v.type.shape == shape for v in e.outputs) and not any(x and x[0] in leading for x in others)
+
+
+def _without_epilogues(program: Program, found: list[Batchwise | None]) -> list[Batchwise | None]:
+    """``found`` without the elementwise equations with one result that read a product of another kernel.
+
+    They become its epilogue. An epilogue with several results would write more than the product.
+    """
+    both = list(zip(program.equations, found, strict=True))
+    wide = {v for e, each in both if e.has(Trait.MATMUL) and each is None for v in e.outputs}
+
+    def is_epilogue(e: Equation) -> bool:
+        return (e.primitive is loops_p or elementwise(e)) and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
+
+    return [None if is_epilogue(e) else each for e, each in both]
+
+
+def _is_chain(equations: list[Equation], target: Target) -> bool:
+    """Whether they are several launches with products. Where blocks are many, only beside an attention, as its gradient
+    is faster in a kernel of its own."""
     launches = [e for e in equations if not e.has(Trait.RESHAPE)]
-    return len(launches) > 1 and any(e.has(Trait.MATMUL) for e in launches)
+    products = [e for e in launches if e.has(Trait.MATMUL)]
+    if len(launches) == 1 or not products:
+        return False
+    count = products[0].outputs[0].type.shape[0]
+    few, beside = count // ROWS <= target.multiprocessors, any(e.primitive.name == "self_attention" for e in launches)
+    return few or (beside and sum(e.inputs[1].size for e in products) <= _max_weights(count, target))
 
 
 def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:

@@ -48,9 +48,14 @@ def shared_inputs(body: Program) -> set[Variable]:
 
 
 def _row_wise(program: Program) -> list[Batchwise | None]:
-    """How each equation works row by row. Loops that read a large product do not: they become its epilogue."""
+    """How each equation works row by row. Loops with one result that read a large product do not: they become its
+    epilogue. An epilogue with several results would write more than the product."""
     wide = {v for e in program.equations if e.has(Trait.MATMUL) and _by_row(e) is None for v in e.outputs}
-    return [None if wide.intersection(e.inputs) and e.primitive is loops_p else _by_row(e) for e in program.equations]
+
+    def is_epilogue(e: Equation) -> bool:
+        return e.primitive is loops_p and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
+
+    return [None if is_epilogue(e) else _by_row(e) for e in program.equations]
 
 
 def _required(equation: Equation) -> Batchwise:

@@ -3,6 +3,7 @@
 // x has the rows of q, k and v side by side: 3 HEADS WIDTH elements for each row, LENGTH rows for each sequence. A warp
 // computes TILE rows of a head by tensor cores: their scores are one tile, in which keys of other sequences are masked.
 #pragma once
+#include "common/collectives.cuh"
 #include "gemm/small_gemm.cuh"
 
 template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAttention {
@@ -18,9 +19,9 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
         __device__ __forceinline__ T at(int row, int k) const { return from[K_MAJOR ? row * STRIDE + k : k * STRIDE + row]; }
     };
 
-    // A product of TILE rows and COLUMNS columns.
-    template <int COLUMNS> struct Product {
-        typedef Mma<TILE, COLUMNS, BF16X3, 1, 1> WarpOp;
+    // A product of TILE rows and COLUMNS columns. A lane has at most NEIGHBOURS neighbouring columns.
+    template <int COLUMNS, int NEIGHBOURS> struct Product {
+        typedef Mma<TILE, COLUMNS, BF16X3, 1, NEIGHBOURS> WarpOp;
         static constexpr int TM = WarpOp::TM, TN = WarpOp::TN;
         T sums[TM][TN] = {};
 
@@ -31,7 +32,7 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
                 typename WarpOp::Fragments fragments;
                 LaneOperand<WarpOp, TM, 1, A::K_MAJOR, VECTOR>::load(
                     fragments.a, a.from, A::STRIDE, true, WarpOp::row(0), A::STRIDE, k);
-                LaneOperand<WarpOp, WarpOp::COLUMNS, 1, B::K_MAJOR, VECTOR>::load(
+                LaneOperand<WarpOp, WarpOp::COLUMNS, WarpOp::CHUNK_N, B::K_MAJOR, VECTOR>::load(
                     fragments.b, b.from, B::STRIDE, true, WarpOp::column_b(0), B::STRIDE, k);
                 WarpOp::multiply_step(sums, typename WarpOp::Operands(fragments));
             }
@@ -56,11 +57,21 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
         }
 
         __device__ __forceinline__ void store(T *to, int stride) {
-            for_each([&](int row, int column, T &sum) { to[row * stride + column] = sum; });
+            #pragma unroll
+            for (int i = 0; i < TM; i++) {
+                #pragma unroll
+                for (int j = 0; j < TN; j += WarpOp::CHUNK_N) {
+                    Vector<T, WarpOp::CHUNK_N> v;
+                    #pragma unroll
+                    for (int h = 0; h < WarpOp::CHUNK_N; h++) v.lane[h] = sums[i][j + h];
+                    ::store(to, WarpOp::row(i) * stride + WarpOp::column(j), v);
+                }
+            }
         }
     };
 
-    typedef Product<TILE> Scores;
+    typedef Product<TILE, 1> Scores;
+    typedef Product<WIDTH, VECTOR> Columns; // of queries, keys, values or the output
 
     // Calls body(head, first row of the tile) for this warp's tiles. t: the thread's number.
     template <int THREADS, typename Body> static __device__ __forceinline__ void for_each_task(int t, Body body) {
@@ -109,7 +120,7 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
             }
             scores.store(probabilities, TILE);
             __syncwarp();
-            Product<WIDTH> sums;
+            Columns sums;
             sums.template multiply<TILE, true>(Matrix<TILE, true>{probabilities}, Matrix<PITCH, false>{q + 2 * ACROSS});
             sums.store(out + first * ACROSS + head * WIDTH, ACROSS);
         });
@@ -150,7 +161,7 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
             scores.store(probabilities, TILE);
             products.store(ct_scores, TILE);
             __syncwarp();
-            Product<WIDTH> queries, keys, values;
+            Columns queries, keys, values;
             queries.template multiply<TILE, true>(Matrix<TILE, true>{ct_scores}, Matrix<PITCH, false>{q + ACROSS});
             queries.store(own_grad, PITCH);
             keys.template multiply<TILE, true>(Matrix<TILE, false>{ct_scores}, Matrix<PITCH, false>{q});

@@ -58,6 +58,13 @@ template <typename E> __device__ __forceinline__ void prefetch_l2(const E *from,
 template <typename A> struct TotalOf { typedef A type; };
 template <> struct TotalOf<float> { typedef double type; };
 
+// The bits of the nearest bfloat16, ties to even, and the number of such bits.
+__device__ __forceinline__ uint16_t bfloat16_bits(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    return x == x ? bits + 0x7fff + (bits >> 16 & 1) >> 16 : bits >> 16 | 0x40;
+}
+__device__ __forceinline__ float bfloat16_value(uint16_t bits) { return __uint_as_float((uint32_t)bits << 16); }
+
 // N elements that one instruction loads or stores.
 template <typename E, int N> struct __align__(sizeof(E) * N) Vector {
     E lane[N];

@@ -5,7 +5,8 @@
 // warp loads images while it stores gradients, and vice versa. Accumulators are as in conv/shifted_weight_grad_bf16x3.cu, but
 // over all positions of a stage, of which at most half are not zero.
 //
-// BIAS: also the bias gradient, as the product of the gradient and ones; each warpgroup multiplies one term.
+// BIAS: also the bias gradient, as the product of the gradient and ones; each warpgroup multiplies one term. So the gradient is
+// rounded (MANTISSA) for it too.
 #include "conv/shifted_weight_grad.cuh"
 #include "conv/sparse_pool.cuh"
 
@@ -93,17 +94,19 @@ __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const 
     products({0, 0}, false);
 #if BIAS
     const uint64_t b_of_ones = smem_descriptor(shared + ONES, CORE_MATRIX_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+    const int term = TERMS_USED == BF16X3_TERMS ? row : min(row, TERMS_USED - 1); // the sums of a term too many are dropped
     #pragma unroll
     for (int k = 0; k < STAGE_POSITIONS / STEP; k++)
         wgmma_sparse<true, true>(
-            bias, a + (row * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES, b_of_ones,
+            bias, a + (term * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES, b_of_ones,
                 metadata[k], k > 0);
 #endif
     add();
 #if BIAS
     wgmma_fence_operand(bias);
     #pragma unroll
-    for (int i = 0; i < 2; i++) all.bias[i] += bias[2 * i]; // the other columns are the same
+    for (int i = 0; i < 2; i++) // the other columns are the same
+        all.bias[i] += TERMS_USED == BF16X3_TERMS || row < TERMS_USED ? bias[2 * i] : 0;
 #endif
 }
 
@@ -129,7 +132,7 @@ __device__ __noinline__ T recompute(const PositionSplit &split, const Gradients 
     for (int i = split.begin * STAGE_POSITIONS; i < split.end * STAGE_POSITIONS; i++) {
         const OutputPosition at(split.position(i / STAGE_POSITIONS) + i % STAGE_POSITIONS);
         const int from = gradients.at(at.image, filter, at.y, at.x);
-        if (from >= 0) sum += gradients.g[from];
+        if (from >= 0) sum += rounded(gradients.g[from]);
     }
     return sum;
 }

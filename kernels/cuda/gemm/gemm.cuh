@@ -12,6 +12,7 @@ constexpr int SWIZZLED_ROWS = 8; // rows of tiles that advance through the colum
 struct TileCoord {
     int64_t item;
     int row, column;
+    TileCoord() = default;
     __device__ TileCoord(int block, int rows, int columns) {
         item = block / (rows * columns);
         const int tile = block % (rows * columns);

@@ -5,6 +5,11 @@
 // (sort_place). Then a thread per vector sums SEGMENT consecutive positions (sum_segments). If all positions of an index
 // are in one segment, its sum is stored in y. Other sums go to scratch, and join_segments adds those of each index. The
 // order of the additions follows from the indices alone, so each run gives the same bits.
+//
+// For inner = 1, list_starts finds where each index begins among the sorted positions. A block of sum_rows copies ROWS rows of
+// ct to shared memory, and its threads add the positions of each index there. So each element of ct and y crosses device
+// memory once.
+#include "common/collectives.cuh"
 #include "common/divisor.cuh"
 
 #define DIGITS 8 // bits of a digit
@@ -14,6 +19,10 @@
 #define SEGMENT 32 // positions
 // Rows that a thread loads before it adds any.
 #define LOADS 4
+// Positions of one index that a thread of sum_rows adds. A warp adds those of an index with more.
+#define MAX_LIST 32
+
+extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 #ifndef WIDTH
 #define WIDTH 1
@@ -22,13 +31,17 @@
 #ifndef PASS
 #define PASS 0
 #endif
+// Values of `outer` that a block of sum_rows computes.
+#ifndef ROWS
+#define ROWS 1
+#endif
 
-#define NUMBERS                                                                                                        \
-    int64_t outer, int64_t length, int64_t inner, int64_t count, int64_t blocks, int64_t chunk, char *scratch, int *bad
+#define SCATTER_NUMBERS int64_t outer, int64_t length, int64_t inner, int64_t count, int64_t blocks, int64_t chunk
 
-// The scratch memory: two buffers of keys and of positions, which a pass reads and writes alternately; counts; sums of segments.
+// The scratch memory: two buffers of keys and of positions, which a pass reads and writes alternately; counts; then sums of
+// segments, or the starts of sum_rows.
 struct Scratch {
-    uint32_t *key[2], *position[2], *counts;
+    uint32_t *key[2], *position[2], *counts, *starts;
     T *segments;
 
     __device__ __forceinline__ Scratch(char *scratch, int64_t count, int64_t blocks) {
@@ -36,7 +49,8 @@ struct Scratch {
         uint32_t *at = (uint32_t *)scratch;
         key[0] = at, key[1] = at + each, position[0] = at + 2 * each, position[1] = at + 3 * each;
         counts = at + 4 * each;
-        segments = (T *)(counts + VALUES * blocks);
+        starts = counts + VALUES * blocks;
+        segments = (T *)starts;
     }
 };
 
@@ -53,13 +67,13 @@ static __device__ __forceinline__ uint32_t key_at(const U *indices, const Scratc
 static __device__ __forceinline__ int digit(uint32_t key) { return key >> (PASS * DIGITS) & (VALUES - 1); }
 
 // Zeros for indices that do not occur.
-KERNEL clear(const T *, const U *, T *y, NUMBERS) {
+KERNEL clear(const T *, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *bad) {
     wait_for_inputs();
     for (int64_t i = grid_index(); i < outer * length * inner / WIDTH; i += grid_size())
         store(y, i * WIDTH, Vector<T, WIDTH>{});
 }
 
-KERNEL __launch_bounds__(THREADS) sort_count(const T *, const U *indices, T *, NUMBERS) {
+KERNEL __launch_bounds__(THREADS) sort_count(const T *, const U *indices, T *, SCATTER_NUMBERS, char *scratch, int *bad) {
     wait_for_inputs();
     __shared__ int found[VALUES];
     const Scratch memory(scratch, count, blocks);
@@ -73,7 +87,7 @@ KERNEL __launch_bounds__(THREADS) sort_count(const T *, const U *indices, T *, N
 }
 
 // Exclusive prefix sum of the counts, by one block.
-KERNEL __launch_bounds__(1024) sort_offsets(const T *, const U *, T *, NUMBERS) {
+KERNEL __launch_bounds__(1024) sort_offsets(const T *, const U *, T *, SCATTER_NUMBERS, char *scratch, int *bad) {
     wait_for_inputs();
     __shared__ uint32_t of_warp[WARP];
     uint32_t *counts = Scratch(scratch, count, blocks).counts;
@@ -111,14 +125,14 @@ KERNEL __launch_bounds__(1024) sort_offsets(const T *, const U *, T *, NUMBERS) 
 
 // Each warp sorts a range of the block's chunk. The counts of the ranges before it give the first target of each digit. Within
 // the warp, the rank of a key is the number of lower lanes with the same digit.
-KERNEL __launch_bounds__(THREADS) sort_place(const T *, const U *indices, T *, NUMBERS) {
+KERNEL __launch_bounds__(THREADS) sort_place(const T *, const U *indices, T *, SCATTER_NUMBERS, char *scratch, int *bad) {
     wait_for_inputs();
     __shared__ uint32_t next[WARPS][VALUES];
     const Scratch memory(scratch, count, blocks);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int64_t range = (chunk + WARPS - 1) / WARPS, last = min((blockIdx.x + 1) * chunk, count);
     const int64_t begin = min(blockIdx.x * chunk + warp * range, last), end = min(begin + range, last);
-    for (int i = threadIdx.x; i < WARPS * VALUES; i += THREADS) next[0][i] = 0;
+    for (int i = threadIdx.x; i < WARPS * VALUES; i += THREADS) next[i / VALUES][i % VALUES] = 0;
     __syncthreads();
     for (int64_t j = begin + lane; j < end; j += WARP)
         atomicAdd(&next[warp][digit(key_at(indices, memory, j, length, bad))], 1);
@@ -152,7 +166,7 @@ KERNEL __launch_bounds__(THREADS) sort_place(const T *, const U *indices, T *, N
 // PASS is the number of sorts. A thread computes the sums of a segment's indices, for an outer index and a vector of inner. If
 // the first index began in an earlier segment, its sum goes to segments[segment][0]. If the last one continues in the next
 // segment, its sum goes to segments[segment][1].
-KERNEL sum_segments(const T *ct, const U *, T *y, NUMBERS) {
+KERNEL sum_segments(const T *ct, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *bad) {
     wait_for_inputs();
     const Scratch memory(scratch, count, blocks);
     const uint32_t *keys = memory.key[PASS % 2], *positions = memory.position[PASS % 2];
@@ -191,7 +205,7 @@ KERNEL sum_segments(const T *ct, const U *, T *y, NUMBERS) {
 }
 
 // Indices that begin in a segment and continue in the next: adds their segments in order.
-KERNEL join_segments(const T *, const U *, T *y, NUMBERS) {
+KERNEL join_segments(const T *, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *bad) {
     wait_for_inputs();
     const Scratch memory(scratch, count, blocks);
     const uint32_t *keys = memory.key[PASS % 2];
@@ -227,5 +241,67 @@ KERNEL join_segments(const T *, const U *, T *y, NUMBERS) {
         #pragma unroll
         for (int j = 0; j < WIDTH; j++) sum.lane[j] = (T)total[j];
         store(y, (o * length + key) * inner + i, sum);
+    }
+}
+
+// PASS is the number of sorts. starts[l] is the number of positions with an index below l.
+KERNEL list_starts(const T *, const U *, T *, SCATTER_NUMBERS, char *scratch, int *bad) {
+    wait_for_inputs();
+    const Scratch memory(scratch, count, blocks);
+    const uint32_t *keys = memory.key[PASS % 2];
+    for (int64_t l = grid_index(); l <= length; l += grid_size()) {
+        int64_t low = 0, high = count;
+        while (low < high) {
+            const int64_t middle = (low + high) / 2;
+            if (keys[middle] < l)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        memory.starts[l] = (uint32_t)low;
+    }
+}
+
+// Adds the elements at every STEP-th of the positions from begin to end, in ROWS rows of shared memory.
+template <int STEP> static __device__ __forceinline__ void add_positions(
+    const T *rows, int64_t count, const uint32_t *positions, uint32_t begin, uint32_t end, T (&sum)[ROWS]) {
+    for (uint32_t p = begin; p < end; p += STEP) {
+        const T *from = rows + positions[p];
+        #pragma unroll
+        for (int r = 0; r < ROWS; r++) sum[r] += from[r * count];
+    }
+}
+
+KERNEL __launch_bounds__(512) sum_rows(const T *ct, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *bad) {
+    wait_for_inputs();
+    const Scratch memory(scratch, count, blocks);
+    const uint32_t *positions = memory.position[PASS % 2];
+    T *const rows = (T *)shared_bytes;
+    const int64_t first = (int64_t)blockIdx.x * ROWS, present = min((int64_t)ROWS, outer - first);
+    const int64_t size = present * count;
+    #pragma unroll 4
+    for (int64_t i = threadIdx.x; i < size / WIDTH; i += blockDim.x)
+        store(rows, i * WIDTH, load<T, WIDTH>(ct + first * count + i * WIDTH));
+    for (int64_t i = size / WIDTH * WIDTH + threadIdx.x; i < size; i += blockDim.x) rows[i] = ct[first * count + i];
+    __syncthreads();
+    const int lane = threadIdx.x % WARP;
+    for (int64_t l = threadIdx.x; l - lane < length; l += blockDim.x) {
+        const uint32_t begin = l < length ? memory.starts[l] : 0, end = l < length ? memory.starts[l + 1] : 0;
+        T sum[ROWS] = {};
+        if (end - begin <= MAX_LIST) add_positions<1>(rows, count, positions, begin, end, sum);
+        for (unsigned longs = __ballot_sync(FULL_MASK, end - begin > MAX_LIST); longs != 0; longs &= longs - 1) {
+            const int owner = __ffs(longs) - 1;
+            const uint32_t from = __shfl_sync(FULL_MASK, begin, owner), to = __shfl_sync(FULL_MASK, end, owner);
+            T part[ROWS] = {};
+            add_positions<WARP>(rows, count, positions, from + lane, to, part);
+            #pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                part[r] = over_team<Sum, WARP>(part[r]);
+                if (lane == owner) sum[r] = part[r];
+            }
+        }
+        #pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (l < length && r < present) y[(first + r) * length + l] = sum[r];
     }
 }

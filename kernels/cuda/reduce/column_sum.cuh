@@ -36,7 +36,7 @@ template <typename A, int THREADS, int COLUMNS_, int WIDE> struct ColumnSum {
         }
     }
 
-    // write(column, total) for each of the block's columns. All threads of the block call it.
+    // write(column, total), total a Total, for each of the block's columns. All threads of the block call it.
     template <int COLUMNS, typename Write> __device__ __forceinline__ void finish(Write write) {
         Total *const shared = (Total *)shared_bytes;
         const int own = threadIdx.x % ACROSS * WIDE, down = threadIdx.x / ACROSS;
@@ -49,6 +49,6 @@ template <typename A, int THREADS, int COLUMNS_, int WIDE> struct ColumnSum {
         Total total = 0;
         #pragma unroll 8
         for (int i = 0; i < DOWN; i++) total += shared[i * PITCH + threadIdx.x];
-        write(column, (A)total);
+        write(column, total);
     }
 };

@@ -3,38 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import Part, indented
+from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
 from adtrain.core.types import Shape
 from adtrain.passes.fuse_column_sums import BLOCK_COLUMNS, VECTOR, column_blocks
 
 THREADS = 256
 """Threads of a launch of its own."""
+MIN_ROWS = 512
+"""The least rows of a slice."""
+TOTAL = "double"
+"""The type of totals."""
 
 
-def column_sum(equation: Equation, threads: int) -> Part:
-    """The part for a `column_sum` equation."""
+def column_sum_kernels(equation: Equation, target: Target) -> list[Kernel]:
+    """The launches of a `column_sum` equation alone.
+
+    If there are few columns, blocks divide the rows too, and a second launch adds their totals in order.
+    """
+    blocks, columns = column_blocks(equation), _total(equation).outputs[0].size
+    rows = prod(_total(equation).inputs[0].type.shape) // columns
+    most = min(2 * target.multiprocessors // blocks, rows // MIN_ROWS)
+    slices = next((s for s in range(most, 0, -1) if rows % s == 0), 1)
+    made = column_sum(equation, THREADS, slices)
+    if slices == 1:
+        return [kernel("column_sum", [made], THREADS)]
+    lines = [
+        "const int column = block * THREADS + threadIdx.x;",
+        f"if (column >= {columns}) return;",
+        f"{TOTAL} total = 0;",
+        "#pragma unroll 8",
+        f"for (int i = 0; i < {slices}; i++) total += ((const {TOTAL} *)own)[i * {columns} + column];",
+        *_after(equation),
+    ]
+    add = replace(made, lines=lines, blocks=-(-columns // THREADS), shared=0)
+    return [kernel("column_sum", [made], THREADS), kernel("column_totals", [add], THREADS)]
+
+
+def column_sum(equation: Equation, threads: int, slices: int = 1) -> Part:
+    """The part for a `column_sum` equation.
+
+    Args:
+        slices: into how many the rows are divided. If there are several, their totals go to scratch memory.
+    """
     body = flat(body_of(equation))
-    at = next(i for i, e in enumerate(body.equations) if e.has(Trait.REDUCTION))
-    total = body.equations[at]
-    (x,), (y,) = total.inputs, total.outputs
+    at = body.equations.index(_total(equation))
+    (x,), (y,) = body.equations[at].inputs, body.equations[at].outputs
     columns, c = y.size, c_type(x.type.dtype)
-    names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
     before = _program(body.equations[:at], [x])
-    after = _program(body.equations[at + 1 :], body.outputs)
-    rows = prod(x.type.shape) // columns
-    load, values = _loads(before, x.type.shape, names, "row", "column", VECTOR, columns)
-    read, results = _loads(after, y.type.shape, names, "0", "column", 1, columns)
+    rows, blocks = prod(x.type.shape) // columns // slices, column_blocks(equation)
+    row, block = ("(first_row + row)", f"block % {blocks}") if slices > 1 else ("row", "block")
+    load, values = _loads(before, x.type.shape, _names(body), row, "column", VECTOR, columns)
     lines = [
         f"constexpr int ROWS = {rows}, COLUMNS = {columns}, WIDE = {VECTOR};",
-        f"ColumnSum<{c}, THREADS, {BLOCK_COLUMNS}, WIDE> sum(block);",
+        *([f"const int slice = block / {blocks}, first_row = slice * ROWS;"] if slices > 1 else []),
+        f"ColumnSum<{c}, THREADS, {BLOCK_COLUMNS}, WIDE> sum({block});",
         f"sum.add_rows<ROWS, COLUMNS>([&](int row, int column, {c} (&terms)[WIDE]) {{",
         *indented(load),
         "    #pragma unroll",
@@ -42,14 +74,36 @@ def column_sum(equation: Equation, threads: int) -> Part:
         *indented(indented(statements(before, values, ["terms[k]"]))),
         "    }",
         "});",
-        f"sum.finish<COLUMNS>([&](int column, {c} total) {{",
-        *indented(read),
-        *indented(statements(after, results | {y: "total"}, [f"y{i}[column]" for i in range(len(body.outputs))])),
+        f"sum.finish<COLUMNS>([&](int column, {TOTAL} total) {{",
+        *indented([f"(({TOTAL} *)own)[slice * COLUMNS + column] = total;"] if slices > 1 else _after(equation)),
         "});",
     ]
     shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * 8  # totals are float64
+    scratch = slices * columns * 8 if slices > 1 else 0
     headers = ("common/common.cuh", "reduce/column_sum.cuh")
-    return Part(lines, body.inputs, body.outputs, headers, blocks=column_blocks(equation), shared=shared)
+    return Part(
+        lines, body.inputs, body.outputs, headers, blocks=blocks * slices, shared=shared, scratch=scratch
+    )  # fmt: skip
+
+
+def _total(equation: Equation) -> Equation:
+    """The sum in a `column_sum` equation."""
+    return next(e for e in flat(body_of(equation)).equations if e.has(Trait.REDUCTION))
+
+
+def _names(body: Program) -> dict[Variable, str]:
+    return {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
+
+
+def _after(equation: Equation) -> list[str]:
+    """Statements that compute the outputs of a column from its `total`."""
+    body = flat(body_of(equation))
+    at = body.equations.index(_total(equation))
+    (y,), columns = body.equations[at].outputs, body.equations[at].outputs[0].size
+    after = _program(body.equations[at + 1 :], body.outputs)
+    read, results = _loads(after, y.type.shape, _names(body), "0", "column", 1, columns)
+    outputs = [f"y{i}[column]" for i in range(len(body.outputs))]
+    return [*read, *statements(after, results | {y: f"({c_type(y.type.dtype)})total"}, outputs)]
 
 
 def _program(equations: Sequence[Equation], outputs: Sequence[Variable]) -> Program:

@@ -22,9 +22,10 @@ from adtrain.passes.fuse_horizontally import is_product, product_lengths
 THREADS = 256
 """Threads of a block without products. With products their tile sets the number."""
 
-UNCROWDED, RESIDENT, RESIDENT_LONG = 2, 3, 2
+UNCROWDED, RESIDENT, RESIDENT_MEMBERS, RESIDENT_LONG = 2, 3, 4, 2
 """In a kernel of small GEMMs with more than UNCROWDED blocks per multiprocessor, registers are limited so that RESIDENT
-blocks are resident on one, though some may spill; RESIDENT_LONG where a K is longer than LONG_K."""
+blocks are resident on one, though some may spill; RESIDENT_MEMBERS in a Program by member, RESIDENT_LONG where a K is
+longer than LONG_K."""
 LONG_K = 128
 """The longest K for which RESIDENT blocks are faster, measured: `mlp` at batch 1024 has 256."""
 
@@ -48,7 +49,7 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
             target,
         ),
         *(column_sum(e, threads) for e in members if e.primitive is column_sum_p),
-        *(loops(e).part(threads, target.multiprocessors) for e in members if is_loops(e)),
+        *(loops(e).part(threads, target) for e in members if is_loops(e)),
     ]
     # Parts with equal code become neighbours, which share it.
     parts = [part for code in dict.fromkeys(map(code_of, parts)) for part in parts if code_of(part) == code]
@@ -56,7 +57,9 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
     crowded = target.by_member or sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
     resident = 1
     if crowded and products and all(product.small for product in products.values()):
-        resident = RESIDENT_LONG if any(product.lengths[-1] > LONG_K for product in products.values()) else RESIDENT
+        resident = RESIDENT_MEMBERS if target.by_member else RESIDENT
+        if any(product.lengths[-1] > LONG_K for product in products.values()):
+            resident = RESIDENT_LONG
     return kernel("horizontal", parts, threads, element, resident)
 
 

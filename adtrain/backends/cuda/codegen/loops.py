@@ -1,4 +1,7 @@
-"""Elementwise equations as one loop nest. Arguments may be rows of a table, read by index (`gather`)."""
+"""Elementwise equations as one loop nest. Arguments may be rows of a table, read by index (`gather`).
+
+A `gather` may store its result transposed.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,15 @@ from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
 
 MAX_VECTOR = 16
 """Bytes of the widest load or store of a thread."""
 PART_BLOCKS = 2
 """Most blocks of a `Part` for each multiprocessor; larger parts loop."""
+MEMBER_VECTORS = 4
+"""Vectors that a thread computes in a Program by member, in which other members fill the device."""
+VECTOR_LOOP = "for (auto g = first; g < vectors; g += step) {"
 
 
 @dataclass(frozen=True)
@@ -58,11 +65,14 @@ class Loops:
         ]
         return Source("loops.cu", "\n".join(lines), OPTIONS)
 
-    def part(self, threads: int, multiprocessors: int) -> Part:
-        blocks = min(-(-self.vectors // threads), PART_BLOCKS * multiprocessors)
+    def part(self, threads: int, target: Target) -> Part:
+        vectors = MEMBER_VECTORS if target.by_member else 1
+        blocks = min(-(-self.vectors // (threads * vectors)), PART_BLOCKS * target.multiprocessors)
         numbers = f"first = block * THREADS + threadIdx.x, step = {blocks} * THREADS, n = {self.elements}"
         kind = "int" if self.elements < 2**30 else "int64_t"
         lines = [f"const {kind} {numbers};", *self.lines]
+        if vectors > 1:
+            lines = [line for x in lines for line in ([f"#pragma unroll {vectors}", x] if x == VECTOR_LOOP else [x])]
         return Part(lines, self.inputs, self.outputs, blocks=blocks, checked=self.checked)
 
 
@@ -80,11 +90,13 @@ def flat(body: Program) -> Program:
 def of_body(body: Program) -> Loops:
     """The statements of elementwise equations, the gathers of their rows, and the gather of the row of indices."""
     takes = {e.outputs[0]: e for e in body.equations if e.has(Trait.GATHER)}
-    inner = tuple(e for e in body.equations if e.outputs[0] not in takes)
+    transpose = next((e for e in body.equations if e.primitive.name == "transpose"), None)
+    views = {e.outputs[0]: e.inputs[0] for e in body.equations if e is transpose or e.has(Trait.RESHAPE)}
+    inner = tuple(e for e in body.equations if e.outputs[0] not in takes and e.outputs[0] not in views)
     made = {v for e in inner for v in e.outputs}
     read = tuple(dict.fromkeys(v for e in inner for v in e.inputs if v not in made))
-    outputs = tuple(v for v in body.outputs if v in made)
-    assert outputs == body.outputs, "a gather returns what is computed from rows, not the rows themselves"
+    outputs = tuple(_source(v, views) for v in body.outputs)
+    assert made.issuperset(outputs), "a gather returns what is computed from rows, not the rows themselves"
     program = Program(read, {}, inner, outputs)
     axes = axes_of(program, outputs[0].type.shape)
     width = MAX_VECTOR // max(v.type.dtype.itemsize for v in (*read, *outputs))
@@ -92,8 +104,15 @@ def of_body(body: Program) -> Loops:
         width = 1  # a vector must not reach into the next row
     if any(_row_length(takes[v]) % width for v in read if v in takes):
         width = 1
-    lines = _Writer(program, axes, width, body.inputs, takes).lines()
-    return Loops(lines, body.inputs, outputs, math.prod(outputs[0].type.shape), width, bool(takes))
+    lines = _Writer(program, axes, width, body.inputs, takes, transpose).lines()
+    return Loops(lines, body.inputs, body.outputs, math.prod(outputs[0].type.shape), width, bool(takes))
+
+
+def _source(v: Variable, views: dict[Variable, Variable]) -> Variable:
+    """The variable that `v` is a view of."""
+    while v in views:
+        v = views[v]
+    return v
 
 
 def _row_length(take: Equation) -> int:
@@ -114,7 +133,9 @@ class _Writer:
         width: int,
         inputs: Sequence[Variable],
         takes: dict[Variable, Equation],
+        transpose: Equation | None,
     ) -> None:
+        self.transpose = transpose
         self.program, self.axes, self.width = program, axes, width
         self.names = {v: f"x{i}" for i, v in enumerate(inputs)}
         self.takes = takes
@@ -136,7 +157,7 @@ class _Writer:
                 self.index[v] = f"(int64_t)({divided(f'({kind})i', [axis.length for axis in axes], steps)})"
 
     def lines(self) -> list[str]:
-        one = ["for (int64_t i = {}; i < n; i += step) {{", *indented(self._elements(1)), "}"]
+        one = ["for (auto i = {}; i < n; i += step) {{", *indented(self._elements(1)), "}"]
         if self.width == 1:
             return [*self.before, one[0].format("first"), *one[1:]]
         pointers = [self.names[v] for v in self.index if v not in self.takes]
@@ -146,9 +167,9 @@ class _Writer:
         return [
             f"constexpr int WIDTH = {self.width};",
             *self.before,
-            f"const int64_t vectors = ({aligned}) % {MAX_VECTOR} == 0 ? n / WIDTH : 0;",
-            "for (int64_t g = first; g < vectors; g += step) {",
-            "    const int64_t i = g * WIDTH;",
+            f"const auto vectors = ({aligned}) % {MAX_VECTOR} == 0 ? n / WIDTH : 0;",
+            VECTOR_LOOP,
+            "    const auto i = g * WIDTH;",
             *indented(self._elements(self.width)),
             "}",
             one[0].format("vectors * WIDTH + first"),
@@ -172,18 +193,31 @@ class _Writer:
                     values[v] = f"b{i}.lane[k]"
         outputs = self.program.outputs
         if width == 1:
-            return [*lines, *statements(self.program, values, [f"y{i}[i]" for i in range(len(outputs))])]
+            return [
+                *lines,
+                *statements(self.program, values, [f"y{i}[{self._place('i')}]" for i in range(len(outputs))]),
+            ]
         for i, v in enumerate(outputs):
             lines.append(f"Vector<{c_type(v.type.dtype)}, WIDTH> r{i};")
         results = [f"r{i}.lane[k]" for i in range(len(outputs))]
+        single = [f"y{i}[{self._place('(i + k)')}] = r{i}.lane[k];" for i in range(len(outputs)) if self.transpose]
         return [
             *lines,
             "#pragma unroll",
             "for (int k = 0; k < WIDTH; k++) {",
-            *indented(statements(self.program, values, results)),
+            *indented([*statements(self.program, values, results), *single]),
             "}",
-            *(f"store(y{i}, i, r{i});" for i in range(len(outputs))),
+            *(f"store(y{i}, i, r{i});" for i in range(len(outputs)) if not self.transpose),
         ]
+
+    def _place(self, i: str) -> str:
+        """Where element `i` is stored."""
+        if self.transpose is None:
+            return i
+        lengths, axes = self.transpose.inputs[0].type.shape, self.transpose.params["axes"]
+        steps = [math.prod(lengths[axis] for axis in axes[axes.index(k) + 1 :]) for k in range(len(axes))]
+        kind = "uint32_t" if math.prod(lengths) < 2**31 else "int64_t"
+        return divided(f"({kind}){i}", lengths, steps)
 
     def _list_indices(self, i: int, indices: Variable) -> None:
         """Where the indices are a row of a table themselves: a pointer to that row, or to row 0 if there is none."""

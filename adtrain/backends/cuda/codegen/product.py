@@ -52,11 +52,13 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     fields = [f"{pointer(v, const=True)}x{i};" for i, v in enumerate(inputs)]
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
     prefetches = [f"prefetch_l2(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
+    largest = max(v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pooled)
     aux, reads, values = _read_and_compute(program, c, pooled or equation.primitive is convolution_p)
     writes = [*values, *(MAXIMUM if pooled else (f"store(y{i}, index, r{i});" for i in range(len(results))))]
     text = [
         *(['#include "pool/window_max.cuh"'] if pooled else []),
         f"struct {name} {{",
+        f"    static constexpr int WIDEST = {16 // largest};",
         *indented(fields),
         "    template <int WIDE> struct Aux {",
         *indented(indented(aux)),

@@ -19,8 +19,8 @@ BLOCKS = 2
 """Most thread blocks for each multiprocessor, where the number of rows divides evenly."""
 
 
-MEMBER_ROWS = 16
-"""Rows of a block, at least, in a Program by member."""
+MEMBER_ROWS, MEMBER_RESIDENT = 8, 4
+"""Rows of a block, at least, in a Program by member; blocks for which a multiprocessor must have registers."""
 
 
 def row_fused(equation: Equation, target: Target) -> Part:

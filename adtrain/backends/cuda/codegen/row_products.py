@@ -9,20 +9,22 @@ from math import prod
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.one_block import part_of
 from adtrain.backends.cuda.codegen.one_block_forms import Form, Names, Step, form_of
-from adtrain.backends.cuda.codegen.part import Part, indented
+from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
 from adtrain.backends.cuda.codegen.row_attention import FORMS as ATTENTION_FORMS
+from adtrain.backends.cuda.codegen.row_attention import WARP
 from adtrain.backends.cuda.codegen.row_fused import own_rows
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, loops_p
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_horizontally import is_product
 from adtrain.passes.fuse_row_products import ROWS, STEP, row_count, sequence_length, shared_by_blocks
 from adtrain.passes.plan_memory import nbytes
 
-THREADS = 512
-WARPS = THREADS // 32
+THREADS, MANY_THREADS, RESIDENT = 512, 256, 2
+"""Threads of a block. With more blocks than multiprocessors: MANY_THREADS, and so many blocks on a multiprocessor."""
 STRIPS = (32, 16)
 """Columns of a warp's tile, the preferred first."""
 SHARED = 160 << 10
@@ -33,15 +35,22 @@ VECTOR = 4
 """Elements that a thread computes at once."""
 
 
-def row_products(equation: Equation) -> Part:
+def row_products_kernel(equation: Equation, target: Target) -> Kernel:
+    """The kernel of a `row_products` equation."""
+    many = row_count(body_of(equation)) // ROWS > target.multiprocessors
+    threads = MANY_THREADS if many else THREADS
+    return kernel("row_products", [row_products(equation, threads)], threads, "float", RESIDENT if many else 1)
+
+
+def row_products(equation: Equation, threads: int) -> Part:
     """The part for a `row_products` equation."""
     body = body_of(equation)
     count, length = row_count(body), sequence_length(body)
 
     def part(own: Program, names: dict[Variable, str]) -> Part:
         rows = set(own.inputs) - shared_by_blocks(own)
-        larger = {v for v in rows if THREADS < v.size <= MAX_COPIED and nbytes(v) % 16 == 0}
-        return part_of(own, names, THREADS, SHARED, ROWS * max_width(own), larger, _form_of)
+        larger = {v for v in rows if threads < v.size <= MAX_COPIED and nbytes(v) % 16 == 0}
+        return part_of(own, names, threads, SHARED, ROWS * max_width(own), larger, _form_of)
 
     made = own_rows(body, {count: ROWS, count // length: ROWS // length}, shared_by_blocks(body), part)
     return replace(made, headers=(*made.headers, "gemm/row_product.cuh", "attention/row_attention.cuh"))
@@ -63,7 +72,7 @@ def _form_of(equation: Equation) -> Form:
 
 def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     body = flat(body_of(equation))
-    return [_vectors(body, body.inputs, names, {}, [])]
+    return [_vectors(body, body.inputs, names, {}, [], threads)]
 
 
 def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -72,7 +81,7 @@ def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     matmul, *others = body.equations
     (a, b), (c,) = matmul.inputs, matmul.outputs
     n, k = c.type.shape[1], a.type.shape[1]
-    strip, slices = _division(n, k)
+    strip, slices = _division(n, k, threads // WARP)
     transposed = str(matmul.params["transpose_b"]).lower()
     kind = f"RowProduct<{ROWS}, {n}, {k}, {transposed}, {slices}, {strip}>"
     size = slices * ROWS * n * c.type.dtype.itemsize
@@ -84,16 +93,16 @@ def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     made = {v for e in others for v in e.outputs}
     after = Program((*(v for v in inputs if v not in made and v is not c), c), {}, tuple(others), body.outputs)
     return [
-        Step(multiply, n // strip * slices * 32, size, declared=[f"{kind} {product};"], early=prefetch),
-        _vectors(after, after.inputs[:-1], names, {c: "sum.lane[k]"}, [result]),
+        Step(multiply, n // strip * slices * WARP, size, declared=[f"{kind} {product};"], early=prefetch),
+        _vectors(after, after.inputs[:-1], names, {c: "sum.lane[k]"}, [result], threads),
     ]
 
 
-def _division(n: int, k: int) -> tuple[int, int]:
-    """Columns of a warp's tile, and slices of K, with which the most warps have work."""
+def _division(n: int, k: int, warps: int) -> tuple[int, int]:
+    """Columns of a warp's tile, and slices of K, with which the most of `warps` warps have work."""
 
     def most_slices(strip: int) -> int:
-        counts = [s for s in range(1, WARPS + 1) if k // STEP % s == 0 and n // strip * s <= WARPS]
+        counts = [s for s in range(1, warps + 1) if k // STEP % s == 0 and n // strip * s <= warps]
         return max(counts, default=0)
 
     slices = {strip: most_slices(strip) for strip in STRIPS}
@@ -102,7 +111,12 @@ def _division(n: int, k: int) -> tuple[int, int]:
 
 
 def _vectors(
-    body: Program, inputs: Sequence[Variable], names: Names, values: dict[Variable, str], before: Sequence[str]
+    body: Program,
+    inputs: Sequence[Variable],
+    names: Names,
+    values: dict[Variable, str],
+    before: Sequence[str],
+    threads: int,
 ) -> Step:
     """A loop over vectors of elements of rows; a thread computes VECTOR neighbours of a row at once.
 
@@ -139,4 +153,4 @@ def _vectors(
         *(f"    store({names[v]}, i * {VECTOR}, r{i});" for i, v in enumerate(body.outputs)),
         "}",
     ]
-    return Step(lines, min(count, THREADS))
+    return Step(lines, min(count, threads))

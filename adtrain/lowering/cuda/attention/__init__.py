@@ -7,11 +7,11 @@ from typing import Any
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.registry import register
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.attention import fma, mma, wgmma
+from adtrain.lowering.cuda.attention import fma, mma, short, wgmma
 from adtrain.lowering.cuda.attention.problem import problem_of
 from adtrain.lowering.cuda.reduce import launchable
 
-FORMS = (wgmma, mma, fma)
+FORMS = (short, wgmma, mma, fma)
 """Modules with a function ``candidates(target, problem)``: the form's kernels and the estimated seconds of the first of
 them, or None where the form does not apply."""
 

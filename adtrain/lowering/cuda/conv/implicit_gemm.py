@@ -16,6 +16,9 @@ from adtrain.lowering.cuda.gemm.tiles import Tile
 
 MAX_TILES = 6
 """Candidate tiles for one convolution."""
+MANY_MEMBERS, MEMBER_ROWS = 256, 32
+"""The number of members, and the rows of a product, for which the tile and the splits are chosen in a Program by
+member. The rows can be the filters of all members."""
 FMA_SPEED, MMA_SPEED = 0.6, 1.1
 """Throughput of a multiprocessor for float32 and for rounded operands; 1 is the float32 FMA peak."""
 TILE_STEP, FIXED_K = 16, 32
@@ -64,9 +67,12 @@ class ImplicitGemm:
         problem = self.problem
         if not problem.within_limits():
             return []
-        batch, itemsize = problem.groups * self.phases, problem.dtype.itemsize
-        found = ranked(itemsize, batch, *self.lengths, self.target, problem.precision, self.gathers)
-        return [self._kernel(tile, splits) for tile, splits in found[:MAX_TILES] if isinstance(tile, Tile)]
+        batch, (m, n, k), most = problem.groups, self.lengths, MAX_TILES
+        if self.target.by_member:
+            batch, m, most = MANY_MEMBERS, MEMBER_ROWS, 1
+        target, itemsize = self.target._replace(by_member=False), problem.dtype.itemsize
+        found = ranked(itemsize, batch * self.phases, m, n, k, target, problem.precision, self.gathers)
+        return [self._kernel(tile, splits) for tile, splits in found[:most] if isinstance(tile, Tile)]
 
     def _kernel(self, tile: Tile, splits: int) -> CudaKernel:
         problem, (m, n, _) = self.problem, self.lengths

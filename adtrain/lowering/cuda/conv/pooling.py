@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from adtrain.core.kernel import CudaKernel
-from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
@@ -80,8 +79,7 @@ def conv2d_weight_grad_pooled(
     """The weight gradient, and with ``bias`` the bias gradient, from ``g`` as a 2:4 sparse operand."""
     problem = ConvProblem.of(x.shape, shape, size, window, x.dtype, precision)
     index = PaddedIndex(problem)
-    exact = precision == FULL or not bias  # the bias sums gradients that are not rounded
-    if windows != WINDOWS or not exact or not index.supported(target):
+    if windows != WINDOWS or not index.supported(target):
         return []
     pooled = ShiftedWeightGrad(index, target, pooled=True).best()
     faster = _if_faster(pooled, rank_weight_grad(problem, target))

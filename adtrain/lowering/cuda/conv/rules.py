@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from adtrain.core.errors import DeviceError
@@ -80,6 +81,8 @@ def shifted_weight_grads(problem: ConvProblem, target: Target) -> list[Algorithm
 
 
 def _ranked(gemm: ImplicitGemm, others: Sequence[Algorithm]) -> Sequence[Algorithm]:
+    if gemm.target.by_member:  # the others choose by the number of members
+        return [gemm] if gemm.kernels() else []
     possible = sorted((x for x in others if x.cycles <= MAX_SLOWDOWN * gemm.cycles), key=lambda x: x.cycles)
     faster = [x for x in possible if x.cycles < gemm.cycles]
     return [*faster, *([gemm] if gemm.kernels() else []), *possible[len(faster) :]]
@@ -93,7 +96,7 @@ def _kernels(name: str, problem: ConvProblem, algorithms: Sequence[Algorithm]) -
             f"{name}: images and outputs of {sizes} with stride {problem.stride} in {problem.groups} groups are too "
             f"large for the GPU: at most {MAX_PIXELS} pixels a channel, {MAX_GRID} groups and steps of the stride"
         )
-    return [kernel for algorithm in algorithms for kernel in algorithm.kernels()]
+    return [replace(kernel, cycles=algorithm.cycles) for algorithm in algorithms for kernel in algorithm.kernels()]
 
 
 def conv2d(target: Target, x: Any, w: Any, window: Any, precision: str = FULL) -> list[CudaKernel]:

@@ -1,0 +1,97 @@
+"""Grouped products: a launch that computes partial sums of all products; one that adds them and runs the epilogues.
+
+Sums of columns share the first launch. They wait for memory while the others multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from adtrain.backends.cuda.codegen.column_sum import column_sum
+from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
+from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
+from adtrain.core.fused import column_sum_p
+from adtrain.core.program import Equation
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.gemm.bf16x3 import BUFFERS, CHUNK_BYTES, CHUNK_ELEMENTS, STAGES, TERMS, TILE_K, Bf16x3Tile
+from adtrain.lowering.cuda.gemm.bf16x3 import THREADS as GEMM_THREADS
+from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_stage_cycles
+from adtrain.passes.fuse_horizontally import product_lengths
+
+THREADS, VECTOR = 256, 4
+"""Threads of a block of the second launch, and elements of a thread."""
+READ = 30
+"""Bytes that a multiprocessor reads in a cycle for sums of columns."""
+ITEMSIZE = np.dtype(np.float32).itemsize
+
+
+def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
+    """The two launches of a `grouped_products` equation."""
+    members = equation.params["body"].equations
+    sums = [e for e in members if e.primitive is column_sum_p]
+    products = [e for e in members if e.primitive is not column_sum_p]
+    lengths = [product_lengths(e)[1:] for e in products]
+    tile = min(map(Bf16x3Tile, BF16X3_EVEN_WIDTHS), key=lambda t: sum(_stages(t, lengths)) * bf16x3_stage_cycles(t))
+    stages, tiles = sum(_stages(tile, lengths)), [tile.tiles(1, m, n) for m, n, _ in lengths]
+    multiply, read = stages * bf16x3_stage_cycles(tile), sum(ITEMSIZE * v.size for e in sums for v in e.inputs) / READ
+    blocks = min(max(1, round(target.multiprocessors * multiply / (multiply + read))), stages)
+    shared = _shared(tile)
+    macros = {
+        "TILE_N": tile.n,
+        **{"TRANSPOSE_A": 1, "TRANSPOSE_B": 0, "WIDE_A": 4, "WIDE_B": 4, "WIDE_C": 2, "SHARED_BYTES": shared},
+        "GROUPED_BLOCKS": blocks,
+        "GROUPED_COUNT": len(products),
+        "GROUPED_LENGTHS": ",".join(f"{{{m},{n},{k}}}" for m, n, k in lengths),
+    }
+    factors = ", ".join(f"{{x{2 * i}, x{2 * i + 1}}}" for i in range(len(products)))
+    scratch = (sum(tiles) + blocks) * tile.m * tile.n * ITEMSIZE
+    first = Part(
+        [f"const T *const factors[][2] = {{{factors}}};", "multiply_group(factors, own, block);"],
+        [v for e in products for v in matmul_of(e).inputs],
+        (),
+        ("common/common.cuh", "gemm/grouped_bf16x3.cuh"),
+        blocks=blocks,
+        shared=shared,
+        scratch=scratch,
+    )
+    names: dict[str, str] = {}
+    parts = []
+    for i, e in enumerate(products):
+        name = names.setdefault(epilogue(e, "").text, f"Epilogue{len(names)}")
+        parts.append(_sum(e, i, sum(tiles[:i]), name, 0 if i else scratch))
+    launches = [
+        kernel("grouped_products", [first, *(column_sum(e, GEMM_THREADS) for e in sums)], GEMM_THREADS, "float"),
+        kernel("grouped_sum", parts, THREADS, "float"),
+    ]
+    options = tuple(f"-D{name}={value}" for name, value in macros.items())
+    return [replace(k, source=k.source._replace(options=(*k.source.options, *options))) for k in launches]
+
+
+def _sum(equation: Equation, number: int, first_tile: int, name: str, scratch: int) -> Part:
+    """The part that adds the partial sums of a product and passes them to its epilogue."""
+    after = epilogue(equation, name)
+    pointers = [f"x{i}" for i in range(len(after.inputs))] + [f"y{i}" for i in range(len(after.outputs))]
+    lines = [
+        f"const {name} end = {{{', '.join(pointers)}}};",
+        f"add_parts<{number}, {first_tile}, THREADS>(scratch, end, block);",
+    ]
+    size = prod(product_lengths(equation)[1:3])
+    headers = ("common/common.cuh", "gemm/grouped_sum.cuh")
+    blocks = -(-size // (THREADS * VECTOR))
+    return Part(lines, after.inputs, after.outputs, headers, after.text, blocks, scratch=scratch)
+
+
+def _stages(tile: Bf16x3Tile, lengths: Sequence[tuple[int, int, int]]) -> list[int]:
+    """The stages of all tiles of each product, whose M, N and K are given."""
+    return [tile.tiles(1, m, n) * -(-k // TILE_K) for m, n, k in lengths]
+
+
+def _shared(tile: Bf16x3Tile) -> int:
+    """Bytes of shared memory of the products: the pipeline, and buffers of float32."""
+    copied = TILE_K * CHUNK_ELEMENTS * ITEMSIZE
+    chunks = (tile.m + tile.n) // CHUNK_ELEMENTS
+    return chunks * (STAGES * TERMS * (TILE_K + 1) * CHUNK_BYTES + BUFFERS * copied)

@@ -1,0 +1,53 @@
+"""Attention of sequences of at most 16 rows in one array, by mma.sync without packing: `attention/short.cu`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.precision import FULL
+from adtrain.core.target import Target
+from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem
+from adtrain.lowering.cuda.reduce import WARP
+
+CAPABILITY = (8, 0)
+"""The lowest compute capability with the instructions."""
+ROWS = 16
+"""Rows of a block: those of a tensor-core instruction."""
+MAX_WIDTH, WIDTH_STEP = 64, 16
+"""The largest width of a head; a width is a multiple of WIDTH_STEP."""
+MAX_HEADS, MAX_WARPS = 16, 8
+"""The most heads, and warps of a block that share them."""
+SCORES = 2 * ROWS**2 * np.dtype(np.float32).itemsize
+"""Bytes of shared memory for the scores of a head and their cotangents."""
+
+
+def candidates(target: Target, problem: Problem) -> Candidates | None:
+    """One kernel. It reads each array once, in one launch, so no other form is estimated faster."""
+    x = problem.lengths
+    plain = problem.arrays == 1 and not problem.optional and problem.precision == FULL
+    if target.capability < CAPABILITY or problem.dtype != np.float32 or not plain:
+        return None
+    rows = x.batch // x.heads * x.queries
+    whole = rows > 0 and ROWS % x.queries == 0 and rows % ROWS == 0
+    if not whole or x.heads > MAX_HEADS or x.width > MAX_WIDTH or x.width % WIDTH_STEP:
+        return None
+    threads, shared = min(x.heads, MAX_WARPS) * WARP, x.heads * SCORES
+    launch = CudaLaunch(
+        "attention/short.cu",
+        "short_attention_grad" if problem.gradient else "short_attention",
+        problem.options[:1],
+        (problem.dtype,),
+        blocks=rows // ROWS,
+        threads=threads,
+        shared=shared,
+        definitions={
+            "SEQUENCE_ROWS": x.queries,
+            "HEAD_COUNT": x.heads,
+            "HEAD_WIDTH": x.width,
+            "CAUSAL_ORDER": int(problem.causal),
+            "BLOCK_THREADS": threads,
+            "SHARED_BYTES": shared,
+        },
+    )
+    return Candidates(LAUNCH, [CudaKernel((launch,))])

@@ -1,0 +1,76 @@
+"""Grouped products: weight gradients with a long K in one launch, which divides their K evenly among all blocks.
+
+Each alone has few tiles, so its K is split among many blocks, and a second launch adds many partial sums. Together
+they have more tiles, so a tile has few partial sums. One launch adds those of all products and runs their updates.
+A product with tiles for half of the multiprocessors fills the device by itself. Sums of columns share the first launch:
+they wait for memory while the others multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from adtrain.core.fused import column_sum_p, fuse, grouped_products_p
+from adtrain.core.precision import FULL
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+from adtrain.passes.fuse_horizontally import MAX_K, MAX_POINTERS, is_product, product_lengths
+from adtrain.passes.groups import Groups
+
+CAPABILITY = (9, 0)
+"""The compute capability with the instructions of the kernel."""
+TILE = 128
+"""Rows and columns of a tile."""
+MIN_LENGTH, VECTOR = 64, 4
+"""The least rows and columns of a product, which are multiples of VECTOR."""
+MIN_FLOPS = 1 << 32
+"""The least work of a group. Less shares a launch with other equations (`fuse_horizontally`)."""
+MAX_PRODUCTS = 40
+"""Maximum products of a group, whose pointers are arguments of the kernel."""
+
+
+def group_products(program: Program, target: Target) -> Program:
+    """One `grouped_products` equation for the long products whose results no other equation reads."""
+    if target.capability != CAPABILITY:
+        return program
+    needed = {v for e in program.equations for v in e.inputs}
+    most = target.multiprocessors // 2
+    found = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs) and 0 < _tiles(e) < most]
+    groups = Groups(program)
+    for first in range(0, len(found), MAX_PRODUCTS):
+        some = found[first : first + MAX_PRODUCTS]
+        if len(some) > 1 and sum(_flops(program.equations[i]) for i in some) >= MIN_FLOPS:
+            for i in (*some[1:], *_sums(program, some, needed)):  # no value leaves the group, so there is no cycle
+                groups.merge(groups.of[some[0]], groups.of[i])
+    return groups.rewritten(partial(fuse, grouped_products_p))
+
+
+def _sums(program: Program, products: Sequence[int], needed: set[Variable]) -> list[int]:
+    """The sums of columns whose results no other equation reads, as many as the arguments of the kernel allow."""
+    pointers = {v for i in products for v in program.equations[i].inputs}
+    found = []
+    for i, e in enumerate(program.equations):
+        more = pointers | {*e.inputs, *e.outputs}
+        if e.primitive is column_sum_p and needed.isdisjoint(e.outputs) and len(more) <= MAX_POINTERS:
+            found.append(i)
+            pointers = more
+    return found
+
+
+def _flops(equation: Equation) -> int:
+    return equation.primitive.cost([v.type for v in equation.inputs], equation.params).flops
+
+
+def _tiles(equation: Equation) -> int:
+    """The tiles of a product that can be in a group; 0 for any other equation."""
+    if not is_product(equation):
+        return 0
+    matmul = equation.params["body"].equations[0] if "body" in equation.params else equation
+    a, _ = matmul.inputs
+    options = matmul.params["transpose_a"], matmul.params["transpose_b"], matmul.params["precision"]
+    if a.type.dtype.name != "float32" or options != (True, False, FULL):
+        return 0
+    batch, m, n, k = product_lengths(equation)
+    fits = batch == 1 and min(m, n) >= MIN_LENGTH and m % VECTOR == n % VECTOR == 0 and k > MAX_K
+    return -(-m // TILE) * -(-n // TILE) if fits else 0

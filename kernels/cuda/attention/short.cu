@@ -1,0 +1,27 @@
+// Attention of short sequences whose q, k and v are side by side, and its gradient, by mma.sync in bf16x3: a block takes
+// RowAttention::TILE rows, which are whole sequences, and each of its warps some heads. Every array is read from global memory once
+// or, for operands of two products, from the cache.
+//
+// Macros (short.py): SEQUENCE_ROWS, HEAD_COUNT, HEAD_WIDTH, CAUSAL_ORDER, BLOCK_THREADS, SHARED_BYTES.
+#include "attention/row_attention.cuh"
+
+typedef RowAttention<16, SEQUENCE_ROWS, HEAD_COUNT, HEAD_WIDTH, CAUSAL_ORDER> Attention;
+static_assert(Attention::SCRATCH * sizeof(T) == SHARED_BYTES, "as short.py says");
+
+// The first row of the block.
+__device__ __forceinline__ int64_t first_row() { return (int64_t)blockIdx.x * Attention::TILE; }
+
+KERNEL __launch_bounds__(BLOCK_THREADS) short_attention(const T *x, T *out, T *logsumexp, double scale) {
+    wait_for_inputs();
+    const int64_t row = first_row();
+    Attention::forward<BLOCK_THREADS>(threadIdx.x, x + row * Attention::PITCH, out + row * Attention::ACROSS,
+        logsumexp + row * HEAD_COUNT, (T *)shared_bytes, (T)scale);
+}
+
+KERNEL __launch_bounds__(BLOCK_THREADS) short_attention_grad(
+    const T *x, const T *out, const T *logsumexp, const T *ct, T *grad, double scale) {
+    wait_for_inputs();
+    const int64_t row = first_row();
+    Attention::backward<BLOCK_THREADS>(threadIdx.x, x + row * Attention::PITCH, out + row * Attention::ACROSS,
+        logsumexp + row * HEAD_COUNT, ct + row * Attention::ACROSS, grad + row * Attention::PITCH, (T *)shared_bytes, (T)scale);
+}

@@ -1,0 +1,64 @@
+// How the blocks of gemm/grouped_bf16x3.cu divide the stages of several products, and the sums of their parts.
+//
+// Macros: GROUPED_BLOCKS, the thread blocks of that launch; GROUPED_COUNT, the number of products; GROUPED_LENGTHS: M, N, K of each, in braces; TILE_N.
+#pragma once
+#include "gemm/gemm.cuh"
+
+constexpr int GROUPED_M = 128, GROUPED_K = 32; // rows of a tile and K of a stage
+
+// The lengths of a product, and its tiles and stages.
+struct Product {
+    int m, n, k, stages;
+
+    __device__ __forceinline__ explicit Product(int i) {
+        static constexpr int lengths[][3] = {GROUPED_LENGTHS};
+        m = lengths[i][0], n = lengths[i][1], k = lengths[i][2];
+        stages = (k + GROUPED_K - 1) / GROUPED_K;
+    }
+    __device__ __forceinline__ int rows() const { return (m + GROUPED_M - 1) / GROUPED_M; }
+    __device__ __forceinline__ int columns() const { return (n + TILE_N - 1) / TILE_N; }
+    __device__ __forceinline__ int tiles() const { return rows() * columns(); }
+};
+
+// The stages of all tiles of the products before product i.
+__device__ __forceinline__ int64_t stages_before(int i) {
+    int64_t stages = 0;
+    #pragma unroll
+    for (int j = 0; j < i; j++) {
+        const Product product(j);
+        stages += product.stages * product.tiles();
+    }
+    return stages;
+}
+
+// The first stage of a block.
+__device__ __forceinline__ int first_stage(int block) { return stages_before(GROUPED_COUNT) * block / GROUPED_BLOCKS; }
+
+// Adds the sums of WIDE neighbouring elements that the blocks have computed of product I, in the order of the blocks, and passes them
+// to `out`. FIRST_TILE: the number of its first tile. Block `block` of THREADS threads.
+template <int I, int FIRST_TILE, int THREADS, class Out> __device__ __forceinline__ void add_parts(
+    const char *scratch, const Out &out, int block) {
+    constexpr int WIDE = 4;
+    const Product product(I);
+    const int at = (block * THREADS + threadIdx.x) * WIDE;
+    if (at >= product.m * product.n) return;
+    const int row = at / product.n, column = at % product.n;
+    const auto aux = out.template load_aux<WIDE>(0, row, column, at);
+    // The tile's number, which is that of TileCoord.
+    const int down = row / GROUPED_M, group = down / SWIZZLED_ROWS * SWIZZLED_ROWS;
+    const int height = min(SWIZZLED_ROWS, product.rows() - group);
+    const int tile = group * product.columns() + column / TILE_N * height + down - group;
+    const int64_t total = stages_before(GROUPED_COUNT), first = stages_before(I) + (int64_t)tile * product.stages;
+    // Block b has computed the stages from total b / GROUPED_BLOCKS on.
+    const int begin = ((first + 1) * GROUPED_BLOCKS - 1) / total, end = ((first + product.stages) * GROUPED_BLOCKS - 1) / total;
+    const T *part = (const T *)scratch + (int64_t)(FIRST_TILE + tile) * (GROUPED_M * TILE_N);
+    part += row % GROUPED_M * TILE_N + column % TILE_N;
+    T sum[WIDE] = {};
+    #pragma unroll 4 // loads in flight
+    for (int b = begin; b <= end; b++) {
+        const Vector<T, WIDE> v = load<T, WIDE>(part + (int64_t)b * (GROUPED_M * TILE_N));
+        #pragma unroll
+        for (int h = 0; h < WIDE; h++) sum[h] += v.lane[h];
+    }
+    out.write(aux, at, sum);
+}

@@ -1,0 +1,61 @@
+"""`gemm/grouped_bf16x3.cu` and the launch after it, emulated on the CPU, against the reference."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host
+from program_samples import for_gpu, names
+
+from adtrain import ops
+from adtrain.cache import Cache
+from adtrain.core.staging import stage
+from adtrain.core.target import H200
+
+TOLERANCE = 5e-7
+"""Of the norm of the difference over the norm."""
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "lengths"),
+    [
+        (10, [(192, 132, 1056), (64, 260, 1060), (128, 128, 1040)]),  # a block begins and ends within tiles
+        (80, [(64, 64, 1030), (72, 80, 1056)]),  # more blocks than stages
+    ],
+)
+def test_products_with_updates_are_right_wherever_blocks_divide_them(
+    multiprocessors: int,
+    lengths: Sequence[tuple[int, int, int]],
+    tmp_path: Path,
+    compiled_code: Cache,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.modules["adtrain.passes.group_products"], "MIN_FLOPS", 0)
+    target = H200._replace(multiprocessors=multiprocessors)
+    rng = np.random.default_rng(0)
+    drawn = [
+        [rng.standard_normal(shape).astype(np.float32) for shape in ((k, m), (k, n), (m, n))] for m, n, k in lengths
+    ]
+    drawn[0][0][7, 5] = np.inf
+    given = [x for three in drawn for x in three]
+
+    def f(*given: Any) -> Any:
+        threes = zip(given[::3], given[1::3], given[2::3], strict=True)
+        return [w - 0.5 * ops.matmul(a, b, transpose_a=True) for a, b, w in threes], ops.sum(given[1], 0) * 2.0
+
+    program = for_gpu(stage(f, ()).program(*given), target)
+    assert names(program) == ["grouped_products"]
+    (equation,) = program.equations
+    known = dict(zip(program.inputs, given, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+    found = Host(tmp_path, compiled_code, target).computed(equation, None, [known[v] for v in equation.inputs])
+    with np.errstate(invalid="ignore"):
+        exact = [w - 0.5 * (a.T.astype(float) @ b) for a, b, w in drawn]
+    for x, expected in zip(found, [*exact, 2 * given[1].sum(0, dtype=float)], strict=True):
+        held = np.isfinite(expected)
+        np.testing.assert_array_equal(x[~held], expected[~held])
+        assert np.linalg.norm(x[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held])

@@ -1,0 +1,46 @@
+"""The kernels of `scatter_add` that sort positions by index, emulated on the CPU, against the NumPy reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+
+from adtrain.core.program import Equation, Variable
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.target import H200
+from adtrain.core.types import ArrayType
+from adtrain.ops.index import scatter_add_p
+
+__all__ = ["host"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "length", "repeats", "dtype"),
+    [
+        ((7, 300), 1, 270, "few", "float32"),
+        ((7, 300), 1, 270, "many", "int32"),
+        ((5, 257), 1, 40, "many", "float32"),
+        ((2, 299, 8), 1, 300, "few", "float32"),
+    ],
+)
+def test_each_kernel_adds_the_elements_of_equal_indices(
+    host: Host, shape: tuple[int, ...], axis: int, length: int, repeats: str, dtype: str
+) -> None:
+    rng = np.random.default_rng(0)
+    count = shape[axis]
+    indices = rng.integers(0, length, count) if repeats == "few" else rng.integers(0, 3, count) ** 2
+    ct = rng.integers(-9, 9, shape).astype(dtype)  # sums are exact in any order
+    equation = Equation(
+        scatter_add_p,
+        (Variable(ArrayType(shape, ct.dtype), "gpu"), Variable(ArrayType((count,), indices.dtype), "gpu")),
+        {"axis": axis, "length": length},
+        (Variable(ArrayType((*shape[:axis], length, *shape[axis + 1 :]), ct.dtype), "gpu"),),
+    )
+    target = H200._replace(multiprocessors=4)
+    kernels = cuda_kernels("scatter_add", target, *(v.type for v in equation.inputs), axis=axis, length=length)
+    assert len(kernels) == (3 if shape[-1] == count else 2)
+    expected = scatter_add_p.reference(ct, indices, axis=axis, length=length)
+    for kernel in kernels:
+        if len(kernel.launches) > 1:
+            np.testing.assert_array_equal(host.computed(equation, kernel, [ct, indices])[0], expected)
