@@ -1,22 +1,28 @@
-"""Measure several GPUs of one machine: steps, exchanges, and their overlap, in one call.
+"""Measure several GPUs of one machine in one call: the tests of ranks, exchanges, and steps of adtrain and PyTorch.
 
-    python benchmarks/scaling.py FOLDER [--ranks 1,2] [--device gpu]
+    python benchmarks/scaling.py FOLDER [--ranks 1,2] [--device gpu] [--parts tests,exchanges,steps]
 
-Writes FOLDER/scaling.json and prints tables. What fails is reported, and the rest is measured.
+The tests train three times with the same bytes, and kill and stop a rank. Writes FOLDER/scaling.json and
+FOLDER/tests.txt, and prints tables. What fails is reported, and the rest is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
 from adtrain.bench.scaling.measure import run, scaling
-from adtrain.bench.scaling.request import Request
-from adtrain.bench.text.scaling import cells
+from adtrain.bench.scaling.request import PEERS, Request
+from adtrain.bench.text.scaling import COLUMNS, cells
 from adtrain.core.errors import AdtrainError
+from adtrain.table import render
 
+TESTS = Path(__file__).resolve().parents[1] / "tests/test_gpu_ranks.py"
 WIDE = ("model.layers=[{linear: 7500}, relu, {linear: 7500}, relu, {linear: 10}]", "optimizer={sgd: {lr: 0.01}}")
 SGD = ("optimizer={sgd: {lr: 0.01}}",)
 WORKLOADS = {
@@ -27,38 +33,70 @@ WORKLOADS = {
     "wide mlp 7500 SGD": ("mlp", WIDE, 7500),
 }
 SIZES = (1 << 10, 16 << 10, 256 << 10, 2_143_232, 4_800_000, 64 << 20, 256 << 20)
+PARTS = ("tests", "exchanges", "steps")
+WIDTH = 120
+
+Keep = Callable[[str, object], None]
+"""Stores a result under a name, and writes all results so far."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", default="1,2")
-    parser.add_argument("--device", default="gpu")
+    parser.add_argument("--device", default="gpu", choices=("gpu", "cpu"))
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--parts", default=",".join(PARTS))
     arguments = parser.parse_args()
     ranks = [int(x) for x in arguments.ranks.split(",")]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, object] = {}
-    for size in SIZES:
-        try:
-            request = Request("mlp", (), arguments.device, 1, exchange_bytes=size)
-            measured = run(request, max(ranks), 1)
-        except AdtrainError as error:
-            print(f"exchange of {size:,} bytes: {error}", flush=True)
-            continue
-        found[f"exchange {size}"] = measured._asdict()
-        print(f"exchange of {size:>11,} bytes: {median(measured.microseconds):9.1f} us", flush=True)
-    for name in arguments.workloads.split(","):
+
+    def keep(name: str, value: object) -> None:
+        found[name] = value
+        (arguments.folder / "scaling.json").write_text(json.dumps(found, indent=2) + "\n")
+
+    parts = arguments.parts.split(",")
+    if "steps" in parts:
+        steps(arguments.workloads.split(","), arguments.device, ranks, (), keep)
+    if "tests" in parts:
+        tests(arguments.folder / "tests.txt")
+    if "exchanges" in parts:
+        exchanges(arguments.device, max(ranks), keep)
+    if "steps" in parts:
+        peers = [name for name, devices in PEERS.items() if arguments.device in devices]
+        steps(arguments.workloads.split(","), arguments.device, ranks, peers, keep)
+
+
+def steps(workloads: Sequence[str], device: str, ranks: Sequence[int], peers: Sequence[str], keep: Keep) -> None:
+    """Time steps; `peers` are timed beside adtrain."""
+    for name in workloads:
         config, overrides, batch = WORKLOADS[name]
         try:
-            result = scaling(config, overrides, arguments.device, batch, ranks)
+            points = [point._asdict() for point in scaling(config, overrides, device, batch, ranks, peers).points]
         except AdtrainError as error:
             print(f"{name}: {error}", flush=True)
             continue
-        found[name] = [point._asdict() for point in result.points]
-        print(f"\n{name}", *(" ".join(cells(point._asdict())) for point in result.points), sep="\n", flush=True)
-        (arguments.folder / "scaling.json").write_text(json.dumps(found, indent=2) + "\n")
-    (arguments.folder / "scaling.json").write_text(json.dumps(found, indent=2) + "\n")
+        keep(f"{name}, beside PyTorch" if peers else name, points)
+        print(f"\n{name}", *render(COLUMNS, list(map(cells, points)), WIDTH), sep="\n", flush=True)
+
+
+def tests(output: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", str(TESTS)], capture_output=True, text=True)
+    output.write_text(done.stdout + done.stderr)
+    print(f"\ntests: exit code {done.returncode}", *done.stdout.splitlines()[-3:], sep="\n", flush=True)
+
+
+def exchanges(device: str, ranks: int, keep: Keep) -> None:
+    """Time exchanges alone."""
+    for size in SIZES:
+        try:
+            measured = run(Request("mlp", (), device, 1, exchange_bytes=size), ranks, 1)
+        except AdtrainError as error:
+            print(f"exchange of {size:,} bytes: {error}", flush=True)
+            continue
+        keep(f"exchange {size}", measured._asdict())
+        print(f"exchange of {size:>11,} bytes: {median(measured.microseconds):9.1f} us", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def test_efficiency_and_hidden_exchanges(monkeypatch: pytest.MonkeyPatch) -> Non
         (120, 120.0, 1.0, None),
         (120, 90.0, pytest.approx(2 / 3), None),
     ]
-    assert cells(found.points[-1]._asdict()) == ["strong", "2", "120", "90.0", "100.0", "", "66.7%"]
+    assert cells(found.points[-1]._asdict()) == ["adtrain", "strong", "2", "120", "90.0", "100.0", "", "66.7%"]
 
 
 def test_the_page_draws_the_points_and_marks_the_model_as_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,8 @@ def test_the_page_draws_the_points_and_marks_the_model_as_arithmetic(monkeypatch
         return Measured(ranks, request.batch_size, (20.0 if request.exchange_bytes else times[ranks],), 2_000_000, "H")
 
     monkeypatch.setattr(measure, "run", run)
-    result = measure.result("mlp", [], "cpu", 120, [1, 2], lambda line: None)
+    monkeypatch.setattr(measure, "find_spec", lambda package: object())  # as if PyTorch were installed
+    result = measure.result("mlp", [], "cpu", 120, [1, 2], ["torch-ddp"], lambda line: None)
     assert "Arithmetic" not in page.render(result)
     result["protocol"]["device"] = "gpu"
     shown = page.render(result)

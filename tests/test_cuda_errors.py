@@ -29,7 +29,8 @@ def calls(node: ast.AST, translated: bool = False, checked: bool = False) -> Ite
     if isinstance(node, ast.FunctionDef):
         translated = any(ast.unparse(x) == "translated()" for x in node.decorator_list)
     if isinstance(node, ast.With):
-        translated |= any(ast.unparse(item.context_expr) == "translated()" for item in node.items)
+        handled = {"translated()", "suppress(cuda.Error)"}
+        translated |= any(ast.unparse(item.context_expr) in handled for item in node.items)
     if isinstance(node, ast.Try):
         translated |= any(x.type is not None and ast.unparse(x.type) == "cuda.Error" for x in node.handlers)
     if isinstance(node, ast.Call):

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
+from test_cuda_layout import run
 from thread_ranks import ThreadRank, on_ranks
+from training_runs import write_config
 
-from adtrain import config
+from adtrain import config, training
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.core import tree
+from adtrain.core.array import Value, array
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Program
+from adtrain.core.staging import Pass
+from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200
-from adtrain.passes import SIMPLIFY, fold_collectives, gpu_fusions, optimize_regions, place_collectives
+from adtrain.passes import SIMPLIFY, fold_collectives, gpu_fusions, optimize_regions, place_collectives, place_views
+from adtrain.passes.batch_prefetch import prefetch_batch
 from adtrain.passes.place_collectives import exchange_done_p
+from adtrain.passes.plan_memory import Place, plan_memory
+from adtrain.training.experiment import LOG_ROWS
 from adtrain.training.preparation import outline
+from adtrain.training.step import empty_log
 
 RANKS = 2
 
 
 def step(name: str, *settings: str) -> Program:
     """The Program of this rank."""
+    return outline(config.load(name, settings)).step_program(passes=placed_for_gpus())
+
+
+def placed_for_gpus() -> list[Pass]:
     passes = (*SIMPLIFY, *gpu_fusions(H200))
-    placed = (fold_collectives, partial(optimize_regions, passes=passes), place_collectives)
-    return outline(config.load(name, settings)).step_program(passes=placed)
+    return [fold_collectives, partial(optimize_regions, passes=passes), place_collectives, place_views]
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lenet5-augmented"])
@@ -32,7 +47,7 @@ def test_all_equations_have_kernels_and_all_ranks_the_same_exchanges(name: str) 
     def lowered(rank: ThreadRank) -> list[tuple[str, int]]:
         program, lowering = step(name, "training.clip_norm=1.0"), Lowering(H200)
         for e in program.equations:
-            assert lowering.launches(e) or e.has(Trait.RESHAPE) or e.has(Trait.COLLECTIVE)
+            assert lowering.launches(e) or e.is_view or e.has(Trait.COLLECTIVE)
         layout = Layout(program, lowering)
         assert layout.repeats  # ten steps in one graph
         exchanges = [e for e in program.equations if e.has(Trait.COLLECTIVE)]
@@ -44,14 +59,50 @@ def test_all_equations_have_kernels_and_all_ranks_the_same_exchanges(name: str) 
     assert first == second
 
 
-def test_gradients_and_parameters_are_joined_in_one_launch_each() -> None:
-    def launches(rank: ThreadRank) -> list[int]:
-        lowering = Lowering(H200)
-        return [len(lowering.launches(e)) for e in step("mlp").equations if e.primitive.name == "concatenate"]
+def test_gradients_are_computed_where_they_are_sent_and_parameters_received_where_they_are_read() -> None:
+    """No launch copies them: a step of `mlp` has 11 launches and 3 exchanges."""
 
-    assert on_ranks(RANKS, launches) == [[1, 1]] * RANKS
+    def launches(rank: ThreadRank) -> int:
+        program, lowering = step("mlp"), Lowering(H200)
+        sent = next(e.inputs[0] for e in program.equations if e.primitive.name == "all_to_all")
+        vector = next(e.inputs[0] for e in program.equations if sent in e.outputs)
+        assert next(e for e in program.equations if vector in e.outputs).has(Trait.JOIN)
+        plan = plan_memory(program, lowering.scratch)
+        assert plan.places[program.outputs[0]] == Place("input", 0)  # the vector of parameters
+        return sum(len(lowering.launches(e)) for e in program.equations)
+
+    assert on_ranks(RANKS, launches) == [11] * RANKS
 
 
 def test_one_gpu_has_no_exchange() -> None:
     program = step("mlp", "data.shards=2")
     assert not any(e.has(Trait.COLLECTIVE) for e in program.equations)
+
+
+def test_repeated_steps_with_a_prefetched_batch_are_single_steps(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+
+    def both(rank: ThreadRank) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        experiment = training.prepare(config.load(path, ["optimizer={sgd: {lr: 0.1, momentum: 0.9}}"]))
+        program = experiment.step_program(passes=placed_for_gpus())
+        assert prefetch_batch(program, H200).prologue
+        state = experiment.divided(tree.map(lambda x: x.numpy(), experiment.initial_state("cpu")))
+        log = empty_log(experiment.network.task, LOG_ROWS, "cpu")
+        order = np.random.default_rng(rank.rank).integers(0, len(experiment.train), (LOG_ROWS, 8))
+        given = (
+            state,
+            log,
+            experiment.seed("cpu"),
+            np.asarray(experiment.train.images),
+            experiment.train.labels,
+            order,
+        )
+        args = [np.asarray(x.numpy() if isinstance(x, Value) else x) for x in tree.leaves(given)]
+        expected = list(args)
+        for _ in range(3):
+            expected[: len(program.outputs)] = [x.numpy() for x in evaluate(program, [*map(array, expected)])]
+        return run(program, args, 3), expected
+
+    for found, expected in on_ranks(RANKS, both):
+        for x, y in zip(found, expected, strict=False):
+            np.testing.assert_array_equal(x, y)

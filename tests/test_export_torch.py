@@ -97,7 +97,9 @@ def torch_module(module: nn.Module, shape: nn.Shape) -> Any:
         "input_size": shape[-1],
     }
     options: dict[str, Any] = {
-        name: inferred.get(name) if x is None else x for name, x in vars(module).items() if name != "weight_init"
+        name: inferred.get(name) if x is None else x
+        for name, x in vars(module).items()
+        if name not in ("weight_init", "sync")  # PyTorch's batch norm of a whole batch has no shards
     }
     if isinstance(module, (nn.RNN, nn.LSTM, nn.GRU)):
         return torch_recurrent(type(module).__name__, **options)

@@ -15,11 +15,51 @@ import pytest
 from test_rank_processes import ranks_of
 from waiting import wait_until
 
+from adtrain.distributed.launch import end, start
+
 pytestmark = pytest.mark.gpu
 TWO_GPUS = pytest.mark.skipif(
     find_spec("nccl") is None or len(list(Path("/dev").glob("nvidia[0-9]"))) < 2,
     reason="needs two GPUs, and nccl4py: pip install '.[multi-gpu]'",
 )
+EXCHANGES = """
+import numpy as np
+from adtrain.backends.cuda.runtime import peer_memory
+from adtrain.backends.cuda.runtime.exchanges import Exchanges
+from adtrain.core import communicator
+from adtrain.core.backend import backend
+from adtrain.core.types import ArrayType
+from adtrain.distributed.session import joined
+
+with joined(60, print, lambda error: (str(error), 2)):
+    ranks, gpu = communicator.current(), backend("gpu")
+    exchanges = Exchanges(gpu.device, [peer_memory.connected(gpu.device)])
+    random = np.random.default_rng(ranks.rank)
+    for size in (1, 16, 70_000, 5_000_000):
+        for name, expected, shape in (
+            ("all_gather", communicator.all_gathered, (size,)),
+            ("all_to_all", communicator.all_exchanged, (ranks.size, size)),
+        ) * 5:
+            x = random.integers(0, 256, shape, np.uint8)
+            sent, received = gpu.from_numpy(x), gpu.empty(ArrayType((ranks.size, size), np.dtype(np.uint8)))
+            gpu.synchronize()
+            exchanges.way(name, size).enqueue(name, sent.address, received.address, size, exchanges.side)
+            exchanges.side.synchronize()
+            np.testing.assert_array_equal(gpu.to_numpy(received), expected(x))
+"""
+TRAINING = """
+import runpy
+from functools import cached_property
+from adtrain.backends.cuda.backend import CudaBackend
+from adtrain.backends.cuda.runtime import peer_memory
+from adtrain.backends.cuda.runtime.exchanges import Exchanges
+
+# NCCL refuses two ranks on one GPU.
+found = cached_property(lambda self: Exchanges(self.device, [peer_memory.connected(self.device)]))
+found.__set_name__(CudaBackend, "exchanges")
+CudaBackend.exchanges = found
+runpy.run_module("adtrain", run_name="__main__")
+"""
 SETTINGS = ["--set", "data.shards=2", "--steps", "30", "--set", "training.clip_norm=0.5", "--profile-steps", "0"]
 
 
@@ -38,6 +78,26 @@ def digest(config: str, folder: Path, *arguments: str) -> str:
 @pytest.mark.parametrize("config", ["mlp", "lenet5-augmented"])
 def test_one_gpu_trains_several_shards_with_the_same_bytes_twice(tmp_path: Path, config: str) -> None:
     assert digest(config, tmp_path / "a") == digest(config, tmp_path / "b")
+
+
+def on_one_gpu(script: str, *arguments: str) -> list[int]:
+    """The exit codes of two ranks that share the first GPU, which runs their kernels in turns."""
+    environment = {"CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"}
+    processes = start(2, [sys.executable, "-c", script, *arguments], environment)
+    for process in processes:
+        process.wait(100)
+    return end(processes)
+
+
+def test_exchanges_through_peer_memory_move_the_bytes() -> None:
+    assert on_one_gpu(EXCHANGES) == [0, 0]
+
+
+def test_two_ranks_that_exchange_through_peer_memory_give_the_bytes_of_one(tmp_path: Path) -> None:
+    expected = digest("mlp", tmp_path / "one")
+    folder = tmp_path / "two"
+    assert on_one_gpu(TRAINING, *command("mlp", folder)[3:]) == [0, 0]
+    assert sha256((folder / "model.safetensors").read_bytes()).hexdigest() == expected
 
 
 @TWO_GPUS

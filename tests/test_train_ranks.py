@@ -24,6 +24,7 @@ CNN = """model.layers=[
     {conv2d: {out_channels: 4, kernel_size: 3}}, batch_norm2d, relu, {max_pool2d: 2}, flatten, {dropout: 0.3},
     {linear: 3}]"""
 IMAGES = ("model.input=[1,6,6]", CNN)
+SYNC = CNN.replace("batch_norm2d", "{batch_norm2d: {sync: true}}")
 EVEN = ("data.batch_size=18",)
 """Of 90 or 72 images: no short last batch, whose step is another Program to compile."""
 CASES = {
@@ -34,6 +35,11 @@ CASES = {
         4,
         [1, 2, 4],
         [*IMAGES, *EVEN, "training.clip_norm=0.5", "data.validation=0.2", "training.epochs=2"],
+    ),
+    "batch norm over all shards, empty shards": (
+        4,
+        [1, 2, 4],
+        [*IMAGES, SYNC, "data.batch_size=29", "training.epochs=2"],
     ),
     "mixup, momentum, clipping by value, early stopping": (
         2, [1, 2],

@@ -36,6 +36,10 @@ class Trait(Enum):
 
     RESHAPE = auto()
     """The output has the argument's elements in the same order. It needs no kernel and no memory of its own."""
+    PART = auto()
+    """The output is elements of the argument that are consecutive in memory, from the parameter ``start`` on."""
+    JOIN = auto()
+    """The output is the arguments one after another. They are computed in its memory."""
     BROADCAST = auto()
     """The output repeats its argument, or one number. Other equations can read the argument in its place."""
     MATMUL = auto()
@@ -54,9 +58,16 @@ class Trait(Enum):
     """The gradient of max pooling: the cotangent at the positions of the maxima, zeros elsewhere."""
     COLLECTIVE = auto()
     """Exchanges its argument with other ranks. All ranks run such equations in the same order."""
+    SHARD_EXCHANGE = auto()
+    """Exchanges its argument with other shards of the batch. A training step replaces it: see `training.lockstep`."""
+    WIDENING = auto()
+    """Converts a compact copy of an array. It joins its readers, not the equation that stores the copy."""
     BARRIER = auto()
     """The outputs are the arguments. Passes do not merge equations before it with equations after it."""
 
+
+VIEWS = frozenset({Trait.RESHAPE, Trait.PART, Trait.JOIN})
+"""The traits of primitives that need no kernel and no memory of their own."""
 
 PRIMITIVES: dict[str, Primitive] = {}
 

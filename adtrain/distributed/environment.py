@@ -57,24 +57,24 @@ def place(environment: Mapping[str, str]) -> Place | None:
         if names.rank in environment and names.size in environment:
             rank = _number(environment, names.rank)
             size = _number(environment, names.size)
-            local = _number(environment, names.local_rank) if names.local_rank in environment else rank
-            if not (rank < size and local < size):
+            local_rank = _number(environment, names.local_rank) if names.local_rank in environment else rank
+            if not (rank < size and local_rank < size):
                 expected = "expected ranks below the number of ranks"
                 raise AdtrainError(
-                    f"found {names.rank}={rank}, {names.local_rank}={local} and {names.size}={size}, {expected}"
+                    f"found {names.rank}={rank}, {names.local_rank}={local_rank} and {names.size}={size}, {expected}"
                 )
-            beside = _number(environment, names.local_size) if names.local_size in environment else size
-            return Place(rank, size, local, beside, names.launcher)
+            local_size = _number(environment, names.local_size) if names.local_size in environment else size
+            return Place(rank, size, local_rank, local_size, names.launcher)
     return None
 
 
 def other_rank(environment: Mapping[str, str]) -> bool:
     """Whether a process with these variables is a rank other than 0."""
     try:
-        found = place(environment)
+        process = place(environment)
     except AdtrainError:  # reported where the rank is needed
         return False
-    return found is not None and found.rank > 0
+    return process is not None and process.rank > 0
 
 
 def threads(environment: Mapping[str, str], cores: int, usable: int) -> int | None:
@@ -85,12 +85,12 @@ def threads(environment: Mapping[str, str], cores: int, usable: int) -> int | No
         usable: those that this process may use. If they are fewer, the launcher has divided them.
     """
     try:
-        found = place(environment)
+        process = place(environment)
     except AdtrainError:
         return None
-    if found is None or "OMP_NUM_THREADS" in environment or usable < cores:
+    if process is None or "OMP_NUM_THREADS" in environment or usable < cores:
         return None
-    return max(1, cores // found.local_size)
+    return max(1, cores // process.local_size)
 
 
 def divide_host(environment: MutableMapping[str, str]) -> None:
@@ -109,18 +109,18 @@ def visible_gpu(environment: Mapping[str, str]) -> str | None:
     That GPU is number `local_rank` of the visible ones. A single visible GPU was chosen by the launcher.
     """
     try:
-        found = place(environment)
+        process = place(environment)
     except AdtrainError:
         return None
-    if found is None or found.size == 1:
+    if process is None or process.size == 1:
         return None
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return str(found.local_rank)
+        return str(process.local_rank)
     names = [name for name in visible.split(",") if name]
     if len(names) < 2:
         return None
-    return names[found.local_rank] if found.local_rank < len(names) else ""
+    return names[process.local_rank] if process.local_rank < len(names) else ""
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -43,8 +43,8 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callabl
 
     token = secrets.token_hex(16)
     watchdog = Watchdog(ranks, timeout, token, ended)
-    more = {ADDRESS: f"127.0.0.1:{watchdog.port}", TOKEN: token}
-    processes = start(ranks, [sys.executable, "-m", "adtrain", *arguments], more)
+    variables = {ADDRESS: f"127.0.0.1:{watchdog.port}", TOKEN: token}
+    processes = start(ranks, [sys.executable, "-m", "adtrain", *arguments], variables)
     previous = _pass_on_signals(processes)
     try:
         while any(process.poll() is None for process in processes) and not over.wait(TICK_SECONDS):

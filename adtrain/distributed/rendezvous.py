@@ -74,9 +74,9 @@ def meeting(environment: Mapping[str, str], size: int) -> Meeting | None:
 
 def first_host(nodes: str) -> str:
     """The first host of a list as Slurm writes it: "gpu[03-05,9],login" is gpu03 and others."""
-    found = re.match(r"([^\[,]*)(?:\[([^\],-]*)[^\]]*\])?([^,]*)", nodes)
-    assert found is not None  # the pattern matches the empty text too
-    return "".join(part or "" for part in found.groups())
+    match = re.match(r"([^\[,]*)(?:\[([^\],-]*)[^\]]*\])?([^,]*)", nodes)
+    assert match is not None  # the pattern matches the empty text too
+    return "".join(part or "" for part in match.groups())
 
 
 class Peer(NamedTuple):
@@ -129,9 +129,9 @@ def _receive_all(where: Meeting, size: int, deadline: float) -> tuple[socket.soc
         while len(peers) < size:
             listener.settimeout(max(0.001, deadline - monotonic()))
             connection, (address, *_) = listener.accept()
-            if found := _joining(connection, where):
-                rank, name, other = found
-                peers[rank] = Peer(name, address, other)
+            if joining := _joining(connection, where):
+                rank, name, joining_port = joining
+                peers[rank] = Peer(name, address, joining_port)
                 connections.append(connection)
             else:
                 connection.close()
@@ -157,8 +157,8 @@ def _joining(connection: socket.socket, where: Meeting) -> tuple[int, str, int] 
         connection.settimeout(ANSWER_SECONDS)
         _send(connection, {"proof": where.proof("listens")})
         with connection.makefile("rb") as lines:
-            found = json.loads(lines.readline())
-        return (found["rank"], found["name"], found["port"]) if found["proof"] == where.proof("joins") else None
+            message = json.loads(lines.readline())
+        return (message["rank"], message["name"], message["port"]) if message["proof"] == where.proof("joins") else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -199,11 +199,11 @@ def _listen(address: str, ports: range) -> socket.socket:
 
 def _is_local(address: str) -> bool:
     try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return all(each[4][0] == "127.0.0.1" for each in found)
+    return all(socket_address[0] == "127.0.0.1" for *_, socket_address in addresses)
 
 
-def _send(connection: socket.socket, what: object) -> None:
-    connection.sendall(json.dumps(what).encode() + b"\n")
+def _send(connection: socket.socket, message: object) -> None:
+    connection.sendall(json.dumps(message).encode() + b"\n")

@@ -18,7 +18,7 @@ from adtrain.distributed.launch import ADDRESS, DIED, TOKEN
 from adtrain.distributed.mpi import MpiCommunicator, version
 from adtrain.distributed.rendezvous import meeting
 from adtrain.distributed.tcp import TcpCommunicator
-from adtrain.distributed.watchdog import Watchdog, Watched
+from adtrain.distributed.watchdog import Watchdog, WatchdogClient
 
 T = TypeVar("T")
 
@@ -30,13 +30,13 @@ class Session:
         ranks: the communicator.
     """
 
-    def __init__(self, found: Place, timeout: float, report: Callable[[str], None]) -> None:
+    def __init__(self, process: Place, timeout: float, report: Callable[[str], None]) -> None:
         self.report = report
-        self.ranks = connected(found, timeout)
+        self.ranks = connected(process, timeout)
         self.watchdog: Watchdog | None = None
-        self.watched = self._watch(timeout)
+        self.watchdog_client = self._watch(timeout)
 
-    def _watch(self, timeout: float) -> Watched:
+    def _watch(self, timeout: float) -> WatchdogClient:
         """Connect to the launcher's watchdog; without one, to a watchdog in rank 0."""
         with communicator.using(self.ranks):
             address, token = os.environ.get(ADDRESS), os.environ.get(TOKEN, "")
@@ -50,7 +50,7 @@ class Session:
             host = "127.0.0.1"
         ranks = self.ranks
         end = _exit_now if self.watchdog is None else self._is_ending
-        return Watched((host, int(port)), token, ranks.rank, lambda: (ranks.entered, ranks.left), end)
+        return WatchdogClient((host, int(port)), token, ranks.rank, lambda: (ranks.entered, ranks.left), end)
 
     def _is_ending(self) -> None:
         """The watchdog in this process ends the job, and then the process."""
@@ -68,18 +68,18 @@ class Session:
 
     def fail(self, message: str, code: int) -> NoReturn:
         """End this process and all others after an error of this rank."""
-        self.watched.done.set()
-        self.watched.say(failed=message.removeprefix("adtrain: "), code=code)
+        self.watchdog_client.done.set()
+        self.watchdog_client.send(failed=message.removeprefix("adtrain: "), code=code)
         if self.ranks.rank == 0:
             if self.watchdog is not None:
                 self.watchdog.dismiss()
         else:
             with suppress(OSError):  # until the watchdog has printed the message, or rank 0 its own
-                self.watched.connection.recv(1)
+                self.watchdog_client.connection.recv(1)
         _exit_now(code)
 
 
-def connected(found: Place, timeout: float) -> MpiCommunicator | TcpCommunicator:
+def connected(process: Place, timeout: float) -> MpiCommunicator | TcpCommunicator:
     """The communicator of a process that a launcher has started: TCP where MASTER_ADDR says where to meet, else MPI.
 
     A step of Slurm meets over TCP if MPI is missing, or is not the one of Slurm and finds one process.
@@ -87,14 +87,14 @@ def connected(found: Place, timeout: float) -> MpiCommunicator | TcpCommunicator
     Raises:
         AdtrainError: MPI does not know all processes, or some do not come within `timeout` seconds.
     """
-    where = meeting(os.environ, found.size)
+    where = meeting(os.environ, process.size)
     if "MASTER_ADDR" not in os.environ:
         try:
             ranks = MpiCommunicator()
-            if (ranks.rank, ranks.size) == (found.rank, found.size):
+            if (ranks.rank, ranks.size) == (process.rank, process.size):
                 return ranks
             problem = AdtrainError(
-                f"{found.launcher} started {found.size} processes, but mpi4py uses {version()}, which finds "
+                f"{process.launcher} started {process.size} processes, but mpi4py uses {version()}, which finds "
                 f"{ranks.size}: use the mpiexec of that library, or --ranks, which needs no MPI"
             )
         except AdtrainError as error:
@@ -102,7 +102,7 @@ def connected(found: Place, timeout: float) -> MpiCommunicator | TcpCommunicator
         if where is None:
             raise problem
     assert where is not None
-    return TcpCommunicator(where, found.rank, found.size, timeout)
+    return TcpCommunicator(where, process.rank, process.size, timeout)
 
 
 def _exit_now(code: int = DIED) -> NoReturn:
@@ -126,23 +126,23 @@ def joined(
         report: prints a line.
         describe: the message and the exit code for an exception.
     """
-    found = place(os.environ)
-    if found is None or found.size == 1:
+    process = place(os.environ)
+    if process is None or process.size == 1:
         yield None
         return
-    session = Session(found, timeout, report)
+    session = Session(process, timeout, report)
     try:
         with communicator.using(session.ranks):
             yield session
     except (AgreedError, SystemExit):
-        session.watched.close()
+        session.watchdog_client.close()
         raise
     except Exception as error:
         message, code = describe(error)
         if session.ranks.rank == 0:
             report(message)
         session.fail(message, code)
-    session.watched.close()
+    session.watchdog_client.close()
 
 
 class AgreedError(AdtrainError):
@@ -169,28 +169,32 @@ def agreed(function: Callable[[], T]) -> T:
         problem = "\n".join(error.lines)
     problems = communicator.gathered_texts(problem)
     if any(problems):
-        rank = next(i for i, x in enumerate(problems) if x)
+        rank = next(i for i, text in enumerate(problems) if text)
         raise AgreedError(problems[rank] if rank == 0 else f"rank {rank}: {problems[rank]}")
     return result  # type: ignore[return-value]
 
 
-def same_everywhere(what: dict[str, str]) -> None:
-    """Check that all ranks have the same values, such as the text of the config.
+def same_everywhere(values: Callable[[], dict[str, str]]) -> None:
+    """Check that all ranks have the same values, such as the text of the config. One rank alone computes none.
 
     Raises:
         AgreedError: a rank has another value than rank 0; shows the first lines that differ.
     """
-    found = [json.loads(text) for text in communicator.gathered_texts(json.dumps([socket.gethostname(), what]))]
-    for rank, (host, values) in enumerate(found):
-        for name, expected in found[0][1].items():
-            if values[name] != expected:
-                ours, theirs = _first_difference(expected, values[name])
+    if communicator.current().size == 1:
+        return
+    own = json.dumps([socket.gethostname(), values()])
+    by_rank = [json.loads(text) for text in communicator.gathered_texts(own)]
+    for rank, (host, others) in enumerate(by_rank):
+        for name, expected in by_rank[0][1].items():
+            if others[name] != expected:
+                ours, theirs = _first_difference(expected, others[name])
                 raise AgreedError(
                     f"rank {rank} on {host} has another {name} than rank 0: found {theirs}, expected {ours}"
                 )
 
 
 def _first_difference(expected: str, other: str) -> tuple[str, str]:
-    a, b = expected.splitlines() or [""], other.splitlines() or [""]
-    i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return tuple(repr(lines[i].strip()) if i < len(lines) else "nothing" for lines in (a, b))  # type: ignore[return-value]
+    both = expected.splitlines() or [""], other.splitlines() or [""]
+    pairs = enumerate(zip(*both, strict=False))
+    first = next((i for i, (line, other_line) in pairs if line != other_line), min(map(len, both)))
+    return tuple(repr(lines[first].strip()) if first < len(lines) else "nothing" for lines in both)  # type: ignore[return-value]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-HALF_BYTES = 1 << 20
+HALF_BYTES = 2 << 20
 MARK_BYTES = 16
 
 
@@ -53,20 +53,20 @@ def shared(connection: socket.socket) -> SharedMemory | None:
 def _opened(path: str, mark: bytes) -> mmap.mmap | None:
     """The other's memory; None if the path does not lead to it, as on another host."""
     with suppress(OSError, ValueError), Path(path).open("r+b") as file:
-        found = mmap.mmap(file.fileno(), 2 * HALF_BYTES)
-        if found[:MARK_BYTES] == mark:
-            return found
+        memory = mmap.mmap(file.fileno(), 2 * HALF_BYTES)
+        if memory[:MARK_BYTES] == mark:
+            return memory
     return None
 
 
-def _swapped(connection: socket.socket, what: list[object]) -> list[str]:
+def _swapped(connection: socket.socket, message: list[object]) -> list[str]:
     """What the other side has sent."""
-    connection.sendall(json.dumps(what).encode() + b"\n")
+    connection.sendall(json.dumps(message).encode() + b"\n")
     line = b""
     while not line.endswith(b"\n"):  # a byte at a time: nothing after the line is read
         part = connection.recv(1)
         if not part:
             raise ConnectionResetError
         line += part
-    found: list[str] = json.loads(line)
-    return found
+    answer: list[str] = json.loads(line)
+    return answer

@@ -62,14 +62,14 @@ class TcpCommunicator:
         rows, source = _rows(receive, self.size), _rows(send, self.size)
         for bit, link in reversed(self.links.items()):
             mine = 1 if self.rank & bit else 0
-            held, into = (x.reshape(self.size // (2 * bit), 2, bit, x.shape[1]) for x in (source, rows))
+            before, after = (x.reshape(self.size // (2 * bit), 2, bit, x.shape[1]) for x in (source, rows))
             if source is not rows:
-                into[:, mine] = held[:, mine]
-            sent = held[:, 1 - mine].copy() if source is rows else np.ascontiguousarray(held[:, 1 - mine])
-            received = into[:, 1 - mine] if len(into) == 1 else np.empty_like(sent)
+                after[:, mine] = before[:, mine]
+            sent = before[:, 1 - mine].copy() if source is rows else np.ascontiguousarray(before[:, 1 - mine])
+            received = after[:, 1 - mine] if len(after) == 1 else np.empty_like(sent)
             link.swap(sent, received)
-            if len(into) > 1:
-                into[:, 1 - mine] = received
+            if len(after) > 1:
+                after[:, 1 - mine] = received
             source = rows
         self.left += 1
 
@@ -131,24 +131,24 @@ def _connected(
     The higher of two ranks connects, and first sends its number.
     """
     bits = [1 << i for i in range((len(peers) - 1).bit_length())]
-    proof, found = where.proof("links").encode(), dict[int, socket.socket]()
+    proof, connections = where.proof("links").encode(), dict[int, socket.socket]()
     try:
         for bit in filter(rank.__and__, bits):
             peer = peers[rank ^ bit]
-            found[bit] = socket.create_connection((peer.address, peer.port), timeout=timeout)
-            found[bit].sendall(proof + rank.to_bytes(4, "big"))
+            connections[bit] = socket.create_connection((peer.address, peer.port), timeout=timeout)
+            connections[bit].sendall(proof + rank.to_bytes(4, "big"))
         listener.settimeout(timeout)
-        while len(found) < len(bits):
+        while len(connections) < len(bits):
             connection, _ = listener.accept()
             connection.settimeout(timeout)
             greeting = b""
             while len(greeting) < len(proof) + 4 and (part := connection.recv(len(proof) + 4 - len(greeting))):
                 greeting += part
             if greeting[:-4] == proof:
-                found[int.from_bytes(greeting[-4:], "big") ^ rank] = connection
+                connections[int.from_bytes(greeting[-4:], "big") ^ rank] = connection
             else:
                 connection.close()
-        return {bit: _Link(found[bit], f"rank {rank ^ bit} on {peers[rank ^ bit].name}") for bit in bits}
+        return {bit: _Link(connections[bit], f"rank {rank ^ bit} on {peers[rank ^ bit].name}") for bit in bits}
     except OSError as error:
         raise AdtrainError(f"rank {rank} cannot connect to the others: {error.strerror or error}") from None
 

@@ -40,7 +40,7 @@ class _Rank:
     last_heartbeat: float = field(default_factory=monotonic)
     entered: int = 0
     left: int = 0
-    moved: float = field(default_factory=monotonic)  # when `entered` or `left` last changed
+    progressed_at: float = field(default_factory=monotonic)  # when `entered` or `left` last changed
     done: bool = False
     failed: str | None = None
     code: int = 0  # the exit code that it announced with the failure
@@ -92,19 +92,19 @@ class Watchdog:
                 return
             self.over = True
         self.ended(line)  # first: when a rank ends, its launcher may kill this process
-        self._tell({"end": True})
+        self._send_to_all({"end": True})
         self.afterwards()
 
     def dismiss(self) -> None:
         """Tell all ranks to end, because rank 0 does."""
         with self.lock:
             self.over = True
-        self._tell({"end": True})
+        self._send_to_all({"end": True})
 
     @property
     def code(self) -> int | None:
         """The exit code of rank 0, if it has failed."""
-        return next((x.code for x in self.known.values() if x.rank == 0 and x.failed is not None), None)
+        return next((rank.code for rank in self.known.values() if rank.rank == 0 and rank.failed is not None), None)
 
     def kill(self) -> None:
         """Kill the ranks of this host that are not done."""
@@ -114,11 +114,11 @@ class Watchdog:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(rank.pid, signal.SIGKILL)
 
-    def _tell(self, what: dict[str, Any]) -> None:
+    def _send_to_all(self, message: dict[str, Any]) -> None:
         for rank in list(self.known.values()):
             if not rank.done:
                 with suppress(OSError):
-                    rank.connection.sendall(json.dumps(what).encode() + b"\n")
+                    rank.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def _run(self) -> None:
         while not self.over:
@@ -140,14 +140,14 @@ class Watchdog:
         rank.buffer += received
         *lines, rank.buffer = rank.buffer.split(b"\n")
         for line in lines:
-            self._hear(rank, line)
+            self._handle(rank, line)
         if not received:
             self.selector.unregister(rank.connection)
             if rank.rank >= 0 and not rank.done and rank.failed is None:
                 self.end(f"{rank.name} died; all ranks end")
             rank.done = True
 
-    def _hear(self, rank: _Rank, line: bytes) -> None:
+    def _handle(self, rank: _Rank, line: bytes) -> None:
         try:
             message = json.loads(line)
         except ValueError:
@@ -156,32 +156,32 @@ class Watchdog:
             rank.rank, rank.host, rank.pid = message["rank"], message["host"], message["pid"]
         if rank.rank < 0:
             return
-        if (found := message.get("beat")) is not None and found != [rank.entered, rank.left]:
-            (rank.entered, rank.left), rank.moved = found, monotonic()
+        if (counts := message.get("beat")) is not None and counts != [rank.entered, rank.left]:
+            (rank.entered, rank.left), rank.progressed_at = counts, monotonic()
         rank.done = rank.done or bool(message.get("done"))
         if (failed := message.get("failed")) is not None:
             rank.failed, rank.code, self.failed_at = failed, message["code"], self.failed_at or monotonic()
 
     def _check(self) -> None:
-        now, ranks = monotonic(), [x for x in self.known.values() if x.rank >= 0]
+        now, ranks = monotonic(), [rank for rank in self.known.values() if rank.rank >= 0]
         if self.failed_at is not None and now - self.failed_at > GRACE_SECONDS:
-            failed = [x for x in ranks if x.failed is not None]
-            first = min(failed, key=lambda x: x.rank)
+            failed = [rank for rank in ranks if rank.failed is not None]
+            first = min(failed, key=lambda rank: rank.rank)
             self.end(None if first.rank == 0 else f"{first.name}: {first.failed}")
             return
-        working = [x for x in ranks if not x.done and x.failed is None]
+        working = [rank for rank in ranks if not rank.done and rank.failed is None]
         for rank in working:
             if now - rank.last_heartbeat > self.timeout:
                 self.end(f"{rank.name} has not answered for {self.timeout:g} s; all ranks end")
                 return
-        waiting = [x for x in working if x.entered > x.left and now - x.moved > self.timeout]
-        late = [x for x in ranks if x.entered < max((y.entered for y in waiting), default=0)]
+        waiting = [rank for rank in working if rank.entered > rank.left and now - rank.progressed_at > self.timeout]
+        late = [rank for rank in ranks if rank.entered < max((other.entered for other in waiting), default=0)]
         if late:
-            first = min(late, key=lambda x: x.entered)
+            first = min(late, key=lambda rank: rank.entered)
             self.end(f"{first.name} has not come to an exchange for {self.timeout:g} s; all ranks end")
 
 
-class Watched:
+class WatchdogClient:
     """This rank's connection to the watchdog.
 
     Args:
@@ -201,24 +201,24 @@ class Watched:
         self.connection = socket.create_connection(address, timeout=60)
         self.connection.settimeout(None)
         self.lock = threading.Lock()
-        self.say(token=token, rank=rank, host=socket.gethostname(), pid=os.getpid())
-        for target in (self._beat, self._listen):
+        self.send(token=token, rank=rank, host=socket.gethostname(), pid=os.getpid())
+        for target in (self._send_heartbeats, self._wait_for_end):
             threading.Thread(target=target, name="watched", daemon=True).start()
 
-    def say(self, **what: Any) -> None:
+    def send(self, **message: Any) -> None:
         with self.lock, suppress(OSError):
-            self.connection.sendall(json.dumps(what).encode() + b"\n")
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
         """Tell the watchdog that this rank is done."""
         self.done.set()
-        self.say(done=True)
+        self.send(done=True)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while not self.done.wait(BEAT_SECONDS):
-            self.say(beat=self.counts())
+            self.send(beat=self.counts())
 
-    def _listen(self) -> None:
+    def _wait_for_end(self) -> None:
         with suppress(OSError), self.connection.makefile("rb") as lines:
             for line in lines:
                 if json.loads(line).get("end"):

@@ -33,7 +33,7 @@ from adtrain.nn.activation import (
 from adtrain.nn.attention import MultiheadAttention, TransformerEncoderLayer
 from adtrain.nn.containers import Add, Concat, Container, Residual, Sequential
 from adtrain.nn.conv import Conv2d, ConvTranspose2d
-from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of
+from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of, layers
 from adtrain.nn.init import INITIALIZERS, WeightInit
 from adtrain.nn.linear import Embedding, Linear
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State
@@ -70,5 +70,5 @@ __all__ = [
     "GroupNorm", "LayerError", "LayerNorm", "LayerRow", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool2d", "Mean",
     "Mode", "Module", "MultiheadAttention", "Params", "Patches", "PositionalEmbedding", "ReLU", "Reshape", "Residual",
     "Select", "Sequential", "Shape", "SiLU", "Sigmoid", "Softmax", "Softplus", "State", "Tanh",
-    "TransformerEncoderLayer", "WeightInit", "count_parameters", "describe", "layer_of",
+    "TransformerEncoderLayer", "WeightInit", "count_parameters", "describe", "layer_of", "layers",
 ]  # fmt: skip

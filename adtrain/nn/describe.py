@@ -30,16 +30,19 @@ def describe(model: Module, shape: Shape) -> list[LayerRow]:
     Raises ShapeError if a layer does not fit its input.
     """
     model.output_shape(shape)
-    return list(_rows(model, shape, ""))
+    return [
+        LayerRow(name, layer.kind(), layer.output_shape(size), sum(map(prod, layer.parameter_shapes(size).values())))
+        for name, layer, size in layers(model, shape)
+    ]
 
 
-def _rows(module: Module, shape: Shape, name: str) -> Iterator[LayerRow]:
+def layers(module: Module, shape: Shape, name: str = "") -> Iterator[tuple[str, Module, Shape]]:
+    """Each layer with its name and the shape of an input sample, in the order they run; containers are expanded."""
     if isinstance(module, Container):
         for child_name, child, child_shape in module.children(shape):
-            yield from _rows(child, child_shape, f"{name}.{child_name}" if name else child_name)
+            yield from layers(child, child_shape, f"{name}.{child_name}" if name else child_name)
     else:
-        parameters = sum(prod(size) for size in module.parameter_shapes(shape).values())
-        yield LayerRow(name, module.kind(), module.output_shape(shape), parameters)
+        yield name, module, shape
 
 
 def count_parameters(params: Params) -> int:

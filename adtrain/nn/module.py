@@ -31,12 +31,14 @@ class Mode:
 
     `training` is None for `model(params, x)`, which says neither; a layer that differs in the two refuses it.
     `rng` is the random state, `ops.rng_state(seed, step)`. `path` holds the child names from the model to the layer
-    that is running; it gives each dropout layer a random stream of its own.
+    that is running; it gives each dropout layer a random stream of its own. `shards` has the number of samples in each
+    shard of the batch, of which the input is one (`ops.gather_shards`); it is empty where the input is the batch.
     """
 
     training: bool | None
     rng: Value | None = None
     path: tuple[str, ...] = ()
+    shards: tuple[int, ...] = ()
 
     def at(self, name: str) -> Mode:
         """The mode for the child `name` of the module that is running."""

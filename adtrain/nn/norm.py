@@ -31,6 +31,7 @@ class _BatchNorm(_NormLayer):
     eps: NonNegative = 1e-5
     momentum: Fraction = 0.1
     affine: bool = True
+    sync: bool = False
 
     def __post_init__(self) -> None:
         fields.check_integers(self, 1, "num_features")
@@ -65,13 +66,18 @@ class _BatchNorm(_NormLayer):
             training=training,
             momentum=self.momentum,
             eps=self.eps,
+            shards=mode.shards if self.sync else (),
         )
         return y, {"running_mean": running_mean, "running_var": running_var}
 
 
 @dataclass(frozen=True)
 class BatchNorm1d(_BatchNorm):
-    """Batch normalisation (Ioffe and Szegedy 2015); a sample is (channels,) or (channels, length)."""
+    """Batch normalisation (Ioffe and Szegedy 2015); a sample is (channels,) or (channels, length).
+
+    With `sync` the mean and the variance are those of the whole batch if it is divided into shards, as in PyTorch's
+    SyncBatchNorm; otherwise those of a shard.
+    """
 
     def output_shape(self, shape: Shape) -> Shape:
         if len(shape) not in (1, 2):
@@ -86,7 +92,9 @@ class BatchNorm2d(_BatchNorm):
     """Batch normalisation (Ioffe and Szegedy 2015) of images (channels, height, width).
 
     Training normalises by the batch's mean and biased variance, and moves the running mean and the running variance
-    (unbiased) towards the batch's by the fraction `momentum`. Evaluation normalises by the running statistics.
+    (unbiased) towards the batch's by the fraction `momentum`. Evaluation normalises by the running statistics. With
+    `sync` the mean and the variance are those of the whole batch if it is divided into shards, as in PyTorch's
+    SyncBatchNorm; otherwise those of a shard.
     """
 
     def output_shape(self, shape: Shape) -> Shape:

@@ -2,6 +2,7 @@
 
 import sys
 
+import adtrain.ops.bfloat16
 import adtrain.ops.bias_sums
 import adtrain.ops.conv_pooled  # noqa: F401  primitives that passes look up
 from adtrain.core.array import bind_operators
@@ -11,7 +12,7 @@ from adtrain.ops.activation import elu, gelu, leaky_relu, relu, sigmoid, silu, s
 from adtrain.ops.attention import attention
 from adtrain.ops.bitwise import bitwise_and, bitwise_not, bitwise_or, bitwise_xor
 from adtrain.ops.broadcasting import broadcast_to, reshape, sum_to
-from adtrain.ops.collectives import all_gather, all_reduce, all_to_all
+from adtrain.ops.collectives import all_gather, all_reduce, all_to_all, gather_shards
 from adtrain.ops.compare import (
     clip,
     equal,
@@ -103,6 +104,7 @@ __all__ = [
     "floor",
     "floor_divide",
     "full",
+    "gather_shards",
     "gelu",
     "getitem",
     "greater",

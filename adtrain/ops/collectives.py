@@ -11,10 +11,11 @@ from typing import Any
 
 from adtrain.core import communicator
 from adtrain.core.array import Value
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType
+from adtrain.core.types import ArrayType, Shape
+from adtrain.core.views import part_p
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.elementwise import add
@@ -97,6 +98,60 @@ def _item(x: Value, i: int) -> Value:
         return reshape(x, x.shape[1:])
     starts, stops = [i, *[0] * (x.ndim - 1)], [i + 1, *x.shape[1:]]
     return reshape(slice(x, starts, stops), x.shape[1:])
+
+
+def _gathered_shards(x: Any, shards: int) -> Any:
+    _one_shard_a_rank(shards)
+    return communicator.all_gathered(x)
+
+
+def _summed_shards(x: Any, shards: int) -> Any:
+    _one_shard_a_rank(shards)
+    rows = list(communicator.all_exchanged(x))
+    while len(rows) > 1:
+        rows = [a + b for a, b in zip(rows[::2], rows[1::2], strict=True)]
+    return rows[0]
+
+
+def _one_shard_a_rank(shards: int) -> None:
+    if communicator.current().size != shards:
+        raise AdtrainError(
+            f"found {communicator.current().size} ranks and a batch of {shards} shards: outside of a training step "
+            "shards exchange values only where each rank has one"
+        )
+
+
+gather_shards_p: Primitive = Primitive(
+    "gather_shards",
+    lambda x, shards: ArrayType((shards, *x.shape), x.dtype),
+    _gathered_shards,
+    [lambda out, x, shards: lambda ct: bind(sum_shards_p, ct, shards=shards)],
+    no_flops,
+    traits=(Trait.SHARD_EXCHANGE,),
+)
+sum_shards_p: Primitive = Primitive(
+    "sum_shards",
+    lambda x, shards: ArrayType(x.shape[1:], x.dtype),
+    _summed_shards,
+    [lambda out, x, shards: lambda ct: bind(gather_shards_p, ct, shards=shards)],
+    traits=(Trait.SHARD_EXCHANGE,),
+)
+"""The sum over all shards of each one's item for this shard."""
+
+
+def gather_shards(x: ArrayLike, shards: int) -> Value:
+    """``x`` of every shard of a batch along a new axis 0, in the order of the shards.
+
+    A training step computes one shard after another up to here, and lets them exchange values
+    (`training.lockstep`). Elsewhere each rank must have one shard.
+    """
+    return bind(gather_shards_p, as_value(x), shards=shards)
+
+
+def part(x: Value, start: int, shape: Shape) -> Value:
+    """The elements of a vector from number `start` on, as an array of `shape`. In a Program it shares the vector's
+    memory. It has no derivative."""
+    return bind(part_p, x, start=start, shape=shape)
 
 
 fusion_barrier_p: Primitive = Primitive(

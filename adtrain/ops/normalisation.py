@@ -15,9 +15,11 @@ from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import accurate_sum, keep_axes, reshape
+from adtrain.ops.collectives import gather_shards, pairwise_sum
 from adtrain.ops.common import ArrayLike, as_value, require_float
-from adtrain.ops.elementwise import rsqrt
+from adtrain.ops.elementwise import rsqrt, square
 from adtrain.ops.reduce import mean
+from adtrain.ops.shape import slice, stack
 
 
 def _standardize_shape(x: Any, axes: tuple[int, ...], eps: float) -> tuple[ArrayType, ArrayType, ArrayType]:
@@ -90,6 +92,7 @@ def batch_norm(
     training: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    shards: Sequence[int] = (),
 ) -> tuple[Value, Value, Value]:
     """Normalise each channel to mean 0 and variance 1 over the batch (S. Ioffe, C. Szegedy, 2015).
 
@@ -98,6 +101,8 @@ def batch_norm(
         running_mean, running_var, weight, bias: (C,).
         training: normalise by the statistics of this batch, and update the running ones by ``momentum`` (with the
             unbiased variance, as PyTorch). Otherwise normalise by the running ones.
+        shards: the numbers of samples in the shards of a batch of which ``x`` is one, to normalise by the statistics of
+            the whole batch: see `gather_shards`.
 
     Returns:
         y like ``x``, and the new running mean and variance.
@@ -121,15 +126,37 @@ def batch_norm(
         y = (value - reshape(average, shape)) * reshape(rsqrt(variance + eps), shape)
         return _affine(y, weight, bias, shape), average, variance
     axes = tuple(i for i in range(value.ndim) if i != 1)
-    count = math.prod(value.shape[i] for i in axes)
+    count = math.prod(value.shape[2:]) * (sum(shards) or value.shape[0])
     if count < 2:
         raise ShapeError(
             f"batch_norm: shape {value.shape} has {count} values a channel, expected at least 2 in training"
         )
-    y, batch_mean, batch_var = bind(standardize_p, value, axes=axes, eps=eps)
+    if shards:
+        y, batch_mean, batch_var = _standardize_all(value, axes, shards, eps)
+    else:
+        y, batch_mean, batch_var = bind(standardize_p, value, axes=axes, eps=eps)
     new_mean = average * (1 - momentum) + reshape(batch_mean, (channels,)) * momentum
     new_var = variance * (1 - momentum) + reshape(batch_var, (channels,)) * (momentum * count / (count - 1))
     return _affine(y, weight, bias, shape), new_mean, new_var
+
+
+def _standardize_all(x: Value, axes: tuple[int, ...], shards: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
+    """`standardize_p` over all shards of a batch: the mean and variance of each shard are exchanged, and combined as by
+    T. Chan, G. Golub and R. LeVeque (1979)."""
+    average = mean(x, axes, keepdims=True)
+    own = stack([average, mean(square(x - average), axes, keepdims=True)])
+    every = gather_shards(own, len(shards))
+    weights = [n / sum(shards) for n in shards]
+    means, variances = ([reshape(row, average.shape) for row in _rows(every, i)] for i in (0, 1))
+    average = pairwise_sum([m * w for m, w in zip(means, weights, strict=True)])
+    terms = zip(means, variances, weights, strict=True)
+    variance = pairwise_sum([(v + square(m - average)) * w for m, v, w in terms])
+    return (x - average) * rsqrt(variance + eps), average, variance
+
+
+def _rows(x: Value, column: int) -> list[Value]:
+    """``x[0, column], x[1, column], ...``"""
+    return [slice(x, [i, column, *[0] * (x.ndim - 2)], [i + 1, column + 1, *x.shape[2:]]) for i in range(x.shape[0])]
 
 
 def layer_norm(

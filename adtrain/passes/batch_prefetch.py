@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.fused import horizontal_p, renamed
+from adtrain.core.fused import fuse, horizontal_p, renamed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -42,10 +42,12 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     that depend on inputs only, such as a step counter. A Program without horizontal fusion is not divided. Neither is a
     Program in which products would share other launches than before: other kernels would compute them, and all runs
     must return the same bits.
+
+    In a Program with exchanges the launches that gather follow the last exchange, which they overlap, and launches
+    before it stay as they are.
     """
     undivided = PrefetchedRuns((), None, program)
-    if any(e.has(Trait.COLLECTIVE) for e in program.equations):  # which stay in their order
-        return undivided
+    exchanges = [i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE)]
     if not program.carries or not any(e.primitive is horizontal_p for e in program.equations):
         return undivided
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
@@ -54,9 +56,15 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
 
     def can_prefetch(e: Equation) -> bool:
         ready = known.issuperset(e.inputs) and early.issuperset(next_value.get(v, v) for v in e.inputs)
-        return ready and not e.has(Trait.RESHAPE) and results.isdisjoint(e.outputs)
+        return ready and not e.is_view and results.isdisjoint(e.outputs)
 
-    prologue = [e for e in program.equations if can_prefetch(e)]
+    prologue = []
+    for e in program.equations:
+        if can_prefetch(e):
+            prologue.append(e)
+            if exchanges:  # a launch that depends on a prefetched value overlaps an exchange, too
+                known.update(e.outputs)
+                early.update(e.outputs)
     if not prologue:
         return undivided
     fetching = set(prologue)
@@ -64,18 +72,56 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     fetched = tuple(v for e in prologue for v in e.outputs)
     inputs = (*program.inputs, *fetched)
     ahead = {v: Variable(v.type, v.device) for v in fetched}
+    following = [renamed(e, next_value | ahead) for e in _members(prologue)]
     steady = Program(
         inputs,
         program.constants,
-        (*_members(rest), *(renamed(e, next_value | ahead) for e in _members(prologue))),
+        (*rest, *following) if exchanges else (*_members(rest), *following),
         (*program.outputs, *ahead.values()),
         program.donated | set(fetched),
     )
-    steady = readers_first(fuse_horizontally(steady, target))
+    if exchanges:
+        steady = _after_exchanges(steady, {v for e in following for v in e.inputs}, target)
+    else:
+        steady = readers_first(fuse_horizontally(steady, target))
     new = frozenset(ahead.values())
-    if _launches(steady) >= _launches(program) or _shared(steady.equations, new) != _shared(rest, new):
+    saves = bool(exchanges) or _launches(steady) < _launches(program)
+    if not saves or _shared(steady.equations, new) != _shared(rest, new):
         return undivided
     return PrefetchedRuns(prologue, steady, replace(program, inputs=inputs, equations=tuple(rest)))
+
+
+def _after_exchanges(program: Program, needed: set[Variable], target: Target) -> Program:
+    """The Program with horizontal fusion of what follows the last exchange.
+
+    Equations there that compute `needed` values, such as a step counter, move into the first horizontal launch.
+    """
+    last = max(i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE))
+    head, tail = list(program.equations[: last + 1]), _members(program.equations[last + 1 :])
+    made = {v for e in program.equations for v in e.outputs}
+    counters = [e for e in tail if not needed.isdisjoint(e.outputs) and made.isdisjoint(e.inputs)]
+    first = next(i for i, e in enumerate(head) if e.primitive is horizontal_p or e.has(Trait.COLLECTIVE))
+    if head[first].primitive is horizontal_p:
+        together = [*_members(head[first : first + 1]), *counters]
+        head[first] = fuse(horizontal_p, together, {v for e in (head[first], *counters) for v in e.outputs})
+        tail = [e for e in tail if e not in counters]
+    fused = readers_first(fuse_horizontally(_alone(program, tail), target)).equations
+    read = {v for e in fused if not e.is_view for v in e.inputs}
+    for e in reversed(fused):
+        read.update(e.inputs if e.is_view and not read.isdisjoint(e.outputs) else ())
+    received = [e for e in fused if e.is_view and read.isdisjoint(e.outputs)]  # waited for by the next run
+    return replace(program, equations=(*head, *(e for e in fused if e not in received), *received))
+
+
+def _alone(program: Program, equations: Sequence[Equation]) -> Program:
+    """Some equations as a Program, which returns what others of ``program`` read."""
+    made = {v for e in equations for v in e.outputs}
+    chosen = set(equations)
+    read = {v for e in program.equations if e not in chosen for v in e.inputs} | set(program.outputs)
+    inputs = dict.fromkeys(v for e in equations for v in e.inputs if v not in made)
+    constants = {v: x for v, x in program.constants.items() if v in inputs}
+    outputs = tuple(v for e in equations for v in e.outputs if v in read)
+    return Program(tuple(v for v in inputs if v not in constants), constants, tuple(equations), outputs)
 
 
 def _members(equations: Sequence[Equation]) -> list[Equation]:
@@ -92,4 +138,4 @@ def _shared(equations: Sequence[Equation], ignored: frozenset[Variable]) -> set[
 
 
 def _launches(program: Program) -> int:
-    return sum(not e.has(Trait.RESHAPE) for e in program.equations)
+    return sum(not e.is_view for e in program.equations)

@@ -1,4 +1,4 @@
-"""Remove exchanges of a single rank."""
+"""Remove exchanges of a single rank or shard."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from adtrain.core.program import Equation, Program
 
 
 def fold_collectives(program: Program) -> Program:
-    """``program`` with a reshape in place of each exchange that has one rank only."""
+    """``program`` with a reshape in place of each exchange between one rank or one shard only."""
     return replace(program, equations=tuple(_folded(e) for e in program.equations))
 
 
 def _folded(e: Equation) -> Equation:
-    if not (e.has(Trait.COLLECTIVE) and e.params["ranks"] == 1):
+    one_rank = e.has(Trait.COLLECTIVE) and e.params["ranks"] == 1
+    one_shard = e.has(Trait.SHARD_EXCHANGE) and e.params["shards"] == 1
+    if not (one_rank or one_shard):
         return e
     return replace(e, primitive=PRIMITIVES["reshape"], params={"shape": e.outputs[0].type.shape})

@@ -1,6 +1,7 @@
 """The memory plan: where each value of a Program is stored, computed before anything runs.
 
-Values that are not alive at the same time share memory in one arena. A reshape has its argument's memory.
+Values that are not alive at the same time share memory in one arena. A reshape has its argument's memory, and a part of
+an array a part of it. Values that are joined are computed in the memory of the whole (`core.views`).
 Elementwise results take the memory of an argument that is not read again. Results take the memory of donated inputs.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from adtrain.core.fused import FUSED, loops_p, mapped_p
+from adtrain.core.fused import FUSED, loops_p, per_member_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
@@ -23,10 +24,12 @@ class Place(NamedTuple):
     """The memory of a value.
 
     ``where`` is "input", "constant" or "output", and ``at`` its number; or "arena", and ``at`` the offset in bytes.
+    A part of an input, constant or output begins ``offset`` bytes after its start.
     """
 
     where: str
     at: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class MemoryPlan:
         arena_bytes: size of the arena.
         separate_bytes: size of the arena's values without sharing.
         in_place: outputs that overwrite a donated input, and that input.
+        parts: values whose memory lies inside of another value's.
     """
 
     places: dict[Variable, Place]
@@ -46,6 +50,12 @@ class MemoryPlan:
     arena_bytes: int
     separate_bytes: int
     in_place: dict[Variable, Variable]
+    parts: frozenset[Variable]
+
+    @property
+    def moved(self) -> list[Place]:
+        """The places outside of the arena that do not begin where an input, constant or output does."""
+        return list(dict.fromkeys(place for place in self.places.values() if place.offset))
 
 
 def nbytes(v: Variable) -> int:
@@ -64,16 +74,12 @@ def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_work
     """
     last_use = {v: i for i, e in enumerate(program.equations) for v in e.inputs}
     last_use |= dict.fromkeys(program.outputs, len(program.equations))
-    root: dict[Variable, Variable] = {v: v for v in (*program.inputs, *program.constants)}
     in_place = _donated(program)
-    for e in program.equations:
+    root, offset = _shared(program, in_place)
+    first_write: dict[Variable, int] = {}
+    for i, e in enumerate(program.equations):
         for v in e.outputs:
-            root[v] = v
-        if e.has(Trait.RESHAPE):
-            root[e.outputs[0]] = root[e.inputs[0]]
-        for v in e.outputs:
-            if v in in_place:
-                root[v] = root[in_place[v]]
+            first_write.setdefault(root[v], i)
     ends: dict[Variable, int] = {}
     for v, r in root.items():
         ends[r] = max(ends.get(r, -1), last_use.get(v, -1))
@@ -88,18 +94,48 @@ def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_work
     for i, e in enumerate(program.equations):
         for v in e.outputs:
             if root[v] is v and v not in places:
-                lifetime = (0, len(program.equations)) if guard else (i, max(ends.get(v, i), i))
+                lifetime = (0, len(program.equations)) if guard else (first_write[v], max(ends.get(v, i), i))
                 arena.add(v, nbytes(v) + 2 * guard, *lifetime)
         arena.add(i, workspace(e), i, i)
     offsets = arena.offsets()
     places |= {v: Place("arena", offset + guard) for v, offset in offsets.items() if isinstance(v, Variable)}
     return MemoryPlan(
-        places={v: places[r] for v, r in root.items()},
+        places={v: _moved(places[r], offset.get(v, 0)) for v, r in root.items()},
         workspaces=tuple(offsets[i] for i in range(len(program.equations))),
         arena_bytes=arena.size(offsets),
         separate_bytes=sum(request.size for request in arena.requests),
         in_place=in_place,
+        parts=frozenset(offset),
     )
+
+
+def _shared(
+    program: Program, in_place: dict[Variable, Variable]
+) -> tuple[dict[Variable, Variable], dict[Variable, int]]:
+    """For each variable the one whose memory it has; and for parts the byte where they begin there."""
+    root: dict[Variable, Variable] = {v: v for v in (*program.inputs, *program.constants)}
+    offset: dict[Variable, int] = {}
+    for e in program.equations:
+        for v in e.outputs:
+            root[v] = root[in_place[v]] if v in in_place else v
+        if e.has(Trait.RESHAPE) or e.has(Trait.PART):
+            (out,), x = e.outputs, e.inputs[0]
+            root[out] = root[x]
+            if x in offset or e.has(Trait.PART):
+                offset[out] = offset.get(x, 0) + e.params.get("start", 0) * out.type.dtype.itemsize
+    for e in program.equations:
+        if e.has(Trait.JOIN):
+            at = 0
+            for x in e.inputs:
+                same = [v for v, r in root.items() if r is root[x]]
+                root |= dict.fromkeys(same, e.outputs[0])
+                offset |= {v: offset.get(v, 0) + at for v in same}
+                at += nbytes(x)
+    return root, offset
+
+
+def _moved(place: Place, offset: int) -> Place:
+    return Place("arena", place.at + offset) if place.where == "arena" else place._replace(offset=offset)
 
 
 def pair_donated(program: Program) -> dict[Variable, Variable]:
@@ -122,15 +158,20 @@ def _donated(program: Program) -> dict[Variable, Variable]:
     last_use: dict[Variable, int] = {}
     read_by_view: set[tuple[int, Variable]] = set()
     for i, e in enumerate(program.equations):
-        if e.has(Trait.RESHAPE):
+        if e.has(Trait.RESHAPE) or e.has(Trait.PART):
             view_of[e.outputs[0]] = view_of.get(e.inputs[0], e.inputs[0])
         last_use.update((view_of.get(v, v), i) for v in e.inputs)
         read_by_view.update((i, view_of[v]) for v in e.inputs if v in view_of)
     last_use.update((view_of.get(v, v), len(program.equations)) for v in program.outputs)
     found: dict[Variable, Variable] = {}
-    for out, donated in pair_donated(program).items():
+    for result, donated in pair_donated(program).items():
+        out = view_of.get(result, result)
         writer = producer.get(out)
-        if writer is None or out in view_of or last_use.get(donated, -1) > writer:
+        if writer is None or last_use.get(donated, -1) > writer:
+            continue
+        if out is not result and not (
+            program.equations[writer].has(Trait.COLLECTIVE) and nbytes(out) == nbytes(result)
+        ):
             continue
         if (writer, donated) not in read_by_view and overwrites(program.equations[writer], donated, out):
             found[out] = donated
@@ -139,7 +180,7 @@ def _donated(program: Program) -> dict[Variable, Variable]:
 
 def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
     """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
-    if equation.primitive is mapped_p:
+    if equation.primitive is per_member_p:
         return _overwrites_members(equation, argument, result)
     if equation.primitive in FUSED and equation.primitive is not loops_p:
         readers = equation.params["body"].readers.get(argument, ())
@@ -152,7 +193,7 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
 
 
 def _overwrites_members(equation: Equation, argument: Variable, result: Variable) -> bool:
-    """`overwrites` for a `mapped` equation: a member reads and writes its own part of both."""
+    """`overwrites` for a `per_member` equation: a member reads and writes its own part of both."""
     body: Program = equation.params["body"]
     at = [i for i, v in enumerate(equation.inputs) if v is argument]
     own = body.outputs[equation.outputs.index(result)]

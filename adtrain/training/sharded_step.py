@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,37 +20,33 @@ from adtrain.core import tree
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import value_and_grad
 from adtrain.core.scope import phase, scope
-from adtrain.ops.collectives import fusion_barrier, pairwise_sum, tree_sum
+from adtrain.ops.collectives import fusion_barrier, pairwise_sum, part, tree_sum
+from adtrain.training.lockstep import in_lockstep
 from adtrain.training.network import Network
-from adtrain.training.sharding import Bucket, Buckets
-from adtrain.training.step import StepMetrics, TrainState, augment_batch, gather_batch, random_state
+from adtrain.training.sharding import Buckets
+from adtrain.training.step import (
+    EvaluationStep,
+    StepMetrics,
+    Totals,
+    TrainState,
+    augment_batch,
+    gather_batch,
+    random_state,
+)
 
 SHARD_BIT = 16
 """The number of a shard is in the upper 16 bits of the step's high word, which are 0 for the first 2^48 steps."""
 
 
-class ShardSeeds(NamedTuple):
-    """The seed of each shard and the number of the rank, as inputs, so that all ranks have the same Program.
-
-    Attributes:
-        words: uint32 (shards of this rank, 3): the seed's low word and high word, and the number of the shard.
-        rank: int64 (1,).
-    """
-
-    words: Value
-    rank: Value
-
-
-ShardedStep: TypeAlias = Callable[[TrainState, ShardSeeds, Value, Value, Value, int], tuple[TrainState, StepMetrics]]
+ShardedStep: TypeAlias = Callable[[TrainState, Value, Value, Value, Value, int], tuple[TrainState, StepMetrics]]
 """(state, seeds, images, labels, this rank's indices int64 (n,), examples in the whole batch) to the new state and the
-metrics of the whole batch. If the optimizer is elementwise, its averages in the state are slices: see `Buckets`."""
+metrics of the whole batch. The parameters in the state are the vectors of buckets. If the optimizer is elementwise, its
+averages are slices of such vectors: see `Buckets`."""
 
 
-def shard_seeds(seed: Array, buckets: Buckets) -> ShardSeeds:
-    """The seeds of this rank's shards, from a seed uint32 (2,)."""
-    sharding = buckets.sharding
-    words = np.array([[*seed.numpy(), shard] for shard in sharding.local], np.uint32)
-    return ShardSeeds(array(words, device=seed.device), array(np.array([sharding.rank]), device=seed.device))
+def shard_seeds(seed: Array, buckets: Buckets) -> Array:
+    """For each of this rank's shards the low and high word of a seed uint32 (2,), and the number of the shard."""
+    return array(np.array([[*seed.numpy(), shard] for shard in buckets.sharding.local], np.uint32), device=seed.device)
 
 
 @dataclass(frozen=True)
@@ -63,60 +60,80 @@ class _Step:
     buckets: Buckets
 
     def __call__(
-        self, state: TrainState, seeds: ShardSeeds, images: Value, labels: Value, indices: Value, total: int
+        self, state: TrainState, seeds: Value, images: Value, labels: Value, indices: Value, total: int
     ) -> tuple[TrainState, StepMetrics]:
         sizes = self.buckets.sharding.sizes(total)
-        parts, start = [], 0
+        params = self.buckets.tree(state.params, part)
+        taken, start = [], 0
         with scope("input"):
             for k, size in enumerate(sizes):
                 rows = ops.slice(indices, [start], [start + size]) if size else indices
-                parts.append((rows, ops.reshape(ops.slice(seeds.words, [k, 0], [k + 1, 3]), (3,))))
+                taken.append((rows, ops.reshape(ops.slice(seeds, [k, 0], [k + 1, 3]), (3,))))
                 start += size
-            inputs = fusion_barrier(state.step, *(x for part in parts for x in part))
-        shards = []
-        for k, size in enumerate(sizes):
-            rows, seed = inputs[1 + 2 * k : 3 + 2 * k]
-            shards.append(self._shard(state, inputs[0], seed, images, labels, rows, size / total))
+            inputs = fusion_barrier(state.step, *(x for shard in taken for x in shard))
+        given = [
+            (params, state.statistics, inputs[0], seed, images, labels, rows)
+            for rows, seed in zip(inputs[1::2], inputs[2::2], strict=True)
+        ]
+        functions = [partial(self._shard, size, total) for size in sizes]
+        if self.network.synchronized:
+            shards = in_lockstep(functions, given, self.buckets.sharding)
+        else:
+            shards = [list(f(*arguments)) for f, arguments in zip(functions, given, strict=True)]
         with phase("backward"), scope("exchange"):
             own = [pairwise_sum(gradients) for gradients in zip(*(x[:-1] for x in shards), strict=True)]
-            slices = [self._sum_of_ranks(x) for x in own]
-            sums = tree_sum(ops.reshape(ops.all_gather(ops.stack([x[-1] for x in shards])), (-1, *shards[0][-1].shape)))
+            received = [ops.all_to_all(ops.reshape(x, (self.buckets.sharding.ranks, -1))) for x in own]
+            numbers = ops.all_gather(ops.stack([x[-1] for x in shards]))
         with phase("update"), scope("optimizer"):
             lr = self.schedule(state.step) * self.optimizer.lr
-            params, optimizer = self._update(state, self._clipped(slices), lr, seeds.rank)
-        with scope("metrics"):
+            slices = self._clipped([tree_sum(x) for x in received])
+            vectors, optimizer = self._update(state, params, slices, lr)
+        with scope("metrics"):  # after the update, which does not wait for them
+            sums = tree_sum(ops.reshape(numbers, (-1, *shards[0][-1].shape)))
             loss, task_sums, statistics = self._metrics(state, sums)
-        return TrainState(params, statistics, optimizer), StepMetrics(loss, task_sums, lr)
+        return TrainState(vectors, statistics, optimizer), StepMetrics(loss, task_sums, lr)
 
     def _shard(
-        self, state: TrainState, step: Value, seed: Value, images: Value, labels: Value, rows: Value, weight: float
-    ) -> tuple[Value, ...]:
+        self,
+        size: int,
+        total: int,
+        params: nn.Params,
+        statistics: nn.State,
+        step: Value,
+        seed: Value,
+        images: Value,
+        labels: Value,
+        rows: Value,
+    ) -> Sequence[Value]:
         """The gradient of a shard's part of the mean loss, by bucket; then its loss, sums and statistics in float64.
 
-        `weight` is the shard's fraction of the batch; an empty shard gives zeros.
+        `size` is the number of its examples, of `total` in the batch. An empty shard gives zeros. If layers are
+        synchronized, it computes them from an image of zeros, because it takes part in the exchanges.
         """
-        device = state.step.device
-        if not weight:
-            count = 1 + self._sum_count + sum(x.size for x in tree.leaves(state.statistics))
+        device, weight = step.device, size / total
+        if not size and not self.network.synchronized:
+            count = 1 + self._sum_count + sum(x.size for x in tree.leaves(statistics))
             lengths = [(bucket.length, bucket.dtype) for bucket in self.buckets.buckets] + [
                 (count, np.dtype(np.float64))
             ]
             return fusion_barrier(*(ops.zeros((n,), dtype, device) for n, dtype in lengths))
         rng = shard_state(seed, step)
-        mode = nn.Mode(training=True, rng=rng)
-        batch = Batch(*gather_batch(images, labels, rows), self.network.unit)
+        mode = nn.Mode(training=True, rng=rng, shards=self.buckets.sharding.all_sizes(total))
+        found = gather_batch(images, labels, rows) if size else _zeros_for(images, labels)
+        batch = Batch(*found, self.network.unit)
         if self.augmentations:
             batch = augment_batch(batch, self.augmentations, rng, self.network.dtype)
 
         def loss_of(params: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
-            outputs, statistics = self.network.outputs(params, state.statistics, batch.images, mode)
-            return self.network.loss_of(outputs, batch.labels, batch.mixed) * weight, (outputs, statistics)
+            outputs, moved = self.network.outputs(params, statistics, batch.images, mode)
+            return self.network.loss_of(outputs, batch.labels, batch.mixed) * weight, (outputs, moved)
 
-        (loss, (outputs, statistics)), grads = value_and_grad(loss_of, has_aux=True)(state.params)
+        (loss, (outputs, moved)), grads = value_and_grad(loss_of, has_aux=True)(params)
         with scope("metrics"):
-            numbers = [loss, self.network.task.sums(outputs, batch.labels)]
+            sums = self.network.task.sums(outputs, batch.labels)
+            numbers = [loss, sums if size else ops.zeros_like(sums)]
             columns = [ops.reshape(ops.astype(x, np.float64), (-1,)) for x in numbers]
-            columns += [ops.reshape(ops.astype(x, np.float64), (-1,)) * weight for x in tree.leaves(statistics)]
+            columns += [ops.reshape(ops.astype(x, np.float64), (-1,)) * weight for x in tree.leaves(moved)]
         with phase("backward"), scope("exchange"):
             return fusion_barrier(*self._vectors(grads, device), ops.concatenate(columns))
 
@@ -128,15 +145,16 @@ class _Step:
         """The vector of each bucket of a tree like the parameters."""
         leaves, found = tree.leaves(params), []
         for bucket in self.buckets.buckets:
-            parts = [ops.reshape(leaves[i], (-1,)) for i in bucket.leaves]
-            if bucket.padding:
-                parts.append(ops.zeros((bucket.padding,), bucket.dtype, device))
+            parts = []
+            for i, gap in zip(bucket.leaves, bucket.gaps, strict=True):
+                parts += [ops.reshape(leaves[i], (-1,)), *([ops.zeros((gap,), bucket.dtype, device)] if gap else [])]
             found.append(ops.concatenate(parts) if len(parts) > 1 else parts[0])
         return found
 
-    def _sum_of_ranks(self, vector: Value) -> Value:
-        """This rank's slice of the sum of all ranks' vectors."""
-        return tree_sum(ops.all_to_all(ops.reshape(vector, (self.buckets.sharding.ranks, -1))))
+    def _own_slice(self, vector: Value) -> Value:
+        sharding = self.buckets.sharding
+        length = vector.size // sharding.ranks
+        return vector if sharding.ranks == 1 else part(vector, sharding.rank * length, (length,))
 
     def _clipped(self, slices: Sequence[Value]) -> Sequence[Value]:
         if self.clip_value is not None:
@@ -154,24 +172,17 @@ class _Step:
         by_shard = ops.reshape(ops.all_gather(ops.stack(blocks)), (-1, len(slices)))
         return optim.clip_by_norm(slices, self.clip_norm, ops.sqrt(tree_sum(tree_sum(by_shard))))[0]
 
-    def _update(self, state: TrainState, slices: Sequence[Value], lr: Value, rank: Value) -> tuple[Any, optim.OptState]:
-        """The new parameters on all ranks, and the optimizer's new state."""
+    def _update(
+        self, state: TrainState, params: nn.Params, slices: Sequence[Value], lr: Value
+    ) -> tuple[Any, optim.OptState]:
+        """The vectors of the new parameters on all ranks, and the optimizer's new state."""
         if not self.optimizer.elementwise:
-            grads = self._tree([ops.all_gather(x) for x in slices])
-            return self.optimizer.update(state.params, grads, state.optimizer, lr)
-        own = []
-        for vector in self._vectors(state.params, state.step.device):
-            rows = ops.reshape(vector, (self.buckets.sharding.ranks, -1))
-            own.append(ops.reshape(ops.embedding(rank, rows) if rows.shape[0] > 1 else rows, (-1,)))
+            grads = self.buckets.tree([_all_slices(x) for x in slices], part)
+            params, optimizer = self.optimizer.update(params, grads, state.optimizer, lr)
+            return self._vectors(params, state.step.device), optimizer
+        own = [self._own_slice(x) for x in tree.leaves(state.params)]
         updated, optimizer = self.optimizer.update(own, list(slices), state.optimizer, lr)
-        return self._tree([ops.all_gather(x) for x in updated]), optimizer
-
-    def _tree(self, gathered: Sequence[Value]) -> Any:
-        """The tree like the parameters of which these are the slices of all ranks, by bucket."""
-        leaves: dict[int, Value] = {}
-        for bucket, rows in zip(self.buckets.buckets, gathered, strict=True):
-            leaves.update(_leaves(bucket, ops.reshape(rows, (-1,))))
-        return tree.unflatten(self.buckets.structure, [leaves[i] for i in range(len(leaves))])
+        return [_all_slices(x) for x in updated], optimizer
 
     def _metrics(self, state: TrainState, sums: Value) -> tuple[Value, Value, nn.State]:
         """The loss, the task's sums and the running statistics: their mean over the shards, weighted by examples."""
@@ -189,11 +200,25 @@ class _Step:
         return loss, task_sums, tree.unflatten(structure, found)
 
 
-def _leaves(bucket: Bucket, vector: Value) -> dict[int, Value]:
-    found = {}
-    for i, shape, (start, end) in zip(bucket.leaves, bucket.shapes, bucket.bounds, strict=True):
-        found[i] = ops.reshape(ops.slice(vector, [start], [end]), shape)
-    return found
+def evaluation_of_vectors(step: EvaluationStep, buckets: Buckets) -> EvaluationStep:
+    """An evaluation step whose second argument is the vectors of the parameters."""
+
+    def evaluate(totals: Totals, vectors: Any, *others: Any) -> Totals:
+        return step(totals, buckets.tree(vectors, part), *others)
+
+    return evaluate
+
+
+def _all_slices(own: Value) -> Value:
+    """The vector whose slices all ranks have."""
+    return ops.reshape(ops.all_gather(own), (-1,))
+
+
+def _zeros_for(images: Value, labels: Value) -> tuple[Value, Value]:
+    """A batch of one image of zeros with the label 0."""
+    return ops.zeros((1, *images.shape[1:]), images.dtype, images.device), ops.zeros(
+        (1, *labels.shape[1:]), labels.dtype, labels.device
+    )
 
 
 def shard_state(seed: Value, step: Value) -> Value:
@@ -215,5 +240,5 @@ def sharded_step(
     clip_value: float | None = None,
     augmentations: Sequence[Augmentation] = (),
 ) -> ShardedStep:
-    """`train_step` on a batch that is divided into shards. Batch normalisation sees one shard at a time."""
+    """`train_step` on a batch that is divided into shards. Batch norm without `sync` sees one shard at a time."""
     return _Step(network, optimizer, schedule, clip_norm, clip_value, augmentations, buckets)

@@ -6,7 +6,7 @@ binary tree. So the result has the same bits for each number of ranks that divid
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -18,9 +18,9 @@ from adtrain.core import communicator, tree
 from adtrain.core.types import Shape
 
 BUCKET_BYTES = 4 << 20
-"""The most bytes in a bucket; a larger parameter has a bucket of its own."""
-ALIGNMENT = 16
-"""The length of each rank's slice of a bucket is a multiple of this number of elements, so that vectors are aligned."""
+"""A bucket takes parameters until it has so many bytes."""
+ALIGNMENT = 64
+"""Each parameter, and each rank's slice of a bucket, begins at a multiple of this number of bytes in the bucket."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,10 @@ class Sharding:
         """
         return [_size(total, self.shards, shard) for shard in self.local]
 
+    def all_sizes(self, total: int) -> tuple[int, ...]:
+        """The number of examples of each shard of all ranks in a batch of `total`."""
+        return tuple(_size(total, self.shards, shard) for shard in range(self.shards))
+
     def part(self, batch: np.ndarray) -> np.ndarray:
         """This rank's indices in a batch of indices. If it has none, one index, which its empty shards do not use."""
         start = sum(_size(len(batch), self.shards, shard) for shard in range(self.local.start))
@@ -70,7 +74,7 @@ class Bucket:
         leaves: the positions of the parameters in their tree.
         shapes: of the parameters.
         dtype: of the parameters.
-        length: elements of the vector, with zeros at its end.
+        length: elements of the vector. Zeros fill the gaps between parameters.
     """
 
     leaves: tuple[int, ...]
@@ -79,14 +83,27 @@ class Bucket:
     length: int
 
     @property
-    def padding(self) -> int:
-        return self.length - sum(map(prod, self.shapes))
+    def sizes(self) -> list[int]:
+        return list(map(prod, self.shapes))
 
     @property
-    def bounds(self) -> list[tuple[int, int]]:
-        """The start and end of each parameter in the vector."""
-        ends = list(accumulate(map(prod, self.shapes)))
-        return list(zip([0, *ends], ends, strict=False))
+    def starts(self) -> list[int]:
+        """The start of each parameter in the vector."""
+        return [0, *accumulate(_aligned(size, self.dtype) for size in self.sizes)][:-1]
+
+    @property
+    def gaps(self) -> list[int]:
+        """The elements after each parameter that belong to none."""
+        return [
+            following - start - size
+            for start, size, following in zip(self.starts, self.sizes, [*self.starts[1:], self.length], strict=True)
+        ]
+
+
+def _aligned(size: int, dtype: np.dtype[Any], count: int = 1) -> int:
+    """`size` elements rounded up, so that each of `count` equal parts of them is a multiple of ALIGNMENT bytes."""
+    unit = count * ALIGNMENT // dtype.itemsize
+    return -(-size // unit) * unit
 
 
 class Buckets:
@@ -101,37 +118,45 @@ class Buckets:
         groups: list[list[int]] = []
         held = 0
         for i in reversed(range(len(leaves))):
-            size = prod(leaves[i].shape) * leaves[i].dtype.itemsize
-            if not groups or held + size > BUCKET_BYTES or leaves[groups[-1][0]].dtype != leaves[i].dtype:
+            if not groups or held >= BUCKET_BYTES or leaves[groups[-1][0]].dtype != leaves[i].dtype:
                 groups.append([])
                 held = 0
             groups[-1].append(i)
-            held += size
+            held += prod(leaves[i].shape) * leaves[i].dtype.itemsize
         self.buckets = [self._bucket([(i, leaves[i]) for i in group]) for group in groups]
 
     def _bucket(self, leaves: Sequence[tuple[int, Any]]) -> Bucket:
-        unit = self.sharding.shards * ALIGNMENT
         shapes = tuple(x.shape for _, x in leaves)
-        length = -(-sum(map(prod, shapes)) // unit) * unit
-        return Bucket(tuple(i for i, _ in leaves), shapes, leaves[0][1].dtype, length)
+        dtype = leaves[0][1].dtype
+        length = _aligned(sum(_aligned(prod(shape), dtype) for shape in shapes), dtype, self.sharding.shards)
+        return Bucket(tuple(i for i, _ in leaves), shapes, dtype, length)
+
+    def vectors(self, values: Any) -> Any:
+        """The vector of each bucket of a tree of NumPy arrays, as a list."""
+        leaves = tree.leaves(values)
+        found = [np.zeros(bucket.length, bucket.dtype) for bucket in self.buckets]
+        for vector, bucket in zip(found, self.buckets, strict=True):
+            for i, start, size in zip(bucket.leaves, bucket.starts, bucket.sizes, strict=True):
+                vector[start : start + size] = np.reshape(leaves[i], -1)
+        return found
+
+    def tree(self, vectors: Any, part: Callable[[Any, int, Shape], Any]) -> Any:
+        """The tree whose vectors these are; `part` returns the array of a shape that starts at an element."""
+        leaves = {
+            i: part(vector, start, shape)
+            for vector, bucket in zip(vectors, self.buckets, strict=True)
+            for i, start, shape in zip(bucket.leaves, bucket.starts, bucket.shapes, strict=True)
+        }
+        return tree.unflatten(self.structure, [leaves[i] for i in range(len(leaves))])
+
+    def params(self, vectors: Any) -> Any:
+        """The tree of NumPy arrays whose vectors these are; the reverse of `vectors`."""
+        return self.tree(vectors, lambda x, start, shape: x[start : start + prod(shape)].reshape(shape))
 
     def slices(self, values: Any) -> list[np.ndarray]:
         """This rank's slice of each bucket of a tree of NumPy arrays."""
-        leaves, found = tree.leaves(values), []
-        for bucket in self.buckets:
-            parts = [np.reshape(leaves[i], -1) for i in bucket.leaves]
-            vector = np.concatenate([*parts, np.zeros(bucket.padding, bucket.dtype)])
-            found.append(vector.reshape(self.sharding.ranks, -1)[self.sharding.rank].copy())
-        return found
-
-    def gathered(self, slices: Sequence[np.ndarray]) -> Any:
-        """The tree of NumPy arrays of which all ranks have `slices`."""
-        leaves: dict[int, np.ndarray] = {}
-        for bucket, own in zip(self.buckets, slices, strict=True):
-            vector = communicator.all_gathered(own).reshape(-1)
-            for i, shape, (start, end) in zip(bucket.leaves, bucket.shapes, bucket.bounds, strict=True):
-                leaves[i] = vector[start:end].reshape(shape)
-        return tree.unflatten(self.structure, [leaves[i] for i in range(len(leaves))])
+        ranks, rank = self.sharding.ranks, self.sharding.rank
+        return [vector.reshape(ranks, -1)[rank].copy() for vector in self.vectors(values)]
 
     def divided_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """An optimizer's state on the host: in place of each tree like the parameters, the slices of this rank."""
@@ -139,7 +164,11 @@ class Buckets:
 
     def whole_state(self, state: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
         """The state that was divided; `whole` is one of the same structure before it is divided. All ranks call it."""
-        return {name: self.gathered(x) if self._like_params(whole[name]) else x for name, x in state.items()}
+
+        def gathered(slices: Sequence[np.ndarray]) -> Any:
+            return self.params([communicator.all_gathered(x).reshape(-1) for x in slices])
+
+        return {name: gathered(x) if self._like_params(whole[name]) else x for name, x in state.items()}
 
     def _like_params(self, x: Any) -> bool:
         return bool(tree.flatten(x)[1] == self.structure)

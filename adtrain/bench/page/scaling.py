@@ -9,11 +9,12 @@ from markupsafe import Markup
 
 from adtrain.bench.page import blocks
 from adtrain.bench.page.curves import Line, figure
+from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.scaling.model import GPUS_PER_NODE, MOST_GPUS, fitted_start_us, weak_efficiency
 from adtrain.bench.text.scaling import NUMBERS, cells
 from adtrain.report import parts
 
-POINTS = {"scaling": "text", **dict.fromkeys((name.replace(" us", " µs") for name in NUMBERS), "")}
+POINTS = {"system": "text", "scaling": "text", **dict.fromkeys((name.replace(" us", " µs") for name in NUMBERS), "")}
 COUNTS = [2**i for i in range(MOST_GPUS.bit_length())]
 
 
@@ -23,7 +24,8 @@ def title(result: Mapping[str, Any]) -> str:
 
 def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     points = result["points"]
-    weak, strong = ([p for p in points if p["weak"] is which] for which in (True, False))
+    own, others = ([p for p in points if (p["system"] == ADTRAIN) is which] for which in (True, False))
+    weak, strong = ([p for p in own if p["weak"] is which] for which in (True, False))
     last = weak[-1]
     tiles = [("ranks", f"{last['ranks']}"), ("weak efficiency", f"{last['efficiency']:.1%}")]
     tiles.append(("strong efficiency", f"{strong[-1]['efficiency']:.1%}"))
@@ -34,14 +36,17 @@ def body(result: Mapping[str, Any]) -> Iterable[Markup]:
         "Weak scaling: the batch grows with the ranks. Strong scaling: it stays. Hidden is the part of the exchanges "
         "that other work covers."
     )
-    drawn = [_times("Weak scaling", weak), _times("Strong scaling", strong)]
+    drawn = [
+        _times(title, own, [p for p in others if p["weak"] is own[0]["weak"]])
+        for title, own in (("Weak scaling", weak), ("Strong scaling", strong))
+    ]
     yield parts.section("Measured", blocks.figures(drawn) + parts.table(POINTS, [cells(p) for p in points]))
     if result["protocol"]["device"] == "gpu" and len(weak) > 1:
         yield parts.section("Arithmetic, not measured", _predicted(result, weak))
 
 
-def _times(title: str, points: Sequence[Mapping[str, Any]]) -> Markup:
-    """Times of steps and of exchanges alone, with the time of a step that scales ideally."""
+def _times(title: str, points: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> Markup:
+    """Times of steps, of exchanges alone, of a step that scales ideally, and of other systems."""
     first = points[0]
     growth = [1.0 if p["weak"] else first["ranks"] / p["ranks"] for p in points]
     ideal = [(p["ranks"], first["step_us"] * x) for p, x in zip(points, growth, strict=True)]
@@ -51,6 +56,9 @@ def _times(title: str, points: Sequence[Mapping[str, Any]]) -> Markup:
     ]
     if exchanges := [(p["ranks"], p["exchange_us"]) for p in points if p["exchange_us"]]:
         lines.append(Line("exchanges alone", "series-3", exchanges))
+    for number, system in enumerate(dict.fromkeys(p["system"] for p in others), 4):
+        times = [(p["ranks"], p["step_us"]) for p in others if p["system"] == system]
+        lines.append(Line(system, f"series-{number}", times))
     return figure(title, "ranks", "µs", lines)
 
 

@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
 
-from adtrain.bench.scaling.request import Measured, Request
+from adtrain.bench.peers.systems import ADTRAIN
+from adtrain.bench.scaling.request import PEERS, Measured, Request
 from adtrain.bench.scaling.worker import SAMPLE_SECONDS, SAMPLES
 from adtrain.bench.timing.protocol import observed_load, protocol
-from adtrain.core.errors import AdtrainError
+from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.distributed.launch import end, start
 
 WORKER_SECONDS = 600
@@ -23,15 +26,17 @@ class Point(NamedTuple):
     """The time of a step with a number of ranks.
 
     Attributes:
+        system: adtrain or a peer.
         weak: whether the batch grows with the ranks; otherwise it stays.
         step_us: the median, microseconds.
         efficiency: 1 is ideal. Weak: the time of a step with the first number of ranks, divided by this time. Strong:
             also divided by the factor by which the number of ranks has grown.
-        exchange_us: the exchanges of a step alone.
+        exchange_us: the exchanges of a step alone; 0 where they were not measured.
         hidden: the fraction of the exchanges that other work hides: 1 minus the growth of a step divided by
             `exchange_us`; only for weak scaling.
     """
 
+    system: str
     weak: bool
     ranks: int
     batch_size: int
@@ -50,35 +55,51 @@ class Scaling(NamedTuple):
     points: list[Point]
 
 
-def scaling(config: str, overrides: Sequence[str], device: str, batch_size: int, ranks: Sequence[int]) -> Scaling:
+def scaling(
+    config: str, overrides: Sequence[str], device: str, batch_size: int, ranks: Sequence[int], peers: Sequence[str] = ()
+) -> Scaling:
     """Measure a config on these numbers of ranks of this machine; weak scaling with `batch_size` images a rank.
 
     On the CPU each rank has the machine's cores divided by the largest number of ranks in weak scaling, and by its own
     number of ranks in strong scaling, so that strong scaling uses the same cores.
 
+    Args:
+        peers: other systems, measured after adtrain with each number of ranks: names in `PEERS`.
+
     Raises:
-        AdtrainError: a measurement fails.
+        AdtrainError: a measurement fails. OptionError: a peer does not run on the device.
     """
+    _check_peers(peers, device)
     most, cores = max(ranks), os.cpu_count() or 1
     points, about = list[Point](), None
     for weak in (True, False):
-        first: tuple[int, float] | None = None
-        for count in ranks:
+        first: dict[str, tuple[int, float]] = {}
+        for count, system in product(ranks, (ADTRAIN, *peers)):
             size = batch_size * count if weak else batch_size
             threads = max(1, cores // (most if weak else count))
-            request = Request(config, tuple(overrides), device, size)
-            about = measured = run(request, count, threads)
+            request = Request(config, tuple(overrides), device, size, system=system)
+            measured = run(request, count, threads)
             step = median(measured.microseconds)
             exchange = 0.0
-            if count > 1:
+            if system == ADTRAIN:
+                about = measured
+            if system == ADTRAIN and count > 1:
                 alone = run(request._replace(exchange_bytes=measured.gradient_bytes), count, threads)
                 exchange = median(alone.microseconds)
-            first = first or (count, step)
-            ideal = first[1] if weak else first[1] * first[0] / count
-            hidden = None if not weak or not exchange else 1 - (step - first[1]) / exchange
-            points.append(Point(weak, count, size, step, ideal / step, exchange, hidden))
+            fewest, alone_us = first.setdefault(system, (count, step))
+            ideal = alone_us if weak else alone_us * fewest / count
+            hidden = None if not weak or not exchange else 1 - (step - alone_us) / exchange
+            points.append(Point(system, weak, count, size, step, ideal / step, exchange, hidden))
     assert about is not None
     return Scaling(config, about.device, about.gradient_bytes, points)
+
+
+def _check_peers(peers: Sequence[str], device: str) -> None:
+    if peers and find_spec("torch") is None:
+        raise OptionError(f"{', '.join(peers)}: torch is not installed (pip install torch)")
+    for name in peers:
+        if device not in PEERS[name]:
+            raise OptionError(f"{name}: runs on {' and '.join(PEERS[name])} only")
 
 
 def run(request: Request, ranks: int, threads: int) -> Measured:
@@ -104,13 +125,13 @@ def run(request: Request, ranks: int, threads: int) -> Measured:
 
 def result(
     config: str, overrides: Sequence[str], device: str, batch_size: int, ranks: Sequence[int],
-    progress: Callable[[str], object],
+    peers: Sequence[str], progress: Callable[[str], object],
 ) -> dict[str, Any]:  # fmt: skip
     """The result of `scaling` as JSON values, with the protocol."""
     conditions = protocol(device, observed_load(progress), min_sample_ms=1e3 * SAMPLE_SECONDS)
     conditions["samples"] = [SAMPLES, SAMPLES]
     progress(f"bench: timing steps of {config} on {' and '.join(map(str, ranks))} ranks, about a minute")
-    found = scaling(config, overrides, device, batch_size, ranks)
+    found = scaling(config, overrides, device, batch_size, ranks, peers)
     return {
         "kind": "scaling",
         "protocol": conditions,

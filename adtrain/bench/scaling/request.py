@@ -5,6 +5,12 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
+from adtrain.bench.peers.systems import ADTRAIN
+
+PEERS = {"torch-ddp": ("cpu", "gpu"), "torch-graph": ("gpu",)}
+"""The other systems, and the devices that they run on. torch-ddp: PyTorch's DistributedDataParallel, eager.
+torch-graph: PyTorch, with the whole step and an all-reduce of the gradients in one CUDA graph."""
+
 
 class Request(NamedTuple):
     """Steps of a config, or with `exchange_bytes` the exchanges of gradients of that size.
@@ -12,6 +18,7 @@ class Request(NamedTuple):
     Attributes:
         config: a path or a name.
         batch_size: of all ranks together.
+        system: "adtrain", or a name in `PEERS`, which take steps only.
     """
 
     config: str
@@ -19,6 +26,7 @@ class Request(NamedTuple):
     device: str
     batch_size: int
     exchange_bytes: int = 0
+    system: str = ADTRAIN
 
     @classmethod
     def from_text(cls, text: str) -> Request:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.scaling.request import Measured, Request
 from adtrain.distributed.environment import divide_host
 
@@ -34,6 +35,23 @@ def steps(request: Request) -> Measured:
     state = experiment.divided(tree.map(lambda x: x.numpy(), experiment.initial_state("cpu")))
     take = training.continuation(experiment, tree.map(lambda x: array(x, device=request.device), state), request.device)
     return _measured(request, take, sum(x.nbytes for x in tree.leaves(state.params)))
+
+
+def peer_steps(request: Request) -> Measured:
+    """Time steps on full batches in another system."""
+    from adtrain import config, training
+    from adtrain.bench.peers import torch_ranks
+    from adtrain.bench.peers.steps import Job
+
+    experiment = training.prepare(
+        config.load(request.config, [*request.overrides, f"data.batch_size={request.batch_size}"])
+    )
+    job = Job(experiment, request.device)
+    with torch_ranks.joined(request.device, TIMEOUT) as ranks:
+        run = torch_ranks.runner(job, request.system.partition("-")[2], ranks)
+        samples = _samples(run, ranks.together, ranks.of_first)
+        size = sum(x.nbytes for x in job.weights.values())
+        return Measured(ranks.size, request.batch_size, samples, size, ranks.device_name)
 
 
 def exchanges(request: Request) -> Measured:
@@ -66,18 +84,35 @@ def _measured(request: Request, take: Callable[[int], object], size: int) -> Mea
 
     device = backend(request.device)
 
-    def seconds(times: int) -> float:
-        device.synchronize()
-        communicator.all_gathered(np.zeros(1))  # all ranks begin together
-        started = perf_counter()
+    def run(times: int) -> None:
         take(times)
         device.synchronize()
+
+    def together() -> None:
+        communicator.all_gathered(np.zeros(1))
+
+    samples = _samples(run, together, agreement.of_first_rank)
+    return Measured(communicator.current().size, request.batch_size, samples, size, device.device_name())
+
+
+def _samples(
+    run: Callable[[int], object], together: Callable[[], object], of_first: Callable[[int], int]
+) -> tuple[float, ...]:
+    """Microseconds of one of many repetitions, in each sample.
+
+    `run` repeats and waits for the device. `together` returns when all ranks have called it. `of_first` returns the
+    number that rank 0 has.
+    """
+
+    def seconds(times: int) -> float:
+        together()
+        started = perf_counter()
+        run(times)
         return perf_counter() - started
 
     seconds(20)  # compilation, connections, graphs
-    times = agreement.of_first_rank(max(10, int(SAMPLE_SECONDS / (seconds(20) / 20)) // 10 * 10))
-    samples = tuple(1e6 * seconds(times) / times for _ in range(SAMPLES))
-    return Measured(communicator.current().size, request.batch_size, samples, size, device.device_name())
+    times = of_first(max(10, int(SAMPLE_SECONDS / (seconds(20) / 20)) // 10 * 10))
+    return tuple(1e6 * seconds(times) / times for _ in range(SAMPLES))
 
 
 def main() -> None:
@@ -89,6 +124,11 @@ def main() -> None:
 
     request = Request.from_text(sys.argv[1])
     try:
+        if request.system != ADTRAIN:
+            found = peer_steps(request)
+            if os.environ["RANK"] == "0":
+                print(json.dumps(found._asdict()), flush=True)
+            return
         with joined(TIMEOUT, lambda line: print(line, file=sys.stderr), lambda error: (str(error), 2)):
             found = exchanges(request) if request.exchange_bytes else steps(request)
             if communicator.current().rank == 0:

@@ -10,7 +10,7 @@ from adtrain.bench.timing.protocol import busy
 from adtrain.table import Column, render
 
 NUMBERS = ("ranks", "batch", "step us", "exchange us", "hidden", "efficiency")
-COLUMNS = (Column("scaling", text=True), *map(Column, NUMBERS))
+COLUMNS = (Column("system", text=True), Column("scaling", text=True), *map(Column, NUMBERS))
 
 
 def lines(result: Mapping[str, Any], width: int) -> Iterator[str]:
@@ -27,6 +27,7 @@ def cells(point: Mapping[str, Any]) -> list[str]:
     """A point as cells of a table; also for the page."""
     hidden, exchange = point["hidden"], point["exchange_us"]
     return [
+        point["system"],
         "weak" if point["weak"] else "strong",
         f"{point['ranks']}",
         f"{point['batch_size']:,}",

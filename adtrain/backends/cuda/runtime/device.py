@@ -29,6 +29,9 @@ WARP = 32
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: the stream does not synchronize with the default stream, which other libraries may use."""
 
+PIECE = 4 << 20
+"""Bytes that an upload copies at a time, so that pieces share page-locked memory, which takes long to allocate."""
+
 DEFAULT_SHARED = 48 << 10
 """Bytes of dynamic shared memory that a kernel may have without opting in."""
 
@@ -185,12 +188,15 @@ class Device:
         """Copy to the device, through page-locked memory, so that the host need not wait."""
         if not elements.nbytes:
             return
-        while self.uploads and self.uploads[0][1].query():
-            self.uploads.popleft()
-        staged = self.host_pool.allocate((elements.nbytes,), np.uint8)
-        staged[:] = elements.reshape(-1).view(np.uint8)
-        cuda.memcpy_htod_async(address, staged, self.stream)
-        self.uploads.append((staged, self.event()))
+        content = elements.reshape(-1).view(np.uint8)
+        for start in range(0, len(content), PIECE):
+            while self.uploads and self.uploads[0][1].query():
+                self.uploads.popleft()
+            piece = content[start : start + PIECE]
+            staged = self.host_pool.allocate(piece.shape, np.uint8)
+            staged[:] = piece
+            cuda.memcpy_htod_async(address + start, staged, self.stream)
+            self.uploads.append((staged, self.event()))
 
     def download(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], np.ndarray]:
         """Copy from the device after the stream's work so far. The function that is returned waits for the elements."""

@@ -13,10 +13,13 @@ from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes, plan_memory
 
 
 class PlacedEquation(NamedTuple):
-    """An equation of a run, the address numbers of its operands, and the byte of the arena where its scratch starts."""
+    """An equation of a run, its operands, and the byte of the arena where its scratch starts.
+
+    An operand is an address number, and bytes to add to that address.
+    """
 
     equation: Equation
-    operands: Sequence[int]
+    operands: Sequence[tuple[int, int]]
     scratch: int
 
 
@@ -73,7 +76,8 @@ class Layout:
             program.carries
             and distinct
             and all(
-                place.where == "output" or place == ("input", i) for place, i in zip(self.results, donated, strict=True)
+                place.where == "output" or place == Place("input", i)
+                for place, i in zip(self.results, donated, strict=True)
             )
         )
         places = plans[-1].places
@@ -113,17 +117,17 @@ class Layout:
     ) -> list[PlacedEquation]:
         numbers: dict[Variable, int] = {}
 
-        def number(v: Variable) -> int:
-            where, i = places[v]
+        def operand(v: Variable) -> tuple[int, int]:
+            where, i, offset = places[v]
             if where != "arena":
-                return self._starts[where] + i
+                return self._starts[where] + i, offset
             if v not in numbers:
                 numbers[v] = self._starts["output"] + len(self.outputs) + len(self.arena)
                 self.arena.append(i)
-            return numbers[v]
+            return numbers[v], 0
 
         return [
-            PlacedEquation(e, [number(v) for v in (*e.inputs, *e.outputs)], byte)
+            PlacedEquation(e, [operand(v) for v in (*e.inputs, *e.outputs)], byte)
             for e, byte in zip(equations, scratch, strict=True)
         ]
 

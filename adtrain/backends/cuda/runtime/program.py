@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
+from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering, Plan
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.exchange import Borrowed
+from adtrain.backends.cuda.runtime.exchanges import ExchangeWork
 from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.runtime.guarded import Guarded
 from adtrain.backends.cuda.runtime.launch import Launch
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.backends.cuda.runtime.nccl import ExchangeWork
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core import poison
 from adtrain.core.backend import KernelRun
@@ -93,19 +93,26 @@ class Runnable:
             overlap = True
 
 
+class Lowered(NamedTuple):
+    """How a Program runs: the places of its values, and the launches of its equations."""
+
+    layout: Layout
+    plans: dict[Equation, Plan]
+
+
 class CudaProgram:
     """A Program with its memory and its launches."""
 
-    def __init__(self, backend: CudaBackend, program: Program) -> None:
+    def __init__(self, backend: CudaBackend, program: Program, lowered: Lowered | None = None) -> None:
         self.backend, self.device = backend, backend.device
         lowering = backend.lowering_of(program)
-        self.layout = layout = Layout(program, lowering)
+        self.layout = layout = Layout(program, lowering) if lowered is None else lowered.layout
         self.memory = layout.memory
         self.arena = self.device.reserve(layout.arena_bytes)
         self.base = int(self.arena)
         self.constants = [x.buffer for x in program.constants.values()]
         self.prefetched = [backend.empty(v.type) for v in layout.inputs[len(program.inputs) :]]
-        returned = {at: layout.outputs[at] for where, at in layout.results if where == "output"}
+        returned = {x.at: layout.outputs[x.at] for x in layout.results if x.where == "output"}
         self.large = {at: v.type for at, v in returned.items() if nbytes(v) >= LARGE}
         self.large_outputs: list[dict[int, Buffer]] = []
         self.owned = {at: backend.empty(layout.outputs[at].type) for at in layout.owned if at not in self.large}
@@ -126,7 +133,7 @@ class CudaProgram:
         self.placed = tuple(distinct)
         compiler.begin(dict.fromkeys(found), self.device.architecture)
         self.repeats = layout.repeats
-        self.results = [(*place, v.type.shape) for place, v in zip(layout.results, program.outputs, strict=True)]
+        self.results = [(x.where, x.at, v.type.shape) for x, v in zip(layout.results, program.outputs, strict=True)]
         self.graphs = Graphs(self.device)
         self.marks: Marks | None = None
 
@@ -138,12 +145,20 @@ class CudaProgram:
             for e in self.placed:
                 work: Runnable | ExchangeWork
                 if e.has(Trait.COLLECTIVE):
-                    work = ExchangeWork(self.backend.nccl, e)
+                    work = ExchangeWork(self.backend.exchanges, e)
                 else:
                     work = Runnable(self.device, self.lowering, e)
                 found[e] = work
                 self.flagged[e] = self.backend.flags.reserve(_label(e)) if work.checked else 0
         return found
+
+    @property
+    def lowered(self) -> Lowered | None:
+        """None where a library computes an equation."""
+        lowering = self.lowering
+        plans = {e: Plan(lowering.launches(e), lowering.scratch(e)) for e in self.placed}
+        of_library = any(isinstance(launch, LibraryCall) for plan in plans.values() for launch in plan.launches)
+        return None if of_library else Lowered(self.layout, plans)
 
     @property
     def kernels(self) -> Sequence[Sequence[KernelRun]]:
@@ -195,7 +210,7 @@ class CudaProgram:
         for steps, swaps in self.layout.runs(times):
             for equation, operands, byte in steps:
                 work, name = self.works[equation], _label(equation)
-                given = [addresses[i] for i in operands]
+                given = [addresses[i] + offset for i, offset in operands]
                 try:
                     if isinstance(work, ExchangeWork):
                         exchanges[equation.outputs[0]] = work.start(given)
@@ -207,7 +222,7 @@ class CudaProgram:
                 if not recording(self.device.stream):
                     raise DeviceError(f"{name} cannot be recorded in a CUDA graph: it waits for the device")
                 for v in self._to_join(equation, after_each is not None):
-                    self.backend.nccl.join(exchanges.pop(v))
+                    self.backend.exchanges.join(exchanges.pop(v))
                     overlap = False
                 if after_each is not None:
                     after_each()

@@ -1,0 +1,121 @@
+"""Exchanges between the GPUs of ranks, on a stream of their own, so that kernels run meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pycuda.driver as cuda
+from cuda.bindings import driver
+
+from adtrain.backends.cuda.runtime.device import NON_BLOCKING, Device
+from adtrain.backends.cuda.runtime.errors import checked, translated
+from adtrain.core import communicator
+from adtrain.core.backend import KernelRun
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation
+from adtrain.passes.plan_memory import nbytes
+
+REPEATS = 20
+"""Exchanges of one measurement."""
+
+
+class Way(Protocol):
+    """A way to exchange bytes. It only moves them.
+
+    Attributes:
+        name: for messages.
+        most_bytes: the largest size of an item that it is measured for; None for all sizes.
+    """
+
+    name: str
+    most_bytes: int | None
+
+    def enqueue(self, name: str, sent: int, received: int, size: int, stream: Any) -> None:
+        """Enqueue "all_gather" or "all_to_all" on a stream; `size` is the bytes of the item for one rank."""
+        ...
+
+
+class Exchanges:
+    """The stream of exchanges, and the ways to do them. All ranks make it, and choose ways, in the same order.
+
+    Args:
+        ways: the first one is used where others are not faster.
+    """
+
+    @translated()
+    def __init__(self, device: Device, ways: Sequence[Way]) -> None:
+        self.device, self.ways = device, ways
+        self.main = driver.CUstream(device.stream.handle)
+        self.side = cuda.Stream(NON_BLOCKING)
+        self.stream = driver.CUstream(self.side.handle)
+        self.known: dict[tuple[str, int], Way] = {}
+        for way in ways:  # NCCL connects in the first exchange of each kind, which must not be captured
+            for name in ("all_gather", "all_to_all"):
+                self._seconds(way, name, 64, 1)
+
+    def way(self, name: str, size: int) -> Way:
+        """The fastest way for an exchange; rank 0 decides."""
+        found = self.known.get((name, size))
+        if found is None:
+            possible = [x for x in self.ways if x.most_bytes is None or size <= x.most_bytes]
+            seconds = [self._seconds(x, name, size, REPEATS) for x in possible] if len(possible) > 1 else [0.0]
+            chosen = communicator.all_gathered(np.argmin(seconds).reshape(1))[0, 0]
+            found = self.known[name, size] = possible[chosen]
+        return found
+
+    @translated()
+    def _seconds(self, way: Way, name: str, size: int, repeats: int) -> float:
+        """The time of an exchange outside of a graph."""
+        everything = size * communicator.current().size
+        memory = self.device.allocate(2 * everything)
+        start, end = cuda.Event(), cuda.Event()
+        for number in range(2 * repeats):
+            if number == repeats:
+                start.record(self.side)
+            way.enqueue(name, int(memory), int(memory) + everything, size, self.side)
+        end.record(self.side)
+        end.synchronize()
+        return float(start.time_till(end)) / 1e3 / repeats
+
+    def fork(self) -> None:
+        """The exchange stream waits for the work so far of the main one."""
+        self._after(self.main, self.stream)
+
+    def join(self, event: Any) -> None:
+        """The main stream waits for an exchange."""
+        checked(driver.cuStreamWaitEvent(self.main, event, 0))
+        checked(driver.cuEventDestroy(event))
+
+    def mark(self) -> Any:
+        """An event after the last exchange."""
+        event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        checked(driver.cuEventRecord(event, self.stream))
+        return event
+
+    def _after(self, first: Any, then: Any) -> None:
+        event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        checked(driver.cuEventRecord(event, first))
+        checked(driver.cuStreamWaitEvent(then, event, 0))
+        checked(driver.cuEventDestroy(event))
+
+
+class ExchangeWork:
+    """An exchange as the work of an equation; see `Runnable`."""
+
+    scratch, checked = 0, False
+
+    def __init__(self, exchanges: Exchanges, equation: Equation) -> None:
+        assert equation.has(Trait.COLLECTIVE)
+        self.exchanges, self.name = exchanges, equation.primitive.name
+        received = nbytes(equation.outputs[0])
+        self.size = received // communicator.current().size
+        self.way = exchanges.way(self.name, self.size)
+        self.kernels = [KernelRun(f"{self.way.name} {self.name}", {"bytes": received})]
+
+    def start(self, addresses: Sequence[int]) -> Any:
+        """Enqueue the exchange after the work so far; returns the event to join."""
+        self.exchanges.fork()
+        self.way.enqueue(self.name, addresses[0], addresses[1], self.size, self.exchanges.side)
+        return self.exchanges.mark()
