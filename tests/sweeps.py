@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis.strategies import SearchStrategy
 
 
-def spread(*choices: Sequence[Any]) -> list[Any]:
-    """All combinations. Those that are not exhaustive hold every choice, and every pair of the longest and another."""
+def spread(*choices: Sequence[Any], every: int = 1) -> list[Any]:
+    """Every so many of all combinations. Those that are not exhaustive hold each choice of the shorter ones."""
     longest = max(map(len, choices))
     return [
         pytest.param(
             *(each[i] for each, i in zip(choices, at, strict=True)),
-            marks=pytest.mark.exhaustive if sum(at) % longest else (),
+            marks=pytest.mark.exhaustive if sum(at) % longest >= every else (),
         )
         for at in product(*(range(len(each)) for each in choices))
+        if sum(at) % every == 0
     ]
 
 

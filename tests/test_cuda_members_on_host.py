@@ -13,11 +13,14 @@ import adtrain.sweeps.step
 from adtrain import config, passes
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
-from adtrain.core.fused import mapped_p
-from adtrain.core.mapped import mapped
+from adtrain.core.fused import per_member_p
+from adtrain.core.per_member import per_member
 from adtrain.core.program import Equation, Program
+from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
+from adtrain.core.types import ArrayType
+from adtrain.ops.conv import Window
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
@@ -26,12 +29,13 @@ from adtrain.training.experiment import Placeholder
 __all__ = ["host"]
 
 BY_MEMBER = H200._replace(by_member=True)
+FLOAT = np.dtype("float32")
 LAYERS = "model.layers=[{linear: 40}, relu, {linear: 10}]"
 
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adtrain.sweeps.step, "vmap", mapped)
+    monkeypatch.setattr(adtrain.sweeps.step, "vmap", per_member)
 
 
 def step_program(count: int, order: str) -> Program:
@@ -45,14 +49,15 @@ def step_program(count: int, order: str) -> Program:
 
 
 def of_members(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """What NumPy computes for a `mapped` equation, member by member."""
+    """What NumPy computes for a `per_member` equation, member by member."""
     (one,) = equation.params["body"].equations
     at = [equation.params["body"].inputs.index(v) for v in one.inputs]
     found = []
     for i in range(equation.params["count"]):
         own = [x[i] if m else x for x, m in zip(arrays, equation.params["mapped"], strict=True)]
         found.append([np.asarray(x) for x in computed(one, [own[k] for k in at])])
-    return [np.stack(members) for members in zip(*found, strict=True)]
+    own = len(equation.outputs) - equation.params.get("shared", 0)
+    return [np.stack(members) if i < own else members[0] for i, members in enumerate(zip(*found, strict=True))]
 
 
 def results(program: Program, given: list[np.ndarray], host: Host) -> list[np.ndarray]:
@@ -61,7 +66,7 @@ def results(program: Program, given: list[np.ndarray], host: Host) -> list[np.nd
     known |= dict(zip(program.inputs, given, strict=True))
     for e in program.equations:
         arrays = [known[v] for v in e.inputs]
-        outcome = of_members(e, arrays) if e.primitive is mapped_p else computed(e, arrays)
+        outcome = of_members(e, arrays) if e.primitive is per_member_p else computed(e, arrays)
         expected = [np.asarray(x).reshape(v.type.shape) for v, x in zip(e.outputs, outcome, strict=True)]
         found = host.computed(e, None, arrays) if host.lowering.launches(e) else expected
         for v, x, wanted in zip(e.outputs, found, expected, strict=True):
@@ -79,7 +84,7 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(
     rng = np.random.default_rng(0)
     three, one = step_program(3, order), step_program(1, order)
     assert [e.primitive for e in three.equations] == [e.primitive for e in one.equations]
-    assert sum(e.primitive is mapped_p for e in three.equations) >= 3
+    assert sum(e.primitive is per_member_p for e in three.equations) >= 3
     assert len(three.equations) <= 8
     given = [drawn(v, rng) for v in three.inputs]
     given = [np.zeros_like(x) if v.type.shape == () else x for v, x in zip(three.inputs, given, strict=True)]
@@ -90,3 +95,25 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(
     together, alone = results(three, given, host), results(one, third, host)
     for x, y in zip(together, alone, strict=True):
         assert np.ascontiguousarray(x[2:] if x.shape != y.shape else x).tobytes() == y.tobytes()
+
+
+@pytest.mark.parametrize("own_images", [True, False])
+def test_the_kernels_of_convolutions_do_not_depend_on_the_number_of_members(own_images: bool) -> None:
+    """The images are groups of channels of one convolution, or its filters are those of all members."""
+
+    def kernels(members: int) -> list[Any]:
+        groups = members if own_images else 1
+        window = Window((1, 1), (1, 1), (1, 1), groups)
+        x, w = ArrayType((64, 3 * groups, 28, 28), FLOAT), ArrayType((6 * members, 3, 5, 5), FLOAT)
+        y = ArrayType((64, 6 * members, 26, 26), FLOAT)
+        found = [
+            cuda_kernels("conv2d", BY_MEMBER, x, w, window=window),
+            cuda_kernels("conv2d_input_grad", BY_MEMBER, y, w, window=window, size=(28, 28)),
+            cuda_kernels("conv2d_weight_grad", BY_MEMBER, x, y, window=window, size=(5, 5)),
+        ]
+        assert all(len(each) == 1 for each in found)
+        splits = found[2][0].launches[0].numbers[-1]
+        return [splits, *((k.launches[0].file, k.launches[0].definitions) for (k,) in found)]
+
+    expected = kernels(1)
+    assert all(kernels(members) == expected for members in (2, 3, 40, 1000))

@@ -17,6 +17,7 @@ from adtrain.sweeps.wave import Programs, WaveState, WaveTraining
 
 pytestmark = pytest.mark.gpu
 LAYERS = "[linear: 40, relu, dropout: 0.1, linear: 3]"
+TAIL = "conv2d: {out_channels: 4, kernel_size: 2}, relu, flatten, linear: 3]"
 RATES = "optimizer.sgd.lr: [0.1, 0.03, 0.2, 1.0e+30], training.seed: {range: 5}"
 
 
@@ -44,14 +45,18 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_others(tmp_path: Path, order
         ("[linear: 40, layer_norm, relu, linear: 3]", "[36]"),
         ("[lstm: 12, linear: 3]", "[6, 6]"),
         ("[linear: 16, multihead_attention: {num_heads: 2}, flatten, linear: 3]", "[6, 6]"),
+        (f"[conv2d: {{out_channels: 5, kernel_size: 3}}, batch_norm2d, relu, {TAIL}", "[1, 6, 6]"),
+        (f"[conv2d: {{out_channels: 4, kernel_size: 3, stride: 2, padding: 1}}, {TAIL}", "[1, 6, 6]"),
     ],
-    ids=["batch_norm1d", "layer_norm", "lstm", "attention"],
+    ids=["batch_norm1d", "layer_norm", "lstm", "attention", "convolutions", "strides"],
 )
-def test_the_bytes_of_a_member_without_convolutions_do_not_depend_on_the_others(
-    tmp_path: Path, layers: str, shape: str
+@pytest.mark.parametrize("order", ["own", "shared"])
+def test_the_bytes_of_a_member_of_any_network_do_not_depend_on_the_others(
+    tmp_path: Path, layers: str, shape: str, order: str
 ) -> None:
     settings = SGD, f"model.input={shape}", "training.epochs=1", "data.batch_size=30"
-    (group,) = groups(tmp_path, "{optimizer.sgd.lr: [0.1, 0.03], training.seed: {range: 6}}", *settings, layers=layers)
+    sweep = f"{{order: {order}, optimizer.sgd.lr: [0.1, 0.03], training.seed: {{range: 6}}}}"
+    (group,) = groups(tmp_path, sweep, *settings, layers=layers)
     members = list(group.members)
     expected = bytes_of(trained(group, [members[7]]), 7)
     for chosen in ([members[i] for i in (9, 7, 2)], [*members, *members * 4]):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sweep_runs import QUIET, SGD, after, run, session
+from sweep_runs import SGD, after, run, session
 
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram
@@ -20,7 +20,7 @@ from adtrain.sweeps.run import SweepInterrupted, Watch, halving_epochs
 from adtrain.training import model_file
 from adtrain.training.evaluation import predictions
 
-SWEEP = "{training.seed: {range: 3}, optimizer.sgd.lr: [0.1, 1.0e+30], model.layers.0.linear: [8, 6]}"
+SWEEP = "{training.seed: {range: 3}, optimizer.sgd.lr: [0.1, 1.23456789e+30], model.layers.0.linear: [8, 6]}"
 SETTINGS = SGD, "data.validation=0.2", "training.epochs=4", "data.batch_size=8"
 
 
@@ -33,7 +33,7 @@ def files(path: Path) -> dict[str, bytes]:
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SweepResults]:
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:  # as `on_numpy` does for tests
-        patch.setattr(CpuBackend, "compile", lambda self, program: NumpyProgram(program))
+        patch.setattr(CpuBackend, "compile", lambda self, program, lowered=None: NumpyProgram(program))
         return folder / "s", run(session(folder, SWEEP, *SETTINGS), folder / "s", halving=True).run()
 
 
@@ -42,7 +42,7 @@ def test_failed_members_are_reported_and_ranked_last(uninterrupted: tuple[Path, 
     assert [x.rank for x in results.members] == list(range(1, 13))
     failed = [x for x in results.members if x.status == "failed"]
     assert failed == list(results.members[-len(failed) :])
-    assert all(x.values["optimizer.sgd.lr"] == 1e30 and x.failed_at is not None for x in failed)
+    assert all(x.values["optimizer.sgd.lr"] == 1.23456789e30 and x.failed_at is not None for x in failed)
     values = [x.value for x in results.members if x.status == "finished" and x.value is not None]
     assert values == sorted(values, reverse=True)
 
@@ -71,6 +71,7 @@ def test_groups_side_by_side_stopped_at_any_call_and_resumed_have_the_same_bytes
     path, expected = uninterrupted
     found = session(tmp_path, SWEEP, *SETTINGS)
     inside: list[int] = []
+    messages: list[str] = []
 
     @contextmanager
     def stream(number: int) -> Iterator[None]:
@@ -81,7 +82,7 @@ def test_groups_side_by_side_stopped_at_any_call_and_resumed_have_the_same_bytes
         CpuBackend, "side_by_side", lambda self, count: nullcontext([partial(stream, i) for i in range(count)])
     )
     for calls in (5, 8, None):
-        trained = run(found, tmp_path / "s", halving=True, watch=Watch(stop=after(calls)) if calls else QUIET)
+        trained = run(found, tmp_path / "s", halving=True, watch=Watch(after(calls or 10**6), messages.append))
         trained.together = [found.groups]
         if calls:
             with pytest.raises(SweepInterrupted):
@@ -89,6 +90,11 @@ def test_groups_side_by_side_stopped_at_any_call_and_resumed_have_the_same_bytes
             assert len({x.name for x in (tmp_path / "s/states").iterdir()}) >= len(found.groups)
     results = trained.run()
     assert sum(a != b for a, b in pairwise(inside)) > 10
+    assert any("optimizer.sgd.lr 1.235e+30" in text and "failed in epoch" in text for text in messages)
+    lines = SweepFolder.open(tmp_path / "s").lines()
+    assert sum(line.added_seconds for line in lines) == pytest.approx(results.train_seconds)
+    assert all(line.added_seconds <= line.seconds for line in lines)
+    assert any(line.added_seconds < line.seconds for line in lines)
     assert results.members == expected.members
     assert files(tmp_path / "s") == files(path)
 

@@ -12,7 +12,7 @@ import click
 from adtrain.cli.names import RunPath
 from adtrain.cli.options import json_option
 from adtrain.cli.output import print_json, show
-from adtrain.config.differences import differences, value_text
+from adtrain.config.differences import differences, rounded_text, value_text
 from adtrain.config.problems import known
 from adtrain.sweeps.folder import SweepFolder, is_sweep
 from adtrain.sweeps.member_run import finished
@@ -91,13 +91,9 @@ def _compare_sweeps(paths: Sequence[Path], sort: str | None, as_json: bool) -> N
 def _sweep_cells(row: Mapping[str, Any]) -> list[str]:
     metric = row["rank_by"].partition("_")[2]
     best, middle = ("" if x is None else scores.value_text(metric, x) for x in (row["best"], row["median"]))
-    values = ", ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in row["values"].items())
+    values = ", ".join(f"{key.rpartition('.')[2]} {rounded_text(value)}" for key, value in row["values"].items())
     counts = f"{row['members']:,}", f"{row['failed']:,}"
     return [row["sweep"], row["rank_by"], best, middle, *counts, f"{row['train_seconds']:,.1f} s", values]
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else value_text(value)
 
 
 def sweep_row(path: Path, results: SweepResults) -> dict[str, Any]:

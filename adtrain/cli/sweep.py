@@ -25,13 +25,14 @@ from adtrain.cli.options import (
 )
 from adtrain.cli.output import is_quiet, message, print_json, progress, show
 from adtrain.cli.stop_signals import stop_signals
-from adtrain.config.differences import value_text
+from adtrain.config.differences import rounded_text
 from adtrain.config.records import plain
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import place
 from adtrain.sweeps import member_run
 from adtrain.sweeps.folder import SweepFolder, refuse_used
+from adtrain.sweeps.members import with_seeds
 from adtrain.sweeps.plan import GroupPlan, together_of
 from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, members_text
@@ -125,8 +126,7 @@ def train_seeds(
     if output_dir is not None and not dry_run:
         refuse_used(output_dir)
     first = config.load(config_path, [*overrides, "sweep=null"], plugins).training.seed
-    seeds = f"sweep={{training.seed: {{range: [{first}, {first + count}]}}}}"
-    session = prepared(config.load(config_path, [*overrides, seeds], plugins), device)
+    session = prepared(config.load(config_path, [*overrides, with_seeds(first, count)], plugins), device)
     train_session(session, None, False, None, None, output_dir, dry_run, False, as_json)
 
 
@@ -207,28 +207,29 @@ def plan_lines(session: Session, plans: Sequence[GroupPlan], rank_by: str, halvi
     ]
     if halving:
         lines.append(f"halving after epoch {', '.join(map(str, halving))}")
-    for x, values in zip(plans, described(session.groups), strict=True):
-        named = ", ".join(f"{key} {value_text(value)}" for key, value in values.items())
-        waves = f" in {len(x.waves)} waves of {x.waves[0]:,}, one after the other" if len(x.waves) > 1 else ""
+    for group_plan, values in zip(plans, described(session.groups), strict=True):
+        members, waves = members_text(len(group_plan.group.members)), group_plan.waves
+        named = ", ".join(f"{key} {rounded_text(value)}" for key, value in values.items())
+        in_waves = f" in {len(waves)} waves of {waves[0]:,}, one after the other" if len(waves) > 1 else ""
         lines.append(
-            f"group {x.group.number} {members_text(len(x.group.members))}{waves} of {x.parameters:,} parameters"
-            f"{f' ({named})' if named else ''}, {x.steps:,} steps, memory {x.bytes / 2**20:,.1f} MiB"
+            f"group {group_plan.group.number} {members}{in_waves} of {group_plan.parameters:,} parameters"
+            f"{f' ({named})' if named else ''}, {group_plan.steps:,} steps, memory {group_plan.bytes / 2**20:,.1f} MiB"
         )
-    for some in together_of(plans, session.device):
-        if len(some) > 1:
-            lines.append(f"groups {', '.join(str(x.group.number) for x in some)} side by side")
+    for together in together_of(plans, session.device):
+        if len(together) > 1:
+            lines.append(f"groups {', '.join(str(x.group.number) for x in together)} side by side")
     return lines
 
 
 def time_line(plans: Sequence[GroupPlan], device: str, halving: Sequence[int]) -> str:
     """The predicted time, from measured steps."""
     seconds = sum(x.seconds or 0.0 for x in plans)
-    each = ", ".join(f"{1e6 * (x.step_seconds or 0.0) / x.waves[0]:,.2f}" for x in plans)
+    of_a_step = ", ".join(f"{1e6 * (x.step_seconds or 0.0) / x.waves[0]:,.2f}" for x in plans)
     reasons = ["by halving"] * bool(halving) + ["by groups side by side"] * (
         len(together_of(plans, device)) < len(plans)
     )
     less = f" at most, less {' and '.join(reasons)}" if reasons else ""
-    return f"time    {seconds:,.1f} s of training predicted{less}; a step takes {each} µs for each member"
+    return f"time    {seconds:,.1f} s of training predicted{less}; a step takes {of_a_step} µs for each member"
 
 
 def ranking_lines(results: SweepResults, most: int | None) -> list[str]:
@@ -270,14 +271,10 @@ def _row(found: MemberResult, keys: Sequence[str], names: Sequence[str]) -> list
         str(found.rank),
         str(found.member),
         values[0],
-        *(_setting(found.values[key]) for key in keys),
+        *(rounded_text(found.values[key]) for key in keys),
         *values[1:],
         told,
     ]
-
-
-def _setting(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else value_text(value)
 
 
 def summary_lines(results: SweepResults, folder: SweepFolder) -> list[str]:

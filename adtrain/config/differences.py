@@ -49,3 +49,8 @@ def value_text(value: Any, brief: bool = False) -> str:
         case dict():
             return ", ".join(f"{key} {value_text(item)}" for key, item in value.items())
     return str(value)
+
+
+def rounded_text(value: Any, brief: bool = False) -> str:
+    """As `value_text`, with four significant digits of a number that is not an integer."""
+    return f"{value:.4g}" if isinstance(value, float) else value_text(value, brief)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from adtrain.config.differences import value_text
+from adtrain.config.differences import rounded_text, value_text
 from adtrain.files import write_atomic
 from adtrain.report.curves import Curve, Panel
 from adtrain.report.plot import BOTTOM, TOP, Shape
@@ -94,7 +94,7 @@ def render(folder: SweepFolder, results: SweepResults, best_report: str | None) 
         keys=list(results.members[0].values),
         names=names,
         value_text=scores.value_text,
-        setting_text=_setting,
+        setting_text=partial(rounded_text, brief=True),
         status=_status,
         rank_by=results.rank_by.replace("_", " "),
         metric=results.rank_by.partition("_")[2],
@@ -151,13 +151,10 @@ def _curve(lines: Sequence[EpochLine], same: Sequence[MemberResult], kind: str, 
     if not epochs:
         return None
     values = [by_epoch[epoch] for epoch in epochs]
-    settings = ", ".join(f"{key.rpartition('.')[2]} {_setting(x)}" for key, x in same[0].values.items() if key != SEED)
+    texts = {key.rpartition(".")[2]: rounded_text(x, brief=True) for key, x in same[0].values.items() if key != SEED}
+    settings = ", ".join(f"{name} {text}" for name, text in texts.items())
     band = [[min(x) for x in values], [max(x) for x in values]] if len(same) > 1 else [[], []]
     return Curve(settings or "all seeds", kind, epochs, [float(np.mean(x)) for x in values], *band)
-
-
-def _setting(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else value_text(value, brief=True)
 
 
 def _status(found: MemberResult) -> str:

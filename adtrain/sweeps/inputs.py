@@ -101,7 +101,7 @@ class EpochInputs:
     rates: Sequence[np.ndarray]
 
     def order(self, first: int, count: int, size: int) -> np.ndarray:
-        """The rows of `count` batches of `size` examples from batch `first` on: int64 (LOG_ROWS, members, size), or
+        """The rows of `count` batches of `size` examples from batch `first` on: int64 (members, LOG_ROWS, size), or
         (LOG_ROWS, size) if all members share them."""
         group = self.inputs.group
         begin = first * group.experiment.config.data.batch_size
@@ -110,16 +110,16 @@ class EpochInputs:
             shared = np.zeros((LOG_ROWS, size), np.int64)
             shared[:count] = batches[group.shared_seed]
             return shared
-        order = np.zeros((LOG_ROWS, len(self.rates), size), np.int64)
+        order = np.zeros((len(self.rates), LOG_ROWS, size), np.int64)
         for i, seed in enumerate(self.inputs.data_seeds):
-            order[:count, i] = batches[seed]
+            order[i, :count] = batches[seed]
         return order
 
     def settings(self, first: int, count: int) -> Settings:
         """The settings of `count` steps from batch `first` on."""
         inputs = self.inputs
-        rates = np.zeros((LOG_ROWS, len(self.rates)))
+        rates = np.zeros((len(self.rates), LOG_ROWS))
         for i, of_member in enumerate(self.rates):
-            rates[:count, i] = of_member[first : first + count]
+            rates[i, :count] = of_member[first : first + count]
         on_device: Array = array(rates, device=inputs.device)
         return Settings(inputs.seeds, on_device, inputs.options)

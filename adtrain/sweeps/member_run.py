@@ -96,7 +96,7 @@ def write_run(session: Session, folder: SweepFolder, number: int | None) -> Path
         for scored in line.members:
             if scored.member != found.member or scored.train is None:
                 continue
-            share = line.seconds / len(line.members)
+            share = line.added_seconds / len(line.members)
             seconds += share
             step = min(scored.epoch * per_epoch, experiment.total_steps)
             speed = len(experiment.train) / share if share else 0.0

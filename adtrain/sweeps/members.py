@@ -109,6 +109,11 @@ class Group:
         return np.asarray(train.images), None if validation is None else np.asarray(validation.images)
 
 
+def with_seeds(first: int, count: int) -> str:
+    """The override of a config for a sweep of `count` seeds from `first` on."""
+    return f"sweep={{training.seed: {{range: [{first}, {first + count}]}}}}"
+
+
 def members_of(cfg: Config) -> list[Member]:
     """The members of a config with a section `sweep`.
 

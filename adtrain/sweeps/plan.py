@@ -91,13 +91,14 @@ def together_of(plans: Sequence[GroupPlan], device: str) -> list[list[GroupPlan]
     """
     found: list[list[GroupPlan]] = []
     limit = _limit(device)
-    for x in plans:
+    for group_plan in plans:
         last = found[-1] if found else []
-        alone = device == "cpu" or not last or any(len(each.waves) > 1 for each in (*last, x))
-        if alone or len(last) == MOST_TOGETHER or sum(each.bytes for each in (*last, x)) > limit:
-            found.append([x])
+        joined = (*last, group_plan)
+        alone = device == "cpu" or not last or any(len(x.waves) > 1 for x in joined)
+        if alone or len(last) == MOST_TOGETHER or sum(x.bytes for x in joined) > limit:
+            found.append([group_plan])
         else:
-            last.append(x)
+            last.append(group_plan)
     return found
 
 
@@ -146,10 +147,10 @@ def step_arguments(group: Group, count: int) -> tuple[Any, ...]:
     return (
         tree.map(repeated, experiment.random_initial_state("cpu")),
         tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu")),
-        Settings(np.zeros((count, 2), np.uint32), np.zeros((LOG_ROWS, count)), options),  # type: ignore[arg-type]
+        Settings(np.zeros((count, 2), np.uint32), np.zeros((count, LOG_ROWS)), options),  # type: ignore[arg-type]
         np.asarray(whole.images),
         whole.labels,
-        np.broadcast_to(np.int64(0), (LOG_ROWS, *members, size)),
+        np.broadcast_to(np.int64(0), (*members, LOG_ROWS, size)),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from adtrain.config.values import Duration, Total
 from adtrain.training.scores import Score
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,16 @@ class EpochLine:
     """The line of an epoch of a wave in metrics.jsonl.
 
     Attributes:
-        seconds: of the epoch; if groups are trained side by side, those since the last line.
+        seconds: of the epoch's training.
+        added_seconds: those of them that no earlier line counts, because groups are trained side by side. Over all
+            lines they add up to the time of training.
     """
 
     rung: Total
     group: Total
     epoch: Total
     seconds: Duration
+    added_seconds: Duration
     members: tuple[MemberEpoch, ...]
 
 

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import numpy as np
 
-from adtrain.config.differences import value_text
+from adtrain.config.differences import rounded_text
 from adtrain.core.backend import backend
 from adtrain.sweeps import ranking
 from adtrain.sweeps.folder import SweepFolder
@@ -66,13 +66,13 @@ class SweepRun:
         self.rungs = rungs_of(options, groups)
         self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
         self.train_seconds = 0.0
-        self.noted = 0.0
-        """When the last epoch ended, by perf_counter."""
+        self.counted_until = 0.0
+        """The end of the last epoch of any group, by perf_counter: the time until then is in `train_seconds`."""
         for line in folder.lines():
             self._note(line)
 
     def _note(self, line: EpochLine) -> None:
-        self.train_seconds += line.seconds
+        self.train_seconds += line.added_seconds
         for found in line.members:
             self.history[found.member][found.epoch] = found
 
@@ -80,19 +80,21 @@ class SweepRun:
         """Train the rest, and write the results. Raises SweepInterrupted where `watch.stop` returned True."""
         started = perf_counter()
         alive = [member.number for member in self.members]
+        first = self.folder.states.latest_rung()  # earlier ones are complete
         for rung, end in enumerate(self.rungs):
-            for groups in self.together:
+            for groups in self.together if rung >= first else ():
                 chosen = [[member for member in group.members if member.number in set(alive)] for group in groups]
-                works = [self._train_group(rung, end, *each) for each in zip(groups, chosen, strict=True)]
-                if not side_by_side(works, self.device):
+                jobs = [self._train_group(rung, end, *each) for each in zip(groups, chosen, strict=True)]
+                if not side_by_side(jobs, self.device):
                     raise SweepInterrupted
-            if rung:
-                self.folder.states.remove(rung - 1)
+            if rung > 1:  # a rung that is resumed with other waves starts from the states of the last one
+                self.folder.states.remove(rung - 2)
             if rung + 1 < len(self.rungs):
                 alive = ranking.survivors(alive, self.history, end, self.rank_by)
                 self.watch.line(f"epoch {end}: {len(alive)} of {len(self.members)} members go on")
         results = self._results(alive, perf_counter() - started)
         self.folder.write_results(results)
+        self.folder.states.remove(len(self.rungs) - 2)
         return results
 
     def _train_group(self, rung: int, end: int, group: Group, members: Sequence[Member]) -> Parts[bool]:
@@ -145,10 +147,9 @@ class SweepRun:
             if scores is None:
                 save()
                 return False
-            # If several groups train at the same time, each second counts once.
             now = perf_counter()
-            seconds, self.noted = min(scores.seconds, now - self.noted), now
-            line = EpochLine(rung, group.number, scores.epoch, seconds, scores.members)
+            added, self.counted_until = min(scores.seconds, now - self.counted_until), now
+            line = EpochLine(rung, group.number, scores.epoch, scores.seconds, added, scores.members)
             # The line first: after a kill between the two, the epoch is repeated and its line is written again. A state
             # without its line would leave a gap in the metrics.
             self.folder.append(line)
@@ -161,16 +162,16 @@ class SweepRun:
 
     def _report(self, group: Group, line: EpochLine) -> None:
         for failed in (x for x in line.members if x.failed_at is not None):
-            values = ", ".join(f"{key} {value_text(x)}" for key, x in self.members[failed.member].values.items())
+            settings = ", ".join(f"{key} {rounded_text(x)}" for key, x in self.members[failed.member].values.items())
             kept = f"its weights of epoch {failed.epoch - 1}" if failed.epoch > 1 else "its initial weights"
             self.watch.line(
-                f"member {failed.member} ({values}) failed in epoch {failed.epoch}, at step {failed.failed_at}: "
+                f"member {failed.member} ({settings}) failed in epoch {failed.epoch}, at step {failed.failed_at}: "
                 f"a loss or a weight is not finite; it keeps {kept}"
             )
         text = f"group {group.number}: epoch {line.epoch}/{group.experiment.epochs}, {members_text(len(line.members))}"
-        found = [x for each in line.members if (x := ranking.value(each, self.rank_by)) is not None]
-        if found:
-            best, middle = ranking.best(found, self.rank_by), float(np.median(found))
+        values = [x for member in line.members if (x := ranking.value(member, self.rank_by)) is not None]
+        if values:
+            best, middle = ranking.best(values, self.rank_by), float(np.median(values))
             shown = [scores.value_text(self.rank_by.partition("_")[2], x) for x in (best, middle)]
             text += f", best {self.rank_by} {shown[0]}, median {shown[1]}"
         self.watch.line(f"{text}, {line.seconds:.1f} s")

@@ -40,7 +40,7 @@ class Session:
     def run(self, folder: SweepFolder, plans: Sequence[GroupPlan], watch: Watch) -> SweepRun:
         """The run of the sweep into a folder, with the waves of the plans."""
         waves = {x.group.number: x.waves[0] for x in plans}
-        together = [[x.group for x in some] for some in together_of(plans, self.device)]
+        together = [[x.group for x in same_time] for same_time in together_of(plans, self.device)]
         return SweepRun(folder, self.members, self.groups, self.programs, waves, together, self.device, watch)
 
     def options(self, halving: bool, rank_by: str | None) -> SweepOptions:
@@ -82,8 +82,8 @@ def described(groups: Sequence[Group]) -> list[dict[str, Any]]:
     values = [
         {key: [member.values[key] for member in group.members] for key in group.members[0].values} for group in groups
     ]
-    single = [{key: xs[0] for key, xs in each.items() if all(x == xs[0] for x in xs)} for each in values]
+    constant = [{key: xs[0] for key, xs in of_group.items() if all(x == xs[0] for x in xs)} for of_group in values]
     return [
-        {key: x for key, x in each.items() if not all(key in other and other[key] == x for other in single)}
-        for each in single
+        {key: x for key, x in of_group.items() if not all(key in other and other[key] == x for other in constant)}
+        for of_group in constant
     ]

@@ -81,6 +81,11 @@ class StateFiles:
             return found
         return replace(found, tally=of_part(tally, TALLY), last=of_part(state, LAST))
 
+    def latest_rung(self) -> int:
+        """The last rung with a state of a wave; 0 if there is none."""
+        rungs = (path.name.partition("-")[0].removeprefix("rung") for path in self.folder.glob("rung*-*.safetensors"))
+        return max((int(rung) for rung in rungs if rung.isdecimal()), default=0)
+
     def remove(self, rung: int) -> None:
         """Remove the states of a rung that the next one has replaced."""
         for path in self.folder.glob(f"rung{rung}-*.safetensors"):

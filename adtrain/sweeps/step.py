@@ -13,7 +13,7 @@ import numpy as np
 from adtrain import nn, ops, optim
 from adtrain.core import tree
 from adtrain.core.array import Value, array
-from adtrain.core.mapped import mapped
+from adtrain.core.per_member import per_member
 from adtrain.core.scope import scope
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.vmap import vmap
@@ -46,7 +46,7 @@ class Settings(NamedTuple):
 
     Attributes:
         seeds: uint32 (members, 2), low word first.
-        rates: float64 (rows, members), the learning rate of each step of an order.
+        rates: float64 (members, rows), the learning rate of each step of an order.
         options: float64 (members,) by the option of the optimizer; of an option that is a list, a list of arrays.
     """
 
@@ -56,7 +56,7 @@ class Settings(NamedTuple):
 
 
 SweepStep: TypeAlias = Callable[[TrainState, Tally, Settings, Value, Value, Value], tuple[TrainState, Tally]]
-"""(state, tally, settings, images (N, C, H, W), labels (N, ...), order int64 (rows, members, batch), or (rows, batch)
+"""(state, tally, settings, images (N, C, H, W), labels (N, ...), order int64 (members, rows, batch), or (rows, batch)
 if all members share it) to the state and the tally after a step on the batches in row `tally.position` of the order.
 All arrays of the state have a leading axis of members. A staged step donates state and tally."""
 
@@ -79,20 +79,20 @@ def sweep_step(experiment: Experiment) -> SweepStep:
         sums: Value,
         finite: Value,
         steps: Value,
-        seed: Value,
-        rate: Value,
-        options: dict[str, Any],
+        position: Value,
+        settings: Settings,
         images: Value,
         labels: Value,
-        rows: Value,
+        order: Value,
     ) -> Any:
-        numbers = {**tree.map(TracedNumber, options), "lr": TracedNumber(rate)}
+        rows, rate = batch_indices(position, order), batch_indices(position, settings.rates)
+        numbers = {**tree.map(TracedNumber, settings.options), "lr": TracedNumber(rate)}
         optimizer = experiment.optimizer.with_traced(numbers)
         training = experiment.config.training
         clip = training.clip_norm, training.clip_value
         constant = optim.schedules.Constant()
         step = train_step(experiment.network, optimizer, constant, *clip, experiment.augmentations)
-        state, metrics = step(state, seed, images, labels, rows)
+        state, metrics = step(state, settings.seeds, images, labels, rows)
         with scope("tally"):
             found = ops.astype(metrics.loss, np.float64)
             is_finite = ops.equal(found - found, 0.0) & ops.equal(finite, steps)
@@ -101,13 +101,12 @@ def sweep_step(experiment: Experiment) -> SweepStep:
     def step(
         state: TrainState, tally: Tally, settings: Settings, images: Value, labels: Value, order: Value
     ) -> tuple[TrainState, Tally]:
-        rows = batch_indices(tally.position, order)
-        rates = batch_indices(tally.position, settings.rates)
-        own = state, tally.loss, tally.sums, tally.finite
-        shared = images, labels
-        axes = (*(0 for _ in own), None, 0, 0, 0, *(None for _ in shared), 0 if rows.ndim == 2 else None)
-        of_all = vmap(member, axes) if rows.device == "cpu" else mapped(member, axes)
-        found = of_all(*own, tally.steps, settings.seeds, rates, settings.options, *shared, rows)
+        axes = (0, 0, 0, 0, None, None, 0, None, None, 0 if order.ndim == 3 else None)
+        of_all = vmap(member, axes) if order.device == "cpu" else per_member(member, axes)
+        found = of_all(
+            *(state, tally.loss, tally.sums, tally.finite, tally.steps, tally.position),
+            *(settings, images, labels, order),
+        )
         state, loss, sums, finite = found
         with scope("tally"):
             return state, Tally(tally.position + 1, loss, sums, finite, tally.steps + 1)
@@ -143,24 +142,28 @@ def chosen_states(good: Value, state: TrainState, last: TrainState) -> TrainStat
 def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
     """The evaluation of a batch for all members: (totals, params, statistics, images, labels, order) to the totals.
 
-    `order` is int64 (rows, batch), or (rows, members, batch); rows begin at `totals.position`.
+    `order` is int64 (rows, batch), or (members, rows, batch); rows begin at `totals.position`.
     """
     evaluate = evaluation_step(network)
 
     def member(
-        loss: Value, sums: Value, params: nn.Params, statistics: nn.State, images: Value, labels: Value, rows: Value
+        position: Value,
+        loss: Value,
+        sums: Value,
+        params: nn.Params,
+        statistics: nn.State,
+        images: Value,
+        labels: Value,
+        order: Value,
     ) -> tuple[Value, Value]:
-        zero = ops.zeros((), np.int64, rows.device)
-        order = ops.reshape(rows, (1, *rows.shape))
-        found = evaluate(Totals(zero, loss, sums), params, statistics, images, labels, order)
+        found = evaluate(Totals(position, loss, sums), params, statistics, images, labels, order)
         return found.loss, found.sums
 
     def step(
         totals: MemberTotals, params: nn.Params, statistics: nn.State, images: Value, labels: Value, order: Value
     ) -> MemberTotals:
-        rows = batch_indices(totals.position, order)
-        mapped = vmap(member, (0, 0, 0, 0, None, None, 0 if rows.ndim == 2 else None))
-        loss, sums = mapped(totals.loss, totals.sums, params, statistics, images, labels, rows)
+        of_all = vmap(member, (None, 0, 0, 0, 0, None, None, 0 if order.ndim == 3 else None))
+        loss, sums = of_all(*totals, params, statistics, images, labels, order)
         return Totals(totals.position + 1, loss, sums)
 
     return step

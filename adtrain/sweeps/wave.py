@@ -17,7 +17,7 @@ from adtrain.data import Split
 from adtrain.passes import ALL_BY_MEMBER
 from adtrain.sweeps.inputs import EpochInputs, WaveInputs
 from adtrain.sweeps.members import Group, Member
-from adtrain.sweeps.parts import Parts, finished
+from adtrain.sweeps.parts import Parts, run_to_end
 from adtrain.sweeps.records import MemberEpoch
 from adtrain.sweeps.step import (
     DONATED,
@@ -184,7 +184,7 @@ class WaveTraining:
 
         `stop` is called about every REPORT_SECONDS.
         """
-        return finished(self.epoch_in_parts(stop))
+        return run_to_end(self.epoch_in_parts(stop))
 
     def epoch_in_parts(self, stop: Callable[[], bool]) -> Parts[EpochScores | None]:
         """As `epoch`, in parts, so that other work can be started between them."""
@@ -279,12 +279,12 @@ class WaveTraining:
         count, size = rows.shape[-1], self.experiment.full_batch
         for length, begin, end in _chunks(count, size):
             part = rows[..., begin:end]
-            order = np.moveaxis(part.reshape(*part.shape[:-1], -1, length), -2, 0)
-            padded = np.zeros((LOG_ROWS, *order.shape[1:]), np.int64)
-            padded[: len(order)] = order
+            order = part.reshape(*part.shape[:-1], -1, length)
+            padded = np.zeros((*part.shape[:-1], LOG_ROWS, length), np.int64)
+            padded[..., : order.shape[-2], :] = order
             totals = totals._replace(position=array(np.int64(0), device=self.device))
             inputs = self.state.params, self.state.statistics, *examples.batches(padded)
-            totals = self.programs.evaluation.repeat(len(order), totals, *inputs)
+            totals = self.programs.evaluation.repeat(order.shape[-2], totals, *inputs)
         return self._scores(totals.loss.numpy(), totals.sums.numpy(), count)
 
 

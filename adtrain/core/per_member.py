@@ -1,4 +1,4 @@
-"""A function of one member's arrays as one `mapped` equation, whose body is the Program of one member."""
+"""A function of one member's arrays as one `per_member` equation, whose body is the Program of one member."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from adtrain.core import tree
 from adtrain.core.array import Array, Value
 from adtrain.core.batching_rules import move_axes
-from adtrain.core.fused import mapped_p
+from adtrain.core.fused import per_member_p
 from adtrain.core.program import Program
 from adtrain.core.staging_trace import StagingTrace
 from adtrain.core.trace import base_trace, bind
 from adtrain.core.vmap import mapped_arguments
 
 
-def mapped(f: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+def per_member(f: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
     """Like ``vmap(f, in_axes)``, but traced as one equation of the Program.
 
     `vmap` runs each operation for all members, by its batching rule. Here passes see the Program of one member, so the
@@ -33,7 +33,7 @@ def mapped(f: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
         flags = tuple(axis is not None for axis in axes)
         body, structure, constants = _traced(f, args, stacked, flags)
         flags = (*flags, *(False for _ in constants))
-        found = bind(mapped_p, *stacked, *constants, body=body, count=count, mapped=flags)
+        found = bind(per_member_p, *stacked, *constants, body=body, count=count, mapped=flags)
         return tree.unflatten(structure, [found] if isinstance(found, Value) else list(found))
 
     return for_all_members

@@ -1,4 +1,4 @@
-"""`mapped`: a function of one member as one equation, against `vmap`."""
+"""`per_member`: a function of one member as one equation, against `vmap`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.fused import mapped_p
-from adtrain.core.mapped import mapped
+from adtrain.core.fused import per_member_p
+from adtrain.core.per_member import per_member
 from adtrain.core.staging import stage
 
 AXES = (0, None, 1, None)
@@ -27,8 +27,8 @@ def test_it_computes_what_vmap_computes() -> None:
     rng = np.random.default_rng(0)
     arguments = [ad.array(rng.normal(size=shape).astype("float32")) for shape in ((3, 4, 5), (2, 4), (5, 3), ())]
     expected = ad.vmap(member, AXES)(*arguments)
-    staged = stage(mapped(member, AXES))
-    assert [e.primitive for e in staged.program(*arguments).equations if e.primitive is mapped_p] == [mapped_p]
-    for found in (mapped(member, AXES)(*arguments), staged(*arguments)):
+    staged = stage(per_member(member, AXES))
+    assert [e.primitive for e in staged.program(*arguments).equations if e.primitive is per_member_p] == [per_member_p]
+    for found in (per_member(member, AXES)(*arguments), staged(*arguments)):
         for name in ("loss", "weight", "same"):
             np.testing.assert_allclose(found[name].numpy(), expected[name].numpy(), rtol=1e-6, atol=1e-6)

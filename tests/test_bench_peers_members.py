@@ -1,0 +1,60 @@
+"""In float64, every peer that trains many networks together has adtrain's losses, up to rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from peer_marks import marked
+from training_runs import load
+
+from adtrain.bench.peers import steps
+from adtrain.bench.peers.members import MembersJob, job
+from adtrain.bench.peers.processes import Unsupported
+from adtrain.sweeps.members import with_seeds
+
+FORMS = marked("torch-vmap", "jax-vmap")
+LAYERS = "[{linear: 16}, relu, {linear: 3}]"
+OPTIMIZERS = "sgd: {lr: 0.1, momentum: 0.9}", "adam: {lr: 0.01, weight_decay: 0.01}"
+
+
+def two_members(folder: Path, *overrides: str, layers: str = LAYERS) -> MembersJob:
+    fixed = "training.precision=float64", "model.input=[36]", with_seeds(7, 2)
+    return job(load(folder, *fixed, *overrides, layers=layers), "cpu")
+
+
+def losses(name: str, given: MembersJob) -> np.ndarray:
+    """The losses (steps, members) of two calls."""
+    runner = steps.runner(name, given, "members")
+    return np.array([x for _ in range(2) for x in runner.losses()])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # read when jax is first imported
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", FORMS)
+def test_each_member_has_the_losses_of_adtrain(tmp_path: Path, name: str, optimizer: str) -> None:
+    given = two_members(tmp_path, f"optimizer={{{optimizer}}}")
+    expected = losses("adtrain", given)
+    assert expected.shape == (10, 2)
+    assert not np.isclose(expected[:, 0], expected[:, 1]).any()
+    np.testing.assert_allclose(losses(name, given), expected, rtol=1e-9)
+
+
+@pytest.mark.needs_torch
+def test_what_pytorch_cannot_map_is_unsupported(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"running statistics in torch\.func\.vmap"):
+        losses("torch-vmap", two_members(tmp_path, layers="[{linear: 4}, batch_norm1d, {linear: 3}]"))
+    with pytest.raises(Unsupported, match=r"training\.clip_norm in torch\.func\.vmap"):
+        losses("torch-vmap", two_members(tmp_path, "training.clip_norm=1.0"))
+
+
+def test_the_mean_loss_of_calls_is_that_of_their_steps(tmp_path: Path) -> None:
+    given = two_members(tmp_path)
+    runner = steps.runner("adtrain", given, "members")
+    assert runner.run(2) == pytest.approx(losses("adtrain", given).mean(), rel=1e-12)
