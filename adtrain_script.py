@@ -29,6 +29,8 @@ def main() -> NoReturn:
         with suppress(RuntimeError):  # the limit of threads, which is reported when NumPy is imported
             threading.Thread(target=create_context).start()
     gc.disable()  # imports leave no garbage; the command enables it
+    # Plug-ins of pydantic observe validation. To find them, it would read the metadata of all installed packages.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from adtrain.cli.main import main as run
 
     if signal.getsignal(signal.SIGINT) is _end:

@@ -1,4 +1,4 @@
-"""The user's cache of compiled code and measurements: a private folder of files with checksums."""
+"""The user's cache of compiled code, decompressed data and measurements: a private folder of files with checksums."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def digest(*parts: str) -> str:
     return _hexadecimal("\0".join(parts).encode())
 
 
-def _hexadecimal(content: bytes) -> str:
+def _hexadecimal(content: bytes | bytearray) -> str:
     return hashlib.sha256(content).hexdigest()[:40]
 
 
@@ -50,11 +50,21 @@ class Cache:
 
     def find(self, key: str, suffix: str) -> Path | None:
         """The file stored under the key, or None. A damaged file is deleted with a warning."""
+        found = self._find(key, suffix)
+        return None if found is None else found[0]
+
+    def content(self, key: str, suffix: str) -> bytes | None:
+        """The content stored under the key, or None; see `find`."""
+        found = self._find(key, suffix)
+        return None if found is None else found[1]
+
+    def _find(self, key: str, suffix: str) -> tuple[Path, bytes] | None:
         for path in self.folder.glob(f"{key}.*{suffix}"):
             try:
-                if path.name == _name(key, path.read_bytes(), suffix):
+                content = path.read_bytes()
+                if path.name == _name(key, content, suffix):
                     os.utime(path)  # `prune` reads the time of last use
-                    return path
+                    return path, content
                 path.unlink()
             except FileNotFoundError:  # deleted by another process
                 continue
@@ -66,10 +76,13 @@ class Cache:
         for path in self.folder.glob(f"{key}.*{suffix}"):
             path.unlink(missing_ok=True)
 
-    def store(self, key: str, suffix: str, content: bytes) -> Path:
-        """Store the content under the key. Raises AdtrainError if it cannot be written."""
+    def store(self, key: str, suffix: str, content: bytes | bytearray) -> Path:
+        """Store the content under the key. Raises AdtrainError if it cannot be written.
+
+        After a power failure the file may be damaged, which its name shows.
+        """
         path = self.folder / _name(key, content, suffix)
-        write_atomic(path, content)
+        write_atomic(path, content, lasting=False)
         return path
 
     @contextmanager
@@ -100,12 +113,12 @@ class Cache:
                 continue
 
 
-def _name(key: str, content: bytes, suffix: str) -> str:
+def _name(key: str, content: bytes | bytearray, suffix: str) -> str:
     return f"{key}.{_hexadecimal(content)}{suffix}"
 
 
 def open_cache(kind: str) -> Cache:
-    """The user's cache for files of one kind ("cpu", "cuda", "tuning").
+    """The user's cache for files of one kind ("cpu", "cuda", "data", "tuning").
 
     If it cannot be used, a cache for this process only, with a warning that says why.
     """

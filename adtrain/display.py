@@ -36,6 +36,9 @@ class ProgressLines(Observer):
             text += f", about {left * epoch.seconds:.0f} s left"
         self.write(text)
 
+    def preparing(self, what: str) -> None:
+        """Show what happens before the next step; see `core.status`."""
+
     def close(self) -> None:
         """Remove the bar, if there is one, so that other output can follow."""
 
@@ -59,16 +62,28 @@ class ProgressBars(ProgressLines):
         super().__init__(write, examples)
         self.tqdm = tqdm
 
+    def preparing(self, what: str) -> None:
+        if self.bar is None and not self.epochs:
+            self.bar = self._bar("epoch 1", 1, "")
+        if self.bar is not None:
+            self.bar.set_postfix_str(what, refresh=True)
+
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         super().epoch_started(epoch, epochs, images)
-        self.bar = self.tqdm(
+        self.close()
+        self.bar = self._bar(
+            f"epoch {epoch}/{epochs}", images, " {rate_fmt}" + ("" if _narrow() else ", {remaining} left")
+        )
+
+    def _bar(self, name: str, images: int, speed: str) -> Any:
+        return self.tqdm(
             total=images,
-            desc=f"epoch {epoch}/{epochs}",
+            desc=name,
             unit={"images": " img", "sequences": " seq"}.get(self.examples, f" {self.examples}"),
             unit_scale=True,
             dynamic_ncols=True,
             leave=False,
-            bar_format=f"{{desc}}|{{bar}}| {{rate_fmt}}{'' if _narrow() else ', {remaining} left'}{{postfix}}",
+            bar_format=f"{{desc}}|{{bar}}|{speed}{{postfix}}",
         )
 
     def step_done(self, images: int) -> None:

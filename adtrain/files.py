@@ -17,8 +17,8 @@ from adtrain.core.errors import AdtrainError
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
-def write_atomic(path: str | Path, content: bytes) -> None:
-    """Replace the file at `path` with `content`, atomically. After the return the content survives a power failure.
+def write_atomic(path: str | Path, content: bytes | bytearray, lasting: bool = True) -> None:
+    """Replace the file at `path` with `content`, atomically. If `lasting`, it then survives a power failure.
 
     A symbolic link is followed, and the file keeps its mode. A device or pipe, such as /dev/stdout, is written to.
 
@@ -31,7 +31,7 @@ def write_atomic(path: str | Path, content: bytes) -> None:
             with path.open("wb") as file:
                 file.write(content)
         else:
-            _replace(Path(os.path.realpath(path)), content, mode)
+            _replace(Path(os.path.realpath(path)), content, mode, lasting)
     except OSError as error:
         raise unwritable(path, error) from error
 
@@ -50,7 +50,7 @@ def expect_writable(path: Path) -> None:
         raise unwritable(path, OSError(code, os.strerror(code)))
 
 
-def _replace(path: Path, content: bytes, mode: int | None) -> None:
+def _replace(path: Path, content: bytes | bytearray, mode: int | None, lasting: bool) -> None:
     if path.is_symlink():  # links were followed: this one leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     # The name is chosen before the file is created, so that an interrupt at any point leaves no file.
@@ -61,9 +61,11 @@ def _replace(path: Path, content: bytes, mode: int | None) -> None:
                 os.fchmod(file.fileno(), stat.S_IMODE(mode))
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        if lasting:
+            _sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

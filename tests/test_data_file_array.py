@@ -21,8 +21,6 @@ from adtrain import data
 from adtrain.data import DataError, idx, memory, npz
 from adtrain.data.file_array import DataFile, FileArray
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 ROWS = np.arange(120, dtype=np.uint8).reshape(10, 12)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,28 @@ def test_compression_is_detected_by_content_and_not_by_name(tmp_path: Path) -> N
     (tmp_path / "compressed").write_bytes(gzip.compress(idx_bytes(array), mtime=0))
     np.testing.assert_array_equal(idx.read(tmp_path / "plain.gz"), array)
     np.testing.assert_array_equal(idx.read(tmp_path / "compressed"), array)
+
+
+def test_a_large_compressed_file_is_decompressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    decompressed, read_at_most = list[int](), idx._read_at_most
+
+    def read(stream: idx.Stream, count: int) -> bytearray:
+        decompressed.append(count)
+        return read_at_most(stream, count)
+
+    monkeypatch.setattr(idx, "_read_at_most", read)
+    array = np.zeros((2, idx.LEAST_CACHED // 2), np.uint8)
+    for content, times in ((array, 1), (array, 0), (array + 1, 1)):
+        path = write_idx(tmp_path / "array.gz", content)
+        decompressed.clear()
+        np.testing.assert_array_equal(idx.read(path), content)
+        assert len(decompressed) == times
+        for thread in [thread for thread in threading.enumerate() if thread.name == idx.STORING]:
+            thread.join()
+    for stored in (tmp_path / "cache/adtrain/data").iterdir():
+        stored.write_bytes(bytes(len(array.tobytes())))
+    np.testing.assert_array_equal(idx.read(path), array + 1)
 
 
 @given(array=arrays, compressed=st.booleans(), data=st.data())

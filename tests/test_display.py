@@ -10,6 +10,7 @@ import pytest
 import tqdm
 import tqdm.auto
 
+from adtrain.core.status import shown_by, tell
 from adtrain.display import ProgressBars, ProgressLines, progress_display
 from adtrain.training import ClassScore, Epoch, Interval
 
@@ -55,6 +56,28 @@ def test_a_bar_of_an_epoch_is_replaced_by_a_line() -> None:
     shown.epoch_done(DONE, None)  # type: ignore[arg-type]
     assert bar.closed
     assert lines == ["epoch 1/3: loss 0.5000, accuracy 75.00%, 45 images/s, 2.0 s, about 4 s left"]
+
+
+def test_a_bar_says_what_happens_before_the_first_step() -> None:
+    bars = list[Bar]()
+
+    def make(**options: Any) -> Bar:
+        bars.append(Bar(**options))
+        return bars[-1]
+
+    shown = ProgressBars(print, make)
+    with shown_by(shown.preparing):
+        tell("reading the data")
+        assert [(bar.text, bar.closed) for bar in bars] == [("reading the data", False)]
+        shown.epoch_started(1, 3, 90)
+        tell("compiling 7 of 12 kernels")
+        assert [(bar.text, bar.closed) for bar in bars] == [
+            ("reading the data", True),
+            ("compiling 7 of 12 kernels", False),
+        ]
+        shown.close()
+        tell("compiling 1 of 1 kernels")
+    assert [bar.closed for bar in bars] == [True, True]
 
 
 def test_a_notebook_gets_the_bars_of_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,9 @@ from adtrain.bench.ops.sweep import DTYPES
 from adtrain.bench.ops.table import BENCHES
 from adtrain.bench.peers import op_cases
 from adtrain.bench.peers import result as peers
-from adtrain.bench.peers.systems import PEERS, chosen
-from adtrain.bench.scaling import measure
+from adtrain.bench.peers.systems import PEERS, Choice, Work, chosen
+from adtrain.bench.scaling import measure, request
+from adtrain.bench.startup import measure as starts
 from adtrain.bench.steps import result as steps
 from adtrain.cli.bench_output import Output, check_writable, output_options
 from adtrain.cli.names import ConfigName, NameOf
@@ -33,6 +34,7 @@ from adtrain.cli.options import (
     FilePath,
     autotune_option,
     device_option,
+    json_option,
     plugin_option,
     resolve_device,
     set_autotune,
@@ -43,6 +45,7 @@ from adtrain.config.problems import shortened, similar
 from adtrain.files import write_atomic
 from adtrain.plugins import find
 
+RANK_PEERS = list(request.PEERS)
 PEER_NAMES = [name for peer in PEERS for name in (peer.package, peer.name)]
 
 
@@ -187,23 +190,72 @@ def step(
 @click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
 @click.option("--ranks", type=Numbers(), default=(1, 2), show_default="1,2", help="Numbers of processes.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=128, show_default=True, help="Images of one rank.")
+@click.option(
+    "--against",
+    "peers",
+    metavar="PEER,...",
+    type=NameOf(RANK_PEERS, separator=","),
+    default=(),
+    help="Also time torch-ddp (eager) or torch-graph (a CUDA graph with an all-reduce).",
+)
 @set_option
 @device_option
 @output_options
 def scaling(
-    config_path: str, ranks: tuple[int, ...], batch_size: int, overrides: tuple[str, ...], device: str, output: Output
+    config_path: str,
+    ranks: tuple[int, ...],
+    batch_size: int,
+    peers: tuple[str, ...],
+    overrides: tuple[str, ...],
+    device: str,
+    output: Output,
 ) -> None:
     """Time the training step of CONFIG by several processes, and the exchanges of a step alone.
 
     Weak scaling: the batch grows with the ranks. Strong scaling: it stays.
     """
-    output.write(measure.result(config_path, overrides, device, batch_size, sorted(ranks), progress))
+    output.write(measure.result(config_path, overrides, device, batch_size, sorted(ranks), peers, progress))
+
+
+@command.command(short_help="Time the start of a training, with empty and with filled caches.")
+@click.argument("config_path", metavar="CONFIG", type=ConfigName())
+@click.option(
+    "--against", "wanted", metavar="PEER,...", type=NameOf(PEER_NAMES, separator=","), help="Peers to start as well."
+)
+@click.option("--samples", type=click.IntRange(1, 100), default=3, show_default=True, help="Processes of each kind.")
+@set_option
+@device_option
+@click.option("--json-file", type=FilePath(), metavar="FILE", help="Also write the result as JSON.")
+@json_option
+def startup(
+    config_path: str,
+    wanted: tuple[str, ...] | None,
+    samples: int,
+    overrides: tuple[str, ...],
+    device: str,
+    json_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Time `adtrain train CONFIG` from the start of its process to its end, and show what the time goes into.
+
+    Each process runs twice: with an empty folder of caches, and with the caches that the first one has filled. A PEER,
+    such as torch-compile, imports its package, compiles and takes its first steps, which are compared with adtrain's;
+    the exit code is 1 if the losses differ.
+    """
+    output = Output(as_json, json_file, None)
+    precision = config.load(config_path, overrides).training.precision
+    choice = chosen(wanted, device, "steps") if wanted else Choice([], {})
+    result = starts.result(starts.Task(config_path, overrides, device), precision, choice, samples, progress)
+    output.write(result)
+    if result["different"]:
+        raise SystemExit(1)
 
 
 @command.command(short_help="Compare with PyTorch, JAX and NumPy.")
 @click.argument("wanted", metavar="PEER,...", type=NameOf(PEER_NAMES, separator=","))
 @click.argument("configs", metavar="[CONFIG|RUN]...", nargs=-1, type=ConfigName())
 @op_option(case.op for case in op_cases.cases("cpu"))
+@click.option("--members", type=click.IntRange(min=1), metavar="N", help="Train N networks together, with N seeds.")
 @set_option
 @device_option
 @autotune_option
@@ -212,6 +264,7 @@ def against(
     wanted: tuple[str, ...],
     configs: tuple[str, ...],
     names: tuple[str, ...],
+    members: int | None,
     overrides: tuple[str, ...],
     device: str,
     autotune: str,
@@ -220,14 +273,18 @@ def against(
     """Compare the training step of each CONFIG, or single operations, with other systems.
 
     A PEER is torch, jax or numpy, or one form of them: torch-eager, torch-compile, torch-graph, jax-jit or jax-scan.
+    With --members it is torch or jax, or one of torch-vmap, torch-vmap-compile and jax-vmap.
 
     Results are compared before times; the exit code is 1 if they differ. Only one process runs at a time.
     """
     _check_choice(configs, names, overrides)
+    if members is not None and not configs:
+        raise click.UsageError("--members trains networks; give a CONFIG")
     set_autotune(device, autotune)
-    choice = chosen(wanted, device, "steps" if configs else "operations")
+    work: Work = "operations" if not configs else "steps" if members is None else "members"
+    choice = chosen(wanted, device, work)
     if configs:
-        result = peers.of_configs(configs, overrides, device, choice, autotune, progress)
+        result = peers.of_configs(configs, overrides, device, choice, autotune, progress, members)
     else:
         result = peers.of_operations(select_ops(op_cases.cases(device), names), device, choice, autotune, progress)
     output.write(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -11,32 +12,43 @@ import click
 
 from adtrain.cli.output import QUIET, progress
 from adtrain.core.backend import backend, usable_device
+from adtrain.distributed.environment import place
 
 LAUNCHING = "adtrain.launching"
 """The key in the meta data of click's context: the command starts ranks, and itself needs no device."""
 
 
-def resolve_device(device: str) -> str:
+def resolve_device(device: str, before_note: Callable[[], object] = int) -> str:
     """The device to run on, "cpu" or "gpu". "auto" is the GPU if there is one, with a note on stderr.
+
+    `before_note` is called before the note.
 
     Raises:
         DeviceError: `device` is "gpu", and the GPU or a library for it is missing.
     """
     found = usable_device(device)
     if device == "auto" and found == "gpu":
+        before_note()
         progress(f"running on gpu, {backend(found).device_name()}")
     return found
 
 
-device_option = click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "gpu"]),
-    default="auto",
-    show_default=True,
-    callback=lambda ctx, param, value: value if ctx.meta.get(LAUNCHING) else resolve_device(value),
-    help="Where to run.",
-)
+def _device_option(is_resolved: Callable[[click.Context], bool]) -> Callable[[Any], Any]:
+    return click.option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "gpu"]),
+        default="auto",
+        show_default=True,
+        callback=lambda ctx, param, value: resolve_device(value) if is_resolved(ctx) else value,
+        help="Where to run.",
+    )
+
+
+device_option = _device_option(lambda ctx: not ctx.meta.get(LAUNCHING))
 """`--device auto|cpu|gpu`; passed to the command after `resolve_device`."""
+
+unresolved_device_option = _device_option(lambda ctx: place(os.environ) is not None)
+"""`--device auto|cpu|gpu` for a command that calls `resolve_device` itself. A rank's device is resolved before."""
 
 
 autotune_option = click.option(
@@ -65,6 +77,13 @@ def set_autotune(device: str, autotune: str) -> None:
         tuner.report = progress
     elif autotune == "full":
         raise click.UsageError("--autotune full: only a GPU has kernels to choose from, and this runs on the CPU")
+
+
+def tuned_device(device: str, autotune: str, before_note: Callable[[], object] = int) -> str:
+    """`resolve_device`, and `set_autotune` of the device that it returns."""
+    found = resolve_device(device, before_note)
+    set_autotune(found, autotune)
+    return found
 
 
 class FilePath(click.Path):

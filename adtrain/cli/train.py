@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,17 @@ import click
 from adtrain import config, training
 from adtrain.bench.steps import profile
 from adtrain.cli import dry_run as planning
-from adtrain.cli import sweep
 from adtrain.cli.names import ConfigName, RunPath
 from adtrain.cli.options import (
     FilePath,
     autotune_option,
-    device_option,
     json_option,
     plugin_option,
     quiet_option,
-    set_autotune,
     set_option,
     trust_option,
+    tuned_device,
+    unresolved_device_option,
 )
 from adtrain.cli.output import is_quiet, message, print_json, progress, show
 from adtrain.cli.ranks import ranks_options
@@ -33,6 +34,7 @@ from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.config.sweep_section import MAX_MEMBERS
 from adtrain.core import communicator, timeline
+from adtrain.core.status import shown_by, tell
 from adtrain.core.timeline import during
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.session import agreed, same_everywhere
@@ -47,7 +49,7 @@ MOST_PROFILED_STEPS = 10_000
 @click.argument("config_path", metavar="[CONFIG]", required=False, type=ConfigName())
 @click.option("--resume", "run", type=RunPath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
 @click.option("--override", is_flag=True, help="Resume a run even if its config has changed.")
-@device_option
+@unresolved_device_option
 @ranks_options
 @autotune_option
 @click.option(
@@ -135,7 +137,8 @@ def command(
         raise click.UsageError("--dry-run is for one new run, and takes no --resume or --repeat")
     if verbose and is_quiet():
         raise click.UsageError("found both --quiet and --verbose, expected one of them")
-    set_autotune(device, autotune)
+    if run is not None or members is not None or dry_run:
+        device = tuned_device(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
     longer = _settings(epochs=epochs, steps=steps)
@@ -146,6 +149,8 @@ def command(
         alone["--ranks or mpiexec"] = communicator.current().size > 1
         if given := [name for name, value in {**alone, "--tensorboard": events}.items() if value]:
             raise click.UsageError(f"--members trains a sweep, and takes no {given[0]}")
+        from adtrain.cli import sweep
+
         sweep.train_seeds(
             str(config_path), [*settings, *longer], plugins, members, device, output_dir, dry_run, as_json
         )
@@ -155,31 +160,41 @@ def command(
         experiment: training.Experiment,
         folder: RunFolder,
         start: training.Start | None,
+        display: ProgressLines,
     ) -> training.Summary:
         """Train to the end, profile the operations, and write the summary; returns the summary."""
         first = communicator.current().rank == 0
         with folder.locked() if first else nullcontext():
             if start is not None and first:
                 folder.reopen(experiment, start)
-            result = _train(experiment, folder, device, start, debug_nan, events and first, verbose)
+            result = _train(experiment, folder, device, start, debug_nan, events and first, display)
             return _finish(experiment, folder, device, profile_steps, result)
 
     def train(
         cfg: Config, path: Path | None, name: str | None = None
     ) -> tuple[RunFolder, training.Summary, training.Experiment]:
         """Train in the new folder `path`, or runs/NAME; returns folder, summary and experiment."""
+        nonlocal device
         if repeats is not None:
             timeline.restart()
-        with during("data"):
-            experiment = agreed(lambda: training.prepare(cfg, step_mode))
-        same_everywhere(identity(experiment, device))
-        if experiment.batch_note is not None:
-            progress(experiment.batch_note)
-        if verbose:
-            for line in planning.lines(planning.plan(experiment, device, path, name)):
-                progress(line)
-        folder = _created(experiment, path, name)
-        return folder, finish(experiment, folder, None), experiment
+        with _display(cfg, verbose) as display:
+            tell("reading the data")
+            with during("data"):
+                with ThreadPoolExecutor(1) as reader:  # while the libraries of the device are imported
+                    data = None if cfg.plugins else reader.submit(training.read_ahead, cfg).result
+                    device = tuned_device(device, autotune, display.close)
+                training.check_precision(cfg, device)
+                experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
+            same_everywhere(lambda: identity(experiment, device))
+            notes = [] if experiment.batch_note is None else [experiment.batch_note]
+            if verbose:
+                notes += planning.lines(planning.plan(experiment, device, path, name))
+            if notes:
+                display.close()
+            for note in notes:
+                progress(note)
+            folder = _created(experiment, path, name)
+            return folder, finish(experiment, folder, None, display), experiment
 
     if run is not None:
         with during("data"):
@@ -187,16 +202,17 @@ def command(
             experiment, folder, start, notes = agreed(
                 lambda: training.resume(run, settings, longer, override, step_mode, trust)
             )
-        same_everywhere(identity(experiment, device))
+        same_everywhere(lambda: identity(experiment, device))
         training.check_precision(experiment.config, device)
         for note in notes:
             progress(note)
-        summary = finish(experiment, folder, start)
+        with _display(experiment.config, verbose) as display:
+            summary = finish(experiment, folder, start, display)
     else:
         with during("config"):
             cfg = agreed(lambda: config.load(str(config_path), [*settings, *longer], plugins))
-        training.check_precision(cfg, device)
         if dry_run:
+            training.check_precision(cfg, device)
             found = planning.plan(training.prepare(cfg, step_mode), device, output_dir)
             if as_json:
                 print_json(found)
@@ -252,15 +268,13 @@ def _train(
     start: training.Start | None,
     check: bool,
     events: bool,
-    verbose: bool,
+    display: ProgressLines,
 ) -> training.Result:
     """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
     if check:
         progress("checking for NaN and infinity after each step, which is slow")
     with ExitStack() as stack:
-        examples = experiment.config.data.examples
-        kind = IntervalLines if verbose else ProgressLines if is_quiet() else progress_display
-        display = stack.enter_context(closing(kind(progress, examples)))
+        stack.callback(display.close)
         signals = stack.enter_context(stop_signals())
         observers: list[Observer] = [display]
         if events:
@@ -277,6 +291,14 @@ def _train(
         message(f"stopped before the summary; {advice}")
         raise SystemExit(agreement.largest(signals.exit_code))
     return result
+
+
+@contextmanager
+def _display(cfg: Config, verbose: bool) -> Iterator[ProgressLines]:
+    """The display of a training's progress, also of what happens before its first step."""
+    kind = IntervalLines if verbose else ProgressLines if is_quiet() else progress_display
+    with closing(kind(progress, cfg.data.examples)) as display, shown_by(display.preparing):
+        yield display
 
 
 def _created(experiment: training.Experiment, path: Path | None, name: str | None) -> RunFolder:

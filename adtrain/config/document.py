@@ -182,7 +182,7 @@ class Training(Section):
     precision: Precision = Field(
         "float32",
         description="float32 or float64: the type of all numbers; tf32 or bfloat16, on a GPU: float32, but operands of "
-        "matrix products and convolutions are rounded to this type",
+        "matrix products and convolutions are rounded to this type where that saves time",
     )
     clip_norm: Positive | None = Field(None, description="scale the gradients down so that their norm is at most this")
     clip_value: Positive | None = Field(None, description="clamp each element of the gradients to plus or minus this")
@@ -258,7 +258,7 @@ class Config(Section):
     loss: Loss = Field(description="a loss, such as cross_entropy")
     optimizer: Optimizer = Field(description="an optimizer, such as adam")
     schedule: Schedule = Field(
-        default_factory=SCHEDULES["constant"], description="a learning-rate schedule, such as cosine"
+        default_factory=lambda: SCHEDULES["constant"](), description="a learning-rate schedule, such as cosine"
     )
     training: Training = Field(description="how long and how to train")
     sweep: Sweep | None = Field(

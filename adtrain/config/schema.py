@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
-from adtrain.config.document import Config
+from adtrain.config.document import Config, Data, Model, Training
+from adtrain.config.specs import listed
 
 
 def text() -> str:
     """The content of configs/schema.json."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+    with listed(Data, Model, Training, Config):
+        schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
     return json.dumps(schema, indent=1) + "\n"

@@ -11,8 +11,9 @@ functions, the package's own and the user's. `add` is the one way into a family.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, Union, get_type_hints
 
 from pydantic import (
@@ -20,16 +21,15 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    SerializeAsAny,
     Tag,
     TypeAdapter,
-    WrapValidator,
     create_model,
     model_serializer,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from adtrain import augment, metrics, nn, optim
 from adtrain.config.annotations import option_type
@@ -133,39 +133,98 @@ def _name_of(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _one_of(specs: dict[str, type[Spec]]) -> Any:
-    """The union of the specs; the name in a config selects one. Specs that are added later are accepted too."""
-    package = tuple(specs.items())
+class Family(MutableMapping[str, type[Spec]]):
+    """The specs of a family by name. Those of the package are made at their first use: a config names few."""
 
-    def check(value: Any, handler: Callable[[Any], Any]) -> Any:
-        current = tuple(specs.items())
-        return handler(value) if current == package else _adapter(current).validate_python(value)
+    def __init__(self) -> None:
+        self._specs: dict[str, type[Spec] | partial[type[Spec]]] = {}
 
-    return Annotated[_union(package), SerializeAsAny(), WrapValidator(check)]
+    def __getitem__(self, kind: str) -> type[Spec]:
+        found = self._specs[kind]
+        if isinstance(found, partial):
+            found = self._specs[kind] = found()
+        return found
+
+    def __setitem__(self, kind: str, spec: type[Spec]) -> None:
+        self._specs[kind] = spec
+
+    def make_later(self, kind: str, make: partial[type[Spec]]) -> None:
+        self._specs[kind] = make
+
+    def __delitem__(self, kind: str) -> None:
+        del self._specs[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
 
 
-def _union(specs: tuple[tuple[str, type[Spec]], ...]) -> Any:
-    tagged = tuple(Annotated[spec, Tag(kind)] for kind, spec in specs)
+class _OneOf:
+    """The type of a value that is a spec of the family: the name in a config selects it."""
+
+    listed = False
+    """Whether a model that is built now lists all specs, as a JSON Schema does."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+
+    def check(self, value: Any) -> Any:
+        """The spec that a value of a config stands for. Raises pydantic's errors."""
+        kind, context = _name_of(value), {"discriminator": "name"}
+        if kind is None:
+            raise PydanticKnownError("union_tag_not_found", context)
+        if kind not in self.family:
+            expected = ", ".join(self.family)
+            raise PydanticKnownError("union_tag_invalid", {**context, "tag": kind, "expected_tags": expected})
+        return _adapter(self.family[kind]).validate_python(value)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if self.listed:
+            return handler.generate_schema(_union(self.family.values()))
+        return core_schema.no_info_plain_validator_function(self.check)
+
+
+@contextmanager
+def listed(*models: type[BaseModel]) -> Iterator[None]:
+    """Within it, the JSON Schema of the models and of containers lists all specs."""
+
+    def build(listed: bool) -> None:
+        _OneOf.listed = listed
+        for model in (*CONTAINERS, *models):
+            model.model_rebuild(force=True)
+
+    build(True)
+    try:
+        yield
+    finally:
+        build(False)
+
+
+def _union(specs: Iterable[type[Spec]]) -> Any:
+    """The union of specs, whose errors name the spec in their location."""
+    tagged = tuple(Annotated[spec, Tag(spec.kind)] for spec in specs)
     return Annotated[Union[tagged], Discriminator(_name_of)]  # noqa: UP007
 
 
-@lru_cache(maxsize=8)
-def _adapter(specs: tuple[tuple[str, type[Spec]], ...]) -> TypeAdapter[Any]:
-    return TypeAdapter(_union(specs))
+@lru_cache
+def _adapter(spec: type[Spec]) -> TypeAdapter[Any]:
+    return TypeAdapter(_union([spec]))
 
 
 WARM_UP: dict[str, Any] = {"warmup_epochs": (WarmUp, 0.0), "warmup_steps": (Count, 0)}
 """Options of every schedule: the rate first rises linearly over this many epochs or steps, then the schedule starts."""
 
 CONTAINERS: tuple[type[Spec], ...] = (Residual, Concat, Add)
-LAYERS: dict[str, type[Spec]] = {}
-LOSSES: dict[str, type[Spec]] = {}
-OPTIMIZERS: dict[str, type[Spec]] = {}
-SCHEDULES: dict[str, type[Spec]] = {}
+LAYERS = Family()
+LOSSES = Family()
+OPTIMIZERS = Family()
+SCHEDULES = Family()
 """In a config schedules count in epochs: step_size and milestones are epochs; gamma of exponential is per epoch."""
-AUGMENTATIONS: dict[str, type[Spec]] = {}
-DATASETS: dict[str, type[Spec]] = {}
-METRICS: dict[str, type[Spec]] = {}
+AUGMENTATIONS = Family()
+DATASETS = Family()
+METRICS = Family()
 FAMILIES = {
     "layer": LAYERS,
     "loss": LOSSES,
@@ -177,12 +236,16 @@ FAMILIES = {
 }
 
 
-def add(family: str, kind: str, target: Callable[..., Any], given: Collection[str] = ()) -> None:
-    """Add a class or function of the package or of the user to a family; it replaces one of the same name.
+def add(family: str, kind: str, target: Callable[..., Any]) -> None:
+    """Add a class or function of the user to a family; it replaces one of the same name.
 
-    Its parameters are the options, except those in `given`.
     Raises OptionError for a parameter whose annotation no value of a config fits.
     """
+    FAMILIES[family][kind] = _spec(family, kind, target)
+
+
+def _spec(family: str, kind: str, target: Callable[..., Any], given: Collection[str] = ()) -> type[Spec]:
+    """The spec of a class or function. Its parameters are the options, except those in `given`. See `add`."""
     hints = get_type_hints(target, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():
@@ -199,7 +262,7 @@ def add(family: str, kind: str, target: Callable[..., Any], given: Collection[st
     spec.kind = kind
     spec.target = staticmethod(target)
     spec.__doc__ = (inspect.getdoc(target) or kind).splitlines()[0]
-    FAMILIES[family][kind] = spec
+    return spec
 
 
 def _add_own() -> None:
@@ -210,16 +273,16 @@ def _add_own() -> None:
         "schedule": optim.SCHEDULES,
         "augmentation": augment.AUGMENTATIONS,
         "data set": {name: catalogue.finder(name) for name in catalogue.CATALOGUE},
+        "loss": nn.LOSSES,
+        "metric": metrics.METRICS,
     }
-    for family, classes in own.items():
-        for kind, cls in classes.items():
-            add(family, kind, cls)
+    for family, targets in own.items():
+        for kind, target in targets.items():
+            given: Sequence[str] = ["found"] if family == "metric" else ()
+            if family == "loss":  # a step needs the mean over the batch, and every image has a label
+                given = [*list(inspect.signature(target).parameters)[:2], "ignore_index", "reduction"]
+            FAMILIES[family].make_later(kind, partial(_spec, family, kind, target, given))
     LAYERS.update({container.kind: container for container in CONTAINERS})
-    for kind, loss in nn.LOSSES.items():
-        # A step needs the mean over the batch, and every image has a label.
-        add("loss", kind, loss, given=[*list(inspect.signature(loss).parameters)[:2], "ignore_index", "reduction"])
-    for kind, metric in metrics.METRICS.items():
-        add("metric", kind, metric, given=["found"])
 
 
 _add_own()
@@ -239,12 +302,12 @@ if TYPE_CHECKING:
     DataSource: TypeAlias = Spec
     Metric: TypeAlias = Spec
 else:
-    Layer = _one_of(LAYERS)
-    Loss = _one_of(LOSSES)
-    Optimizer = _one_of(OPTIMIZERS)
-    Schedule = _one_of(SCHEDULES)
-    Augmentation = _one_of(AUGMENTATIONS)
-    DataSource = _one_of(DATASETS)
-    Metric = _one_of(METRICS)
+    Layer = Annotated[Spec, _OneOf(LAYERS)]
+    Loss = Annotated[Spec, _OneOf(LOSSES)]
+    Optimizer = Annotated[Spec, _OneOf(OPTIMIZERS)]
+    Schedule = Annotated[Spec, _OneOf(SCHEDULES)]
+    Augmentation = Annotated[Spec, _OneOf(AUGMENTATIONS)]
+    DataSource = Annotated[Spec, _OneOf(DATASETS)]
+    Metric = Annotated[Spec, _OneOf(METRICS)]
 Layers = Annotated[list[Layer], Field(min_length=1)]
 Branches = Annotated[list[Layers], Field(min_length=1)]

@@ -1,7 +1,7 @@
 """Arrays that stay in their file, because they are large: rows are read when they are indexed.
 
-They are read, not mapped: a mapped file that is truncated ends the process by a signal, and one that is overwritten
-changes the numbers without an error.
+They are read, not memory-mapped: a memory-mapped file that is truncated ends the process by a signal, and one that is
+overwritten changes the numbers without an error.
 """
 
 from __future__ import annotations

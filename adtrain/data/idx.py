@@ -6,17 +6,21 @@ All numbers are big-endian. Source: the description on the MNIST page, http://ya
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
+from threading import Thread
 from typing import TypeAlias
 
 import numpy as np
 
+from adtrain.cache import Cache, digest, open_cache
+from adtrain.core.errors import AdtrainError
 from adtrain.data.errors import DataError
 from adtrain.data.file_array import DataFile, FileArray
 from adtrain.data.memory import require_memory, stays_in_file
@@ -25,6 +29,11 @@ from adtrain.files import open_regular
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
+STORING = "adtrain-data-cache"
+"""The name of the threads that store decompressed data; the end of the process waits for them."""
+
+LEAST_CACHED = 1 << 20
+"""Bytes of the elements of a gzip file from which on they are kept in the cache, decompressed."""
 # A larger value means that the file is not an IDX file.
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**48
@@ -93,9 +102,29 @@ def _parse(stream: Stream, path: Path) -> np.ndarray | FileArray:
     elif expected > MAX_DEFLATE_RATIO * size:
         raise DataError(f"{path}: truncated, found {size} compressed bytes for {expected} of shape {shape}")
     require_memory(str(path), expected)
-    content = _read_at_most(stream, expected + 1)
+    content = _decompressed(stream, path, expected)
     _check_size(path, len(content), expected, shape)
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+
+
+def _decompressed(stream: Stream, path: Path, count: int) -> bytes | bytearray:
+    """The elements after the header, up to `count` bytes and one more. Many of a gzip file are kept in the cache."""
+    if not isinstance(stream, gzip.GzipFile) or count < LEAST_CACHED:
+        return _read_at_most(stream, count + 1)
+    key, cache = digest("idx", hashlib.sha256(path.read_bytes()).hexdigest()), open_cache("data")
+    if (found := cache.content(key, ".bin")) is not None:
+        return found
+    content = _read_at_most(stream, count + 1)
+    if cache.lasting and len(content) == count:
+        with suppress(RuntimeError):  # the limit of threads
+            Thread(target=_store, args=(cache, key, content), name=STORING).start()
+    return content
+
+
+def _store(cache: Cache, key: str, content: bytearray) -> None:
+    with suppress(AdtrainError, OSError):
+        cache.store(key, ".bin", content)
+        cache.prune()
 
 
 def _check_size(path: Path, found: int, expected: int, shape: tuple[int, ...]) -> None:

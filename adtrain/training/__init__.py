@@ -18,7 +18,7 @@ from adtrain.training.loop import continuation
 from adtrain.training.metrics import Epoch, Interval, read_metrics
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.position import Progress
-from adtrain.training.preparation import check_precision, outline, prepare
+from adtrain.training.preparation import check_precision, outline, prepare, read_ahead
 from adtrain.training.progress import Observer
 from adtrain.training.recorded_run import run_in_folder
 from adtrain.training.resumption import Resumed, resume
@@ -66,6 +66,7 @@ __all__ = [
     "on_device",
     "outline",
     "prepare",
+    "read_ahead",
     "read_metrics",
     "resume",
     "run",

@@ -22,10 +22,10 @@ from adtrain.core.staging import Pass, Staged, stage
 from adtrain.core.types import Shape
 from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
-from adtrain.passes import ALL, SIMPLIFY, fold_collectives, optimize_regions, place_collectives
+from adtrain.passes import ALL, SIMPLIFY, fold_collectives, optimize_regions, place_collectives, place_views
 from adtrain.training import sharded_step, warm_start
+from adtrain.training.kept_programs import KeptPrograms, targets
 from adtrain.training.network import Network
-from adtrain.training.sharded_step import ShardSeeds
 from adtrain.training.sharding import Buckets, Sharding
 from adtrain.training.step import (
     EvaluationStep,
@@ -154,16 +154,27 @@ class Experiment:
         return found
 
     def divided(self, state: TrainState) -> TrainState:
-        """This rank's part of a state on the host: slices of the optimizer's averages."""
-        if self.buckets is None or not self.optimizer.elementwise:
+        """This rank's part of a state on the host: the vectors of `Buckets`, and slices of the optimizer's averages."""
+        if self.buckets is None:
             return state
-        return state._replace(optimizer=self.buckets.divided_state(state.optimizer))
+        optimizer = self.buckets.divided_state(state.optimizer) if self.optimizer.elementwise else state.optimizer
+        return TrainState(self.buckets.vectors(state.params), state.statistics, optimizer)
 
     def whole(self, state: TrainState) -> TrainState:
         """The whole state on the host, from this rank's part; the reverse of `divided`. All ranks call it together."""
-        if self.buckets is None or not self.optimizer.elementwise:
+        if self.buckets is None:
             return state
-        return state._replace(optimizer=self.buckets.whole_state(state.optimizer, self.state_types.optimizer))
+        optimizer = state.optimizer
+        if self.optimizer.elementwise:
+            optimizer = self.buckets.whole_state(optimizer, self.state_types.optimizer)
+        return TrainState(self.buckets.params(state.params), state.statistics, optimizer)
+
+    def with_params(self, state: TrainState) -> TrainState:
+        """A divided state on the device, with the tree of parameters in place of their vectors."""
+        if self.buckets is None:
+            return state
+        params = self.buckets.params([x.numpy() for x in tree.leaves(state.params)])
+        return state._replace(params=tree.map(lambda x: array(x, device=state.step.device), params))
 
     def part(self, batch: np.ndarray) -> np.ndarray:
         """This rank's indices of a batch of indices."""
@@ -173,8 +184,8 @@ class Experiment:
         """The arguments of a step after the indices, for a batch that has `size` examples over all ranks."""
         return () if self.sharding is None else (size,)
 
-    def seed(self, device: str) -> Array | ShardSeeds:
-        """The config's seed as the step's argument: uint32 (2,), low word first; with shards `ShardSeeds`."""
+    def seed(self, device: str) -> Array:
+        """The config's seed as the step's argument: uint32 (2,), low word first; see `shard_seeds` for shards."""
         seed = self.config.training.seed
         words = array(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32), device=device)
         return words if self.buckets is None else sharded_step.shard_seeds(words, self.buckets)
@@ -188,13 +199,29 @@ class Experiment:
     def logged_step(self) -> LoggedStep:
         """`train_step` on the next batch of an order, in `mode`. A staged step donates state and log."""
         step = logged_step(self.eager_step)
-        return step if self.mode is Mode.EAGER else stage(step, self.passes, donate=STATE_AND_LOG)
+        if self.mode is Mode.EAGER:
+            return step
+        return stage(step, self.passes, donate=STATE_AND_LOG, kept=self._kept("step"))
 
     @cached_property
     def evaluation_step(self) -> EvaluationStep:
         """The evaluation of the next batch of an order, in `mode`. A staged step donates the totals."""
         step = evaluation_step(self.network)
-        return step if self.mode is Mode.EAGER else stage(step, self.passes, donate=TOTALS)
+        if self.buckets is not None:
+            step = sharded_step.evaluation_of_vectors(step, self.buckets)
+        if self.mode is Mode.EAGER:
+            return step
+        return stage(step, self.passes, donate=TOTALS, kept=self._kept("evaluation"))
+
+    def _kept(self, name: str) -> KeptPrograms | None:
+        """The kept Programs of a function; None where they depend on code of the user or on several ranks."""
+        cfg, net = self.config, self.network
+        named = [cfg.model.layers, cfg.loss, cfg.optimizer, cfg.schedule, cfg.data.augment]
+        own = all(target.__module__.partition(".")[0] == "adtrain" for target in targets(named))
+        if self.sharding is not None or cfg.plugins or not own:
+            return None
+        of_data = net.input_shape, net.dtype, net.mean, net.std, net.scale, self.steps_per_epoch, self.total_steps
+        return KeptPrograms(name, self.mode, self.config_text, net.model, net.task, net.products, of_data)
 
     @property
     def passes(self) -> Sequence[Pass]:
@@ -202,7 +229,7 @@ class Experiment:
         passes = ALL if self.mode is Mode.FUSED else SIMPLIFY
         if self.sharding is None:
             return passes
-        return fold_collectives, partial(optimize_regions, passes=passes), place_collectives
+        return fold_collectives, partial(optimize_regions, passes=passes), place_collectives, place_views
 
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""

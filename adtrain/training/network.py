@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -41,6 +42,11 @@ class Network:
     scale: float
     loss: Callable[[Value, Value], Value]
     task: Task
+
+    @cached_property
+    def synchronized(self) -> bool:
+        """Whether layers exchange statistics between the shards of a batch."""
+        return any(getattr(layer, "sync", False) for _, layer, _ in nn.layers(self.model, self.input_shape))
 
     @property
     def unit(self) -> np.ndarray:

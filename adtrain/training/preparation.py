@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -42,10 +42,13 @@ def check_precision(cfg: Config, device: str) -> None:
         raise cfg.error_at(("training", "precision"), f"found {cfg.training.precision}, {reason}")
 
 
-def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) -> Experiment:
+def prepare(
+    cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None, read: Callable[[], DataSet] | None = None
+) -> Experiment:
     """Build the model, read the data, and check that they fit together.
 
-    With `arrays`, these are the data, and `data.path` is only a name: the file that they are stored in, if any.
+    With `arrays`, these are the data, and `data.path` is only a name: the file that they are stored in, if any. `read`
+    returns the data or raises as `read_ahead` does.
 
     Raises:
         ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
@@ -55,7 +58,12 @@ def prepare(cfg: Config, mode: Mode = Mode.FUSED, arrays: Arrays | None = None) 
         advice = "adtrain sweep trains its members, and --set sweep=null leaves it out"
         raise cfg.error_at(("sweep",), f"found a sweep, expected none for one training: {advice}")
     cfg = with_shards(with_absolute_paths(cfg, data_too=arrays is None))
-    return of_data(cfg, read_data(cfg, arrays), mode)
+    return of_data(cfg, read_data(cfg, arrays) if read is None else read(), mode)
+
+
+def read_ahead(cfg: Config) -> DataSet:
+    """The data of a config, for `prepare`; another thread may read them. Raises as `prepare` does."""
+    return read_data(with_absolute_paths(cfg))
 
 
 def of_data(cfg: Config, images: DataSet, mode: Mode = Mode.FUSED) -> Experiment:
@@ -297,17 +305,18 @@ def _check_augmentations(experiment: Experiment) -> None:
 
 def _check_last_batch(cfg: Config, net: Network, count: int) -> None:
     """Refuse a last batch of one image where batch normalisation would see a single value per channel."""
-    batch_size, shards = cfg.data.batch_size, cfg.data.shards or 1
-    smallest = {size // shards or 1 for size in (min(batch_size, count), count % batch_size) if size}
-    if 1 not in smallest:
-        return
-    for row in nn.describe(net.model, net.input_shape):
-        if row.kind.startswith("batch_norm") and prod(row.output_shape[1:]) == 1:
-            if shards > 1:
-                reason = f"layer {row.name} ({row.kind}) needs 2 images per shard of a batch"
-                raise cfg.error_at(("data", "shards"), f"found {shards}, which leaves a shard of 1 image; {reason}")
-            raise cfg.error_at(
-                ("data", "batch_size"),
-                f"found {batch_size}, which leaves 1 of {count} images for the last batch, "
-                f"expected another size: layer {row.name} ({row.kind}) needs 2 images per batch",
-            )
+    batch_size = cfg.data.batch_size
+    for name, layer, shape in nn.layers(net.model, net.input_shape):
+        if not isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d)) or prod(shape[1:]) > 1:
+            continue
+        shards = 1 if layer.sync else cfg.data.shards or 1
+        if 1 not in {size // shards or 1 for size in (min(batch_size, count), count % batch_size) if size}:
+            continue
+        if shards > 1:
+            reason = f"layer {name} ({layer.kind()}) needs 2 images per shard of a batch"
+            raise cfg.error_at(("data", "shards"), f"found {shards}, which leaves a shard of 1 image; {reason}")
+        raise cfg.error_at(
+            ("data", "batch_size"),
+            f"found {batch_size}, which leaves 1 of {count} images for the last batch, "
+            f"expected another size: layer {name} ({layer.kind()}) needs 2 images per batch",
+        )

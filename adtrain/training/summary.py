@@ -19,6 +19,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
 from adtrain.metrics import ByClass
 from adtrain.option_types import Size
+from adtrain.percentiles import percentiles
 from adtrain.training.endings import Ending, Result
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.memory import planned_peak
@@ -186,7 +187,7 @@ def summarize(
 def _step_ms(seconds: Sequence[float]) -> StepTimes | None:
     if not seconds:
         return None
-    p20, median, p80 = np.percentile(np.array(seconds) * 1e3, [20, 50, 80]).tolist()
+    p20, median, p80 = percentiles([1e3 * x for x in seconds], [20, 50, 80])
     return StepTimes(median, p20, p80)
 
 

@@ -63,7 +63,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            content = read_regular(path)  # not mapped: a file that is truncated meanwhile would end the process
+            content = read_regular(path)  # not memory-mapped: a file that is truncated meanwhile would end the process
             self._tensors = dict(deserialize(content))  # checks the header
         except OSError as error:
             raise AdtrainError(f"{path}: cannot be read ({error.strerror or error})") from None

@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from adtrain.core.errors import AdtrainError, OutOfMemory
+from adtrain.core.status import tell
 from adtrain.core.timeline import during
 from adtrain.data import DataError, Split
 from adtrain.metrics import MetricValue
@@ -87,7 +88,7 @@ class _Training:
         self.task = experiment.network.task
         self.stop, self.every_step_checked = lambda: agreement.any_rank(stop()), every_step_checked
         if start is None:
-            initial = fetch(experiment.initial_state(device))()
+            initial = fetch(experiment.initial_state("cpu"))()
             self.last_good = self._divided(Checkpoint(initial, Progress.start(experiment.best_by, self.task)))
         else:
             self.last_good = self._divided(start.checkpoint)
@@ -118,7 +119,7 @@ class _Training:
             state = self.best_checkpoint.on_device(self.device)
         assert progress.train is not None, "training ends only after an evaluation"
         return Result(
-            state=state,
+            state=self.experiment.with_params(state),
             restored=restored,
             ended=reason,
             best=progress.best,
@@ -157,6 +158,8 @@ class _Training:
 
     def _compile(self, sizes: Sequence[int]) -> None:
         """Compile the step for these sizes. What evaluates is compiled meanwhile, and while the steps run."""
+        if not self.step_seconds:
+            tell("preparing the step")
         compiled = self.loop.compile(sizes)
         state, experiment = self.loop.state, self.experiment
         if self.device == "gpu" and experiment.sharding is None and not self.step_seconds:
@@ -242,8 +245,9 @@ class _Training:
         self.last_good = Checkpoint(self.last_good.state, self.progress)
         if is_best and self.restores_best:
             self.best_checkpoint = self.last_good
+        state = self.experiment.with_params(self.loop.state)
         for observer in self.observers:
-            if observer.epoch_done(done, self.loop.state):
+            if observer.epoch_done(done, state):
                 self.ended_by_observer = "callback"
         self._publish_checkpoint(is_best)
 
@@ -261,7 +265,9 @@ class _Training:
 
     def _metrics(self, state: TrainState, split: Split) -> dict[str, MetricValue]:
         experiment = self.experiment
-        trained = experiment.network, state.params, state.statistics
+        if not experiment.metrics:
+            return {}
+        trained = experiment.network, experiment.with_params(state).params, state.statistics
         return named_metrics(trained, experiment.metrics, experiment.data.classes, split, self.device)
 
     def _finite(self, state: TrainState) -> bool:

@@ -160,6 +160,7 @@ EXAMPLES: dict[str, Any] = {
     "plugins.files": {"softsign.c": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
     "activation": "gelu",
     "affine": False,
+    "sync": True,
     "alpha": 0.5,
     "approximate": "tanh",
     "betas": [0.9, 0.99],

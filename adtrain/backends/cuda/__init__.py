@@ -24,8 +24,7 @@ def load() -> CudaBackend:
         DeviceError: a library or the GPU is missing. The line says which, and how to install it.
     """
     try:
-        import cuda.bindings.driver
-        import cuda.bindings.nvrtc  # noqa: F401
+        import cuda.bindings.driver  # noqa: F401
     except ImportError as error:
         raise DeviceError(f"device gpu: cuda-bindings is missing ({error}): {INSTALL}") from None
     try:

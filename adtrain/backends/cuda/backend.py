@@ -14,19 +14,21 @@ import pycuda
 from adtrain import passes
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.runtime import peer_memory
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.runtime.exchange import ALIGNMENT, Borrowed, Exchange
+from adtrain.backends.cuda.runtime.exchanges import Exchanges
 from adtrain.backends.cuda.runtime.flags import Flags
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.runtime.nccl import Nccl
-from adtrain.backends.cuda.runtime.program import CudaProgram, Runnable
+from adtrain.backends.cuda.runtime.program import CudaProgram, Lowered, Runnable
 from adtrain.backends.cuda.runtime.properties import identity, properties
 from adtrain.backends.cuda.tuner.autotune import Tuner
 from adtrain.backends.cuda.tuner.gpu_trial import GpuBench
 from adtrain.backends.cuda.tuner.shared_choices import share_choices
 from adtrain.backends.cuda.vendor import installed
-from adtrain.core import dlpack
+from adtrain.core import dlpack, poison
 from adtrain.core.backend import Memory
 from adtrain.core.errors import DeviceError
 from adtrain.core.primitive import Primitive, Trait
@@ -73,9 +75,10 @@ class CudaBackend:
         self.known: dict[Any, Runnable] = {}
 
     @cached_property
-    def nccl(self) -> Nccl:
+    def exchanges(self) -> Exchanges:
         """The connection to the GPUs of other ranks. All ranks make it at the same time."""
-        return Nccl(self.device)
+        peers = peer_memory.connected(self.device)
+        return Exchanges(self.device, [Nccl(), *([peers] if peers else [])])
 
     def run(
         self,
@@ -86,7 +89,7 @@ class CudaBackend:
     ) -> Sequence[Buffer]:
         if primitive.name == "reshape":
             return [Buffer(buffers[0].memory, outputs[0].shape, buffers[0].dtype)]
-        if Trait.COLLECTIVE in primitive.traits:
+        if {Trait.COLLECTIVE, Trait.PART}.intersection(primitive.traits):
             found = primitive.reference(*map(self.to_numpy, buffers), **params)
             return [self.from_numpy(np.ascontiguousarray(found))]
         if Trait.BARRIER in primitive.traits:
@@ -123,10 +126,19 @@ class CudaBackend:
         """The lowering that chooses the kernels of a Program."""
         return self.lowering_by_member if program.by_member else self.lowering
 
-    def compile(self, program: Program) -> CudaProgram:
-        self._tune(program)
-        share_choices(self.lowering, program.equations)
-        return CudaProgram(self, program)
+    def compile(self, program: Program, lowered: Lowered | None = None) -> CudaProgram:
+        if lowered is None:
+            self._tune(program)
+            share_choices(self.lowering, program.equations)
+        else:
+            self.lowering_of(program).planned.update(lowered.plans)
+        return CudaProgram(self, program, lowered)
+
+    def lowering_key(self) -> str | None:
+        """The device. Nothing is kept if choices depend on measured times, or if memory is poisoned."""
+        if poison.active() or self.lowering.measured or self.tuner.measures():
+            return None
+        return f"{self.device.target} {self.device.architecture}"
 
     def _tune(self, program: Program) -> None:
         if not program.by_member:  # measured times depend on the number of members

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
-from adtrain.backends.cuda.codegen.column_sum import THREADS as COLUMN_THREADS
-from adtrain.backends.cuda.codegen.column_sum import column_sum
+from adtrain.backends.cuda.codegen.column_sum import column_sum_kernels
+from adtrain.backends.cuda.codegen.grouped_products import grouped_products
 from adtrain.backends.cuda.codegen.horizontal import horizontal
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.map_reduce import map_reduce_kernels
@@ -18,9 +18,8 @@ from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, for_members, kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
 from adtrain.backends.cuda.codegen.register_rows import THREADS as ROW_THREADS
-from adtrain.backends.cuda.codegen.row_fused import row_fused
-from adtrain.backends.cuda.codegen.row_products import THREADS as CHAIN_THREADS
-from adtrain.backends.cuda.codegen.row_products import row_products
+from adtrain.backends.cuda.codegen.row_fused import MEMBER_RESIDENT, row_fused
+from adtrain.backends.cuda.codegen.row_products import row_products_kernel
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
@@ -28,10 +27,11 @@ from adtrain.core.fused import (
     PRODUCTS,
     column_sum_p,
     conv_pool_p,
+    grouped_products_p,
     horizontal_p,
     map_reduce_p,
-    mapped_p,
     one_block_p,
+    per_member_p,
     row_fused_p,
     row_products_p,
 )
@@ -93,6 +93,13 @@ class LaunchPlan:
     cooperative: bool = False
 
 
+class Plan(NamedTuple):
+    """The launches of an equation and the bytes of their scratch memory."""
+
+    launches: list[LaunchPlan | LibraryCall]
+    scratch: int
+
+
 @dataclass
 class Lowering:
     """Chooses kernels for a Target. What rules and code generators return is kept while the equation exists.
@@ -101,16 +108,18 @@ class Lowering:
         libraries: NVIDIA's libraries whose calls are candidates.
         measured: for each problem, the microseconds of its candidates by label. The tuner fills it. The first candidate
             is chosen for other problems.
+        planned: the plans of equations that come from another process with their kernels chosen.
     """
 
     target: Target
     libraries: Sequence[Library] = ()
     measured: dict[Problem, Mapping[str, float]] = field(default_factory=dict)
+    planned: WeakKeyDictionary[Equation, Plan] = field(default_factory=WeakKeyDictionary)
     _candidates: WeakKeyDictionary[Equation, list[Candidate]] = field(default_factory=WeakKeyDictionary)
     _generated_kernels: WeakKeyDictionary[Equation, list[Kernel]] = field(default_factory=WeakKeyDictionary)
 
     def launches(self, equation: Equation, kernel: Candidate | None = None) -> list[LaunchPlan | LibraryCall]:
-        """The launches that compute an equation, in order, or the library call that does. A reshape and an exchange
+        """The launches that compute an equation, in order, or the library call that does. A view and an exchange
         with other ranks have none.
 
         Args:
@@ -119,7 +128,9 @@ class Lowering:
         Raises:
             DeviceError: no kernel computes it.
         """
-        if equation.has(Trait.RESHAPE) or equation.has(Trait.COLLECTIVE):
+        if kernel is None and (known := self.planned.get(equation)) is not None:
+            return known.launches
+        if equation.is_view or equation.has(Trait.COLLECTIVE):
             return []
         if is_loops(equation):
             made = loops(equation)
@@ -140,7 +151,9 @@ class Lowering:
 
     def scratch(self, equation: Equation, kernel: Candidate | None = None) -> int:
         """Bytes of scratch memory that the launches of an equation need; see `launches`."""
-        if is_loops(equation) or equation.has(Trait.RESHAPE) or equation.has(Trait.COLLECTIVE):
+        if kernel is None and (known := self.planned.get(equation)) is not None:
+            return known.scratch
+        if is_loops(equation) or equation.is_view or equation.has(Trait.COLLECTIVE):
             return 0
         if generated := self._generated(equation):
             return generated[0].scratch
@@ -196,26 +209,30 @@ class Lowering:
             threads = threads_for(equation)
             return [kernel("one_block", [one_block(equation, threads)], threads)]
         if equation.primitive is row_fused_p:
-            return [kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS)]
+            resident = MEMBER_RESIDENT if self.target.by_member else 1
+            return [kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS, resident=resident)]
         if equation.primitive is row_products_p:
-            return [kernel("row_products", [row_products(equation)], CHAIN_THREADS, "float")]
+            return [row_products_kernel(equation, self.target)]
         if equation.primitive is column_sum_p:
-            return [kernel("column_sum", [column_sum(equation, COLUMN_THREADS)], COLUMN_THREADS)]
+            return column_sum_kernels(equation, self.target)
         if equation.primitive is map_reduce_p:
             return map_reduce_kernels(equation, self.target)
+        if equation.primitive is grouped_products_p:
+            return grouped_products(equation, self.target)
         if equation.primitive is horizontal_p:
             return [horizontal(equation.params["body"].equations, self._inline_products, self.target)]
-        if equation.primitive is mapped_p:
+        if equation.primitive is per_member_p:
             return self._of_members(equation)
         return []
 
     def _of_members(self, equation: Equation) -> list[Kernel]:
-        """The kernels of a `mapped` equation: those of one member, with the members as a dimension of the grid."""
+        """The kernels of a `per_member` equation: those of one member, with the members as a dimension of the grid."""
         body, count, flags = (equation.params[name] for name in ("body", "count", "mapped"))
         (one,) = body.equations
         made = self._generated(one) or [horizontal([one], self._inline_products, self.target)]
         own = {v: v.size for v, flag in zip(body.inputs, flags, strict=True) if flag}
-        own |= {v: v.size for v in body.outputs}
+        # Each member writes the shared outputs, with the same numbers.
+        own |= {v: v.size for v in body.outputs[: len(body.outputs) - equation.params.get("shared", 0)]}
         names = dict(zip((*body.inputs, *body.outputs), (*equation.inputs, *equation.outputs), strict=True))
         found = [for_members(each, own, count) for each in made]
         return [replace(each, operands=[names[v] for v in each.operands]) for each in found]

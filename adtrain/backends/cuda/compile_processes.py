@@ -1,0 +1,79 @@
+"""Processes that compile by NVRTC beside this one. One that fails is replaced by a compilation in this process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+from threading import Lock
+
+from adtrain.backends.cuda import nvrtc
+from adtrain.backends.cuda.nvrtc import Nvrtc, Request
+
+MOST = 16
+
+
+class CompileProcesses:
+    """Up to one process for each processor, started when a compilation begins while others run."""
+
+    def __init__(self, library: Nvrtc) -> None:
+        self.library = library
+        self.most = min(os.cpu_count() or 1, MOST) - 1
+        self.here, self.lock = Lock(), Lock()
+        self.idle: list[subprocess.Popen[bytes]] = []
+        self.started = 0
+        atexit.register(self.close)
+
+    def compile(self, request: Request) -> tuple[bytes | None, str]:
+        """`Nvrtc.compile` in this process if it compiles nothing else, or has no other one."""
+        if self.here.acquire(blocking=False):
+            try:
+                return self.library.compile(*request)
+            finally:
+                self.here.release()
+        process = self._take()
+        if process is not None:
+            with suppress(OSError, EOFError, pickle.UnpicklingError):
+                assert process.stdin is not None
+                assert process.stdout is not None
+                pickle.dump(request, process.stdin)
+                process.stdin.flush()
+                found: tuple[bytes | None, str] = pickle.load(process.stdout)
+                with self.lock:
+                    self.idle.append(process)
+                return found
+            _end(process)
+        with self.here:
+            return self.library.compile(*request)
+
+    def _take(self) -> subprocess.Popen[bytes] | None:
+        """An idle process, or a new one; None where there are as many as there may be, or none can be started."""
+        with self.lock:
+            if self.idle:
+                return self.idle.pop()
+            if self.started >= self.most:
+                return None
+            self.started += 1
+        # Without the module `site`, because only the standard library is imported. In a session of its own, so that
+        # Ctrl-C does not reach it; it ends when its stdin is closed, at the latest at the end of this process.
+        command = [sys.executable, "-I", "-S", nvrtc.__file__, self.library.path]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        try:
+            return subprocess.Popen(command, start_new_session=True, **pipes)  # type: ignore[call-overload]
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        """End the processes that are idle."""
+        with self.lock:
+            while self.idle:
+                _end(self.idle.pop())
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with suppress(BrokenPipeError), process:  # closes the pipes and waits
+        pass

@@ -1,0 +1,146 @@
+"""Runs the processes whose start is measured: with an empty folder of caches, and again with a filled one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from adtrain.bench.peers.comparison import LOSS_TOLERANCE
+from adtrain.bench.peers.processes import environment
+from adtrain.bench.peers.systems import ADTRAIN, Choice
+from adtrain.bench.timing.machine import usable_cores
+from adtrain.bench.timing.protocol import observed_load, protocol
+from adtrain.core.errors import AdtrainError
+from adtrain.training.summary import SUMMARY
+
+CACHES = {
+    "XDG_CACHE_HOME": "cache",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "JAX_COMPILATION_CACHE_DIR": "jax",
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""Environment variables that name folders of caches, and the folders."""
+
+SECONDS = 600
+
+
+class Start(NamedTuple):
+    """One process: its seconds, and what they went into.
+
+    `loss` is that of the first step; None for adtrain's whole training.
+    """
+
+    seconds: float
+    spans: Mapping[str, float]
+    loss: float | None = None
+
+
+class Task(NamedTuple):
+    """What every process does."""
+
+    config: str
+    overrides: Sequence[str]
+    device: str
+
+
+def result(
+    task: Task, precision: str, peers: Choice, samples: int, progress: Callable[[str], object]
+) -> dict[str, Any]:
+    """The measurements as JSON values: `samples` rounds of all systems, each cold and warm, and the first losses.
+
+    Raises AdtrainError where adtrain itself fails; a peer that fails is left out with its reason.
+    """
+    load = observed_load(progress)
+    names = [ADTRAIN, *(peer.name for peer in peers.runnable)]
+    found, failed = defaultdict[tuple[str, str], list[Start]](list), dict[str, str]()
+    losses: dict[str, float] = {}
+    for sample in range(samples):
+        progress(f"bench: starting {', '.join(names)}, cold and warm, round {sample + 1} of {samples}")
+        for name in [name for name in names if name not in failed]:
+            try:
+                with TemporaryDirectory(prefix="adtrain-startup-") as folder:
+                    for cache in ("cold", "warm"):
+                        start = run(name, task, Path(folder), cache)
+                        found[name, cache].append(start)
+                        if start.loss is not None:
+                            losses.setdefault(name, start.loss)
+                    if peers.runnable and name == ADTRAIN and not losses:
+                        losses[ADTRAIN] = first_steps(ADTRAIN, task, Path(folder)).loss or 0.0
+            except AdtrainError as error:
+                if name == ADTRAIN:
+                    raise
+                failed[name] = str(error)
+    tolerance, reference = LOSS_TOLERANCE[precision], losses.get(ADTRAIN, 0.0)
+    conditions = protocol(task.device, load)
+    conditions["samples"] = [samples, samples]
+    return {
+        "kind": "startup",
+        "protocol": conditions,
+        "config": task.config,
+        "starts": [record(*key, starts) for key, starts in found.items() if key[0] not in failed],
+        "losses": losses,
+        "different": [name for name, x in losses.items() if not abs(x - reference) <= tolerance * abs(reference)],
+        "skipped": dict(peers.skipped),
+        "failed": failed,
+    }
+
+
+def record(name: str, cache: str, starts: Sequence[Start]) -> dict[str, Any]:
+    """The medians of a system's seconds and spans, as JSON values."""
+    activities = dict.fromkeys(activity for start in starts for activity in start.spans)
+    spans = {each: median(start.spans.get(each, 0.0) for start in starts) for each in activities}
+    seconds = [start.seconds for start in starts]
+    return {"system": name, "cache": cache, "seconds": median(seconds), "samples": seconds, "spans": spans}
+
+
+def run(name: str, task: Task, folder: Path, cache: str) -> Start:
+    """Start a system with the caches in the folder: adtrain trains to the end, a peer takes its first steps."""
+    if name != ADTRAIN:
+        return first_steps(name, task, folder)
+    output = folder / f"run-{cache}"
+    settings = [word for override in task.overrides for word in ("--set", override)]
+    arguments = ["adtrain", "train", task.config, *settings, "--device", task.device, "--quiet"]
+    start = perf_counter()
+    _output([*arguments, "--output-dir", str(output)], task.device, folder)
+    seconds = perf_counter() - start
+    spans = defaultdict[str, float](float)
+    for span in json.loads((output / SUMMARY).read_bytes())["spans"]:
+        spans[span["name"]] += span["seconds"]
+    return Start(seconds, {**spans, "exit": seconds - sum(spans.values())})
+
+
+def first_steps(name: str, task: Task, folder: Path) -> Start:
+    """The import of a system's package and its first steps, in a process of its own."""
+    words = [name, task.device, task.config, *task.overrides]
+    found = json.loads(_output(["adtrain.bench.startup.worker", *words], task.device, folder).splitlines()[-1])
+    return Start(sum(found["spans"].values()), found["spans"], found["loss"])
+
+
+def _output(words: Sequence[str], device: str, folder: Path) -> str:
+    """What a module of Python prints. Raises AdtrainError with the last line of its messages where it fails."""
+    caches = {variable: str(folder / name) for variable, name in CACHES.items()}
+    caches["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    own = {**os.environ, **caches}
+    if words[0] != ADTRAIN:
+        own |= environment(device, usable_cores() or 1)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *words], env=own, capture_output=True, encoding="utf-8", errors="replace",
+            timeout=SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise AdtrainError(f"{words[0]} took longer than {SECONDS} s") from None
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
+        raise AdtrainError(lines[-1].removeprefix("adtrain: error: "))
+    return done.stdout
