@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from adtrain.core.array import Array, Value, array
 from adtrain.core.custom import custom_vjp
 from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.vmap import vmap
-
-Sampler: TypeAlias = Callable[[np.random.Generator], np.ndarray]
+from adtrain.samplers import Sampler, apart, between, distinct, integers, normal, rng_state, short
 
 
 @dataclass(frozen=True)
@@ -49,50 +48,6 @@ class Case:
         rng = np.random.default_rng(zlib.crc32(f"{self.op}/{self.name}".encode()) + number)
         drawn = [make(rng) for make in self.inputs]
         return [array(x.astype(dtype) if x.dtype.kind == "f" else x) for x in drawn]
-
-
-def normal(*shape: int) -> Sampler:
-    return lambda rng: rng.normal(size=shape)
-
-
-def between(low: float, high: float, *shape: int) -> Sampler:
-    return lambda rng: rng.uniform(low, high, size=shape)
-
-
-def apart(*shape: int, kinks: tuple[float, ...] = (0.0,)) -> Sampler:
-    """Uniform numbers in [-2, 2], moved to a distance of at least 0.1 from the kinks."""
-
-    def make(rng: np.random.Generator) -> np.ndarray:
-        x = rng.uniform(-2, 2, size=shape)
-        for kink in kinks:
-            x = np.where(np.abs(x - kink) < 0.1, kink + np.where(x < kink, -0.1, 0.1) + (x - kink), x)
-        return x
-
-    return make
-
-
-def distinct(*shape: int) -> Sampler:
-    """Numbers with pairwise distances of at least 0.05, in random order."""
-
-    def make(rng: np.random.Generator) -> np.ndarray:
-        count = int(np.prod(shape))
-        return ((rng.permutation(count) - count / 2) * 0.1 + rng.uniform(-0.02, 0.02, count)).reshape(shape)
-
-    return make
-
-
-def integers(high: int, *shape: int) -> Sampler:
-    return lambda rng: rng.integers(0, high, size=shape)
-
-
-def rng_state(rng: np.random.Generator) -> np.ndarray:
-    """A sampler of random states."""
-    return ops.rng_state(seed=int(rng.integers(2**63)), step=3).numpy()
-
-
-def short(*shape: int) -> Sampler:
-    """Multiples of 1/8 in [-7/8, 7/8]: they have three bits, so rounding to tf32 or bfloat16 does not change them."""
-    return lambda rng: rng.integers(-7, 8, size=shape) / 8
 
 
 CASES: list[Case] = []
@@ -125,6 +80,7 @@ case("gelu", "tanh", lambda x: ops.gelu(x, "tanh"), normal(3, 5), order=3)
 case("clip", "both", lambda x: ops.clip(x, -0.5, 1.0), apart(3, 7, kinks=(-0.5, 1.0)), order=3)
 case("clip", "min", lambda x: ops.clip(x, min=0.25), apart(9, kinks=(0.25,)), order=3)
 case("all_gather", "one rank", ops.all_gather, normal(3, 4), linear=(0,))
+case("gather_shards", "one shard", lambda x: ops.gather_shards(x, 1), normal(3, 4), linear=(0,))
 case("all_to_all", "one rank", ops.all_to_all, normal(1, 4), linear=(0,))
 case("all_reduce", "of squares", lambda x: ops.all_reduce(ops.square(x)), normal(3, 4))
 case("astype", "to integers", lambda x: ops.astype(x, "int64"), normal(4), order=0)

@@ -71,9 +71,8 @@ class Workshop:
     def start(self) -> subprocess.Popen[str]:
         """Load the program in another process, a session of its own, which prints `entry(5)`."""
         code = (
-            "import signal, sys; from pathlib import Path; import numpy as np; from adtrain import assets\n"
+            "import sys; from pathlib import Path; import numpy as np; from adtrain import assets\n"
             "from adtrain.backends.cpu.build import Source; from adtrain.backends.cpu.compiler import load\n"
-            "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it\n"
             "assets.PACKAGE = Path(sys.argv[1]) / 'adtrain'\n"
             "print(load(sys.argv[2], [Source('scale.c', (np.dtype('float32'),))], ['entry']).entry(5))\n"
         )

@@ -2,17 +2,22 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
+from pathlib import Path
 
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # without bytecode, each command would compile the whole package
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(Path(__file__).parents[1] / ".pytest_cache/bytecode")
 if "PYTEST_XDIST_WORKER" in os.environ:  # other workers have the other cores; read when NumPy is first imported
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import ctypes
 import shutil
 import signal
-import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +29,7 @@ from adtrain.backends.cpu.numpy_program import NumpyProgram, memory
 from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
+from adtrain.cache import Cache
 from adtrain.core import devices
 
 gc.disable()  # until the tests are collected: little of what that makes is garbage
@@ -40,7 +46,11 @@ def has_gpu_driver() -> bool:
     return True
 
 
+GIVEN_CC = os.environ.get("CC", "")
 MAX_WORKERS = 4
+PYTEST_CACHE = Path(__file__).parents[1] / ".pytest_cache"
+UNUSED_SECONDS = 2 * 86400
+"""After which compiled code is deleted: a changed kernel leaves its old code behind."""
 NEEDS = {
     "needs_torch": ("torch",),
     "needs_onnx": ("onnx", "onnxruntime"),
@@ -112,19 +122,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this run, the same one in all workers."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+def compiled_code() -> Cache:
+    """Code that the tests compiled. All workers share it, and the next run finds it."""
+    folder = PYTEST_CACHE / "compiled"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # deleted by another worker
+            if path.stat().st_mtime < time.time() - UNUSED_SECONDS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return Cache(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Iterator[None]:
-    """Put caches into folders of this test run, also for child processes. All workers share the cache of compiled C."""
-    home, shared = tmp_path_factory.mktemp("cache"), run_folder / "compiled-c"
-    shared.mkdir(mode=0o700, exist_ok=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Iterator[None]:
+    """Put caches, but that of compiled C, into a folder of this test run, also for child processes."""
+    home = tmp_path_factory.mktemp("cache")
     (home / "adtrain").mkdir(mode=0o700)
-    (home / "adtrain" / "cpu").symlink_to(shared)
+    (home / "adtrain" / "cpu").symlink_to(compiled_code.folder)
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(home)
     yield
@@ -132,6 +146,27 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Ite
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_compiler(compiled_code: Cache) -> Iterator[None]:
+    """Programs, also of processes that tests start, are compiled in a third of the time, to slower code."""
+    compiler = GIVEN_CC or next(filter(None, map(shutil.which, NAMES)), None)
+    script = compiled_code.folder / "quick-cc"
+    with pytest.MonkeyPatch.context() as patch:
+        if compiler is not None:
+            written = script.with_suffix(f".{os.getpid()}")  # another worker sees all of it or nothing
+            written.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O1 -fexpensive-optimizations\n')
+            written.chmod(0o755)
+            written.replace(script)
+            patch.setenv("CC", str(script))
+        yield
+
+
+@pytest.fixture
+def optimised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are compiled to the same code as outside of tests."""
+    monkeypatch.setenv("CC", GIVEN_CC)
 
 
 @pytest.fixture(scope="session")
@@ -151,26 +186,8 @@ def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     Tests of compiled Programs are marked so.
     """
     if request.node.get_closest_marker("compiled") is None:
-        monkeypatch.setattr(CpuBackend, "compile", lambda self, program: NumpyProgram(program))
+        monkeypatch.setattr(CpuBackend, "compile", lambda self, program, lowered=None: NumpyProgram(program))
         monkeypatch.setattr(CpuBackend, "memory", lambda self, program: memory(program))
-
-
-@pytest.fixture(scope="module")
-def unoptimised(run_folder: Path) -> Iterator[None]:
-    """Programs of the module, also in processes that it starts, are compiled in a third of the time, to slow code.
-
-    For tests of anything but results and speed of compiled code.
-    """
-    compiler = next(filter(None, map(shutil.which, NAMES)), None)
-    script = run_folder / "unoptimised-cc"
-    with pytest.MonkeyPatch.context() as patch:
-        if compiler is not None:
-            written = script.with_suffix(f".{os.getpid()}")  # another worker sees all of it or nothing
-            written.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O1\n')
-            written.chmod(0o755)
-            written.replace(script)
-            patch.setenv("CC", str(script))
-        yield
 
 
 @pytest.fixture
@@ -183,8 +200,13 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hangups_end_processes() -> Iterator[None]:
-    """Processes that the test starts end by SIGHUP, also where it is ignored here, as by nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def default_signals() -> Iterator[None]:
+    """SIGINT and SIGHUP act here, and in processes that the test starts, as by default.
+
+    A shell lets its background jobs ignore SIGINT, and nohup its command SIGHUP. Child processes inherit both.
+    """
+    handlers: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)

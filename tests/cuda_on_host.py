@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import re
 import shutil
 import subprocess
@@ -18,18 +17,20 @@ import pytest
 from adtrain.assets import asset_path
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.cache import Cache, digest
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 from adtrain.core.target import H200, Target
 
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC")
 HERE = Path(__file__).parent / "cuda_host"
 SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
 PACKED = "Word word = 0;"
 PRODUCT = "__trap(); // no candidate on such a device"
 """In the files PATCHED, and in `gemm/mma.cuh`: what `host.h` has instead."""
 PATCHED = ("attention/attention.cuh", "common/block_ops.cuh", "gemm/tile.cuh", "reduce/column_sum.cuh")
-NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5}
-"""Parameters that a macro of `conv/implicit_gemm.cuh` or `pool/pool.cu` stands for."""
+NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5, "SCATTER_NUMBERS": 6}
+"""Parameters that a macro of `conv/implicit_gemm.cuh`, `pool/pool.cu` or `index/scatter.cu` stands for."""
 
 
 class Host:
@@ -37,13 +38,12 @@ class Host:
 
     Args:
         folder: takes the sources.
-        libraries: takes compiled code, which later tests reuse.
+        compiled: takes compiled code, which later tests reuse.
     """
 
-    def __init__(self, folder: Path, libraries: Path, target: Target = H200) -> None:
-        self.folder, self.libraries = folder, libraries
+    def __init__(self, folder: Path, compiled: Cache, target: Target = H200) -> None:
+        self.folder, self.compiled = folder, compiled
         self.lowering = Lowering(target)
-        libraries.mkdir(exist_ok=True)
         compiler = shutil.which("g++") or shutil.which("c++")
         if compiler is None:
             pytest.skip("there is no C++ compiler")
@@ -96,20 +96,19 @@ class Host:
     def _library(self, source: Source, kernels: Mapping[str, LaunchPlan]) -> Path:
         macros = [option for option in source.options if option.startswith("-D")]
         macros += [f"-DTOGETHER={prod(task.size.blocks)}" for task in kernels.values() if task.cooperative]
-        text = "\n".join(['#include "host.h"', source.text, "static int bad;", *map(self._entry, kernels.values())])
+        kernel_text = source.text.replace(SHARED, "")
+        text = "\n".join(['#include "host.h"', kernel_text, "static int bad;", *map(self._entry, kernels.values())])
         headers = [path.read_text() for path in sorted(self.folder.rglob("*.*h"))]
-        name = hashlib.sha256(repr((text, macros, headers)).encode()).hexdigest()[:16]
-        library = self.libraries / f"{name}.so"
-        if not library.exists():
-            path = self.folder / f"{name}.cpp"
-            path.write_text(text)
-            flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC"]
-            output = path.with_suffix(".so")
-            command = [self.compiler, f"-I{self.folder}", *flags, *macros, str(path), "-o", str(output)]
-            made = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert made.returncode == 0, made.stderr[:2000]
-            path.with_suffix(".so").replace(library)  # another worker sees all of it or nothing
-        return library
+        key = digest(self.compiler, *FLAGS, *macros, text, *headers)
+        if library := self.compiled.find(key, ".so"):
+            return library
+        path = self.folder / f"{key}.cpp"
+        path.write_text(text)
+        output = path.with_suffix(".so")
+        command = [self.compiler, f"-I{self.folder}", *FLAGS, *macros, str(path), "-o", str(output)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr[:2000]
+        return self.compiled.store(key, ".so", output.read_bytes())
 
     @staticmethod
     def _entry(task: LaunchPlan) -> str:
@@ -150,11 +149,11 @@ class Host:
 
 
 @pytest.fixture
-def new_host(tmp_path: Path, run_folder: Path) -> Host:
+def new_host(tmp_path: Path, compiled_code: Cache) -> Host:
     """With sources that the test may change."""
-    return Host(tmp_path, run_folder / "host-libraries")
+    return Host(tmp_path, compiled_code)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), run_folder / "host-libraries")
+def host(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), compiled_code)

@@ -17,7 +17,15 @@ from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
 from adtrain.cases import CASES, Case
 from adtrain.core.array import Value
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import column_sum_p, horizontal_p, members, one_block_p, row_fused_p, row_products_p
+from adtrain.core.fused import (
+    column_sum_p,
+    grouped_products_p,
+    horizontal_p,
+    members,
+    one_block_p,
+    row_fused_p,
+    row_products_p,
+)
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
@@ -83,12 +91,16 @@ def max_pool_gradient(x: Value) -> Any:
     return ad.grad(lambda x: ops.sum(ops.square(ops.max_pool2d(x, 2))))(x)
 
 
+def weight_gradients(x: Value, y: Value, z: Value) -> Any:
+    return ops.matmul(x, y, transpose_a=True), ops.matmul(x, z, transpose_a=True)
+
+
 PRECISIONS = ("full", "tf32", "bfloat16")
 
 MEDIUM: Mapping[str, Large] = {
     **{
         f"matmul {m} {n} {k}, {p}": Large(precise(ops.matmul, p), [Shaped(m, k), Shaped(k, n)])
-        for m, n, k in [(128, 128, 256), (512, 512, 1024)]
+        for m, n, k in [(128, 128, 256), (512, 520, 1024), (1024, 1024, 10)]
         for p in PRECISIONS
     },
     **{
@@ -107,6 +119,7 @@ MEDIUM: Mapping[str, Large] = {
         for p in ("full", "tf32", "bfloat16")
     },
     "short attention, bfloat16": Large(precise(ops.attention, "bfloat16"), [Shaped(8, 256, 64)] * 3),
+    "self_attention of short sequences": Large(lambda x: ops.self_attention(x, 2), [Shaped(8, 16, 96)]),
     "transpose": Large(ops.transpose, [Shaped(40, 70)]),
     "cumsum of rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 64)]),
     "cumsum of long rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 16384)]),
@@ -125,6 +138,9 @@ MEDIUM: Mapping[str, Large] = {
         lambda *xs: ops.gru(*xs)[0], [Shaped(9, 3, 4), Shaped(3 * 128, 4), Shaped(3 * 128, 128)]
     ),
     "embedding": Large(ops.embedding, [Shaped(512, dtype="int64"), Shaped(4, 4)]),
+    "take along columns": Large(lambda x, i: ops.take(x, i, 1), [Shaped(140, 64), Shaped(512, dtype="int64")]),
+    "self-attention of short sequences": Large(lambda x: ops.self_attention(x, 2), [Shaped(16, 8, 96)]),
+    "matmul of a short K": Large(precise(ops.matmul, "tf32"), [Shaped(1024, 8), Shaped(8, 1024)]),
 }
 """Arguments just large enough for the kernels that an H200 chooses for none of the case table."""
 
@@ -151,6 +167,7 @@ LARGE: Mapping[str, Large] = {
         for channels in (1, 32)
         for p in PRECISIONS
     },
+    "weight gradients": Large(weight_gradients, [Shaped(8192, 512), Shaped(8192, 384), Shaped(8192, 256)], 0),
     "transpose": Large(ops.transpose, [Shaped(1024, 3000)]),
     "transpose of images": Large(lambda x: ops.transpose(x, (0, 2, 3, 1)), [Shaped(128, 64, 28, 28)]),
     "cumsum of rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 1 << 20)]),
@@ -209,7 +226,7 @@ def sample(case: Case, dtype: str) -> list[np.ndarray]:
     return [x.numpy() for x in case.sample(dtype)]
 
 
-GENERATED = (one_block_p, row_fused_p, row_products_p, column_sum_p, horizontal_p)
+GENERATED = (one_block_p, row_fused_p, row_products_p, column_sum_p, grouped_products_p, horizontal_p)
 """The fused primitives whose kernels are generated, without a choice."""
 
 

@@ -14,7 +14,7 @@ CLOSED, FULL = "closed", "full"
 """A pipe that nobody reads, and a full disk."""
 
 HELPER = """\
-import gc, importlib, json, os, signal, sys
+import gc, importlib, json, os, sys
 from adtrain.cli import main
 
 for name in main.COMMANDS:
@@ -40,7 +40,6 @@ codes = []
 for arguments, streams, function, number in json.load(sys.stdin):
     child = os.fork()
     if not child:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         for i, what in enumerate(streams):
             os.dup2(stream(what), i + 1)
         if function:

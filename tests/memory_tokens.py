@@ -27,7 +27,7 @@ class Bytes(NamedTuple):
 
 
 def bytes_of(v: Variable, plan: MemoryPlan) -> Bytes:
-    where, at = plan.places[v]
+    where, at, _ = plan.places[v]
     if where == "arena":
         return Bytes(where, at, at + nbytes(v))
     return Bytes(f"{where} {at}", 0, nbytes(v))
@@ -83,7 +83,7 @@ def assert_plan_holds(program: Program, plan: MemoryPlan, sizes: Callable[[Equat
     assert plan.arena_bytes <= plan.separate_bytes
     assert plan.arena_bytes % ALIGNMENT == 0
     assert all(at % ALIGNMENT == 0 for at in plan.workspaces)
-    assert all(at % ALIGNMENT == 0 for where, at in plan.places.values() if where == "arena")
+    assert all(at % ALIGNMENT == 0 for where, at, _ in plan.places.values() if where == "arena")
     assert all(b.stop <= plan.arena_bytes for b in (bytes_of(v, plan) for v in plan.places) if b.where == "arena")
 
 

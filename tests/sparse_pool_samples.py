@@ -64,11 +64,11 @@ def by_images(
 def by_weights(
     problem: ConvProblem, x: np.ndarray, g: np.ndarray, where: np.ndarray, target: Target = H200
 ) -> list[Work]:
-    """The gradients by weights, and by weights and bias where operands are not rounded, with all supported stages."""
+    """The gradients by weights, and by weights and bias, with all supported stages."""
     arrays, known = [x, g, where], params(problem, problem.kernel)
     index = PaddedIndex(problem)
     found: list[Work] = []
-    for bias in (False, True) if problem.precision == FULL else (False,):
+    for bias in (False, True):
         primitive = conv2d_weight_grad_pooled_sum_p if bias else conv2d_weight_grad_pooled_p
         choices = ShiftedWeightGrad(index, target, pooled=True, bias=bias).choices()
         found += [(primitive, arrays, known, grad.kernels()[0]) for grad in choices if grad.supported()]

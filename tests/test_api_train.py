@@ -173,6 +173,7 @@ def test_callbacks_see_the_metrics_and_end_the_training() -> None:
     assert logged == found.history["train_loss"].tolist() == [row["train_loss"] for row in stopping.seen]
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_ctrl_c_keeps_a_checkpoint_that_continues_to_the_same_model() -> None:
     def interrupt(metrics: Metrics) -> None:
         if metrics["epoch"] == 2:
@@ -188,12 +189,14 @@ def test_ctrl_c_keeps_a_checkpoint_that_continues_to_the_same_model() -> None:
     assert equal(result.state.params, expected.params)
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_ctrl_c_without_a_folder_is_a_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt, match=r"stopped at step \d+ \(epoch \d\)$"):
         train(callbacks=[lambda metrics: os.kill(os.getpid(), signal.SIGINT)])
     assert os.listdir() == []
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_second_ctrl_c_ends_at_once_and_the_folder_can_be_resumed() -> None:
     def twice(metrics: Metrics) -> None:
         if metrics["epoch"] == 2:

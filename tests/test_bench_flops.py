@@ -12,9 +12,9 @@ import pytest
 from adtrain import nn, ops
 from adtrain.bench.ops import sweep
 from adtrain.bench.ops.table import BENCHES, Bench
-from adtrain.cases import normal
 from adtrain.core import tree
 from adtrain.core.array import array
+from adtrain.samplers import normal
 
 CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "plain": ((2, 3, 8, 8), (4, 3, 3, 3), {}),

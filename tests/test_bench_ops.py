@@ -14,22 +14,21 @@ from adtrain.bench.ops.sweep import BenchRow
 from adtrain.bench.ops.table import BENCHES, VIEWS, Bench
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.roofline import Roofline
-from adtrain.cases import CASES, integers, normal
+from adtrain.cases import CASES
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.primitive import Cost, Primitive
 from adtrain.core.trace import Tracer, base_trace
 from adtrain.core.types import ArrayType
-
-pytestmark = pytest.mark.usefixtures("unoptimised")
+from adtrain.samplers import integers, normal
 
 FIELDS = [
     "op", "variant", "n", "size", "phase", "dtype", "time", "flops", "bytes", "gflops_per_s", "gbytes_per_s",
     "of_roofline", "from_cache", "kernels",
 ]  # fmt: skip
 CREATE = {"arange", "full", "ones", "ones_like", "zeros", "zeros_like", "rng_state", "matmul_precision"}
-EXCHANGES = {"all_gather", "all_reduce", "all_to_all"}
+EXCHANGES = {"all_gather", "all_reduce", "all_to_all", "gather_shards"}
 """Timed by `bench --ranks`."""
 PEAK = Roofline(1e-3, {"float32": 1e-3})
 PRODUCT = Bench("matmul", "", {"cpu": (5,)}, lambda n: (normal(n, 6), normal(6, 7)), ops.matmul)

@@ -157,6 +157,15 @@ def test_reduced_precision_is_unsupported_in_numpy(tmp_path: Path, precision: st
         steps.runner("numpy", given)
 
 
+@pytest.mark.parametrize("peer", ["torch-eager", "jax-scan"])
+def test_mixed_precision_of_other_systems_starts_from_the_same_loss(tmp_path: Path, peer: str) -> None:
+    pytest.importorskip(peer.partition("-")[0])
+    precisions = (f"training.precision={name}" for name in ("bfloat16", "float32"))
+    first, expected = (steps.runner(peer, job(tmp_path, LAYERS["dense"], x)).losses()[0] for x in precisions)
+    assert first != expected
+    assert first == pytest.approx(expected, rel=2e-2)
+
+
 def test_a_call_continues_the_training_of_the_call_before(tmp_path: Path) -> None:
     one, other = (steps.runner("numpy", job(tmp_path)) for _ in range(2))
     several = [x for _ in range(4) for x in one.losses()]

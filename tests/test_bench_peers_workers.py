@@ -14,8 +14,6 @@ from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProce
 from adtrain.bench.peers.systems import SYSTEMS, Work, chosen, load
 from adtrain.core.errors import OptionError
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="states of processes are read from /proc")
 
 
@@ -119,11 +117,12 @@ def test_package_name_chooses_all_its_forms(monkeypatch: pytest.MonkeyPatch) -> 
     assert names(["torch", "numpy"], "cpu", "steps") == ["torch-eager", "torch-compile", "numpy"]
     assert names(["torch"], "gpu", "operations") == ["torch-eager", "torch-graph"]
     assert names(["jax-scan", "torch-eager"], "gpu", "steps") == ["torch-eager", "jax-scan"]
+    assert names(["jax", "torch"], "gpu", "members") == ["torch-vmap", "torch-vmap-compile", "jax-vmap"]
 
 
 def test_every_module_of_the_table_exists() -> None:
     for system in SYSTEMS.values():
-        assert callable(load(system.steps).runner)
+        assert all(callable(load(name).runner) for name in (system.steps, system.members) if name is not None)
         assert system.operations is None or callable(load(system.operations).operation)
         assert system.races is None or callable(load(system.races).run)
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtrain.bench.timing.statistics import CONFIDENCE, MIN_COUNT, median_interval, outliers, rank
+from adtrain.percentiles import percentiles
 
 SAMPLES = st.lists(st.floats(1e-6, 1e6), min_size=MIN_COUNT, max_size=60)
 
@@ -20,6 +21,11 @@ def coverage(count: int, k: int) -> float:
 @given(st.integers(MIN_COUNT, 200))
 def test_rank_is_the_largest_with_enough_confidence(count: int) -> None:
     assert coverage(count, rank(count)) >= CONFIDENCE > coverage(count, rank(count) + 1)
+
+
+@given(SAMPLES, st.lists(st.integers(0, 100), max_size=3))
+def test_percentiles_are_those_of_numpy(samples: list[float], percents: list[int]) -> None:
+    assert percentiles(samples, percents) == [float(np.percentile(samples, x)) for x in percents]
 
 
 def test_ranks_equal_published_tables() -> None:

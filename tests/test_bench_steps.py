@@ -12,8 +12,6 @@ from adtrain.bench.timing import sampling
 from adtrain.bench.timing.roofline import Roofline
 from adtrain.training.memory import planned_peak
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 PEAK = Roofline(1.0, {"float32": 1.0})
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
 

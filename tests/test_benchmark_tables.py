@@ -104,6 +104,18 @@ def test_gpu_table_has_times_and_ratios_and_follows_the_cpu() -> None:
     )
 
 
+def test_steps_of_many_networks_have_a_table_of_their_own() -> None:
+    rows = [{**step("mlp", jax=2.0), "members": 1000}, {**step("mlp", jax=4.0), "members": 10}]
+    made = tables.tables({"alone": result("gpu", steps=[step("mlp", torch=3.0)]), "many": result("gpu", steps=rows)})
+    assert made.endswith(
+        "\n| networks together | adtrain, µs a network and step | jax |\n"
+        "| --- | --: | --: |\n"
+        "| 10 of `mlp`, batch 64 | 3.14 | 4.00 (3.80 to 4.20) |\n"
+        "| 1,000 of `mlp`, batch 64 | 0.0314 | 2.00 (1.90 to 2.10) |\n"
+    )
+    assert "times as long" not in tables.speed({"many": result(steps=rows)})
+
+
 def test_rows_of_several_commits_name_them_and_align_peers() -> None:
     found = {
         "cnn": result(steps=[step("cnn", graph=2.0)]),

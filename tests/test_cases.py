@@ -16,6 +16,9 @@ from adtrain.gradcheck import check_cases
 
 ids = [f"{case.op}, {case.name}" for case in CASES]
 MADE_BY_PASSES = {
+    "to_bfloat16",
+    "from_bfloat16",
+    "matmul_bfloat16",
     "conv2d_input_grad_pooled",
     "conv2d_weight_grad_pooled",
     "conv2d_weight_grad_pooled_sum",
@@ -23,11 +26,12 @@ MADE_BY_PASSES = {
     "one_block",
     "convolution",
     "gather",
+    "grouped_products",
     "batchwise",
     "loops",
     "conv_pool",
     "map_reduce",
-    "mapped",
+    "per_member",
     "product",
     "row_fused",
     "row_products",
@@ -35,6 +39,8 @@ MADE_BY_PASSES = {
     "horizontal",
     "fusion_barrier",
     "exchange_done",
+    "part",
+    "joined",
 }  # the tests of passes and Programs cover these
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "matmul_precision", "rng_state"}
 

@@ -20,8 +20,6 @@ from adtrain.bench.timing import protocol, records
 from adtrain.bench.timing.roofline import Roofline
 from adtrain.cli.main import cli
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
 TIME = {"median_ms", "low_ms", "high_ms", "p20_ms", "p80_ms", "samples", "repeats", "outliers", "noisy"}
 

@@ -18,8 +18,6 @@ from adtrain.bench.peers import comparison, systems
 from adtrain.bench.timing import roofline
 from adtrain.cli.main import cli
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 LAYERS = "[{conv2d: {out_channels: 4, kernel_size: 3}}, relu, flatten, {linear: 3}]"
 
 
@@ -76,6 +74,17 @@ def test_pytorch_and_the_compiled_program_have_the_same_losses(tmp_path: Path) -
     assert row["overrides"] == [overrides[1], overrides[3], "schedule=constant"]
 
 
+@pytest.mark.needs_torch
+def test_steps_of_many_networks_are_compared(tmp_path: Path) -> None:
+    path = str(training_runs.write_config(tmp_path))
+    result = bench("against", "torch-vmap", path, "--members", "2", "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["steps"]
+    assert row["members"] == 2
+    assert row["off"]["torch-vmap"] < 1e-5
+    assert list(row["ratios"]) == ["torch-vmap"]
+
+
 def test_a_peer_with_other_losses_has_no_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(comparison.LOSS_TOLERANCE, "float32", -1.0)  # no losses are close enough, not even equal ones
     path = str(training_runs.write_config(tmp_path))
@@ -113,6 +122,9 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
         (("numpy", "--set", "a=b"), "--set changes a config; give a CONFIG"),
         (("numpy", "mlp", "--set", "training.epochs=x"), "--set training.epochs"),
         (("torch-graph",), "torch-graph: runs on gpu only"),
+        (("numpy", "mlp", "--members", "2"), "numpy: trains one network at a time"),
+        (("torch-vmap", "mlp"), "torch-vmap: trains many networks together; give --members N"),
+        (("torch-vmap", "--members", "2"), "--members trains networks; give a CONFIG"),
         (("jax",), "jax-jit, jax-scan: jax is not installed (pip install jax)"),
     ],
 )
@@ -133,12 +145,11 @@ def test_two_devices_need_a_gpu(without_gpu: None) -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
 def test_interrupt_kills_the_workers_and_writes_nothing(tmp_path: Path) -> None:
     path, file = str(training_runs.write_config(tmp_path)), tmp_path / "found.json"
-    # A process started in the background ignores SIGINT; restore the default handler.
-    handle_sigint = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    main = f"{handle_sigint}; from adtrain.cli.main import main; main()"
+    main = "from adtrain.cli.main import main; main()"
     arguments = ["bench", "against", "numpy", path, "--device", "cpu", "--json-file", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

@@ -49,7 +49,12 @@ def test_operations_are_completed(here: Path, command: list[str]) -> None:
 
 def test_peers_are_completed_one_after_another() -> None:
     assert completed("bench", "against", "torch-e") == ["torch-eager"]
-    assert completed("bench", "against", "numpy,ja") == ["numpy,jax", "numpy,jax-jit", "numpy,jax-scan"]
+    assert completed("bench", "against", "numpy,ja") == [
+        "numpy,jax",
+        "numpy,jax-jit",
+        "numpy,jax-scan",
+        "numpy,jax-vmap",
+    ]
 
 
 def test_bench_completes_its_commands_and_configs(here: Path) -> None:

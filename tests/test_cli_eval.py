@@ -17,8 +17,6 @@ from training_runs import images_of, write_config, write_data
 
 from adtrain.cli import main
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 
 def run(*arguments: str, expect: int = 0) -> Result:
     result = CliRunner().invoke(main.cli, [*arguments, "--device", "cpu"])

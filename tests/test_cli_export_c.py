@@ -21,7 +21,6 @@ from adtrain.export.comparison import Comparison
 pytestmark = [
     pytest.mark.compiled,
     pytest.mark.skipif(not c_programs.has("gcc"), reason="gcc is not installed"),
-    pytest.mark.usefixtures("unoptimised"),
 ]
 
 

@@ -147,6 +147,7 @@ sys.meta_path.insert(0, InterruptAtImport())
     return subprocess.run([sys.executable, "-c", code, arguments], capture_output=True, text=True)
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("module", ["numpy", "adtrain.cli.main", "adtrain.cli.devices"])
 @pytest.mark.parametrize("command", [SCRIPT, MODULE], ids=["script", "module"])
 def test_ctrl_c_during_the_imports_prints_no_traceback(command: str, module: str) -> None:

@@ -14,8 +14,6 @@ from adtrain.bench.peers.steps import Job
 from adtrain.bench.timing import machine, roofline
 from adtrain.cli.main import cli
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 EPOCHS = [Checked(1.0, 0.5), Checked(2.0, 0.8), Checked(3.0, 0.7)]
 
 

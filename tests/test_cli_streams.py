@@ -48,7 +48,7 @@ def test_a_usage_error_has_its_exit_code_although_nobody_reads_the_message(folde
     assert exit_codes(cases, folder) == [USAGE] * len(cases)
 
 
-@pytest.mark.usefixtures("hangups_end_processes")
+@pytest.mark.usefixtures("default_signals")
 def test_a_signal_ends_a_command_whose_output_nobody_reads(folder: Path, tmp_path: Path) -> None:
     before, file = sorted(folder.rglob("*")), tmp_path / "messages"
     interrupted = {

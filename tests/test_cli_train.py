@@ -22,8 +22,6 @@ from adtrain.training import ClassScore, Summary, read_metrics
 from adtrain.training.metrics import Stopped
 from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 SCRIPT = "from adtrain.cli.main import main; main()"
 
 

@@ -29,7 +29,7 @@ def validator() -> Any:
 
 
 def test_the_schema_file_is_what_the_command_prints() -> None:
-    printed = CliRunner().invoke(main.cli, ["schema"]).stdout
+    printed = CliRunner().invoke(main.cli, ["schema"], catch_exceptions=False).stdout
     assert printed == (asset_path("configs") / "schema.json").read_text(), "run: adtrain schema > configs/schema.json"
 
 

@@ -16,11 +16,13 @@ from threading import Event
 
 import pytest
 from cuda_samples import TARGETS, representative, sources
-from test_cuda_sources import kernel_functions
+from test_cuda_sources import EXCHANGES, kernel_functions
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compiler import ARCHITECTURES, Compiled, CudaCompilerError, Source, architecture
+from adtrain.backends.cuda.compile_processes import CompileProcesses
+from adtrain.backends.cuda.compiler import ARCHITECTURES, Compiled, CudaCompilerError, Source, architecture, file_source
+from adtrain.backends.cuda.nvrtc import Nvrtc, Request
 from adtrain.core.errors import DeviceError
 from adtrain.core.target import H200, Target
 
@@ -37,8 +39,10 @@ MAX_SPILLED = {
     "attention/mma_forward.cu": 96,
     "attention/wgmma_backward.cu": 64,  # its producer threads, not its consumers
     "gemm/pack.cu": 64,
+    "grouped_products.cu": 16,
     "horizontal.cu": 1024,
     "reduce/reduce.cu": 64,
+    "row_products.cu": 16,
 }
 """Bytes of registers that chosen kernels of a file spill at most; those of other files spill none. The ones in
 horizontal.cu are GEMMs of which RESIDENT blocks must fit on a multiprocessor (`codegen/horizontal.py`)."""
@@ -64,9 +68,10 @@ def problems(target: Target, found: Iterable[Source]) -> list[str]:
         return [line for lines in threads.map(compiled, found) for line in lines]
 
 
+@pytest.mark.exhaustive
 def test_the_representative_set_holds_every_file_and_every_kernel_function() -> None:
     root = asset_path("kernels") / "cuda"
-    files = {path.relative_to(root).as_posix() for path in root.rglob("*.cu")}
+    files = {path.relative_to(root).as_posix() for path in root.rglob("*.cu")} - {file for file, _ in EXCHANGES}
     chosen = representative(H200)
     assert files <= {source.name for source in chosen}
     held = {tuple(content[:2]) for source in chosen for content in sources(H200)[source].contents}
@@ -80,6 +85,13 @@ def test_there_is_a_target_for_every_architecture() -> None:
 @needs_nvrtc
 def test_the_representative_set_compiles_and_chosen_kernels_hardly_spill() -> None:
     assert problems(H200, representative(H200)) == []
+
+
+@needs_nvrtc
+def test_the_exchange_of_ranks_compiles() -> None:
+    macros = (("RANKS", 2), ("BLOCKS", 128), ("CHUNK", 16 << 10), ("FLAGS_AT", 4 << 20))
+    for file, _ in EXCHANGES:
+        compiler.compile_source(file_source(file, (), macros), architecture(H200.capability))
 
 
 @needs_nvrtc
@@ -182,3 +194,26 @@ def test_every_include_of_a_kernel_file_is_a_header_of_the_folder() -> None:
     names = {path.relative_to(root).as_posix() for path in root.rglob("*.cuh")}
     for path in root.rglob("*.cu*"):
         assert set(compiler.INCLUDE.findall(path.read_text())) <= names, path.name
+
+
+@needs_nvrtc
+def test_other_processes_compile_to_the_same_code_and_one_that_ends_is_replaced() -> None:
+    processes = CompileProcesses(compiler._nvrtc())
+    processes.most = 1
+    request: Request = ('extern "C" __global__ void f(float *x) { *x = 1; }', "f.cu", [], ["--gpu-architecture=sm_80"])
+    wrong = ("missing", *request[1:])
+    here = processes.compile(request)
+    assert here[0]
+    assert processes.started == 0
+    with processes.here:  # as if a thread compiled in this process
+        assert processes.compile(request) == here
+        assert processes.compile(wrong) == Nvrtc(processes.library.path).compile(*wrong)
+        (other,) = processes.idle
+        other.kill()
+        other.wait()
+        processes.here.release()
+        try:
+            assert processes.compile(request) == here
+        finally:
+            processes.here.acquire()
+    processes.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from cuda_on_host import Host
 from program_samples import ON_GPU
 
 from adtrain import ops
+from adtrain.cache import Cache
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
@@ -42,8 +42,8 @@ TARGET = H200._replace(multiprocessors=1)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), run_folder / "host-libraries", TARGET)
+def host(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), compiled_code, TARGET)
 
 
 def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:

@@ -11,22 +11,28 @@ import pytest
 from program_samples import BATCH, ON_GPU, for_gpu, training
 
 import adtrain as ad
-from adtrain import config, ops
+import adtrain.sweeps.step
+from adtrain import config, ops, passes
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
 from adtrain.core.array import Array, array
 from adtrain.core.fused import body_of, horizontal_p, members
+from adtrain.core.per_member import per_member
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
-from adtrain.core.target import H200
+from adtrain.core.target import H200, Target
 from adtrain.passes.batch_prefetch import prefetch_batch
+from adtrain.sweeps.members import groups_of, members_of
+from adtrain.sweeps.plan import step_arguments
+from adtrain.sweeps.step import DONATED, sweep_step
 from adtrain.training.preparation import outline
 
 BATCHES, IMAGES = 8, 30
 NETWORKS = ("linear", "convolutions")
 ALIGNED = 256
+BY_MEMBER = H200._replace(by_member=True)
 
 
 def data() -> tuple[Array, ...]:
@@ -101,9 +107,9 @@ def computed(equation: Equation, arrays: Sequence[np.ndarray]) -> list[np.ndarra
     return [x.numpy() for x in evaluate(body, [array(given[v]) for v in body.inputs])]
 
 
-def run(program: Program, args: Sequence[np.ndarray], times: int) -> list[np.ndarray]:
+def run(program: Program, args: Sequence[np.ndarray], times: int, target: Target = H200) -> list[np.ndarray]:
     """The results of ``times`` runs, as `CudaProgram` makes them."""
-    layout, memory = Layout(program, Lowering(H200)), Memory()
+    layout, memory = Layout(program, Lowering(target)), Memory()
 
     def allocated(variables: Sequence[Variable]) -> list[int]:
         return [memory.allocate(v.size * v.type.dtype.itemsize) for v in variables]
@@ -118,7 +124,7 @@ def run(program: Program, args: Sequence[np.ndarray], times: int) -> list[np.nda
     inputs = addresses[: len(program.inputs)]
     for steps, swaps in layout.runs(times):
         for equation, operands, _ in steps:
-            where = [addresses[i] for i in operands]
+            where = [addresses[i] + offset for i, offset in operands]
             read = len(equation.inputs)
             arrays = [memory.at(a, v).copy() for a, v in zip(where, equation.inputs, strict=False)]
             for a, v, x in zip(where[read:], equation.outputs, computed(equation, arrays), strict=True):
@@ -130,7 +136,7 @@ def run(program: Program, args: Sequence[np.ndarray], times: int) -> list[np.nda
         for taken, made, size in layout.final_swaps:
             memory.bytes[addresses[made] :][:size] = memory.bytes[addresses[taken] :][:size]
     assert all(place.where == "input" for place in layout.results)
-    return [memory.at(inputs[at], v) for (_, at), v in zip(layout.results, program.outputs, strict=True)]
+    return [memory.at(inputs[at], v) for (_, at, _), v in zip(layout.results, program.outputs, strict=True)]
 
 
 @pytest.mark.parametrize("times", [1, 2, 3, BATCHES])
@@ -144,6 +150,33 @@ def test_repeated_runs_compute_the_same_as_single_runs(network: str, ahead: bool
         expected[: len(program.outputs)] = [x.numpy() for x in evaluate(program, [*map(array, expected)])]
     for found, x in zip(run(program, args, times), expected, strict=False):
         np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", ["own", "shared"])
+def test_repeated_steps_of_a_sweep_compute_the_same_as_single_steps(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adtrain.sweeps.step, "vmap", per_member)
+    program, args = sweep_step_on_data(order)
+    expected = list(args)
+    for _ in range(3):
+        expected[: len(program.outputs)] = [x.numpy() for x in evaluate(program, [*map(array, expected)])]
+    for found, x in zip(run(program, args, 3, BY_MEMBER), expected, strict=False):
+        np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
+
+
+def sweep_step_on_data(order: str) -> tuple[Program, list[np.ndarray]]:
+    """The step of two members of a sweep, for a GPU, and its arguments."""
+    sweep = f"sweep={{order: {order}, training.seed: {{range: 2}}}}"
+    cfg = config.load("smoke", [sweep, "data.batch_size=8"])
+    (group,) = groups_of(cfg, members_of(cfg))
+    rng = np.random.default_rng(0)
+    *args, rows = step_arguments(group, 2)
+    args = [*args[:3], *(x[:IMAGES] for x in args[3:])]
+    args = [*tree.map(lambda x: array(np.array(x)), args), array(rng.integers(0, IMAGES, rows.shape))]
+    improve = (*passes.SIMPLIFY, *passes.gpu_fusions(BY_MEMBER))
+    program = stage(sweep_step(group.experiment), improve, donate=DONATED).program(*args)
+    return program, [x.numpy() for x in tree.flatten(args)[0]]
 
 
 def test_the_next_batch_is_gathered_in_the_last_launch_of_a_step() -> None:

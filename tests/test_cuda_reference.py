@@ -13,7 +13,9 @@ from adtrain.backends.cuda.tuner import reference
 from adtrain.backends.cuda.tuner.measure import measure
 from adtrain.backends.cuda.tuner.reference import arguments, expected
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.program import Equation
+from adtrain.core.program import Equation, Variable
+from adtrain.core.types import ArrayType
+from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p
 from adtrain.ops.index import scatter_along_axis_p, take_p
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.normalisation import standardize_p
@@ -159,3 +161,12 @@ def test_a_split_that_underflows_on_gradients_passes_the_trial_on_normal_numbers
     kernels = [CudaKernel((CudaLaunch("gemm/gemm.cu", in_float16.__name__, blocks=1),))]
     assert len(measure(equation, kernels, [Trial(equation, [in_float16], gradients=False)])) == 1
     assert not measure(equation, kernels, [Trial(equation, [in_float16], gradients=True)])
+
+
+def test_bfloat16_arguments_are_normal_numbers_cut_to_16_bits() -> None:
+    bits = [Variable(ArrayType(shape, np.dtype(np.uint16)), "gpu") for shape in ((70, 30), (30, 50))]
+    out = Variable(ArrayType((70, 50), np.dtype(np.float32)), "gpu")
+    params = {"transpose_a": False, "transpose_b": False, "precision": "bfloat16"}
+    arrays = arguments(Equation(matmul_bfloat16_p, tuple(bits), params, (out,)), gradients=False)
+    for values in map(from_bfloat16_p.reference, arrays):
+        assert 0.9 < values.std() < 1.1

@@ -244,7 +244,7 @@ def check_compiled(kernels: Iterable[CudaKernel]) -> None:
 @pytest.mark.needs_nvrtc
 def test_kernels_compile_without_spills_and_serialised_wgmma() -> None:
     made: list[Any] = []
-    for images, filters, padding in (((128, 32, 26, 26), 64, 0), ((8, 40, 15, 13), 33, 1), ((2, 64, 99, 99), 20, 2)):
+    for images, filters, padding in (((128, 32, 26, 26), 64, 0), ((2, 64, 99, 99), 20, 2)):
         size = [n + 2 * padding - 2 for n in images[2:]]
         problem = stride_one(images, (images[0], filters, *size), (3, 3), (padding, padding))
         coarse = replace(problem, precision="tf32")

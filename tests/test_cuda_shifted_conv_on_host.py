@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from program_samples import ON_GPU
 from shifted_conv_emulated import stride_one
 
 from adtrain import ops
+from adtrain.cache import Cache
 from adtrain.core.array import array
 from adtrain.core.fused import convolution_p
 from adtrain.core.kernel import CudaKernel
@@ -43,8 +43,8 @@ TARGET = H200._replace(multiprocessors=2)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), run_folder / "host-libraries", TARGET)
+def host(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), compiled_code, TARGET)
 
 
 def drawn(*shapes: tuple[int, ...]) -> list[np.ndarray]:

@@ -3,7 +3,6 @@ have them, their arithmetic in NumPy, and compilation."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from test_gpu_shifted_conv import same
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.cache import Cache
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Program, Variable
@@ -34,8 +34,8 @@ MIN_PRODUCTS = H200._replace(multiprocessors=2)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), run_folder / "host-libraries")
+def host(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), compiled_code)
 
 
 def computed(host: Host, work: Work) -> list[np.ndarray]:

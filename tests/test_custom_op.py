@@ -22,7 +22,7 @@ from adtrain.core.errors import OptionError, ShapeError, TraceError
 from adtrain.core.staging import stage
 from adtrain.custom_op import CustomOp, custom_op
 
-pytestmark = pytest.mark.usefixtures("no_plugins", "unoptimised")
+pytestmark = pytest.mark.usefixtures("no_plugins")
 __all__ = ["no_plugins"]
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "trilinear" / "trilinear.py"

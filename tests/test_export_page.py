@@ -173,7 +173,6 @@ def test_the_module_computes_what_the_network_does(browser: Browser, tmp_path: P
     assert len(found["layer"]) == 3 * 4 * 3
 
 
-@pytest.mark.usefixtures("unoptimised")
 def test_the_command_writes_the_module_and_the_page_and_compares_their_c(run: Path, tmp_path: Path) -> None:
     for name, kind in (("net.wasm", "WebAssembly"), ("net.html", "page with WebAssembly")):
         found = json.loads(command("export", run, tmp_path / name, "--json").stdout)

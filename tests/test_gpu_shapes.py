@@ -120,7 +120,13 @@ def scattered_along(draw: Draw) -> Iterator[tuple[str, Function]]:
 def sorted_positions(draw: Draw) -> Iterator[tuple[str, Function]]:
     """Enough indices for a radix sort of one, two and three digits: distinct, repeated, and all the same."""
     numbers = np.random.default_rng(2)
-    for shape, count, axis in [((250, 64), 9000, 0), ((4000, 12), 9001, 0), ((3, 70_000, 2), 700, 1)]:
+    for shape, count, axis in [
+        ((250, 64), 9000, 0),
+        ((4000, 12), 9001, 0),
+        ((3, 70_000, 2), 700, 1),
+        ((301, 500), 1300, 1),
+        ((140, 300), 20_000, 1),
+    ]:
         for at in (numbers.integers(0, shape[axis], count), np.full(count, 3), numbers.integers(0, 9, count) ** 2):
             f = with_gradients(lambda x, at=at, axis=axis: ops.take(x, at, axis))
             yield f"take {count} of {shape}", (f, [draw(*shape)])

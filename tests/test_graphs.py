@@ -98,8 +98,9 @@ def test_bytes_kept_for_backward_are_those_of_forward_values_that_gradients_read
     assert Ladder(roles, {}, roles.rows, False).stored == expected
 
 
-@pytest.mark.parametrize("after", ["trace", graphs.SIMPLIFIED, LAST])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "after"), [*((name, LAST) for name in CONFIGS), ("mlp", "trace"), ("resnet", graphs.SIMPLIFIED)]
+)
 def test_a_step_has_a_box_for_each_layer_and_phase_and_every_equation_is_in_one(name: str, after: str) -> None:
     graph = step(name, after)
     assert_drawn_well(shown(graph))

@@ -225,3 +225,64 @@ def test_a_shared_launch_does_not_exceed_the_limit_of_arguments() -> None:
     program = stage(f, ON_GPU).program([np.ones((4, 5)) for _ in range(600)])
     assert len(program.equations) == 3
     assert all(len(e.inputs) + len(e.outputs) <= MAX_POINTERS for e in program.equations)
+
+
+def precisions(*overrides: str) -> dict[str, set[str]]:
+    """The precisions of each primitive in the step of `cnn` at batch 1024."""
+    program = step("cnn", "data.batch_size=1024", *overrides)
+    found: dict[str, set[str]] = {}
+    for e in everywhere(program):
+        if "precision" in e.params:
+            found.setdefault(e.primitive.name, set()).add(e.params["precision"])
+    return found
+
+
+def test_products_round_only_where_that_saves_more_than_a_launch() -> None:
+    found = precisions("training.precision=tf32")
+    assert found["matmul"] == {"tf32", "full"}  # the large linear layer, and the one that is part of the loss head
+    assert found["conv2d_weight_grad_sum"] == {"full"}  # direct convolution: rounding takes time
+    assert found["conv2d_weight_grad_pooled_sum"] == {"tf32"}
+    assert set().union(*precisions().values()) == {"full"}
+
+
+@pytest.mark.parametrize("name", ["cnn", "vit"])
+def test_a_rounded_step_has_no_more_launches_than_one_in_float32(name: str) -> None:
+    full, rounded = (launches(step(name, f"training.precision={x}")) for x in ("float32", "tf32"))
+    assert len(rounded) == len(full)
+
+
+@pytest.mark.parametrize("columns", [640, 636])
+def test_products_in_bfloat16_store_activations_and_gradients_in_bfloat16(columns: int) -> None:
+    """And the results are those of products of rounded operands; only the bias sums rounded numbers.
+
+    Rows of 636 are padded, where that does not pad the sums.
+    """
+    rng = np.random.default_rng(0)
+    shapes = (1024, 512), (512, 768), (768, columns), (768,)
+    arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]
+
+    def gradients(x: Any, w: Any, v: Any, bias: Any) -> Any:
+        def loss(w: Any, v: Any, bias: Any) -> Any:
+            with ops.matmul_precision("bfloat16"):
+                return ops.mean(ops.square(ops.matmul(ops.relu(ops.matmul(x, w) + bias), v)))
+
+        return ad.grad(loss, (0, 1, 2))(w, v, bias)
+
+    traced = stage(gradients, passes.SIMPLIFY).program(*map(ad.array, arrays))
+    fused = for_gpu(traced)
+    results = dict.fromkeys(fused.outputs)
+    stored = {e.outputs[0].type for e in launches(fused) if e.outputs[0] not in results}
+    if columns == 640:
+        assert {str(t.dtype) for t in stored if len(t.shape) == 2} == {"uint16"}
+    assert {"pad", "slice"} <= set(names(fused)) or columns == 640
+    for found, expected in zip(evaluated(fused, arrays), evaluated(traced, arrays), strict=True):
+        assert np.linalg.norm(found - expected) <= 1e-3 * np.linalg.norm(expected)
+
+
+def evaluated(program: Program, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """The results by the references."""
+    known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+    for e in program.equations:
+        found = e.primitive.reference(*(known[v] for v in e.inputs), **e.params)
+        known.update(zip(e.outputs, (found,) if len(e.outputs) == 1 else found, strict=True))
+    return [known[v] for v in program.outputs]

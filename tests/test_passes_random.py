@@ -73,7 +73,7 @@ def assert_consistent(program: Program, like: Program) -> None:
             assert (body.inputs, body.outputs) == (e.inputs, e.outputs)
 
 
-@examples(12, 40)
+@examples(8, 40)
 def test_random_programs_compute_the_same_bits_before_and_after_each_pass(examples: int) -> None:
     def check(graph: Any) -> None:
         program = program_of(graph)
@@ -100,7 +100,7 @@ def test_training_steps_compute_the_same_before_and_after_each_pass(optimizer: s
             np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-13)
 
 
-@examples(12, 40)
+@examples(8, 40)
 def test_a_second_run_of_a_pass_changes_nothing(examples: int) -> None:
     def check(graph: Any) -> None:
         program = program_of(graph)

@@ -4,7 +4,6 @@ convolution and the pooling apart."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +16,7 @@ from shifted_conv_emulated import stride_one
 
 import adtrain as ad
 from adtrain import config, ops
+from adtrain.cache import Cache
 from adtrain.core import registry
 from adtrain.core.array import array
 from adtrain.core.fused import conv_pool_p, label
@@ -62,8 +62,8 @@ TARGET = H200._replace(multiprocessors=2)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), run_folder / "host-libraries", TARGET)
+def host(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), compiled_code, TARGET)
 
 
 def alone(convolution: Equation, target: Target) -> CudaKernel:

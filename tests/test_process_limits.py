@@ -87,6 +87,7 @@ def test_a_compiler_without_processes_or_memory_is_no_reason_for_numpy(
             compiler.run([], ".")
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_numpy_without_threads_is_an_error_and_no_ctrl_c() -> None:
     """OpenBLAS raises SIGINT where it cannot start a thread."""
     code = """
@@ -98,7 +99,6 @@ class RaiseAtImport:
         if name == "numpy":
             threading.Thread.start = forbidden
             os.kill(os.getpid(), signal.SIGINT)
-signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, RaiseAtImport())
 from adtrain_script import main
 main()

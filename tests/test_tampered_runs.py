@@ -47,7 +47,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_a_tampered_value_is_read_or_refused_in_one_line(run: Path, name: str, data: st.DataObject) -> None:
     copy = run.parent / "copy"

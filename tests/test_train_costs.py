@@ -13,8 +13,6 @@ from training_runs import load, prepare
 from adtrain import config, training
 from adtrain.training import LayerCost, StepCosts
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 BATCH = 16
 CONV = (
     "[conv2d: {out_channels: 4, kernel_size: 3}, "

@@ -25,8 +25,6 @@ from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.training import tensor_file
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 COMMAND = [sys.executable, "-c", "from adtrain.cli.main import main; main()"]
 LONG = ["train", "tiny.yaml", "--epochs", "1000000", "--output-dir", "run"]
 
@@ -56,7 +54,7 @@ def last_line() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.usefixtures("hangups_end_processes")
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_writes_its_checkpoint_although_nobody_reads_the_messages(number: signal.Signals) -> None:
     reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)

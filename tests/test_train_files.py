@@ -20,8 +20,6 @@ from adtrain.files import write_atomic
 from adtrain.training import Experiment, Recorder, RunFolder, TrainState, model_file
 from adtrain.training.metrics import ResumedAt
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 CONVOLUTIONAL = "[conv2d: {out_channels: 2, kernel_size: 3}, batch_norm2d, flatten, linear: 3]"
 
 

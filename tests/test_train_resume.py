@@ -15,8 +15,6 @@ from adtrain.core.errors import AdtrainError
 from adtrain.training import Experiment, Recorder, RunFolder, loop, tasks, trainer
 from adtrain.training.metrics import Line, ResumedAt
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 LAYERS = "[linear: 8, batch_norm1d, relu, dropout: 0.2, linear: 3]"
 SETTINGS = ("data.validation=0.2", "schedule=cosine", "training.epochs=4")
 

@@ -31,8 +31,6 @@ from adtrain.training import (
     trainer,
 )
 
-pytestmark = pytest.mark.usefixtures("unoptimised")
-
 DEEP = "[linear: 8, relu, linear: 3]"
 GROWING = ("optimizer={sgd: {lr: 0.001}}", "schedule={exponential: {gamma: 1.0e+6}}", "training.epochs=9")
 """The rate grows tenfold a step, 1e6 times an epoch of 6 steps, until the numbers overflow."""

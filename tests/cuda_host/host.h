@@ -38,9 +38,11 @@ static float __int_as_float(int bits) { return __uint_as_float(bits); }
 static uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 static float __fsub_rn(float a, float b) { return a - b; }
 static uintptr_t __cvta_generic_to_shared(const void *at) { return (const unsigned char *)at - shared_bytes; }
-template <class T> static T atomicAdd(T *at, T x) { const T before = *at; *at += x; return before; }
+template <class T, class X> static T atomicAdd(T *at, X x) { const T before = *at; *at += x; return before; }
 static void __nanosleep(unsigned) {}
 static int __popcll(uint64_t bits) { return __builtin_popcountll(bits); }
+static int __popc(uint32_t bits) { return __builtin_popcount(bits); }
+static int __ffs(uint32_t bits) { return __builtin_ffs(bits); }
 static void __trap() { __builtin_abort(); }
 
 // Two numbers rounded to bfloat16, to nearest even.
@@ -125,12 +127,25 @@ template <class V> static V __shfl_xor_sync(unsigned all, V value, int mask)
     return __shfl_sync(all, value, threadIdx.x % 32 ^ mask);
 }
 
-static bool __any_sync(unsigned, bool own)
+template <class V> static V __shfl_up_sync(unsigned all, V value, unsigned distance)
 {
-    bool any = false;
-    for (int lane = 0; lane < 32; lane++) any |= __shfl_sync(~0u, own, lane);
-    return any;
+    const unsigned lane = threadIdx.x % 32;
+    return __shfl_sync(all, value, lane < distance ? lane : lane - distance);
 }
+
+// The lanes with the same value.
+template <class V> static uint32_t __match_any_sync(unsigned, V own)
+{
+    uint32_t lanes = 0;
+    for (int lane = 0; lane < 32; lane++) lanes |= (uint32_t)(__shfl_sync(~0u, own, lane) == own) << lane;
+    return lanes;
+}
+static uint32_t __ballot_sync(unsigned all, bool own)
+{
+    const uint32_t same = __match_any_sync(all, own);
+    return own ? same : ~same;
+}
+static bool __any_sync(unsigned all, bool own) { return __ballot_sync(all, own) != 0; }
 
 // mma.sync.m16n8k16 of bfloat16, with one rounding.
 static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const uint32_t (&words)[6])

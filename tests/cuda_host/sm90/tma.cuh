@@ -14,19 +14,26 @@ template <int BYTES> void bulk_add(float *to, const char *from) {
 static void bulk_wait_read() {}
 static void bulk_wait() {}
 struct alignas(128) TensorMap {
-    const float *x;
-    int columns, rows, matrices, box_rows;
+    const void *x;
+    int columns, rows, matrices, box_rows, element;
 
-    void encode(const float *x, int columns, int rows, int matrices, int box_rows) {
-        *this = {x, columns, rows, matrices, box_rows};
+    template <typename E> void encode(TensorMap &, const E *x, int columns, int rows, int matrices, int box_rows) {
+        *this = {x, columns, rows, matrices, box_rows, (int)sizeof(E)};
     }
     void load(char *to, int column, int row, int matrix, Mbarrier &full) const {
-        for (int i = 0; i < box_rows * 32; i++) {
-            const int down = row + i / 32, right = column + i % 32;
+        const int across = 128 / element;
+        for (int i = 0; i < box_rows * across; i++) {
+            const int down = row + i / across, right = column + i % across;
             const bool inside = down < rows && right < columns && matrix < matrices;
-            const float value = inside ? x[((int64_t)matrix * rows + down) * columns + right] : 0;
-            const uint32_t rounded = Format<TF32>::rounded(value);
-            memcpy(to + ((i * 4) ^ i / 32 % 8 * 16), &rounded, 4);
+            const int64_t at = ((int64_t)matrix * rows + down) * columns + right;
+            char *const target = to + ((i * element) ^ i / across % 8 * 16);
+            if (element == 4) {
+                const uint32_t rounded = Format<TF32>::rounded(inside ? ((const float *)x)[at] : 0);
+                memcpy(target, &rounded, 4);
+            } else {
+                const uint16_t bits = inside ? ((const uint16_t *)x)[at] : 0;
+                memcpy(target, &bits, 2);
+            }
         }
         full.copied(box_rows * 128);
     }
