@@ -33,10 +33,12 @@ if [ "$device" = gpu ]; then
     against mlp-1024-adam mlp --set data.batch_size=1024
     against cnn-1024-adam cnn --set "$adam" --set data.batch_size=1024
     against cnn-1024-adam-tf32 cnn --set "$adam" --set data.batch_size=1024 --set training.precision=tf32
+    against cnn-1024-adam-bfloat16 cnn --set "$adam" --set data.batch_size=1024 --set training.precision=bfloat16
     against vit-wide-512-adamw vit --set "model.layers=$wide_vit" --set data.batch_size=512
     against lstm-256-64-adam lstm --set 'model.layers=[{lstm: 256}, {linear: 10}]' --set data.batch_size=64
     against lstm-512-1024-adam lstm --set 'model.layers=[{lstm: 512}, {linear: 10}]' --set data.batch_size=1024
     against wide-mlp-7500-sgd "${wide[@]}"
     against wide-mlp-7500-sgd-tf32 "${wide[@]}" --set training.precision=tf32
+    against wide-mlp-7500-sgd-bfloat16 "${wide[@]}" --set training.precision=bfloat16
 fi
 against operations

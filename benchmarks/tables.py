@@ -3,8 +3,9 @@
 They are made of the results of `adtrain bench against` in benchmarks/results (see peers.sh); other files are ignored.
 Each document has its part between MARKERS. For each device there is a table with a row for each training step, named
 after its file, or after its config where a file has several steps, and with its commit where there are several. It has
-ratios, intervals and memory. Then follow matrix products and convolutions, and counts of operations that are faster
-than a peer's. CPU tables have no times, because these vary with the CPU's other load.
+ratios, intervals and memory. Another table has the steps of many networks together. Then follow matrix products and
+convolutions, and counts of operations that are faster than a peer's. CPU tables have no times, because these vary with
+the CPU's other load.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def speed(results: Results) -> str:
 
 def _ratios(results: Results, peer: str) -> list[float]:
     """For each step the time of the peer's fastest form over adtrain's."""
-    rows = [row["ratios"] for result in results.values() for row in result.get("steps", ())]
+    rows = [row["ratios"] for result in results.values() for row in result.get("steps", ()) if "members" not in row]
     forms = [[ratio["median"] for system, ratio in ratios.items() if system.startswith(peer)] for ratios in rows]
     return [min(medians) for medians in forms if medians]
 
@@ -93,6 +94,7 @@ def _device(results: Results) -> Iterator[str]:
         (_called(name, row, result) + (f", {result['protocol']['commit']}" if len(commits) > 1 else ""), row)
         for name, result in results.items()
         for row in result.get("steps", ())
+        if "members" not in row
     ]
     on_gpu = any(result["protocol"]["device"] == "gpu" for result in results.values())
     legend = f"{LEGEND}; adtrain's is the time of a step" if on_gpu else LEGEND
@@ -104,11 +106,25 @@ def _device(results: Results) -> Iterator[str]:
         lines = [[called, *(_cell(row, system, on_gpu) for system in systems)] for called, row in steps]
         ruler = ["---", *["--:"] * len(systems)]
         yield "".join(f"| {' | '.join(cells)} |\n" for cells in [["step", *systems], ruler, *lines])
+    if together := [row for result in results.values() for row in result.get("steps", ()) if "members" in row]:
+        yield "".join(_together(together))
     operations = [row for result in results.values() for row in result.get("operations", ())]
     if on_gpu and (products := [row for row in operations if row.get("flops")]):
         yield "".join(_products(products))
     if operations:
         yield "".join(_operations(operations))
+
+
+def _together(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Steps of many networks together: the time of a network and step, and peers' times over it."""
+    peers = list(dict.fromkeys(system for row in rows for system in row["times"] if system != ADTRAIN))
+    head = ["networks together", "adtrain, µs a network and step", *peers]
+    yield f"| {' | '.join(head)} |\n| --- |{' --: |' * (len(head) - 1)}\n"
+    for row in sorted(rows, key=lambda row: (row["config"], row["members"])):
+        micros = row["times"][ADTRAIN]["median_ms"] * 1e3 / row["members"]
+        ratios = [_interval(row["ratios"][peer]) if peer in row["ratios"] else "" for peer in peers]
+        what = f"{row['members']:,} of `{row['config']}`, batch {row['batch_size']}"
+        yield f"| {what} | {micros:.3g} | {' | '.join(ratios)} |\n"
 
 
 def conditions(protocols: Sequence[Mapping[str, Any]]) -> str:

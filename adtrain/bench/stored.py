@@ -130,6 +130,7 @@ class SystemsStep:
     overrides: list[str]
     batch_size: int
     times: dict[str, Time]
+    members: int | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ class Against:
 
     def times(self) -> Iterator[NamedTime]:
         for step in self.steps:
-            what = ", ".join([step.config, *step.overrides, f"batch {step.batch_size}"])
+            members = [f"{step.members} members"] if step.members else []
+            what = ", ".join([step.config, *step.overrides, *members, f"batch {step.batch_size}"])
             for system, time in step.times.items():
                 yield NamedTime(f"{what}: {system}", time, whole=True)
         for row in self.operations:

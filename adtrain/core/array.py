@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from adtrain.core import dlpack
+from adtrain.core import aligned, dlpack
 from adtrain.core.devices import find_device
 from adtrain.core.errors import DTypeError, ShapeError, TraceError
 from adtrain.core.numpy_protocols import NumpyProtocols
@@ -189,7 +189,7 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
             return x
     try:
         with np.errstate(all="ignore"):  # as in operations
-            elements = np.array(x, dtype=dtype, order="C")
+            elements = _copied(x, dtype)
             if dtype is None and elements.dtype == np.float64 and not isinstance(x, (np.ndarray, np.generic, Value)):
                 elements = elements.astype(np.float32)
     except ValueError as error:
@@ -202,6 +202,13 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
     device = device or "cpu"
     elements.flags.writeable = False
     return Array(find_device(device).from_numpy(elements), elements.shape, elements.dtype, device)
+
+
+def _copied(x: Any, dtype: Any) -> np.ndarray:
+    """The elements as a new C-contiguous array; `aligned` if x is an array of the wanted type."""
+    if isinstance(x, np.ndarray) and x.dtype.kind in "bfiu" and (dtype is None or np.dtype(dtype) == x.dtype):
+        return aligned.copy(x)
+    return np.array(x, dtype=dtype, order="C")
 
 
 def from_dlpack(x: Any) -> Array:

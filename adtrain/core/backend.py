@@ -48,6 +48,11 @@ class Executable(Protocol):
     @property
     def kernels(self) -> Sequence[Sequence[KernelRun]]: ...
 
+    @property
+    def lowered(self) -> Any:
+        """What `Backend.compile` takes in place of the choice of kernels and places, as plain data; None if nothing."""
+        ...
+
     def finish(self) -> None:
         """Wait until the kernels are compiled. `run` does the same."""
         ...
@@ -81,8 +86,12 @@ class Backend(Transfers, Protocol):
         """``program`` after this device's fusion passes."""
         ...
 
-    def compile(self, program: Program) -> Executable:
-        """``program`` compiled for this device."""
+    def compile(self, program: Program, lowered: Any = None) -> Executable:
+        """``program`` compiled for this device, with what `Executable.lowered` said of the same Program before."""
+        ...
+
+    def lowering_key(self) -> str | None:
+        """What the passes and the choice of kernels depend on besides the Program; None if they are not to be kept."""
         ...
 
     def memory(self, program: Program) -> Memory:

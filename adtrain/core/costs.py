@@ -32,4 +32,4 @@ def costs(equations: Sequence[Equation]) -> Iterator[Cost]:
     for e, read in zip(equations, reads(equations), strict=True):
         written = Counter({v: v.size for v in e.outputs if not e.primitive.view})
         moved = sum(n * v.type.dtype.itemsize for v, n in (read + written).items())
-        yield Cost(e.primitive.cost([v.type for v in e.inputs], e.params).flops, moved)
+        yield Cost(e.cost.flops, moved)

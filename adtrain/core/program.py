@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from adtrain.core.array import Array
-from adtrain.core.primitive import Primitive, Trait
+from adtrain.core.primitive import VIEWS, Cost, Primitive, Trait
 from adtrain.core.types import ArrayType
 
 
@@ -41,6 +41,16 @@ class Equation:
 
     def has(self, trait: Trait) -> bool:
         return trait in self.primitive.traits
+
+    @cached_property
+    def cost(self) -> Cost:
+        """FLOPs and bytes of one run."""
+        return self.primitive.cost([v.type for v in self.inputs], self.params)
+
+    @property
+    def is_view(self) -> bool:
+        """Whether its arguments and its output share memory, so that it needs no kernel."""
+        return not VIEWS.isdisjoint(self.primitive.traits)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from adtrain.core import tree
 from adtrain.core.array import Array, Value
@@ -17,6 +17,7 @@ from adtrain.core.program import Program
 from adtrain.core.side_effects import refuse_assignments, refuse_attribute_changes, refuse_leaks
 from adtrain.core.staging_arguments import (
     NOTHING,
+    ArrayLeaf,
     Declared,
     NumberLeaf,
     StaticArgument,
@@ -36,6 +37,16 @@ MAX_PROGRAMS = 64
 """The maximum number of Programs that a function keeps. The least recently used one is dropped."""
 
 
+class Kept(Protocol):
+    """Values that other processes have stored: a Program after the passes, its result's structure, and how it runs."""
+
+    def find(self, key: str) -> Any:
+        """What was stored under the key, or None."""
+        ...
+
+    def store(self, key: str, value: object) -> None: ...
+
+
 @dataclass(frozen=True)
 class _Compiled:
     """A function compiled for arguments of certain types."""
@@ -43,7 +54,7 @@ class _Compiled:
     arguments: tree.Template
     types: tuple[Any, ...]  # type_of each leaf of the arguments
     precision: str  # current_precision() when it was traced
-    traced: Program  # before the passes
+    traced: Program | None  # before the passes; None if it was kept from another process
     program: Program  # after the passes
     result: tree.Template
     executable: Executable
@@ -72,12 +83,19 @@ class _Compiled:
 class Staged:
     """A function that runs as a Program; `stage` returns it."""
 
-    __slots__ = ("compiled", "donate", "f", "latest", "passes", "static")  # no __dict__: caches are not side effects
+    # No __dict__: caches are not side effects.
+    __slots__ = ("compiled", "donate", "f", "kept", "latest", "passes", "static")
 
     def __init__(
-        self, f: Callable[..., Any], passes: Sequence[Pass], donate: Declared, static: Declared = NOTHING
+        self,
+        f: Callable[..., Any],
+        passes: Sequence[Pass],
+        donate: Declared,
+        static: Declared = NOTHING,
+        kept: Kept | None = None,
     ) -> None:
         self.f = f
+        self.kept = kept
         self.passes = passes
         self.donate = donate
         self.static = static
@@ -106,7 +124,8 @@ class Staged:
             values = [x.value if isinstance(x, TracedNumber) else x for x in leaves]
             values = [x for x in values if isinstance(x, Value)]
             if any(isinstance(x, Tracer) for x in values):
-                return compiled.result.unflatten(_evaluated(compiled, values, times))
+                traced = compiled.traced or self._trace(leaves, structure)[0]
+                return compiled.result.unflatten(_evaluated(traced, compiled.donated, values, times))
             arrays = values  # type: ignore[assignment]
         if times > 1 and not compiled.program.carries:
             raise DTypeError(f"jit: {_NOT_CARRIED}")
@@ -171,21 +190,35 @@ class Staged:
         except TypeError as error:
             raise DTypeError(f"jit: a static argument is not hashable: {error}") from None
         if found is None:
-            with during("trace"):
-                traced, result = self._trace(leaves, structure)
-            with during("passes"):
-                program = self._optimized(traced)
-            devices = {v.device for v in (*program.inputs, *program.constants)} or {"cpu"}
-            with during("lowering"):
-                executable = backend(min(devices)).compile(program)
-            donated = tuple(i for i, v in enumerate(program.inputs) if v in program.donated)
-            templates = tree.Template(structure), tree.Template(result)
-            found = _Compiled(templates[0], *key[1:], traced, program, templates[1], executable, donated)
-            self.compiled[key] = found
+            found = self.compiled[key] = self._made(leaves, structure, key)
             if len(self.compiled) > MAX_PROGRAMS:
                 self.compiled.popitem(last=False)
         self.compiled.move_to_end(key)
         return found
+
+    def _made(self, leaves: Sequence[Any], structure: tree.TreeDef, key: tuple[Any, ...]) -> _Compiled:
+        device = min((x.device for x in key[1] if isinstance(x, (ArrayLeaf, NumberLeaf))), default="cpu")
+        lowering_key = None if self.kept is None else backend(device).lowering_key()
+        name, known = f"{key} {device} {lowering_key}", None
+        if self.kept is not None and lowering_key is not None:
+            with during("lowering"):
+                known = self.kept.find(name)
+        traced = None
+        if known is not None:
+            program, result, lowered = known
+        else:
+            with during("trace"):
+                traced, result = self._trace(leaves, structure)
+            with during("passes"):
+                program, lowered = self._optimized(traced), None
+        devices = {v.device for v in (*program.inputs, *program.constants)} or {"cpu"}
+        with during("lowering"):
+            executable = backend(min(devices)).compile(program, lowered)
+            if self.kept is not None and lowering_key is not None and known is None:
+                self.kept.store(name, (program, result, executable.lowered))
+        donated = tuple(i for i, v in enumerate(program.inputs) if v in program.donated)
+        templates = tree.Template(structure), tree.Template(result)
+        return _Compiled(templates[0], key[1], key[2], traced, program, templates[1], executable, donated)
 
     def _optimized(self, program: Program) -> Program:
         for apply in self.passes:
@@ -223,15 +256,17 @@ class Staged:
 _NOT_CARRIED = "a function that is repeated returns new values for its donated arguments, in their order"
 
 
-def _evaluated(compiled: _Compiled, values: list[Value], times: int) -> list[Value]:
+def _evaluated(traced: Program, donated: Sequence[int], values: list[Value], times: int) -> list[Value]:
     """The results of the function for arguments that are tracers."""
     for _ in range(times - 1):
-        for i, x in zip(compiled.donated, evaluate(compiled.traced, values), strict=True):
+        for i, x in zip(donated, evaluate(traced, values), strict=True):
             values[i] = x
-    return evaluate(compiled.traced, values)
+    return evaluate(traced, values)
 
 
-def stage(f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection[int] = ()) -> Staged:
+def stage(
+    f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection[int] = (), kept: Kept | None = None
+) -> Staged:
     """Trace ``f`` once for each combination of argument types, and run it as a compiled Program.
 
     A call under another `matmul_precision` also makes another Program.
@@ -244,6 +279,7 @@ def stage(f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection
             parameters. Floats are traced; integers, bools and strings are static: each value has a Program of its own.
             Arrays that ``f`` uses without getting them as arguments become constants of the Program.
         passes: applied to the Program in this order.
+        kept: where Programs are kept for other processes, with all that ``f`` and the passes depend on in their key.
         donate: positions of donated arguments. Results may be written to their memory, so their arrays cannot be used
             after the call, even if it fails.
 
@@ -252,4 +288,4 @@ def stage(f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection
             donated before. Names the line where it can.
         DTypeError: ``f`` returns something other than arrays.
     """
-    return Staged(f, passes, Declared(frozenset(donate)))
+    return Staged(f, passes, Declared(frozenset(donate)), kept=kept)

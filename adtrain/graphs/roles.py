@@ -35,7 +35,7 @@ def flat(equations: Iterable[Equation]) -> Iterator[Equation]:
 
 
 def flops(e: Equation) -> int:
-    return e.primitive.cost([v.type for v in e.inputs], e.params).flops
+    return e.cost.flops
 
 
 class Roles:

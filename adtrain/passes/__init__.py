@@ -13,9 +13,10 @@ from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Pass
 from adtrain.core.target import Target
 from adtrain.passes.batchwise import item_kernel
+from adtrain.passes.choose_precision import choose_precision
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
-from adtrain.passes.distribute_members import distribute_members, share_first_launch
+from adtrain.passes.distribute_members import distribute_members
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_collectives import fold_collectives
 from adtrain.passes.fold_constants import fold_constants
@@ -34,12 +35,16 @@ from adtrain.passes.fuse_products import fuse_products
 from adtrain.passes.fuse_row_products import fuse_row_products
 from adtrain.passes.fuse_rows import fuse_rows
 from adtrain.passes.fuse_updates import fuse_updates
+from adtrain.passes.group_products import group_products
 from adtrain.passes.place_collectives import place_collectives
+from adtrain.passes.place_views import place_views
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.regions import optimize_regions
+from adtrain.passes.share_member_launches import share_counters, share_first_launch
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 from adtrain.passes.sink_reshapes import sink_reshapes
+from adtrain.passes.store_bfloat16 import store_bfloat16
 
 SIMPLIFY = (fold_collectives, fold_constants, simplify_reshapes, merge_common_subexpressions, remove_dead_code)
 """The passes that remove work without changing any bit of the results."""
@@ -75,10 +80,13 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
             fuse_products,
             fuse_gathers,
             share_first_launch,
+            share_counters,
             readers_first,
         )
     return (
         flatten_rows,
+        partial(choose_precision, target=target),
+        partial(store_bfloat16, target=target),
         fuse_map_reduce,
         remove_dead_code,
         partial(fuse_bias_gradients, target=target),
@@ -97,6 +105,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_pooling, target=target),
         fuse_gathers,
         fuse_one_block,
+        partial(group_products, target=target),
         partial(fuse_horizontally, target=target),
         readers_first,
     )
@@ -149,6 +158,7 @@ __all__ = [
     "SIMPLIFY",
     "MemoryPlan",
     "by_member",
+    "choose_precision",
     "flatten_rows",
     "fold_collectives",
     "fold_constants",
@@ -169,12 +179,15 @@ __all__ = [
     "fuse_rows",
     "fuse_updates",
     "gpu_fusions",
+    "group_products",
     "merge_common_subexpressions",
     "optimize_regions",
     "place_collectives",
+    "place_views",
     "plan_memory",
     "readers_first",
     "remove_dead_code",
     "simplify_reshapes",
     "sink_reshapes",
+    "store_bfloat16",
 ]

@@ -13,11 +13,11 @@ from adtrain import ops
 from adtrain.backends.cpu import naive
 from adtrain.bench.analysis.crossover import Crossover, crossover
 from adtrain.bench.timing.sampling import Timing, Workload, alternate, ratio, repeatedly
-from adtrain.cases import Sampler, normal
 from adtrain.core.array import Value, array
 from adtrain.core.backend import backend
 from adtrain.core.staging import Staged, stage
 from adtrain.passes import ALL
+from adtrain.samplers import Sampler, normal
 
 NAIVE_FLOPS = 3e8
 """Above this many FLOPs, or elements, the naive loop is skipped, because it would take too long."""

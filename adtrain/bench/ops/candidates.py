@@ -54,7 +54,7 @@ def of_equations(equations: Sequence[Equation], progress: Callable[[str], object
     rows = []
     for problem, times in tuner.times(problems, measured=True):
         equation, rule = problem.equation, problem.labels[0]
-        cost = equation.primitive.cost([v.type for v in equation.inputs], equation.params)
+        cost = equation.cost
         chosen = rule if tuner.mode is Mode.OFF else fastest(problem.labels, times)
         found = [
             {

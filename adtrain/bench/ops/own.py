@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from adtrain.bench.ops.table import ELEMENTS, Bench
-from adtrain.cases import Sampler
 from adtrain.core.errors import OptionError
 from adtrain.custom_op import OwnOp
+from adtrain.samplers import Sampler
 
 
 def own_bench(op: OwnOp) -> Bench:

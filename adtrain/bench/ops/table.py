@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain import ops
-from adtrain.cases import Sampler, between, integers, normal
+from adtrain.samplers import Sampler, between, integers, normal
 
 Sizes = Mapping[str, Sequence[int]]
 """From the device to ascending sizes: the first limited by launch overhead, the last by memory or arithmetic."""

@@ -43,7 +43,7 @@ def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     if len(rows) > 1 or not steps:
         yield parts.section("Ratios", _all_ratios(rows, scale))
     for row in steps:
-        about = f"batch {row['batch_size']}, {row['precision']}, {', '.join(row['overrides'])}"
+        about = f"{_batch(row)}, {row['precision']}, {', '.join(row['overrides'])}"
         yield parts.section(row["config"], _systems(row, scale) + parts.note(about) + _absent([row]))
 
 
@@ -81,8 +81,13 @@ def _all_ratios(rows: Sequence[Row], scale: Scale) -> Markup:
 
 def _name(row: Row) -> Markup:
     if "config" in row:
-        return blocks.named(row["config"], f"batch {row['batch_size']}")
+        return blocks.named(row["config"], _batch(row))
     return blocks.named(row["op"], f"{row['size']}, {row['phase']}")
+
+
+def _batch(row: Row) -> str:
+    members = f", {row['members']:,} members" if "members" in row else ""
+    return f"batch {row['batch_size']}{members}"
 
 
 def _ratio(row: Row, peer: str) -> str:

@@ -82,21 +82,23 @@ class Comparison(NamedTuple):
 
 
 def compare_steps(
-    workers: Mapping[str, WorkerProcess], name: str, overrides: Sequence[str], precision: str
+    workers: Mapping[str, WorkerProcess], name: str, overrides: Sequence[str], precision: str, do: str = "step"
 ) -> Comparison:
-    """The training step of a config. The first losses must equal adtrain's; see `steps`.
+    """The training step of a config, or with "members" that of its sweep. The first losses must equal adtrain's.
 
     Raises:
         WorkerFailed: adtrain itself cannot run it.
     """
-    errors, different, skipped, failed = compare_losses(workers, name, overrides, precision)
+    errors, different, skipped, failed = compare_losses(workers, name, overrides, precision, do)
     times, peaks = _timed({name: workers[name] for name in errors}, STEPS, CHUNK)
     return Comparison(times, peaks, errors, different, skipped, failed)
 
 
-def compare_losses(workers: Mapping[str, WorkerProcess], name: str, overrides: Sequence[str], precision: str) -> Losses:
+def compare_losses(
+    workers: Mapping[str, WorkerProcess], name: str, overrides: Sequence[str], precision: str, do: str = "step"
+) -> Losses:
     """The first losses of a config's training. Raises WorkerFailed if adtrain itself cannot run it."""
-    answers, skipped, failed = _set_up(workers, {"do": "step", "config_name": name, "overrides": list(overrides)})
+    answers, skipped, failed = _set_up(workers, {"do": do, "config_name": name, "overrides": list(overrides)})
     losses = {name: np.array(answer["losses"]) for name, answer in answers.items()}
     errors = {name: float(np.max(np.abs(found / losses[ADTRAIN] - 1))) for name, found in losses.items()}
     return Losses(errors, _above(LOSS_TOLERANCE[precision], errors), skipped, failed)

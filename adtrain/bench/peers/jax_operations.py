@@ -48,8 +48,12 @@ def _functions() -> dict[str, Callable[..., Any]]:
     import jax
     import jax.numpy as jnp
 
-    def convolved(x: Any, w: Any, padding: int) -> Any:
-        return jax.lax.conv_general_dilated(x, w, (1, 1), [(padding, padding)] * 2)
+    def convolved(x: Any, w: Any, padding: int, groups: int = 1) -> Any:
+        return jax.lax.conv_general_dilated(x, w, (1, 1), [(padding, padding)] * 2, feature_group_count=groups)
+
+    def convolved_transposed(x: Any, w: Any, stride: int, padding: int) -> Any:
+        flipped, around = jnp.flip(w, (2, 3)).swapaxes(0, 1), w.shape[2] - 1 - padding
+        return jax.lax.conv_general_dilated(x, flipped, (1, 1), [(around, around)] * 2, lhs_dilation=(stride, stride))
 
     def cross_entropy(x: Any, labels: Any) -> Any:
         return -jnp.take_along_axis(jax.nn.log_softmax(x), labels[:, None], 1).mean()
@@ -60,6 +64,8 @@ def _functions() -> dict[str, Callable[..., Any]]:
     return {
         "matmul": lambda a, b, transpose_b=False: a @ (b.T if transpose_b else b),
         "conv2d": convolved,
+        "conv_transpose2d": convolved_transposed,
+        "take": lambda x, indices, axis: jnp.take(x, indices, axis),
         "exp": jnp.exp,
         "relu": jax.nn.relu,
         "gelu": lambda x: jax.nn.gelu(x, approximate=False),

@@ -15,6 +15,8 @@ from adtrain.bench.peers.op_cases import REPEATS, OpCase, OpRunner
 def operation(case: OpCase, phase: str, device: str, form: str) -> OpRunner:
     """The operation; in phase "backward" only the pullback, whose residuals are computed beforehand."""
     args = case.arrays()
+    if "groups" in case.options:
+        unsupported("NumPy", "a convolution in groups")
     if phase == "forward":
         if case.op not in FORWARD:
             unsupported("NumPy", case.op)
@@ -62,6 +64,7 @@ def _matmul_pull(a: Any, b: Any, transpose_b: bool = False) -> Callable[[Any], t
 FORWARD: dict[str, Callable[..., Any]] = {
     "matmul": lambda a, b, transpose_b=False: a @ (b.T if transpose_b else b),
     "conv2d": lambda x, w, padding: convolved(x, w, (1, 1), (padding, padding))[0],
+    "take": np.take,
     "exp": np.exp,
     "relu": lambda x: np.maximum(x, 0),
     "tanh": np.tanh,

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from adtrain.cases import Sampler, integers, normal
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.nn.fields import size_text
+from adtrain.samplers import Sampler, integers, normal
 
 REPEATS = 10
 """Runs of an operation in one call."""
@@ -136,7 +136,7 @@ def cases(device: str) -> list[OpCase]:
     if device == "cpu":
         return [
             *_products((256, 1024)), *_convolutions(device), *_elementwise(20), *_rows(1024, 1000), *_pools(32, 24),
-            *_attentions((128, 4, 16, 16), (1, 4, 1024, 64)),
+            *_attentions((128, 4, 16, 16), (1, 4, 1024, 64)), *_bound_by_memory(),
         ]  # fmt: skip
     squares = (1024, 2048, 4096, 4095, 8192)
     heads = (128, 4, 16, 16), (128, 8, 256, 64), (4, 16, 2048, 64)
@@ -199,6 +199,21 @@ def _rows(rows: int, columns: int) -> Iterator[OpCase]:
     yield OpCase("layer_norm", size, (matrix,), shape, {"normalized_shape": columns}, (0,))
     yield OpCase("cross_entropy", size, (matrix, integers(columns, rows)), ())
     yield OpCase("embedding", f"{rows} of {size}", (integers(rows, rows), matrix), shape, by_item=(0,))
+
+
+def _bound_by_memory() -> Iterator[OpCase]:
+    """Matrix-vector products, a depthwise and a transposed convolution, and a gather of columns."""
+    n = 1024
+    yield OpCase("matmul", f"{n}x{n} @ {n}x1", (normal(n, n), normal(n, 1)), (n, 1), by_item=(0,))
+    yield OpCase("matmul", f"1x{n} @ {n}x{n}", (normal(1, n), normal(n, n)), (1, n))
+    images, weight = normal(32, 64, 28, 28), normal(64, 1, 3, 3)
+    options = {"padding": 1, "groups": 64}
+    yield OpCase("conv2d", "32x64x28x28, depthwise 3x3", (images, weight), (32, 64, 28, 28), options, (0,))
+    images, weight = normal(32, 32, 14, 14), normal(32, 16, 4, 4)
+    options = {"stride": 2, "padding": 1}
+    size = "32x32x14x14 to 16, 4x4/2"
+    yield OpCase("conv_transpose2d", size, (images, weight), (32, 16, 28, 28), options, (0,))
+    yield OpCase("take", f"{n} of {n}x{n} axis 1", (normal(n, n), integers(n, n)), (n, n), {"axis": 1}, (0,))
 
 
 def _pools(count: int, length: int) -> Iterator[OpCase]:

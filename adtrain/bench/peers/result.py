@@ -14,14 +14,24 @@ from adtrain.bench.peers.processes import WorkerProcess, started
 from adtrain.bench.peers.systems import ADTRAIN, Choice
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load, protocol
+from adtrain.sweeps.members import with_seeds
 
 Progress = Callable[[str], object]
 
 
 def of_configs(
-    names: Sequence[str], overrides: Sequence[str], device: str, choice: Choice, autotune: str, progress: Progress
+    names: Sequence[str],
+    overrides: Sequence[str],
+    device: str,
+    choice: Choice,
+    autotune: str,
+    progress: Progress,
+    members: int | None = None,
 ) -> dict[str, Any]:
     """The result for the training step of each config, as JSON values; `progress` is called with lines for the user.
+
+    Args:
+        members: the number of networks that are trained together; None: one network.
 
     Raises:
         ConfigError, DataError: a config is wrong. All are checked before any process is started.
@@ -35,12 +45,15 @@ def of_configs(
         configs.append((name, cfg, training.prepare(cfg).full_batch))
     rows, load = [], observed_load(progress)
     for name, cfg, batch in configs:
-        precision = cfg.training.precision
+        precision, seeds, count = cfg.training.precision, list[str](), dict[str, int]()
+        if members is not None:
+            seeds, count = [with_seeds(cfg.training.seed, members)], {"members": members}
         systems = ", ".join([ADTRAIN, *(peer.name for peer in choice.runnable)])
         progress(f"bench: {cfg.name} in {systems}: setting up, then timing in interleaved samples")
         with _workers(device, choice, autotune) as workers:
-            found = comparison.compare_steps(workers, name, overrides, precision)
-        what = {"config": cfg.name, "overrides": overrides, "batch_size": batch, "precision": precision}
+            do = "step" if members is None else "members"
+            found = comparison.compare_steps(workers, name, [*overrides, *seeds], precision, do)
+        what = {"config": cfg.name, "overrides": overrides, **count, "batch_size": batch, "precision": precision}
         rows.append({**what, "tolerance": comparison.LOSS_TOLERANCE[precision], **_record(found, choice)})
     return _result({"steps": rows}, comparison.STEPS, device, load, choice)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from adtrain import data, nn, training
 from adtrain.bench.peers.processes import Unsupported
-from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, load
+from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Work, load
 from adtrain.core import tree
 
 CHUNK = {"cpu": 5, "gpu": 20}
@@ -34,11 +34,11 @@ class Runner(NamedTuple):
     """A system's training.
 
     Attributes:
-        losses: makes one call, and returns the loss of each of its steps.
-        run: makes the given number of calls, waits for the device, and returns the loss of the last step.
+        losses: makes one call, and returns the loss of each of its steps; of many networks a list for each step.
+        run: makes the given number of calls, waits for the device, and returns the loss of the last step, or a mean.
     """
 
-    losses: Callable[[], Sequence[float]]
+    losses: Callable[[], Sequence[Any]]
     run: Callable[[int], float]
 
 
@@ -53,19 +53,23 @@ class Job:
     def orders(self) -> np.ndarray:
         """Indices of batches: int64 (CHUNKS, CHUNK, batch)."""
         size, chunk = self.experiment.full_batch, CHUNK[self.device]
-        epochs = (data.batches(len(self.experiment.train), size, 0, epoch) for epoch in count(1))
-        batches = (batch for epoch in epochs for batch in epoch if len(batch) == size)
-        return np.stack(list(islice(batches, CHUNKS * chunk))).reshape(CHUNKS, chunk, size)
+        return np.stack(list(islice(self._batches(0), CHUNKS * chunk))).reshape(CHUNKS, chunk, size)
+
+    def _batches(self, seed: int) -> Iterator[np.ndarray]:
+        """The indices of full batches, epoch after epoch."""
+        size = self.experiment.full_batch
+        epochs = (data.batches(len(self.experiment.train), size, seed, epoch) for epoch in count(1))
+        return (batch for epoch in epochs for batch in epoch if len(batch) == size)
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
         """The parameters before the first step, by dotted path: "0.weight"."""
-        return _by_path(self.experiment.initial_state("cpu").params)
+        return by_path(self.experiment.initial_state("cpu").params)
 
     @cached_property
     def statistics(self) -> dict[str, np.ndarray]:
         """The running statistics before the first step, by dotted path: "1.running_mean"."""
-        return _by_path(self.experiment.initial_state("cpu").statistics)
+        return by_path(self.experiment.initial_state("cpu").statistics)
 
     @cached_property
     def normalization(self) -> Sequence[np.ndarray]:
@@ -75,13 +79,14 @@ class Job:
         return [x.astype(network.dtype) for x in (1 / (255 * std), -mean / std)]
 
 
-def _by_path(arrays: Any) -> dict[str, np.ndarray]:
+def by_path(arrays: Any) -> dict[str, np.ndarray]:
+    """The arrays of a tree by dotted path."""
     leaves = zip(tree.paths(arrays), tree.leaves(arrays), strict=True)
-    return {path: np.array(x.numpy()) for path, x in leaves}
+    return {path: np.array(x if isinstance(x, np.ndarray) else x.numpy()) for path, x in leaves}
 
 
-def runner(name: str, job: Job) -> Runner:
-    """The training of a system.
+def runner(name: str, job: Job, work: Work = "steps") -> Runner:
+    """The training of a system: of one network, or of many if `work` is "members" and `job` a `MembersJob`.
 
     Raises:
         Unsupported: it has no counterpart of something in the job.
@@ -91,7 +96,9 @@ def runner(name: str, job: Job) -> Runner:
     if name != ADTRAIN and job.experiment.data.targets:
         raise Unsupported("no counterpart of numbers to predict (data.target)")
     system = SYSTEMS[name]
-    found: Runner = load(system.steps).runner(job, system.form)
+    module = system.members if work == "members" else system.steps
+    assert module is not None, "`chosen` leaves out systems without it"
+    found: Runner = load(module).runner(job, system.form)
     return found
 
 

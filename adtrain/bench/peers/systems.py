@@ -15,8 +15,8 @@ ADTRAIN = "adtrain"
 """The system that all others are compared with."""
 
 
-Work: TypeAlias = Literal["steps", "operations", "races"]
-"""What is compared: training steps, single operations, or whole trainings."""
+Work: TypeAlias = Literal["steps", "operations", "races", "members"]
+"""What is compared: training steps, single operations, whole trainings, or steps of many networks together."""
 
 
 class System(NamedTuple):
@@ -26,18 +26,22 @@ class System(NamedTuple):
         name: package and form; unique.
         package: what must be installed.
         devices: where it runs.
-        steps: module in this package whose `runner(job, form)` takes training steps.
+        steps: module in this package whose `runner(job, form)` takes training steps; None if the form trains many
+            networks only.
         operations: module in this package whose `operation(case, phase, device, form)` runs a single operation; None
             if the form runs whole steps only.
         races: module in this package whose `run(job, form)` trains to the end; None if there is none.
+        members: module in this package whose `runner(job, form)` takes steps of all networks of a `MembersJob`; None
+            if the form trains one network at a time.
     """
 
     name: str
     package: str
     devices: Sequence[str]
-    steps: str
+    steps: str | None
     operations: str | None
     races: str | None = None
+    members: str | None = None
 
     @property
     def form(self) -> str:
@@ -53,23 +57,44 @@ class System(NamedTuple):
             return f"{self.package} is not installed (pip install {self.package})"
         if work == "operations" and self.operations is None:
             return "runs whole steps only"
+        if work == "steps" and self.steps is None:
+            return "trains many networks together; give --members N"
+        if work == "members" and self.members is None:
+            return "trains one network at a time"
         return None
+
+    def is_form_for(self, work: Work) -> bool:
+        """Whether the package's name selects the form for this work."""
+        return (self.members is not None) == (work == "members")
 
 
 SYSTEMS = {
     system.name: system
     for system in (
-        System(ADTRAIN, "adtrain", ("cpu", "gpu"), "adtrain_steps", "adtrain_operations", "adtrain_races"),
+        System(
+            ADTRAIN,
+            "adtrain",
+            ("cpu", "gpu"),
+            "adtrain_steps",
+            "adtrain_operations",
+            "adtrain_races",
+            "adtrain_members",
+        ),
         System("torch-eager", "torch", ("cpu", "gpu"), "torch_steps", "torch_operations", "torch_races"),
         System("torch-compile", "torch", ("cpu", "gpu"), "torch_steps", None, "torch_races"),
         System("torch-graph", "torch", ("gpu",), "torch_steps", "torch_operations", "torch_races"),
+        System("torch-vmap", "torch", ("cpu", "gpu"), None, None, None, "torch_members"),
+        System("torch-vmap-compile", "torch", ("cpu", "gpu"), None, None, None, "torch_members"),
         System("jax-jit", "jax", ("cpu", "gpu"), "jax_steps", "jax_operations"),
         System("jax-scan", "jax", ("cpu", "gpu"), "jax_steps", None),
+        System("jax-vmap", "jax", ("cpu", "gpu"), None, None, None, "jax_steps"),
         System("numpy", "numpy", ("cpu",), "numpy_steps", "numpy_operations"),
     )
 }
 """torch-compile: forward pass and loss, and so their gradients, by torch.compile. torch-graph: the whole step as one
-CUDA graph. jax-jit: one call a step. jax-scan: many steps in one call, a lax.scan over batches."""
+CUDA graph. jax-jit: one call a step. jax-scan: many steps in one call, a lax.scan over batches. The forms "vmap" train
+many networks: torch-vmap maps the gradients of one, and on a GPU records the whole step as one CUDA graph,
+torch-vmap-compile also compiles the gradients, jax-vmap maps the step in a lax.scan."""
 
 PEERS = [system for system in SYSTEMS.values() if system.name != ADTRAIN]
 
@@ -82,7 +107,8 @@ class Choice(NamedTuple):
 
 
 def chosen(names: Sequence[str], device: str, work: Work) -> Choice:
-    """The peers with these names that can do the work. The name of a package selects all its forms.
+    """The peers with these names that can do the work. The name of a package selects its forms for one network, or
+    those for many if the work is "members".
 
     Raises:
         OptionError: no peer has the name, or none of them can run.
@@ -91,7 +117,7 @@ def chosen(names: Sequence[str], device: str, work: Work) -> Choice:
     for name in names:
         if name not in possible:
             raise OptionError(f"{name}: no such peer; {known(name, list(possible))}")
-    selected = [peer for peer in PEERS if peer.name in names or peer.package in names]
+    selected = [peer for peer in PEERS if peer.name in names or (peer.package in names and peer.is_form_for(work))]
     skipped = {peer.name: reason for peer in selected if (reason := peer.obstacle(device, work))}
     runnable = [peer for peer in selected if peer.name not in skipped]
     if not runnable:

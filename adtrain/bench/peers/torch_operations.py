@@ -84,6 +84,8 @@ def _functions() -> dict[str, Callable[..., Any]]:
     return {
         "matmul": lambda a, b, transpose_b=False: a @ (b.T if transpose_b else b),
         "conv2d": F.conv2d,
+        "conv_transpose2d": F.conv_transpose2d,
+        "take": lambda x, indices, axis: torch.index_select(x, axis, indices),
         "attention": F.scaled_dot_product_attention,
         "exp": torch.exp,
         "relu": torch.relu,

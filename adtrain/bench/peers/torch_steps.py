@@ -1,4 +1,7 @@
-"""The training step in PyTorch: eager, with forward pass and loss compiled, or as one CUDA graph."""
+"""The training step in PyTorch: eager, with forward pass and loss compiled, or as one CUDA graph.
+
+In bfloat16 the forward pass and the loss run under `torch.autocast`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from itertools import cycle
 from typing import Any
 
 from adtrain.bench.peers import torch_network
-from adtrain.bench.peers.layers import Arrays, unsupported
+from adtrain.bench.peers.layers import Arrays
 from adtrain.bench.peers.steps import Job, Runner
 
 WARM_UP_STEPS = 3
@@ -23,13 +26,14 @@ class Training:
         changed: is applied to the pixels of a batch, (N, C, H, W), before they are normalised.
 
     Raises:
-        Unsupported: PyTorch has no counterpart of a layer or the precision.
+        Unsupported: PyTorch has no counterpart of a layer.
     """
 
     def __init__(self, job: Job, form: str, changed: Callable[[Any], Any] = lambda pixels: pixels) -> None:
         import torch
 
-        self.device = device = configure(job.experiment.config.training.precision, job.device)
+        precision = job.experiment.config.training.precision
+        self.device = device = configure(precision, job.device)
         experiment = job.experiment
         network, self.clipping = experiment.network, experiment.config.training
         self.parameters = {path: torch.tensor(x, device=device, requires_grad=True) for path, x in job.weights.items()}
@@ -45,7 +49,9 @@ class Training:
 
         def forward(arrays: Arrays, at: Any) -> Any:
             pixels = changed(images.index_select(0, at).to(scale.dtype)) * scale + shift
-            return loss_of(outputs(arrays, pixels.reshape(len(at), *network.input_shape)), labels.index_select(0, at))
+            inputs = pixels.reshape(len(at), *network.input_shape)
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                return loss_of(outputs(arrays, inputs), labels.index_select(0, at))
 
         self.forward = torch.compile(forward) if form == "compile" else forward
 
@@ -53,15 +59,23 @@ class Training:
         """Take a step on the batch at these indices, and return its loss."""
         import torch
 
-        self.update.zero_grad(set_to_none=True)
+        self.clear()
         loss = self.forward(self.arrays, at)
         loss.backward()
+        self.exchange()
         if self.clipping.clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters.values(), self.clipping.clip_value)
         if self.clipping.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.clipping.clip_norm)
         self.update.step()
         return loss.detach()
+
+    def clear(self) -> None:
+        """Remove the gradients of the last step."""
+        self.update.zero_grad(set_to_none=True)
+
+    def exchange(self) -> None:
+        """Replace the gradients by their mean over all ranks; `torch_ranks` defines it."""
 
     def variable_rate(self) -> None:
         """Keep the learning rate in a tensor, so that `set_rate` changes it for recorded steps too."""
@@ -101,8 +115,9 @@ class Training:
             self.warm_up(at, WARM_UP_STEPS)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        self.update.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph):
+        self.clear()
+        # Other threads, such as that of NCCL in torch.distributed, may call CUDA during the capture.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             loss = self.step(at)
 
         def take_step(indices: Any) -> Any:
@@ -117,7 +132,7 @@ def runner(job: Job, form: str) -> Runner:
     """The step as `form` says: "eager", "compile" or "graph".
 
     Raises:
-        Unsupported: PyTorch has no counterpart of a layer or the precision.
+        Unsupported: PyTorch has no counterpart of a layer.
     """
     import torch
 
@@ -139,8 +154,6 @@ def configure(precision: str, device: str) -> Any:
     """Set threads and the precision of matrix products and convolutions in this process; returns the torch.device."""
     import torch
 
-    if precision == "bfloat16":
-        unsupported("PyTorch", "float32 arrays whose products are in bfloat16")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"

@@ -4,6 +4,7 @@ It reads requests, one line of JSON each, and answers each with {"answer": ...},
 {"failed": reason}:
 
     {"do": "step", "config_name": ..., "overrides": [...]}  set up training; answers the losses of the first steps
+    {"do": "members", "config_name": ..., "overrides": [...]}  the same for the members of a sweep together
     {"do": "operation", "case": ..., "phase": ...}          set up an operation; answers its error against float64
     {"do": "race", "config_name": ..., "overrides": [...]}  train to the end; answers seconds and accuracy of each epoch
     {"do": "time", "calls": N}  run what is set up; answers the seconds of N calls and the process's peak memory
@@ -16,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import math
 import os
 import resource
 import signal
@@ -25,8 +25,10 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, cast
 
+import numpy as np
+
 from adtrain import config, training
-from adtrain.bench.peers import operations, races, steps
+from adtrain.bench.peers import members, operations, races, steps
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.timing.sampling import LONG_S
@@ -50,9 +52,15 @@ class Worker:
 
     def step(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
         experiment = training.prepare(config.load(config_name, overrides))
-        runner = steps.runner(self.name, steps.Job(experiment, self.device))
-        losses = runner.losses()[: steps.COMPARED]
-        if not all(map(math.isfinite, losses)):
+        return self._set_up(steps.runner(self.name, steps.Job(experiment, self.device)))
+
+    def members(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
+        cfg = config.load(config_name, overrides)
+        return self._set_up(steps.runner(self.name, members.job(cfg, self.device), "members"))
+
+    def _set_up(self, runner: steps.Runner) -> dict[str, Any]:
+        losses = list(runner.losses()[: steps.COMPARED])
+        if not np.isfinite(losses).all():
             raise AdtrainError(f"{self.name}: the first steps have the losses {losses}, expected finite numbers")
         runner.run(1)
         self.call = runner.run

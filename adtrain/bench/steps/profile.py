@@ -76,7 +76,7 @@ class OpTimer(Hook):
     def program(self, program: Program, seconds: Sequence[float]) -> None:
         for equation, elapsed in zip(program.equations, seconds, strict=True):
             key = (label(equation), equation.scope, equation.phase)
-            self._count(key, equation.primitive.cost([v.type for v in equation.inputs], equation.params))
+            self._count(key, equation.cost)
             self.seconds[key] += elapsed
 
     def _count(self, key: Key, cost: Cost) -> None:

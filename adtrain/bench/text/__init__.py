@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from adtrain.bench.text import against, analysis, candidates, compare, operations, race, scaling, step
+from adtrain.bench.text import against, analysis, candidates, compare, operations, race, scaling, startup, step
 
 KINDS = {
     "ops": operations,
@@ -16,6 +16,7 @@ KINDS = {
     "analysis": analysis,
     "compare": compare,
     "race": race,
+    "startup": startup,
 }
 """From the kind of a result to the module with its `lines`."""
 

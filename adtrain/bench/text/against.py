@@ -36,7 +36,9 @@ def lines(result: Mapping[str, Any], width: int) -> Iterator[str]:
     yield from wrapped([ratio], width)
     for row in result.get("steps", ()):
         yield ""
-        yield from wrapped([f"{', '.join([row['config'], *row['overrides']])}: batch {row['batch_size']}"], width)
+        members = f", a step of all {row['members']:,} members" if "members" in row else ""
+        what = f"{', '.join([row['config'], *row['overrides']])}: batch {row['batch_size']}{members}"
+        yield from wrapped([what], width)
         same = f"the first {COMPARED} losses must equal adtrain's within a relative {row['tolerance']:g}"
         yield from wrapped([f"{row['precision']}, data on the device; {same}"], width)
         yield from render(STEPS, [_step_cells(row, system) for system in row["times"]], width)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import TypeAlias, TypedDict
 
-import numpy as np
-
 from adtrain.bench.timing import statistics
+from adtrain.percentiles import percentiles
 
 Clock: TypeAlias = Callable[[], float]
 """Returns seconds since a fixed moment."""
@@ -96,7 +95,7 @@ class Timing:
         }
 
     def _percentile(self, percent: float) -> float:
-        return float(np.percentile(self.ms, percent))
+        return percentiles(self.ms, [percent])[0]
 
 
 def measure(work: Callable[[], object], finish: Callable[[], object] = int, clock: Clock = perf_counter) -> Timing:

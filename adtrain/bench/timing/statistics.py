@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import comb
 
-import numpy as np
+from adtrain.percentiles import percentiles
 
 CONFIDENCE = 0.95
 
@@ -45,6 +45,6 @@ def rank(count: int) -> int:
 def outliers(samples: Sequence[float]) -> tuple[float, ...]:
     """The samples more than FENCE interquartile ranges from the quartiles, in their order (J. W. Tukey, Exploratory
     Data Analysis, 1977)."""
-    low, high = np.percentile(samples, [25, 75]).tolist()
+    low, high = percentiles(samples, [25, 75])
     reach = FENCE * (high - low)
     return tuple(x for x in samples if x < low - reach or x > high + reach)

@@ -92,7 +92,7 @@ class Tuner:
 
     def tune(self, equations: Iterable[Equation]) -> None:
         """Choose candidates for the equations, before anything is compiled for them."""
-        if self.mode is Mode.OFF:
+        if not self.measures():
             return
         new = [
             tuned
@@ -102,6 +102,10 @@ class Tuner:
         for tuned, times in self.times(new, self.mode is Mode.FULL):
             self.lowering.measured[problem(tuned.equation)] = times
 
+    def measures(self) -> bool:
+        """Whether choices depend on times, measured now or stored."""
+        return self.mode is Mode.FULL or (self.mode is Mode.CACHED and tuning_cache.any_stored())
+
     def times(
         self, problems: Iterable[TuningProblem], measured: bool
     ) -> Iterator[tuple[TuningProblem, Mapping[str, float]]]:
@@ -110,8 +114,6 @@ class Tuner:
         Args:
             measured: measure and store times that are not in the cache; otherwise leave such problems out.
         """
-        if not measured and not tuning_cache.any_stored():
-            return
         missing = []
         for tuned in problems:
             known = tuning_cache.find(self.key(tuned), tuned.labels)

@@ -14,6 +14,7 @@ import numpy as np
 
 from adtrain.backends.cuda.tuner.measure import described
 from adtrain.core.precision import FULL
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.types import ArrayType
 
@@ -73,7 +74,7 @@ def expected(equation: Equation, arrays: Sequence[np.ndarray]) -> tuple[Sequence
 
 def _axes(equation: Equation) -> tuple[Sequence[int | None], int] | None:
     params = equation.params
-    if equation.primitive.name == "matmul":
+    if equation.has(Trait.MATMUL):
         ndim = len(equation.inputs[0].type.shape)
         return (ndim - (1 if params["transpose_a"] else 2), None), ndim - 2
     if "window" in params and params["window"].groups > 1:
@@ -82,7 +83,11 @@ def _axes(equation: Equation) -> tuple[Sequence[int | None], int] | None:
 
 
 def _drawn(rng: np.random.Generator, type_: ArrayType, limit: int, gradients: bool) -> np.ndarray:
-    """Random elements: floats are normal, or like gradients; integers are from 0 to below ``limit``."""
+    """Random elements: floats are normal, or like gradients; integers are from 0 to below ``limit``. Elements of uint16
+    are the bits of bfloat16."""
+    if type_.dtype == np.uint16:
+        bits = _drawn(rng, type_._replace(dtype=np.dtype(np.float32)), limit, gradients).view(np.uint32)
+        return (bits >> np.uint32(16)).astype(np.uint16)
     count = min(type_.size, PERIOD)
     if type_.dtype.kind != "f":
         elements = rng.integers(0, 2 if type_.dtype.kind == "b" else limit, count).astype(type_.dtype)
