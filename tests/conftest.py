@@ -50,7 +50,7 @@ GIVEN_CC = os.environ.get("CC", "")
 MAX_WORKERS = 4
 PYTEST_CACHE = Path(__file__).parents[1] / ".pytest_cache"
 UNUSED_SECONDS = 2 * 86400
-"""After which compiled code is deleted: a changed kernel leaves its old code behind."""
+"""Compiled code that is unused for so long is deleted: a changed kernel leaves its old code behind."""
 NEEDS = {
     "needs_torch": ("torch",),
     "needs_onnx": ("onnx", "onnxruntime"),
@@ -135,7 +135,7 @@ def compiled_code() -> Cache:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Iterator[None]:
-    """Put caches, but that of compiled C, into a folder of this test run, also for child processes."""
+    """Put all caches except compiled C into a folder of this test run, also for child processes."""
     home = tmp_path_factory.mktemp("cache")
     (home / "adtrain").mkdir(mode=0o700)
     (home / "adtrain" / "cpu").symlink_to(compiled_code.folder)

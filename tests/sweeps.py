@@ -12,7 +12,10 @@ from hypothesis.strategies import SearchStrategy
 
 
 def spread(*choices: Sequence[Any], every: int = 1) -> list[Any]:
-    """Every so many of all combinations. Those that are not exhaustive hold each choice of the shorter ones."""
+    """A part of all combinations, one in ``every``. Plain pytest runs those that are not marked exhaustive.
+
+    Each choice of the shorter lists is in a combination that plain pytest runs.
+    """
     longest = max(map(len, choices))
     return [
         pytest.param(

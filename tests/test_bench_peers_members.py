@@ -38,7 +38,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", FORMS)
-def test_each_member_has_the_losses_of_adtrain(tmp_path: Path, name: str, optimizer: str) -> None:
+def test_each_member_of_a_peer_has_the_losses_of_adtrain(tmp_path: Path, name: str, optimizer: str) -> None:
     given = two_members(tmp_path, f"optimizer={{{optimizer}}}")
     expected = losses("adtrain", given)
     assert expected.shape == (10, 2)
@@ -47,14 +47,14 @@ def test_each_member_has_the_losses_of_adtrain(tmp_path: Path, name: str, optimi
 
 
 @pytest.mark.needs_torch
-def test_what_pytorch_cannot_map_is_unsupported(tmp_path: Path) -> None:
+def test_networks_that_pytorch_cannot_vmap_are_reported_as_unsupported(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"running statistics in torch\.func\.vmap"):
         losses("torch-vmap", two_members(tmp_path, layers="[{linear: 4}, batch_norm1d, {linear: 3}]"))
     with pytest.raises(Unsupported, match=r"training\.clip_norm in torch\.func\.vmap"):
         losses("torch-vmap", two_members(tmp_path, "training.clip_norm=1.0"))
 
 
-def test_the_mean_loss_of_calls_is_that_of_their_steps(tmp_path: Path) -> None:
+def test_a_run_returns_the_mean_loss_of_its_steps_and_members(tmp_path: Path) -> None:
     given = two_members(tmp_path)
     runner = steps.runner("adtrain", given, "members")
     assert runner.run(2) == pytest.approx(losses("adtrain", given).mean(), rel=1e-12)

@@ -1,4 +1,4 @@
-"""`adtrain bench startup`: what is measured, and what is said of peers that fail or compute something else."""
+"""`adtrain bench startup`: what is measured, and messages about peers that fail or have another loss."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def test_the_worker_prints_the_time_of_the_first_steps(capsys: pytest.CaptureFix
     assert found["loss"] > 0
 
 
-def test_a_command_that_fails_is_one_line(tmp_path: Path) -> None:
+def test_the_error_of_a_command_that_fails_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(AdtrainError, match=r"^nosuch  neither a file nor a packaged config"):
         measure.run("adtrain", Task("nosuch", (), "cpu"), tmp_path, "cold")

@@ -24,7 +24,7 @@ def test_rank_is_the_largest_with_enough_confidence(count: int) -> None:
 
 
 @given(SAMPLES, st.lists(st.integers(0, 100), max_size=3))
-def test_percentiles_are_those_of_numpy(samples: list[float], percents: list[int]) -> None:
+def test_percentiles_equal_those_of_numpy(samples: list[float], percents: list[int]) -> None:
     assert percentiles(samples, percents) == [float(np.percentile(samples, x)) for x in percents]
 
 

@@ -1,4 +1,4 @@
-"""PyTorch on several ranks, as it is timed: its steps are those of one process on the whole batch."""
+"""PyTorch on several ranks, in the forms that are timed, takes the steps of one process on the whole batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ print(json.dumps(found))
 """
 
 
-def test_ranks_take_the_steps_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_pytorch_on_two_ranks_equal_those_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     from adtrain.bench.peers.torch_steps import Training

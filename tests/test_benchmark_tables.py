@@ -104,7 +104,7 @@ def test_gpu_table_has_times_and_ratios_and_follows_the_cpu() -> None:
     )
 
 
-def test_steps_of_many_networks_have_a_table_of_their_own() -> None:
+def test_steps_of_many_networks_have_their_own_table() -> None:
     rows = [{**step("mlp", jax=2.0), "members": 1000}, {**step("mlp", jax=4.0), "members": 10}]
     made = tables.tables({"alone": result("gpu", steps=[step("mlp", torch=3.0)]), "many": result("gpu", steps=rows)})
     assert made.endswith(

@@ -28,7 +28,7 @@ __all__ = ["host"]
 
 FLAGS = tuple(product((False, True), repeat=2))
 TOLERANCE = 5e-7
-"""Of the norm of the difference over the norm."""
+"""The largest norm of the difference from the reference, divided by the norm of the reference."""
 
 
 def check(host: Host, tile: Bfloat16Tile, ta: bool, tb: bool, lengths: tuple[int, int, int, int], splits: int) -> None:

@@ -88,7 +88,7 @@ def test_the_representative_set_compiles_and_chosen_kernels_hardly_spill() -> No
 
 
 @needs_nvrtc
-def test_the_exchange_of_ranks_compiles() -> None:
+def test_the_kernel_that_exchanges_between_ranks_compiles() -> None:
     macros = (("RANKS", 2), ("BLOCKS", 128), ("CHUNK", 16 << 10), ("FLAGS_AT", 4 << 20))
     for file, _ in EXCHANGES:
         compiler.compile_source(file_source(file, (), macros), architecture(H200.capability))
@@ -197,7 +197,7 @@ def test_every_include_of_a_kernel_file_is_a_header_of_the_folder() -> None:
 
 
 @needs_nvrtc
-def test_other_processes_compile_to_the_same_code_and_one_that_ends_is_replaced() -> None:
+def test_other_processes_compile_the_same_code_and_are_replaced_if_they_end() -> None:
     processes = CompileProcesses(compiler._nvrtc())
     processes.most = 1
     request: Request = ('extern "C" __global__ void f(float *x) { *x = 1; }', "f.cu", [], ["--gpu-architecture=sm_80"])

@@ -18,7 +18,7 @@ from adtrain.core.staging import stage
 from adtrain.core.target import H200
 
 TOLERANCE = 5e-7
-"""Of the norm of the difference over the norm."""
+"""The largest norm of the difference from the reference, divided by the norm of the reference."""
 
 
 @pytest.mark.parametrize(

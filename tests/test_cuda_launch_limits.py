@@ -76,7 +76,7 @@ def case_programs(dtype: str) -> list[Program]:
 
 @by_target
 def test_launches_of_the_case_table_are_within_the_limits(target: Target) -> None:
-    """Float32, and float64 on every second GPU."""
+    """Cases are in float32, or in float64 on every second GPU."""
     lowering, found = Lowering(target), []
     for program in case_programs("float64" if TARGETS.index(target) % 2 else "float32"):
         fused = program

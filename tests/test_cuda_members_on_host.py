@@ -99,7 +99,7 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(
 
 @pytest.mark.parametrize("own_images", [True, False])
 def test_the_kernels_of_convolutions_do_not_depend_on_the_number_of_members(own_images: bool) -> None:
-    """The images are groups of channels of one convolution, or its filters are those of all members."""
+    """Members are groups of channels of one convolution. If they share the images, one convolution has all filters."""
 
     def kernels(members: int) -> list[Any]:
         groups = members if own_images else 1

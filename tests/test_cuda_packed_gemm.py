@@ -154,7 +154,7 @@ def test_other_gpus_have_other_kernels_for_large_products(precision: str) -> Non
 
 
 def sources() -> list[Source]:
-    """Of the first tile for all alignments of rows, of the others for one each."""
+    """The first tile has all alignments of rows, each other tile one."""
     found: dict[Source, None] = {}
     ways = ((1024, (False, False)), (1023, (True, True)), (1022, (False, True)))
     for i, tile in enumerate(TILES):

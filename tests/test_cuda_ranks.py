@@ -79,7 +79,7 @@ def test_one_gpu_has_no_exchange() -> None:
     assert not any(e.has(Trait.COLLECTIVE) for e in program.equations)
 
 
-def test_repeated_steps_with_a_prefetched_batch_are_single_steps(tmp_path: Path) -> None:
+def test_repeated_steps_with_a_prefetched_batch_equal_single_steps(tmp_path: Path) -> None:
     path = write_config(tmp_path)
 
     def both(rank: ThreadRank) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -53,7 +53,7 @@ def reference(arrays: Sequence[np.ndarray], ta: bool, tb: bool) -> np.ndarray:
 
 
 def alternating(shapes: Sequence[Any], transposed: tuple[bool, bool], tile: SmallTile, every: int = 1) -> Any:
-    """One of two shapes, such that each tile and each transposition meets both."""
+    """One of two shapes. Each tile and each transposition gets both of them."""
     return shapes[(TRANSPOSED.index(transposed) + TILES.index(tile)) // every % 2]
 
 

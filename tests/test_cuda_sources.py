@@ -25,7 +25,7 @@ def first_statements() -> dict[tuple[str, str], str]:
 
 
 EXCHANGES = {("index/peer_exchange.cu", "peer_exchange")}
-"""Kernels that run between ranks, and for no equation. They are launched after all that was launched before."""
+"""Kernels that exchange between ranks. No equation launches them, and they start when earlier launches have ended."""
 
 
 def kernel_functions() -> set[tuple[str, str]]:

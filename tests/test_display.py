@@ -58,7 +58,7 @@ def test_a_bar_of_an_epoch_is_replaced_by_a_line() -> None:
     assert lines == ["epoch 1/3: loss 0.5000, accuracy 75.00%, 45 images/s, 2.0 s, about 4 s left"]
 
 
-def test_a_bar_says_what_happens_before_the_first_step() -> None:
+def test_the_progress_bar_says_what_happens_before_the_first_step() -> None:
     bars = list[Bar]()
 
     def make(**options: Any) -> Bar:

@@ -1,4 +1,4 @@
-"""Programs that another process has kept run as if they were traced again; nothing foreign or damaged is used."""
+"""A kept Program equals one that is traced again. Files that are damaged or belong to another key are not used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet"])
-def test_kernels_and_places_of_a_kept_program_are_those_that_were_stored(name: str) -> None:
+def test_a_kept_program_has_the_kernels_and_the_memory_plan_that_were_stored(name: str) -> None:
     program, lowering = for_gpu(outline(config.load(name)).step_program(passes=())), Lowering(H200)
     layout = Layout(program, lowering)
     placed = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
@@ -88,7 +88,7 @@ print([outline(config.load(name))._kept(part).about for name in names for part i
 """
 
 
-def test_processes_have_the_same_keys() -> None:
+def test_keys_are_equal_in_all_processes() -> None:
     run = partial(subprocess.run, [sys.executable, "-c", ABOUT], capture_output=True, text=True, check=True)
     first, second = run().stdout, run().stdout
     assert first == second
@@ -101,7 +101,9 @@ def test_a_value_without_a_description_is_refused() -> None:
         kept_programs.description(object())
 
 
-def test_content_that_pickle_refuses_is_made_anew(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_pickle_refuses_is_removed_with_a_warning(
+    own_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     kept = KeptPrograms("one")
     kept.store("key", 5)
     (path,) = own_folder.iterdir()
@@ -112,7 +114,7 @@ def test_content_that_pickle_refuses_is_made_anew(own_folder: Path, caplog: pyte
     assert list(own_folder.iterdir()) == []
 
 
-def test_what_the_key_does_not_tell_is_not_kept(tmp_path: Path) -> None:
+def test_functions_and_shards_are_not_kept_and_each_config_has_a_key_of_its_own(tmp_path: Path) -> None:
     kept = KeptPrograms("one")
     kept.store("key", lambda: None)
     assert kept.find("key") is None

@@ -253,9 +253,9 @@ def test_a_rounded_step_has_no_more_launches_than_one_in_float32(name: str) -> N
 
 @pytest.mark.parametrize("columns", [640, 636])
 def test_products_in_bfloat16_store_activations_and_gradients_in_bfloat16(columns: int) -> None:
-    """And the results are those of products of rounded operands; only the bias sums rounded numbers.
+    """The results are those of products of rounded operands. Only the gradient of the bias sums rounded numbers.
 
-    Rows of 636 are padded, where that does not pad the sums.
+    Rows of 636 are padded, except those along K.
     """
     rng = np.random.default_rng(0)
     shapes = (1024, 512), (512, 768), (768, columns), (768,)
@@ -280,7 +280,7 @@ def test_products_in_bfloat16_store_activations_and_gradients_in_bfloat16(column
 
 
 def evaluated(program: Program, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """The results by the references."""
+    """The results, computed by the NumPy references."""
     known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
     for e in program.equations:
         found = e.primitive.reference(*(known[v] for v in e.inputs), **e.params)

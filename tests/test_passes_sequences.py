@@ -186,7 +186,7 @@ def test_sums_of_columns_match_the_reference(rows: int, columns: int, small_host
 
 
 @pytest.mark.parametrize(("rows", "launches"), [(2048, 2), (1021, 1)])
-def test_a_sum_of_few_columns_alone_divides_its_rows(rows: int, launches: int, small_host: Host) -> None:
+def test_blocks_divide_the_rows_of_a_long_sum_of_few_columns(rows: int, launches: int, small_host: Host) -> None:
     def f(x: Any, y: Any, w: Any) -> Any:
         return w - 0.1 * ops.sum(x * y, 0)
 

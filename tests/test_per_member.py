@@ -23,7 +23,7 @@ def member(weight: Any, shared: Any, by_column: Any, number: Any) -> Any:
     return {"loss": value, "weight": weight - 0.1 * grad, "same": number + np.float32(1)}
 
 
-def test_it_computes_what_vmap_computes() -> None:
+def test_per_member_equals_vmap() -> None:
     rng = np.random.default_rng(0)
     arguments = [ad.array(rng.normal(size=shape).astype("float32")) for shape in ((3, 4, 5), (2, 4), (5, 3), ())]
     expected = ad.vmap(member, AXES)(*arguments)
