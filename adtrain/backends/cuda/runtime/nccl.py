@@ -18,14 +18,14 @@ BYTES = 1
 
 
 class Nccl:
-    """The NCCL communicator of this rank. All ranks make it at the same time. See `Way`.
+    """The NCCL communicator of this rank. All ranks make it at the same time. A `Transport`.
 
     Raises:
         DeviceError: nccl4py or NCCL is missing, or the ranks cannot connect.
     """
 
     name: str = "NCCL"
-    most_bytes: int | None = None
+    max_bytes: int | None = None
 
     def __init__(self) -> None:
         self.library = library()
