@@ -102,8 +102,8 @@ static void scatter_add_lines(const T *x, const U *indices, T *y, int64_t length
         for (int64_t j = 0; j < length; j++) y[r * length + j] = (T)total[j * LINES + r];
 }
 
-/* Rows low to high of each y[o]. Each thread reads all indices. A counting sort orders the
-   positions i by index: the positions of row low + r are order[ends[r - 1]] to order[ends[r] - 1]. */
+/* Rows low to high of each y[o]. Each thread reads all indices. A counting sort orders the positions i by index: the
+   positions of row low + r are order[ends[r - 1]] to order[ends[r] - 1]. */
 static int scatter_add_rows(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner,
                             int64_t count, int64_t low, int64_t high, char *scratch) {
     int64_t *ends = (int64_t *)scratch, *order = ends + length + 1;

@@ -13,8 +13,8 @@ from adtrain.backends.cuda.nccl_library import library
 from adtrain.core import communicator
 from adtrain.core.errors import DeviceError
 
-BYTES = 1
-"""ncclUint8."""
+UINT8 = 1
+"""ncclUint8 of `ncclDataType_t`."""
 
 
 class Nccl:
@@ -40,4 +40,4 @@ class Nccl:
 
     def enqueue(self, name: str, sent: int, received: int, size: int, stream: Any) -> None:
         method = self.library.all_gather if name == "all_gather" else self.library.allto_all
-        method(sent, received, size, BYTES, self.comm, stream.handle)
+        method(sent, received, size, UINT8, self.comm, stream.handle)

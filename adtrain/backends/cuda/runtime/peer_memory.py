@@ -44,7 +44,7 @@ class PeerMemory:
         source = file_source("index/peer_exchange.cu", (), tuple(macros.items()))
         self.function = device.kernel(source, "peer_exchange").function
         self.function.arg_format = "PP" + "P" * count + "qqq"
-        self.function.texrefs = ()
+        self.function.texrefs = ()  # `prepared_async_call` reads it
 
     def enqueue(self, name: str, sent: int, received: int, size: int, stream: Any) -> None:
         blocks = max(1, min(BLOCKS, -(-size // CHUNK)))
