@@ -199,7 +199,7 @@ def test_every_include_of_a_kernel_file_is_a_header_of_the_folder() -> None:
 @needs_nvrtc
 def test_other_processes_compile_the_same_code_and_are_replaced_if_they_end() -> None:
     processes = CompileProcesses(compiler._nvrtc())
-    processes.most = 1
+    processes.max_started = 1
     request: Request = ('extern "C" __global__ void f(float *x) { *x = 1; }', "f.cu", [], ["--gpu-architecture=sm_80"])
     wrong = ("missing", *request[1:])
     here = processes.compile(request)

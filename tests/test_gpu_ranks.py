@@ -43,7 +43,7 @@ with joined(60, print, lambda error: (str(error), 2)):
             x = random.integers(0, 256, shape, np.uint8)
             sent, received = gpu.from_numpy(x), gpu.empty(ArrayType((ranks.size, size), np.dtype(np.uint8)))
             gpu.synchronize()
-            exchanges.way(name, size).enqueue(name, sent.address, received.address, size, exchanges.side)
+            exchanges.transport(name, size).enqueue(name, sent.address, received.address, size, exchanges.side)
             exchanges.side.synchronize()
             np.testing.assert_array_equal(gpu.to_numpy(received), expected(x))
 """

@@ -43,8 +43,8 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     Program in which products would share other launches than before: other kernels would compute them, and all runs
     must return the same bits.
 
-    In a Program with exchanges the launches that gather follow the last exchange, which they overlap, and launches
-    before it stay as they are.
+    In a Program with exchanges the launches that gather follow the last exchange and overlap it. The launches before
+    that exchange stay as they are.
     """
     undivided = PrefetchedRuns((), None, program)
     exchanges = [i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE)]
@@ -92,9 +92,10 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
 
 
 def _after_exchanges(program: Program, needed: set[Variable], target: Target) -> Program:
-    """The Program with horizontal fusion of what follows the last exchange.
+    """The Program with horizontal fusion of the equations after the last exchange.
 
-    Equations there that compute `needed` values, such as a step counter, move into the first horizontal launch.
+    Equations among them that compute `needed` values from inputs, such as a step counter, move into the first
+    horizontal launch.
     """
     last = max(i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE))
     head, tail = list(program.equations[: last + 1]), _members(program.equations[last + 1 :])
@@ -105,16 +106,16 @@ def _after_exchanges(program: Program, needed: set[Variable], target: Target) ->
         together = [*_members(head[first : first + 1]), *counters]
         head[first] = fuse(horizontal_p, together, {v for e in (head[first], *counters) for v in e.outputs})
         tail = [e for e in tail if e not in counters]
-    fused = readers_first(fuse_horizontally(_alone(program, tail), target)).equations
+    fused = readers_first(fuse_horizontally(_subprogram(program, tail), target)).equations
     read = {v for e in fused if not e.is_view for v in e.inputs}
     for e in reversed(fused):
         read.update(e.inputs if e.is_view and not read.isdisjoint(e.outputs) else ())
-    received = [e for e in fused if e.is_view and read.isdisjoint(e.outputs)]  # waited for by the next run
+    received = [e for e in fused if e.is_view and read.isdisjoint(e.outputs)]  # only the next run reads them
     return replace(program, equations=(*head, *(e for e in fused if e not in received), *received))
 
 
-def _alone(program: Program, equations: Sequence[Equation]) -> Program:
-    """Some equations as a Program, which returns what others of ``program`` read."""
+def _subprogram(program: Program, equations: Sequence[Equation]) -> Program:
+    """A Program of some equations of ``program``. It returns what the others read."""
     made = {v for e in equations for v in e.outputs}
     chosen = set(equations)
     read = {v for e in program.equations if e not in chosen for v in e.inputs} | set(program.outputs)

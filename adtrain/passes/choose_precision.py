@@ -1,8 +1,8 @@
 """The choice of precision: products and convolutions in full precision where rounding their operands saves no time.
 
 A rounded precision permits rounding and does not require it. Kernels of full precision take part in more fusions, and
-some are as fast. So a product keeps its rounded precision only if its kernel is estimated faster by a launch, and if it
-cannot join a chain of row-wise equations (`fuse_row_products`).
+some are as fast. So a product keeps its rounded precision only if its kernel is estimated faster by the time of a
+launch, and if it cannot be part of a row-product chain (`fuse_row_products`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
 from adtrain.passes.fuse_row_products import may_join
 
-LAUNCH = 3800
-"""Cycles of a launch."""
+LAUNCH_CYCLES = 3800
+"""The time of a launch."""
 
 
 def choose_precision(program: Program, target: Target) -> Program:
-    """``program`` with full precision where a rounded one is not faster by LAUNCH, or keeps equations out of chains."""
+    """``program`` with full precision where a rounded one is not faster by LAUNCH_CYCLES, or would prevent a chain."""
 
     def chosen(e: Equation) -> Equation:
         if e.params.get("precision", FULL) == FULL:
@@ -31,12 +31,12 @@ def choose_precision(program: Program, target: Target) -> Program:
         rounded_cycles, full_cycles = _cycles(e, target), _cycles(full, target)
         if rounded_cycles is None or full_cycles is None:
             return e
-        return full if full_cycles < rounded_cycles + LAUNCH else e
+        return full if full_cycles < rounded_cycles + LAUNCH_CYCLES else e
 
     return replace(program, equations=tuple(map(chosen, program.equations)))
 
 
 def _cycles(e: Equation, target: Target) -> float | None:
-    """The estimate for the preferred kernel; None if there is no estimate."""
+    """The estimated cycles of the preferred kernel; None without an estimate."""
     kernels = cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params)
     return kernels[0].cycles if kernels else None

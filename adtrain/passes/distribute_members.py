@@ -53,7 +53,7 @@ def _with_members(
 ) -> tuple[list[Equation], list[Variable]]:
     """The equations that compute all members, and the results. Adds their constants to ``constants``."""
     count, flags = equation.params["count"], equation.params["mapped"]
-    # For each variable of the body the one with the values of all members, or their common value.
+    # For each variable of the body, the variable with the values of all members, or with their common value.
     stacked = dict(zip(body.inputs, equation.inputs, strict=True)) | {v: v for v in body.constants}
     constants |= body.constants
     differs = {v for v, flag in zip(body.inputs, flags, strict=True) if flag}  # between members

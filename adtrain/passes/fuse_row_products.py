@@ -4,7 +4,7 @@ A thread block takes ROWS rows through all equations of the chain, with products
 equations stay in shared memory, and each block reads every weight. With few rows this costs less than a launch for each
 equation. In a transformer everything between two attentions is one such chain, forward and backward. Sequences of up to
 ROWS rows lie within a block, so their attention is part of the chain. A chain has at most one attention, so that layers
-have equal kernels. With many rows only an attention and the small products and norms behind it are a chain.
+have equal kernels. With many rows only an attention and the small products and norms after it are a chain.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ MIN_CAPABILITY = (8, 0)
 """Compute capability with bfloat16 on tensor cores."""
 MAX_WIDTH = 1024
 """Maximum elements of a row."""
-MAX_WEIGHT, SMALL_WEIGHTS = 1 << 17, 1 << 14
-"""Maximum elements of a weight, which every block reads; of all weights where blocks are many."""
-MAX_ROUNDS = 8
+MAX_WEIGHT = 1 << 17
+"""Maximum elements of a weight, which every block reads."""
+MAX_CROWDED_WEIGHTS = 1 << 14
+"""Maximum elements of all weights of a chain with more blocks than multiprocessors."""
+MAX_BLOCKS = 8
 """Maximum blocks for each multiprocessor."""
 FORMS = SMALL_FORMS | {"standardize"}
 """The primitives that the generator of row-wise kernels has code for, besides products and elementwise ones."""
@@ -61,12 +63,12 @@ def fuse_row_products(program: Program, target: Target) -> Program:
 
 def fits(count: int, target: Target) -> bool:
     """Whether `count` rows make blocks for at least half of the multiprocessors, and not too many."""
-    return count % ROWS == 0 and target.multiprocessors // 2 <= count // ROWS <= MAX_ROUNDS * target.multiprocessors
+    return count % ROWS == 0 and target.multiprocessors // 2 <= count // ROWS <= MAX_BLOCKS * target.multiprocessors
 
 
-def _max_weights(count: int, target: Target) -> int:
-    """Maximum elements of the weights of a chain. Many blocks would read more too often."""
-    return SMALL_WEIGHTS if count // ROWS > target.multiprocessors else MAX_WIDTH * MAX_WEIGHT
+def _is_crowded(count: int, target: Target) -> bool:
+    """Whether `count` rows make more blocks than there are multiprocessors. Then weights are read more often."""
+    return count // ROWS > target.multiprocessors
 
 
 def may_join(e: Equation, target: Target) -> bool:
@@ -126,8 +128,9 @@ def _with_own_views(program: Program) -> Program:
 def _by_row(e: Equation, target: Target) -> Batchwise | None:
     """How an equation works row by row, where such a kernel computes it; None elsewhere."""
     if e.has(Trait.MATMUL):
-        wide = is_wide_product(e) and e.inputs[1].size <= _max_weights(e.outputs[0].type.shape[0], target)
-        found = Batchwise(e.outputs[0].type.shape[0], (True, False), False) if wide else None
+        count = e.outputs[0].type.shape[0]
+        small = not _is_crowded(count, target) or e.inputs[1].size <= MAX_CROWDED_WEIGHTS
+        found = Batchwise(count, (True, False), False) if is_wide_product(e) and small else None
     elif e.primitive is loops_p or e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in FORMS:
         found = rowwise(e)
     else:
@@ -162,7 +165,7 @@ def _length_of_sequences(e: Equation) -> int:
 
 
 def _is_on_sequences(e: Equation) -> bool:
-    """Whether it is elementwise on short sequences, beside which only arrays that all sequences share are read."""
+    """Whether the equation is elementwise on short sequences, and all sequences share its other inputs."""
     shape = e.outputs[0].type.shape
     if not (e.primitive is loops_p or elementwise(e)) or len(shape) != 3 or not 1 < shape[1] <= MAX_LENGTH:
         return False
@@ -172,7 +175,7 @@ def _is_on_sequences(e: Equation) -> bool:
 
 
 def _without_epilogues(program: Program, found: list[Batchwise | None]) -> list[Batchwise | None]:
-    """``found`` without the elementwise equations with one result that read a product of another kernel.
+    """``found`` with None for elementwise equations that have one result and read a product outside of chains.
 
     They become its epilogue. An epilogue with several results would write more than the product.
     """
@@ -186,15 +189,16 @@ def _without_epilogues(program: Program, found: list[Batchwise | None]) -> list[
 
 
 def _is_chain(equations: list[Equation], target: Target) -> bool:
-    """Whether they are several launches with products. Where blocks are many, only beside an attention, as its gradient
-    is faster in a kernel of its own."""
+    """Whether the equations are several launches, and some are products. With more blocks than multiprocessors one must
+    be an attention: its gradient is faster in a kernel of its own."""
     launches = [e for e in equations if not e.has(Trait.RESHAPE)]
     products = [e for e in launches if e.has(Trait.MATMUL)]
     if len(launches) == 1 or not products:
         return False
-    count = products[0].outputs[0].type.shape[0]
-    few, beside = count // ROWS <= target.multiprocessors, any(e.primitive.name == "self_attention" for e in launches)
-    return few or (beside and sum(e.inputs[1].size for e in products) <= _max_weights(count, target))
+    if not _is_crowded(products[0].outputs[0].type.shape[0], target):
+        return True
+    attention = any(e.primitive.name == "self_attention" for e in launches)
+    return attention and sum(e.inputs[1].size for e in products) <= MAX_CROWDED_WEIGHTS
 
 
 def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:

@@ -1,9 +1,9 @@
 """Grouped products: weight gradients with a long K in one launch, which divides their K evenly among all blocks.
 
 Each alone has few tiles, so its K is split among many blocks, and a second launch adds many partial sums. Together
-they have more tiles, so a tile has few partial sums. One launch adds those of all products and runs their updates.
-A product with tiles for half of the multiprocessors fills the device by itself. Sums of columns share the first launch:
-they wait for memory while the others multiply.
+they have more tiles, so a tile has few partial sums. One launch adds the partial sums of all products and runs their
+updates. A product with tiles for half of the multiprocessors fills the device by itself. Sums of columns share the
+first launch: their blocks wait for memory while the others multiply.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from adtrain.passes.fuse_horizontally import MAX_K, MAX_POINTERS, is_product, pr
 from adtrain.passes.groups import Groups
 
 CAPABILITY = (9, 0)
-"""The compute capability with the instructions of the kernel."""
+"""The compute capability that has WGMMA."""
 TILE = 128
-"""Rows and columns of a tile."""
+"""Rows and columns of a tile, by which tiles are counted."""
 MIN_LENGTH, VECTOR = 64, 4
-"""The least rows and columns of a product, which are multiples of VECTOR."""
+"""Minimum rows and columns of a product; they are multiples of VECTOR."""
 MIN_FLOPS = 1 << 32
-"""The least work of a group. Less shares a launch with other equations (`fuse_horizontally`)."""
+"""Minimum FLOPs of a group. Products of fewer share a launch with other equations (`fuse_horizontally`)."""
 MAX_PRODUCTS = 40
-"""Maximum products of a group, whose pointers are arguments of the kernel."""
+"""Maximum products of a group: their pointers are arguments of the kernel."""
 
 
 def group_products(program: Program, target: Target) -> Program:
@@ -40,7 +40,7 @@ def group_products(program: Program, target: Target) -> Program:
     groups = Groups(program)
     for first in range(0, len(found), MAX_PRODUCTS):
         some = found[first : first + MAX_PRODUCTS]
-        if len(some) > 1 and sum(_flops(program.equations[i]) for i in some) >= MIN_FLOPS:
+        if len(some) > 1 and sum(program.equations[i].cost.flops for i in some) >= MIN_FLOPS:
             for i in (*some[1:], *_sums(program, some, needed)):  # no value leaves the group, so there is no cycle
                 groups.merge(groups.of[some[0]], groups.of[i])
     return groups.rewritten(partial(fuse, grouped_products_p))
@@ -56,10 +56,6 @@ def _sums(program: Program, products: Sequence[int], needed: set[Variable]) -> l
             found.append(i)
             pointers = more
     return found
-
-
-def _flops(equation: Equation) -> int:
-    return equation.primitive.cost([v.type for v in equation.inputs], equation.params).flops
 
 
 def _tiles(equation: Equation) -> int:

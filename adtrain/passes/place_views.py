@@ -21,10 +21,10 @@ from adtrain.passes.plan_memory import nbytes
 def place_views(program: Program) -> Program:
     """``program`` with views in place of the slices and concatenations that need no copy.
 
-    All values begin at multiples of ALIGNMENT. A value that the Program returns has memory of its own, and so has one
-    that is read from a donated input.
+    All values begin at multiples of ALIGNMENT. A value that the Program returns is not a view, nor is a slice of a
+    donated input.
     """
-    owner: dict[Variable, Variable] = {}  # of a view: the value whose memory it has
+    owner: dict[Variable, Variable] = {}  # for each view, the value whose memory it shares
     for e in program.equations:
         if e.is_view:
             owner[e.outputs[0]] = owner.get(e.inputs[0], e.inputs[0])
@@ -50,7 +50,7 @@ def place_views(program: Program) -> Program:
 
 
 def _start(e: Equation) -> int | None:
-    """The number of a slice's first element, if its elements are consecutive in memory and begin at an aligned byte."""
+    """The number of a slice's first element, if the slice is contiguous and begins at an aligned byte; else None."""
     if e.primitive.name != "slice" or set(e.params["steps"]) - {1}:
         return None
     shape, found = e.inputs[0].type.shape, e.outputs[0].type.shape
@@ -64,7 +64,7 @@ def _start(e: Equation) -> int | None:
 def _fit(values: Sequence[Variable], owners: Sequence[Variable], makers: Sequence[Equation | None]) -> bool:
     """Whether values can be computed one after another in memory.
 
-    Each must be all of its owner. It must begin at an aligned byte, unless a loop computes it.
+    Each must have all elements of its owner. It must begin at an aligned byte, unless a loop computes it.
     """
     starts = [0, *accumulate(map(nbytes, values))]
     return all(
@@ -74,5 +74,6 @@ def _fit(values: Sequence[Variable], owners: Sequence[Variable], makers: Sequenc
 
 
 def _by_loop(v: Variable, maker: Equation) -> bool:
+    """Whether elementwise code computes `v`. It stores single elements where addresses are not aligned."""
     members = maker.params["body"].equations if maker.primitive is horizontal_p else (maker,)
     return all(is_loops(e) for e in members if v in e.outputs)

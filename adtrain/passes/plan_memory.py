@@ -53,8 +53,8 @@ class MemoryPlan:
     parts: frozenset[Variable]
 
     @property
-    def moved(self) -> list[Place]:
-        """The places outside of the arena that do not begin where an input, constant or output does."""
+    def part_places(self) -> list[Place]:
+        """The places inside of an input, constant or output, after its first byte. Each is listed once."""
         return list(dict.fromkeys(place for place in self.places.values() if place.offset))
 
 
@@ -98,9 +98,9 @@ def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_work
                 arena.add(v, nbytes(v) + 2 * guard, *lifetime)
         arena.add(i, workspace(e), i, i)
     offsets = arena.offsets()
-    places |= {v: Place("arena", offset + guard) for v, offset in offsets.items() if isinstance(v, Variable)}
+    places |= {v: Place("arena", start + guard) for v, start in offsets.items() if isinstance(v, Variable)}
     return MemoryPlan(
-        places={v: _moved(places[r], offset.get(v, 0)) for v, r in root.items()},
+        places={v: _at_offset(places[r], offset.get(v, 0)) for v, r in root.items()},
         workspaces=tuple(offsets[i] for i in range(len(program.equations))),
         arena_bytes=arena.size(offsets),
         separate_bytes=sum(request.size for request in arena.requests),
@@ -112,7 +112,7 @@ def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_work
 def _shared(
     program: Program, in_place: dict[Variable, Variable]
 ) -> tuple[dict[Variable, Variable], dict[Variable, int]]:
-    """For each variable the one whose memory it has; and for parts the byte where they begin there."""
+    """For each variable, the one whose memory it shares. For parts, the byte at which they begin in that memory."""
     root: dict[Variable, Variable] = {v: v for v in (*program.inputs, *program.constants)}
     offset: dict[Variable, int] = {}
     for e in program.equations:
@@ -134,7 +134,8 @@ def _shared(
     return root, offset
 
 
-def _moved(place: Place, offset: int) -> Place:
+def _at_offset(place: Place, offset: int) -> Place:
+    """The place `offset` bytes after the start of `place`."""
     return Place("arena", place.at + offset) if place.where == "arena" else place._replace(offset=offset)
 
 

@@ -1,4 +1,4 @@
-"""Fewer launches in a Program by member: equations that are independent of one another share one."""
+"""Fewer launches in a Program by member: independent equations share one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def share_first_launch(program: Program) -> Program:
 def share_counters(program: Program) -> Program:
     """Put counters into the first `per_member` equation that reads results of others; they become `shared` results.
 
-    Counters are single numbers, computed from inputs, which no other equation reads.
+    Counters are equations whose results are single numbers, which follow from inputs and which no other equation reads.
     """
     made = {v for e in program.equations for v in e.outputs}
     read = {v for e in program.equations for v in e.inputs}
@@ -47,7 +47,7 @@ def share_counters(program: Program) -> Program:
 
 
 def _members(equation: Equation) -> Sequence[Equation]:
-    """The equations in the launch of an equation, as of one member."""
+    """The equations in the launch of an equation; of a `per_member` equation, those of one member."""
     inner = equation.params["body"].equations[0] if equation.primitive is per_member_p else equation
     found: Sequence[Equation] = inner.params["body"].equations if inner.primitive is horizontal_p else (inner,)
     return found
@@ -72,7 +72,7 @@ def _with_counters(equation: Equation, counters: Sequence[Equation]) -> Equation
     mapped = dict(zip(body.inputs, equation.params["mapped"], strict=True))
     inner = [*_members(equation)]
     for e in counters:
-        # The body may have these variables as well, with the values of one member.
+        # The body may use the same variables for values of one member.
         own = {v: Variable(v.type, v.device) for v in (*e.inputs, *e.outputs)}
         outside |= {w: v for v, w in own.items()}
         mapped |= {own[v]: False for v in e.inputs}

@@ -3,12 +3,12 @@
 matmul(x, w)    ->    matmul_bfloat16(to_bfloat16(x), to_bfloat16(w))
 
 A conversion is an elementwise equation beside the equation that computes its argument, so it joins that kernel: an
-epilogue stores the rounded activation or gradient. All products that read an array share its copy. Of a reshape the
-argument is converted.
+epilogue stores the rounded activation or gradient. All products that read an array share its copy. If an operand is a
+reshape, the argument of the reshape is converted.
 
 If an array is read by such products, by comparisons with 0 and by sums over its rows only, these read the copy as well
-and the float32 array is never stored. So a mask of relu is that of the rounded activation, and the gradient of a bias
-sums rounded gradients.
+and the float32 array is never stored. So the mask of relu follows from the rounded activation, and the gradient of a
+bias sums rounded gradients.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from adtrain.passes.fuse_column_sums import sums_columns
 from adtrain.passes.fuse_horizontally import MAX_FLOPS
 
 BITS = np.dtype(np.uint16)
-"""The type of bfloat16 in memory."""
+"""The type of an array of bfloat16: uint16 with the bits."""
 ROW = 8
-"""Kernels need rows of a multiple of so many elements, 16 bytes. Others are padded where that pads the result only."""
+"""Kernels need rows of multiples of 16 bytes, which are ROW elements. M and N are padded to such multiples, not K."""
 
 
 def store_bfloat16(program: Program, target: Target) -> Program:
@@ -89,7 +89,7 @@ def _beside(e: Equation, name: str, v: Variable, out: Variable, **params: object
 
 
 def _product(e: Equation, inputs: tuple[Variable, ...]) -> list[Equation]:
-    """The product of the copies; of padded ones, the part without padding."""
+    """The product of the copies, and a slice that removes padding from its result."""
     primitive, (out,) = PRIMITIVES["matmul_bfloat16"], e.outputs
     (found,) = primitive.output_types([v.type for v in inputs], e.params)
     if found == out.type:
@@ -101,10 +101,10 @@ def _product(e: Equation, inputs: tuple[Variable, ...]) -> list[Equation]:
 
 
 def _stored_shapes(e: Equation, target: Target) -> tuple[Shape, ...]:
-    """For a large bfloat16 product with a kernel for operands in bfloat16 their shapes, padded; else nothing."""
+    """The padded shapes of the operands of a large bfloat16 product; () if it is none, or if it has no kernel."""
     if not e.has(Trait.MATMUL) or e.params["precision"] != "bfloat16" or e.inputs[0].type.dtype != np.float32:
         return ()
-    if e.primitive.cost([v.type for v in e.inputs], e.params).flops <= MAX_FLOPS:
+    if e.cost.flops <= MAX_FLOPS:
         return ()
     a, b = (v.type.shape for v in e.inputs)
     if e.params["transpose_a"]:

@@ -33,8 +33,8 @@ typedef struct {
     double sum[QUERIES];
 } Scratch;
 
-/* `columns` up to whole vectors. */
-static int64_t whole(int64_t columns) { return ceil_div(columns, LANES) * LANES; }
+/* `columns`, rounded up to whole vectors. */
+static int64_t whole_vectors(int64_t columns) { return ceil_div(columns, LANES) * LANES; }
 
 static Scratch *carve(const Team *team, int64_t width) {
     Scratch *s = (Scratch *)team->scratch;
@@ -77,10 +77,10 @@ static void drop(const Attention *a, uint64_t element, int64_t count, T *row) {
     }
 }
 
-/* Scales a row of scores. Those of keys that query i does not attend to, and those up to a whole vector, become
-   -infinity. */
+/* Scales a row of scores. The scores of keys that query i does not attend to become -infinity, and so does the padding
+   to whole vectors. */
 static void scale_and_mask(const Attention *a, int64_t z, int64_t i, int64_t j, int64_t columns, T *row) {
-    const int64_t seen = a->causal ? max_i64(min_i64(columns, i + 1 - j), 0) : columns, end = whole(columns);
+    const int64_t seen = a->causal ? max_i64(min_i64(columns, i + 1 - j), 0) : columns, end = whole_vectors(columns);
 #pragma omp simd
     for (int64_t c = 0; c < end; c++) row[c] *= a->scale;
     for (int64_t c = seen; c < end; c++) row[c] = -INFINITY;
@@ -91,7 +91,7 @@ static void scale_and_mask(const Attention *a, int64_t z, int64_t i, int64_t j, 
     }
 }
 
-/* LANES numbers of each of LANES rows. Transposed, results of all rows are computed side by side. */
+/* LANES numbers of each of LANES rows. Once it is transposed, each vector has one number of every row. */
 typedef struct {
     T of[LANES][LANES];
 } Square;
@@ -107,7 +107,7 @@ static inline void transpose_square(Square *s) {
    the factor of what was summed before. */
 static void softmax_block(Scratch *s, int64_t rows, int64_t columns, T *factor) {
     for (int64_t first = 0; first < rows; first += LANES) {
-        const int64_t count = min_i64(LANES, rows - first), end = whole(columns);
+        const int64_t count = min_i64(LANES, rows - first), end = whole_vectors(columns);
         T *scores = s->scores + first * KEYS, *top = s->top + first, highest[LANES], shift[LANES], total[LANES] = {0};
         Square maxima = {0}, sums = {0};
         for (int64_t r = 0; r < count; r++) {
@@ -149,7 +149,7 @@ static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *log
     const T *q = a->q + before(a, z, i, a->queries, a->row);
     out += before(a, z, i, a->queries, a->out_row);
     logsumexp += z * a->queries + i;
-    T factor[QUERIES]; /* in the end the inverses of the sums */
+    T factor[QUERIES]; /* of the rows of the output; in the end the inverses of the sums */
     for (int64_t r = 0; r < QUERIES; r++) s->top[r] = -INFINITY, s->sum[r] = 0;
     for (int64_t j = 0; j < end; j += KEYS) {
         const int64_t columns = min_i64(KEYS, end - j), start = before(a, z, j, a->keys, a->row);

@@ -1,5 +1,5 @@
-/* Images with channels last: [row][column][channel]. Vectors of channels are full whatever the size of the image. Between
-   two pixels lie `step` numbers: as many as there are channels, or whole vectors with zeros at the end. */
+/* Images with channels last: [row][column][channel]. Vectors of channels are full for every size of the image.
+   Neighbouring pixels are `step` numbers apart: the number of channels, or whole vectors with zeros at the end. */
 
 #pragma once
 
@@ -20,9 +20,9 @@ static inline void pixel_addresses(T *image, int64_t first, int64_t count, int64
     }
 }
 
-/* An image to channels last in `rows` rows of `pitch` pixels, with padding_y rows and padding_x columns of zeros before
-   it, and zeros behind it. `step` is at least the number of channels; with fewer than LANES channels a vector may be
-   stored past the last pixel, and with more of them `step` is in whole vectors. */
+/* Copies an image to channels last, in `rows` rows of `pitch` pixels. Zeros surround it: padding_y rows and padding_x
+   columns before it, the others after it. `step` is at least the number of channels. With fewer than LANES channels a
+   vector may be stored past the last pixel; with more, `step` must be whole vectors. */
 static void to_channels_last(const T *x, int64_t channels, int64_t height, int64_t width, int64_t padding_y,
                              int64_t padding_x, T *to, int64_t rows, int64_t pitch, int64_t step) {
     const int64_t pixels = height * width;

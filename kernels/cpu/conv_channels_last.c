@@ -2,8 +2,8 @@
 
    The image is transposed to channels last. A row of the kernel then reads contiguous numbers, the channels of
    neighbouring pixels. So the outputs of a row are sums of matrix products: pixels x (kernel columns and channels) times
-   (kernel columns and channels) x out channels, by the tiles of tile.h. Vectors are full for any stride and any size of
-   the image.
+   (kernel columns and channels) x out channels, by the tiles of tile.h. Vectors are full for every stride and size
+   of the image.
 
    The input gradient of a convolution with stride s has s x s phases: elements of the image whose row and column have
    the same remainders. Each phase is a convolution, with stride 1, of the gradient of the output with every s-th row and
@@ -12,11 +12,11 @@
 #include "channels_last.h"
 #include "tile.h"
 
-/* Numbers between two pixels: contiguous if a row of vectors allows it, else whole vectors. */
+/* The `step` of channels_last.h: contiguous pixels if they have one vector or less, else whole vectors. */
 static int64_t pixel_step(int64_t channels) { return channels <= LANES ? channels : whole_vectors(channels); }
 
-/* Output (r, c) is at r * y_row + c * y_column, its first input at r * x_row + c * x_column; kernel row i and column j
-   read x_pitch i + x_step j numbers further. */
+/* Output (r, c) is at r * y_row + c * y_column. Its first input is at r * x_row + c * x_column. Kernel row i and column
+   j read the input i * x_pitch + j * x_step numbers after that. */
 typedef struct {
     int64_t rows, columns, kernel_rows, kernel_columns, channels, out;
     int64_t x_row, x_column, x_pitch, x_step, y_row, y_column;
@@ -88,8 +88,8 @@ void FN(conv2d_channels_last)(const T *x, const T *w, T *y, CONV_NUMBERS, char *
     from_channels_last(out, v.out_width, y, v.out_channels, v.out_height, v.out_width);
 }
 
-/* Along one axis: elements q * stride + phase - padding of the image, for begin <= q < end, belong to the phase. Their
-   sums have `taps` terms; those of kernel position phase + stride t read element q - t of the gradient. */
+/* Along one axis: elements q * stride + phase - padding of the image, for begin <= q < end, belong to the phase. Each is
+   a sum of `taps` terms. Term t is kernel element phase + stride * t times element q - t of the gradient. */
 typedef struct {
     int64_t begin, end, taps;
 } Phase;

@@ -4,22 +4,22 @@
 
    is a matrix product whose inner axis is the pixels. The output channels are the vector axis: g is transposed into
    panels [pixel][channel]. A tile of some taps x one or two vectors of channels reads one element of the image per
-   pixel and tap, at any stride and dilation, so that vectors are full whatever the length of rows.
+   pixel and tap, at any stride and dilation, so that vectors are full for every length of rows.
 
-   Groups of few output channels, such as those of a depthwise convolution, would leave most lanes empty. There the
-   pixels of a row are the vector axis, on planes without strides (split_image). */
+   Groups of few output channels, as in a depthwise convolution, would leave most lanes empty. Then the pixels of a row
+   are the vector axis, and the image is split into planes without strides (split_image). */
 
 #include "conv.h"
 
 /* Sums, two vectors of g and an element of the image fill the registers. */
 enum {
     MAX_TAPS = VECTOR_REGISTERS / 2 - 2,
-    ROW_TAPS = VECTOR_REGISTERS == 32 ? 12 : 6, /* the same where pixels are the vector axis */
-    FEW_CHANNELS = 4 /* a group of fewer output channels has the pixels as vector axis */
+    ROW_TAPS = VECTOR_REGISTERS == 32 ? 12 : 6, /* maximum of taps of a tile where pixels are the vector axis */
+    FEW_CHANNELS = 4 /* for groups of fewer output channels, pixels are the vector axis */
 };
 
 /* For each tap t and channel o, adds the sum over pixels (r, c) of x[offsets[t] + r row_step + c step] times its
-   gradient to dw[o dw_pitch + t], before `end`. The gradients of a pixel are the next `vectors` vectors of g. */
+   gradient to dw[o dw_pitch + t]. dw ends at `end`. The gradients of a pixel are the next `vectors` vectors of g. */
 SPECIALISED void tile(const T *x, const int32_t *offsets, int64_t row_step, int64_t step, int64_t rows, int64_t columns,
                       const T *g, T *dw, const T *end, int64_t channels, int64_t dw_pitch, const int taps,
                       const int vectors) {

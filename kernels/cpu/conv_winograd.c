@@ -1,6 +1,6 @@
 /* Convolution of one image with 3x3 kernels, and its gradients, by Winograd's method (winograd.h).
 
-   Channels are the vector axis, so vectors are full whatever the size of the image. The image is first transposed to
+   Channels are the vector axis, so vectors are full for every size of the image. The image is first transposed to
    channels last. Blocks of up to `block_tiles` tiles are processed in all three stages before the next ones, so that
    intermediate results stay in the caches: the transform of patches, matrix products, the transform of products. Tiles
    are numbered row by row.
@@ -16,9 +16,9 @@ typedef struct {
     int64_t channels, height, width, padding_y, padding_x, out_channels, out_height, out_width;
 } Layer;
 
-/* What follows from a layer: the tiles, the numbers of a pixel of the image and of the output, the elements between
-   positions of arrays of patches and products, and panels of outputs. An odd number of vectors lies between positions,
-   so that they do not share sets of the cache. */
+/* What follows from a layer: the numbers of tiles; `in` and `out`, the numbers of a pixel of the image and of the
+   output; the panels of outputs; patch_step and product_step, the elements from one position to the next in arrays of
+   patches and products. These steps are odd numbers of vectors, so that positions do not share sets of the cache. */
 typedef struct {
     int64_t tile_rows, tile_columns, tiles, block_tiles;
     int64_t in, out, panels, patch_step, product_step;

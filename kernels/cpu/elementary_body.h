@@ -12,8 +12,8 @@ static inline REAL OF(from_bits)(BITS bits) {
     return x;
 }
 
-/* The lowest bits of n + ROUND + c are those of the integer n + c. With c = BIAS a shift moves them to the exponent,
-   which makes 2^n, and drops the others. */
+/* The lowest bits of n + ROUND + c are the integer n + c. With c = BIAS, a shift moves them to the exponent and
+   drops the others, so the result is 2^n. */
 
 /* e^x = 2^n e^r. 2^n is applied as two factors, since it may overflow or underflow by itself: n + 2 BIAS is divided into
    two exponents. The ends of the range are selected last: if x were clamped first, gcc 12 would compute and blend

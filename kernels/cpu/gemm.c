@@ -67,7 +67,8 @@ typedef struct {
 
 static void choose_blocks(Product *q, int64_t batch, int64_t threads) {
     int64_t panels = ceil_div(q->n, TILE_COLUMNS), depth = min_i64(max_i64(q->k, 1), DEPTH);
-    /* Each block of columns packs a transposed A again, each block of rows B. Shallower slices have room for all columns. */
+    /* Each block of columns packs a transposed A again, and each block of rows packs B again. Shallower slices leave
+       room for all columns in a block. */
     const bool by_rows = q->transpose_a && q->n < q->m && q->n <= BLOCK_COLUMNS;
     if (by_rows) depth = min_i64(depth, PANELS / (panels * TILE_COLUMNS));
     q->slices = max_i64(1, ceil_div(q->k, depth));

@@ -1,9 +1,8 @@
-/* Matrix-vector products, for gemm.c, where C has one row or one column. Memory is what they wait for: a tile of gemm.c
+/* Matrix-vector products, for gemm.c, where C has one row or one column. They are bound by memory. A tile of gemm.c
    would use one of its columns, or pack a matrix that is read once.
 
-   Vector lanes are elements of the result, so that each is summed over k one product after another, in the slices of
-   gemm.c, and has the same bits as there. A matrix whose rows lie along k is transposed in squares that stay in the
-   cache. */
+   Vector lanes are elements of the result. So each is summed over k one product after another, in the slices of gemm.c,
+   and has the same bits as from gemm.c. A k-major matrix is transposed in squares that stay in the cache. */
 
 #pragma once
 
@@ -12,8 +11,8 @@
 
 enum {
     GEMV_WIDTH = 1024, /* maximum of elements of the result that are summed at once: long pieces of rows are read */
-    GEMV_LINES = 32,   /* the same where the matrix is transposed, */
-    GEMV_STEPS = 128,   /* and how much of k is transposed at once */
+    GEMV_LINES = 32,   /* the same for a k-major matrix, which is transposed */
+    GEMV_STEPS = 128,  /* how much of k is transposed at once */
     GEMV_ROWS = 4      /* rows that are added at once */
 };
 
@@ -34,14 +33,15 @@ static void add_all_rows(const T *x, const T *rows, int64_t count, int64_t ld, T
     for (; p < count; p++) add_rows(x + p, rows + p * ld, 1, ld, sum, width);
 }
 
-/* y[j] = the sum over p of x[p] a[p][j] for j < width, in `slices` equal slices of k; with `along` a is [j][p]. */
-static void gemv_part(const T *a, const T *x, T *y, int64_t ld, bool along, int64_t k, int64_t slices, int64_t width) {
+/* y[j] = the sum over p of x[p] a[p][j] for j < width, in `slices` equal slices of k; a k-major a is [j][p]. */
+static void gemv_part(const T *a, const T *x, T *y, int64_t ld, bool k_major, int64_t k, int64_t slices,
+                      int64_t width) {
     T square[GEMV_STEPS * GEMV_LINES];
     for (int64_t s = 0; s < slices; s++) {
         T sum[GEMV_WIDTH] = {0};
         const int64_t begin = part_begin(k, slices, s), end = part_begin(k, slices, s + 1);
-        if (!along) add_all_rows(x + begin, a + begin * ld, end - begin, ld, sum, width);
-        for (int64_t p = begin; along && p < end; p += GEMV_STEPS) {
+        if (!k_major) add_all_rows(x + begin, a + begin * ld, end - begin, ld, sum, width);
+        for (int64_t p = begin; k_major && p < end; p += GEMV_STEPS) {
             const int64_t steps = min_i64(GEMV_STEPS, end - p);
             transpose(a + p, width, steps, ld, square, GEMV_LINES, GEMV_LINES);
             add_all_rows(x + p, square, steps, GEMV_LINES, sum, width);
@@ -51,10 +51,10 @@ static void gemv_part(const T *a, const T *x, T *y, int64_t ld, bool along, int6
 }
 
 /* C[batch][1][n] or C[batch][m][1], by threads that divide its elements; n is the number of them in a matrix. `a` is
-   the matrix, [n][k] with `along` and else [k][n], and x the vector. */
+   the matrix, [n][k] if it is k-major and else [k][n]; x is the vector. `row`: C has one row. */
 static void gemv(const Team *team, const T *a, const T *x, T *c, int64_t batch, int64_t n, int64_t k, int64_t slices,
-                 bool along, bool row, const FN(Epilogue) * epilogue) {
-    const int64_t most = along ? GEMV_LINES : GEMV_WIDTH, share = ceil_div(n, 64 * team->threads) * 64;
+                 bool k_major, bool row, const FN(Epilogue) * epilogue) {
+    const int64_t most = k_major ? GEMV_LINES : GEMV_WIDTH, share = ceil_div(n, 64 * team->threads) * 64;
     const int64_t width = batch == 1 ? min_i64(most, share) : most, parts = ceil_div(n, width);
     int64_t first, last;
     my_share(team, batch * parts, &first, &last);
@@ -62,7 +62,7 @@ static void gemv(const Team *team, const T *a, const T *x, T *c, int64_t batch, 
         T found[GEMV_WIDTH];
         const int64_t z = i / parts, j = i % parts * width, count = min_i64(width, n - j);
         T *y = c ? c + z * n + j : found;
-        gemv_part(a + z * n * k + (along ? j * k : j), x + z * k, y, along ? k : n, along, k, slices, count);
+        gemv_part(a + z * n * k + (k_major ? j * k : j), x + z * k, y, k_major ? k : n, k_major, k, slices, count);
         if (!epilogue) continue;
         if (row)
             epilogue->function(epilogue->context, y, n, z, j, 1, count);
@@ -71,7 +71,7 @@ static void gemv(const Team *team, const T *a, const T *x, T *c, int64_t batch, 
     }
 }
 
-/* C[m][n] = a b for vectors a and b, by threads that divide its rows. Nothing is packed, as C is what memory moves. */
+/* C[m][n] = a b for vectors a and b, by threads that divide its rows. Nothing is packed: most of the traffic is C. */
 static void outer_product(const Team *team, const T *a, const T *b, T *c, int64_t m, int64_t n) {
     int64_t first, last;
     my_share(team, m, &first, &last);

@@ -44,7 +44,7 @@ typedef TOTAL_OF(T) Total;
 enum {
     FEW = 64,     /* maximum of summands of an element that are added in T */
     COLUMNS = 64, /* columns that are summed at once */
-    LINES = 4,
+    LINES = 4,    /* arrays y[o] that are summed side by side */
     SMALL = 4096  /* maximum of elements of y whose sums are all on the stack */
 };
 
@@ -90,7 +90,7 @@ static void scatter_add_small(const T *x, const U *indices, T *y, int64_t inner,
     for (int64_t j = 0; j < (high - low) * inner; j++) y[low * inner + j] = (T)total[j];
 }
 
-/* LINES of y[outer][length], inner being 1, summed in Total side by side: an index is read once for all of them. */
+/* LINES arrays y[o], for inner = 1, summed in Total side by side: an index is read once for all of them. */
 static void scatter_add_lines(const T *x, const U *indices, T *y, int64_t length, int64_t count) {
     Total total[SMALL];
     for (int64_t j = 0; j < length * LINES; j++) total[j] = 0;
@@ -102,8 +102,8 @@ static void scatter_add_lines(const T *x, const U *indices, T *y, int64_t length
         for (int64_t j = 0; j < length; j++) y[r * length + j] = (T)total[j * LINES + r];
 }
 
-/* Rows low to high of each y[o]. Each thread reads all indices. A counting sort orders the
-   positions i by index: the positions of row low + r are order[ends[r - 1]] to order[ends[r] - 1]. */
+/* Rows low to high of each y[o]. Each thread reads all indices. A counting sort orders the positions i by index: the
+   positions of row low + r are order[ends[r - 1]] to order[ends[r] - 1]. */
 static int scatter_add_rows(const T *x, const U *indices, T *y, int64_t outer, int64_t length, int64_t inner,
                             int64_t count, int64_t low, int64_t high, char *scratch) {
     int64_t *ends = (int64_t *)scratch, *order = ends + length + 1;

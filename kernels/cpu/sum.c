@@ -1,5 +1,5 @@
 /* Sums of T as U, the same type or int64_t. Blocks are summed in U, and their sums in double (or int64_t), so that the
-   error of a float sum hardly grows with its length. It is as small as that of NumPy's pairwise summation. */
+   error of a float sum hardly grows with its length. NumPy's pairwise summation has as small an error. */
 
 #define NAME sum
 #define PART U

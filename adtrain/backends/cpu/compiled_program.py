@@ -61,8 +61,8 @@ class CompiledProgram:
         self.constants = [aligned.copy(x.numpy()) for x in program.constants.values()]
         inputs, self.first_output = len(program.inputs), len(program.inputs) + len(self.constants)
         self.first_part = self.first_output + len(program.outputs)
-        self.parts = self.plan.moved
-        self.io = (ctypes.c_void_p * (self.first_part + len(self.parts)))()
+        self.part_places = self.plan.part_places
+        self.io = (ctypes.c_void_p * (self.first_part + len(self.part_places)))()
         self.io[inputs : self.first_output] = [address(x) for x in self.constants]
         addresses = ctypes.addressof(self.io), address(self.arena), address(self.scratch)
         self.arguments = [*map(ctypes.c_void_p, addresses), ctypes.c_int64(threads)]
@@ -111,7 +111,7 @@ class CompiledProgram:
             io[self.first_output + i] = address(fresh[i])
         seconds = ctypes.c_void_p(address(self.seconds) if timed else None)
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
-        for i, (where, at, offset) in enumerate(self.parts, self.first_part):
+        for i, (where, at, offset) in enumerate(self.part_places, self.first_part):
             io[i] = address(sources[where][at]) + offset
         exchanges = [self._exchange(i, sources) for i in self.exchanges]
         for _ in range(times):
@@ -198,16 +198,15 @@ def _donated(program: Program) -> list[int]:
 
 
 def _owned(buffer: np.ndarray) -> bool:
-    """Whether the array may be written, and NumPy allocated its memory: for it, or for the bytes that `aligned` makes
-    it a view of."""
+    """Whether the array may be written, and NumPy owns its memory. Arrays of `aligned` are views of such memory."""
     memory = buffer if buffer.base is None else buffer.base
     return buffer.flags.writeable and isinstance(memory, np.ndarray) and memory.flags.owndata
 
 
 def _viewed(buffer: np.ndarray) -> bool:
-    """Whether the array is a view, and others than it (and getrefcount) refer to its memory. Views of a view refer to
-    the memory, not to the view."""
-    return isinstance(buffer.base, np.ndarray) and getrefcount(buffer.base) > 2
+    """Whether the array is a view, and other arrays use its memory. NumPy sets their `base` to the owner of the memory,
+    not to this view."""
+    return isinstance(buffer.base, np.ndarray) and getrefcount(buffer.base) > 2  # `buffer`, and getrefcount's argument
 
 
 def _guarded(shape: tuple[int, ...], dtype: np.dtype, guard: int) -> tuple[np.ndarray, np.ndarray]:

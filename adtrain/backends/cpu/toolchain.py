@@ -34,7 +34,7 @@ MAX_MESSAGES = 4 << 20
 """Bytes of messages, after which a compiler is ended."""
 
 START_SECONDS = 10.0
-"""No start of a compiler takes longer, also on a busy machine."""
+"""Maximum seconds that `end_all` waits for compilers that other threads are starting."""
 
 _running: set[subprocess.Popen[bytes]] = set()
 _starting: set[int] = set()
@@ -194,7 +194,7 @@ def _messages(process: subprocess.Popen[bytes], program: str) -> str:
 
 
 def end_all() -> None:
-    """End all compilers that run, with the processes that they started, and those that other threads are starting."""
+    """End all compilers that run or that other threads are starting, with the processes that they started."""
     deadline = time.monotonic() + START_SECONDS
     while _starting - {threading.get_ident()} and time.monotonic() < deadline:
         time.sleep(0.001)

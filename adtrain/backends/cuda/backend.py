@@ -16,8 +16,8 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime import peer_memory
 from adtrain.backends.cuda.runtime.device import Device
+from adtrain.backends.cuda.runtime.dlpack_exchange import ALIGNMENT, Borrowed, DlpackExchange
 from adtrain.backends.cuda.runtime.errors import translated
-from adtrain.backends.cuda.runtime.exchange import ALIGNMENT, Borrowed, Exchange
 from adtrain.backends.cuda.runtime.exchanges import Exchanges
 from adtrain.backends.cuda.runtime.flags import Flags
 from adtrain.backends.cuda.runtime.layout import Layout
@@ -67,7 +67,7 @@ class CudaBackend:
 
     def __init__(self) -> None:
         self.device = Device()
-        self.exchange = Exchange(self.device)
+        self.dlpack_exchange = DlpackExchange(self.device)
         self.flags = Flags()
         self.lowering = Lowering(self.device.target, installed())
         self.lowering_by_member = Lowering(self.device.target._replace(by_member=True))
@@ -76,7 +76,7 @@ class CudaBackend:
 
     @cached_property
     def exchanges(self) -> Exchanges:
-        """The connection to the GPUs of other ranks. All ranks make it at the same time."""
+        """The exchanges with the GPUs of other ranks. All ranks create them at the same time."""
         peers = peer_memory.connected(self.device)
         return Exchanges(self.device, [Nccl(), *([peers] if peers else [])])
 
@@ -135,8 +135,8 @@ class CudaBackend:
         return CudaProgram(self, program, lowered)
 
     def lowering_key(self) -> str | None:
-        """The device. Nothing is kept if choices depend on measured times, or if memory is poisoned."""
-        if poison.active() or self.lowering.measured or self.tuner.measures():
+        """The device. None, so that nothing is kept, if choices depend on measured times or memory is poisoned."""
+        if poison.active() or self.lowering.measured or self.tuner.uses_times():
             return None
         return f"{self.device.target} {self.device.architecture}"
 
@@ -156,7 +156,7 @@ class CudaBackend:
 
     def empty(self, type_: ArrayType) -> Buffer:
         """A buffer with undefined elements."""
-        self.exchange.collect()
+        self.dlpack_exchange.collect()
         return Buffer(self.device.allocate(type_.size * type_.dtype.itemsize), type_.shape, type_.dtype)
 
     def from_numpy(self, elements: np.ndarray) -> Buffer:
@@ -187,16 +187,16 @@ class CudaBackend:
             copied = self.empty(ArrayType(buffer.shape, buffer.dtype))
             self.device.copy(buffer.address, copied.address, buffer.nbytes)
             buffer = copied
-        lent = self.exchange.lend(buffer.memory, options.get("stream"))
+        lent = self.dlpack_exchange.lend(buffer.memory, options.get("stream"))
         versioned = (options.get("max_version") or (0, 0)) >= dlpack.VERSION
         return dlpack.capsule(buffer.address, buffer.shape, buffer.dtype, self.dlpack_device, lent, versioned)
 
     def from_dlpack(self, x: Any) -> Buffer:
         if (found := x.__dlpack_device__()[1]) != self.dlpack_device[1]:
             raise DeviceError(f"from_dlpack: found an array on GPU {found}, expected GPU {self.dlpack_device[1]}")
-        tensor = self.exchange.borrow(x)
+        tensor = self.dlpack_exchange.borrow(x)
         dtype_of("from_dlpack", tensor.dtype)
-        borrowed = Buffer(Borrowed(tensor, self.exchange), tensor.shape, tensor.dtype)
+        borrowed = Buffer(Borrowed(tensor, self.dlpack_exchange), tensor.shape, tensor.dtype)
         if borrowed.address % ALIGNMENT == 0 and borrowed.nbytes:
             return borrowed
         copied = self.empty(ArrayType(borrowed.shape, borrowed.dtype))

@@ -1,4 +1,4 @@
-"""Processes that compile by NVRTC beside this one. One that fails is replaced by a compilation in this process."""
+"""Processes that compile by NVRTC beside this one. If one fails, this process compiles its source."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from threading import Lock
 from adtrain.backends.cuda import nvrtc
 from adtrain.backends.cuda.nvrtc import Nvrtc, Request
 
-MOST = 16
+MAX_PROCESSES = 16
+"""Maximum processes that compile, this one included."""
 
 
 class CompileProcesses:
-    """Up to one process for each processor, started when a compilation begins while others run."""
+    """Up to one process for each processor. One is started when a source comes while all others compile."""
 
     def __init__(self, library: Nvrtc) -> None:
         self.library = library
-        self.most = min(os.cpu_count() or 1, MOST) - 1
+        self.max_started = min(os.cpu_count() or 1, MAX_PROCESSES) - 1
         self.here, self.lock = Lock(), Lock()
         self.idle: list[subprocess.Popen[bytes]] = []
         self.started = 0
         atexit.register(self.close)
 
     def compile(self, request: Request) -> tuple[bytes | None, str]:
-        """`Nvrtc.compile` in this process if it compiles nothing else, or has no other one."""
+        """`Nvrtc.compile`, in this process if it is idle, otherwise in another one.
+
+        It waits for this process if no other one can be used.
+        """
         if self.here.acquire(blocking=False):
             try:
                 return self.library.compile(*request)
@@ -50,11 +54,11 @@ class CompileProcesses:
             return self.library.compile(*request)
 
     def _take(self) -> subprocess.Popen[bytes] | None:
-        """An idle process, or a new one; None where there are as many as there may be, or none can be started."""
+        """An idle process, or a new one; None if all are busy and no more can be started."""
         with self.lock:
             if self.idle:
                 return self.idle.pop()
-            if self.started >= self.most:
+            if self.started >= self.max_started:
                 return None
             self.started += 1
         # Without the module `site`, because only the standard library is imported. In a session of its own, so that

@@ -29,7 +29,7 @@ from adtrain.core.status import tell
 INCLUDE = re.compile(r'^[ \t]*#include "([^"]+)"', re.MULTILINE)
 
 FLAGS = ("--std=c++17", "--minimal", "--ptxas-options=-v")
-"""--minimal leaves out NVRTC's own declarations of textures and surfaces, a third of the time of its first part."""
+"""`--minimal` omits NVRTC's declarations of textures and surfaces, which take a third of its front end's time."""
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
 """The architectures that kernels are chosen and compiled for."""

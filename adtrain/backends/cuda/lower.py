@@ -108,7 +108,7 @@ class Lowering:
         libraries: NVIDIA's libraries whose calls are candidates.
         measured: for each problem, the microseconds of its candidates by label. The tuner fills it. The first candidate
             is chosen for other problems.
-        planned: the plans of equations that come from another process with their kernels chosen.
+        planned: the plans of equations of kept Programs, whose kernels were chosen by another process.
     """
 
     target: Target
@@ -231,7 +231,7 @@ class Lowering:
         (one,) = body.equations
         made = self._generated(one) or [horizontal([one], self._inline_products, self.target)]
         own = {v: v.size for v, flag in zip(body.inputs, flags, strict=True) if flag}
-        # Each member writes the shared outputs, with the same numbers.
+        # Shared outputs have no axis of members: every member writes the same numbers to them.
         own |= {v: v.size for v in body.outputs[: len(body.outputs) - equation.params.get("shared", 0)]}
         names = dict(zip((*body.inputs, *body.outputs), (*equation.inputs, *equation.outputs), strict=True))
         found = [for_members(each, own, count) for each in made]

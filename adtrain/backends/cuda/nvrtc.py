@@ -1,7 +1,7 @@
-"""NVRTC, called by ctypes; and a process that compiles by it: `python nvrtc.py LIBRARY`.
+"""NVRTC, called by ctypes; and the program of a process that compiles: `python nvrtc.py LIBRARY`.
 
-The process imports nothing of the package, so that it starts fast. NVRTC takes one source at a time through the first
-part of a compilation, so several processes compile faster than several threads.
+The process imports nothing of the package, so that it starts fast. In one process, NVRTC's front end takes one source
+at a time, so several processes compile faster than several threads.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Request = tuple[str, str, list[tuple[str, str]], list[str]]
 
 
 class NvrtcError(Exception):
-    """A call of NVRTC failed; not because of the source."""
+    """A call of NVRTC failed, for another reason than an error in the source."""
 
 
 class Nvrtc:
-    """The library in a file. Raises OSError where it cannot be loaded."""
+    """The library in the file `path`. Raises OSError if it cannot be loaded."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -29,7 +29,7 @@ class Nvrtc:
         self.builtins: list[ctypes.CDLL] = []
 
     def version(self) -> str:
-        """ "13.0"."""
+        """The version, such as "13.0"."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check(self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         return f"{major.value}.{minor.value}"
@@ -37,7 +37,7 @@ class Nvrtc:
     def compile(
         self, text: str, name: str, headers: list[tuple[str, str]], options: list[str]
     ) -> tuple[bytes | None, str]:
-        """The cubin, None where the source has an error, and the compiler's log. `headers` are names and texts."""
+        """The cubin, or None if the source has an error; and the compiler's log. `headers` are names and texts."""
         names, texts, words = (
             (ctypes.c_char_p * len(given))(*(x.encode() for x in given))
             for given in ([name for name, _ in headers], [text for _, text in headers], options)
@@ -54,7 +54,7 @@ class Nvrtc:
             self.library.nvrtcDestroyProgram(ctypes.byref(program))
 
     def _load_builtins(self) -> None:
-        """Load the library that NVRTC opens by its name alone, and would not find in the folder of a wheel."""
+        """Load the library of built-in functions. NVRTC opens it by its name alone and misses it in a wheel."""
         if not self.builtins:
             folder = os.path.dirname(os.path.realpath(self.path))
             path = os.path.join(folder, f"libnvrtc-builtins.so.{self.version()}")

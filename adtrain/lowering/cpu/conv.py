@@ -114,24 +114,28 @@ WEIGHT_GRAD = CKernel(
 )
 
 MIN_CHANNELS, MIN_LENGTH = 16, 3
-"""Input and output channels, and rows and columns of the output, from which on Winograd's method is faster than the
-direct one."""
-MIN_TILES, MIN_TILES_OF_LARGE, LARGE = 4, 16, 1 << 12
-"""Tiles from which on Winograd's weight gradient is faster, in general and with more than LARGE pairs of channels."""
+"""Minimum input and output channels, and minimum rows and columns of the output, for Winograd's method."""
+MIN_TILES, MIN_TILES_OF_MANY, MANY_WEIGHTS = 4, 16, 1 << 12
+"""Minimum tiles for Winograd's weight gradient; the same with more than MANY_WEIGHTS pairs of channels."""
 BLOCK_BYTES, MIN_BLOCK, MAX_BLOCK = 1 << 18, 12, 48
-"""Bytes of transformed patches and products of a block of tiles, which fit into L2, and limits for its tiles."""
+"""Bytes of transformed patches and products of a block of tiles, which fit into L2; minimum and maximum of tiles."""
+TILE, SPAN = 4, 6
+"""Rows and columns of a tile of outputs, and of the patch that it is computed from (winograd.h)."""
+POSITIONS = SPAN**2
 
 
-def _winograd(w: Any, window: Any, size: tuple[int, int]) -> bool:
+def _suits_winograd(w: Any, window: Any, size: tuple[int, int]) -> bool:
     plain = window.stride == window.dilation == (1, 1) and window.groups == 1 and tuple(w[2:]) == (3, 3)
     return plain and max(window.padding) <= 2 and min(w[:2]) >= MIN_CHANNELS and min(size) >= MIN_LENGTH
 
 
 @dataclass(frozen=True)
-class _Winograd:
-    """Sizes of `kernels/cpu/conv_winograd.c`, with the longest vectors; `channels` and `out` of the correlation.
+class _WinogradSizes:
+    """Sizes of arrays in `kernels/cpu/conv_winograd.c`, for the longest vectors.
 
     Attributes:
+        channels: of the convolution's argument; for the input gradient, of the output's gradient.
+        out: channels of its result.
         size: rows and columns of the output.
     """
 
@@ -143,7 +147,7 @@ class _Winograd:
     @property
     def tiles(self) -> tuple[int, int]:
         """Rows and columns of tiles."""
-        return -(-self.size[0] // 4), -(-self.size[1] // 4)
+        return -(-self.size[0] // TILE), -(-self.size[1] // TILE)
 
     def _padded(self, channels: int, vectors: int = 1) -> int:
         lanes = vectors * CACHE_LINE // self.itemsize
@@ -152,49 +156,49 @@ class _Winograd:
     @property
     def block_tiles(self) -> int:
         """Tiles of a block."""
-        one = 36 * (self._padded(self.channels) + self._padded(self.out)) * self.itemsize
+        one = POSITIONS * (self._padded(self.channels) + self._padded(self.out)) * self.itemsize
         return min(self.tiles[0] * self.tiles[1], max(MIN_BLOCK, min(MAX_BLOCK, BLOCK_BYTES // one)))
 
     @property
     def weights(self) -> int:
         """Bytes of the packed weights."""
-        return 36 * self.channels * self._padded(self.out, 2) * self.itemsize
+        return POSITIONS * self.channels * self._padded(self.out, 2) * self.itemsize
 
     @property
     def scratch(self) -> int:
-        """Bytes of patches, products and both images."""
+        """Bytes of patches, products, image and outputs."""
         (rows, columns), lanes = self.tiles, CACHE_LINE // self.itemsize
         patches = self.block_tiles * self._padded(self.channels) + lanes
         products = self.block_tiles * self._padded(self.out, 2) + lanes
-        image = (4 * rows + 2) * (4 * columns + 2) * self._padded(self.channels)
-        output = 16 * rows * columns * self._padded(self.out)
-        return aligned_bytes(*(n * self.itemsize for n in (36 * patches, 36 * products, image, output)))
+        image = (TILE * rows + 2) * (TILE * columns + 2) * self._padded(self.channels)
+        output = TILE**2 * rows * columns * self._padded(self.out)
+        return aligned_bytes(*(n * self.itemsize for n in (POSITIONS * patches, POSITIONS * products, image, output)))
 
     @property
     def gradient_scratch(self) -> int:
-        """Bytes that the gradient of the weights needs besides."""
+        """Bytes that the weight gradient needs in addition to `scratch`."""
         lanes, out = CACHE_LINE // self.itemsize, self._padded(self.out)
         return aligned_bytes(
-            *(n * self.itemsize for n in (36 * (self.channels * out + lanes), (9 * self.channels + lanes) * out))
+            *(n * self.itemsize for n in (POSITIONS * (self.channels * out + lanes), (9 * self.channels + lanes) * out))
         )
 
 
-def _of_forward(x: Any, w: Any, window: Any) -> _Winograd:
-    return _Winograd(w.shape[1], w.shape[0], _output(x, w, window)[2:], x.dtype.itemsize)
+def _of_forward(x: Any, w: Any, window: Any) -> _WinogradSizes:
+    return _WinogradSizes(w.shape[1], w.shape[0], _output(x, w, window)[2:], x.dtype.itemsize)
 
 
-def _of_input_grad(g: Any, w: Any, size: tuple[int, int]) -> _Winograd:
-    return _Winograd(w.shape[0], w.shape[1], size, g.dtype.itemsize)
+def _of_input_grad(g: Any, w: Any, size: tuple[int, int]) -> _WinogradSizes:
+    return _WinogradSizes(w.shape[0], w.shape[1], size, g.dtype.itemsize)
 
 
-def _of_weight_grad(x: Any, g: Any) -> _Winograd:
-    return _Winograd(x.shape[1], g.shape[1], g.shape[2:], x.dtype.itemsize)
+def _of_weight_grad(x: Any, g: Any) -> _WinogradSizes:
+    return _WinogradSizes(x.shape[1], g.shape[1], g.shape[2:], x.dtype.itemsize)
 
 
 def _weight_grad_items(x: Any, g: Any, window: Any, size: tuple[int, int], precision: str) -> tuple[bool, ...] | None:
     w, found = (g.shape[1], x.shape[1], *size), _of_weight_grad(x, g)
-    enough = MIN_TILES_OF_LARGE if w[0] * w[1] > LARGE else MIN_TILES
-    return (True, True) if _winograd(w, window, g.shape[2:]) and math.prod(found.tiles) >= enough else None
+    enough = MIN_TILES_OF_MANY if w[0] * w[1] > MANY_WEIGHTS else MIN_TILES
+    return (True, True) if _suits_winograd(w, window, g.shape[2:]) and math.prod(found.tiles) >= enough else None
 
 
 FORWARD_WINOGRAD = CKernel(
@@ -205,7 +209,7 @@ FORWARD_WINOGRAD = CKernel(
         _of_forward(x, w, window).block_tiles,
     ),
     items=lambda x, w, window, precision: (
-        (True, False) if _winograd(w.shape, window, _output(x, w, window)[2:]) else None
+        (True, False) if _suits_winograd(w.shape, window, _output(x, w, window)[2:]) else None
     ),
     scratch=lambda x, w, window, precision: _of_forward(x, w, window).scratch,
     prepared=lambda x, w, window, precision: _of_forward(x, w, window).weights,
@@ -217,7 +221,7 @@ INPUT_GRAD_WINOGRAD = CKernel(
         *_input_grad_numbers(g, w, window, size, precision),
         _of_input_grad(g, w, size).block_tiles,
     ),
-    items=lambda g, w, window, size, precision: (True, False) if _winograd(w.shape, window, size) else None,
+    items=lambda g, w, window, size, precision: (True, False) if _suits_winograd(w.shape, window, size) else None,
     scratch=lambda g, w, window, size, precision: _of_input_grad(g, w, size).scratch,
     prepared=lambda g, w, window, size, precision: _of_input_grad(g, w, size).weights,
 )
@@ -239,7 +243,7 @@ VECTOR_CHANNELS = 16
 """Channels are the vector axis of a convolution with a stride if their numbers are multiples of this."""
 
 
-def _channels_last(w: Any, window: Any) -> tuple[bool, ...] | None:
+def _channels_last_items(w: Any, window: Any) -> tuple[bool, ...] | None:
     plain = max(window.stride) > 1 and window.dilation == (1, 1) and window.groups == 1
     return (True, False) if plain and all(n > 0 and n % VECTOR_CHANNELS == 0 for n in w.shape[:2]) else None
 
@@ -274,7 +278,7 @@ FORWARD_CHANNELS_LAST = CKernel(
     "conv_channels_last.c",
     "conv2d_channels_last",
     _forward_numbers,
-    items=lambda x, w, window, precision: _channels_last(w, window),
+    items=lambda x, w, window, precision: _channels_last_items(w, window),
     scratch=_channels_last_scratch,
     prepared=lambda x, w, window, precision: _channels_last_weights(w),
 )
@@ -282,7 +286,7 @@ INPUT_GRAD_CHANNELS_LAST = CKernel(
     "conv_channels_last.c",
     "conv2d_input_grad_channels_last",
     _input_grad_numbers,
-    items=lambda g, w, window, size, precision: _channels_last(w, window),
+    items=lambda g, w, window, size, precision: _channels_last_items(w, window),
     scratch=_input_grad_channels_last_scratch,
     prepared=lambda g, w, window, size, precision: _channels_last_weights(w),
 )

@@ -24,7 +24,7 @@ MAX_SORTS = 4
 CHUNK, MAX_BLOCKS = 4096, 512
 """Positions of a block of a sort; maximum of blocks."""
 ROWS, MAX_ROW_BYTES = (4, 2, 1), 64 << 10
-"""Rows of a block of `sum_rows`, and the bytes of several rows at most."""
+"""Numbers of rows that a block of `sum_rows` may have; maximum bytes of several rows."""
 ROW_THREADS = 512
 """Threads of a block of `sum_rows`."""
 
@@ -42,7 +42,8 @@ def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -
 
 
 def _by_rows(target: Target, numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> CudaKernel | None:
-    """Rows of ct in shared memory: where inner is 1, rows fit, and there is one for each multiprocessor."""
+    """The kernel with rows of ct in shared memory; None unless inner is 1, a row fits, and there is one for each
+    multiprocessor."""
     outer, length, inner, count = numbers
     size = count * int(ct.dtype.itemsize)
     if inner != 1 or outer < target.multiprocessors or size > target.shared:
@@ -51,13 +52,18 @@ def _by_rows(target: Target, numbers: indexing.Lengths, ct: Any, indices: Any, s
     launches, scratch = _sort(numbers, ct, indices, sorts)
     starts = _step("list_starts", numbers, ct, indices, {"PASS": sorts}, elements=length + 1)
     blocks, shared = -(-outer // rows), rows * size
-    macros = {"PASS": sorts, "ROWS": rows, "WIDTH": vector_width(rows * count, ct.dtype.itemsize)}
+    macros = {
+        "PASS": sorts,
+        "ROWS": rows,
+        "ROW_THREADS": ROW_THREADS,
+        "WIDTH": vector_width(rows * count, ct.dtype.itemsize),
+    }
     add = _step("sum_rows", numbers, ct, indices, macros, blocks=blocks, threads=ROW_THREADS, shared=shared)
     return CudaKernel((*launches, starts, add), scratch + 4 * (length + 1))
 
 
 def _by_segments(target: Target, numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> CudaKernel:
-    """Sums of segments of the sorted positions, then of each index."""
+    """The kernel that adds segments of the sorted positions, then the segments of each index."""
     outer, length, inner, count = numbers
     width = vector_width(inner, ct.dtype.itemsize)
     segments = -(-count // SEGMENT)

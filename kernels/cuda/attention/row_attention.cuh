@@ -19,7 +19,7 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
         __device__ __forceinline__ T at(int row, int k) const { return from[K_MAJOR ? row * STRIDE + k : k * STRIDE + row]; }
     };
 
-    // A product of TILE rows and COLUMNS columns. A lane has at most NEIGHBOURS neighbouring columns.
+    // A product of TILE rows and COLUMNS columns. NEIGHBOURS: the most neighbouring columns of a lane.
     template <int COLUMNS, int NEIGHBOURS> struct Product {
         typedef Mma<TILE, COLUMNS, BF16X3, 1, NEIGHBOURS> WarpOp;
         static constexpr int TM = WarpOp::TM, TN = WarpOp::TN;

@@ -1,8 +1,9 @@
-// Attention of short sequences whose q, k and v are side by side, and its gradient, by mma.sync in bf16x3: a block takes
-// RowAttention::TILE rows, which are whole sequences, and each of its warps some heads. Every array is read from global memory once
-// or, for operands of two products, from the cache.
+// Attention of short sequences whose q, k and v are side by side, and its gradient, by mma.sync in bf16x3. A block computes
+// RowAttention::TILE rows, which are whole sequences, and each of its warps some heads. An array is loaded once for each product
+// that reads it; only the first load goes to device memory, the next ones hit the cache.
 //
-// Macros (short.py): SEQUENCE_ROWS, HEAD_COUNT, HEAD_WIDTH, CAUSAL_ORDER, BLOCK_THREADS, SHARED_BYTES.
+// Macros (short.py): SEQUENCE_ROWS: rows of a sequence. HEAD_COUNT, HEAD_WIDTH. CAUSAL_ORDER: 1 with a causal mask. BLOCK_THREADS:
+// threads of a block.
 #include "attention/row_attention.cuh"
 
 typedef RowAttention<16, SEQUENCE_ROWS, HEAD_COUNT, HEAD_WIDTH, CAUSAL_ORDER> Attention;

@@ -58,7 +58,7 @@ template <typename E> __device__ __forceinline__ void prefetch_l2(const E *from,
 template <typename A> struct TotalOf { typedef A type; };
 template <> struct TotalOf<float> { typedef double type; };
 
-// The bits of the nearest bfloat16, ties to even, and the number of such bits.
+// The bits of the bfloat16 that is nearest to x, ties to even; the number that such bits stand for.
 __device__ __forceinline__ uint16_t bfloat16_bits(float x) {
     const uint32_t bits = __float_as_uint(x);
     return x == x ? bits + 0x7fff + (bits >> 16 & 1) >> 16 : bits >> 16 | 0x40;

@@ -6,8 +6,8 @@
 // The call operator gets elements (item, row, column) to (item, row, column + WIDE - 1) of C. item: the matrix of the batch.
 // index: the first element's index in memory. The operator calls load_aux(), which loads the auxiliary inputs and does not
 // depend on the product, and write(). prefetch() prefetches to L2 `count` contiguous elements of the auxiliary inputs of C's
-// shape. WIDEST: the elements of 16 bytes of the largest type of C's shape. A pooling epilogue gets the elements of a window, row
-// by row, and the index of its maximum.
+// shape. WIDEST: the most elements of a vector: 16 bytes of the largest type among the arrays of C's shape. A pooling epilogue gets
+// the elements of a window, row by row, and the index of its maximum.
 #pragma once
 #include "common/common.cuh"
 

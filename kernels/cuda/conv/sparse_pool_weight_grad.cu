@@ -5,8 +5,8 @@
 // warp loads images while it stores gradients, and vice versa. Accumulators are as in conv/shifted_weight_grad_bf16x3.cu, but
 // over all positions of a stage, of which at most half are not zero.
 //
-// BIAS: also the bias gradient, as the product of the gradient and ones; each warpgroup multiplies one term. So the gradient is
-// rounded (MANTISSA) for it too.
+// BIAS: also the bias gradient, as the product of the gradient and ones; each warpgroup multiplies one term. So the bias
+// gradient sums rounded numbers (MANTISSA) too.
 #include "conv/shifted_weight_grad.cuh"
 #include "conv/sparse_pool.cuh"
 
@@ -94,7 +94,8 @@ __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const 
     products({0, 0}, false);
 #if BIAS
     const uint64_t b_of_ones = smem_descriptor(shared + ONES, CORE_MATRIX_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
-    const int term = TERMS_USED == BF16X3_TERMS ? row : min(row, TERMS_USED - 1); // the sums of a term too many are dropped
+    // With fewer terms than warpgroups, some warpgroups multiply the last term again; their sums are dropped below.
+    const int term = TERMS_USED == BF16X3_TERMS ? row : min(row, TERMS_USED - 1);
     #pragma unroll
     for (int k = 0; k < STAGE_POSITIONS / STEP; k++)
         wgmma_sparse<true, true>(

@@ -4,10 +4,10 @@
 // TMA loads tiles of 64 k with the 128-byte swizzle. A K-major operand is a box of rows with 128 bytes of k each. Of an operand
 // that is not K-major (MN_MAJOR_A, MN_MAJOR_B) a box has 64 rows of k, each with 128 bytes of rows of op(A) or columns of op(B).
 //
-// SPLITS > 1: the tiles that do not fill all multiprocessors, which come last, are split along K (split-K). Their partial sums go
-// to scratch, tile by tile, and sum_bfloat16_splits adds them. `whole`: the number of tiles before them.
+// SPLITS > 1: the tiles of the last wave, which do not fill all multiprocessors, are split along K (split-K). Their partial sums go
+// to scratch, tile by tile, and sum_bfloat16_splits adds them. `whole`: the number of tiles that are not split.
 //
-// Macros (Bfloat16Gemm in bfloat16.py): TILE_N, TILE_STAGES, SPLITS, MN_MAJOR_*. WIDE_C: most elements per store.
+// Macros (Bfloat16Gemm in bfloat16.py): TILE_N, TILE_STAGES, SPLITS, MN_MAJOR_*. WIDE_C: maximum elements per store.
 #include "sm90/pipeline.cuh"
 #include "sm90/tma.cuh"
 #include "sm90/warp_epilogue.cuh"
@@ -17,6 +17,7 @@ constexpr int CONSUMERS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMERS;
 constexpr int SIZE_A = TILE_M * ROW_BYTES, SIZE = SIZE_A + TILE_N * ROW_BYTES; // of a stage
 constexpr int BOX_ROWS = 64, BOX_BYTES = BOX_ROWS * ROW_BYTES;                 // of an operand that is not K-major
 static_assert(1024 + TILE_STAGES * SIZE == SHARED_BYTES, "as `Bfloat16Tile.shared` in bfloat16.py says");
+static_assert(THREADS == BLOCK_THREADS, "as THREADS in bfloat16.py says");
 
 struct alignas(128) TensorMaps {
     TensorMap a, b;
@@ -34,10 +35,11 @@ struct Work {
     __device__ __forceinline__ int items() const { return whole + SPLITS * split; }
 };
 
-// Item `i` of it.
+// Item `i` of the work: a tile of the result, over tiles `begin` to `end` of K. row, column: where the tile begins in the matrix.
+// part: the number of its partial sums; -1 for a whole tile.
 struct Item {
     TileCoord at;
-    int part, row, column, begin, end; // number of the partial sums, or -1; of the matrix; tiles of K
+    int part, row, column, begin, end;
 
     __device__ __forceinline__ Item(int i, const Work &work)
         : at(is_whole(i, work) ? i : work.whole + (i - work.whole) % work.split, work.rows, work.columns) {
@@ -166,12 +168,15 @@ KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const uint16_t *a, const uint
 }
 
 constexpr int SUM_THREADS = 256, SUM_COLUMNS = 4; // of a block; of a thread
+static_assert(SUM_THREADS == SUM_BLOCK_THREADS && SUM_THREADS * SUM_COLUMNS == SUM_BLOCK_ELEMENTS,
+    "as SUM_THREADS and SUM_ELEMENTS in bfloat16.py say");
 
 // Adds the partial sums of each split tile in order, and calls the epilogue.
 KERNEL __launch_bounds__(SUM_THREADS) sum_bfloat16_splits(const uint16_t *a, const uint16_t *b, const Epilogue epilogue,
     int64_t batch, int64_t m, int64_t n, int64_t k, int64_t whole, char *scratch) {
     wait_for_inputs();
-    constexpr int WIDEST = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST, WIDE = WIDEST < SUM_COLUMNS ? WIDEST : SUM_COLUMNS;
+    constexpr int WIDEST = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST;
+    constexpr int WIDE = WIDEST < SUM_COLUMNS ? WIDEST : SUM_COLUMNS;
     constexpr int ROW = TILE_N / SUM_COLUMNS;
     const Work work(batch, m, n, k, whole);
     const int i = blockIdx.x * SUM_THREADS + threadIdx.x, tile = i / (TILE_M * ROW);

@@ -63,7 +63,7 @@ KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, co
     const Output output = {epilogue};
 #endif
     char *shared = (char *)shared_bytes;
-    const Tiled staged = {(T *)(shared + STAGES * STAGE)}; // where copies were staged, all of which have been read before
+    const Tiled staged = {(T *)(shared + STAGES * STAGE)}; // over the buffers of float32, which have all been read
     __shared__ Barriers barriers;
     multiply_splits<ONE_TILE ? 128 : 0>(schedule, barriers, shared,
         [&](const TileSplit &work, const AccumulatorTile &tile, int, const float (&sums)[SUMS]) {

@@ -16,7 +16,7 @@
 constexpr int TILE_M = 128, ROWS = 64, CONSUMERS = TILE_M / ROWS; // CONSUMERS: warpgroups, of ROWS rows each
 constexpr int PRODUCER_THREADS = 2 * WARPGROUP, GEMM_THREADS = PRODUCER_THREADS + CONSUMERS * WARPGROUP;
 constexpr int TILE_K = 32, MMA_K = 16, STAGES = 3; // K of a stage and of an instruction
-constexpr int AHEAD = 1, BUFFERS = AHEAD + 1; // stages that are copied ahead of the split; buffers for float32
+constexpr int AHEAD = 1, BUFFERS = AHEAD + 1;      // stages that are copied ahead of the split; buffers for float32
 constexpr int SUMS = TILE_N / 2;                   // accumulators of a thread
 constexpr int STAGGER = 2;                         // stages by which a consumer warpgroup starts before the next one
 
@@ -156,7 +156,7 @@ template <class Schedule> __device__ __forceinline__ void produce(
             return;
         }
         cp_async_commit_group();
-        buffer = buffer == staging + AHEAD * STAGING ? staging : buffer + STAGING; // that of stage i
+        buffer = buffer == staging + AHEAD * STAGING ? staging : buffer + STAGING; // the buffer of stage i
         if (i < 0) continue;
         cp_async_wait_group<AHEAD>();
         barriers.pipeline.wait_empty(state);
@@ -249,7 +249,8 @@ __device__ __forceinline__ void consume(Schedule schedule, Barriers &barriers, c
     }
 }
 
-// Runs all threads of a block. REGISTERS: those of a thread afterwards, if it goes on.
+// The producers and consumers of a block; all of its threads call it. REGISTERS: registers of a thread after the call; 0 if the
+// kernel then ends.
 template <int REGISTERS, class Schedule, class Store> __device__ __forceinline__ void multiply_splits(
     const Schedule &schedule, Barriers &barriers, char *shared, const Store &store) {
     if (threadIdx.x == 0) barriers.init();

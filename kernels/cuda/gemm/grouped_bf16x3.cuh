@@ -1,6 +1,6 @@
-// Products with a long K, in bf16x3 (gemm_bf16x3.cuh), whose tiles share some blocks of a launch: op(A) is the transpose of A. The
-// stages of all tiles are one sequence, which the blocks divide evenly (stream-K: M. Osama et al., 2023). A block's sums of a tile
-// go to scratch; gemm/grouped_sum.cuh adds those of several blocks.
+// Several products A^T B with a long K, in bf16x3 (gemm_bf16x3.cuh), by some blocks of a launch. The stages of all tiles are one
+// sequence, which the blocks divide evenly (stream-K: M. Osama et al., 2023). A block stores its sums of a tile in scratch;
+// gemm/grouped_sum.cuh adds the sums of several blocks.
 //
 // Macros: those of gemm_bf16x3.cuh and gemm/grouped_sum.cuh.
 #pragma once
@@ -8,17 +8,18 @@
 #include "gemm/gemm_bf16x3.cuh"
 
 static_assert(STAGES * STAGE + BUFFERS * STAGING * (int)sizeof(T) == SHARED_BYTES, "as `_shared` in grouped_products.py says");
+static_assert(TILE_M == GROUPED_M && TILE_K == GROUPED_K, "tiles and stages as gemm/grouped_sum.cuh counts them");
 
 // A and B of each product.
 typedef const T *const (&Factors)[GROUPED_COUNT][2];
 
-// The part of a block of the sequence: stages `at` to `last`.
+// The stages of a block: numbers `at` to `end` - 1 of the sequence.
 struct GroupSchedule {
     Factors factors;
-    int block, at, last;
+    int block, at, end;
 
     __device__ __forceinline__ bool next(TileSplit &work) {
-        if (at >= last) return false;
+        if (at >= end) return false;
         int first = 0, tile = 0, i = 0; // the first stage and tile of product i
         Product product(0);
         while (at >= first + product.stages * product.tiles()) {
@@ -30,7 +31,7 @@ struct GroupSchedule {
         work.matrices = {factors[i][0], factors[i][1], product.m, product.n, product.k};
         work.at = TileCoord(within, product.rows(), product.columns());
         work.begin = (at - first) % product.stages;
-        work.end = min(product.stages, work.begin + last - at);
+        work.end = min(product.stages, work.begin + end - at);
         work.slot = tile + within + block;
         at += work.end - work.begin;
         return true;

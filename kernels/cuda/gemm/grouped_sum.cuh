@@ -1,6 +1,7 @@
-// How the blocks of gemm/grouped_bf16x3.cu divide the stages of several products, and the sums of their parts.
+// How the blocks of gemm/grouped_bf16x3.cuh divide the stages of several products, and the sum of their partial sums.
 //
-// Macros: GROUPED_BLOCKS, the thread blocks of that launch; GROUPED_COUNT, the number of products; GROUPED_LENGTHS: M, N, K of each, in braces; TILE_N.
+// Macros (grouped_products.py): TILE_N. GROUPED_BLOCKS: the blocks that multiply. GROUPED_COUNT: the number of products.
+// GROUPED_LENGTHS: M, N, K of each, in braces. GROUPED_VECTOR: neighbouring elements that a thread adds.
 #pragma once
 #include "gemm/gemm.cuh"
 
@@ -34,17 +35,18 @@ __device__ __forceinline__ int64_t stages_before(int i) {
 // The first stage of a block.
 __device__ __forceinline__ int first_stage(int block) { return stages_before(GROUPED_COUNT) * block / GROUPED_BLOCKS; }
 
-// Adds the sums of WIDE neighbouring elements that the blocks have computed of product I, in the order of the blocks, and passes them
-// to `out`. FIRST_TILE: the number of its first tile. Block `block` of THREADS threads.
+// Adds the partial sums of product I, in the order of the blocks that have computed them, and passes the sums to `out`: block
+// `block` of THREADS threads, each of which computes WIDE neighbouring elements. FIRST_TILE: the number of the first tile of
+// product I among those of all products.
 template <int I, int FIRST_TILE, int THREADS, class Out> __device__ __forceinline__ void add_parts(
     const char *scratch, const Out &out, int block) {
-    constexpr int WIDE = 4;
+    constexpr int WIDE = GROUPED_VECTOR;
     const Product product(I);
     const int at = (block * THREADS + threadIdx.x) * WIDE;
     if (at >= product.m * product.n) return;
     const int row = at / product.n, column = at % product.n;
     const auto aux = out.template load_aux<WIDE>(0, row, column, at);
-    // The tile's number, which is that of TileCoord.
+    // The tile's number, as TileCoord counts.
     const int down = row / GROUPED_M, group = down / SWIZZLED_ROWS * SWIZZLED_ROWS;
     const int height = min(SWIZZLED_ROWS, product.rows() - group);
     const int tile = group * product.columns() + column / TILE_N * height + down - group;

@@ -11,7 +11,7 @@
 // root mean square is not between 2^-55 and 2^70 are for gemm/fp32_fallback.cu.
 //
 // Where row statistics predict a large fallback, scaled elements are split into three bfloat16 terms instead, which keep all
-// bits (Format<BF16X3>); six products make up one of float32. That takes twice the time of FP16X2, and a third of that of FMA.
+// bits (Format<BF16X3>); six products make up one of float32. That takes twice the time of FP16X2, and a third of the time of FMA.
 //
 // SPLITS: TF32 and BFLOAT16 may split K among blocks (split-K). The partial sums are at the beginning of scratch.
 #pragma once
@@ -120,7 +120,7 @@ struct PackedLayout {
         maps = (TensorMaps *)packed_tile(DIRECT_B ? blocks_a : row_blocks, 0, 1);
     }
 
-    // Bytes of the partial sums.
+    // Bytes of the partial sums of split-K.
     __device__ __forceinline__ int64_t split_bytes() const {
         return SPLITS > 1 ? (SPLITS * batch * m * n * 4 + 127) / 128 * 128 : 0;
     }

@@ -1,10 +1,10 @@
 // C = op(A) op(B) of large matrices by WGMMA, from packed operands: see gemm/packed.cuh. Persistent and warp-specialised: one
 // block per multiprocessor goes from tile to tile; one thread issues copies, two consumer warpgroups multiply.
 //
-// With SPLITS > 1 it writes partial sums to scratch; gemm/split_k_sum.cu adds them.
+// With SPLITS > 1 the partial sums go to scratch; gemm/split_k_sum.cu adds them.
 //
-// Macros (PackedGemm in packed.py): MMA_KIND, TILE_N, TILE_STAGES, DIRECT_*, SPLITS. WIDE_C: elements per store; for TF32 and
-// BFLOAT16 at most.
+// Macros (PackedGemm in packed.py): MMA_KIND, TILE_N, TILE_STAGES, DIRECT_*, SPLITS. WIDE_C: elements per store; for TF32
+// and BFLOAT16 the maximum.
 #include "gemm/packed_accumulate.cuh"
 #include "sm90/warp_epilogue.cuh"
 

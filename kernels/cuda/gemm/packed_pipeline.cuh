@@ -34,7 +34,7 @@ template <int TERMS> struct Stage {
     }
 };
 
-// What a block computes at a time: a tile of the result, over packed tiles `begin` to `end` of K.
+// Item `i` of the work: a tile of the result, over packed tiles `begin` to `end` of K.
 struct TileSplit {
     int tile, split, begin, end;
 

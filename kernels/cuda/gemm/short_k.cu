@@ -1,18 +1,20 @@
-// C = op(A) op(B) for a K of a few numbers, by FMA of rounded operands (MANTISSA). Most of the time goes to C and to the arrays
-// that the epilogue reads, so each thread keeps its columns of op(B) in registers and goes down the rows.
+// C = op(A) op(B) with a short K, by FMA of rounded operands (MANTISSA). Most of the time is spent on C and the arrays that the
+// epilogue reads, so each thread keeps its columns of op(B) in registers and goes from row to row.
 //
-// Macros (ShortKGemm in short_k.py): LENGTH_K, ROWS: rows of a block. TRANSPOSE_A and TRANSPOSE_B. WIDE_C: most columns of a thread.
+// Macros (ShortKGemm in short_k.py): LENGTH_K, TRANSPOSE_A, TRANSPOSE_B. ROWS: rows of a block. WIDE_C: maximum
+// columns of a thread.
 #include "common/epilogue.cuh"
 #include "common/rounding.cuh"
 
 constexpr int WIDE = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST; // columns of a thread at a time
 constexpr int THREADS = 256, COLUMNS = THREADS * WIDE;                       // of a block
-constexpr int BATCH = 4; // rows whose auxiliary inputs are loaded before the first is written
+static_assert(THREADS == BLOCK_THREADS, "as THREADS in short_k.py says");
+constexpr int ROWS_AT_ONCE = 4; // rows whose auxiliary inputs are loaded before any of them is written
 
 KERNEL __launch_bounds__(THREADS) short_k_gemm(
     const T *a, const T *b, const Epilogue epilogue, int64_t batch, int64_t m, int64_t n) {
     wait_for_inputs();
-    if (blockIdx.x * COLUMNS >= n) return; // the grid is that of the narrowest threads
+    if (blockIdx.x * COLUMNS >= n) return; // the grid has blocks for threads with the fewest columns
     const int64_t item = blockIdx.z;
     const int row0 = blockIdx.y * ROWS, column = blockIdx.x * COLUMNS + threadIdx.x * WIDE;
     a += item * m * LENGTH_K;
@@ -33,15 +35,15 @@ KERNEL __launch_bounds__(THREADS) short_k_gemm(
     __syncthreads();
     if (column >= n) return;
     const int rows = min((int64_t)ROWS, m - row0);
-    for (int first = 0; first < rows; first += BATCH) {
-        Epilogue::Aux<WIDE> aux[BATCH];
+    for (int first = 0; first < rows; first += ROWS_AT_ONCE) {
+        Epilogue::Aux<WIDE> aux[ROWS_AT_ONCE];
         #pragma unroll
-        for (int i = 0; i < BATCH; i++) { // a branch would serialise the loads
+        for (int i = 0; i < ROWS_AT_ONCE; i++) { // a branch would serialise the loads
             const int row = row0 + min(first + i, rows - 1);
             aux[i] = epilogue.template load_aux<WIDE>(item, row, column, (item * m + row) * n + column);
         }
         #pragma unroll
-        for (int i = 0; i < BATCH; i++) {
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
             if (first + i >= rows) return;
             T sum[WIDE] = {};
             #pragma unroll

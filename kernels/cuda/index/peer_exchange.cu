@@ -1,14 +1,15 @@
-// Exchanges bytes between GPUs that have mapped each other's memory, by loads through NVLink.
+// Exchanges bytes between GPUs that have mapped each other's memory, by loads through NVLink or PCIe.
 //
-// Each rank has a window, which the others have mapped: for each of two rounds and each block a chunk for every rank,
-// then flags and counters. In a round, block b writes chunks to its own window and sets a flag in each peer's window.
-// It waits for the flags of block b of all peers, and reads its chunks from their windows. It writes to the same chunk
-// two rounds later: a peer that has announced the round between has read the chunk.
+// Each rank has a window, which its peers have mapped: chunks, then flags and counters. A block has two buffers of one
+// chunk for every rank, which it uses in turn. In a round, block b writes chunks to its own window and sets a flag in
+// each peer's window. It waits for the flags of block b of all peers, and reads its chunks from their windows. It writes
+// to a chunk again two rounds later. By then each peer has set its flag of the round between, and so has read the chunk.
 //
-// Blocks wait for blocks of the same number only, so they need not all run at the same time.
+// Block b waits for block b of the peers only, so not all blocks have to run at the same time.
+//
+// Macros (PeerMemory in peer_memory.py): RANKS. BLOCK_THREADS: threads of a block. BLOCKS: the most blocks of a grid. CHUNK: bytes
+// of a chunk. FLAGS_AT: the offset of the flags in a window.
 #include "common/common.cuh"
-
-#define THREADS 512
 
 struct Windows {
     char *of[RANKS];
@@ -18,18 +19,19 @@ static __device__ void copy(char *to, const char *from, int64_t size)
 {
     if ((((uintptr_t)to | (uintptr_t)from | (uintptr_t)size) & 15) == 0) {
         #pragma unroll 4
-        for (int64_t i = threadIdx.x; i < size / 16; i += THREADS) ((uint4 *)to)[i] = ((const uint4 *)from)[i];
+        for (int64_t i = threadIdx.x; i < size / 16; i += BLOCK_THREADS) ((uint4 *)to)[i] = ((const uint4 *)from)[i];
     } else {
-        for (int64_t i = threadIdx.x; i < size; i += THREADS) to[i] = from[i];
+        for (int64_t i = threadIdx.x; i < size; i += BLOCK_THREADS) to[i] = from[i];
     }
 }
 
+// The flag that rank `rank` sets in a window for this block.
 static __device__ uint32_t *flag(char *window, int64_t rank)
 {
     return (uint32_t *)(window + FLAGS_AT) + rank * BLOCKS + blockIdx.x;
 }
 
-// all_gather: item r of `received` becomes rank r's `sent`. Otherwise (all-to-all) item `rank` of it.
+// all_gather: item r of `received` is what rank r has sent. Otherwise (all-to-all) it is item `rank` of what rank r has sent.
 // size: bytes of an item.
 KERNEL peer_exchange(
     const char *sent, char *received, const Windows windows, int64_t rank, int64_t size, int64_t all_gather)

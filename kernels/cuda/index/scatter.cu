@@ -7,8 +7,8 @@
 // order of the additions follows from the indices alone, so each run gives the same bits.
 //
 // For inner = 1, list_starts finds where each index begins among the sorted positions. A block of sum_rows copies ROWS rows of
-// ct to shared memory, and its threads add the positions of each index there. So each element of ct and y crosses device
-// memory once.
+// ct to shared memory, and each thread adds the elements at the positions of an index. So device memory is read once for each
+// element of ct, and written once for each element of y.
 #include "common/collectives.cuh"
 #include "common/divisor.cuh"
 
@@ -34,6 +34,10 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 // Values of `outer` that a block of sum_rows computes.
 #ifndef ROWS
 #define ROWS 1
+#endif
+// Threads of a block of sum_rows.
+#ifndef ROW_THREADS
+#define ROW_THREADS 512
 #endif
 
 #define SCATTER_NUMBERS int64_t outer, int64_t length, int64_t inner, int64_t count, int64_t blocks, int64_t chunk
@@ -272,7 +276,7 @@ template <int STEP> static __device__ __forceinline__ void add_positions(
     }
 }
 
-KERNEL __launch_bounds__(512) sum_rows(const T *ct, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *bad) {
+KERNEL __launch_bounds__(ROW_THREADS) sum_rows(const T *ct, const U *, T *y, SCATTER_NUMBERS, char *scratch, int *bad) {
     wait_for_inputs();
     const Scratch memory(scratch, count, blocks);
     const uint32_t *positions = memory.position[PASS % 2];

@@ -36,7 +36,7 @@ template <typename A, int THREADS, int COLUMNS_, int WIDE> struct ColumnSum {
         }
     }
 
-    // write(column, total), total a Total, for each of the block's columns. All threads of the block call it.
+    // Calls write(column, total) for each of the block's columns, with a `total` of type Total. All threads of the block call it.
     template <int COLUMNS, typename Write> __device__ __forceinline__ void finish(Write write) {
         Total *const shared = (Total *)shared_bytes;
         const int own = threadIdx.x % ACROSS * WIDE, down = threadIdx.x / ACROSS;

@@ -36,7 +36,8 @@ __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_g
 struct alignas(128) TensorMap {
     uint64_t words[16];
 
-    // By a warp, whose threads may then load. The map is made in shared memory: each change of one in global memory takes long.
+    // By a warp, whose threads may then load. The map is made in shared memory, because changes in global memory
+    // are slow.
     template <typename E> __device__ void encode(
         TensorMap &in_shared, const E *x, int columns, int rows, int matrices, int box_rows) {
         const int lane = threadIdx.x % WARP;
@@ -59,7 +60,7 @@ struct alignas(128) TensorMap {
     }
 
   private:
-    // Fills a map at this address of shared memory.
+    // Fills the map at address `made` of shared memory.
     template <typename E> __device__ static void set(
         unsigned made, const E *x, int columns, int rows, int matrices, int box_rows) {
 #define SET(FIELD, TYPE, ...) \

@@ -1,6 +1,6 @@
-// An epilogue through shared memory, for WGMMA accumulators. A lane's accumulators are pairs of columns. Here each warp exchanges
-// those of its 16 rows, ROUND_COLUMNS columns at a time, so that a lane passes wider vectors to the epilogue and neighbouring
-// lanes access neighbouring memory. Auxiliary inputs are loaded some rounds ahead.
+// An epilogue through shared memory, for WGMMA accumulators. A lane's accumulators are pairs of columns. Each warp transposes its
+// 16 rows through shared memory, ROUND_COLUMNS columns in a round, so that a lane passes wider vectors to the epilogue and
+// neighbouring lanes access neighbouring memory. Auxiliary inputs are loaded AHEAD rounds before they are used.
 #pragma once
 #include "sm90/accumulator.cuh"
 
@@ -20,7 +20,7 @@ template <int WIDE, class Out> struct WarpEpilogue {
     __device__ __forceinline__ WarpEpilogue(const AccumulatorTile &tile, const Out &out, WarpStaging &staging)
         : tile(tile), out(out), staging(staging) {}
 
-    // Prefetches the auxiliary inputs to L2: half of the threads of a warpgroup a row each.
+    // Prefetches the auxiliary inputs to L2. Each thread of half a warpgroup prefetches a row.
     __device__ __forceinline__ static void prefetch(const AccumulatorTile &tile, const Out &out, int columns) {
         const int thread = threadIdx.x % WARPGROUP, row = tile.row0 + thread;
         if (thread < WARPGROUP / 2 && row < tile.m)
@@ -78,7 +78,8 @@ template <int WIDE, class Out> struct WarpEpilogue {
         }
         return v;
     }
-    // Outside the matrix it loads the auxiliary inputs of another vector: a branch would serialise the loads.
+    // Loads the auxiliary inputs of a round. Outside of the matrix it loads those of another vector, because a branch would
+    // serialise the loads.
     __device__ __forceinline__ void start(int round) {
         #pragma unroll
         for (int i = 0; i < VECTORS; i++) {

@@ -179,8 +179,8 @@ class _Equations:
     plan: MemoryPlan
 
     @cached_property
-    def moved(self) -> list[Place]:
-        return self.plan.moved
+    def part_places(self) -> list[Place]:
+        return self.plan.part_places
 
     def function(self, number: int, equation: Equation) -> str | None:
         """The name of the team function that computes an equation; None where there is nothing to compute."""
@@ -211,7 +211,8 @@ class _Equations:
         start = {"input": 0, "constant": len(self.program.inputs)}
         start["output"] = start["constant"] + len(self.program.constants)
         if offset:
-            at, where = self.moved.index(self.plan.places[v]) + len(self.program.outputs), "output"
+            # In io, parts follow the results.
+            where, at = "output", len(self.program.outputs) + self.part_places.index(self.plan.places[v])
         return f"(({pointer(v)})m->io[{start[where] + at}])"
 
     def _loops(self, equation: Equation) -> list[str]:

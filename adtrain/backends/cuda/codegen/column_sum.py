@@ -18,54 +18,54 @@ from adtrain.core.types import Shape
 from adtrain.passes.fuse_column_sums import BLOCK_COLUMNS, VECTOR, column_blocks
 
 THREADS = 256
-"""Threads of a launch of its own."""
+"""Threads of a block of a launch that computes only such sums."""
 MIN_ROWS = 512
-"""The least rows of a slice."""
-TOTAL = "double"
-"""The type of totals."""
+"""Minimum rows of a split."""
+TOTAL, TOTAL_BYTES = "double", 8
+"""The type of totals (`TotalOf` of every floating-point type), and its size."""
 
 
 def column_sum_kernels(equation: Equation, target: Target) -> list[Kernel]:
-    """The launches of a `column_sum` equation alone.
+    """The launches of a `column_sum` equation that shares none.
 
-    If there are few columns, blocks divide the rows too, and a second launch adds their totals in order.
+    If there are few columns, the rows are split among blocks too, and a second launch adds their totals in order.
     """
     blocks, columns = column_blocks(equation), _total(equation).outputs[0].size
     rows = prod(_total(equation).inputs[0].type.shape) // columns
     most = min(2 * target.multiprocessors // blocks, rows // MIN_ROWS)
-    slices = next((s for s in range(most, 0, -1) if rows % s == 0), 1)
-    made = column_sum(equation, THREADS, slices)
-    if slices == 1:
+    splits = next((s for s in range(most, 0, -1) if rows % s == 0), 1)
+    made = column_sum(equation, THREADS, splits)
+    if splits == 1:
         return [kernel("column_sum", [made], THREADS)]
     lines = [
         "const int column = block * THREADS + threadIdx.x;",
         f"if (column >= {columns}) return;",
         f"{TOTAL} total = 0;",
         "#pragma unroll 8",
-        f"for (int i = 0; i < {slices}; i++) total += ((const {TOTAL} *)own)[i * {columns} + column];",
+        f"for (int i = 0; i < {splits}; i++) total += ((const {TOTAL} *)own)[i * {columns} + column];",
         *_after(equation),
     ]
     add = replace(made, lines=lines, blocks=-(-columns // THREADS), shared=0)
     return [kernel("column_sum", [made], THREADS), kernel("column_totals", [add], THREADS)]
 
 
-def column_sum(equation: Equation, threads: int, slices: int = 1) -> Part:
+def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
     """The part for a `column_sum` equation.
 
     Args:
-        slices: into how many the rows are divided. If there are several, their totals go to scratch memory.
+        splits: into how many the rows are divided. If there are several, their totals go to scratch memory.
     """
     body = flat(body_of(equation))
     at = body.equations.index(_total(equation))
     (x,), (y,) = body.equations[at].inputs, body.equations[at].outputs
     columns, c = y.size, c_type(x.type.dtype)
     before = _program(body.equations[:at], [x])
-    rows, blocks = prod(x.type.shape) // columns // slices, column_blocks(equation)
-    row, block = ("(first_row + row)", f"block % {blocks}") if slices > 1 else ("row", "block")
+    rows, blocks = prod(x.type.shape) // columns // splits, column_blocks(equation)
+    row, block = ("(first_row + row)", f"block % {blocks}") if splits > 1 else ("row", "block")
     load, values = _loads(before, x.type.shape, _names(body), row, "column", VECTOR, columns)
     lines = [
         f"constexpr int ROWS = {rows}, COLUMNS = {columns}, WIDE = {VECTOR};",
-        *([f"const int slice = block / {blocks}, first_row = slice * ROWS;"] if slices > 1 else []),
+        *([f"const int split = block / {blocks}, first_row = split * ROWS;"] if splits > 1 else []),
         f"ColumnSum<{c}, THREADS, {BLOCK_COLUMNS}, WIDE> sum({block});",
         f"sum.add_rows<ROWS, COLUMNS>([&](int row, int column, {c} (&terms)[WIDE]) {{",
         *indented(load),
@@ -75,15 +75,13 @@ def column_sum(equation: Equation, threads: int, slices: int = 1) -> Part:
         "    }",
         "});",
         f"sum.finish<COLUMNS>([&](int column, {TOTAL} total) {{",
-        *indented([f"(({TOTAL} *)own)[slice * COLUMNS + column] = total;"] if slices > 1 else _after(equation)),
+        *indented([f"(({TOTAL} *)own)[split * COLUMNS + column] = total;"] if splits > 1 else _after(equation)),
         "});",
     ]
-    shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * 8  # totals are float64
-    scratch = slices * columns * 8 if slices > 1 else 0
+    shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * TOTAL_BYTES
+    scratch = splits * columns * TOTAL_BYTES if splits > 1 else 0
     headers = ("common/common.cuh", "reduce/column_sum.cuh")
-    return Part(
-        lines, body.inputs, body.outputs, headers, blocks=blocks * slices, shared=shared, scratch=scratch
-    )  # fmt: skip
+    return Part(lines, body.inputs, body.outputs, headers, blocks=blocks * splits, shared=shared, scratch=scratch)
 
 
 def _total(equation: Equation) -> Equation:

@@ -1,6 +1,6 @@
 """Grouped products: a launch that computes partial sums of all products; one that adds them and runs the epilogues.
 
-Sums of columns share the first launch. They wait for memory while the others multiply.
+Sums of columns share the first launch. Their blocks wait for memory while the others multiply.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_sta
 from adtrain.passes.fuse_horizontally import product_lengths
 
 THREADS, VECTOR = 256, 4
-"""Threads of a block of the second launch, and elements of a thread."""
-READ = 30
+"""Threads of a block of the second launch; neighbouring elements that a thread computes (GROUPED_VECTOR)."""
+BYTES_PER_CYCLE = 30
 """Bytes that a multiprocessor reads in a cycle for sums of columns."""
 ITEMSIZE = np.dtype(np.float32).itemsize
 
@@ -37,7 +37,8 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
     lengths = [product_lengths(e)[1:] for e in products]
     tile = min(map(Bf16x3Tile, BF16X3_EVEN_WIDTHS), key=lambda t: sum(_stages(t, lengths)) * bf16x3_stage_cycles(t))
     stages, tiles = sum(_stages(tile, lengths)), [tile.tiles(1, m, n) for m, n, _ in lengths]
-    multiply, read = stages * bf16x3_stage_cycles(tile), sum(ITEMSIZE * v.size for e in sums for v in e.inputs) / READ
+    multiply = stages * bf16x3_stage_cycles(tile)
+    read = sum(ITEMSIZE * v.size for e in sums for v in e.inputs) / BYTES_PER_CYCLE
     blocks = min(max(1, round(target.multiprocessors * multiply / (multiply + read))), stages)
     shared = _shared(tile)
     macros = {
@@ -45,6 +46,7 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
         **{"TRANSPOSE_A": 1, "TRANSPOSE_B": 0, "WIDE_A": 4, "WIDE_B": 4, "WIDE_C": 2, "SHARED_BYTES": shared},
         "GROUPED_BLOCKS": blocks,
         "GROUPED_COUNT": len(products),
+        "GROUPED_VECTOR": VECTOR,
         "GROUPED_LENGTHS": ",".join(f"{{{m},{n},{k}}}" for m, n, k in lengths),
     }
     factors = ", ".join(f"{{x{2 * i}, x{2 * i + 1}}}" for i in range(len(products)))
@@ -62,7 +64,7 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
     parts = []
     for i, e in enumerate(products):
         name = names.setdefault(epilogue(e, "").text, f"Epilogue{len(names)}")
-        parts.append(_sum(e, i, sum(tiles[:i]), name, 0 if i else scratch))
+        parts.append(_sum(e, i, sum(tiles[:i]), name, scratch if i == 0 else 0))  # one scratch memory for all parts
     launches = [
         kernel("grouped_products", [first, *(column_sum(e, GEMM_THREADS) for e in sums)], GEMM_THREADS, "float"),
         kernel("grouped_sum", parts, THREADS, "float"),
@@ -76,8 +78,8 @@ def _sum(equation: Equation, number: int, first_tile: int, name: str, scratch: i
     after = epilogue(equation, name)
     pointers = [f"x{i}" for i in range(len(after.inputs))] + [f"y{i}" for i in range(len(after.outputs))]
     lines = [
-        f"const {name} end = {{{', '.join(pointers)}}};",
-        f"add_parts<{number}, {first_tile}, THREADS>(scratch, end, block);",
+        f"const {name} out = {{{', '.join(pointers)}}};",
+        f"add_parts<{number}, {first_tile}, THREADS>(scratch, out, block);",
     ]
     size = prod(product_lengths(equation)[1:3])
     headers = ("common/common.cuh", "gemm/grouped_sum.cuh")

@@ -64,7 +64,7 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
 
 
 def _same_threads(choices: Mapping[Equation, Sequence[BlockGemm]]) -> dict[Equation, BlockGemm]:
-    """A GEMM function for each product: the best one with as many threads as that of the largest product."""
+    """A GEMM function for each product: the best one with as many threads as the largest product uses."""
     if not choices:
         return {}
     largest = max(choices, key=lambda e: prod(choices[e][0].lengths))

@@ -23,7 +23,7 @@ MAX_VECTOR = 16
 PART_BLOCKS = 2
 """Most blocks of a `Part` for each multiprocessor; larger parts loop."""
 MEMBER_VECTORS = 4
-"""Vectors that a thread computes in a Program by member, in which other members fill the device."""
+"""Vectors that a thread computes in a Program by member, where other members fill the device."""
 VECTOR_LOOP = "for (auto g = first; g < vectors; g += step) {"
 
 

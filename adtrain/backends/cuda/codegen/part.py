@@ -21,7 +21,8 @@ class Part:
     """The code of some thread blocks of a kernel.
 
     The lines may use x0, x1, ... (pointers to the inputs), y0, y1, ... (to the outputs), `block` (the number of the
-    thread block among `blocks`), THREADS, and `scratch` and `bad` where the part asks for them.
+    thread block among `blocks`) and THREADS. If the part asks for them, also `own` (its scratch memory), `scratch` (the
+    scratch memory of all parts) and `bad`.
 
     Attributes:
         lines: statements.

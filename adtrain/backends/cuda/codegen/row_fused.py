@@ -20,7 +20,7 @@ BLOCKS = 2
 
 
 MEMBER_ROWS, MEMBER_RESIDENT = 8, 4
-"""Rows of a block, at least, in a Program by member; blocks for which a multiprocessor must have registers."""
+"""In a Program by member: minimum rows of a block; blocks for which a multiprocessor must have registers."""
 
 
 def row_fused(equation: Equation, target: Target) -> Part:

@@ -23,8 +23,10 @@ from adtrain.passes.fuse_horizontally import is_product
 from adtrain.passes.fuse_row_products import ROWS, STEP, row_count, sequence_length, shared_by_blocks
 from adtrain.passes.plan_memory import nbytes
 
-THREADS, MANY_THREADS, RESIDENT = 512, 256, 2
-"""Threads of a block. With more blocks than multiprocessors: MANY_THREADS, and so many blocks on a multiprocessor."""
+THREADS = 512
+"""Threads of a block."""
+CROWDED_THREADS, CROWDED_RESIDENT = 256, 2
+"""The same with more blocks than multiprocessors; blocks for which a multiprocessor must then have registers."""
 STRIPS = (32, 16)
 """Columns of a warp's tile, the preferred first."""
 SHARED = 160 << 10
@@ -37,9 +39,11 @@ VECTOR = 4
 
 def row_products_kernel(equation: Equation, target: Target) -> Kernel:
     """The kernel of a `row_products` equation."""
-    many = row_count(body_of(equation)) // ROWS > target.multiprocessors
-    threads = MANY_THREADS if many else THREADS
-    return kernel("row_products", [row_products(equation, threads)], threads, "float", RESIDENT if many else 1)
+    crowded = row_count(body_of(equation)) // ROWS > target.multiprocessors
+    threads = CROWDED_THREADS if crowded else THREADS
+    return kernel(
+        "row_products", [row_products(equation, threads)], threads, "float", CROWDED_RESIDENT if crowded else 1
+    )
 
 
 def row_products(equation: Equation, threads: int) -> Part:
@@ -99,7 +103,7 @@ def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
 
 
 def _division(n: int, k: int, warps: int) -> tuple[int, int]:
-    """Columns of a warp's tile, and slices of K, with which the most of `warps` warps have work."""
+    """Columns of a warp's tile, and slices of K, with which most of `warps` warps have work."""
 
     def most_slices(strip: int) -> int:
         counts = [s for s in range(1, warps + 1) if k // STEP % s == 0 and n // strip * s <= warps]

@@ -29,8 +29,8 @@ WARP = 32
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: the stream does not synchronize with the default stream, which other libraries may use."""
 
-PIECE = 4 << 20
-"""Bytes that an upload copies at a time, so that pieces share page-locked memory, which takes long to allocate."""
+UPLOAD_CHUNK = 4 << 20
+"""Maximum bytes of one copy of an upload. Later chunks reuse page-locked memory, which is slow to allocate."""
 
 DEFAULT_SHARED = 48 << 10
 """Bytes of dynamic shared memory that a kernel may have without opting in."""
@@ -189,12 +189,12 @@ class Device:
         if not elements.nbytes:
             return
         content = elements.reshape(-1).view(np.uint8)
-        for start in range(0, len(content), PIECE):
+        for start in range(0, len(content), UPLOAD_CHUNK):
             while self.uploads and self.uploads[0][1].query():
                 self.uploads.popleft()
-            piece = content[start : start + PIECE]
-            staged = self.host_pool.allocate(piece.shape, np.uint8)
-            staged[:] = piece
+            chunk = content[start : start + UPLOAD_CHUNK]
+            staged = self.host_pool.allocate(chunk.shape, np.uint8)
+            staged[:] = chunk
             cuda.memcpy_htod_async(address + start, staged, self.stream)
             self.uploads.append((staged, self.event()))
 

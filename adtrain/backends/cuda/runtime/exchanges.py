@@ -1,4 +1,4 @@
-"""Exchanges between the GPUs of ranks, on a stream of their own, so that kernels run meanwhile."""
+"""Exchanges between the GPUs of ranks, on a stream of their own, so that kernels run at the same time."""
 
 from __future__ import annotations
 
@@ -21,70 +21,78 @@ REPEATS = 20
 """Exchanges of one measurement."""
 
 
-class Way(Protocol):
-    """A way to exchange bytes. It only moves them.
+class Transport(Protocol):
+    """Moves bytes between the GPUs of ranks, such as NCCL.
 
     Attributes:
         name: for messages.
-        most_bytes: the largest size of an item that it is measured for; None for all sizes.
+        max_bytes: the largest item for which it is considered; None: no limit.
     """
 
     name: str
-    most_bytes: int | None
+    max_bytes: int | None
 
     def enqueue(self, name: str, sent: int, received: int, size: int, stream: Any) -> None:
-        """Enqueue "all_gather" or "all_to_all" on a stream; `size` is the bytes of the item for one rank."""
+        """Enqueue "all_gather" or "all_to_all" on a stream.
+
+        Args:
+            sent: address of what this rank sends.
+            received: address of what it receives, `size` bytes from each rank.
+            size: bytes of the item for one rank.
+        """
         ...
 
 
 class Exchanges:
-    """The stream of exchanges, and the ways to do them. All ranks make it, and choose ways, in the same order.
+    """The stream of exchanges, and their transports.
+
+    All ranks create it, and ask for transports, in the same order.
 
     Args:
-        ways: the first one is used where others are not faster.
+        transports: of two that are equally fast the first is used.
     """
 
     @translated()
-    def __init__(self, device: Device, ways: Sequence[Way]) -> None:
-        self.device, self.ways = device, ways
+    def __init__(self, device: Device, transports: Sequence[Transport]) -> None:
+        self.device, self.transports = device, transports
         self.main = driver.CUstream(device.stream.handle)
         self.side = cuda.Stream(NON_BLOCKING)
         self.stream = driver.CUstream(self.side.handle)
-        self.known: dict[tuple[str, int], Way] = {}
-        for way in ways:  # NCCL connects in the first exchange of each kind, which must not be captured
+        self.known: dict[tuple[str, int], Transport] = {}
+        for transport in transports:  # NCCL connects in the first exchange of each kind, which must not be captured
             for name in ("all_gather", "all_to_all"):
-                self._seconds(way, name, 64, 1)
+                self._seconds(transport, name, 64, 1)
 
-    def way(self, name: str, size: int) -> Way:
-        """The fastest way for an exchange; rank 0 decides."""
+    def transport(self, name: str, size: int) -> Transport:
+        """The fastest transport for an exchange, by the times of rank 0."""
         found = self.known.get((name, size))
         if found is None:
-            possible = [x for x in self.ways if x.most_bytes is None or size <= x.most_bytes]
+            possible = [x for x in self.transports if x.max_bytes is None or size <= x.max_bytes]
             seconds = [self._seconds(x, name, size, REPEATS) for x in possible] if len(possible) > 1 else [0.0]
             chosen = communicator.all_gathered(np.argmin(seconds).reshape(1))[0, 0]
             found = self.known[name, size] = possible[chosen]
         return found
 
     @translated()
-    def _seconds(self, way: Way, name: str, size: int, repeats: int) -> float:
-        """The time of an exchange outside of a graph."""
-        everything = size * communicator.current().size
-        memory = self.device.allocate(2 * everything)
+    def _seconds(self, transport: Transport, name: str, size: int, repeats: int) -> float:
+        """The time of an exchange outside of a graph, after `repeats` exchanges that are not measured."""
+        total = size * communicator.current().size
+        memory = self.device.allocate(2 * total)
         start, end = cuda.Event(), cuda.Event()
         for number in range(2 * repeats):
             if number == repeats:
                 start.record(self.side)
-            way.enqueue(name, int(memory), int(memory) + everything, size, self.side)
+            transport.enqueue(name, int(memory), int(memory) + total, size, self.side)
         end.record(self.side)
         end.synchronize()
         return float(start.time_till(end)) / 1e3 / repeats
 
     def fork(self) -> None:
-        """The exchange stream waits for the work so far of the main one."""
+        """The exchange stream waits for the work that is on the main stream."""
         self._after(self.main, self.stream)
 
     def join(self, event: Any) -> None:
-        """The main stream waits for an exchange."""
+        """The main stream waits for the exchange that `event` follows."""
         checked(driver.cuStreamWaitEvent(self.main, event, 0))
         checked(driver.cuEventDestroy(event))
 
@@ -95,6 +103,7 @@ class Exchanges:
         return event
 
     def _after(self, first: Any, then: Any) -> None:
+        """Stream `then` waits for the work that is on stream `first`."""
         event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         checked(driver.cuEventRecord(event, first))
         checked(driver.cuStreamWaitEvent(then, event, 0))
@@ -111,11 +120,11 @@ class ExchangeWork:
         self.exchanges, self.name = exchanges, equation.primitive.name
         received = nbytes(equation.outputs[0])
         self.size = received // communicator.current().size
-        self.way = exchanges.way(self.name, self.size)
-        self.kernels = [KernelRun(f"{self.way.name} {self.name}", {"bytes": received})]
+        self.transport = exchanges.transport(self.name, self.size)
+        self.kernels = [KernelRun(f"{self.transport.name} {self.name}", {"bytes": received})]
 
     def start(self, addresses: Sequence[int]) -> Any:
-        """Enqueue the exchange after the work so far; returns the event to join."""
+        """Enqueue the exchange after the work on the main stream; returns the event for `join`."""
         self.exchanges.fork()
-        self.way.enqueue(self.name, addresses[0], addresses[1], self.size, self.exchanges.side)
+        self.transport.enqueue(self.name, addresses[0], addresses[1], self.size, self.exchanges.side)
         return self.exchanges.mark()

@@ -15,7 +15,7 @@ from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes, plan_memory
 class PlacedEquation(NamedTuple):
     """An equation of a run, its operands, and the byte of the arena where its scratch starts.
 
-    An operand is an address number, and bytes to add to that address.
+    An operand is an address number and an offset in bytes from that address.
     """
 
     equation: Equation

@@ -13,19 +13,19 @@ from adtrain.backends.cuda.nccl_library import library
 from adtrain.core import communicator
 from adtrain.core.errors import DeviceError
 
-BYTES = 1
-"""ncclUint8."""
+UINT8 = 1
+"""ncclUint8 of `ncclDataType_t`."""
 
 
 class Nccl:
-    """The NCCL communicator of this rank. All ranks make it at the same time. See `Way`.
+    """The NCCL communicator of this rank. All ranks make it at the same time. A `Transport`.
 
     Raises:
         DeviceError: nccl4py or NCCL is missing, or the ranks cannot connect.
     """
 
     name: str = "NCCL"
-    most_bytes: int | None = None
+    max_bytes: int | None = None
 
     def __init__(self) -> None:
         self.library = library()
@@ -40,4 +40,4 @@ class Nccl:
 
     def enqueue(self, name: str, sent: int, received: int, size: int, stream: Any) -> None:
         method = self.library.all_gather if name == "all_gather" else self.library.allto_all
-        method(sent, received, size, BYTES, self.comm, stream.handle)
+        method(sent, received, size, UINT8, self.comm, stream.handle)

@@ -15,27 +15,36 @@ from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.core import communicator
 
 THREADS = 512
-"""Of a block, as in peer_exchange.cu."""
+"""Threads of a block (BLOCK_THREADS in peer_exchange.cu)."""
 BLOCKS = 128
+"""Maximum blocks of an exchange."""
 CHUNK = 16 << 10
 """Bytes that a block reads from a peer at a time."""
+MAX_ROUNDS = 8
+"""Maximum rounds of an exchange: in a round each block moves a chunk. Longer exchanges use NCCL without measuring."""
 
 
 class PeerMemory:
-    """The windows of all ranks, mapped. See `Way` and kernels/cuda/index/peer_exchange.cu."""
+    """A `Transport` through windows, which all ranks have mapped: kernels/cuda/index/peer_exchange.cu."""
 
     name: str = "peer memory"
-    most_bytes: int | None = 8 * BLOCKS * CHUNK
+    max_bytes: int | None = MAX_ROUNDS * BLOCKS * CHUNK
 
     def __init__(self, device: Device, own: Any, windows: list[Any]) -> None:
         self.own, self.windows = own, windows
         ranks = communicator.current()
         self.rank, count = ranks.rank, ranks.size
-        macros = {"RANKS": count, "BLOCKS": BLOCKS, "CHUNK": CHUNK, "FLAGS_AT": _flags_at(count)}
+        macros = {
+            "RANKS": count,
+            "BLOCK_THREADS": THREADS,
+            "BLOCKS": BLOCKS,
+            "CHUNK": CHUNK,
+            "FLAGS_AT": _flags_at(count),
+        }
         source = file_source("index/peer_exchange.cu", (), tuple(macros.items()))
         self.function = device.kernel(source, "peer_exchange").function
         self.function.arg_format = "PP" + "P" * count + "qqq"
-        self.function.texrefs = ()
+        self.function.texrefs = ()  # `prepared_async_call` reads it
 
     def enqueue(self, name: str, sent: int, received: int, size: int, stream: Any) -> None:
         blocks = max(1, min(BLOCKS, -(-size // CHUNK)))
@@ -45,7 +54,7 @@ class PeerMemory:
 
 
 def connected(device: Device) -> PeerMemory | None:
-    """Map the windows of all ranks; None if their GPUs do not reach each other. All ranks call it at the same time."""
+    """Map the windows of all ranks; None if a GPU cannot map another's. All ranks call it at the same time."""
     ranks = communicator.current()
     size = _flags_at(ranks.size) + 4 * ranks.size * BLOCKS
     own = device.reserve(size)
@@ -68,5 +77,5 @@ def connected(device: Device) -> PeerMemory | None:
 
 
 def _flags_at(ranks: int) -> int:
-    """The byte of the flags in a window: after two rounds of a chunk for each block and rank."""
+    """The offset of the flags in a window, in bytes. Before them are the chunks: two for each block and rank."""
     return 2 * BLOCKS * ranks * CHUNK

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering, Plan
 from adtrain.backends.cuda.runtime.device import Device
-from adtrain.backends.cuda.runtime.exchange import Borrowed
+from adtrain.backends.cuda.runtime.dlpack_exchange import Borrowed
 from adtrain.backends.cuda.runtime.exchanges import ExchangeWork
 from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.runtime.guarded import Guarded
@@ -94,7 +94,7 @@ class Runnable:
 
 
 class Lowered(NamedTuple):
-    """How a Program runs: the places of its values, and the launches of its equations."""
+    """A Program as it is kept: the places of its values, and the launches of its equations."""
 
     layout: Layout
     plans: dict[Equation, Plan]
@@ -154,7 +154,7 @@ class CudaProgram:
 
     @property
     def lowered(self) -> Lowered | None:
-        """None where a library computes an equation."""
+        """The layout and the plans, to be kept; None if a library computes an equation."""
         lowering = self.lowering
         plans = {e: Plan(lowering.launches(e), lowering.scratch(e)) for e in self.placed}
         of_library = any(isinstance(launch, LibraryCall) for plan in plans.values() for launch in plan.launches)
@@ -205,7 +205,7 @@ class CudaProgram:
             DeviceError: an equation, which it names, cannot be captured.
         """
         addresses = list(self.addresses)
-        exchanges: dict[Variable, Any] = {}  # the events of those that are not joined
+        exchanges: dict[Variable, Any] = {}  # events of exchanges that are not joined yet
         overlap = True
         for steps, swaps in self.layout.runs(times):
             for equation, operands, byte in steps:

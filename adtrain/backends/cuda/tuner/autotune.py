@@ -92,7 +92,7 @@ class Tuner:
 
     def tune(self, equations: Iterable[Equation]) -> None:
         """Choose candidates for the equations, before anything is compiled for them."""
-        if not self.measures():
+        if not self.uses_times():
             return
         new = [
             tuned
@@ -102,7 +102,7 @@ class Tuner:
         for tuned, times in self.times(new, self.mode is Mode.FULL):
             self.lowering.measured[problem(tuned.equation)] = times
 
-    def measures(self) -> bool:
+    def uses_times(self) -> bool:
         """Whether choices depend on times, measured now or stored."""
         return self.mode is Mode.FULL or (self.mode is Mode.CACHED and tuning_cache.any_stored())
 

@@ -11,19 +11,19 @@ from adtrain.lowering.cuda.attention.problem import LAUNCH, Candidates, Problem
 from adtrain.lowering.cuda.reduce import WARP
 
 CAPABILITY = (8, 0)
-"""The lowest compute capability with the instructions."""
+"""The lowest compute capability with bfloat16 on tensor cores."""
 ROWS = 16
 """Rows of a block: those of a tensor-core instruction."""
 MAX_WIDTH, WIDTH_STEP = 64, 16
 """The largest width of a head; a width is a multiple of WIDTH_STEP."""
 MAX_HEADS, MAX_WARPS = 16, 8
-"""The most heads, and warps of a block that share them."""
+"""Maximum heads; maximum warps of a block, among which the heads are divided."""
 SCORES = 2 * ROWS**2 * np.dtype(np.float32).itemsize
 """Bytes of shared memory for the scores of a head and their cotangents."""
 
 
 def candidates(target: Target, problem: Problem) -> Candidates | None:
-    """One kernel. It reads each array once, in one launch, so no other form is estimated faster."""
+    """One kernel. Its estimate is one launch, the shortest of all forms: it reads each array once."""
     x = problem.lengths
     plain = problem.arrays == 1 and not problem.optional and problem.precision == FULL
     if target.capability < CAPABILITY or problem.dtype != np.float32 or not plain:

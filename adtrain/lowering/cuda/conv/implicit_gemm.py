@@ -11,14 +11,15 @@ from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.lowering.cuda.gemm.cost_model import FMA_LANES, TILED, Gathers, ranked
+from adtrain.lowering.cuda.gemm.matmul import MANY_MEMBERS
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 from adtrain.lowering.cuda.gemm.tiles import Tile
 
 MAX_TILES = 6
 """Candidate tiles for one convolution."""
-MANY_MEMBERS, MEMBER_ROWS = 256, 32
-"""The number of members, and the rows of a product, for which the tile and the splits are chosen in a Program by
-member. The rows can be the filters of all members."""
+MEMBER_ROWS = 32
+"""The rows of a product for which the tile and the splits are chosen in a Program by member. There the rows can be the
+filters of all members."""
 FMA_SPEED, MMA_SPEED = 0.6, 1.1
 """Throughput of a multiprocessor for float32 and for rounded operands; 1 is the float32 FMA peak."""
 TILE_STEP, FIXED_K = 16, 32
@@ -67,12 +68,12 @@ class ImplicitGemm:
         problem = self.problem
         if not problem.within_limits():
             return []
-        batch, (m, n, k), most = problem.groups, self.lengths, MAX_TILES
+        batch, (m, n, k), max_tiles = problem.groups, self.lengths, MAX_TILES
         if self.target.by_member:
-            batch, m, most = MANY_MEMBERS, MEMBER_ROWS, 1
+            batch, m, max_tiles = MANY_MEMBERS, MEMBER_ROWS, 1
         target, itemsize = self.target._replace(by_member=False), problem.dtype.itemsize
         found = ranked(itemsize, batch * self.phases, m, n, k, target, problem.precision, self.gathers)
-        return [self._kernel(tile, splits) for tile, splits in found[:most] if isinstance(tile, Tile)]
+        return [self._kernel(tile, splits) for tile, splits in found[:max_tiles] if isinstance(tile, Tile)]
 
     def _kernel(self, tile: Tile, splits: int) -> CudaKernel:
         problem, (m, n, _) = self.problem, self.lengths

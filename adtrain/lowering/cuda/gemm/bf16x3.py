@@ -15,7 +15,7 @@ from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 TILE_M, TILE_K, STAGES, BUFFERS = 128, 32, 3, 2
 """Rows of a tile; K of a pipeline stage; stages; buffers of float32 before the split."""
 THREADS, PRODUCER_THREADS = 512, 256
-"""Threads of a block; those that load and split operands."""
+"""Threads of a block; threads that load and split operands."""
 TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
 """bfloat16 terms of a float32; elements and bytes of a chunk, the unit of shared memory."""
 MIN_LENGTH = 64

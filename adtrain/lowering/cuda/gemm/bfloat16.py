@@ -14,19 +14,19 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.lowering.shapes import product_lengths
 
-ALIGNED = 8
-"""Rows must be multiples of so many elements, 16 bytes, for TMA."""
+ROW_MULTIPLE = 8
+"""Rows are multiples of so many elements: TMA needs multiples of 16 bytes."""
 TILE_M, TILE_K, THREADS = 128, 64, 384
 """Rows of a tile; K of a pipeline stage; threads of a block."""
-SUM_THREADS, SUMMED = 256, 1024
-"""Threads of a block of the second launch, and the elements that it computes."""
+SUM_THREADS, SUM_ELEMENTS = 256, 1024
+"""Threads of a block of the second launch; elements that a block computes."""
 TENSOR_MAPS_BYTES = 256
 """Bytes of the tensor maps of a block."""
 SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
-"""Numbers of splits of K; minimum of tiles of K in a split."""
-START, EPILOGUE, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
-"""Cycles of a launch; elements of a result that a multiprocessor stores in a cycle; cycles of the launch that adds
-splits; bytes that it reads in a cycle."""
+"""Numbers of splits of K that are considered; minimum of tiles of K in a split."""
+START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
+"""Cycles of a launch; elements of a result that the epilogue of a multiprocessor stores in a cycle; cycles of the
+launch that adds splits; bytes that this launch reads in a cycle."""
 FLOAT32 = np.dtype("float32")
 
 
@@ -65,7 +65,7 @@ class Bfloat16Gemm:
     Attributes:
         lengths: batch, M, N and K.
         transposed: whether A and B are.
-        splits: of K, for the tiles that do not fill all multiprocessors.
+        splits: of K, for the tiles of the last wave if they do not fill all multiprocessors.
     """
 
     target: Target
@@ -98,7 +98,7 @@ class Bfloat16Gemm:
         size = TILE_M * self.tile.n
 
         def tile(k_tiles: int) -> float:
-            return k_tiles * TILE_K * size / self.tile.macs + size / EPILOGUE
+            return k_tiles * TILE_K * size / self.tile.macs + size / STORED
 
         waves = -(-(self._tiles - self._split_tiles) // self.target.multiprocessors)
         cycles = START + waves * tile(k_tiles)
@@ -108,7 +108,7 @@ class Bfloat16Gemm:
         return cycles + tile(-(-k_tiles // self.splits)) + SECOND_PASS + traffic / BYTES_PER_CYCLE
 
     def kernel(self) -> CudaKernel:
-        """The product, and the sum of the splits."""
+        """The launches: multiply, with split-K add."""
         _, _, n, _ = self.lengths
         transpose_a, transpose_b = self.transposed
         whole, split = self._tiles - self._split_tiles, self._split_tiles
@@ -127,6 +127,9 @@ class Bfloat16Gemm:
                     "TILE_N": self.tile.n,
                     "TILE_STAGES": self.tile.stages,
                     "SPLITS": self.splits,
+                    "BLOCK_THREADS": THREADS,
+                    "SUM_BLOCK_THREADS": SUM_THREADS,
+                    "SUM_BLOCK_ELEMENTS": SUM_ELEMENTS,
                     "MN_MAJOR_A": int(transpose_a),
                     "MN_MAJOR_B": int(not transpose_b),
                     "WIDE_C": math.gcd(8, n),
@@ -138,7 +141,7 @@ class Bfloat16Gemm:
         blocks = min(whole + split * self.splits, self.target.multiprocessors)
         launches = [launch("bfloat16_gemm", blocks, THREADS, self.tile.shared)]
         if split:
-            launches.append(launch("sum_bfloat16_splits", split * size // SUMMED, SUM_THREADS, 0))
+            launches.append(launch("sum_bfloat16_splits", split * size // SUM_ELEMENTS, SUM_THREADS, 0))
         scratch = split * self.splits * size * 4 + self.target.multiprocessors * TENSOR_MAPS_BYTES
         return CudaKernel(tuple(launches), scratch, self.cycles)
 
@@ -147,7 +150,7 @@ def candidates(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str
 ) -> Sequence[CudaKernel]:
     """The rule of `matmul_bfloat16`, the fastest by estimate first; none except on Hopper and for aligned rows."""
-    if target.capability != CAPABILITY or target.by_member or a.shape[-1] % ALIGNED or b.shape[-1] % ALIGNED:
+    if target.capability != CAPABILITY or target.by_member or a.shape[-1] % ROW_MULTIPLE or b.shape[-1] % ROW_MULTIPLE:
         return []
     lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
     if 0 in lengths:

@@ -84,8 +84,8 @@ BF16X3_PRODUCTS = 6
 BF16X3_MAX_SPLITS = 128
 
 STORED = {Tile: 400, SmallTile: 400, PackedTile: 1000, Bf16x3Tile: 700}
-"""Bytes of a result that the epilogue of each kind of tile stores in a cycle, if it reads as much. Measured
-with K 10 and 128. Full-precision kernels are sorted without it."""
+"""By kind of tile: bytes of a result that its epilogue stores in a cycle, while it reads as many. Measured with K 10
+and 128. Kernels of full precision are sorted without it."""
 MAX_WAVES_TO_SPLIT = 4
 """Maximum of tiles for each multiprocessor for which K is split."""
 MIN_SPLIT_TILES = 4
@@ -241,7 +241,7 @@ def _tiled(tile: Tile, itemsize: int, batch: int, m: int, n: int, k: int, splits
     stages = -(-math.ceil(k / tile.k) // splits)
     a100_fma = target.capability == A100 and tile.kind is MmaKind.FMA and itemsize == 4
     speed = (A100_FMA_LANES if a100_fma else FMA_LANES) * (tile.speed if waves > 1 else tile.speed_alone)
-    cycles = TILED.start + waves * stages * tile.k * tile.m * tile.n / speed + _later(waves)
+    cycles = TILED.start + waves * stages * tile.k * tile.m * tile.n / speed + _later_waves(waves)
     if splits > 1:
         sums = (2 * splits + 1) * batch * m * n * itemsize
         cycles += TILED.second_pass + TILED.per_split * splits + sums / TILED.bytes_per_cycle
@@ -251,10 +251,11 @@ def _tiled(tile: Tile, itemsize: int, batch: int, m: int, n: int, k: int, splits
 def _small(tile: SmallTile, itemsize: int, batch: int, m: int, n: int, k: int, target: Target) -> float:
     waves = -(-_blocks(tile, batch, m, n) // target.multiprocessors)
     loaded = (tile.m * (tile.n // tile.warp_n) + tile.n * (tile.m // tile.warp_m)) * k * itemsize
-    return TILED.start + waves * loaded / (tile.speed * SMALL_SPEED[tile.kind]) + _later(waves)
+    return TILED.start + waves * loaded / (tile.speed * SMALL_SPEED[tile.kind]) + _later_waves(waves)
 
 
-def _later(waves: int) -> int:
+def _later_waves(waves: int) -> int:
+    """Cycles of the starts and ends of waves that are not hidden."""
     return max(0, waves - EARLY_WAVES) * LATER_WAVE
 
 

@@ -41,8 +41,8 @@ MEMBER_TILES = {
 }
 """Arguments of `SmallTile` by the rows and columns of a result, up to 64: the fastest measured with epilogues."""
 WIDE_MEMBER_TILE, MIN_WIDE = (32, 128, 32, 32, 1, 2, 17), 128
-"""Those for a weight gradient with at least so many columns, of a product whose member is a dimension of the grid: the
-epilogue reads and writes 512 neighbouring bytes of weights and optimizer state."""
+"""Arguments of `SmallTile` for a weight gradient, of a product whose member is a dimension of the grid; its minimum
+columns. The epilogue reads and writes 512 neighbouring bytes of weights and optimizer state."""
 LONG_MEMBER_TILE = (32, 32, 32, 32, 4, 2, 17)
 """Arguments of `SmallTile` for a longer K, of a product whose member is a dimension of the grid."""
 GEMV_THREADS = {False: 256, True: 1024}
@@ -220,8 +220,8 @@ def block_gemms(
 def candidates(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
 ) -> Sequence[CudaKernel]:
-    """The rule of `matmul`: `gemms`, and before them gemv for a matrix by a vector that needs no rounding, or the
-    kernel for a large product with a short K that does."""
+    """The rule of `matmul`: `gemms`. Before them, gemv for a matrix by a vector without rounding, or `ShortKGemm` for a
+    large product with a short K and rounding."""
     full = precision == FULL or a.dtype.itemsize == 8
     lengths = product_lengths(a, b, transpose_a, transpose_b)
     vector = [_gemv(a, b, transpose_a, transpose_b)] if full and 1 in lengths[1:3] else []

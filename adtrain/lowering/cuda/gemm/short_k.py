@@ -1,4 +1,4 @@
-"""Products with a K of a few numbers, in a rounded precision (`gemm/short_k.cu`)."""
+"""Products with a short K, in a rounded precision (`gemm/short_k.cu`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from adtrain.core.precision import mantissa
 MAX_K = 16
 """The largest K. A thread has this many registers for each of its columns."""
 MAX_WIDE_K = 10
-"""The largest K for which a thread may have twice as many columns."""
+"""The largest K for which a thread may have 2 WIDE columns."""
 MIN_ELEMENTS = 1 << 20
-"""The minimum of elements of a result, so that its memory takes most of the time."""
+"""Minimum elements of a result. To store it then takes most of the time."""
 THREADS, WIDE, ROWS = 256, 4, 32
-"""Threads of a block; neighbouring columns of a thread, at least; rows of a block."""
+"""Threads of a block; minimum of neighbouring columns of a thread; rows of a block."""
 MAX_GRID = 65535
+"""Maximum blocks along y and z of a grid."""
 START, BYTES_PER_CYCLE = 3800, 2000
 """Cycles of a launch; bytes of the result that are computed and stored in a cycle."""
 FLOAT32 = np.dtype("float32")
@@ -38,14 +39,14 @@ class ShortKGemm:
     precision: str
 
     def suits(self) -> bool:
-        """Whether it computes the product, and the product is large."""
+        """Whether the kernel can compute the product, and the result is large."""
         batch, m, n, k = self.lengths
         grid = max(batch, -(-m // ROWS)) <= MAX_GRID
         return 0 < k <= MAX_K and n % WIDE == 0 and batch * m * n >= MIN_ELEMENTS and grid
 
     @property
     def cycles(self) -> float:
-        """An estimate of the time."""
+        """The estimate for `gemm/short_k.cu`."""
         batch, m, n, _ = self.lengths
         return START + batch * m * n * 4 / BYTES_PER_CYCLE
 
@@ -61,6 +62,7 @@ class ShortKGemm:
             definitions={
                 **{f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)},
                 "LENGTH_K": k,
+                "BLOCK_THREADS": THREADS,
                 "WIDE_C": math.gcd(2 * WIDE if k <= MAX_WIDE_K else WIDE, n),
                 "ROWS": ROWS,
                 "MANTISSA": mantissa(self.precision),

@@ -23,7 +23,7 @@ LEGACY_STREAM, PER_THREAD_STREAM, NO_WAIT = 1, 2, -1
 class Borrowed:
     """Memory of another library; `int()` is the address. Programs do not overwrite it."""
 
-    def __init__(self, tensor: Tensor, exchange: Exchange) -> None:
+    def __init__(self, tensor: Tensor, exchange: DlpackExchange) -> None:
         self.tensor, self.exchange = tensor, exchange
 
     def __int__(self) -> int:
@@ -36,14 +36,14 @@ class Borrowed:
 class Lent:
     """Memory that another library reads on a stream, until it drops this object."""
 
-    def __init__(self, memory: Any, stream: int, exchange: Exchange) -> None:
+    def __init__(self, memory: Any, stream: int, exchange: DlpackExchange) -> None:
         self.memory, self.stream, self.exchange = memory, stream, exchange
 
     def __del__(self) -> None:
         self.exchange.returned.append((self.memory, self.stream))
 
 
-class Exchange:
+class DlpackExchange:
     """Lends memory of a device to other libraries, and borrows theirs.
 
     Memory can be dropped in any thread, also while a graph is captured, so dropping it calls no driver. `collect` does
