@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
+from program_samples import for_gpu
 
+from adtrain import ops
+from adtrain.core.precision import matmul_precision
 from adtrain.core.program import Equation, Variable
+from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm import short_k
 from adtrain.lowering.cuda.gemm.short_k import ShortKGemm
 from adtrain.ops.matmul import matmul_p
 from adtrain.ops.rounding import rounded
@@ -37,3 +44,19 @@ def test_products_round_operands_and_add_in_order(
     for i in range(k):  # a product of two rounded numbers is exact in float64, so this rounds once, as FMA does
         expected = (expected + left[:, :, i, None] * right[:, i, None, :]).astype(np.float32)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_an_epilogue_of_wider_numbers_stores_every_column(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_k, "MIN_ELEMENTS", 0)
+    a, b = (np.random.default_rng(0).integers(-4, 5, shape).astype(np.float32) for shape in ((5, 8), (8, 1024)))
+
+    def f(a: Any, b: Any) -> Any:
+        with matmul_precision("tf32"):
+            return ops.astype(ops.matmul(a, b), "float64") * 2.0
+
+    program = for_gpu(stage(f, ()).program(a, b))
+    (equation,) = program.equations
+    known = dict(zip(program.inputs, (a, b), strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
+    kernel = ShortKGemm((1, 5, 1024, 8), (False, False), "tf32").kernel()
+    (found,) = host.computed(equation, kernel, [known[v] for v in equation.inputs])
+    np.testing.assert_array_equal(found, 2.0 * (a.astype(float) @ b))

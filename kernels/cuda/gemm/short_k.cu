@@ -6,8 +6,11 @@
 #include "common/epilogue.cuh"
 #include "common/rounding.cuh"
 
-constexpr int WIDE = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST; // columns of a thread at a time
-constexpr int THREADS = 256, COLUMNS = THREADS * WIDE;                       // of a block
+constexpr int MIN_WIDE = 4, WIDEST = Epilogue::WIDEST < MIN_WIDE ? MIN_WIDE : Epilogue::WIDEST;
+constexpr int WIDE = WIDE_C < WIDEST ? WIDE_C : WIDEST;                 // columns of a thread
+constexpr int STORED = WIDE < Epilogue::WIDEST ? WIDE : Epilogue::WIDEST; // columns that a thread stores at a time
+constexpr int THREADS = 256, COLUMNS = THREADS * WIDE;                  // of a block
+static_assert(MIN_WIDE == MIN_THREAD_COLUMNS, "as WIDE in short_k.py says");
 static_assert(THREADS == BLOCK_THREADS, "as THREADS in short_k.py says");
 constexpr int ROWS_AT_ONCE = 4; // rows whose auxiliary inputs are loaded before any of them is written
 
@@ -36,22 +39,28 @@ KERNEL __launch_bounds__(THREADS) short_k_gemm(
     if (column >= n) return;
     const int rows = min((int64_t)ROWS, m - row0);
     for (int first = 0; first < rows; first += ROWS_AT_ONCE) {
-        Epilogue::Aux<WIDE> aux[ROWS_AT_ONCE];
+        Epilogue::Aux<STORED> aux[ROWS_AT_ONCE][WIDE / STORED];
         #pragma unroll
         for (int i = 0; i < ROWS_AT_ONCE; i++) { // a branch would serialise the loads
             const int row = row0 + min(first + i, rows - 1);
-            aux[i] = epilogue.template load_aux<WIDE>(item, row, column, (item * m + row) * n + column);
+            const int64_t index = (item * m + row) * n + column;
+            #pragma unroll
+            for (int h = 0; h < WIDE; h += STORED)
+                aux[i][h / STORED] = epilogue.template load_aux<STORED>(item, row, column + h, index + h);
         }
         #pragma unroll
         for (int i = 0; i < ROWS_AT_ONCE; i++) {
             if (first + i >= rows) return;
-            T sum[WIDE] = {};
+            T sum[WIDE / STORED][STORED] = {};
             #pragma unroll
             for (int k = 0; k < LENGTH_K; k++) {
                 #pragma unroll
-                for (int h = 0; h < WIDE; h++) sum[h] = fma(of_a[first + i][k], of_b[k][h], sum[h]);
+                for (int h = 0; h < WIDE; h++)
+                    sum[h / STORED][h % STORED] = fma(of_a[first + i][k], of_b[k][h], sum[h / STORED][h % STORED]);
             }
-            epilogue.write(aux[i], (item * m + row0 + first + i) * n + column, sum);
+            #pragma unroll
+            for (int h = 0; h < WIDE; h += STORED)
+                epilogue.write(aux[i][h / STORED], (item * m + row0 + first + i) * n + column + h, sum[h / STORED]);
         }
     }
 }
