@@ -14,8 +14,11 @@ from program_samples import for_gpu, names
 
 from adtrain import ops
 from adtrain.cache import Cache
+from adtrain.core.fused import grouped_products_p
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
+from adtrain.passes.fuse_horizontally import is_product
+from adtrain.passes.group_products import MAX_PRODUCTS
 
 TOLERANCE = 5e-7
 """The largest norm of the difference from the reference, divided by the norm of the reference."""
@@ -59,3 +62,14 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
         held = np.isfinite(expected)
         np.testing.assert_array_equal(x[~held], expected[~held])
         assert np.linalg.norm(x[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held])
+
+
+def test_two_groups_do_not_share_a_sum_of_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["adtrain.passes.group_products"], "MIN_FLOPS", 0)
+    given = [np.ones((1056, 64), np.float32) for _ in range(MAX_PRODUCTS + 4)]
+
+    def f(*given: Any) -> Any:
+        return [ops.matmul(x, x, transpose_a=True) for x in given], ops.sum(given[1], 0) * 2.0
+
+    groups = [e for e in for_gpu(stage(f, ()).program(*given)).equations if e.primitive is grouped_products_p]
+    assert sorted(sum(map(is_product, e.params["body"].equations)) for e in groups) == [4, MAX_PRODUCTS]

@@ -36,26 +36,33 @@ def group_products(program: Program, target: Target) -> Program:
         return program
     needed = {v for e in program.equations for v in e.inputs}
     most = target.multiprocessors // 2
-    found = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs) and 0 < _tiles(e) < most]
+    products = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs) and 0 < _tiles(e) < most]
     groups = Groups(program)
-    for first in range(0, len(found), MAX_PRODUCTS):
-        some = found[first : first + MAX_PRODUCTS]
-        if len(some) > 1 and sum(program.equations[i].cost.flops for i in some) >= MIN_FLOPS:
-            for i in (*some[1:], *_sums(program, some, needed)):  # no value leaves the group, so there is no cycle
-                groups.merge(groups.of[some[0]], groups.of[i])
+    sums = [i for i, e in enumerate(program.equations) if e.primitive is column_sum_p and needed.isdisjoint(e.outputs)]
+    for first in range(0, len(products), MAX_PRODUCTS):
+        group = products[first : first + MAX_PRODUCTS]
+        if len(group) > 1 and sum(program.equations[i].cost.flops for i in group) >= MIN_FLOPS:
+            added = _as_many_as_fit(program, group, sums)
+            sums = [i for i in sums if i not in added]
+            for i in (*group[1:], *added):  # no value leaves the group, so there is no cycle
+                groups.merge(groups.of[group[0]], groups.of[i])
     return groups.rewritten(partial(fuse, grouped_products_p))
 
 
-def _sums(program: Program, products: Sequence[int], needed: set[Variable]) -> list[int]:
-    """The sums of columns whose results no other equation reads, as many as the arguments of the kernel allow."""
-    pointers = {v for i in products for v in program.equations[i].inputs}
+def _as_many_as_fit(program: Program, products: Sequence[int], sums: Sequence[int]) -> list[int]:
+    """The first of the sums of columns, as many as the arguments of a kernel allow beside those of the products."""
+    pointers = {v for i in products for v in _arguments(program.equations[i])}
     found = []
-    for i, e in enumerate(program.equations):
-        more = pointers | {*e.inputs, *e.outputs}
-        if e.primitive is column_sum_p and needed.isdisjoint(e.outputs) and len(more) <= MAX_POINTERS:
+    for i in sums:
+        more = pointers | _arguments(program.equations[i])
+        if len(more) <= MAX_POINTERS:
             found.append(i)
             pointers = more
     return found
+
+
+def _arguments(equation: Equation) -> set[Variable]:
+    return {*equation.inputs, *equation.outputs}
 
 
 def _tiles(equation: Equation) -> int:
