@@ -34,7 +34,7 @@ from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.config.sweep_section import MAX_MEMBERS
 from adtrain.core import communicator, timeline
-from adtrain.core.status import shown_by, tell
+from adtrain.core.status import report_status, status_handler
 from adtrain.core.timeline import during
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.session import agreed, same_everywhere
@@ -178,7 +178,7 @@ def command(
         if repeats is not None:
             timeline.restart()
         with _display(cfg, verbose) as display:
-            tell("reading the data")
+            report_status("reading the data")
             with during("data"):
                 with ThreadPoolExecutor(1) as reader:  # while the libraries of the device are imported
                     data = None if cfg.plugins else reader.submit(training.read_ahead, cfg).result
@@ -297,7 +297,7 @@ def _train(
 def _display(cfg: Config, verbose: bool) -> Iterator[ProgressLines]:
     """The display of a training's progress, also of what happens before its first step."""
     kind = IntervalLines if verbose else ProgressLines if is_quiet() else progress_display
-    with closing(kind(progress, cfg.data.examples)) as display, shown_by(display.preparing):
+    with closing(kind(progress, cfg.data.examples)) as display, status_handler(display.show_status):
         yield display
 
 
