@@ -135,7 +135,7 @@ class CudaBackend:
         return CudaProgram(self, program, lowered)
 
     def lowering_key(self) -> str | None:
-        """The device. Nothing is kept if choices depend on measured times, or if memory is poisoned."""
+        """The device. None, so that nothing is cached, if choices depend on measured times or memory is poisoned."""
         if poison.active() or self.lowering.measured or self.tuner.measures():
             return None
         return f"{self.device.target} {self.device.architecture}"
