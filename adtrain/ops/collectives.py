@@ -14,8 +14,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType, Shape
-from adtrain.core.views import part_p
+from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.elementwise import add
@@ -146,12 +145,6 @@ def gather_shards(x: ArrayLike, shards: int) -> Value:
     (`training.lockstep`). Elsewhere each rank must have one shard.
     """
     return bind(gather_shards_p, as_value(x), shards=shards)
-
-
-def part(x: Value, start: int, shape: Shape) -> Value:
-    """The elements of a vector from number `start` on, as an array of `shape`. In a Program it shares the vector's
-    memory. It has no derivative."""
-    return bind(part_p, x, start=start, shape=shape)
 
 
 fusion_barrier_p: Primitive = Primitive(

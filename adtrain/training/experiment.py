@@ -158,7 +158,7 @@ class Experiment:
         if self.buckets is None:
             return state
         optimizer = self.buckets.divided_state(state.optimizer) if self.optimizer.elementwise else state.optimizer
-        return TrainState(self.buckets.vectors(state.params), state.statistics, optimizer)
+        return TrainState(self.buckets.flatten(state.params), state.statistics, optimizer)
 
     def whole(self, state: TrainState) -> TrainState:
         """The whole state on the host, from this rank's part; the reverse of `divided`. All ranks call it together."""
@@ -167,13 +167,13 @@ class Experiment:
         optimizer = state.optimizer
         if self.optimizer.elementwise:
             optimizer = self.buckets.whole_state(optimizer, self.state_types.optimizer)
-        return TrainState(self.buckets.params(state.params), state.statistics, optimizer)
+        return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
 
     def with_params(self, state: TrainState) -> TrainState:
-        """A divided state on the device, with the tree of parameters in place of their vectors."""
+        """A divided state on the device whose parameters are a tree, not vectors."""
         if self.buckets is None:
             return state
-        params = self.buckets.params([x.numpy() for x in tree.leaves(state.params)])
+        params = self.buckets.unflatten_numpy([x.numpy() for x in tree.leaves(state.params)])
         return state._replace(params=tree.map(lambda x: array(x, device=state.step.device), params))
 
     def part(self, batch: np.ndarray) -> np.ndarray:
