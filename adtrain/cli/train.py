@@ -20,9 +20,9 @@ from adtrain.cli.options import (
     json_option,
     plugin_option,
     quiet_option,
+    resolve_tuned_device,
     set_option,
     trust_option,
-    tuned_device,
     unresolved_device_option,
 )
 from adtrain.cli.output import is_quiet, message, print_json, progress, show
@@ -138,7 +138,7 @@ def command(
     if verbose and is_quiet():
         raise click.UsageError("found both --quiet and --verbose, expected one of them")
     if run is not None or members is not None or dry_run:
-        device = tuned_device(device, autotune)
+        device = resolve_tuned_device(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
     longer = _settings(epochs=epochs, steps=steps)
@@ -182,7 +182,7 @@ def command(
             with during("data"):
                 with ThreadPoolExecutor(1) as reader:  # while the libraries of the device are imported
                     data = None if cfg.plugins else reader.submit(training.read_ahead, cfg).result
-                    device = tuned_device(device, autotune, display.close)
+                    device = resolve_tuned_device(device, autotune, display.close)
                 training.check_precision(cfg, device)
                 experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
             same_everywhere(lambda: identity(experiment, device))
@@ -295,7 +295,7 @@ def _train(
 
 @contextmanager
 def _display(cfg: Config, verbose: bool) -> Iterator[ProgressLines]:
-    """The display of a training's progress, also of what happens before its first step."""
+    """The display of a training's progress, and of status messages before its first step."""
     kind = IntervalLines if verbose else ProgressLines if is_quiet() else progress_display
     with closing(kind(progress, cfg.data.examples)) as display, status_handler(display.show_status):
         yield display
