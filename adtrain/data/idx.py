@@ -107,7 +107,7 @@ def _parse(stream: Stream, path: Path) -> np.ndarray | FileArray:
 
 
 def _decompressed(stream: Stream, path: Path, count: int) -> bytes | bytearray:
-    """At most `count` + 1 bytes after the header. Those of a large gzip file are read from the cache or stored there."""
+    """At most `count` + 1 bytes after the header. The cache holds those of large gzip files."""
     if not isinstance(stream, gzip.GzipFile) or count < MIN_CACHED_BYTES:
         return _read_at_most(stream, count + 1)
     key, cache = digest("idx", hashlib.sha256(path.read_bytes()).hexdigest()), open_cache("data")
