@@ -50,13 +50,13 @@ class Cache:
 
     def find(self, key: str, suffix: str) -> Path | None:
         """The file stored under the key, or None. A damaged file is deleted with a warning."""
-        found = self._find(key, suffix)
-        return None if found is None else found[0]
+        stored = self._find(key, suffix)
+        return None if stored is None else stored[0]
 
     def content(self, key: str, suffix: str) -> bytes | None:
         """The content stored under the key, or None; see `find`."""
-        found = self._find(key, suffix)
-        return None if found is None else found[1]
+        stored = self._find(key, suffix)
+        return None if stored is None else stored[1]
 
     def _find(self, key: str, suffix: str) -> tuple[Path, bytes] | None:
         for path in self.folder.glob(f"{key}.*{suffix}"):
@@ -79,10 +79,10 @@ class Cache:
     def store(self, key: str, suffix: str, content: bytes | bytearray) -> Path:
         """Store the content under the key. Raises AdtrainError if it cannot be written.
 
-        After a power failure the file may be damaged, which its name shows.
+        A power failure may damage the file. The checksum in its name lets `find` detect that.
         """
         path = self.folder / _name(key, content, suffix)
-        write_atomic(path, content, lasting=False)
+        write_atomic(path, content, durable=False)
         return path
 
     @contextmanager

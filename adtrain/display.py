@@ -36,8 +36,8 @@ class ProgressLines(Observer):
             text += f", about {left * epoch.seconds:.0f} s left"
         self.write(text)
 
-    def preparing(self, what: str) -> None:
-        """Show what happens before the next step; see `core.status`."""
+    def show_status(self, status: str) -> None:
+        """Show what the process does before its next step: "compiling 7 of 12 kernels". See `core.status`."""
 
     def close(self) -> None:
         """Remove the bar, if there is one, so that other output can follow."""
@@ -62,11 +62,11 @@ class ProgressBars(ProgressLines):
         super().__init__(write, examples)
         self.tqdm = tqdm
 
-    def preparing(self, what: str) -> None:
+    def show_status(self, status: str) -> None:
         if self.bar is None and not self.epochs:
             self.bar = self._bar("epoch 1", 1, "")
         if self.bar is not None:
-            self.bar.set_postfix_str(what, refresh=True)
+            self.bar.set_postfix_str(status, refresh=True)
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         super().epoch_started(epoch, epochs, images)

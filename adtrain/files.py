@@ -17,8 +17,8 @@ from adtrain.core.errors import AdtrainError
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
-def write_atomic(path: str | Path, content: bytes | bytearray, lasting: bool = True) -> None:
-    """Replace the file at `path` with `content`, atomically. If `lasting`, it then survives a power failure.
+def write_atomic(path: str | Path, content: bytes | bytearray, durable: bool = True) -> None:
+    """Replace the file at `path` with `content`, atomically. `durable`: after the return it survives a power failure.
 
     A symbolic link is followed, and the file keeps its mode. A device or pipe, such as /dev/stdout, is written to.
 
@@ -31,7 +31,7 @@ def write_atomic(path: str | Path, content: bytes | bytearray, lasting: bool = T
             with path.open("wb") as file:
                 file.write(content)
         else:
-            _replace(Path(os.path.realpath(path)), content, mode, lasting)
+            _replace(Path(os.path.realpath(path)), content, mode, durable)
     except OSError as error:
         raise unwritable(path, error) from error
 
@@ -50,7 +50,7 @@ def expect_writable(path: Path) -> None:
         raise unwritable(path, OSError(code, os.strerror(code)))
 
 
-def _replace(path: Path, content: bytes | bytearray, mode: int | None, lasting: bool) -> None:
+def _replace(path: Path, content: bytes | bytearray, mode: int | None, durable: bool) -> None:
     if path.is_symlink():  # links were followed: this one leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     # The name is chosen before the file is created, so that an interrupt at any point leaves no file.
@@ -61,10 +61,10 @@ def _replace(path: Path, content: bytes | bytearray, mode: int | None, lasting: 
                 os.fchmod(file.fileno(), stat.S_IMODE(mode))
             file.write(content)
             file.flush()
-            if lasting:
+            if durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-        if lasting:
+        if durable:
             _sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)

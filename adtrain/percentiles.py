@@ -1,4 +1,4 @@
-"""Percentiles of a few numbers. NumPy imports masked arrays for them, which takes as long as a short training."""
+"""Percentiles of a few numbers, without `numpy.percentile`, whose imports take as long as a short training."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 
 def percentiles(numbers: Sequence[float], percents: Sequence[float]) -> list[float]:
-    """As `numpy.percentile`, to the bit: between two neighbours by linear interpolation."""
+    """The values of `numpy.percentile` with linear interpolation, with the same bits. `percents` are in [0, 100]."""
     ordered = sorted(numbers)
-    found = []
+    results = []
     for percent in percents:
-        place = percent / 100 * (len(ordered) - 1)
-        low = ordered[int(place)]
-        high = ordered[min(int(place) + 1, len(ordered) - 1)]
-        part, step = place - int(place), high - low
-        found.append(low + step * part if part < 0.5 else high - step * (1 - part))
-    return found
+        index = percent / 100 * (len(ordered) - 1)
+        low = ordered[int(index)]
+        high = ordered[min(int(index) + 1, len(ordered) - 1)]
+        fraction, step = index - int(index), high - low
+        results.append(low + step * fraction if fraction < 0.5 else high - step * (1 - fraction))
+    return results

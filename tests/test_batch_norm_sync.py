@@ -82,5 +82,5 @@ def test_a_step_on_shards_equals_a_step_on_the_whole_batch(tmp_path: Path) -> No
 def test_shards_outside_of_a_training_step_need_as_many_ranks() -> None:
     layer = nn.BatchNorm1d(sync=True)
     params, state = layer.init((3,))
-    with pytest.raises(AdtrainError, match="found 1 ranks and a batch of 2 shards"):
+    with pytest.raises(AdtrainError, match="found 1 ranks and 2 shards, expected one shard per rank"):
         layer.forward(params, state, ad.array(np.ones((4, 3), np.float32)), nn.Mode(training=True, shards=(4, 4)))

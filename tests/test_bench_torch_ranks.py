@@ -27,7 +27,7 @@ import torch
 
 job = Job(training.prepare(config.load(sys.argv[1])), "cpu")
 found = []
-with torch_ranks.joined("cpu", 60) as ranks:
+with torch_ranks.process_group("cpu", 60) as ranks:
     for made in (torch_ranks.with_ddp(job), torch_ranks.MeanGradients(job, "eager", ranks.size)):
         parts = job.orders.reshape(-1, ranks.size, job.experiment.full_batch // ranks.size)[:, ranks.rank]
         for part in parts[:{STEPS}]:

@@ -39,8 +39,8 @@ MADE_BY_PASSES = {
     "horizontal",
     "fusion_barrier",
     "exchange_done",
-    "part",
-    "joined",
+    "subview",
+    "concat_view",
 }  # the tests of passes and Programs cover these
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "matmul_precision", "rng_state"}
 

@@ -66,7 +66,7 @@ def test_gradients_are_computed_where_they_are_sent_and_parameters_received_wher
         program, lowering = step("mlp"), Lowering(H200)
         sent = next(e.inputs[0] for e in program.equations if e.primitive.name == "all_to_all")
         vector = next(e.inputs[0] for e in program.equations if sent in e.outputs)
-        assert next(e for e in program.equations if vector in e.outputs).has(Trait.JOIN)
+        assert next(e for e in program.equations if vector in e.outputs).has(Trait.CONCAT_VIEW)
         plan = plan_memory(program, lowering.scratch)
         assert plan.places[program.outputs[0]] == Place("input", 0)  # the vector of parameters
         return sum(len(lowering.launches(e)) for e in program.equations)

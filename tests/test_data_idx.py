@@ -48,13 +48,13 @@ def test_a_large_compressed_file_is_decompressed_once(tmp_path: Path, monkeypatc
         return read_at_most(stream, count)
 
     monkeypatch.setattr(idx, "_read_at_most", read)
-    array = np.zeros((2, idx.LEAST_CACHED // 2), np.uint8)
+    array = np.zeros((2, idx.MIN_CACHED_BYTES // 2), np.uint8)
     for content, times in ((array, 1), (array, 0), (array + 1, 1)):
         path = write_idx(tmp_path / "array.gz", content)
         decompressed.clear()
         np.testing.assert_array_equal(idx.read(path), content)
         assert len(decompressed) == times
-        for thread in [thread for thread in threading.enumerate() if thread.name == idx.STORING]:
+        for thread in [thread for thread in threading.enumerate() if thread.name == idx.STORE_THREAD]:
             thread.join()
     for stored in (tmp_path / "cache/adtrain/data").iterdir():
         stored.write_bytes(bytes(len(array.tobytes())))

@@ -10,7 +10,7 @@ import pytest
 import tqdm
 import tqdm.auto
 
-from adtrain.core.status import shown_by, tell
+from adtrain.core.status import report_status, status_handler
 from adtrain.display import ProgressBars, ProgressLines, progress_display
 from adtrain.training import ClassScore, Epoch, Interval
 
@@ -66,17 +66,17 @@ def test_the_progress_bar_says_what_happens_before_the_first_step() -> None:
         return bars[-1]
 
     shown = ProgressBars(print, make)
-    with shown_by(shown.preparing):
-        tell("reading the data")
+    with status_handler(shown.show_status):
+        report_status("reading the data")
         assert [(bar.text, bar.closed) for bar in bars] == [("reading the data", False)]
         shown.epoch_started(1, 3, 90)
-        tell("compiling 7 of 12 kernels")
+        report_status("compiling 7 of 12 kernels")
         assert [(bar.text, bar.closed) for bar in bars] == [
             ("reading the data", True),
             ("compiling 7 of 12 kernels", False),
         ]
         shown.close()
-        tell("compiling 1 of 1 kernels")
+        report_status("compiling 1 of 1 kernels")
     assert [bar.closed for bar in bars] == [True, True]
 
 

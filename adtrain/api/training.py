@@ -24,7 +24,7 @@ from adtrain.config import Config
 from adtrain.core import timeline
 from adtrain.core.backend import usable_device
 from adtrain.core.errors import AdtrainError
-from adtrain.core.status import shown_by
+from adtrain.core.status import status_handler
 from adtrain.core.timeline import during
 from adtrain.data.arrays import as_numpy
 from adtrain.display import progress_display
@@ -126,7 +126,7 @@ def _run(
         shown = progress_display(_write_line, experiment.config.data.examples)
         display = [stack.enter_context(closing(shown))] if progress else []
         if progress:
-            stack.enter_context(shown_by(shown.preparing))
+            stack.enter_context(status_handler(shown.show_status))
         observers = [*display, observer]
         stop = stack.enter_context(deferred_interrupt())
         advice = ""

@@ -25,7 +25,7 @@ from adtrain.bench.peers import op_cases
 from adtrain.bench.peers import result as peers
 from adtrain.bench.peers.systems import PEERS, Choice, Work, chosen
 from adtrain.bench.scaling import measure, request
-from adtrain.bench.startup import measure as starts
+from adtrain.bench.startup import measure as startup_measure
 from adtrain.bench.steps import result as steps
 from adtrain.cli.bench_output import Output, check_writable, output_options
 from adtrain.cli.names import ConfigName, NameOf
@@ -245,7 +245,8 @@ def startup(
     output = Output(as_json, json_file, None)
     precision = config.load(config_path, overrides).training.precision
     choice = chosen(wanted, device, "steps") if wanted else Choice([], {})
-    result = starts.result(starts.Task(config_path, overrides, device), precision, choice, samples, progress)
+    task = startup_measure.Task(config_path, overrides, device)
+    result = startup_measure.result(task, precision, choice, samples, progress)
     output.write(result)
     if result["different"]:
         raise SystemExit(1)

@@ -18,19 +18,21 @@ LAUNCHING = "adtrain.launching"
 """The key in the meta data of click's context: the command starts ranks, and itself needs no device."""
 
 
-def resolve_device(device: str, before_note: Callable[[], object] = int) -> str:
+def resolve_device(device: str, before_note: Callable[[], object] | None = None) -> str:
     """The device to run on, "cpu" or "gpu". "auto" is the GPU if there is one, with a note on stderr.
 
-    `before_note` is called before the note.
+    Args:
+        before_note: called before the note is printed, to remove a progress bar.
 
     Raises:
         DeviceError: `device` is "gpu", and the GPU or a library for it is missing.
     """
-    found = usable_device(device)
-    if device == "auto" and found == "gpu":
-        before_note()
-        progress(f"running on gpu, {backend(found).device_name()}")
-    return found
+    usable = usable_device(device)
+    if device == "auto" and usable == "gpu":
+        if before_note is not None:
+            before_note()
+        progress(f"running on gpu, {backend(usable).device_name()}")
+    return usable
 
 
 def _device_option(is_resolved: Callable[[click.Context], bool]) -> Callable[[Any], Any]:
@@ -48,7 +50,7 @@ device_option = _device_option(lambda ctx: not ctx.meta.get(LAUNCHING))
 """`--device auto|cpu|gpu`; passed to the command after `resolve_device`."""
 
 unresolved_device_option = _device_option(lambda ctx: place(os.environ) is not None)
-"""`--device auto|cpu|gpu` for a command that calls `resolve_device` itself. A rank's device is resolved before."""
+"""`--device auto|cpu|gpu` for a command that calls `resolve_device` itself. In a rank it is resolved before."""
 
 
 autotune_option = click.option(
@@ -79,11 +81,11 @@ def set_autotune(device: str, autotune: str) -> None:
         raise click.UsageError("--autotune full: only a GPU has kernels to choose from, and this runs on the CPU")
 
 
-def tuned_device(device: str, autotune: str, before_note: Callable[[], object] = int) -> str:
-    """`resolve_device`, and `set_autotune` of the device that it returns."""
-    found = resolve_device(device, before_note)
-    set_autotune(found, autotune)
-    return found
+def resolve_tuned_device(device: str, autotune: str, before_note: Callable[[], object] | None = None) -> str:
+    """Call `resolve_device`, and `set_autotune` for the device that it returns. Raises the errors of both."""
+    usable = resolve_device(device, before_note)
+    set_autotune(usable, autotune)
+    return usable
 
 
 class FilePath(click.Path):

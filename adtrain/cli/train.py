@@ -20,9 +20,9 @@ from adtrain.cli.options import (
     json_option,
     plugin_option,
     quiet_option,
+    resolve_tuned_device,
     set_option,
     trust_option,
-    tuned_device,
     unresolved_device_option,
 )
 from adtrain.cli.output import is_quiet, message, print_json, progress, show
@@ -34,7 +34,7 @@ from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.config.sweep_section import MAX_MEMBERS
 from adtrain.core import communicator, timeline
-from adtrain.core.status import shown_by, tell
+from adtrain.core.status import report_status, status_handler
 from adtrain.core.timeline import during
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.session import agreed, same_everywhere
@@ -138,7 +138,7 @@ def command(
     if verbose and is_quiet():
         raise click.UsageError("found both --quiet and --verbose, expected one of them")
     if run is not None or members is not None or dry_run:
-        device = tuned_device(device, autotune)
+        device = resolve_tuned_device(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
     longer = _settings(epochs=epochs, steps=steps)
@@ -178,11 +178,11 @@ def command(
         if repeats is not None:
             timeline.restart()
         with _display(cfg, verbose) as display:
-            tell("reading the data")
+            report_status("reading the data")
             with during("data"):
                 with ThreadPoolExecutor(1) as reader:  # while the libraries of the device are imported
                     data = None if cfg.plugins else reader.submit(training.read_ahead, cfg).result
-                    device = tuned_device(device, autotune, display.close)
+                    device = resolve_tuned_device(device, autotune, display.close)
                 training.check_precision(cfg, device)
                 experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
             same_everywhere(lambda: identity(experiment, device))
@@ -295,9 +295,9 @@ def _train(
 
 @contextmanager
 def _display(cfg: Config, verbose: bool) -> Iterator[ProgressLines]:
-    """The display of a training's progress, also of what happens before its first step."""
+    """The display of a training's progress, and of status messages before its first step."""
     kind = IntervalLines if verbose else ProgressLines if is_quiet() else progress_display
-    with closing(kind(progress, cfg.data.examples)) as display, shown_by(display.preparing):
+    with closing(kind(progress, cfg.data.examples)) as display, status_handler(display.show_status):
         yield display
 
 

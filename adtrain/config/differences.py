@@ -52,5 +52,5 @@ def value_text(value: Any, brief: bool = False) -> str:
 
 
 def rounded_text(value: Any, brief: bool = False) -> str:
-    """As `value_text`, with four significant digits of a number that is not an integer."""
+    """As `value_text`, but floats are rounded to four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else value_text(value, brief)

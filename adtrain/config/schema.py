@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from adtrain.config.document import Config, Data, Model, Training
-from adtrain.config.specs import listed
+from adtrain.config.specs import specs_as_unions
 
 
 def text() -> str:
     """The content of configs/schema.json."""
-    with listed(Data, Model, Training, Config):
+    with specs_as_unions(Data, Model, Training, Config):
         schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
     return json.dumps(schema, indent=1) + "\n"

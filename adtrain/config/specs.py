@@ -134,22 +134,23 @@ def _name_of(value: Any) -> str | None:
 
 
 class Family(MutableMapping[str, type[Spec]]):
-    """The specs of a family by name. Those of the package are made at their first use: a config names few."""
+    """The specs of a family by name. A spec of the package is created at its first use, because a config uses few."""
 
     def __init__(self) -> None:
         self._specs: dict[str, type[Spec] | partial[type[Spec]]] = {}
 
     def __getitem__(self, kind: str) -> type[Spec]:
-        found = self._specs[kind]
-        if isinstance(found, partial):
-            found = self._specs[kind] = found()
-        return found
+        spec = self._specs[kind]
+        if isinstance(spec, partial):
+            spec = self._specs[kind] = spec()
+        return spec
 
     def __setitem__(self, kind: str, spec: type[Spec]) -> None:
         self._specs[kind] = spec
 
-    def make_later(self, kind: str, make: partial[type[Spec]]) -> None:
-        self._specs[kind] = make
+    def add_lazily(self, kind: str, create: partial[type[Spec]]) -> None:
+        """Add a spec that `create` returns at its first use."""
+        self._specs[kind] = create
 
     def __delitem__(self, kind: str) -> None:
         del self._specs[kind]
@@ -162,16 +163,17 @@ class Family(MutableMapping[str, type[Spec]]):
 
 
 class _OneOf:
-    """The type of a value that is a spec of the family: the name in a config selects it."""
+    """The annotation of a value that is any spec of a family. The name in a config selects the spec."""
 
-    listed = False
-    """Whether a model that is built now lists all specs, as a JSON Schema does."""
+    as_union = False
+    """Whether pydantic builds the core schema as a union of all specs, which a JSON Schema needs. Validation does not:
+    it builds only the spec that the config names."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
 
     def check(self, value: Any) -> Any:
-        """The spec that a value of a config stands for. Raises pydantic's errors."""
+        """The spec of a value in a config. Raises the errors of pydantic for a union."""
         kind, context = _name_of(value), {"discriminator": "name"}
         if kind is None:
             raise PydanticKnownError("union_tag_not_found", context)
@@ -181,29 +183,29 @@ class _OneOf:
         return _adapter(self.family[kind]).validate_python(value)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        if self.listed:
+        if self.as_union:
             return handler.generate_schema(_union(self.family.values()))
         return core_schema.no_info_plain_validator_function(self.check)
 
 
 @contextmanager
-def listed(*models: type[BaseModel]) -> Iterator[None]:
-    """Within it, the JSON Schema of the models and of containers lists all specs."""
+def specs_as_unions(*models: type[BaseModel]) -> Iterator[None]:
+    """Within the block, the JSON Schemas of the models and of containers contain all specs."""
 
-    def build(listed: bool) -> None:
-        _OneOf.listed = listed
+    def rebuild(as_union: bool) -> None:
+        _OneOf.as_union = as_union
         for model in (*CONTAINERS, *models):
             model.model_rebuild(force=True)
 
-    build(True)
+    rebuild(True)
     try:
         yield
     finally:
-        build(False)
+        rebuild(False)
 
 
 def _union(specs: Iterable[type[Spec]]) -> Any:
-    """The union of specs, whose errors name the spec in their location."""
+    """The union of specs. The locations of its errors contain the name of the spec."""
     tagged = tuple(Annotated[spec, Tag(spec.kind)] for spec in specs)
     return Annotated[Union[tagged], Discriminator(_name_of)]  # noqa: UP007
 
@@ -244,12 +246,12 @@ def add(family: str, kind: str, target: Callable[..., Any]) -> None:
     FAMILIES[family][kind] = _spec(family, kind, target)
 
 
-def _spec(family: str, kind: str, target: Callable[..., Any], given: Collection[str] = ()) -> type[Spec]:
-    """The spec of a class or function. Its parameters are the options, except those in `given`. See `add`."""
+def _spec(family: str, kind: str, target: Callable[..., Any], excluded: Collection[str] = ()) -> type[Spec]:
+    """The spec of a class or function, whose options are its parameters without `excluded`. Raises as `add`."""
     hints = get_type_hints(target, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(target).parameters.items():
-        if name in given or (family == "schedule" and name == "total_steps"):
+        if name in excluded or (family == "schedule" and name == "total_steps"):
             continue
         try:
             values = option_type(hints[name])
@@ -278,10 +280,10 @@ def _add_own() -> None:
     }
     for family, targets in own.items():
         for kind, target in targets.items():
-            given: Sequence[str] = ["found"] if family == "metric" else ()
+            excluded: Sequence[str] = ["found"] if family == "metric" else ()
             if family == "loss":  # a step needs the mean over the batch, and every image has a label
-                given = [*list(inspect.signature(target).parameters)[:2], "ignore_index", "reduction"]
-            FAMILIES[family].make_later(kind, partial(_spec, family, kind, target, given))
+                excluded = [*list(inspect.signature(target).parameters)[:2], "ignore_index", "reduction"]
+            FAMILIES[family].add_lazily(kind, partial(_spec, family, kind, target, excluded))
     LAYERS.update({container.kind: container for container in CONTAINERS})
 
 

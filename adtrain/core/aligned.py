@@ -1,7 +1,7 @@
-"""Arrays that begin at a cache line, so that a vector register is loaded from one line and not from two.
+"""Arrays that begin at a cache line, so that a vector load reads one line, not two.
 
-NumPy aligns large arrays to 16 bytes. Where data come from the second-level cache or memory, compiled loops over such
-arrays take up to 1.5 times as long.
+NumPy aligns large arrays to 16 bytes. Compiled loops over such arrays take up to 1.5 times as long if the data come
+from the second-level cache or memory.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 CACHE_LINE = 64
 """Bytes."""
 MIN_BYTES = 1 << 14
-"""Smaller arrays are left as NumPy allocates them: aligning takes a microsecond."""
+"""Smaller arrays are not aligned, because that takes a microsecond."""
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """A new array, not initialised. A large one is a view of an array of bytes that nothing else refers to."""
+    """A new C-contiguous array, not initialised. A large one begins at a cache line."""
     size = math.prod(shape) * dtype.itemsize
     if size < MIN_BYTES:
         return np.empty(shape, dtype)
@@ -28,9 +28,9 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def copy(x: np.ndarray) -> np.ndarray:
     """A C-contiguous copy."""
-    found = empty(x.shape, x.dtype)
-    np.copyto(found, x)
-    return found
+    result = empty(x.shape, x.dtype)
+    np.copyto(result, x)
+    return result
 
 
 def is_aligned(x: np.ndarray) -> bool:
@@ -39,6 +39,6 @@ def is_aligned(x: np.ndarray) -> bool:
 
 
 def address(x: np.ndarray) -> int:
-    """Where the array begins in memory."""
-    found: int = x.__array_interface__["data"][0]
-    return found
+    """The address of the first element."""
+    result: int = x.__array_interface__["data"][0]
+    return result

@@ -205,7 +205,7 @@ def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:
 
 
 def _copied(x: Any, dtype: Any) -> np.ndarray:
-    """The elements as a new C-contiguous array; `aligned` if x is an array of the wanted type."""
+    """The elements as a new C-contiguous array, aligned to cache lines if x is an array of type `dtype`."""
     if isinstance(x, np.ndarray) and x.dtype.kind in "bfiu" and (dtype is None or np.dtype(dtype) == x.dtype):
         return aligned.copy(x)
     return np.array(x, dtype=dtype, order="C")

@@ -50,7 +50,7 @@ class Executable(Protocol):
 
     @property
     def lowered(self) -> Any:
-        """What `Backend.compile` takes in place of the choice of kernels and places, as plain data; None if nothing."""
+        """The chosen kernels and the memory plan, for `compile` in another process; None if they cannot be pickled."""
         ...
 
     def finish(self) -> None:
@@ -87,11 +87,14 @@ class Backend(Transfers, Protocol):
         ...
 
     def compile(self, program: Program, lowered: Any = None) -> Executable:
-        """``program`` compiled for this device, with what `Executable.lowered` said of the same Program before."""
+        """``program`` compiled for this device.
+
+        With `lowered`, the `Executable.lowered` of the same Program, kernels and memory plan are not chosen again.
+        """
         ...
 
     def lowering_key(self) -> str | None:
-        """What the passes and the choice of kernels depend on besides the Program; None if they are not to be kept."""
+        """What passes and kernel choices depend on besides the Program; None if their result must not be cached."""
         ...
 
     def memory(self, program: Program) -> Memory:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from adtrain.core.errors import DeviceError
-from adtrain.core.status import tell
+from adtrain.core.status import report_status
 from adtrain.core.timeline import during
 
 
@@ -65,7 +65,7 @@ def find_device(device: str) -> Transfers:
             raise DeviceError(
                 f"device {device!r} is not available; this version runs on: {', '.join(sorted(_loaders))}"
             )
-        tell(f"starting the {device}")
+        report_status(f"starting the {device}")
         with during("device"):
             found = _loaded[device] = _loaders[device]()
     return found

@@ -81,7 +81,7 @@ map_reduce_p: Primitive = _fused("map_reduce")
 """Reductions of values of pairs of rows and columns. The pairs are computed where they are needed and never stored."""
 
 grouped_products_p: Primitive = _fused("grouped_products")
-"""Independent matrix products with epilogues, whose tiles and K all blocks of one launch divide evenly."""
+"""Independent matrix products with epilogues in one launch whose blocks share the tiles and their K evenly."""
 
 horizontal_p: Primitive = _fused("horizontal")
 """Independent equations in one launch, of any shapes: loops; on a GPU also product, gather and one_block equations."""
@@ -121,9 +121,9 @@ def _per_member_reads(*args: Any, body: Program, count: int, mapped: Sequence[bo
 per_member_p: Primitive = Primitive(
     "per_member", _per_member_shape, _per_member_reference, flops=_per_member_flops, reads=_per_member_reads
 )
-"""The body of one member, computed for `count` members; `mapped` says which inputs differ between them. Those, and the
-outputs, have the members along axis 0, but for the last `shared` outputs, which are the same for all members. On a GPU
-the members are one dimension of the grid."""
+"""The body of one member, computed for `count` members. `mapped` is true for inputs that differ between members. The
+last `shared` outputs are the same for all members. Mapped inputs and the other outputs have the members along axis 0.
+On a GPU the members are one dimension of the grid."""
 
 PRODUCTS = (product_p, convolution_p, conv_pool_p)
 """The first equation of the body is a product or convolution; the others are its epilogue."""

@@ -118,7 +118,7 @@ class CudaKernel:
         launches: run one after another.
         scratch: bytes of device memory that the launches share. It is not cleared. Each launch gets a pointer to it.
             None: there is no such pointer.
-        cycles: an estimate of the time on the target, for passes that compare kernels. None: there is no estimate.
+        cycles: estimated clock cycles on the target, for passes that compare kernels. None: no estimate.
     """
 
     launches: tuple[CudaLaunch, ...]

@@ -53,8 +53,7 @@ def matmul_precision(precision: str) -> Iterator[None]:
     Operands are rounded to nearest, ties to even. Sums and results are float32. float64 is not rounded. On the CPU
     rounded products run by NumPy, for comparison with a GPU.
 
-    A rounded precision permits rounding. A jitted function rounds on a GPU only where that saves time: its other
-    products are more exact.
+    "tf32" and "bfloat16" permit rounding. On a GPU a jitted function rounds only the products that become faster.
 
         with ops.matmul_precision("tf32"):
             y = ops.matmul(x, w)

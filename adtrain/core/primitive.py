@@ -36,10 +36,10 @@ class Trait(Enum):
 
     RESHAPE = auto()
     """The output has the argument's elements in the same order. It needs no kernel and no memory of its own."""
-    PART = auto()
-    """The output is elements of the argument that are consecutive in memory, from the parameter ``start`` on."""
-    JOIN = auto()
-    """The output is the arguments one after another. They are computed in its memory."""
+    SUBVIEW = auto()
+    """The output is consecutive elements of the argument, in its memory. ``start`` is the index of the first one."""
+    CONCAT_VIEW = auto()
+    """The output is the concatenation of the arguments, which are computed in its memory."""
     BROADCAST = auto()
     """The output repeats its argument, or one number. Other equations can read the argument in its place."""
     MATMUL = auto()
@@ -61,13 +61,14 @@ class Trait(Enum):
     SHARD_EXCHANGE = auto()
     """Exchanges its argument with other shards of the batch. A training step replaces it: see `training.lockstep`."""
     WIDENING = auto()
-    """Converts a compact copy of an array. It joins its readers, not the equation that stores the copy."""
+    """Converts an array to a wider type. It is fused with the equations that read its output, not with the one that
+    computes its argument, so that memory holds the narrow type."""
     BARRIER = auto()
     """The outputs are the arguments. Passes do not merge equations before it with equations after it."""
 
 
-VIEWS = frozenset({Trait.RESHAPE, Trait.PART, Trait.JOIN})
-"""The traits of primitives that need no kernel and no memory of their own."""
+VIEWS = frozenset({Trait.RESHAPE, Trait.SUBVIEW, Trait.CONCAT_VIEW})
+"""The traits of primitives whose output shares memory with an argument, so that they need no kernel."""
 
 PRIMITIVES: dict[str, Primitive] = {}
 

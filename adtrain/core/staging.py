@@ -37,14 +37,19 @@ MAX_PROGRAMS = 64
 """The maximum number of Programs that a function keeps. The least recently used one is dropped."""
 
 
-class Kept(Protocol):
-    """Values that other processes have stored: a Program after the passes, its result's structure, and how it runs."""
+class ProgramCache(Protocol):
+    """Compiled functions of earlier processes.
+
+    A value is a triple: the Program after the passes, the structure of its result, and `Executable.lowered`.
+    """
 
     def find(self, key: str) -> Any:
-        """What was stored under the key, or None."""
+        """The value stored under the key, or None."""
         ...
 
-    def store(self, key: str, value: object) -> None: ...
+    def store(self, key: str, value: object) -> None:
+        """Store a value under the key."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class _Compiled:
     arguments: tree.Template
     types: tuple[Any, ...]  # type_of each leaf of the arguments
     precision: str  # current_precision() when it was traced
-    traced: Program | None  # before the passes; None if it was kept from another process
+    traced: Program | None  # before the passes; None if the Program comes from a ProgramCache
     program: Program  # after the passes
     result: tree.Template
     executable: Executable
@@ -84,7 +89,7 @@ class Staged:
     """A function that runs as a Program; `stage` returns it."""
 
     # No __dict__: caches are not side effects.
-    __slots__ = ("compiled", "donate", "f", "kept", "latest", "passes", "static")
+    __slots__ = ("cache", "compiled", "donate", "f", "latest", "passes", "static")
 
     def __init__(
         self,
@@ -92,10 +97,10 @@ class Staged:
         passes: Sequence[Pass],
         donate: Declared,
         static: Declared = NOTHING,
-        kept: Kept | None = None,
+        cache: ProgramCache | None = None,
     ) -> None:
         self.f = f
-        self.kept = kept
+        self.cache = cache
         self.passes = passes
         self.donate = donate
         self.static = static
@@ -190,32 +195,32 @@ class Staged:
         except TypeError as error:
             raise DTypeError(f"jit: a static argument is not hashable: {error}") from None
         if found is None:
-            found = self.compiled[key] = self._made(leaves, structure, key)
+            found = self.compiled[key] = self._compile(leaves, structure, key)
             if len(self.compiled) > MAX_PROGRAMS:
                 self.compiled.popitem(last=False)
         self.compiled.move_to_end(key)
         return found
 
-    def _made(self, leaves: Sequence[Any], structure: tree.TreeDef, key: tuple[Any, ...]) -> _Compiled:
+    def _compile(self, leaves: Sequence[Any], structure: tree.TreeDef, key: tuple[Any, ...]) -> _Compiled:
         device = min((x.device for x in key[1] if isinstance(x, (ArrayLeaf, NumberLeaf))), default="cpu")
-        lowering_key = None if self.kept is None else backend(device).lowering_key()
-        name, known = f"{key} {device} {lowering_key}", None
-        if self.kept is not None and lowering_key is not None:
+        lowering_key = None if self.cache is None else backend(device).lowering_key()
+        cache = None if lowering_key is None else self.cache
+        cache_key, cached, traced, lowered = f"{key} {device} {lowering_key}", None, None, None
+        if cache is not None:
             with during("lowering"):
-                known = self.kept.find(name)
-        traced = None
-        if known is not None:
-            program, result, lowered = known
+                cached = cache.find(cache_key)
+        if cached is not None:
+            program, result, lowered = cached
         else:
             with during("trace"):
                 traced, result = self._trace(leaves, structure)
             with during("passes"):
-                program, lowered = self._optimized(traced), None
+                program = self._optimized(traced)
         devices = {v.device for v in (*program.inputs, *program.constants)} or {"cpu"}
         with during("lowering"):
             executable = backend(min(devices)).compile(program, lowered)
-            if self.kept is not None and lowering_key is not None and known is None:
-                self.kept.store(name, (program, result, executable.lowered))
+            if cache is not None and cached is None:
+                cache.store(cache_key, (program, result, executable.lowered))
         donated = tuple(i for i, v in enumerate(program.inputs) if v in program.donated)
         templates = tree.Template(structure), tree.Template(result)
         return _Compiled(templates[0], key[1], key[2], traced, program, templates[1], executable, donated)
@@ -265,7 +270,7 @@ def _evaluated(traced: Program, donated: Sequence[int], values: list[Value], tim
 
 
 def stage(
-    f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection[int] = (), kept: Kept | None = None
+    f: Callable[..., Any], passes: Sequence[Pass] = (), donate: Collection[int] = (), cache: ProgramCache | None = None
 ) -> Staged:
     """Trace ``f`` once for each combination of argument types, and run it as a compiled Program.
 
@@ -279,7 +284,7 @@ def stage(
             parameters. Floats are traced; integers, bools and strings are static: each value has a Program of its own.
             Arrays that ``f`` uses without getting them as arguments become constants of the Program.
         passes: applied to the Program in this order.
-        kept: where Programs are kept for other processes, with all that ``f`` and the passes depend on in their key.
+        cache: Programs of earlier processes. Its keys must cover all that ``f`` and the passes depend on.
         donate: positions of donated arguments. Results may be written to their memory, so their arrays cannot be used
             after the call, even if it fails.
 
@@ -288,4 +293,4 @@ def stage(
             donated before. Names the line where it can.
         DTypeError: ``f`` returns something other than arrays.
     """
-    return Staged(f, passes, Declared(frozenset(donate)), kept=kept)
+    return Staged(f, passes, Declared(frozenset(donate)), cache=cache)

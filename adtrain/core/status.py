@@ -1,4 +1,4 @@
-"""What the process is busy with before the first step, for a progress display: "compiling 7 of 12 kernels"."""
+"""Status messages for a progress display before the first step: "compiling 7 of 12 kernels"."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-Show: TypeAlias = Callable[[str], None]
+StatusHandler: TypeAlias = Callable[[str], None]
 
-_shown_by: list[Show] = []
+_handlers: list[StatusHandler] = []
 
 
 @contextmanager
-def shown_by(show: Show) -> Iterator[None]:
-    """Within it, `show` gets what `tell` is told."""
-    _shown_by.append(show)
+def status_handler(handler: StatusHandler) -> Iterator[None]:
+    """Within the block, pass each message of `report_status` to `handler`, on the thread that reports it."""
+    _handlers.append(handler)
     try:
         yield
     finally:
-        _shown_by.remove(show)
+        _handlers.remove(handler)
 
 
-def tell(what: str) -> None:
-    """Show what begins now."""
-    for show in _shown_by:
-        show(what)
+def report_status(message: str) -> None:
+    """Pass a message about the activity that begins to all handlers."""
+    for handler in _handlers:
+        handler(message)

@@ -1,4 +1,4 @@
-"""Views: primitives whose output shares the memory of an argument, or has its arguments in its memory."""
+"""Views: primitives whose output shares memory with an argument."""
 
 from __future__ import annotations
 
@@ -6,32 +6,40 @@ from math import prod
 
 import numpy as np
 
+from adtrain.core.array import Value
 from adtrain.core.primitive import Primitive, Trait, no_flops
+from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
 
 
-def _part_reference(x: np.ndarray, start: int, shape: Shape) -> np.ndarray:
+def _subview_reference(x: np.ndarray, start: int, shape: Shape) -> np.ndarray:
     return x.reshape(-1)[start : start + prod(shape)].reshape(shape)
 
 
-part_p: Primitive = Primitive(
-    "part",
+subview_p: Primitive = Primitive(
+    "subview",
     lambda x, start, shape: ArrayType(shape, x.dtype),
-    _part_reference,
+    _subview_reference,
     flops=no_flops,
     view=True,
-    traits=(Trait.PART,),
+    traits=(Trait.SUBVIEW,),
 )
-"""``part(x, start, shape)``: the elements of ``x`` from number ``start`` on, as an array of ``shape``. It has no
-derivative."""
 
-joined_p: Primitive = Primitive(
-    "joined",
+concat_view_p: Primitive = Primitive(
+    "concat_view",
     lambda *xs: ArrayType((sum(x.shape[0] for x in xs), *xs[0].shape[1:]), xs[0].dtype),
     lambda *xs: np.concatenate(xs),
     flops=no_flops,
     view=True,
-    traits=(Trait.JOIN,),
+    traits=(Trait.CONCAT_VIEW,),
 )
-"""``joined(*xs)``: the arguments one after another along axis 0. The equations that compute them write into its memory;
-`passes.place_views` makes it where they can."""
+"""``concat_view(*xs)``: the concatenation of the arguments along axis 0. The equations that compute them write into its
+memory. Only the pass `place_views` makes this equation, where no copy is needed. It has no derivative."""
+
+
+def subview(x: Value, start: int, shape: Shape) -> Value:
+    """The consecutive elements of ``x`` from flat index ``start`` on, as an array of ``shape``.
+
+    In a Program it shares the memory of ``x``. It has no derivative.
+    """
+    return bind(subview_p, x, start=start, shape=shape)

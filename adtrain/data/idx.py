@@ -29,11 +29,10 @@ from adtrain.files import open_regular
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
-STORING = "adtrain-data-cache"
-"""The name of the threads that store decompressed data; the end of the process waits for them."""
-
-LEAST_CACHED = 1 << 20
-"""Bytes of the elements of a gzip file from which on they are kept in the cache, decompressed."""
+STORE_THREAD = "adtrain-data-cache"
+"""The name of the threads that store decompressed data. The process waits for them before it ends."""
+MIN_CACHED_BYTES = 1 << 20
+"""Decompressed elements of at least this number of bytes are cached."""
 # A larger value means that the file is not an IDX file.
 MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 2**48
@@ -108,16 +107,16 @@ def _parse(stream: Stream, path: Path) -> np.ndarray | FileArray:
 
 
 def _decompressed(stream: Stream, path: Path, count: int) -> bytes | bytearray:
-    """The elements after the header, up to `count` bytes and one more. Many of a gzip file are kept in the cache."""
-    if not isinstance(stream, gzip.GzipFile) or count < LEAST_CACHED:
+    """At most `count` + 1 bytes after the header. The cache holds those of large gzip files."""
+    if not isinstance(stream, gzip.GzipFile) or count < MIN_CACHED_BYTES:
         return _read_at_most(stream, count + 1)
     key, cache = digest("idx", hashlib.sha256(path.read_bytes()).hexdigest()), open_cache("data")
-    if (found := cache.content(key, ".bin")) is not None:
-        return found
+    if (cached := cache.content(key, ".bin")) is not None:
+        return cached
     content = _read_at_most(stream, count + 1)
     if cache.lasting and len(content) == count:
-        with suppress(RuntimeError):  # the limit of threads
-            Thread(target=_store, args=(cache, key, content), name=STORING).start()
+        with suppress(RuntimeError):  # the limit of threads is reached
+            Thread(target=_store, args=(cache, key, content), name=STORE_THREAD).start()
     return content
 
 

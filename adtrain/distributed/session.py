@@ -175,7 +175,7 @@ def agreed(function: Callable[[], T]) -> T:
 
 
 def same_everywhere(values: Callable[[], dict[str, str]]) -> None:
-    """Check that all ranks have the same values, such as the text of the config. One rank alone computes none.
+    """Check that all ranks have the same values, such as the text of the config. With one rank `values` is not called.
 
     Raises:
         AgreedError: a rank has another value than rank 0; shows the first lines that differ.

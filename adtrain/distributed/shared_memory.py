@@ -60,7 +60,7 @@ def _opened(path: str, mark: bytes) -> mmap.mmap | None:
 
 
 def _swapped(connection: socket.socket, message: list[object]) -> list[str]:
-    """What the other side has sent."""
+    """Send a message to the other side, and return its message."""
     connection.sendall(json.dumps(message).encode() + b"\n")
     line = b""
     while not line.endswith(b"\n"):  # a byte at a time: nothing after the line is read

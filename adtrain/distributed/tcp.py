@@ -62,14 +62,15 @@ class TcpCommunicator:
         rows, source = _rows(receive, self.size), _rows(send, self.size)
         for bit, link in reversed(self.links.items()):
             mine = 1 if self.rank & bit else 0
-            before, after = (x.reshape(self.size // (2 * bit), 2, bit, x.shape[1]) for x in (source, rows))
+            source_blocks, blocks = (x.reshape(self.size // (2 * bit), 2, bit, x.shape[1]) for x in (source, rows))
             if source is not rows:
-                after[:, mine] = before[:, mine]
-            sent = before[:, 1 - mine].copy() if source is rows else np.ascontiguousarray(before[:, 1 - mine])
-            received = after[:, 1 - mine] if len(after) == 1 else np.empty_like(sent)
+                blocks[:, mine] = source_blocks[:, mine]
+            sent = source_blocks[:, 1 - mine]
+            sent = sent.copy() if source is rows else np.ascontiguousarray(sent)
+            received = blocks[:, 1 - mine] if len(blocks) == 1 else np.empty_like(sent)
             link.swap(sent, received)
-            if len(after) > 1:
-                after[:, 1 - mine] = received
+            if len(blocks) > 1:
+                blocks[:, 1 - mine] = received
             source = rows
         self.left += 1
 

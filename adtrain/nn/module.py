@@ -31,8 +31,8 @@ class Mode:
 
     `training` is None for `model(params, x)`, which says neither; a layer that differs in the two refuses it.
     `rng` is the random state, `ops.rng_state(seed, step)`. `path` holds the child names from the model to the layer
-    that is running; it gives each dropout layer a random stream of its own. `shards` has the number of samples in each
-    shard of the batch, of which the input is one (`ops.gather_shards`); it is empty where the input is the batch.
+    that is running; it gives each dropout layer a random stream of its own. If the input is a shard of a
+    batch, `shards` holds the number of samples in each shard (`ops.gather_shards`); otherwise it is empty.
     """
 
     training: bool | None

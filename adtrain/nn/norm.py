@@ -75,8 +75,8 @@ class _BatchNorm(_NormLayer):
 class BatchNorm1d(_BatchNorm):
     """Batch normalisation (Ioffe and Szegedy 2015); a sample is (channels,) or (channels, length).
 
-    With `sync` the mean and the variance are those of the whole batch if it is divided into shards, as in PyTorch's
-    SyncBatchNorm; otherwise those of a shard.
+    In a batch that is divided into shards, the mean and the variance are those of a shard; with `sync` those of the
+    whole batch, as in PyTorch's SyncBatchNorm.
     """
 
     def output_shape(self, shape: Shape) -> Shape:
@@ -92,9 +92,10 @@ class BatchNorm2d(_BatchNorm):
     """Batch normalisation (Ioffe and Szegedy 2015) of images (channels, height, width).
 
     Training normalises by the batch's mean and biased variance, and moves the running mean and the running variance
-    (unbiased) towards the batch's by the fraction `momentum`. Evaluation normalises by the running statistics. With
-    `sync` the mean and the variance are those of the whole batch if it is divided into shards, as in PyTorch's
-    SyncBatchNorm; otherwise those of a shard.
+    (unbiased) towards the batch's by the fraction `momentum`. Evaluation normalises by the running statistics.
+
+    In a batch that is divided into shards, the mean and the variance are those of a shard; with `sync` those of the
+    whole batch, as in PyTorch's SyncBatchNorm.
     """
 
     def output_shape(self, shape: Shape) -> Shape:

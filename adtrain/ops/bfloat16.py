@@ -1,7 +1,7 @@
-"""bfloat16 in memory: conversions, and the matrix product of such arrays.
+"""Arrays of bfloat16: conversions, and their matrix product.
 
-NumPy has no bfloat16, so an element is its 16 bits as a uint16. The pass `store_bfloat16` makes these equations of
-products whose precision is bfloat16, after differentiation, so they have no derivatives.
+NumPy has no bfloat16, so an element is its 16 bits as a uint16. The pass `store_bfloat16` replaces matrix products of
+precision bfloat16 by these equations. It runs after differentiation, so they have no derivatives.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ from adtrain.ops.rounding import rounded
 FLOAT32, BITS = np.dtype(np.float32), np.dtype(np.uint16)
 
 
-def _converted(name: str, x: Any, source: np.dtype, target: np.dtype) -> ArrayType:
+def _converted_type(name: str, x: Any, source: np.dtype, target: np.dtype) -> ArrayType:
     if x.dtype != source:
         raise DTypeError(f"{name}: found {x.dtype}, expected {source}")
     return ArrayType(x.shape, target)
 
 
-def _bits(x: np.ndarray) -> np.ndarray:
+def _to_bits(x: np.ndarray) -> np.ndarray:
     bits = rounded(x, "bfloat16").view(np.uint32) >> np.uint32(16)
     return np.where(np.isnan(x), bits | np.uint32(0x40), bits).astype(BITS)
 
 
-def _values(x: np.ndarray) -> np.ndarray:
+def _from_bits(x: np.ndarray) -> np.ndarray:
     return (x.astype(np.uint32) << np.uint32(16)).view(FLOAT32)
 
 
 to_bfloat16_p = Primitive(
     "to_bfloat16",
-    lambda x: _converted("to_bfloat16", x, FLOAT32, BITS),
-    _bits,
+    lambda x: _converted_type("to_bfloat16", x, FLOAT32, BITS),
+    _to_bits,
     expression="bfloat16_bits(a)",
 )
 """(x): float32 rounded to the nearest bfloat16, ties to even, as its bits."""
 
 from_bfloat16_p = Primitive(
     "from_bfloat16",
-    lambda x: _converted("from_bfloat16", x, BITS, FLOAT32),
-    _values,
+    lambda x: _converted_type("from_bfloat16", x, BITS, FLOAT32),
+    _from_bits,
     expression="bfloat16_value(a)",
     traits=(Trait.WIDENING,),
 )
-"""(x): the float32 numbers of bfloat16 bits."""
+"""(x): bfloat16 bits as float32 numbers, exactly."""
 
 
 def _as_float32(x: Any) -> ArrayType:
-    return _converted("matmul_bfloat16", x, BITS, FLOAT32)
+    return _converted_type("matmul_bfloat16", x, BITS, FLOAT32)
 
 
 matmul_bfloat16_p = Primitive(
     "matmul_bfloat16",
     lambda a, b, **params: matmul_p.shape(_as_float32(a), _as_float32(b), **params),
-    lambda a, b, **params: matmul_p.reference(_values(a), _values(b), **params),
+    lambda a, b, **params: matmul_p.reference(_from_bits(a), _from_bits(b), **params),
     flops=lambda a, b, **params: matmul_p.cost([_as_float32(a), _as_float32(b)], params).flops,
     traits=(Trait.MATMUL,),
 )

@@ -14,8 +14,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
-from adtrain.core.types import ArrayType, Shape
-from adtrain.core.views import part_p
+from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value
 from adtrain.ops.elementwise import add
@@ -101,23 +100,23 @@ def _item(x: Value, i: int) -> Value:
 
 
 def _gathered_shards(x: Any, shards: int) -> Any:
-    _one_shard_a_rank(shards)
+    _check_one_shard_per_rank(shards)
     return communicator.all_gathered(x)
 
 
 def _summed_shards(x: Any, shards: int) -> Any:
-    _one_shard_a_rank(shards)
+    _check_one_shard_per_rank(shards)
     rows = list(communicator.all_exchanged(x))
     while len(rows) > 1:
         rows = [a + b for a, b in zip(rows[::2], rows[1::2], strict=True)]
     return rows[0]
 
 
-def _one_shard_a_rank(shards: int) -> None:
+def _check_one_shard_per_rank(shards: int) -> None:
     if communicator.current().size != shards:
         raise AdtrainError(
-            f"found {communicator.current().size} ranks and a batch of {shards} shards: outside of a training step "
-            "shards exchange values only where each rank has one"
+            f"gather_shards: found {communicator.current().size} ranks and {shards} shards, expected one shard per "
+            "rank, as outside of a training step"
         )
 
 
@@ -129,6 +128,8 @@ gather_shards_p: Primitive = Primitive(
     no_flops,
     traits=(Trait.SHARD_EXCHANGE,),
 )
+"""(x; shards): an all-gather of shards. See `gather_shards`."""
+
 sum_shards_p: Primitive = Primitive(
     "sum_shards",
     lambda x, shards: ArrayType(x.shape[1:], x.dtype),
@@ -136,22 +137,18 @@ sum_shards_p: Primitive = Primitive(
     [lambda out, x, shards: lambda ct: bind(gather_shards_p, ct, shards=shards)],
     traits=(Trait.SHARD_EXCHANGE,),
 )
-"""The sum over all shards of each one's item for this shard."""
+"""(x; shards): a reduce-scatter of shards. x is (shards, ...). Shard i receives the sum of all shards' items i."""
 
 
 def gather_shards(x: ArrayLike, shards: int) -> Value:
-    """``x`` of every shard of a batch along a new axis 0, in the order of the shards.
+    """``x`` of every shard of a batch, (shards, *x.shape), in the order of the shards: an all-gather.
 
-    A training step computes one shard after another up to here, and lets them exchange values
-    (`training.lockstep`). Elsewhere each rank must have one shard.
+    In a training step a rank may have several shards (`training.lockstep`). Elsewhere each rank must have one.
+
+    Raises:
+        AdtrainError: outside of a training step, the number of ranks is not `shards`.
     """
     return bind(gather_shards_p, as_value(x), shards=shards)
-
-
-def part(x: Value, start: int, shape: Shape) -> Value:
-    """The elements of a vector from number `start` on, as an array of `shape`. In a Program it shares the vector's
-    memory. It has no derivative."""
-    return bind(part_p, x, start=start, shape=shape)
 
 
 fusion_barrier_p: Primitive = Primitive(

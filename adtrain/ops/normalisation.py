@@ -101,8 +101,8 @@ def batch_norm(
         running_mean, running_var, weight, bias: (C,).
         training: normalise by the statistics of this batch, and update the running ones by ``momentum`` (with the
             unbiased variance, as PyTorch). Otherwise normalise by the running ones.
-        shards: the numbers of samples in the shards of a batch of which ``x`` is one, to normalise by the statistics of
-            the whole batch: see `gather_shards`.
+        shards: the number of samples in each shard of the batch. ``x`` is one shard, and is normalised by the
+            statistics of the whole batch, which `gather_shards` exchanges. Empty: ``x`` is the batch.
 
     Returns:
         y like ``x``, and the new running mean and variance.
@@ -141,20 +141,22 @@ def batch_norm(
 
 
 def _standardize_all(x: Value, axes: tuple[int, ...], shards: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
-    """`standardize_p` over all shards of a batch: the mean and variance of each shard are exchanged, and combined as by
-    T. Chan, G. Golub and R. LeVeque (1979)."""
+    """`standardize_p` over all shards of a batch.
+
+    The mean and variance of each shard are exchanged, and combined as by T. Chan, G. Golub and R. LeVeque (1979).
+    """
     average = mean(x, axes, keepdims=True)
-    own = stack([average, mean(square(x - average), axes, keepdims=True)])
-    every = gather_shards(own, len(shards))
+    statistics = stack([average, mean(square(x - average), axes, keepdims=True)])
+    gathered = gather_shards(statistics, len(shards))
     weights = [n / sum(shards) for n in shards]
-    means, variances = ([reshape(row, average.shape) for row in _rows(every, i)] for i in (0, 1))
+    means, variances = ([reshape(row, average.shape) for row in _column(gathered, i)] for i in (0, 1))
     average = pairwise_sum([m * w for m, w in zip(means, weights, strict=True)])
     terms = zip(means, variances, weights, strict=True)
     variance = pairwise_sum([(v + square(m - average)) * w for m, v, w in terms])
     return (x - average) * rsqrt(variance + eps), average, variance
 
 
-def _rows(x: Value, column: int) -> list[Value]:
+def _column(x: Value, column: int) -> list[Value]:
     """``x[0, column], x[1, column], ...``"""
     return [slice(x, [i, column, *[0] * (x.ndim - 2)], [i + 1, column + 1, *x.shape[2:]]) for i in range(x.shape[0])]
 

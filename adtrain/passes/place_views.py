@@ -1,4 +1,4 @@
-"""Views in place of copies: slices that are consecutive in memory, and arrays that are joined where they are computed.
+"""Views in place of copies: subviews in place of slices, concat views in place of concatenations.
 
 So the gradients of a bucket are computed in the memory that an exchange sends. Applied after all other passes.
 """
@@ -12,7 +12,7 @@ from math import prod
 
 from adtrain.core.fused import horizontal_p
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.views import joined_p, part_p
+from adtrain.core.views import concat_view_p, subview_p
 from adtrain.passes.arena import ALIGNMENT
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.plan_memory import nbytes
@@ -36,13 +36,13 @@ def place_views(program: Program) -> Program:
         if start is not None and returned.isdisjoint(e.outputs):
             whole = owner.get(e.inputs[0], e.inputs[0])
             if whole not in program.donated:
-                e = replace(e, primitive=part_p, params={"start": start, "shape": e.outputs[0].type.shape})
+                e = replace(e, primitive=subview_p, params={"start": start, "shape": e.outputs[0].type.shape})
                 owner[e.outputs[0]] = whole
         elif e.primitive.name == "concatenate" and e.params["axis"] == 0 and returned.isdisjoint(e.outputs):
             parts = [owner.get(v, v) for v in e.inputs]
             makers = [joinable.pop(v, None) for v in parts]  # a value can be a part of one array only
             if _fit(e.inputs, parts, makers):
-                e = replace(e, primitive=joined_p, params={})
+                e = replace(e, primitive=concat_view_p, params={})
         if not e.is_view:
             joinable |= {v: e for v in e.outputs if v not in returned}
         equations.append(e)

@@ -1,7 +1,7 @@
 """The memory plan: where each value of a Program is stored, computed before anything runs.
 
-Values that are not alive at the same time share memory in one arena. A reshape has its argument's memory, and a part of
-an array a part of it. Values that are joined are computed in the memory of the whole (`core.views`).
+Values that are not alive at the same time share memory in one arena. A reshape has its argument's memory, and a
+subview a part of it. The arguments of a concat view are computed in the memory of its output (`core.views`).
 Elementwise results take the memory of an argument that is not read again. Results take the memory of donated inputs.
 """
 
@@ -112,19 +112,19 @@ def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_work
 def _shared(
     program: Program, in_place: dict[Variable, Variable]
 ) -> tuple[dict[Variable, Variable], dict[Variable, int]]:
-    """For each variable, the one whose memory it shares. For parts, the byte at which they begin in that memory."""
+    """For each variable the one whose memory it has; for subviews also their first byte in that memory."""
     root: dict[Variable, Variable] = {v: v for v in (*program.inputs, *program.constants)}
     offset: dict[Variable, int] = {}
     for e in program.equations:
         for v in e.outputs:
             root[v] = root[in_place[v]] if v in in_place else v
-        if e.has(Trait.RESHAPE) or e.has(Trait.PART):
+        if e.has(Trait.RESHAPE) or e.has(Trait.SUBVIEW):
             (out,), x = e.outputs, e.inputs[0]
             root[out] = root[x]
-            if x in offset or e.has(Trait.PART):
+            if x in offset or e.has(Trait.SUBVIEW):
                 offset[out] = offset.get(x, 0) + e.params.get("start", 0) * out.type.dtype.itemsize
     for e in program.equations:
-        if e.has(Trait.JOIN):
+        if e.has(Trait.CONCAT_VIEW):
             at = 0
             for x in e.inputs:
                 same = [v for v, r in root.items() if r is root[x]]
@@ -159,7 +159,7 @@ def _donated(program: Program) -> dict[Variable, Variable]:
     last_use: dict[Variable, int] = {}
     read_by_view: set[tuple[int, Variable]] = set()
     for i, e in enumerate(program.equations):
-        if e.has(Trait.RESHAPE) or e.has(Trait.PART):
+        if e.has(Trait.RESHAPE) or e.has(Trait.SUBVIEW):
             view_of[e.outputs[0]] = view_of.get(e.inputs[0], e.inputs[0])
         last_use.update((view_of.get(v, v), i) for v in e.inputs)
         read_by_view.update((i, view_of[v]) for v in e.inputs if v in view_of)

@@ -47,8 +47,8 @@ class EpochLine:
 
     Attributes:
         seconds: of the epoch's training.
-        added_seconds: those of them that no earlier line counts, because groups are trained side by side. Over all
-            lines they add up to the time of training.
+        added_seconds: the part of `seconds` that no earlier line counts. Epochs overlap if groups are trained side by
+            side. The sum over all lines is the time of training.
     """
 
     rung: Total

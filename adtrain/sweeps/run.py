@@ -67,7 +67,7 @@ class SweepRun:
         self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
         self.train_seconds = 0.0
         self.counted_until = 0.0
-        """The end of the last epoch of any group, by perf_counter: the time until then is in `train_seconds`."""
+        """The end of the last epoch of any group, by perf_counter. `train_seconds` contains the time until then."""
         for line in folder.lines():
             self._note(line)
 
@@ -80,14 +80,14 @@ class SweepRun:
         """Train the rest, and write the results. Raises SweepInterrupted where `watch.stop` returned True."""
         started = perf_counter()
         alive = [member.number for member in self.members]
-        first = self.folder.states.latest_rung()  # earlier ones are complete
+        resumed = self.folder.states.latest_rung()  # earlier rungs are complete
         for rung, end in enumerate(self.rungs):
-            for groups in self.together if rung >= first else ():
+            for groups in self.together if rung >= resumed else ():
                 chosen = [[member for member in group.members if member.number in set(alive)] for group in groups]
                 jobs = [self._train_group(rung, end, *each) for each in zip(groups, chosen, strict=True)]
                 if not side_by_side(jobs, self.device):
                     raise SweepInterrupted
-            if rung > 1:  # a rung that is resumed with other waves starts from the states of the last one
+            if rung > 1:  # a resumed rung whose waves differ starts from the states of the rung before
                 self.folder.states.remove(rung - 2)
             if rung + 1 < len(self.rungs):
                 alive = ranking.survivors(alive, self.history, end, self.rank_by)

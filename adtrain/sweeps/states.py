@@ -82,7 +82,7 @@ class StateFiles:
         return replace(found, tally=of_part(tally, TALLY), last=of_part(state, LAST))
 
     def latest_rung(self) -> int:
-        """The last rung with a state of a wave; 0 if there is none."""
+        """The largest number of a rung that has a stored state; 0 if there is none."""
         rungs = (path.name.partition("-")[0].removeprefix("rung") for path in self.folder.glob("rung*-*.safetensors"))
         return max((int(rung) for rung in rungs if rung.isdecimal()), default=0)
 

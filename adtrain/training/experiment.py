@@ -24,8 +24,8 @@ from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
 from adtrain.passes import ALL, SIMPLIFY, fold_collectives, optimize_regions, place_collectives, place_views
 from adtrain.training import sharded_step, warm_start
-from adtrain.training.kept_programs import KeptPrograms, targets
 from adtrain.training.network import Network
+from adtrain.training.program_cache import PersistentProgramCache, targets
 from adtrain.training.sharding import Buckets, Sharding
 from adtrain.training.step import (
     EvaluationStep,
@@ -158,7 +158,7 @@ class Experiment:
         if self.buckets is None:
             return state
         optimizer = self.buckets.divided_state(state.optimizer) if self.optimizer.elementwise else state.optimizer
-        return TrainState(self.buckets.vectors(state.params), state.statistics, optimizer)
+        return TrainState(self.buckets.flatten(state.params), state.statistics, optimizer)
 
     def whole(self, state: TrainState) -> TrainState:
         """The whole state on the host, from this rank's part; the reverse of `divided`. All ranks call it together."""
@@ -167,13 +167,13 @@ class Experiment:
         optimizer = state.optimizer
         if self.optimizer.elementwise:
             optimizer = self.buckets.whole_state(optimizer, self.state_types.optimizer)
-        return TrainState(self.buckets.params(state.params), state.statistics, optimizer)
+        return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
 
     def with_params(self, state: TrainState) -> TrainState:
-        """A divided state on the device, with the tree of parameters in place of their vectors."""
+        """A divided state on the device whose parameters are a tree, not vectors."""
         if self.buckets is None:
             return state
-        params = self.buckets.params([x.numpy() for x in tree.leaves(state.params)])
+        params = self.buckets.unflatten_numpy([x.numpy() for x in tree.leaves(state.params)])
         return state._replace(params=tree.map(lambda x: array(x, device=state.step.device), params))
 
     def part(self, batch: np.ndarray) -> np.ndarray:
@@ -201,7 +201,7 @@ class Experiment:
         step = logged_step(self.eager_step)
         if self.mode is Mode.EAGER:
             return step
-        return stage(step, self.passes, donate=STATE_AND_LOG, kept=self._kept("step"))
+        return stage(step, self.passes, donate=STATE_AND_LOG, cache=self._program_cache("step"))
 
     @cached_property
     def evaluation_step(self) -> EvaluationStep:
@@ -211,17 +211,17 @@ class Experiment:
             step = sharded_step.evaluation_of_vectors(step, self.buckets)
         if self.mode is Mode.EAGER:
             return step
-        return stage(step, self.passes, donate=TOTALS, kept=self._kept("evaluation"))
+        return stage(step, self.passes, donate=TOTALS, cache=self._program_cache("evaluation"))
 
-    def _kept(self, name: str) -> KeptPrograms | None:
-        """The kept Programs of a function; None where they depend on code of the user or on several ranks."""
+    def _program_cache(self, name: str) -> PersistentProgramCache | None:
+        """The cached Programs of the function `name`; None if they depend on code of the user or on ranks."""
         cfg, net = self.config, self.network
-        named = [cfg.model.layers, cfg.loss, cfg.optimizer, cfg.schedule, cfg.data.augment]
-        own = all(target.__module__.partition(".")[0] == "adtrain" for target in targets(named))
-        if self.sharding is not None or cfg.plugins or not own:
+        specs = [cfg.model.layers, cfg.loss, cfg.optimizer, cfg.schedule, cfg.data.augment]
+        of_package = all(target.__module__.partition(".")[0] == "adtrain" for target in targets(specs))
+        if self.sharding is not None or cfg.plugins or not of_package:
             return None
         of_data = net.input_shape, net.dtype, net.mean, net.std, net.scale, self.steps_per_epoch, self.total_steps
-        return KeptPrograms(name, self.mode, self.config_text, net.model, net.task, net.products, of_data)
+        return PersistentProgramCache(name, self.mode, self.config_text, net.model, net.task, net.products, of_data)
 
     @property
     def passes(self) -> Sequence[Pass]:

@@ -1,4 +1,7 @@
-"""The shards of a batch in lockstep: each is computed up to an exchange, then the next one; then they exchange."""
+"""Several shards on one rank that exchange values, such as the statistics of synchronized batch norm.
+
+All shards are computed in lockstep: one after the other up to an exchange, then the exchange, and so on.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from adtrain.training.sharding import Sharding
 
 
 class _Exchange(NamedTuple):
-    """An exchange that a shard has come to, and what it sends."""
+    """The exchange that a shard waits for, and the value that it sends."""
 
     equation: Equation
     sent: Value
@@ -27,49 +30,48 @@ class _Exchange(NamedTuple):
 def in_lockstep(
     functions: Sequence[Callable[..., Sequence[Value]]], arguments: Sequence[Sequence[Any]], sharding: Sharding
 ) -> list[list[Value]]:
-    """The results of a function for each of this rank's shards, which may call `ops.gather_shards`.
+    """Call ``functions[i](*arguments[i])`` for each shard i of this rank; returns the results of each.
 
-    All functions have the same exchanges. Fusion barriers separate the shards, as far as they are computed between two
-    exchanges, so the bits of one do not depend on which others this rank has.
+    The functions may call `ops.gather_shards`, all in the same order. Between two exchanges, fusion barriers separate
+    the shards. So the bits of a shard's results do not depend on the other shards of this rank.
     """
     running = [
-        _computed(stage(f).trace(*given)[0], tree.leaves(tuple(given)))
-        for f, given in zip(functions, arguments, strict=True)
+        _run(stage(f).trace(*args)[0], tree.leaves(tuple(args))) for f, args in zip(functions, arguments, strict=True)
     ]
     received: list[Any] = [None] * len(running)
     while True:
-        reached, results = list[_Exchange](), list[list[Value]]()
+        waiting, results = list[_Exchange](), list[list[Value]]()
         for shard, value in zip(running, received, strict=True):
             try:
-                reached.append(shard.send(value))
+                waiting.append(shard.send(value))
             except StopIteration as end:
                 results.append(end.value)
         if results:
             return results
-        received = _exchanged(reached, sharding)
+        received = _exchange(waiting, sharding)
 
 
-def _computed(program: Program, arguments: Sequence[Value]) -> Generator[_Exchange, Value, list[Value]]:
-    """Run the equations one by one. Yields each exchange, and is sent what it receives."""
-    known: dict[Variable, Value] = {**program.constants, **dict(zip(program.inputs, arguments, strict=True))}
+def _run(program: Program, arguments: Sequence[Value]) -> Generator[_Exchange, Value, list[Value]]:
+    """Run the equations of a shard. Yields each exchange, is sent the received value, and returns the results."""
+    values: dict[Variable, Value] = {**program.constants, **dict(zip(program.inputs, arguments, strict=True))}
     for e in program.equations:
-        given = [known[v] for v in e.inputs]
+        args = [values[v] for v in e.inputs]
         if e.has(Trait.SHARD_EXCHANGE):
-            found: Any = yield _Exchange(e, fusion_barrier(*given)[0])
+            result: Any = yield _Exchange(e, fusion_barrier(*args)[0])
         else:
             with at(e.scope, e.phase):
-                found = bind(e.primitive, *given, **e.params)
-        known.update(zip(e.outputs, (found,) if isinstance(found, Value) else found, strict=True))
-    return [known[v] for v in program.outputs]
+                result = bind(e.primitive, *args, **e.params)
+        values.update(zip(e.outputs, (result,) if isinstance(result, Value) else result, strict=True))
+    return [values[v] for v in program.outputs]
 
 
-def _exchanged(reached: Sequence[_Exchange], sharding: Sharding) -> list[Value]:
-    """What each of this rank's shards receives."""
-    first, sent = reached[0].equation, [exchange.sent for exchange in reached]
+def _exchange(waiting: Sequence[_Exchange], sharding: Sharding) -> list[Value]:
+    """The value that each of this rank's shards receives."""
+    first, sent = waiting[0].equation, [exchange.sent for exchange in waiting]
     with at(first.scope, first.phase):
         if first.primitive is gather_shards_p:
-            every = ops.reshape(ops.all_gather(ops.stack(sent)), (sharding.shards, *sent[0].shape))
-            return list(fusion_barrier(every)) * len(sent)
+            gathered = ops.reshape(ops.all_gather(ops.stack(sent)), (sharding.shards, *sent[0].shape))
+            return list(fusion_barrier(gathered)) * len(sent)
         shape = sent[0].shape[1:]
         by_rank = ops.reshape(pairwise_sum(sent), (sharding.ranks, sharding.per_rank, *shape))
         own = tree_sum(ops.all_to_all(by_rank))

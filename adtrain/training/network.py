@@ -45,7 +45,7 @@ class Network:
 
     @cached_property
     def synchronized(self) -> bool:
-        """Whether layers exchange statistics between the shards of a batch."""
+        """Whether a layer exchanges statistics between the shards of a batch: batch norm with `sync`."""
         return any(getattr(layer, "sync", False) for _, layer, _ in nn.layers(self.model, self.input_shape))
 
     @property

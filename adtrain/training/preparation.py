@@ -47,8 +47,9 @@ def prepare(
 ) -> Experiment:
     """Build the model, read the data, and check that they fit together.
 
-    With `arrays`, these are the data, and `data.path` is only a name: the file that they are stored in, if any. `read`
-    returns the data or raises as `read_ahead` does.
+    Args:
+        arrays: the data. `data.path` is then only a name: the file that they are stored in, if any.
+        read: returns the result of `read_ahead`, or raises its errors. None: the data are read here.
 
     Raises:
         ConfigError: the model's layers do not fit together, or layers, augmentations or an option do not fit the data.
@@ -62,7 +63,7 @@ def prepare(
 
 
 def read_ahead(cfg: Config) -> DataSet:
-    """The data of a config, for `prepare`; another thread may read them. Raises as `prepare` does."""
+    """The data of a config, for `prepare`; it can run in another thread. Raises the data errors of `prepare`."""
     return read_data(with_absolute_paths(cfg))
 
 

@@ -20,7 +20,8 @@ from adtrain.core import tree
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import value_and_grad
 from adtrain.core.scope import phase, scope
-from adtrain.ops.collectives import fusion_barrier, pairwise_sum, part, tree_sum
+from adtrain.core.views import subview
+from adtrain.ops.collectives import fusion_barrier, pairwise_sum, tree_sum
 from adtrain.training.lockstep import in_lockstep
 from adtrain.training.network import Network
 from adtrain.training.sharding import Buckets
@@ -45,7 +46,7 @@ averages are slices of such vectors: see `Buckets`."""
 
 
 def shard_seeds(seed: Array, buckets: Buckets) -> Array:
-    """For each of this rank's shards the low and high word of a seed uint32 (2,), and the number of the shard."""
+    """uint32 (shards of this rank, 3): the low and high word of a seed uint32 (2,), and the number of the shard."""
     return array(np.array([[*seed.numpy(), shard] for shard in buckets.sharding.local], np.uint32), device=seed.device)
 
 
@@ -63,7 +64,7 @@ class _Step:
         self, state: TrainState, seeds: Value, images: Value, labels: Value, indices: Value, total: int
     ) -> tuple[TrainState, StepMetrics]:
         sizes = self.buckets.sharding.sizes(total)
-        params = self.buckets.tree(state.params, part)
+        params = self.buckets.unflatten(state.params, subview)
         taken, start = [], 0
         with scope("input"):
             for k, size in enumerate(sizes):
@@ -105,10 +106,10 @@ class _Step:
         labels: Value,
         rows: Value,
     ) -> Sequence[Value]:
-        """The gradient of a shard's part of the mean loss, by bucket; then its loss, sums and statistics in float64.
+        """The vectors of the gradient of a shard's part of the mean loss; then its loss, sums and statistics, float64.
 
-        `size` is the number of its examples, of `total` in the batch. An empty shard gives zeros. If layers are
-        synchronized, it computes them from an image of zeros, because it takes part in the exchanges.
+        `size` is the number of the shard's examples, `total` that of the batch. An empty shard returns zeros. If layers
+        are synchronized, it takes part in their exchanges with an image of zeros.
         """
         device, weight = step.device, size / total
         if not size and not self.network.synchronized:
@@ -154,7 +155,7 @@ class _Step:
     def _own_slice(self, vector: Value) -> Value:
         sharding = self.buckets.sharding
         length = vector.size // sharding.ranks
-        return vector if sharding.ranks == 1 else part(vector, sharding.rank * length, (length,))
+        return vector if sharding.ranks == 1 else subview(vector, sharding.rank * length, (length,))
 
     def _clipped(self, slices: Sequence[Value]) -> Sequence[Value]:
         if self.clip_value is not None:
@@ -177,12 +178,12 @@ class _Step:
     ) -> tuple[Any, optim.OptState]:
         """The vectors of the new parameters on all ranks, and the optimizer's new state."""
         if not self.optimizer.elementwise:
-            grads = self.buckets.tree([_all_slices(x) for x in slices], part)
+            grads = self.buckets.unflatten([_all_gathered(x) for x in slices], subview)
             params, optimizer = self.optimizer.update(params, grads, state.optimizer, lr)
             return self._vectors(params, state.step.device), optimizer
         own = [self._own_slice(x) for x in tree.leaves(state.params)]
         updated, optimizer = self.optimizer.update(own, list(slices), state.optimizer, lr)
-        return [_all_slices(x) for x in updated], optimizer
+        return [_all_gathered(x) for x in updated], optimizer
 
     def _metrics(self, state: TrainState, sums: Value) -> tuple[Value, Value, nn.State]:
         """The loss, the task's sums and the running statistics: their mean over the shards, weighted by examples."""
@@ -201,16 +202,16 @@ class _Step:
 
 
 def evaluation_of_vectors(step: EvaluationStep, buckets: Buckets) -> EvaluationStep:
-    """An evaluation step whose second argument is the vectors of the parameters."""
+    """`step` with the vectors of the parameters in place of their tree as the second argument."""
 
     def evaluate(totals: Totals, vectors: Any, *others: Any) -> Totals:
-        return step(totals, buckets.tree(vectors, part), *others)
+        return step(totals, buckets.unflatten(vectors, subview), *others)
 
     return evaluate
 
 
-def _all_slices(own: Value) -> Value:
-    """The vector whose slices all ranks have."""
+def _all_gathered(own: Value) -> Value:
+    """The vector of all ranks' slices, in the order of the ranks."""
     return ops.reshape(ops.all_gather(own), (-1,))
 
 
@@ -222,7 +223,7 @@ def _zeros_for(images: Value, labels: Value) -> tuple[Value, Value]:
 
 
 def shard_state(seed: Value, step: Value) -> Value:
-    """`ops.rng_state` of a shard, from a row of `ShardSeeds.words`, (3,), and the step, int64 ()."""
+    """`ops.rng_state` of a shard, from a row (3,) of `shard_seeds` and the step, int64 ()."""
     with scope("random"):
         words = [ops.slice(seed, [0], [2]), ops.slice(seed, [2], [3])]
         state = random_state(words[0], step)

@@ -18,9 +18,9 @@ from adtrain.core import communicator, tree
 from adtrain.core.types import Shape
 
 BUCKET_BYTES = 4 << 20
-"""A bucket takes parameters until it has so many bytes."""
+"""A bucket is full when its parameters have at least this number of bytes."""
 ALIGNMENT = 64
-"""Each parameter, and each rank's slice of a bucket, begins at a multiple of this number of bytes in the bucket."""
+"""Bytes. Each parameter, and each rank's slice of a bucket, begins at a multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,17 @@ class Bucket:
 
     @property
     def sizes(self) -> list[int]:
+        """The number of elements of each parameter."""
         return list(map(prod, self.shapes))
 
     @property
     def starts(self) -> list[int]:
-        """The start of each parameter in the vector."""
+        """The index in the vector of each parameter's first element."""
         return [0, *accumulate(_aligned(size, self.dtype) for size in self.sizes)][:-1]
 
     @property
     def gaps(self) -> list[int]:
-        """The elements after each parameter that belong to none."""
+        """The number of zeros after each parameter, up to the next one or the end of the vector."""
         return [
             following - start - size
             for start, size, following in zip(self.starts, self.sizes, [*self.starts[1:], self.length], strict=True)
@@ -101,7 +102,7 @@ class Bucket:
 
 
 def _aligned(size: int, dtype: np.dtype[Any], count: int = 1) -> int:
-    """`size` elements rounded up, so that each of `count` equal parts of them is a multiple of ALIGNMENT bytes."""
+    """`size` rounded up to elements whose `count` equal parts are multiples of ALIGNMENT bytes."""
     unit = count * ALIGNMENT // dtype.itemsize
     return -(-size // unit) * unit
 
@@ -131,32 +132,35 @@ class Buckets:
         length = _aligned(sum(_aligned(prod(shape), dtype) for shape in shapes), dtype, self.sharding.shards)
         return Bucket(tuple(i for i, _ in leaves), shapes, dtype, length)
 
-    def vectors(self, values: Any) -> Any:
+    def flatten(self, values: Any) -> Any:
         """The vector of each bucket of a tree of NumPy arrays, as a list."""
         leaves = tree.leaves(values)
-        found = [np.zeros(bucket.length, bucket.dtype) for bucket in self.buckets]
-        for vector, bucket in zip(found, self.buckets, strict=True):
+        vectors = [np.zeros(bucket.length, bucket.dtype) for bucket in self.buckets]
+        for vector, bucket in zip(vectors, self.buckets, strict=True):
             for i, start, size in zip(bucket.leaves, bucket.starts, bucket.sizes, strict=True):
                 vector[start : start + size] = np.reshape(leaves[i], -1)
-        return found
+        return vectors
 
-    def tree(self, vectors: Any, part: Callable[[Any, int, Shape], Any]) -> Any:
-        """The tree whose vectors these are; `part` returns the array of a shape that starts at an element."""
+    def unflatten(self, vectors: Any, subview: Callable[[Any, int, Shape], Any]) -> Any:
+        """The tree of the vectors; the reverse of `flatten`.
+
+        `subview(vector, start, shape)` returns the elements of a vector from index `start` on, as an array of `shape`.
+        """
         leaves = {
-            i: part(vector, start, shape)
+            i: subview(vector, start, shape)
             for vector, bucket in zip(vectors, self.buckets, strict=True)
             for i, start, shape in zip(bucket.leaves, bucket.starts, bucket.shapes, strict=True)
         }
         return tree.unflatten(self.structure, [leaves[i] for i in range(len(leaves))])
 
-    def params(self, vectors: Any) -> Any:
-        """The tree of NumPy arrays whose vectors these are; the reverse of `vectors`."""
-        return self.tree(vectors, lambda x, start, shape: x[start : start + prod(shape)].reshape(shape))
+    def unflatten_numpy(self, vectors: Any) -> Any:
+        """`unflatten` of NumPy arrays. The results are views of the vectors."""
+        return self.unflatten(vectors, lambda x, start, shape: x[start : start + prod(shape)].reshape(shape))
 
     def slices(self, values: Any) -> list[np.ndarray]:
         """This rank's slice of each bucket of a tree of NumPy arrays."""
         ranks, rank = self.sharding.ranks, self.sharding.rank
-        return [vector.reshape(ranks, -1)[rank].copy() for vector in self.vectors(values)]
+        return [vector.reshape(ranks, -1)[rank].copy() for vector in self.flatten(values)]
 
     def divided_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """An optimizer's state on the host: in place of each tree like the parameters, the slices of this rank."""
@@ -166,7 +170,7 @@ class Buckets:
         """The state that was divided; `whole` is one of the same structure before it is divided. All ranks call it."""
 
         def gathered(slices: Sequence[np.ndarray]) -> Any:
-            return self.params([communicator.all_gathered(x).reshape(-1) for x in slices])
+            return self.unflatten_numpy([communicator.all_gathered(x).reshape(-1) for x in slices])
 
         return {name: gathered(x) if self._like_params(whole[name]) else x for name, x in state.items()}
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from adtrain.core.errors import AdtrainError, OutOfMemory
-from adtrain.core.status import tell
+from adtrain.core.status import report_status
 from adtrain.core.timeline import during
 from adtrain.data import DataError, Split
 from adtrain.metrics import MetricValue
@@ -159,7 +159,7 @@ class _Training:
     def _compile(self, sizes: Sequence[int]) -> None:
         """Compile the step for these sizes. What evaluates is compiled meanwhile, and while the steps run."""
         if not self.step_seconds:
-            tell("preparing the step")
+            report_status("preparing the step")
         compiled = self.loop.compile(sizes)
         state, experiment = self.loop.state, self.experiment
         if self.device == "gpu" and experiment.sharding is None and not self.step_seconds:

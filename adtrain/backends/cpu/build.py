@@ -17,7 +17,7 @@ from adtrain.backends.cpu.toolchain import Compiler, CompilerError, KernelError,
 from adtrain.cache import Cache
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
-from adtrain.core.status import tell
+from adtrain.core.status import report_status
 from adtrain.files import write_atomic
 
 COMPILE = ("-x", "c", "-c")
@@ -60,9 +60,9 @@ class Build:
             with ThreadPoolExecutor(os.cpu_count()) as threads:  # threads that wait for processes
                 futures = [threads.submit(job) for job in jobs]
                 try:
-                    tell(f"compiling 0 of {len(futures)} files")
+                    report_status(f"compiling 0 of {len(futures)} files")
                     for done, future in enumerate(as_completed(futures), 1):
-                        tell(f"compiling {done} of {len(futures)} files")
+                        report_status(f"compiling {done} of {len(futures)} files")
                         if future.exception() is not None:
                             break
                     for future in futures:

@@ -89,7 +89,7 @@ class CudaBackend:
     ) -> Sequence[Buffer]:
         if primitive.name == "reshape":
             return [Buffer(buffers[0].memory, outputs[0].shape, buffers[0].dtype)]
-        if {Trait.COLLECTIVE, Trait.PART}.intersection(primitive.traits):
+        if {Trait.COLLECTIVE, Trait.SUBVIEW}.intersection(primitive.traits):
             found = primitive.reference(*map(self.to_numpy, buffers), **params)
             return [self.from_numpy(np.ascontiguousarray(found))]
         if Trait.BARRIER in primitive.traits:
@@ -135,7 +135,7 @@ class CudaBackend:
         return CudaProgram(self, program, lowered)
 
     def lowering_key(self) -> str | None:
-        """The device. None, so that nothing is kept, if choices depend on measured times or memory is poisoned."""
+        """The device. None, so that nothing is cached, if choices depend on measured times or memory is poisoned."""
         if poison.active() or self.lowering.measured or self.tuner.uses_times():
             return None
         return f"{self.device.target} {self.device.architecture}"

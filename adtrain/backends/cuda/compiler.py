@@ -24,7 +24,7 @@ from adtrain.backends.cuda.nvrtc import Nvrtc, NvrtcError
 from adtrain.cache import digest, open_cache
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError, DeviceError, DeviceFault, OutOfMemory
-from adtrain.core.status import tell
+from adtrain.core.status import report_status
 
 INCLUDE = re.compile(r'^[ \t]*#include "([^"]+)"', re.MULTILINE)
 
@@ -98,7 +98,7 @@ def cubin(source: Source, target: str) -> bytes:
         thread = _threads.get(key)
     while thread is not None and thread.is_alive():
         done = sum(not other.is_alive() for other in _threads.values())
-        tell(f"compiling {done} of {len(_threads)} kernels")
+        report_status(f"compiling {done} of {len(_threads)} kernels")
         thread.join(0.1)
     cache = open_cache("cuda")
     found = cache.find(key, ".cubin")

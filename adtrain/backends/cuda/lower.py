@@ -108,7 +108,7 @@ class Lowering:
         libraries: NVIDIA's libraries whose calls are candidates.
         measured: for each problem, the microseconds of its candidates by label. The tuner fills it. The first candidate
             is chosen for other problems.
-        planned: the plans of equations of kept Programs, whose kernels were chosen by another process.
+        planned: the plans of equations of cached Programs, whose kernels were chosen by another process.
     """
 
     target: Target

@@ -19,7 +19,7 @@ from adtrain.training import on_device
 
 
 def runner(job: MembersJob, form: str) -> Runner:
-    """A call uploads the orders of its batches, and runs the staged step CHUNK times."""
+    """The training of all members. A call uploads the orders of its batches, and runs the staged step CHUNK times."""
     group, device, chunk = job.group, job.device, CHUNK[job.device]
     inputs, step = WaveInputs(group, group.members, device), Programs(group).step
     rates = array(np.repeat(np.array(inputs.rates)[:, None], chunk, axis=1), device=device)
@@ -41,7 +41,7 @@ def runner(job: MembersJob, form: str) -> Runner:
         state, tally = step.repeat(steps, state, tally, settings, *batches)
 
     def added_losses() -> np.ndarray:
-        """The sums of the members' losses over the examples since the last time."""
+        """float64 (members,): the sum of each member's losses over the examples since the last call."""
         nonlocal total
         before, total = total, tally.loss.numpy()
         return total - before

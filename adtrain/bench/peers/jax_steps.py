@@ -1,4 +1,4 @@
-"""The training step in JAX: one jitted call a step, one scan over many steps, or that of many networks.
+"""The training step in JAX: one jitted call a step, or one scan over many steps, of one network or of many.
 
 In bfloat16 the parameters and images are converted in the step, as mixed precision in JAX does; the loss is float32.
 """

@@ -64,7 +64,7 @@ class System(NamedTuple):
         return None
 
     def is_form_for(self, work: Work) -> bool:
-        """Whether the package's name selects the form for this work."""
+        """Whether the name of the package selects this form for the work: only forms with `members` train members."""
         return (self.members is not None) == (work == "members")
 
 
@@ -93,8 +93,8 @@ SYSTEMS = {
 }
 """torch-compile: forward pass and loss, and so their gradients, by torch.compile. torch-graph: the whole step as one
 CUDA graph. jax-jit: one call a step. jax-scan: many steps in one call, a lax.scan over batches. The forms "vmap" train
-many networks: torch-vmap maps the gradients of one, and on a GPU records the whole step as one CUDA graph,
-torch-vmap-compile also compiles the gradients, jax-vmap maps the step in a lax.scan."""
+many networks. torch-vmap maps the gradients of one network; on a GPU the whole step is one CUDA graph.
+torch-vmap-compile also compiles the gradients. jax-vmap maps the step, in a lax.scan."""
 
 PEERS = [system for system in SYSTEMS.values() if system.name != ADTRAIN]
 

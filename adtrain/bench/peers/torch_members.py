@@ -18,7 +18,8 @@ class MembersTraining(Training):
         form: "vmap" or "vmap-compile".
 
     Raises:
-        Unsupported: PyTorch has no counterpart of a layer or the precision, or cannot map it.
+        Unsupported: PyTorch has no counterpart of a layer, or the model has running statistics, or the config has
+            training.clip_norm.
     """
 
     def __init__(self, job: MembersJob, form: str) -> None:
@@ -37,9 +38,9 @@ class MembersTraining(Training):
         import torch
 
         with torch.no_grad():
-            found, losses = self.gradients({path: x.detach() for path, x in self.parameters.items()}, at)
+            gradients, losses = self.gradients({path: x.detach() for path, x in self.parameters.items()}, at)
         for path, parameter in self.parameters.items():
-            parameter.grad = found[path]
+            parameter.grad = gradients[path]
         if self.clipping.clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters.values(), self.clipping.clip_value)
         self.update.step()

@@ -18,36 +18,40 @@ from adtrain.core.errors import AdtrainError
 
 
 class Ranks(NamedTuple):
-    """The process group, which this process has joined.
+    """This process in its process group.
 
     Attributes:
-        together: returns when all ranks have called it.
-        of_first: the number that rank 0 has.
+        barrier: returns when all ranks have called it.
+        broadcast: returns the argument of rank 0 on all ranks.
     """
 
     rank: int
     size: int
     device_name: str
-    together: Callable[[], object]
-    of_first: Callable[[int], int]
+    barrier: Callable[[], object]
+    broadcast: Callable[[int], int]
 
 
 @contextmanager
-def joined(device: str, timeout: float) -> Iterator[Ranks]:
-    """Join the process group of the environment's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a block."""
+def process_group(device: str, timeout: float) -> Iterator[Ranks]:
+    """Within the block, this process is in the process group of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        timeout: of an exchange, in seconds.
+    """
     import torch
     from torch import distributed
 
     distributed.init_process_group("gloo" if device == "cpu" else "nccl", timeout=timedelta(seconds=timeout))
 
-    def of_first(number: int) -> int:
-        found = torch.tensor([number], device="cpu" if device == "cpu" else "cuda")
-        distributed.broadcast(found, 0)
-        return int(found)
+    def broadcast(number: int) -> int:
+        tensor = torch.tensor([number], device="cpu" if device == "cpu" else "cuda")
+        distributed.broadcast(tensor, 0)
+        return int(tensor)
 
     try:
         name = backend("cpu").device_name() if device == "cpu" else torch.cuda.get_device_name()
-        yield Ranks(distributed.get_rank(), distributed.get_world_size(), name, lambda: of_first(0), of_first)
+        yield Ranks(distributed.get_rank(), distributed.get_world_size(), name, lambda: broadcast(0), broadcast)
     finally:
         distributed.destroy_process_group()
 
@@ -58,16 +62,19 @@ def runner(job: Job, form: str, ranks: Ranks) -> Callable[[int], float]:
     `form` is "ddp" or "graph". The gradients are means over the ranks, so the step is one on the whole batch.
 
     Raises:
-        AdtrainError: the batch cannot be divided into equal parts. Unsupported: PyTorch has no counterpart.
+        AdtrainError: the batch cannot be divided into equal parts.
+        Unsupported: PyTorch has no counterpart of a layer.
     """
     import torch
 
     size = job.experiment.full_batch
     if size % ranks.size:
-        raise AdtrainError(f"found batches of {size} and {ranks.size} ranks, expected a multiple of the ranks")
-    parts = job.orders.reshape(-1, ranks.size, size // ranks.size)[:, ranks.rank]
+        raise AdtrainError(
+            f"torch-{form}: found a batch of {size} and {ranks.size} ranks, expected a multiple of the number of ranks"
+        )
+    own_orders = job.orders.reshape(-1, ranks.size, size // ranks.size)[:, ranks.rank]
     training = with_ddp(job) if form == "ddp" else MeanGradients(job, "graph", ranks.size)
-    orders = torch.tensor(np.ascontiguousarray(parts), device=training.device)
+    orders = torch.tensor(np.ascontiguousarray(own_orders), device=training.device)
     take_step = training.recorded(orders[0].clone()) if form == "graph" else training.step
     batches = cycle(orders)
 
@@ -90,15 +97,15 @@ def with_ddp(job: Job) -> Training:
         training.parameters[path] = training.arrays[path] = torch.nn.Parameter(x.detach())
         network.register_parameter(str(i), training.parameters[path])
     training.update = torch_network.optimizer(job.experiment.optimizer, list(training.parameters.values()), False)
-    alone = training.forward
-    network.forward = lambda at: alone(training.arrays, at)
+    forward = training.forward
+    network.forward = lambda at: forward(training.arrays, at)
     model = DistributedDataParallel(network)
     training.forward = lambda arrays, at: model(at)
     return training
 
 
 class MeanGradients(Training):
-    """A training whose gradients are parts of one tensor, which an all-reduce adds after the backward pass."""
+    """A training whose gradients are views of one flat tensor. An all-reduce averages it after the backward pass."""
 
     def __init__(self, job: Job, form: str, size: int) -> None:
         import torch

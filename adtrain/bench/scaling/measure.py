@@ -67,7 +67,8 @@ def scaling(
         peers: other systems, measured after adtrain with each number of ranks: names in `PEERS`.
 
     Raises:
-        AdtrainError: a measurement fails. OptionError: a peer does not run on the device.
+        AdtrainError: a measurement fails.
+        OptionError: torch is not installed, or a peer does not run on the device.
     """
     _check_peers(peers, device)
     most, cores = max(ranks), os.cpu_count() or 1
@@ -86,9 +87,9 @@ def scaling(
             if system == ADTRAIN and count > 1:
                 alone = run(request._replace(exchange_bytes=measured.gradient_bytes), count, threads)
                 exchange = median(alone.microseconds)
-            fewest, alone_us = first.setdefault(system, (count, step))
-            ideal = alone_us if weak else alone_us * fewest / count
-            hidden = None if not weak or not exchange else 1 - (step - alone_us) / exchange
+            first_count, first_us = first.setdefault(system, (count, step))
+            ideal = first_us if weak else first_us * first_count / count
+            hidden = None if not weak or not exchange else 1 - (step - first_us) / exchange
             points.append(Point(system, weak, count, size, step, ideal / step, exchange, hidden))
     assert about is not None
     return Scaling(config, about.device, about.gradient_bytes, points)

@@ -10,13 +10,16 @@ import os
 import sys
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.scaling.request import Measured, Request
 from adtrain.distributed.environment import divide_host
+
+if TYPE_CHECKING:
+    from adtrain.training import Experiment
 
 SAMPLES = 7
 SAMPLE_SECONDS = 0.3
@@ -26,30 +29,33 @@ TIMEOUT = 120.0
 
 def steps(request: Request) -> Measured:
     """Time steps on full batches."""
-    from adtrain import config, training
+    from adtrain import training
     from adtrain.core import tree
     from adtrain.core.array import array
 
-    overrides = [*request.overrides, f"data.batch_size={request.batch_size}"]
-    experiment = training.prepare(config.load(request.config, overrides))
+    experiment = _experiment(request)
     state = experiment.divided(tree.map(lambda x: x.numpy(), experiment.initial_state("cpu")))
     take = training.continuation(experiment, tree.map(lambda x: array(x, device=request.device), state), request.device)
     return _measured(request, take, sum(x.nbytes for x in tree.leaves(state.params)))
 
 
+def _experiment(request: Request) -> Experiment:
+    """The config's experiment with the request's batch size."""
+    from adtrain import config, training
+
+    overrides = [*request.overrides, f"data.batch_size={request.batch_size}"]
+    return training.prepare(config.load(request.config, overrides))
+
+
 def peer_steps(request: Request) -> Measured:
     """Time steps on full batches in another system."""
-    from adtrain import config, training
     from adtrain.bench.peers import torch_ranks
     from adtrain.bench.peers.steps import Job
 
-    experiment = training.prepare(
-        config.load(request.config, [*request.overrides, f"data.batch_size={request.batch_size}"])
-    )
-    job = Job(experiment, request.device)
-    with torch_ranks.joined(request.device, TIMEOUT) as ranks:
+    job = Job(_experiment(request), request.device)
+    with torch_ranks.process_group(request.device, TIMEOUT) as ranks:
         run = torch_ranks.runner(job, request.system.partition("-")[2], ranks)
-        samples = _samples(run, ranks.together, ranks.of_first)
+        samples = _samples(run, ranks.barrier, ranks.broadcast)
         size = sum(x.nbytes for x in job.weights.values())
         return Measured(ranks.size, request.batch_size, samples, size, ranks.device_name)
 
@@ -88,30 +94,32 @@ def _measured(request: Request, take: Callable[[int], object], size: int) -> Mea
         take(times)
         device.synchronize()
 
-    def together() -> None:
+    def barrier() -> None:
         communicator.all_gathered(np.zeros(1))
 
-    samples = _samples(run, together, agreement.of_first_rank)
+    samples = _samples(run, barrier, agreement.of_first_rank)
     return Measured(communicator.current().size, request.batch_size, samples, size, device.device_name())
 
 
 def _samples(
-    run: Callable[[int], object], together: Callable[[], object], of_first: Callable[[int], int]
+    run: Callable[[int], object], barrier: Callable[[], object], broadcast: Callable[[int], int]
 ) -> tuple[float, ...]:
-    """Microseconds of one of many repetitions, in each sample.
+    """The microseconds of a repetition, a mean for each sample.
 
-    `run` repeats and waits for the device. `together` returns when all ranks have called it. `of_first` returns the
-    number that rank 0 has.
+    Args:
+        run: takes a number of repetitions, and waits for the device.
+        barrier: returns when all ranks have called it.
+        broadcast: returns the argument of rank 0 on all ranks.
     """
 
     def seconds(times: int) -> float:
-        together()
+        barrier()
         started = perf_counter()
         run(times)
         return perf_counter() - started
 
     seconds(20)  # compilation, connections, graphs
-    times = of_first(max(10, int(SAMPLE_SECONDS / (seconds(20) / 20)) // 10 * 10))
+    times = broadcast(max(10, int(SAMPLE_SECONDS / (seconds(20) / 20)) // 10 * 10))
     return tuple(1e6 * seconds(times) / times for _ in range(SAMPLES))
 
 

@@ -1,4 +1,4 @@
-"""Runs the processes whose start is measured: with an empty folder of caches, and again with a filled one."""
+"""Measures start-up: runs each system in processes with an empty cache folder, and again with the filled one."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ CACHES = {
     "JAX_COMPILATION_CACHE_DIR": "jax",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""Environment variables that name folders of caches, and the folders."""
+"""Environment variables of cache folders, and the names of the folders."""
 
-SECONDS = 600
+TIMEOUT_SECONDS = 600
 
 
 class Start(NamedTuple):
-    """One process: its seconds, and what they went into.
+    """The start-up of one process.
 
-    `loss` is that of the first step; None for adtrain's whole training.
+    Attributes:
+        seconds: the total.
+        spans: the seconds of each activity.
+        loss: of the first step; None for adtrain's whole training.
     """
 
     seconds: float
@@ -46,7 +49,7 @@ class Start(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What every process does."""
+    """The training that every process starts."""
 
     config: str
     overrides: Sequence[str]
@@ -62,7 +65,7 @@ def result(
     """
     load = observed_load(progress)
     names = [ADTRAIN, *(peer.name for peer in peers.runnable)]
-    found, failed = defaultdict[tuple[str, str], list[Start]](list), dict[str, str]()
+    measured, failed = defaultdict[tuple[str, str], list[Start]](list), dict[str, str]()
     losses: dict[str, float] = {}
     for sample in range(samples):
         progress(f"bench: starting {', '.join(names)}, cold and warm, round {sample + 1} of {samples}")
@@ -71,7 +74,7 @@ def result(
                 with TemporaryDirectory(prefix="adtrain-startup-") as folder:
                     for cache in ("cold", "warm"):
                         start = run(name, task, Path(folder), cache)
-                        found[name, cache].append(start)
+                        measured[name, cache].append(start)
                         if start.loss is not None:
                             losses.setdefault(name, start.loss)
                     if peers.runnable and name == ADTRAIN and not losses:
@@ -87,7 +90,7 @@ def result(
         "kind": "startup",
         "protocol": conditions,
         "config": task.config,
-        "starts": [record(*key, starts) for key, starts in found.items() if key[0] not in failed],
+        "starts": [record(*key, starts) for key, starts in measured.items() if key[0] not in failed],
         "losses": losses,
         "different": [name for name, x in losses.items() if not abs(x - reference) <= tolerance * abs(reference)],
         "skipped": dict(peers.skipped),
@@ -98,7 +101,7 @@ def result(
 def record(name: str, cache: str, starts: Sequence[Start]) -> dict[str, Any]:
     """The medians of a system's seconds and spans, as JSON values."""
     activities = dict.fromkeys(activity for start in starts for activity in start.spans)
-    spans = {each: median(start.spans.get(each, 0.0) for start in starts) for each in activities}
+    spans = {activity: median(start.spans.get(activity, 0.0) for start in starts) for activity in activities}
     seconds = [start.seconds for start in starts]
     return {"system": name, "cache": cache, "seconds": median(seconds), "samples": seconds, "spans": spans}
 
@@ -122,25 +125,25 @@ def run(name: str, task: Task, folder: Path, cache: str) -> Start:
 def first_steps(name: str, task: Task, folder: Path) -> Start:
     """The import of a system's package and its first steps, in a process of its own."""
     words = [name, task.device, task.config, *task.overrides]
-    found = json.loads(_output(["adtrain.bench.startup.worker", *words], task.device, folder).splitlines()[-1])
-    return Start(sum(found["spans"].values()), found["spans"], found["loss"])
+    answer = json.loads(_output(["adtrain.bench.startup.worker", *words], task.device, folder).splitlines()[-1])
+    return Start(sum(answer["spans"].values()), answer["spans"], answer["loss"])
 
 
 def _output(words: Sequence[str], device: str, folder: Path) -> str:
-    """What a module of Python prints. Raises AdtrainError with the last line of its messages where it fails."""
+    """The output of `python -m WORDS`. Raises AdtrainError with the last line of its messages if it fails."""
     caches = {variable: str(folder / name) for variable, name in CACHES.items()}
     caches["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    own = {**os.environ, **caches}
+    variables = {**os.environ, **caches}
     if words[0] != ADTRAIN:
-        own |= environment(device, usable_cores() or 1)
+        variables |= environment(device, usable_cores() or 1)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", *words], env=own, capture_output=True, encoding="utf-8", errors="replace",
-            timeout=SECONDS,
+        process = subprocess.run(
+            [sys.executable, "-m", *words], env=variables, capture_output=True, encoding="utf-8", errors="replace",
+            timeout=TIMEOUT_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise AdtrainError(f"{words[0]} took longer than {SECONDS} s") from None
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
+        raise AdtrainError(f"{words[0]} took longer than {TIMEOUT_SECONDS} s") from None
+    if process.returncode:
+        lines = (process.stderr.strip() or process.stdout.strip() or "no output").splitlines()
         raise AdtrainError(lines[-1].removeprefix("adtrain: error: "))
-    return done.stdout
+    return process.stdout

@@ -1,4 +1,4 @@
-"""The text of the starts of systems: a line for each, with empty caches and with filled ones."""
+"""The text of a start-up measurement: a line for each system, with empty caches and with filled ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adtrain.table import Column, render
 
 COLUMNS = (Column("system", text=True), Column("caches", text=True), Column("seconds"))
 CACHES = {"cold": "empty", "warm": "filled"}
-LEAST_SECONDS = 0.02
+MIN_SECONDS = 0.02
 
 
 def lines(result: Mapping[str, Any], width: int) -> Iterator[str]:
@@ -44,6 +44,6 @@ def _cells(start: Mapping[str, Any]) -> list[str]:
 
 
 def _spans(start: Mapping[str, Any]) -> str:
-    """What the seconds went into, longest first."""
+    """The seconds of each activity, longest first."""
     longest = sorted(start["spans"].items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest if seconds >= LEAST_SECONDS)
+    return ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest if seconds >= MIN_SECONDS)

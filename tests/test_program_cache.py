@@ -1,4 +1,4 @@
-"""A kept Program equals one that is traced again. Files that are damaged or belong to another key are not used."""
+"""Programs that another process has cached run as if they were traced again; nothing foreign or damaged is used."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from adtrain.cache import open_cache
 from adtrain.core.staging import Staged, stage
 from adtrain.core.target import H200
 from adtrain.passes import ALL
-from adtrain.training import kept_programs
-from adtrain.training.kept_programs import KeptPrograms
+from adtrain.training import program_cache
 from adtrain.training.preparation import outline
+from adtrain.training.program_cache import PersistentProgramCache
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "adtrain" / kept_programs.KIND
+    return tmp_path / "adtrain" / program_cache.KIND
 
 
 @pytest.mark.parametrize("name", ["mlp", "resnet"])
-def test_a_kept_program_has_the_kernels_and_the_memory_plan_that_were_stored(name: str) -> None:
+def test_a_cached_program_has_the_stored_kernels_and_memory_plan(name: str) -> None:
     program, lowering = for_gpu(outline(config.load(name)).step_program(passes=())), Lowering(H200)
     layout = Layout(program, lowering)
     placed = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
-    kept = KeptPrograms(name)
-    kept.store("key", (program, layout, {e: Plan(lowering.launches(e), lowering.scratch(e)) for e in placed}))
-    found, places, plans = kept.find("key")
+    cache = PersistentProgramCache(name)
+    cache.store("key", (program, layout, {e: Plan(lowering.launches(e), lowering.scratch(e)) for e in placed}))
+    found, places, plans = cache.find("key")
     assert str(found) == str(program)
     assert set(found.equations) <= set(plans)
     assert places.memory == layout.memory
@@ -55,7 +55,7 @@ def test_a_kept_program_has_the_kernels_and_the_memory_plan_that_were_stored(nam
             assert other.scratch(step.equation) == lowering.scratch(before.equation)
 
 
-def test_a_kept_program_is_not_traced_again(monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
+def test_a_cached_program_is_not_traced_again(monkeypatch: pytest.MonkeyPatch, own_folder: Path) -> None:
     monkeypatch.setattr(CpuBackend, "lowering_key", lambda self: "cpu")
     factor, x, calls = array(np.arange(6.0)), array(np.linspace(0, 1, 6)), list[int]()
 
@@ -63,9 +63,9 @@ def test_a_kept_program_is_not_traced_again(monkeypatch: pytest.MonkeyPatch, own
         calls.append(1)
         return ops.sum(ops.tanh(x) * factor)
 
-    def staged(about: str) -> Staged:
+    def staged(name: str) -> Staged:
         calls.clear()
-        return stage(f, ALL, kept=KeptPrograms(about))
+        return stage(f, ALL, cache=PersistentProgramCache(name))
 
     expected = staged("one")(x).item()
     assert len(calls) == 1
@@ -80,44 +80,43 @@ def test_a_kept_program_is_not_traced_again(monkeypatch: pytest.MonkeyPatch, own
     assert len(calls) == 1
 
 
-ABOUT = """
+KEYS = """
 from adtrain import config
 from adtrain.training.preparation import outline
 names = [name for name in config.packaged() if config.load(name).data.path is None]
-print([outline(config.load(name))._kept(part).about for name in names for part in ("step", "evaluation")])
+experiments = [outline(config.load(name)) for name in names]
+print([x._program_cache(part).function_key for x in experiments for part in ("step", "evaluation")])
 """
 
 
-def test_keys_are_equal_in_all_processes() -> None:
-    run = partial(subprocess.run, [sys.executable, "-c", ABOUT], capture_output=True, text=True, check=True)
+def test_processes_have_the_same_keys() -> None:
+    run = partial(subprocess.run, [sys.executable, "-c", KEYS], capture_output=True, text=True, check=True)
     first, second = run().stdout, run().stdout
     assert first == second
     assert len(set(ast.literal_eval(first))) == len(ast.literal_eval(first)) > 10
 
 
 def test_a_value_without_a_description_is_refused() -> None:
-    assert kept_programs.description((1.5, prepare)) == "(1.5, prepare)"
-    with pytest.raises(ValueError, match="found no description of <object object at 0x"):
-        kept_programs.description(object())
+    assert program_cache.description((1.5, prepare)) == "(1.5, prepare)"
+    with pytest.raises(ValueError, match="found <object object at 0x"):
+        program_cache.description(object())
 
 
-def test_a_file_that_pickle_refuses_is_removed_with_a_warning(
-    own_folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    kept = KeptPrograms("one")
-    kept.store("key", 5)
+def test_content_that_pickle_refuses_is_deleted(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = PersistentProgramCache("one")
+    cache.store("key", 5)
     (path,) = own_folder.iterdir()
     path.unlink()
-    open_cache(kept_programs.KIND).store(path.name.split(".")[0], ".pickle", b"no pickle")
-    assert kept.find("key") is None
-    assert "a kept Program cannot be read" in caplog.text
+    open_cache(program_cache.KIND).store(path.name.split(".")[0], ".pickle", b"no pickle")
+    assert cache.find("key") is None
+    assert "a cached Program cannot be read" in caplog.text
     assert list(own_folder.iterdir()) == []
 
 
-def test_functions_and_shards_are_not_kept_and_each_config_has_a_key_of_its_own(tmp_path: Path) -> None:
-    kept = KeptPrograms("one")
-    kept.store("key", lambda: None)
-    assert kept.find("key") is None
-    about = [prepare(tmp_path, *changes)._kept("step") for changes in ([], ["optimizer.adam.lr=0.02"])]
-    assert len({kept.about for kept in about if kept is not None}) == 2
-    assert prepare(tmp_path, "data.shards=2")._kept("step") is None
+def test_values_that_the_key_does_not_cover_are_not_cached(tmp_path: Path) -> None:
+    cache = PersistentProgramCache("one")
+    cache.store("key", lambda: None)
+    assert cache.find("key") is None
+    caches = [prepare(tmp_path, *changes)._program_cache("step") for changes in ([], ["optimizer.adam.lr=0.02"])]
+    assert len({x.function_key for x in caches if x is not None}) == 2
+    assert prepare(tmp_path, "data.shards=2")._program_cache("step") is None
