@@ -17,7 +17,7 @@ from adtrain.config.specs import AUGMENTATIONS, CONTAINERS, LAYERS, LOSSES, OPTI
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError, OutOfMemory, ShapeError
 from adtrain.ops import elementwise
-from adtrain.training import preparation
+from adtrain.training import checks
 
 LARGEST = 2**31 - 1
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def outline(folder: Path, layer: dict[str, Any], shape: tuple[int, ...] = (1, 6,
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters of 64 MiB are too many."""
-    monkeypatch.setattr(preparation, "machine_memory", lambda: 64 << 20)
+    monkeypatch.setattr(checks, "machine_memory", lambda: 64 << 20)
 
 
 @pytest.mark.parametrize(("kind", "option"), list(integer_options()))

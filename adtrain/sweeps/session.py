@@ -16,7 +16,7 @@ from adtrain.sweeps.plan import GroupPlan, measured, plan, together_of
 from adtrain.sweeps.records import SweepOptions
 from adtrain.sweeps.run import SweepRun, Watch, halving_epochs
 from adtrain.sweeps.wave import Programs
-from adtrain.training.preparation import check_precision
+from adtrain.training.checks import check_precision
 
 
 @dataclass(frozen=True)

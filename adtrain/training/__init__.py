@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from adtrain.training.best import Best
 from adtrain.training.checkpoint import Checkpoint
+from adtrain.training.checks import check_precision
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
 from adtrain.training.data_section import Arrays, data_options, with_input
 from adtrain.training.endings import Interrupted, NotFinite, Result
@@ -18,7 +19,7 @@ from adtrain.training.loop import continuation
 from adtrain.training.metrics import Epoch, Interval, read_metrics
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.position import Progress
-from adtrain.training.preparation import check_precision, outline, prepare, read_ahead
+from adtrain.training.preparation import outline, prepare, read_ahead
 from adtrain.training.progress import Observer
 from adtrain.training.recorded_run import run_in_folder
 from adtrain.training.resumption import Resumed, resume

@@ -27,11 +27,12 @@ from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.passes import ALL
 from adtrain.training import network, tensor_file, warm_start
+from adtrain.training.checks import MAX_LISTED, check_targets
 from adtrain.training.data_section import data_options, read_data, takes_numbers
 from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.metadata import ModelMetadata, of_model
 from adtrain.training.network import Network
-from adtrain.training.preparation import MAX_LISTED, check_targets, with_absolute_paths
+from adtrain.training.preparation import with_absolute_paths
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
 from adtrain.training.tensor_file import TensorFile
 from adtrain.training.trust import NONE, Trust

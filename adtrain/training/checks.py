@@ -1,0 +1,148 @@
+"""Checks that a config, its model and its data fit together. Each raises ConfigError at the place in the config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+
+from adtrain import nn
+from adtrain.config import Config
+from adtrain.config.build import REGRESSION, takes_labels
+from adtrain.config.problems import found
+from adtrain.core.errors import ShapeError
+from adtrain.core.precision import PRECISIONS
+from adtrain.data import DataSet, Split
+from adtrain.data.columns import printable
+from adtrain.data.memory import machine_memory
+from adtrain.training import embedded_columns, text_network
+from adtrain.training.experiment import Experiment
+from adtrain.training.network import Network
+from adtrain.training.tasks import Classification, NextClass, Task
+
+MOST_NAMES = 8
+"""The most names of targets in an error."""
+
+MAX_LISTED = 12
+"""The most names of features in an error."""
+
+
+def check_precision(cfg: Config, device: str) -> None:
+    """Raise ConfigError where `device` has no kernels for the config's precision."""
+    if device == "cpu" and cfg.training.precision in PRECISIONS:
+        reason = "expected float32 or float64 on the cpu: set one of them, or use a GPU (--device gpu)"
+        raise cfg.error_at(("training", "precision"), f"found {cfg.training.precision}, {reason}")
+
+
+def check_fit(cfg: Config, net: Network, images: DataSet) -> None:
+    shape = images.train.images.shape[1:]
+    rows = [shape[1:]] if shape[0] == 1 else []
+    if net.input_shape not in (shape, *rows, (prod(shape),)):
+        as_rows = f"{found(rows[0])} for rows of pixels, " if rows else ""
+        expected = f"expected {found(shape)}, the shape of the images, {as_rows}or [{prod(shape)}] for flat input"
+        if names := images.features:
+            more = ", ..." if len(names) > MAX_LISTED else ""
+            listed = ", ".join(map(printable, names[:MAX_LISTED]))
+            expected = f"expected [{len(names)}], the features of a row: {listed}{more}"
+        if cfg.data.is_text:
+            expected = f"expected [{prod(shape)}], the length of a sequence (data.length)"
+        raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
+    if images.encoder is not None and any(images.encoder.indexed):
+        for problem in embedded_columns.problems(net.model, images.encoder.columns.features):
+            raise cfg.error_at(("model", "layers"), problem)
+    positions = (net.task.length,) if isinstance(net.task, NextClass) else ()
+    outputs, classes = net.model.output_shape(net.input_shape), len(images.targets or images.classes)
+    last_layer = ("model", "layers", len(cfg.model.layers) - 1)
+    if images.targets and outputs != (classes,):
+        expected = f"expected [{classes}], one for each of {', '.join(images.targets[:MOST_NAMES])}"
+        raise cfg.error_at(last_layer, f"found the output {found(outputs)}, {expected}")
+    if outputs[:-1] != positions or not outputs:
+        expected = f"expected {found((*positions, classes))}, one per class{' at each position' if positions else ''}"
+        raise cfg.error_at(last_layer, f"found the output {found(outputs)}, {expected}")
+    labels = f"{cfg.data.path or images.name} has {classes} classes"
+    if outputs[-1] < classes:
+        raise cfg.error_at(last_layer, f"found {outputs[-1]} outputs, expected at least {classes}: {labels}")
+    for size in text_network.input_embeddings(net.model) if positions else ():
+        if size < classes:
+            reason = f"found num_embeddings {size}, expected at least {classes}: {labels}"
+            raise cfg.error_at(("model", "layers"), reason)
+    if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
+        raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
+
+
+def check_targets(cfg: Config, images: DataSet, parts: Sequence[Split]) -> None:
+    """Check that the loss fits the labels: classes, numbers, or columns of 0 and 1."""
+    kind, names = cfg.loss.kind, ", ".join(images.targets[:MOST_NAMES])
+    if cfg.data.is_text and not takes_labels(cfg.loss):
+        raise cfg.error_at(("loss",), f"found {kind} for a text, expected cross_entropy or nll")
+    if images.targets and takes_labels(cfg.loss):
+        expected = "expected mse, l1 or huber, or binary_cross_entropy_with_logits for columns of 0 and 1"
+        advice = "for classes, set data.label instead of data.target, or store integer labels"
+        raise cfg.error_at(("loss",), f"found {kind} for the numbers of {names}, {expected}; {advice}")
+    if cfg.data.normalize_targets and not (images.targets and kind in REGRESSION):
+        expected = "expected false, as there are no numbers to predict with mse, l1 or huber"
+        raise cfg.error_at(("data", "normalize_targets"), f"found true, {expected}")
+    if images.targets and kind not in REGRESSION:
+        for part in parts:
+            if (wrong := np.argwhere((part.labels != 0) & (part.labels != 1))).size:
+                row, column = wrong[0]
+                number = f"found {part.labels[row, column]:g} in {images.targets[column]}"
+                raise cfg.error_at(("loss",), f"{number}, expected 0 and 1 only for {kind}; mse takes any number")
+
+
+def check_metrics(cfg: Config, task: Task) -> None:
+    """Check that `best_by` and `metrics` are metrics of the task."""
+    fields = task.score_kind._fields
+    if cfg.training.best_by is not None and cfg.training.best_by.partition("_")[2] not in fields:
+        expected = f"expected train_ or validation_ with one of {', '.join(fields)}"
+        raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {expected}")
+    if cfg.training.metrics and not isinstance(task, Classification):
+        reason = f"which are for classes; this task always has {', '.join(fields)}"
+        raise cfg.error_at(
+            ("training", "metrics"), f"found {', '.join(x.kind for x in cfg.training.metrics)}, {reason}"
+        )
+
+
+def check_memory(cfg: Config, net: Network) -> None:
+    """Refuse parameters that the machine's memory cannot hold while they are drawn, in float64."""
+    rows = nn.describe(net.model, net.input_shape)
+    count, memory = sum(row.parameters for row in rows), machine_memory()
+    if 8 * count > memory:
+        most = max(rows, key=lambda row: row.parameters)
+        found = f"found {count:,} parameters, {most.parameters:,} of them in layer {most.name} ({most.kind})"
+        expected = f"expected at most {memory // 8:,}, which fit into this machine's {memory / 2**30:,.1f} GiB"
+        raise cfg.error_at(("model", "layers"), f"{found}, {expected}")
+
+
+def check_augmentations(experiment: Experiment) -> None:
+    encoder = experiment.data.encoder
+    if experiment.augmentations and experiment.config.data.is_text:
+        raise experiment.config.error_at(("data", "augment"), "expected none for a text")
+    if experiment.augmentations and encoder is not None and any(encoder.indexed):
+        reason = "expected none with data.category_encoding: index, because they would change the numbers of categories"
+        raise experiment.config.error_at(("data", "augment"), reason)
+    for i, change in enumerate(experiment.augmentations):
+        try:
+            change.check((experiment.full_batch, *experiment.image_shape))
+        except ShapeError as error:
+            raise experiment.config.error_at(("data", "augment", i), str(error)) from None
+
+
+def check_last_batch(cfg: Config, net: Network, count: int) -> None:
+    """Refuse a last batch of one image where batch normalisation would see a single value per channel."""
+    batch_size = cfg.data.batch_size
+    for name, layer, shape in nn.layers(net.model, net.input_shape):
+        if not isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d)) or prod(shape[1:]) > 1:
+            continue
+        shards = 1 if layer.sync else cfg.data.shards or 1
+        if 1 not in {size // shards or 1 for size in (min(batch_size, count), count % batch_size) if size}:
+            continue
+        if shards > 1:
+            reason = f"layer {name} ({layer.kind()}) needs 2 images per shard of a batch"
+            raise cfg.error_at(("data", "shards"), f"found {shards}, which leaves a shard of 1 image; {reason}")
+        raise cfg.error_at(
+            ("data", "batch_size"),
+            f"found {batch_size}, which leaves 1 of {count} images for the last batch, "
+            f"expected another size: layer {name} ({layer.kind()}) needs 2 images per batch",
+        )
