@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import math
+import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -110,7 +111,7 @@ def _decompressed(stream: Stream, path: Path, count: int) -> bytes | bytearray:
     """At most `count` + 1 bytes after the header. The cache holds those of large gzip files."""
     if not isinstance(stream, gzip.GzipFile) or count < MIN_CACHED_BYTES:
         return _read_at_most(stream, count + 1)
-    key, cache = digest("idx", hashlib.sha256(path.read_bytes()).hexdigest()), open_cache("data")
+    key, cache = digest("idx", _sha256(stream.fileno())), open_cache("data")
     if (cached := cache.content(key, ".bin")) is not None:
         return cached
     content = _read_at_most(stream, count + 1)
@@ -118,6 +119,15 @@ def _decompressed(stream: Stream, path: Path, count: int) -> bytes | bytearray:
         with suppress(RuntimeError):  # the limit of threads is reached
             Thread(target=_store, args=(cache, key, content), name=STORE_THREAD).start()
     return content
+
+
+def _sha256(file: int) -> str:
+    """The hash of an open file, whose position does not change."""
+    found, position = hashlib.sha256(), 0
+    while chunk := os.pread(file, 1 << 20, position):
+        found.update(chunk)
+        position += len(chunk)
+    return found.hexdigest()
 
 
 def _store(cache: Cache, key: str, content: bytearray) -> None:
