@@ -169,6 +169,18 @@ class Experiment:
             optimizer = self.buckets.whole_state(optimizer, self.state_types.optimizer)
         return TrainState(self.buckets.params(state.params), state.statistics, optimizer)
 
+    def without_gaps(self, state: TrainState) -> TrainState:
+        """This rank's part of a state on the host, without the elements of vectors that are no parameter's.
+
+        An optimizer updates these too. Without `eps` it divides 0 by 0 there.
+        """
+        if self.buckets is None:
+            return state
+        optimizer = state.optimizer
+        if self.optimizer.elementwise:
+            optimizer = self.buckets.without_gaps(optimizer, self.state_types.optimizer)
+        return TrainState(self.buckets.params(state.params), state.statistics, optimizer)
+
     def with_params(self, state: TrainState) -> TrainState:
         """A divided state on the device, with the tree of parameters in place of their vectors."""
         if self.buckets is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -114,6 +115,7 @@ class Buckets:
 
     def __init__(self, params: Any, sharding: Sharding) -> None:
         leaves, self.structure = tree.flatten(params)
+        self.shapes = [x.shape for x in leaves]
         self.sharding = sharding
         groups: list[list[int]] = []
         held = 0
@@ -132,9 +134,10 @@ class Buckets:
         return Bucket(tuple(i for i, _ in leaves), shapes, dtype, length)
 
     def vectors(self, values: Any) -> Any:
-        """The vector of each bucket of a tree of NumPy arrays, as a list."""
+        """The vector of each bucket of a tree of NumPy arrays, as a list. An optimizer's averages may have another
+        dtype than the parameters."""
         leaves = tree.leaves(values)
-        found = [np.zeros(bucket.length, bucket.dtype) for bucket in self.buckets]
+        found = [np.zeros(x.length, np.result_type(*(leaves[i].dtype for i in x.leaves))) for x in self.buckets]
         for vector, bucket in zip(found, self.buckets, strict=True):
             for i, start, size in zip(bucket.leaves, bucket.starts, bucket.sizes, strict=True):
                 vector[start : start + size] = np.reshape(leaves[i], -1)
@@ -169,6 +172,19 @@ class Buckets:
             return self.params([communicator.all_gathered(x).reshape(-1) for x in slices])
 
         return {name: gathered(x) if self._like_params(whole[name]) else x for name, x in state.items()}
+
+    def without_gaps(self, state: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+        """The divided state, of its slices only the elements of parameters. See `whole_state`."""
+
+        def of_parameters(slices: Sequence[np.ndarray]) -> Any:
+            return [x[kept] for x, kept in zip(slices, self._kept, strict=True)]
+
+        return {name: of_parameters(x) if self._like_params(whole[name]) else x for name, x in state.items()}
+
+    @cached_property
+    def _kept(self) -> list[np.ndarray]:
+        """Which elements of this rank's slices belong to parameters, and not to gaps."""
+        return self.slices(tree.unflatten(self.structure, [np.ones(shape, bool) for shape in self.shapes]))
 
     def _like_params(self, x: Any) -> bool:
         return bool(tree.flatten(x)[1] == self.structure)
