@@ -297,7 +297,7 @@ def _train(
 
 
 def _started(function: Callable[[], T]) -> Callable[[], T]:
-    """Call a function in a thread; returns what waits for its result. An error or Ctrl-C ends the process without it."""
+    """Call a function in a thread; returns what waits for its result. The end of the process does not wait for it."""
     future = Future[T]()
 
     def run() -> None:

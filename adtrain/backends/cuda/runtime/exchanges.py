@@ -71,6 +71,7 @@ class Exchanges:
         everything = size * communicator.current().size
         memory = self.device.allocate(2 * everything)
         start, end = cuda.Event(), cuda.Event()
+        self.fork()  # work of the main stream may still use the memory, which its pool gives to later work
         for number in range(2 * repeats):
             if number == repeats:
                 start.record(self.side)
