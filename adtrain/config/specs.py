@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from threading import RLock
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, Union, get_type_hints
 
 from pydantic import (
@@ -138,11 +139,15 @@ class Family(MutableMapping[str, type[Spec]]):
 
     def __init__(self) -> None:
         self._specs: dict[str, type[Spec] | partial[type[Spec]]] = {}
+        self._making = RLock()
 
     def __getitem__(self, kind: str) -> type[Spec]:
         found = self._specs[kind]
         if isinstance(found, partial):
-            found = self._specs[kind] = found()
+            with self._making:  # one class for all threads: values of two classes are never equal
+                found = self._specs[kind]
+                if isinstance(found, partial):
+                    found = self._specs[kind] = found()
         return found
 
     def __setitem__(self, kind: str, spec: type[Spec]) -> None:
