@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -404,3 +405,12 @@ def test_full_autotuning_is_refused_on_the_cpu(cfg: Path) -> None:
     assert result.stderr.startswith("adtrain: error: --autotune full: only a GPU has kernels to choose from")
     assert not Path("runs").exists()
     train(cfg, "--autotune", "off", "--steps", "1")
+
+
+def test_an_error_of_the_device_does_not_wait_for_the_data(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported, waited = threading.Event(), list[bool]()
+    monkeypatch.setattr(training, "read_ahead", lambda cfg: waited.append(reported.wait(20)))
+    train(cfg, "--autotune", "full", expect=2)
+    reported.set()
+    wait_until(lambda: bool(waited))
+    assert waited == [True]

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
+from threading import Barrier, Thread
+from time import sleep
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from config_files import FULL, load, problems, small
 
 import adtrain as ad
 from adtrain import config, nn, optim
+from adtrain.config import specs
 
 
 def test_config_builds_the_model_it_describes(tmp_path: Path) -> None:
@@ -142,3 +146,24 @@ def test_schedule_options_in_epochs_become_steps(tmp_path: Path, schedule: str, 
     built = config.build.schedule(cfg, steps_per_epoch=10, total_steps=40)
     for step, factor in factors.items():
         assert built(ad.array(step)).item() == pytest.approx(factor, abs=1e-12), step
+
+
+def test_threads_that_use_a_spec_for_the_first_time_get_the_same_class() -> None:
+    family, start, found = specs.Family(), Barrier(4), list[type[specs.Spec]]()
+    made = iter(range(4))
+
+    def make() -> type[specs.Spec]:
+        sleep(0.01)  # the others begin meanwhile
+        return type(f"Spec{next(made)}", (specs.Spec,), {})
+
+    def use() -> None:
+        start.wait()
+        found.append(family["kind"])
+
+    family.add_lazily("kind", partial(make))
+    threads = [Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == found[:1] * 4

@@ -100,3 +100,15 @@ def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, m
                 x, y = (from_bfloat16_p.reference(a) if a.dtype == np.uint16 else a for a in (found, known[v]))
                 assert np.linalg.norm(x - y) <= 1e-4 * np.linalg.norm(y)
     assert names == {"bfloat16_gemm", "sum_bfloat16_splits", "short_k_gemm"}
+
+
+def test_an_input_whose_sign_is_read_before_its_product_is_converted_first() -> None:
+    def f(x: Any, w: Any) -> Any:
+        positive = ops.where(ops.less(x, 0.0), 0.0, 1.0)
+        with ops.matmul_precision("bfloat16"):
+            return ops.matmul(x, w) + ops.sum(positive)
+
+    x, w = (ad.array(np.ones((1024, 1024), np.float32)) for _ in range(2))
+    program = passes.store_bfloat16(stage(f, passes.SIMPLIFY).program(x, w), H200)
+    names = [e.primitive.name for e in program.equations]
+    assert names[:3] == ["to_bfloat16", "from_bfloat16", "less"]

@@ -10,7 +10,7 @@ import pytest
 import adtrain as ad
 from adtrain import ops
 from adtrain.core.staging import stage
-from adtrain.passes import SIMPLIFY, place_views
+from adtrain.passes import ALL, SIMPLIFY, place_views
 
 X = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
 
@@ -30,6 +30,10 @@ CASES = {
     "an argument": (lambda x: ops.exp(ops.concatenate([x, ops.matmul(x, x)])), ["concatenate"]),
     "unaligned products": (
         lambda x: ops.exp(ops.concatenate([ops.matmul(x[:1, :], x)[0, :3], ops.matmul(x, x)[0]])), ["concatenate"],
+    ),
+    "an unaligned value with another reader": (
+        lambda x: ops.sum(ops.exp(ops.concatenate([ops.sum(x[:3], 1), y := ops.reshape(ops.sin(x), (-1,))])))
+        + ops.matmul(ops.reshape(y, (16, 16)), x), ["concatenate"],
     ),
     "a result of the program": (lambda x: ops.slice(ops.matmul(x, x), [0, 0], [4, 16]), ["slice"]),
     "a joined result of the program": (
@@ -58,3 +62,14 @@ def test_views_give_the_bits_of_copies() -> None:
         stage(all_cases, (*SIMPLIFY, place_views))(x), stage(all_cases, SIMPLIFY)(x), strict=True
     ):
         np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
+@pytest.mark.compiled
+def test_a_result_does_not_overwrite_an_argument_that_is_also_read_by_a_part() -> None:
+    def f(x: Any) -> Any:
+        h = ops.tanh(x)
+        y = h + ops.slice(h, [5, 0], [6, 16])
+        return ops.matmul(y, ops.transpose(y))
+
+    x = ad.array(np.random.default_rng(0).normal(size=(256, 16)).astype(np.float32))
+    np.testing.assert_array_equal(stage(f, (*ALL, place_views))(x).numpy(), stage(f, ALL)(x).numpy())

@@ -52,6 +52,15 @@ def test_halving_keeps_the_better_half_at_each_rung(uninterrupted: tuple[Path, S
     assert [sum(x.epochs >= epoch for x in results.members) for epoch in (1, 2, 3, 4)] == [12, 6, 3, 3]
 
 
+def test_a_member_with_fewer_epochs_stays_while_others_are_worse(tmp_path: Path) -> None:
+    sweep = "{training.epochs: [1, 8], optimizer.sgd.lr: [0.1, 1.0e-6, 1.0e-7, 1.0e-8], rank_by: train_loss}"
+    results = run(session(tmp_path, sweep, SGD, "data.batch_size=8"), tmp_path / "s", halving=True).run()
+    short = [x for x in results.members if x.values["training.epochs"] == 1]
+    assert [x.status for x in results.members] == ["finished"] + 7 * ["dropped"]
+    assert results.members[0].epochs == 8
+    assert [x.epochs for x in short] == [1, 1, 1, 1]
+
+
 def test_a_sweep_stopped_at_any_call_and_resumed_has_the_same_bytes(
     tmp_path: Path, uninterrupted: tuple[Path, SweepResults]
 ) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
-from adtrain import config, training
+from adtrain import config, ops, optim, training
 from adtrain.config import ConfigError
 from adtrain.core import tree
 from adtrain.training import RunFolder, model_file
@@ -93,6 +95,36 @@ def test_optimizer_state_is_divided_among_ranks(tmp_path: Path) -> None:
         return sum(x.size for x in tree.leaves(state.optimizer["exp_avg"]))
 
     assert on_ranks(2, held) == [336, 336]  # of 643 parameters, and padding
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_elements_between_parameters_are_not_checked(tmp_path: Path, optimizer: str) -> None:
+    settings = ["data.shards=2", "training.steps=3", f"optimizer={{{optimizer}: {{lr: 0.01, eps: 0}}}}"]
+    model = "model.layers=[{linear: 16}, tanh, {linear: 3}]"
+    contents = [x[0] for ranks in (1, 2) for x in trained(write_config(tmp_path), ranks, [*settings, model])]
+    assert contents == contents[:1] * 3
+
+
+@dataclass(frozen=True)
+class DoubleMomentum(optim.SGD):
+    """Momentum whose average is in float64."""
+
+    def init(self, params: Any) -> optim.OptState:
+        return {**super().init(params), "sum": tree.map(lambda x: ops.zeros(x.shape, np.float64), params)}
+
+    def updated(self, params: Any, grads: Any, state: optim.OptState, lr: Any) -> tuple[Any, optim.OptState]:
+        total = tree.map(lambda s, g: s * 0.9 + ops.astype(g, np.float64), state["sum"], grads)
+        moved = tree.map(lambda p, s: p - ops.astype(s * lr, p.dtype), params, total)
+        return moved, {"step": state["step"] + 1, "sum": total}
+
+
+def test_averages_keep_their_dtype_when_they_are_divided(tmp_path: Path) -> None:
+    experiment = training.prepare(config.load(write_config(tmp_path), ["data.shards=2", "training.steps=3"]))
+    experiment = replace(experiment, optimizer=DoubleMomentum(0.1))
+    state = tree.map(lambda x: x.numpy(), experiment.initial_state("cpu"))
+    divided = experiment.divided(state)
+    assert {x.dtype.name for x in tree.leaves(divided.optimizer["sum"])} == {"float64"}
+    assert {x.dtype.name for x in tree.leaves(training.run(experiment).state.optimizer["sum"])} == {"float64"}
 
 
 def test_a_run_resumed_on_other_numbers_of_ranks_continues_with_the_same_bytes(tmp_path: Path) -> None:

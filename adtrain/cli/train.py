@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 import click
 
@@ -43,6 +44,8 @@ from adtrain.training import Observer, RunFolder, agreement, tensorboard
 from adtrain.training.identity import identity
 
 MOST_PROFILED_STEPS = 10_000
+
+T = TypeVar("T")
 
 
 @click.command(short_help="Train the network that a config describes.")
@@ -180,9 +183,9 @@ def command(
         with _display(cfg, verbose) as display:
             report_status("reading the data")
             with during("data"):
-                with ThreadPoolExecutor(1) as reader:  # while the libraries of the device are imported
-                    data = None if cfg.plugins else reader.submit(training.read_ahead, cfg).result
-                    device = resolve_tuned_device(device, autotune, display.close)
+                # The data are read while the libraries of the device are imported.
+                data = None if cfg.plugins else _started(lambda: training.read_ahead(cfg))
+                device = resolve_tuned_device(device, autotune, display.close)
                 training.check_precision(cfg, device)
                 experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
             same_everywhere(lambda: identity(experiment, device))
@@ -291,6 +294,20 @@ def _train(
         message(f"stopped before the summary; {advice}")
         raise SystemExit(agreement.largest(signals.exit_code))
     return result
+
+
+def _started(function: Callable[[], T]) -> Callable[[], T]:
+    """Call a function in a thread; returns what waits for its result. The end of the process does not wait for it."""
+    future = Future[T]()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="adtrain-data", daemon=True).start()
+    return future.result
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from threading import RLock
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, Union, get_type_hints
 
 from pydantic import (
@@ -138,11 +139,15 @@ class Family(MutableMapping[str, type[Spec]]):
 
     def __init__(self) -> None:
         self._specs: dict[str, type[Spec] | partial[type[Spec]]] = {}
+        self._making = RLock()
 
     def __getitem__(self, kind: str) -> type[Spec]:
         spec = self._specs[kind]
         if isinstance(spec, partial):
-            spec = self._specs[kind] = spec()
+            with self._making:  # one class for all threads: values of two classes are never equal
+                spec = self._specs[kind]
+                if isinstance(spec, partial):
+                    spec = self._specs[kind] = spec()
         return spec
 
     def __setitem__(self, kind: str, spec: type[Spec]) -> None:

@@ -41,7 +41,7 @@ def place_views(program: Program) -> Program:
         elif e.primitive.name == "concatenate" and e.params["axis"] == 0 and returned.isdisjoint(e.outputs):
             parts = [owner.get(v, v) for v in e.inputs]
             makers = [joinable.pop(v, None) for v in parts]  # a value can be a part of one array only
-            if _fit(e.inputs, parts, makers):
+            if _fit(program, e.inputs, parts, makers):
                 e = replace(e, primitive=concat_view_p, params={})
         if not e.is_view:
             joinable |= {v: e for v in e.outputs if v not in returned}
@@ -61,16 +61,29 @@ def _start(e: Equation) -> int | None:
     return None if start * e.inputs[0].type.dtype.itemsize % ALIGNMENT else start
 
 
-def _fit(values: Sequence[Variable], owners: Sequence[Variable], makers: Sequence[Equation | None]) -> bool:
+def _fit(
+    program: Program, values: Sequence[Variable], owners: Sequence[Variable], makers: Sequence[Equation | None]
+) -> bool:
     """Whether values can be computed one after another in memory.
 
-    Each must have all elements of its owner. It must begin at an aligned byte, unless a loop computes it.
+    Each must have all elements of its owner. It must begin at an aligned byte, unless a loop computes it and nothing
+    else reads it.
     """
     starts = [0, *accumulate(map(nbytes, values))]
     return all(
-        e is not None and nbytes(v) == nbytes(owner) and (start % ALIGNMENT == 0 or _by_loop(owner, e))
+        e is not None
+        and nbytes(v) == nbytes(owner)
+        and (start % ALIGNMENT == 0 or (_by_loop(owner, e) and _read_once(program, v, owner)))
         for v, owner, e, start in zip(values, owners, makers, starts, strict=False)
     )
+
+
+def _read_once(program: Program, v: Variable, owner: Variable) -> bool:
+    """Whether a value, its owner and the views between them have one reader each."""
+    x = owner
+    while len(program.readers[x]) == 1 and x is not v:
+        x = program.readers[x][0].outputs[0]
+    return x is v and len(program.readers[v]) == 1
 
 
 def _by_loop(v: Variable, maker: Equation) -> bool:

@@ -218,7 +218,8 @@ def _reuse_arguments(
                 continue
             for v in e.inputs:
                 r = root[v]
-                if r not in places and ends[r] == i and v.type == out.type and nbytes(r) == nbytes(out):
+                whole = all(nbytes(x) == nbytes(r) for x in e.inputs if root[x] is r)  # parts are read at other places
+                if r not in places and ends[r] == i and v.type == out.type and nbytes(r) == nbytes(out) and whole:
                     moved = sharing.pop(out)
                     root.update(dict.fromkeys(moved, r))
                     sharing[r] += moved

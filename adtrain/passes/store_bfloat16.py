@@ -72,6 +72,8 @@ def store_bfloat16(program: Program, target: Target) -> Program:
             inputs = tuple(operand(v, shape, e) for v, shape in zip(e.inputs, products[e], strict=True))
             equations += _product(e, inputs)
         elif read := replaced.intersection(e.inputs):
+            for v in read:  # an input of the program may have no copy yet
+                convert(v, e)
             floats = {v: Variable(v.type, v.device) for v in read}
             equations += [_beside(e, "from_bfloat16", copies[v], own) for v, own in floats.items()]
             equations.append(replace(e, inputs=tuple(floats.get(v, v) for v in e.inputs)))

@@ -138,6 +138,8 @@ class SweepRun:
         def save() -> None:
             self.folder.states.write(rung, group.number, wave, training.host_state())
 
+        if training.epochs >= last:  # the group has fewer epochs than others; the next rung starts from its state
+            save()
         while training.epochs < last:
             if not training.good.any():
                 training.epochs = last

@@ -169,6 +169,18 @@ class Experiment:
             optimizer = self.buckets.whole_state(optimizer, self.state_types.optimizer)
         return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
 
+    def without_padding(self, state: TrainState) -> TrainState:
+        """This rank's part of a state on the host, without the padding of vectors.
+
+        An optimizer updates the padding too. Without `eps` it divides 0 by 0 there.
+        """
+        if self.buckets is None:
+            return state
+        optimizer = state.optimizer
+        if self.optimizer.elementwise:
+            optimizer = self.buckets.without_padding(optimizer, self.state_types.optimizer)
+        return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
+
     def with_params(self, state: TrainState) -> TrainState:
         """A divided state on the device whose parameters are a tree, not vectors."""
         if self.buckets is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -115,6 +116,7 @@ class Buckets:
 
     def __init__(self, params: Any, sharding: Sharding) -> None:
         leaves, self.structure = tree.flatten(params)
+        self.shapes = [x.shape for x in leaves]
         self.sharding = sharding
         groups: list[list[int]] = []
         held = 0
@@ -133,9 +135,12 @@ class Buckets:
         return Bucket(tuple(i for i, _ in leaves), shapes, dtype, length)
 
     def flatten(self, values: Any) -> Any:
-        """The vector of each bucket of a tree of NumPy arrays, as a list."""
+        """The vector of each bucket of a tree of NumPy arrays, as a list.
+
+        An optimizer's averages may have another dtype than the parameters.
+        """
         leaves = tree.leaves(values)
-        vectors = [np.zeros(bucket.length, bucket.dtype) for bucket in self.buckets]
+        vectors = [np.zeros(x.length, np.result_type(*(leaves[i].dtype for i in x.leaves))) for x in self.buckets]
         for vector, bucket in zip(vectors, self.buckets, strict=True):
             for i, start, size in zip(bucket.leaves, bucket.starts, bucket.sizes, strict=True):
                 vector[start : start + size] = np.reshape(leaves[i], -1)
@@ -173,6 +178,19 @@ class Buckets:
             return self.unflatten_numpy([communicator.all_gathered(x).reshape(-1) for x in slices])
 
         return {name: gathered(x) if self._like_params(whole[name]) else x for name, x in state.items()}
+
+    def without_padding(self, state: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+        """The divided state, of its slices only the elements of parameters. See `whole_state`."""
+
+        def without(slices: Sequence[np.ndarray]) -> Any:
+            return [x[mask] for x, mask in zip(slices, self._of_parameters, strict=True)]
+
+        return {name: without(x) if self._like_params(whole[name]) else x for name, x in state.items()}
+
+    @cached_property
+    def _of_parameters(self) -> list[np.ndarray]:
+        """Masks of this rank's slices: which elements belong to parameters, and not to padding."""
+        return self.slices(tree.unflatten(self.structure, [np.ones(shape, bool) for shape in self.shapes]))
 
     def _like_params(self, x: Any) -> bool:
         return bool(tree.flatten(x)[1] == self.structure)

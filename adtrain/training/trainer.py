@@ -272,7 +272,7 @@ class _Training:
 
     def _finite(self, state: TrainState) -> bool:
         """Whether the parts of the state on all ranks contain only finite numbers."""
-        return not agreement.any_rank(not finite(state))
+        return not agreement.any_rank(not finite(self.experiment.without_padding(state)))
 
     def _publish_checkpoint(self, is_best: bool = False) -> None:
         checkpoint = Checkpoint(self.experiment.whole(self.last_good.state), self.last_good.progress)

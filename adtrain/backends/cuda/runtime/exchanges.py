@@ -79,6 +79,7 @@ class Exchanges:
         total = size * communicator.current().size
         memory = self.device.allocate(2 * total)
         start, end = cuda.Event(), cuda.Event()
+        self.fork()  # work of the main stream may still use the memory, which its pool gives to later work
         for number in range(2 * repeats):
             if number == repeats:
                 start.record(self.side)
