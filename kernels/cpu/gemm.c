@@ -69,16 +69,17 @@ static void choose_blocks(Product *q, int64_t batch, int64_t threads) {
     int64_t panels = ceil_div(q->n, TILE_COLUMNS), depth = min_i64(max_i64(q->k, 1), DEPTH);
     /* Each block of columns packs a transposed A again, and each block of rows packs B again. Shallower slices leave
        room for all columns in a block. */
-    const bool by_rows = q->transpose_a && q->n < q->m && q->n <= BLOCK_COLUMNS;
-    if (by_rows) depth = min_i64(depth, PANELS / (panels * TILE_COLUMNS));
+    const bool one_pack = q->transpose_a && q->n <= BLOCK_COLUMNS && (q->n < q->m || q->m <= BLOCK_ROWS);
+    if (one_pack) depth = min_i64(depth, PANELS / (panels * TILE_COLUMNS));
     q->slices = max_i64(1, ceil_div(q->k, depth));
     q->down = ceil_div(q->m, BLOCK_ROWS);
     q->across = ceil_div(panels, min_i64(BLOCK_COLUMNS, PANELS / depth) / TILE_COLUMNS);
     int64_t work = batch * q->m * q->n * q->k;
     if (threads == 1 || work < MIN_WORK) return;
-    /* Up to four blocks per thread, to balance the load. */
-    int64_t wanted = threads * min_i64(max_i64(work / (16 * MIN_WORK * threads), 1), 4);
-    while (batch * q->down * q->across < (by_rows ? threads : wanted) && panels >= 2 * (q->across + 1)) q->across++;
+    /* Up to four blocks per thread, to balance the load. With `one_pack` a block per thread, along the longer side. */
+    int64_t wanted = one_pack ? threads : threads * min_i64(max_i64(work / (16 * MIN_WORK * threads), 1), 4);
+    const bool by_rows = one_pack && q->n < q->m;
+    while (!by_rows && batch * q->down * q->across < wanted && panels >= 2 * (q->across + 1)) q->across++;
     while (batch * q->down * q->across < wanted && batch * q->down * q->across % threads != 0 &&
            q->m >= 2 * TILE_ROWS * (q->down + 1))
         q->down++;
