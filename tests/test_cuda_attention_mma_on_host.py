@@ -78,11 +78,11 @@ def options_of(width: int, **more: Any) -> dict[str, Any]:
     ("width", "options", "precision"),
     [
         (64, "", "full"),
-        (20, "causal mask dropout", "full"),
+        pytest.param(20, "causal mask dropout", "full", marks=pytest.mark.exhaustive),
         (33, "mask dropout", "full"),
-        (200, "causal", "full"),
+        pytest.param(200, "causal", "full", marks=pytest.mark.exhaustive),
         (24, "causal", "tf32"),
-        (40, "mask dropout", "bfloat16"),
+        pytest.param(40, "mask dropout", "bfloat16", marks=pytest.mark.exhaustive),
         (7, "", "bfloat16"),
     ],
 )

@@ -41,7 +41,7 @@ def check(host: Host, primitive: Primitive, count: int, arrays: list[np.ndarray]
 
 @pytest.mark.parametrize(
     ("queries", "keys", "width", "causal"),
-    [(2, 2, 64, True), (70, 300, 128, False), (200, 200, 33, True)],
+    [(2, 2, 64, True), (70, 300, 128, False), pytest.param(200, 200, 33, True, marks=pytest.mark.exhaustive)],
 )
 def test_wgmma_computes_values_and_gradients(host: Host, queries: int, keys: int, width: int, causal: bool) -> None:
     rng = np.random.default_rng(0)

@@ -263,7 +263,7 @@ def every_kernel(host: Host, e: Equation) -> list[CudaKernel]:
 @pytest.mark.parametrize(
     ("f", "image", "filters"),
     [
-        (layer, (2, 20, 7, 6), 33),
+        pytest.param(layer, (2, 20, 7, 6), 33, marks=pytest.mark.exhaustive),
         pytest.param(layer, (3, 16, 4, 1), 3, marks=pytest.mark.exhaustive),
         (strided, (2, 3, 6, 8), 5),
     ],
