@@ -27,9 +27,11 @@ def test_efficiency_and_hidden_exchanges(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
     assert [(p.batch_size, p.step_us, p.efficiency, p.hidden) for p in strong] == [
         (120, 120.0, 1.0, None),
-        (120, 90.0, pytest.approx(2 / 3), None),
+        (120, 90.0, pytest.approx(4 / 3), None),
     ]
-    assert cells(found.points[-1]._asdict()) == ["adtrain", "strong", "2", "120", "90.0", "100.0", "", "66.7%"]
+    on_gpus = [p for p in measure.scaling("mlp", [], "gpu", 120, [1, 2]).points if not p.weak]
+    assert [p.efficiency for p in on_gpus] == [1.0, pytest.approx(2 / 3)]
+    assert cells(found.points[-1]._asdict()) == ["adtrain", "strong", "2", "120", "90.0", "100.0", "", "133.3%"]
 
 
 def test_the_page_draws_the_points_and_marks_the_model_as_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,9 @@ class Point(NamedTuple):
         system: adtrain or a peer.
         weak: whether the batch grows with the ranks; otherwise it stays.
         step_us: the median, microseconds.
-        efficiency: 1 is ideal. Weak: the time of a step with the first number of ranks, divided by this time. Strong:
-            also divided by the factor by which the number of ranks has grown.
+        efficiency: 1 is ideal. Weak, or strong on the CPU, where all numbers of ranks use the same cores: the time of
+            a step with the first number of ranks, divided by this time. Strong on GPUs: also divided by the factor by
+            which the number of ranks has grown.
         exchange_us: the exchanges of a step alone; 0 where they were not measured.
         hidden: the fraction of the exchanges that other work hides: 1 minus the growth of a step divided by
             `exchange_us`; only for weak scaling.
@@ -88,7 +89,7 @@ def scaling(
                 alone = run(request._replace(exchange_bytes=measured.gradient_bytes), count, threads)
                 exchange = median(alone.microseconds)
             first_count, first_us = first.setdefault(system, (count, step))
-            ideal = first_us if weak else first_us * first_count / count
+            ideal = first_us if weak or device == "cpu" else first_us * first_count / count
             hidden = None if not weak or not exchange else 1 - (step - first_us) / exchange
             points.append(Point(system, weak, count, size, step, ideal / step, exchange, hidden))
     assert about is not None
