@@ -69,9 +69,7 @@ def scaling(
 
     Raises:
         AdtrainError: a measurement fails.
-        OptionError: torch is not installed, or a peer does not run on the device.
     """
-    _check_peers(peers, device)
     most, cores = max(ranks), os.cpu_count() or 1
     points, about = list[Point](), None
     for weak in (True, False):
@@ -96,7 +94,9 @@ def scaling(
     return Scaling(config, about.device, about.gradient_bytes, points)
 
 
-def _check_peers(peers: Sequence[str], device: str) -> None:
+def _check(ranks: Sequence[int], peers: Sequence[str], device: str) -> None:
+    if odd := [count for count in ranks if count & (count - 1)]:
+        raise OptionError(f"--ranks: found {odd[0]}, expected powers of two")
     if peers and find_spec("torch") is None:
         raise OptionError(f"{', '.join(peers)}: torch is not installed (pip install torch)")
     for name in peers:
@@ -129,7 +129,13 @@ def result(
     config: str, overrides: Sequence[str], device: str, batch_size: int, ranks: Sequence[int],
     peers: Sequence[str], progress: Callable[[str], object],
 ) -> dict[str, Any]:  # fmt: skip
-    """The result of `scaling` as JSON values, with the protocol."""
+    """The result of `scaling` as JSON values, with the protocol.
+
+    Raises:
+        AdtrainError: a measurement fails.
+        OptionError: a number of ranks is no power of two, torch is not installed, or a peer does not run on the device.
+    """
+    _check(ranks, peers, device)
     conditions = protocol(device, observed_load(progress), min_sample_ms=1e3 * SAMPLE_SECONDS)
     conditions["samples"] = [SAMPLES, SAMPLES]
     progress(f"bench: timing steps of {config} on {' and '.join(map(str, ranks))} ranks, about a minute")
