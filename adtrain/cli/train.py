@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from threading import Thread
-from typing import Any, TypeVar
 
 import click
 
 from adtrain import config, training
-from adtrain.bench.steps import profile
 from adtrain.cli import dry_run as planning
 from adtrain.cli.names import ConfigName, RunPath
 from adtrain.cli.options import (
@@ -26,26 +21,24 @@ from adtrain.cli.options import (
     trust_option,
     unresolved_device_option,
 )
-from adtrain.cli.output import is_quiet, message, print_json, progress, show
+from adtrain.cli.output import is_quiet, print_json, progress, show
 from adtrain.cli.ranks import ranks_options
 from adtrain.cli.repeat import repeat
-from adtrain.cli.stop_signals import stop_signals
 from adtrain.cli.train_report import MAX_ROWS, report
+from adtrain.cli.train_run import display_of, in_thread, new_folder, profile_and_summarize, run_training
 from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.config.sweep_section import MAX_MEMBERS
 from adtrain.core import communicator, timeline
-from adtrain.core.status import report_status, status_handler
+from adtrain.core.status import report_status
 from adtrain.core.timeline import during
-from adtrain.display import IntervalLines, ProgressLines, progress_display
+from adtrain.display import ProgressLines
 from adtrain.distributed.session import agreed, same_everywhere
 from adtrain.table import terminal_width
-from adtrain.training import Observer, RunFolder, agreement, tensorboard
+from adtrain.training import RunFolder, tensorboard
 from adtrain.training.identity import identity
 
 MOST_PROFILED_STEPS = 10_000
-
-T = TypeVar("T")
 
 
 @click.command(short_help="Train the network that a config describes.")
@@ -170,8 +163,8 @@ def command(
         with folder.locked() if first else nullcontext():
             if start is not None and first:
                 folder.reopen(experiment, start)
-            result = _train(experiment, folder, device, start, debug_nan, events and first, display)
-            return _finish(experiment, folder, device, profile_steps, result)
+            result = run_training(experiment, folder, device, start, debug_nan, events and first, display)
+            return profile_and_summarize(experiment, folder, device, profile_steps, result)
 
     def train(
         cfg: Config, path: Path | None, name: str | None = None
@@ -180,11 +173,11 @@ def command(
         nonlocal device
         if repeats is not None:
             timeline.restart()
-        with _display(cfg, verbose) as display:
+        with display_of(cfg, verbose) as display:
             report_status("reading the data")
             with during("data"):
                 # The data are read while the libraries of the device are imported.
-                data = None if cfg.plugins else _started(lambda: training.read_ahead(cfg))
+                data = None if cfg.plugins else in_thread(lambda: training.read_ahead(cfg))
                 device = resolve_tuned_device(device, autotune, display.close)
                 training.check_precision(cfg, device)
                 experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
@@ -196,7 +189,7 @@ def command(
                 display.close()
             for note in notes:
                 progress(note)
-            folder = _created(experiment, path, name)
+            folder = new_folder(experiment, path, name)
             return folder, finish(experiment, folder, None, display), experiment
 
     if run is not None:
@@ -209,7 +202,7 @@ def command(
         training.check_precision(experiment.config, device)
         for note in notes:
             progress(note)
-        with _display(experiment.config, verbose) as display:
+        with display_of(experiment.config, verbose) as display:
             summary = finish(experiment, folder, start, display)
     else:
         with during("config"):
@@ -262,86 +255,3 @@ def _check_arguments(
 def _settings(**options: int | None) -> list[str]:
     """Options as overrides of the config's section `training`."""
     return [f"training.{name}={value}" for name, value in options.items() if value is not None]
-
-
-def _train(
-    experiment: training.Experiment,
-    folder: RunFolder,
-    device: str,
-    start: training.Start | None,
-    check: bool,
-    events: bool,
-    display: ProgressLines,
-) -> training.Result:
-    """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
-    if check:
-        progress("checking for NaN and infinity after each step, which is slow")
-    with ExitStack() as stack:
-        stack.callback(display.close)
-        signals = stack.enter_context(stop_signals())
-        observers: list[Observer] = [display]
-        if events:
-            observers.append(stack.enter_context(closing(tensorboard.EventFiles(folder.path / tensorboard.FOLDER))))
-        stop = signals.stop_requested
-        advice = folder.advice(experiment.config)
-        try:
-            result = training.run_in_folder(folder, experiment, device, observers, start, stop, check)
-        except training.Interrupted as stopped:
-            display.close()
-            message(f"{stopped}; {advice}")
-            raise SystemExit(agreement.largest(signals.exit_code)) from None
-    if agreement.any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
-        message(f"stopped before the summary; {advice}")
-        raise SystemExit(agreement.largest(signals.exit_code))
-    return result
-
-
-def _started(function: Callable[[], T]) -> Callable[[], T]:
-    """Call a function in a thread; returns what waits for its result. The end of the process does not wait for it."""
-    future = Future[T]()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=run, name="adtrain-data", daemon=True).start()
-    return future.result
-
-
-@contextmanager
-def _display(cfg: Config, verbose: bool) -> Iterator[ProgressLines]:
-    """The display of a training's progress, and of status messages before its first step."""
-    kind = IntervalLines if verbose else ProgressLines if is_quiet() else progress_display
-    with closing(kind(progress, cfg.data.examples)) as display, status_handler(display.show_status):
-        yield display
-
-
-def _created(experiment: training.Experiment, path: Path | None, name: str | None) -> RunFolder:
-    """The new folder, created by rank 0."""
-    if communicator.current().size == 1:
-        return RunFolder.create(experiment, path, name)
-    first = communicator.current().rank == 0
-    created = agreed(lambda: RunFolder.create(experiment, path, name) if first else None)
-    return RunFolder(Path(communicator.gathered_texts("" if created is None else str(created.path))[0]))
-
-
-def _finish(
-    experiment: training.Experiment,
-    folder: RunFolder,
-    device: str,
-    steps: int,
-    result: training.Result,
-) -> training.Summary:
-    """Profile `steps` steps and write the summary; returns the summary."""
-    ops: dict[str, Any] = {}
-    if steps and communicator.current().size == 1:
-        with during("profile"):
-            continuation = training.continuation(experiment, result.state, device)
-            measured = profile.profile_steps(continuation, steps, device=device)
-        ops = {"ops": measured.rows, "ops_sum_ms": measured.ops_sum_ms, "ops_to_step_ratio": measured.ratio}
-    summary = training.summarize(experiment, result, device, **ops)
-    if communicator.current().rank == 0:
-        folder.write_summary(summary)
-    return summary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, partial
@@ -162,24 +162,21 @@ class Experiment:
 
     def whole(self, state: TrainState) -> TrainState:
         """The whole state on the host, from this rank's part; the reverse of `divided`. All ranks call it together."""
-        if self.buckets is None:
-            return state
-        optimizer = state.optimizer
-        if self.optimizer.elementwise:
-            optimizer = self.buckets.whole_state(optimizer, self.state_types.optimizer)
-        return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
+        return state if self.buckets is None else self._parameters_of(state, self.buckets, self.buckets.whole_state)
 
     def without_padding(self, state: TrainState) -> TrainState:
         """This rank's part of a state on the host, without the padding of vectors.
 
         An optimizer updates the padding too. Without `eps` it divides 0 by 0 there.
         """
-        if self.buckets is None:
-            return state
+        return state if self.buckets is None else self._parameters_of(state, self.buckets, self.buckets.without_padding)
+
+    def _parameters_of(self, state: TrainState, buckets: Buckets, convert: Callable[..., Any]) -> TrainState:
+        """A divided state with parameters as a tree, and `convert` of the optimizer's state where it is divided."""
         optimizer = state.optimizer
         if self.optimizer.elementwise:
-            optimizer = self.buckets.without_padding(optimizer, self.state_types.optimizer)
-        return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
+            optimizer = convert(optimizer, self.state_types.optimizer)
+        return TrainState(buckets.unflatten_numpy(state.params), state.statistics, optimizer)
 
     def with_params(self, state: TrainState) -> TrainState:
         """A divided state on the device whose parameters are a tree, not vectors."""
