@@ -89,7 +89,7 @@ def test_the_representative_set_compiles_and_chosen_kernels_hardly_spill() -> No
 
 @needs_nvrtc
 def test_the_kernel_that_exchanges_between_ranks_compiles() -> None:
-    macros = (("RANKS", 2), ("BLOCKS", 128), ("CHUNK", 16 << 10), ("FLAGS_AT", 4 << 20))
+    macros = (("RANKS", 2), ("BLOCK_THREADS", 512), ("BLOCKS", 128), ("CHUNK", 16 << 10), ("FLAGS_AT", 4 << 20))
     for file, _ in EXCHANGES:
         compiler.compile_source(file_source(file, (), macros), architecture(H200.capability))
 
