@@ -116,3 +116,13 @@ def for_gpu(program: Program, target: Target = H200) -> Program:
     for improve in (*passes.SIMPLIFY, *passes.gpu_fusions(target)):
         program = improve(program)
     return program
+
+
+def bfloat16_gradients(x: Any, w: Any, v: Any, bias: Any) -> Any:
+    """The gradients by w, v and bias of a loss of two linear layers, in bfloat16."""
+
+    def loss(w: Any, v: Any, bias: Any) -> Any:
+        with ops.matmul_precision("bfloat16"):
+            return ops.mean(ops.square(ops.matmul(ops.relu(ops.matmul(x, w) + bias), v)))
+
+    return ad.grad(loss, (0, 1, 2))(w, v, bias)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
+from program_samples import bfloat16_gradients
 from sweeps import spread
 
 import adtrain as ad
@@ -76,14 +77,7 @@ def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, m
     shapes = (40, 64), (64, 1032), (1032, 10), (1032,)
     arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]
 
-    def gradients(x: Any, w: Any, v: Any, bias: Any) -> Any:
-        def loss(w: Any, v: Any, bias: Any) -> Any:
-            with ops.matmul_precision("bfloat16"):
-                return ops.mean(ops.square(ops.matmul(ops.relu(ops.matmul(x, w) + bias), v)))
-
-        return ad.grad(loss, (0, 1, 2))(w, v, bias)
-
-    program = stage(gradients, passes.SIMPLIFY).program(*map(ad.array, arrays))
+    program = stage(bfloat16_gradients, passes.SIMPLIFY).program(*map(ad.array, arrays))
     program = passes.store_bfloat16(program, H200)
     for improve in (passes.fuse_elementwise, passes.remove_dead_code, passes.fuse_products):
         program = improve(program)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from program_samples import ON_GPU, bodies, everywhere, for_gpu, names
+from program_samples import ON_GPU, bfloat16_gradients, bodies, everywhere, for_gpu, names
 
 import adtrain as ad
 from adtrain import config, ops, passes
@@ -261,14 +261,7 @@ def test_products_in_bfloat16_store_activations_and_gradients_in_bfloat16(column
     shapes = (1024, 512), (512, 768), (768, columns), (768,)
     arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]
 
-    def gradients(x: Any, w: Any, v: Any, bias: Any) -> Any:
-        def loss(w: Any, v: Any, bias: Any) -> Any:
-            with ops.matmul_precision("bfloat16"):
-                return ops.mean(ops.square(ops.matmul(ops.relu(ops.matmul(x, w) + bias), v)))
-
-        return ad.grad(loss, (0, 1, 2))(w, v, bias)
-
-    traced = stage(gradients, passes.SIMPLIFY).program(*map(ad.array, arrays))
+    traced = stage(bfloat16_gradients, passes.SIMPLIFY).program(*map(ad.array, arrays))
     fused = for_gpu(traced)
     results = dict.fromkeys(fused.outputs)
     stored = {e.outputs[0].type for e in launches(fused) if e.outputs[0] not in results}
