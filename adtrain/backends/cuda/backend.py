@@ -89,7 +89,7 @@ class CudaBackend:
     ) -> Sequence[Buffer]:
         if primitive.name == "reshape":
             return [Buffer(buffers[0].memory, outputs[0].shape, buffers[0].dtype)]
-        if {Trait.COLLECTIVE, Trait.SUBVIEW}.intersection(primitive.traits):
+        if {Trait.COLLECTIVE, Trait.SHARD_EXCHANGE, Trait.SUBVIEW}.intersection(primitive.traits):
             found = primitive.reference(*map(self.to_numpy, buffers), **params)
             return [self.from_numpy(np.ascontiguousarray(found))]
         if Trait.BARRIER in primitive.traits:
