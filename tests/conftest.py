@@ -32,6 +32,8 @@ from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.cache import Cache
 from adtrain.core import devices
 
+# A shell starts background jobs with SIGINT ignored, and so the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until the tests are collected: little of what that makes is garbage
 # The same examples in every run, and no time limit, because machines differ.
 settings.register_profile("adtrain", derandomize=True, deadline=None, max_examples=40)

@@ -71,6 +71,20 @@ def test_gradients_of_the_sum_over_ranks_agree_with_finite_differences(name: str
             )
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_gather_shards_outside_of_a_step_gathers_and_adds_as_all_gather_does(ranks: int) -> None:
+    """Values and gradients have the same bits, also for a number of ranks that is no power of two."""
+
+    def on(rank: ThreadRank, gather: Any) -> list[np.ndarray]:
+        x = ad.array(np.random.default_rng(rank.rank).normal(size=(5,)))
+        value, gradient = ad.value_and_grad(lambda x: ops.sum(ops.exp(gather(x)) * INPUTS[0][0, 0]))(x)
+        return [value.numpy(), gradient.numpy()]
+
+    found = on_ranks(ranks, lambda rank: on(rank, lambda x: ops.gather_shards(x, ranks)))
+    for x, y in zip(found, on_ranks(ranks, lambda rank: on(rank, ops.all_gather)), strict=True):
+        np.testing.assert_array_equal(np.concatenate(x, None), np.concatenate(y, None))
+
+
 @pytest.mark.parametrize("f", [ops.all_gather, ops.all_to_all, ops.all_reduce])
 def test_vmap_exchanges_all_members_at_once(f: Any) -> None:
     members = np.random.default_rng(2).normal(size=(RANKS, 4, RANKS, 3))

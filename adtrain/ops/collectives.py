@@ -107,8 +107,9 @@ def _gathered_shards(x: Any, shards: int) -> Any:
 def _summed_shards(x: Any, shards: int) -> Any:
     _check_one_shard_per_rank(shards)
     rows = list(communicator.all_exchanged(x))
-    while len(rows) > 1:
-        rows = [a + b for a, b in zip(rows[::2], rows[1::2], strict=True)]
+    while len(rows) > 1:  # the tree of `tree_sum`
+        pairs = [a + b for a, b in zip(rows[::2], rows[1::2], strict=False)]
+        rows = [*pairs, *rows[2 * len(pairs) :]]
     return rows[0]
 
 

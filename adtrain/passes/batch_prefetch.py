@@ -14,7 +14,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
-from adtrain.passes.fuse_horizontally import fuse_horizontally
+from adtrain.passes.fuse_horizontally import MAX_POINTERS, blocks_in_launch, fuse_horizontally
 from adtrain.passes.readers_first import readers_first
 
 
@@ -95,14 +95,16 @@ def _after_exchanges(program: Program, needed: set[Variable], target: Target) ->
     """The Program with horizontal fusion of the equations after the last exchange.
 
     Equations among them that compute `needed` values from inputs, such as a step counter, move into the first
-    horizontal launch.
+    horizontal launch, if it has room for them.
     """
     last = max(i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE))
     head, tail = list(program.equations[: last + 1]), _members(program.equations[last + 1 :])
     made = {v for e in program.equations for v in e.outputs}
     counters = [e for e in tail if not needed.isdisjoint(e.outputs) and made.isdisjoint(e.inputs)]
     first = next(i for i, e in enumerate(head) if e.primitive is horizontal_p or e.has(Trait.COLLECTIVE))
-    if head[first].primitive is horizontal_p:
+    operands = {v for e in (head[first], *counters) for v in (*e.inputs, *e.outputs)}
+    fits = all(map(blocks_in_launch, counters)) and len(operands) <= MAX_POINTERS
+    if head[first].primitive is horizontal_p and fits:
         together = [*_members(head[first : first + 1]), *counters]
         head[first] = fuse(horizontal_p, together, {v for e in (head[first], *counters) for v in e.outputs})
         tail = [e for e in tail if e not in counters]
