@@ -29,8 +29,10 @@ def validator() -> Any:
 
 
 def test_the_schema_file_is_what_the_command_prints() -> None:
-    printed = CliRunner().invoke(main.cli, ["schema"], catch_exceptions=False).stdout
-    assert printed == (asset_path("configs") / "schema.json").read_text(), "run: adtrain schema > configs/schema.json"
+    printed = CliRunner().invoke(main.cli, ["schema"], catch_exceptions=False)
+    assert printed.exit_code == 0, printed.output
+    expected = (asset_path("configs") / "schema.json").read_text()
+    assert printed.stdout == expected, "run: adtrain schema > configs/schema.json"
 
 
 def test_the_schema_has_every_kind_and_option() -> None:
