@@ -11,7 +11,7 @@ from config_files import FULL, small
 
 from adtrain.assets import asset_path
 from adtrain.cli import main
-from adtrain.config import packaged, specs
+from adtrain.config import packaged, schema, specs
 
 KINDS = [item for family in specs.FAMILIES.values() for item in family.items()]
 SCHEMA = json.loads((asset_path("configs") / "schema.json").read_text())
@@ -33,6 +33,12 @@ def test_the_schema_file_is_what_the_command_prints() -> None:
     assert printed.exit_code == 0, printed.output
     expected = (asset_path("configs") / "schema.json").read_text()
     assert printed.stdout == expected, "run: adtrain schema > configs/schema.json"
+
+
+def test_the_schema_does_not_depend_on_the_layers_that_configs_have_used() -> None:
+    for kind in ("concat", "add", "residual"):
+        specs.LAYERS[kind].model_rebuild(force=True)
+    assert json.loads(schema.text()) == SCHEMA
 
 
 def test_the_schema_has_every_kind_and_option() -> None:
