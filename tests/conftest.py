@@ -32,7 +32,7 @@ from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.cache import Cache
 from adtrain.core import devices
 
-# A shell starts background jobs with SIGINT ignored, and so the commands that tests interrupt.
+# A shell starts a background job with SIGINT ignored. The commands that tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until the tests are collected: little of what that makes is garbage
 # The same examples in every run, and no time limit, because machines differ.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ __all__ = ["gpu", "poisoned"]
 pytestmark = pytest.mark.gpu
 
 DTYPES = tuple(TOLERANCE)
-EACH = pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.op}, {c.name}")
-WITH_KERNELS = [case for case in CASES if case.op != "gather_shards"]
+each_of = partial(pytest.mark.parametrize, "case", ids=lambda c: f"{c.op}, {c.name}")
+EACH = each_of(CASES)
+WITH_KERNELS = each_of([case for case in CASES if case.op != "gather_shards"])
 """Without passes, exchanges between shards have no kernel."""
 
 
@@ -44,7 +46,7 @@ def test_eager_results_match_the_cpu_and_repeat_bit_for_bit(case: Case, dtype: s
         assert x.tobytes() == y.tobytes()
 
 
-@pytest.mark.parametrize("case", WITH_KERNELS, ids=lambda c: f"{c.op}, {c.name}")
+@WITH_KERNELS
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_unfused_program_has_the_bits_of_eager_execution(case: Case, dtype: str) -> None:
     for x, y in zip(staged(case, dtype, ()), results(case, dtype, "gpu"), strict=True):

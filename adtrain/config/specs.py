@@ -199,7 +199,8 @@ def specs_as_unions(*models: type[BaseModel]) -> Iterator[None]:
 
     def rebuild(as_union: bool) -> None:
         _OneOf.as_union = as_union
-        for model in (*CONTAINERS, *models):  # or a model would be rebuilt with the old schemas of the others in it
+        # Without this, a model would be rebuilt with the old schemas of the models in it.
+        for model in (*CONTAINERS, *models):
             if "__pydantic_core_schema__" in vars(model):
                 del model.__pydantic_core_schema__
         for model in (*CONTAINERS, *models):

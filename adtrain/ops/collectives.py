@@ -7,7 +7,9 @@ their cotangents. The names are those of MPI and NCCL.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from adtrain.core import communicator
 from adtrain.core.array import Value
@@ -17,8 +19,9 @@ from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value
-from adtrain.ops.elementwise import add
 from adtrain.ops.shape import slice, transpose
+
+Addend = TypeVar("Addend", Value, np.ndarray)
 
 
 def _all_to_all_shape(x: Any, ranks: int) -> ArrayType:
@@ -84,12 +87,13 @@ def tree_sum(x: Value) -> Value:
     return pairwise_sum([_item(x, i) for i in range(x.shape[0])])
 
 
-def pairwise_sum(values: Sequence[Value]) -> Value:
+def pairwise_sum(values: Sequence[Addend]) -> Addend:
     """The sum of values in the tree of `tree_sum`."""
-    while len(values) > 1:
-        pairs = [add(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
-        values = [*pairs, *values[2 * len(pairs) :]]
-    return values[0]
+    rest = list(values)
+    while len(rest) > 1:
+        pairs = [a + b for a, b in zip(rest[::2], rest[1::2], strict=False)]
+        rest = pairs + rest[2 * len(pairs) :]
+    return rest[0]
 
 
 def _item(x: Value, i: int) -> Value:
@@ -106,11 +110,7 @@ def _gathered_shards(x: Any, shards: int) -> Any:
 
 def _summed_shards(x: Any, shards: int) -> Any:
     _check_one_shard_per_rank(shards)
-    rows = list(communicator.all_exchanged(x))
-    while len(rows) > 1:  # the tree of `tree_sum`
-        pairs = [a + b for a, b in zip(rows[::2], rows[1::2], strict=False)]
-        rows = [*pairs, *rows[2 * len(pairs) :]]
-    return rows[0]
+    return pairwise_sum(list(communicator.all_exchanged(x)))
 
 
 def _check_one_shard_per_rank(shards: int) -> None:
