@@ -53,9 +53,10 @@ class Workshop:
 
     def set_compiler(self, before: str = "", version: str = "tiny 1.0") -> None:
         path, text = self.folder / "wrapper", WRAPPER.format(folder=self.folder, before=before, version=version)
-        # By another process: a process that another thread forks while this one writes would keep the file open, and
-        # Linux runs no file that is open for writing.
-        subprocess.run(["sh", "-c", 'cat > "$0" && chmod +x "$0"', path], input=text, text=True, check=True)
+        # Linux runs no file that is open for writing and opens no file for writing that is being started. So the file is
+        # written under another name, by another process: a process forked by another thread would keep it open.
+        script = 'cat > "$0.new" && chmod +x "$0.new" && mv "$0.new" "$0"'
+        subprocess.run(["sh", "-c", script, path], input=text, text=True, check=True)
 
     def compiled(self) -> list[str]:
         """The names of the files compiled since the last call, in alphabetical order."""
