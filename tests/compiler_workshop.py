@@ -53,8 +53,8 @@ class Workshop:
 
     def set_compiler(self, before: str = "", version: str = "tiny 1.0") -> None:
         path, text = self.folder / "wrapper", WRAPPER.format(folder=self.folder, before=before, version=version)
-        # Linux runs no file that is open for writing and opens no file for writing that is being started. So the file is
-        # written under another name, by another process: a process forked by another thread would keep it open.
+        # Linux starts no file that is open for writing, and opens no file for writing while it is started. So the file
+        # is written under another name, by another process: a process forked by another thread would keep it open.
         script = 'cat > "$0.new" && chmod +x "$0.new" && mv "$0.new" "$0"'
         subprocess.run(["sh", "-c", script, path], input=text, text=True, check=True)
 

@@ -22,7 +22,7 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 from adtrain.core.target import H200, Target
 
-FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC")
+FLAGS = ("-std=c++17", "-nostdinc++", "-O1", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w", "-shared", "-fPIC")
 HERE = Path(__file__).parent / "cuda_host"
 SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
 PACKED = "Word word = 0;"

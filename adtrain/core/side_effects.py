@@ -25,6 +25,9 @@ from typing import Any
 
 from adtrain.core.errors import TraceError
 
+CACHED_CODES = 1024
+"""Code objects whose names are kept: functions are traced again for other shapes, and name the same functions."""
+
 _STORES = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")
 
 
@@ -124,23 +127,28 @@ def _contents(function: FunctionType) -> list[Any]:
     return found
 
 
-def _global_names(code: CodeType) -> Iterator[str]:
+@functools.lru_cache(CACHED_CODES)
+def _global_names(code: CodeType) -> tuple[str, ...]:
     """The global names that a function and the functions inside it load."""
-    yield from (x.argval for x in dis.get_instructions(code) if x.opname == "LOAD_GLOBAL")
+    names = [x.argval for x in dis.get_instructions(code) if x.opname == "LOAD_GLOBAL"]
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _global_names(inner)
+            names += _global_names(inner)
+    return tuple(names)
 
 
-def _assignments(code: CodeType, outside: frozenset[str]) -> Iterator[tuple[str, int]]:
+@functools.lru_cache(CACHED_CODES)
+def _assignments(code: CodeType, outside: frozenset[str]) -> tuple[tuple[str, int], ...]:
     """Name and line of each assignment to a global variable or to one of the variables ``outside``."""
     lines = dict(dis.findlinestarts(code))
     line = code.co_firstlineno
+    found = []
     for instruction in dis.get_instructions(code):
         line = lines.get(instruction.offset) or line
         name = instruction.argval
         if instruction.opname in _STORES and (instruction.opname.endswith("GLOBAL") or name in outside):
-            yield name, line
+            found.append((name, line))
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _assignments(inner, outside & frozenset(inner.co_freevars))
+            found += _assignments(inner, outside & frozenset(inner.co_freevars))
+    return tuple(found)

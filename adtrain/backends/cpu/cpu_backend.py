@@ -58,7 +58,7 @@ class CpuBackend:
         return program
 
     def lowering_key(self) -> str | None:
-        return None
+        return ""
 
     def compile(self, program: Program, lowered: Any = None) -> Executable:
         if lacking := _without_kernel(program):
