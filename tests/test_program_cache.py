@@ -18,6 +18,7 @@ from adtrain import array, config, grad, ops
 from adtrain.backends.cuda.lower import Lowering, Plan
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.cache import open_cache
+from adtrain.core import poison
 from adtrain.core.staging import Staged, stage
 from adtrain.core.target import H200
 from adtrain.passes import ALL
@@ -76,6 +77,12 @@ def test_a_cached_program_is_not_traced_again(own_folder: Path) -> None:
         path.write_bytes(path.read_bytes()[:-9])
     assert staged("one")(x).item() == expected
     assert len(calls) == 1
+
+
+def test_programs_are_not_cached_while_memory_is_poisoned(own_folder: Path) -> None:
+    with poison.poisoned():
+        stage(ops.tanh, ALL, cache=PersistentProgramCache("one"))(array(np.arange(6.0)))
+    assert not own_folder.exists()
 
 
 KEYS = """

@@ -17,8 +17,7 @@
 #define __shared__ static
 #define __align__(n) alignas(n)
 
-// Mathematical functions of float. Without the headers of the C++ library, which have them too, a kernel is compiled in two thirds
-// of the time.
+// Mathematical functions of float. The headers of the C++ library have them too, but take 0.2 s of each compilation.
 #define OF_FLOAT(name) static float name(float x) { return name##f(x); }
 OF_FLOAT(acos) OF_FLOAT(asin) OF_FLOAT(atan) OF_FLOAT(cbrt) OF_FLOAT(ceil) OF_FLOAT(cos) OF_FLOAT(cosh) OF_FLOAT(erf)
 OF_FLOAT(erfc) OF_FLOAT(exp) OF_FLOAT(exp2) OF_FLOAT(expm1) OF_FLOAT(fabs) OF_FLOAT(floor) OF_FLOAT(log) OF_FLOAT(log1p)

@@ -18,7 +18,7 @@ from adtrain.backends.cpu.codegen import supported
 from adtrain.backends.cpu.compiled_program import CompiledProgram
 from adtrain.backends.cpu.compiler import CompilerError
 from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
-from adtrain.core import dlpack
+from adtrain.core import dlpack, poison
 from adtrain.core.backend import Executable, Memory
 from adtrain.core.errors import OutOfMemory
 from adtrain.core.fused import FUSED, body_of
@@ -58,7 +58,7 @@ class CpuBackend:
         return program
 
     def lowering_key(self) -> str | None:
-        return ""
+        return None if poison.active() else ""
 
     def compile(self, program: Program, lowered: Any = None) -> Executable:
         if lacking := _without_kernel(program):
