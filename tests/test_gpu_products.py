@@ -57,7 +57,8 @@ def types(a: np.ndarray, b: np.ndarray) -> tuple[ArrayType, ArrayType]:
 
 
 def distance(x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.linalg.norm(x - y) / np.linalg.norm(y))
+    """The norm of the difference over the norm of y; of a y of zeros, the norm of the difference."""
+    return float(np.linalg.norm(x - y) / (np.linalg.norm(y) or 1))
 
 
 def operands(shape: tuple[int, ...], ta: bool, tb: bool, dtype: str) -> tuple[np.ndarray, np.ndarray]:
