@@ -63,7 +63,7 @@ def test_verify_of_an_unknown_data_set_is_a_usage_error() -> None:
 def test_devices_shows_the_cpu_and_why_there_is_no_gpu(without_gpu: None) -> None:
     shown, found = run("devices"), json.loads(run("devices", "--json").stdout)
     assert found["gpu"] is None
-    assert "pip install adtrain[gpu]" in found["gpu_reason"]
+    assert "pip install 'adtrain[gpu]'" in found["gpu_reason"]
     assert found["cpu"]["usable_cores"] >= 1
     for key in ("name", "blas", "numpy", "python"):
         assert found["cpu"][key]

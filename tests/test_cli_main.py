@@ -180,7 +180,7 @@ def test_without_a_gpu_auto_is_the_cpu_and_gpu_is_refused(without_gpu: None) -> 
 
     result = CliRunner().invoke(command, ["--device", "gpu"])
     assert str(result.exception).startswith("device gpu: cuda-bindings is missing")
-    assert str(result.exception).endswith("pip install adtrain[gpu]")
+    assert str(result.exception).endswith("pip install 'adtrain[gpu]'")
     result = CliRunner().invoke(command, [])
     assert (result.stdout, result.stderr) == ("cpu\n", "")
 

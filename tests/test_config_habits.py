@@ -51,6 +51,8 @@ def problems(folder: Path, text: str) -> list[str]:
          "model.layers[0].rnn.activation: unknown key; did you mean nonlinearity?"),
         ("{sgd: 0.1}", "{sgd: {lr: 0.1, learning_rate: 0.1}}",
          "optimizer.sgd.learning_rate: unknown key; did you mean lr?"),
+        ("{sgd: 0.1}", "{lr: 0.1}",
+         "optimizer: unknown optimizer 'lr'; an option follows the name of the optimizer, such as optimizer.sgd.lr"),
         ("cross_entropy", "CrossEntropyLoss", "loss: unknown loss 'CrossEntropyLoss'; did you mean cross_entropy?"),
     ],
 )  # fmt: skip

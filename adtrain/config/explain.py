@@ -50,6 +50,8 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
             where = root.find((*path, name))[1] if isinstance(node.value, dict) else where
             names = tuple(FAMILIES[family])
             message, hint = f"unknown {family} {found(name)}", similar(name, names) or habits.of_name(name, names)
+            if owner := next((kind for kind, spec in FAMILIES[family].items() if name in spec.model_fields), None):
+                hint = f"an option follows the name of the {family}, such as {dotted((*path, owner, name))}"
         case "union_tag_not_found":
             family = _family(path)
             given = [key for key in value if key in FAMILIES[family]] if isinstance(value, dict) else []

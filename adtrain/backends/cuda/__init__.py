@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load"]
 
-INSTALL = "pip install adtrain[gpu]"
+INSTALL = "pip install 'adtrain[gpu]'"
 
 
 def load() -> CudaBackend:

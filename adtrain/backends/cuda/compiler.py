@@ -239,6 +239,4 @@ def _nvrtc() -> Nvrtc:
 
         return Nvrtc(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
     except Exception as error:  # cuda.pathfinder raises RuntimeError, OSError or its own
-        raise CudaCompilerError(
-            f"NVRTC cannot be loaded ({error}): pip install adtrain[gpu] nvidia-cuda-nvrtc"
-        ) from None
+        raise CudaCompilerError(f"NVRTC cannot be loaded ({error}): pip install 'adtrain[gpu]'") from None

@@ -1,4 +1,4 @@
-"""Calls of NVIDIA's libraries as candidates beside kernels, where they are installed (`pip install adtrain[vendor]`).
+"""Calls of NVIDIA's libraries as candidates beside kernels, where they are installed (`pip install 'adtrain[vendor]'`).
 
 A library is imported only to measure its candidates, or to run one that was measured to be the fastest.
 """
