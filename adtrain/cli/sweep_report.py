@@ -1,0 +1,148 @@
+"""What `adtrain sweep` prints: the plan, the predicted time, the ranking and the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from adtrain.config.differences import rounded_text
+from adtrain.core.backend import backend
+from adtrain.sweeps import member_run
+from adtrain.sweeps.folder import SweepFolder
+from adtrain.sweeps.plan import GroupPlan, together_of
+from adtrain.sweeps.records import MemberResult, SweepResults
+from adtrain.sweeps.run import members_text
+from adtrain.sweeps.session import Session, described
+from adtrain.table import Column, render, terminal_width
+from adtrain.training import scores
+
+
+def plan_values(session: Session, plans: Sequence[GroupPlan], rank_by: str, halving: Sequence[int]) -> dict[str, Any]:
+    """The plan as JSON values."""
+    return {
+        "name": session.config.name,
+        "device": session.device,
+        "device_name": backend(session.device).device_name(),
+        "members": len(session.members),
+        "rank_by": rank_by,
+        "halving": list(halving),
+        "groups": [
+            {
+                "members": [member.number for member in x.group.members],
+                "values": values,
+                "waves": list(x.waves),
+                "parameters": x.parameters,
+                "planned_bytes": x.bytes,
+                "steps": x.steps,
+            }
+            for x, values in zip(plans, described(session.groups), strict=True)
+        ],
+    }
+
+
+def plan_lines(session: Session, plans: Sequence[GroupPlan], rank_by: str, halving: Sequence[int]) -> list[str]:
+    """The plan as lines of text."""
+    count, groups = len(session.members), len(plans)
+    lines = [
+        f"sweep   {members_text(count)} in {groups} group{'s' * (groups > 1)}, ranked by {rank_by}",
+        f"device  {session.device}, {backend(session.device).device_name()}",
+    ]
+    if halving:
+        lines.append(f"halving after epoch {', '.join(map(str, halving))}")
+    for group_plan, values in zip(plans, described(session.groups), strict=True):
+        members, waves = members_text(len(group_plan.group.members)), group_plan.waves
+        named = ", ".join(f"{key} {rounded_text(value)}" for key, value in values.items())
+        in_waves = f" in {len(waves)} waves of {waves[0]:,}, one after the other" if len(waves) > 1 else ""
+        lines.append(
+            f"group {group_plan.group.number} {members}{in_waves} of {group_plan.parameters:,} parameters"
+            f"{f' ({named})' if named else ''}, {group_plan.steps:,} steps, memory {group_plan.bytes / 2**20:,.1f} MiB"
+        )
+    for together in together_of(plans, session.device):
+        if len(together) > 1:
+            lines.append(f"groups {', '.join(str(x.group.number) for x in together)} side by side")
+    return lines
+
+
+def time_line(plans: Sequence[GroupPlan], device: str, halving: Sequence[int]) -> str:
+    """The predicted time, from measured steps."""
+    seconds = sum(x.seconds or 0.0 for x in plans)
+    of_a_step = ", ".join(f"{1e6 * (x.step_seconds or 0.0) / x.waves[0]:,.2f}" for x in plans)
+    reasons = ["by halving"] * bool(halving) + ["by groups side by side"] * (
+        len(together_of(plans, device)) < len(plans)
+    )
+    less = f" at most, less {' and '.join(reasons)}" if reasons else ""
+    return f"time    {seconds:,.1f} s of training predicted{less}; a step takes {of_a_step} µs for each member"
+
+
+def ranking_lines(results: SweepResults, most: int | None) -> list[str]:
+    """The ranking as a table, with the columns that differ between members."""
+    keys = list(results.members[0].values)
+    chosen = results.rank_by
+    columns = [Column("rank"), Column("member", rank=1), Column(chosen.replace("_", " "))]
+    columns += [Column(key, rank=2) for key in keys]
+    others = [name for name in _score_names(results) if name != chosen]
+    columns += [Column(name.replace("_", " "), rank=3 + i) for i, name in enumerate(others)]
+    columns.append(Column("", text=True))
+    shown = results.members[:most]
+    lines = render(columns, [_row(x, keys, [chosen, *others]) for x in shown], terminal_width())
+    if len(shown) < len(results.members):
+        lines.append(f"{len(results.members) - len(shown):,} more members; --all shows them")
+    return lines
+
+
+def _score_names(results: SweepResults) -> list[str]:
+    """The scores that members have, such as "test_accuracy"."""
+    found: dict[str, None] = {}
+    for part in ("test", "validation", "train"):
+        score = next((each for x in results.members if (each := getattr(x, part)) is not None), None)
+        found |= dict.fromkeys(
+            f"{part}_{name}" for name in (scores.metrics_first(list(score._fields)) if score else ())
+        )
+    return list(found)
+
+
+def _row(found: MemberResult, keys: Sequence[str], names: Sequence[str]) -> list[str]:
+    values = []
+    for name in names:
+        part, _, metric = name.partition("_")
+        score = getattr(found, part)
+        values.append("" if score is None else scores.value_text(metric, getattr(score, metric)))
+    status = {"finished": "", "dropped": f"dropped after epoch {found.epochs}"}
+    told = status.get(found.status, f"failed in epoch {found.epochs}, at step {found.failed_at}")
+    return [
+        str(found.rank),
+        str(found.member),
+        values[0],
+        *(rounded_text(found.values[key]) for key in keys),
+        *values[1:],
+        told,
+    ]
+
+
+def summary_lines(results: SweepResults, folder: SweepFolder) -> list[str]:
+    """How many members finished, the time, and where the files are."""
+    counts = {status: sum(x.status == status for x in results.members) for status in ("finished", "dropped", "failed")}
+    told = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
+    lines = [
+        *_over_seeds(results),
+        f"members {told}",
+        f"time    {results.seconds:,.1f} s in all, {results.train_seconds:,.1f} s training",
+        f"sweep   {folder.path}",
+    ]
+    if results.members[0].status == "finished":
+        lines.append(f"best    {member_run.run_path(folder, results.members[0].member)}")
+    return lines
+
+
+def _over_seeds(results: SweepResults) -> list[str]:
+    """Mean and sample standard deviation of the test scores, if the members differ in their seeds only."""
+    found = [x.test for x in results.members if x.test is not None]
+    if len(found) < 2 or set(results.members[0].values) != {"training.seed"}:
+        return []
+    lines = []
+    for title, of_values in (("mean", mean), ("sd", stdev)):
+        values = {name: of_values(getattr(score, name) for score in found) for name in found[0]._fields}
+        text = ", ".join(f"{name} {scores.value_text(name, x)}" for name, x in values.items())
+        lines.append(f"{title:<7} test {text}")
+    return lines
