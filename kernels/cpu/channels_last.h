@@ -5,7 +5,7 @@
 
 #include "conv.h"
 
-static inline int64_t whole_vectors(int64_t channels) { return ceil_divide(channels, LANES) * LANES; }
+static inline int64_t whole_vectors(int64_t channels) { return ceil_div(channels, LANES) * LANES; }
 
 /* The addresses of `count` pixels, from number `first` on, of an image `width` pixels wide in rows of `pitch` pixels of
    `step` numbers. */

@@ -58,6 +58,7 @@ typedef struct {
 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* Part `team->thread` of n things in equal parts, as [begin, end). */
 static inline void my_share(const Team *team, int64_t n, int64_t *begin, int64_t *end) {

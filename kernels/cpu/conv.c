@@ -81,8 +81,8 @@ void FN(conv2d)(const T *x, const T *w, T *y, CONV_NUMBERS, char *scratch, char 
 /* Along one axis, kernel positions congruent to `phase` modulo the stride multiply the image elements
    q stride + phase - padding, for begin <= q < end. */
 static void phase_range(int64_t length, int64_t phase, int64_t padding, int64_t stride, int64_t *begin, int64_t *end) {
-    *begin = ceil_divide(max_i64(padding - phase, 0), stride);
-    *end = max_i64(*begin, ceil_divide(max_i64(length + padding - phase, 0), stride));
+    *begin = ceil_div(max_i64(padding - phase, 0), stride);
+    *end = max_i64(*begin, ceil_div(max_i64(length + padding - phase, 0), stride));
 }
 
 /* The planes of the gradient of y that the input gradient reads: kernel position i at q reads row q - i / stride. `top`
@@ -94,8 +94,8 @@ typedef struct {
 static Planes gradient_planes(const Conv *v) {
     const int64_t top = (v->kernel_height - 1) * v->dilation_y / v->stride_y - v->padding_y / v->stride_y;
     const int64_t left = (v->kernel_width - 1) * v->dilation_x / v->stride_x - v->padding_x / v->stride_x;
-    return (Planes){top, left, ceil_divide(v->height + v->padding_y, v->stride_y) + top,
-                    ceil_divide(v->width + v->padding_x, v->stride_x) + left};
+    return (Planes){top, left, ceil_div(v->height + v->padding_y, v->stride_y) + top,
+                    ceil_div(v->width + v->padding_x, v->stride_x) + left};
 }
 
 void FN(conv2d_input_grad_prepare)(const T *w, CONV_NUMBERS, char *prepared) {

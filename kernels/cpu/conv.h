@@ -20,8 +20,6 @@ typedef struct {
     {channels,  height,    width,     out_channels, out_height, out_width,  kernel_height, kernel_width,               \
      stride_y,  stride_x,  padding_y, padding_x,    dilation_y, dilation_x, groups}
 
-static inline int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 /* The next `bytes` of *memory, in whole cache lines. */
 static inline void *take_bytes(char **memory, int64_t bytes) {
     void *taken = *memory;
@@ -38,8 +36,8 @@ static inline void split_image(const T *x, int64_t channels, int64_t height, int
     for (int64_t plane = 0; plane < channels * stride_y * stride_x; plane++) {
         const int64_t b = plane % stride_x, a = plane / stride_x % stride_y;
         const T *image = x + plane / (stride_x * stride_y) * height * width;
-        const int64_t begin = min_i64(pitch, ceil_divide(max_i64(padding_x - b, 0), stride_x));
-        const int64_t end = max_i64(begin, min_i64(pitch, ceil_divide(max_i64(width + padding_x - b, 0), stride_x)));
+        const int64_t begin = min_i64(pitch, ceil_div(max_i64(padding_x - b, 0), stride_x));
+        const int64_t end = max_i64(begin, min_i64(pitch, ceil_div(max_i64(width + padding_x - b, 0), stride_x)));
         for (int64_t r = 0; r < rows; r++, planes += pitch) {
             const int64_t source = r * stride_y + a - padding_y;
             if (source < 0 || source >= height) {

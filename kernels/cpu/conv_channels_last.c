@@ -95,15 +95,15 @@ typedef struct {
 } Phase;
 
 static Phase phase_of(int64_t length, int64_t kernel, int64_t phase, int64_t padding, int64_t stride) {
-    const int64_t begin = ceil_divide(max_i64(padding - phase, 0), stride);
-    return (Phase){begin, max_i64(begin, ceil_divide(max_i64(length + padding - phase, 0), stride)),
-                   ceil_divide(max_i64(kernel - phase, 0), stride)};
+    const int64_t begin = ceil_div(max_i64(padding - phase, 0), stride);
+    return (Phase){begin, max_i64(begin, ceil_div(max_i64(length + padding - phase, 0), stride)),
+                   ceil_div(max_i64(kernel - phase, 0), stride)};
 }
 
 /* The padded gradient: zeros before it, and its whole length. */
 static int64_t zeros_before(int64_t kernel, int64_t stride) { return (kernel - 1) / stride; }
 static int64_t padded_length(int64_t length, int64_t padding, int64_t out, int64_t kernel, int64_t stride) {
-    return zeros_before(kernel, stride) + max_i64(out, ceil_divide(length + padding, stride));
+    return zeros_before(kernel, stride) + max_i64(out, ceil_div(length + padding, stride));
 }
 
 static Correlation of_phase(const Conv *v, Phase row, Phase column) {

@@ -76,15 +76,15 @@ typedef struct {
 /* The part after `part` of a kernel of `rows` rows of `vectors` vectors: the largest that SUMS has a function for, in
    equal widths. Returns false after the last one. */
 static bool next_part(Part *part, int64_t rows, int64_t vectors, int64_t max_rows) {
-    const int64_t blocks = ceil_divide(vectors, 12);
+    const int64_t blocks = ceil_div(vectors, 12);
     part->first += part->width;
     if (part->first == vectors) part->first = 0, part->row += part->rows;
     if (part->row == rows) return false;
     const int64_t block = part->first * blocks / vectors;
-    part->width = ceil_divide(vectors * (block + 1), blocks) - part->first;
+    part->width = ceil_div(vectors * (block + 1), blocks) - part->first;
     if (part->first == 0) {
         part->rows = min_i64(5, min_i64(rows - part->row, max_rows));
-        while (!SUMS[part->rows - 1][ceil_divide(vectors, blocks)]) part->rows--;
+        while (!SUMS[part->rows - 1][ceil_div(vectors, blocks)]) part->rows--;
     }
     return true;
 }
@@ -107,7 +107,7 @@ void FN(conv2d_weight_grad_pooled)(const T *x, const T *g, const int32_t *where,
     const int64_t rows = v.height + 2 * v.padding_y, pitch = (v.width + 2 * v.padding_x) * v.channels;
     const int64_t kernel = v.kernel_height * v.kernel_width, windows = pooled_height * pooled_width;
     const int64_t area = pool_height * pool_width, out = v.out_channels;
-    const int64_t length = v.kernel_width * v.channels, vectors = ceil_divide(length, LANES), run = vectors * LANES;
+    const int64_t length = v.kernel_width * v.channels, vectors = ceil_div(length, LANES), run = vectors * LANES;
     int32_t *within = take_bytes(&scratch, area * sizeof(int32_t));
     int32_t *counts = take_bytes(&scratch, out * sizeof(int32_t));
     Live *live = take_bytes(&scratch, (out * strip * pooled_width + 1) * sizeof(Live));
@@ -161,7 +161,7 @@ void FN(conv2d_weight_grad_pooled)(const T *x, const T *g, const int32_t *where,
 void FN(conv2d_input_grad_pooled_prepare)(const T *w, CONV_NUMBERS, POOLED_NUMBERS, char *prepared) {
     const Conv v = CONV;
     const int64_t kernel = v.kernel_height * v.kernel_width, length = v.kernel_width * v.channels;
-    const int64_t run = ceil_divide(length, LANES) * LANES;
+    const int64_t run = ceil_div(length, LANES) * LANES;
     T *weights = (T *)prepared;
     memset(weights, 0, v.out_channels * v.kernel_height * run * sizeof(T));
     for (int64_t o = 0; o < v.out_channels; o++, w += v.channels * kernel)
@@ -176,7 +176,7 @@ void FN(conv2d_input_grad_pooled)(const T *g, const int32_t *where, const T *w, 
     const Conv v = CONV;
     const int64_t rows = v.height + 2 * v.padding_y, pitch = (v.width + 2 * v.padding_x) * v.channels;
     const int64_t windows = pooled_height * pooled_width, area = pool_height * pool_width, out = v.out_channels;
-    const int64_t vectors = ceil_divide(v.kernel_width * v.channels, LANES), run = vectors * LANES;
+    const int64_t vectors = ceil_div(v.kernel_width * v.channels, LANES), run = vectors * LANES;
     const T *weights = (const T *)prepared;
     int32_t *counts = take_bytes(&scratch, windows * area * sizeof(int32_t));
     Live *live = take_bytes(&scratch, (strip * pooled_width * area * out + 1) * sizeof(Live));

@@ -100,7 +100,7 @@ static const Tile WIDE[] = {
    `strips` vectors, whose lanes from the end of a row on are zeros; x is not used there. */
 SPECIALISED void row_tile(const T *x, const int32_t *offsets, int64_t pitch, int64_t rows, int64_t columns, const T *g,
                           T *dw, const int taps) {
-    const int64_t strips = ceil_divide(columns, LANES);
+    const int64_t strips = ceil_div(columns, LANES);
     Vector sums[ROW_TAPS];
     UNROLL for (int t = 0; t < taps; t++) sums[t] = (Vector){0};
     for (int64_t strip = 0; strip < strips; strip++) {
@@ -141,7 +141,7 @@ static void weight_grad_of_few(const Conv *v, const T *x, const T *g, T *dw, cha
     const int64_t kernel = v->kernel_height * v->kernel_width, taps = in * kernel;
     const int64_t rows = v->out_height + (v->kernel_height - 1) * v->dilation_y / v->stride_y;
     const int64_t pitch = v->out_width + (v->kernel_width - 1) * v->dilation_x / v->stride_x;
-    const int64_t pixels = v->out_height * v->out_width, wide = ceil_divide(v->out_width, LANES) * LANES;
+    const int64_t pixels = v->out_height * v->out_width, wide = ceil_div(v->out_width, LANES) * LANES;
     int32_t *offsets = take_bytes(&scratch, taps * sizeof(int32_t));
     T *panel = take_bytes(&scratch, v->out_height * wide * sizeof(T)), *planes = (T *)scratch;
     split_image(x, v->channels, v->height, v->width, v->padding_y, v->padding_x, v->stride_y, v->stride_x, planes, rows,
@@ -155,7 +155,7 @@ static void weight_grad_of_few(const Conv *v, const T *x, const T *g, T *dw, cha
     for (int64_t o = 0; o < v->out_channels; o++, g += pixels, dw += taps) {
         for (int64_t row = 0; row < v->out_height; row++)
             memcpy(panel + row * wide, g + row * v->out_width, v->out_width * sizeof(T));
-        const int64_t blocks = ceil_divide(taps, ROW_TAPS);
+        const int64_t blocks = ceil_div(taps, ROW_TAPS);
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t k = taps * block / blocks, count = taps * (block + 1) / blocks - k;
             any_row_tile(planes + o / out * in * phases * rows * pitch, offsets + k, pitch, v->out_height, v->out_width,
@@ -193,7 +193,7 @@ void FN(conv2d_weight_grad)(const T *x, const T *g, T *dw, CONV_NUMBERS, char *s
                 transpose(g + (first + i * LANES) * pixels, min_i64(LANES, out - o - i * LANES), pixels, pixels,
                           panel + i * LANES, width * LANES, LANES);
             const int64_t most = width == 2 ? sizeof(WIDE) / sizeof(Tile) - 1 : sizeof(NARROW) / sizeof(Tile) - 1;
-            const int64_t blocks = ceil_divide(taps, most);
+            const int64_t blocks = ceil_div(taps, most);
             for (int64_t block = 0; block < blocks; block++) {
                 const int64_t k = taps * block / blocks, height = taps * (block + 1) / blocks - k;
                 (width == 2 ? WIDE : NARROW)[height](

@@ -25,7 +25,7 @@ typedef struct {
 } Sizes;
 
 static Sizes sizes_of(const Layer *l, int64_t block_tiles) {
-    Sizes s = {ceil_divide(l->out_height, SIZE_OF_TILE), ceil_divide(l->out_width, SIZE_OF_TILE)};
+    Sizes s = {ceil_div(l->out_height, SIZE_OF_TILE), ceil_div(l->out_width, SIZE_OF_TILE)};
     s.tiles = s.tile_rows * s.tile_columns;
     s.in = whole_vectors(l->channels), s.out = whole_vectors(l->out_channels);
     s.panels = ceil_div(s.out, TILE_COLUMNS);

@@ -47,7 +47,7 @@ typedef struct {
 } Correlation;
 
 /* Blocks of channels, as equal as possible; `block_begin` is the first channel of one. */
-static inline int64_t block_count(const Correlation *c) { return ceil_divide(c->channels, MAX_CHANNELS); }
+static inline int64_t block_count(const Correlation *c) { return ceil_div(c->channels, MAX_CHANNELS); }
 static inline int64_t block_begin(const Correlation *c, int64_t block) {
     return c->channels * block / block_count(c);
 }
@@ -76,7 +76,7 @@ static void choose_spans(Correlation *c) {
     Span *spans = c->spans;
     int64_t count = cover(c, false, spans), split = 0;
     for (int64_t s = 0; s < count; s++) split += spans[s].column + LANES > c->columns;
-    const int64_t whole = c->rows * ceil_divide(c->columns, LANES), taps = c->kernel_rows * c->row_taps;
+    const int64_t whole = c->rows * ceil_div(c->columns, LANES), taps = c->kernel_rows * c->row_taps;
     if (c->columns >= LANES && whole * taps <= count * taps + split * TAPS_OF_SPLIT) count = cover(c, true, spans);
     for (; count % c->vectors; count++) spans[count] = spans[count - 1];
     c->count = count;
@@ -102,7 +102,7 @@ static void plan_correlation(Correlation *c, const T *w, int64_t channel_weights
     const int64_t taps = c->kernel_rows * c->row_taps;
     if (c->rows <= 0 || c->columns <= 0) c->channels = 0;
     if (c->channels == 0) return;
-    c->vectors = ceil_divide(c->channels, block_count(c)) <= MAX_CHANNELS / 2 ? 4 : 2;
+    c->vectors = ceil_div(c->channels, block_count(c)) <= MAX_CHANNELS / 2 ? 4 : 2;
     choose_spans(c);
     choose_taps(c);
     T *to = c->w;

@@ -21,8 +21,6 @@ static inline int64_t part_begin(int64_t lines, int64_t parts, int64_t t) {
     return t * (lines / parts) + min_i64(t, lines % parts);
 }
 
-static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 /* C[rows][columns] = (or, with `add`, +=) the product of `rows` rows of A and a panel of B, over `depth` steps.
 
    Element (i, p) of A is a[i * row_step + p * step]. Rows and vectors are constants where this is inlined: with all
