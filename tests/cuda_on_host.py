@@ -94,10 +94,18 @@ class Host:
             return {source: ctypes.CDLL(str(path)) for source, path in zip(kernels, paths, strict=True)}
 
     def _library(self, source: Source, kernels: Mapping[str, LaunchPlan]) -> Path:
+        together = [prod(task.size.blocks) for task in kernels.values() if task.cooperative]
+        return self._compiled(source, list(map(self._entry, kernels.values())), *together)
+
+    def library(self, source: Source, entries: Sequence[str], together: int) -> ctypes.CDLL:
+        """A source with functions that run its kernels. ``together`` blocks run at the same time."""
+        return ctypes.CDLL(str(self._compiled(source, entries, together)))
+
+    def _compiled(self, source: Source, entries: Sequence[str], *together: int) -> Path:
         macros = [option for option in source.options if option.startswith("-D")]
-        macros += [f"-DTOGETHER={prod(task.size.blocks)}" for task in kernels.values() if task.cooperative]
+        macros += [f"-DTOGETHER={blocks}" for blocks in together]
         kernel_text = source.text.replace(SHARED, "")
-        text = "\n".join(['#include "host.h"', kernel_text, "static int bad;", *map(self._entry, kernels.values())])
+        text = "\n".join(['#include "host.h"', kernel_text, "static int bad;", *entries])
         headers = [path.read_text() for path in sorted(self.folder.rglob("*.*h"))]
         key = digest(self.compiler, *FLAGS, *macros, text, *headers)
         if library := self.compiled.find(key, ".so"):

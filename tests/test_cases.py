@@ -32,6 +32,8 @@ MADE_BY_PASSES = {
     "conv_pool",
     "map_reduce",
     "per_member",
+    "exchanged_update",
+    "peer_exchanges",
     "product",
     "row_fused",
     "row_products",

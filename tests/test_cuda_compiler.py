@@ -23,6 +23,7 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compile_processes import CompileProcesses
 from adtrain.backends.cuda.compiler import ARCHITECTURES, Compiled, CudaCompilerError, Source, architecture, file_source
 from adtrain.backends.cuda.nvrtc import Nvrtc, Request
+from adtrain.backends.cuda.peer_window import macros
 from adtrain.core.errors import DeviceError
 from adtrain.core.target import H200, Target
 
@@ -89,9 +90,8 @@ def test_the_representative_set_compiles_and_chosen_kernels_hardly_spill() -> No
 
 @needs_nvrtc
 def test_the_kernel_that_exchanges_between_ranks_compiles() -> None:
-    macros = (("RANKS", 2), ("BLOCK_THREADS", 512), ("BLOCKS", 128), ("CHUNK", 16 << 10), ("FLAGS_AT", 4 << 20))
     for file, _ in EXCHANGES:
-        compiler.compile_source(file_source(file, (), macros), architecture(H200.capability))
+        compiler.compile_source(file_source(file, (), tuple(macros(2).items())), architecture(H200.capability))
 
 
 @needs_nvrtc

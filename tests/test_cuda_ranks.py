@@ -21,7 +21,15 @@ from adtrain.core.program import Program
 from adtrain.core.staging import Pass
 from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200
-from adtrain.passes import SIMPLIFY, fold_collectives, gpu_fusions, optimize_regions, place_collectives, place_views
+from adtrain.passes import (
+    SIMPLIFY,
+    fold_collectives,
+    gpu_fusions,
+    join_one_blocks,
+    optimize_regions,
+    place_collectives,
+    place_views,
+)
 from adtrain.passes.batch_prefetch import prefetch_batch
 from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.plan_memory import Place, plan_memory
@@ -38,7 +46,7 @@ def step(name: str, *settings: str) -> Program:
 
 
 def placed_for_gpus() -> list[Pass]:
-    passes = (*SIMPLIFY, *gpu_fusions(H200))
+    passes = (*SIMPLIFY, *gpu_fusions(H200), join_one_blocks)
     return [fold_collectives, partial(optimize_regions, passes=passes), place_collectives, place_views]
 
 

@@ -51,16 +51,19 @@ TRAINING = """
 import runpy
 from functools import cached_property
 from adtrain.backends.cuda.backend import CudaBackend
-from adtrain.backends.cuda.runtime import peer_memory
 from adtrain.backends.cuda.runtime.exchanges import Exchanges
 
 # NCCL refuses two ranks on one GPU.
-found = cached_property(lambda self: Exchanges(self.device, [peer_memory.connected(self.device)]))
+found = cached_property(lambda self: Exchanges(self.device, [self.peers]))
 found.__set_name__(CudaBackend, "exchanges")
 CudaBackend.exchanges = found
 runpy.run_module("adtrain", run_name="__main__")
 """
-SETTINGS = ["--set", "data.shards=2", "--steps", "30", "--set", "training.clip_norm=0.5", "--profile-steps", "0"]
+SETTINGS = ["--set", "data.shards=2", "--steps", "30", "--profile-steps", "0"]
+CLIPPED = ("training.clip_norm=0.5",)
+UNEVEN = ("data.batch_size=7001",)
+"""The last batch of an epoch has fewer images, and shards differ in size."""
+MOMENTUM = "optimizer={sgd: {lr: 0.1, momentum: 0.9, weight_decay: 0.001}}"
 
 
 def command(config: str, folder: Path, *arguments: str) -> list[str]:
@@ -77,7 +80,7 @@ def digest(config: str, folder: Path, *arguments: str) -> str:
 
 @pytest.mark.parametrize("config", ["mlp", "lenet5-augmented"])
 def test_one_gpu_trains_several_shards_with_the_same_bytes_twice(tmp_path: Path, config: str) -> None:
-    assert digest(config, tmp_path / "a") == digest(config, tmp_path / "b")
+    assert digest(config, tmp_path / "a", "--set", *CLIPPED) == digest(config, tmp_path / "b", "--set", *CLIPPED)
 
 
 def on_one_gpu(script: str, *arguments: str) -> list[int]:
@@ -93,18 +96,30 @@ def test_exchanges_through_peer_memory_move_the_bytes() -> None:
     assert on_one_gpu(EXCHANGES) == [0, 0]
 
 
-def test_two_ranks_that_exchange_through_peer_memory_give_the_bytes_of_one(tmp_path: Path) -> None:
-    expected = digest("mlp", tmp_path / "one")
+@pytest.mark.parametrize("settings", [[], ["--set", *CLIPPED]], ids=["fused", "clipped"])
+def test_two_ranks_that_exchange_through_peer_memory_give_the_bytes_of_one(tmp_path: Path, settings: list[str]) -> None:
+    expected = digest("mlp", tmp_path / "one", *settings)
     folder = tmp_path / "two"
-    assert on_one_gpu(TRAINING, *command("mlp", folder)[3:]) == [0, 0]
+    assert on_one_gpu(TRAINING, *command("mlp", folder, *settings)[3:]) == [0, 0]
     assert sha256((folder / "model.safetensors").read_bytes()).hexdigest() == expected
 
 
 @TWO_GPUS
-@pytest.mark.parametrize("config", ["mlp", "cnn", "lenet5-augmented"])
-def test_two_gpus_give_the_bytes_of_one_three_times(tmp_path: Path, config: str) -> None:
-    expected = digest(config, tmp_path / "one")
-    assert [digest(config, tmp_path / str(i), "--ranks", "2") for i in range(3)] == [expected] * 3
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        pytest.param("mlp", CLIPPED, id="mlp-clipped"),
+        pytest.param("mlp", UNEVEN, id="mlp-adam"),
+        pytest.param("mlp", (*UNEVEN, MOMENTUM), id="mlp-momentum"),
+        pytest.param("cnn", (), id="cnn"),
+        pytest.param("lenet5-augmented", (), id="lenet5-augmented"),
+    ],
+)
+def test_two_gpus_give_the_bytes_of_one_three_times(tmp_path: Path, config: str, settings: tuple[str, ...]) -> None:
+    """With exchanges alone and, without clipping, fused with the update."""
+    chosen = [x for setting in settings for x in ("--set", setting)]
+    expected = digest(config, tmp_path / "one", *chosen)
+    assert [digest(config, tmp_path / str(i), "--ranks", "2", *chosen) for i in range(3)] == [expected] * 3
 
 
 @TWO_GPUS

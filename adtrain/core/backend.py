@@ -86,6 +86,10 @@ class Backend(Transfers, Protocol):
         """``program`` after this device's fusion passes."""
         ...
 
+    def fused_exchange_bytes(self) -> int:
+        """The most bytes that a rank sends to another in exchanges that are fused with updates. All ranks call it."""
+        ...
+
     def compile(self, program: Program, lowered: Any = None) -> Executable:
         """``program`` compiled for this device.
 

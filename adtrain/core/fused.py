@@ -86,6 +86,13 @@ grouped_products_p: Primitive = _fused("grouped_products")
 horizontal_p: Primitive = _fused("horizontal")
 """Independent equations in one launch, of any shapes: loops; on a GPU also product, gather and one_block equations."""
 
+exchanged_update_p: Primitive = _fused("exchanged_update")
+"""An all-to-all of gradients, elementwise equations with the received slices, and an all-gather of one result."""
+
+peer_exchanges_p: Primitive = _fused("peer_exchanges")
+"""Independent exchanged_update and all_gather equations, loops and small equations in one launch, on GPUs that have
+mapped each other's memory."""
+
 
 def _per_member_shape(
     *args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0
@@ -131,7 +138,7 @@ PRODUCTS = (product_p, convolution_p, conv_pool_p)
 FUSED = frozenset(
     (
         *(loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, row_products_p),
-        *(column_sum_p, map_reduce_p, grouped_products_p, horizontal_p),
+        *(column_sum_p, map_reduce_p, grouped_products_p, horizontal_p, exchanged_update_p, peer_exchanges_p),
     )
 )
 

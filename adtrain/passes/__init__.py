@@ -25,6 +25,7 @@ from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
 from adtrain.passes.fuse_column_sums import fuse_column_sums
 from adtrain.passes.fuse_convolutions import fuse_convolutions
 from adtrain.passes.fuse_elementwise import fuse_elementwise, is_loops
+from adtrain.passes.fuse_exchanges import fuse_exchanges
 from adtrain.passes.fuse_gathers import fuse_gathers
 from adtrain.passes.fuse_horizontally import fuse_horizontally, is_product
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
@@ -36,6 +37,7 @@ from adtrain.passes.fuse_row_products import fuse_row_products
 from adtrain.passes.fuse_rows import fuse_rows
 from adtrain.passes.fuse_updates import fuse_updates
 from adtrain.passes.group_products import group_products
+from adtrain.passes.join_horizontals import join_one_blocks
 from adtrain.passes.place_collectives import place_collectives
 from adtrain.passes.place_views import place_views
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
@@ -143,9 +145,17 @@ def by_member(program: Program) -> Program:
 
 def fuse(program: Program) -> Program:
     """``program`` after the fusion passes of the device that it runs on."""
+    return backend(_device(program)).fuse(program)
+
+
+def fuse_exchanges_of_device(program: Program) -> Program:
+    """``program`` after `fuse_exchanges`, as far as its device runs them."""
+    return fuse_exchanges(program, backend(_device(program)).fused_exchange_bytes())
+
+
+def _device(program: Program) -> str:
     variables = (*program.inputs, *program.constants, *program.outputs)
-    device = next((v.device for v in variables if v.device != "cpu"), "cpu")
-    return backend(device).fuse(program)
+    return next((v.device for v in variables if v.device != "cpu"), "cpu")
 
 
 ALL = (*SIMPLIFY, fuse)
@@ -168,6 +178,8 @@ __all__ = [
     "fuse_column_sums",
     "fuse_convolutions",
     "fuse_elementwise",
+    "fuse_exchanges",
+    "fuse_exchanges_of_device",
     "fuse_gathers",
     "fuse_horizontally",
     "fuse_map_reduce",
@@ -180,6 +192,7 @@ __all__ = [
     "fuse_updates",
     "gpu_fusions",
     "group_products",
+    "join_one_blocks",
     "merge_common_subexpressions",
     "optimize_regions",
     "place_collectives",

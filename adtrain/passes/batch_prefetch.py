@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.fused import fuse, horizontal_p, renamed
-from adtrain.core.primitive import Trait
+from adtrain.core.fused import fuse, horizontal_p, peer_exchanges_p, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fuse_horizontally import MAX_POINTERS, blocks_in_launch, fuse_horizontally
+from adtrain.passes.place_collectives import exchanges_data
 from adtrain.passes.readers_first import readers_first
 
 
@@ -43,11 +43,11 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     Program in which products would share other launches than before: other kernels would compute them, and all runs
     must return the same bits.
 
-    In a Program with exchanges the launches that gather follow the last exchange and overlap it. The launches before
+    In a Program with exchanges the launches that gather follow the last exchange. Kernels of products and sums before
     that exchange stay as they are.
     """
     undivided = PrefetchedRuns((), None, program)
-    exchanges = [i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE)]
+    exchanges = [i for i, e in enumerate(program.equations) if exchanges_data(e)]
     if not program.carries or not any(e.primitive is horizontal_p for e in program.equations):
         return undivided
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
@@ -94,20 +94,24 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
 def _after_exchanges(program: Program, needed: set[Variable], target: Target) -> Program:
     """The Program with horizontal fusion of the equations after the last exchange.
 
-    Equations among them that compute `needed` values from inputs, such as a step counter, move into the first
-    horizontal launch, if it has room for them.
+    Equations among them that compute `needed` values, such as a step counter or the indices of a batch, move into the
+    first horizontal launch before which their inputs are known, if it has room for them. What does not depend on the
+    exchange moves into its launch, if it is fused with updates.
     """
-    last = max(i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE))
+    last = max(i for i, e in enumerate(program.equations) if exchanges_data(e))
     head, tail = list(program.equations[: last + 1]), _members(program.equations[last + 1 :])
-    made = {v for e in program.equations for v in e.outputs}
-    counters = [e for e in tail if not needed.isdisjoint(e.outputs) and made.isdisjoint(e.inputs)]
-    first = next(i for i, e in enumerate(head) if e.primitive is horizontal_p or e.has(Trait.COLLECTIVE))
-    operands = {v for e in (head[first], *counters) for v in (*e.inputs, *e.outputs)}
-    fits = all(map(blocks_in_launch, counters)) and len(operands) <= MAX_POINTERS
-    if head[first].primitive is horizontal_p and fits:
-        together = [*_members(head[first : first + 1]), *counters]
-        head[first] = fuse(horizontal_p, together, {v for e in (head[first], *counters) for v in e.outputs})
-        tail = [e for e in tail if e not in counters]
+    known = {*program.inputs, *program.constants}
+    for i, e in enumerate(head):
+        updates = e.primitive is peer_exchanges_p
+        wanted = [x for x in tail if (not x.is_view if updates else not needed.isdisjoint(x.outputs))]
+        early = [x for x in wanted if known.issuperset(x.inputs)]
+        operands = {v for x in (e, *early) for v in (*x.inputs, *x.outputs)}
+        fits = all(map(blocks_in_launch, early)) and len(operands) <= MAX_POINTERS
+        if (updates or e.primitive is horizontal_p) and early and fits:
+            together = [*e.params["body"].equations, *early]
+            head[i] = fuse(e.primitive, together, {v for x in (e, *early) for v in x.outputs})
+            tail = [x for x in tail if x not in early]
+        known.update(head[i].outputs)
     fused = readers_first(fuse_horizontally(_subprogram(program, tail), target)).equations
     read = {v for e in fused if not e.is_view for v in e.inputs}
     for e in reversed(fused):

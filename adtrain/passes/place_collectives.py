@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adtrain.core.fused import renamed
+from adtrain.core.fused import peer_exchanges_p, renamed
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
@@ -26,17 +26,24 @@ exchange_done_p: Primitive = Primitive(
 memory of both is in use."""
 
 
+def exchanges_data(e: Equation) -> bool:
+    """Whether an equation exchanges data with other ranks."""
+    return e.has(Trait.COLLECTIVE) or e.primitive is peer_exchanges_p
+
+
 def place_collectives(program: Program) -> Program:
     """``program`` in another order: first the exchanges, with the equations that they need, then all others.
 
-    `exchange_done` stands before the first reader of an exchange's result. Applied after all other passes.
+    `exchange_done` stands before the first reader of an exchange's result, and before a `peer_exchanges` equation: its
+    blocks take multiprocessors until the peers' blocks run, which might wait for the exchange. Applied after all other
+    passes.
     """
-    collectives = [i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE)]
-    if not collectives:
+    exchanges = [i for i, e in enumerate(program.equations) if exchanges_data(e)]
+    if not exchanges:
         return program
     producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
     needs = [{producer[v] for v in e.inputs if v in producer} for e in program.equations]
-    order = producers_first([*collectives, *range(len(needs))], needs.__getitem__)
+    order = producers_first([*exchanges, *range(len(needs))], needs.__getitem__)
     done: dict[Variable, Variable] = {}
     pending: dict[Variable, Equation] = {}
     equations: list[Equation] = []
@@ -51,7 +58,7 @@ def place_collectives(program: Program) -> Program:
 
     for i in order:
         e = program.equations[i]
-        wait(e.inputs)
+        wait(tuple(pending) if e.primitive is peer_exchanges_p else e.inputs)
         e = renamed(e, done)
         equations.append(e)
         if e.has(Trait.COLLECTIVE):

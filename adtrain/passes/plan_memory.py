@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from adtrain.core.fused import FUSED, loops_p, per_member_p
+from adtrain.core.fused import FUSED, exchanged_update_p, loops_p, per_member_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
@@ -183,6 +183,8 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
     """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
     if equation.primitive is per_member_p:
         return _overwrites_members(equation, argument, result)
+    if equation.primitive is exchanged_update_p:  # of the parameters it reads the own slice only, by element
+        return argument.type == result.type
     if equation.primitive in FUSED and equation.primitive is not loops_p:
         readers = equation.params["body"].readers.get(argument, ())
         if len(readers) == 1 and result in readers[0].outputs:

@@ -22,7 +22,16 @@ from adtrain.core.staging import Pass, Staged, stage
 from adtrain.core.types import Shape
 from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
-from adtrain.passes import ALL, SIMPLIFY, fold_collectives, optimize_regions, place_collectives, place_views
+from adtrain.passes import (
+    ALL,
+    SIMPLIFY,
+    fold_collectives,
+    fuse_exchanges_of_device,
+    join_one_blocks,
+    optimize_regions,
+    place_collectives,
+    place_views,
+)
 from adtrain.training import sharded_step, warm_start
 from adtrain.training.network import Network
 from adtrain.training.program_cache import PersistentProgramCache, targets
@@ -238,7 +247,8 @@ class Experiment:
         passes = ALL if self.mode is Mode.FUSED else SIMPLIFY
         if self.sharding is None:
             return passes
-        return fold_collectives, partial(optimize_regions, passes=passes), place_collectives, place_views
+        optimize = partial(optimize_regions, passes=(*passes, join_one_blocks))
+        return fold_collectives, optimize, fuse_exchanges_of_device, place_collectives, place_views
 
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""

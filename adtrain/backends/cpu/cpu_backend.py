@@ -57,6 +57,9 @@ class CpuBackend:
             program = fusion(program)
         return program
 
+    def fused_exchange_bytes(self) -> int:
+        return 0
+
     def lowering_key(self) -> str | None:
         return None if poison.active() else ""
 

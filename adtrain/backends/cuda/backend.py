@@ -14,6 +14,7 @@ import pycuda
 from adtrain import passes
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.peer_window import SLOT_BYTES
 from adtrain.backends.cuda.runtime import peer_memory
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.dlpack_exchange import ALIGNMENT, Borrowed, DlpackExchange
@@ -22,13 +23,14 @@ from adtrain.backends.cuda.runtime.exchanges import Exchanges
 from adtrain.backends.cuda.runtime.flags import Flags
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.runtime.nccl import Nccl
+from adtrain.backends.cuda.runtime.peer_memory import PeerMemory
 from adtrain.backends.cuda.runtime.program import CudaProgram, Lowered, Runnable
 from adtrain.backends.cuda.runtime.properties import identity, properties
 from adtrain.backends.cuda.tuner.autotune import Tuner
 from adtrain.backends.cuda.tuner.gpu_trial import GpuBench
 from adtrain.backends.cuda.tuner.shared_choices import share_choices
 from adtrain.backends.cuda.vendor import installed
-from adtrain.core import dlpack, poison
+from adtrain.core import communicator, dlpack, poison
 from adtrain.core.backend import Memory
 from adtrain.core.errors import DeviceError
 from adtrain.core.primitive import Primitive, Trait
@@ -75,10 +77,14 @@ class CudaBackend:
         self.known: dict[Any, Runnable] = {}
 
     @cached_property
+    def peers(self) -> PeerMemory | None:
+        """The memory of the GPUs of other ranks, if it can be mapped. All ranks map it at the same time."""
+        return peer_memory.connected(self.device)
+
+    @cached_property
     def exchanges(self) -> Exchanges:
         """The exchanges with the GPUs of other ranks. All ranks create them at the same time."""
-        peers = peer_memory.connected(self.device)
-        return Exchanges(self.device, [Nccl(), *([peers] if peers else [])])
+        return Exchanges(self.device, [Nccl(), *([self.peers] if self.peers else [])])
 
     def run(
         self,
@@ -121,6 +127,9 @@ class CudaBackend:
         for fusion in passes.gpu_fusions(self.lowering_of(program).target):
             program = fusion(program)
         return program
+
+    def fused_exchange_bytes(self) -> int:
+        return SLOT_BYTES if communicator.current().size > 1 and self.peers is not None else 0
 
     def lowering_of(self, program: Program) -> Lowering:
         """The lowering that chooses the kernels of a Program."""

@@ -16,6 +16,7 @@ from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.map_reduce import map_reduce_kernels
 from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, for_members, kernel
+from adtrain.backends.cuda.codegen.peer_exchanges import peer_exchanges
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
 from adtrain.backends.cuda.codegen.register_rows import THREADS as ROW_THREADS
 from adtrain.backends.cuda.codegen.row_fused import MEMBER_RESIDENT, row_fused
@@ -31,6 +32,7 @@ from adtrain.core.fused import (
     horizontal_p,
     map_reduce_p,
     one_block_p,
+    peer_exchanges_p,
     per_member_p,
     row_fused_p,
     row_products_p,
@@ -81,6 +83,7 @@ class LaunchPlan:
         scratch: whether the kernel takes a pointer to the equation's scratch.
         checked: whether it takes a pointer to a flag for indices out of range.
         cooperative: whether its blocks wait for each other.
+        peers: whether it takes the windows of all ranks.
     """
 
     source: Source
@@ -91,6 +94,7 @@ class LaunchPlan:
     scratch: bool = False
     checked: bool = False
     cooperative: bool = False
+    peers: bool = False
 
 
 class Plan(NamedTuple):
@@ -221,6 +225,8 @@ class Lowering:
             return grouped_products(equation, self.target)
         if equation.primitive is horizontal_p:
             return [horizontal(equation.params["body"].equations, self._inline_products, self.target)]
+        if equation.primitive is peer_exchanges_p:
+            return [peer_exchanges(equation, self.target)]
         if equation.primitive is per_member_p:
             return self._of_members(equation)
         return []
@@ -289,7 +295,8 @@ def _operands(equation: Equation, variables: Sequence[Variable]) -> tuple[int, .
 def _generated_plan(equation: Equation, made: Kernel) -> LaunchPlan:
     operands = _operands(equation, made.operands)
     size = WorkSize(0, (made.blocks, made.members, 1), made.threads, made.shared)
-    return LaunchPlan(made.source, made.name, operands, (), size, bool(made.scratch), made.checked)
+    scratch = bool(made.scratch)
+    return LaunchPlan(made.source, made.name, operands, (), size, scratch, made.checked, peers=made.peers)
 
 
 def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:

@@ -22,7 +22,7 @@ class Part:
 
     The lines may use x0, x1, ... (pointers to the inputs), y0, y1, ... (to the outputs), `block` (the number of the
     thread block among `blocks`) and THREADS. If the part asks for them, also `own` (its scratch memory), `scratch` (the
-    scratch memory of all parts) and `bad`.
+    scratch memory of all parts), `bad` and `windows`.
 
     Attributes:
         lines: statements.
@@ -32,6 +32,7 @@ class Part:
         shared: bytes of dynamic shared memory.
         scratch: bytes of device memory.
         checked: whether it sets `*bad` where an index is out of range.
+        peers: whether it exchanges data with other GPUs, through `windows` (kernels/cuda/index/peer_window.cuh).
     """
 
     lines: Sequence[str]
@@ -43,11 +44,12 @@ class Part:
     shared: int = 0
     scratch: int = 0
     checked: bool = False
+    peers: bool = False
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A generated kernel ``name(pointers...[, char *scratch][, int *bad])``.
+    """A generated kernel ``name(pointers...[, char *scratch][, int *bad][, const Windows windows])``.
 
     Attributes:
         operands: what the pointers are.
@@ -64,6 +66,7 @@ class Kernel:
     scratch: int
     checked: bool
     members: int = 1
+    peers: bool = False
 
 
 def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", resident: int = 1) -> Kernel:
@@ -77,8 +80,10 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
     operands = list(dict.fromkeys(v for part in parts for v in (*part.inputs, *part.outputs)))
     names = {v: f"p{i}" for i, v in enumerate(operands)}
     scratch, checked = sum(aligned(part.scratch) for part in parts), any(part.checked for part in parts)
+    peers = any(part.peers for part in parts)
     parameters = [f"{pointer(v, const=v not in written)}{names[v]}" for v in operands]
     parameters += ["char *scratch"] * bool(scratch) + ["int *bad"] * checked
+    parameters += ["const __grid_constant__ Windows windows"] * peers
     headers = dict.fromkeys(h for part in parts for h in part.headers)
     text = [
         *([f"#define T {element}"] if element else []),
@@ -102,6 +107,7 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
         max(part.shared for part in parts),
         scratch,
         checked,
+        peers=peers,
     )
 
 

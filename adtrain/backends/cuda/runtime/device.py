@@ -64,6 +64,8 @@ class Device:
         uploads: page-locked memory that the device may still read, and the event after which it does not.
         overlaps: whether a launch may start while the previous one ends (programmatic dependent launch).
         shared: bytes of shared memory of a multiprocessor.
+        windows: the addresses of the windows of all ranks, and this rank's number; empty before they are connected.
+            As arguments of a kernel they are the struct Windows of kernels/cuda/index/peer_window.cuh.
 
     Raises:
         DeviceError: the driver is missing, or finds no GPU.
@@ -82,6 +84,7 @@ class Device:
         self.lane = Lane(cuda.Stream(NON_BLOCKING), DeviceMemoryPool())
         self.lanes = [self.lane]
         self.reserved = 0
+        self.windows: tuple[int, ...] = ()
         self.host_pool = PageLockedMemoryPool()
         self.uploads: deque[tuple[Any, Any]] = deque()
         capability = self.device.compute_capability()

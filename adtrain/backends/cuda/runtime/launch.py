@@ -39,7 +39,8 @@ class Launch:
         self.early = kernel.spread(self.shape) if device.overlaps and not plan.cooperative else None
         self.function, self.queried = kernel.function, kernel.queried
         numbers = "".join("d" if isinstance(x, float) else "q" for x in plan.numbers)
-        self.format = "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked)
+        self.windows = device.windows if plan.peers else ()
+        self.format = "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked + len(self.windows))
 
     def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
         """Launch on the stream.
@@ -101,5 +102,5 @@ class Launch:
         checked(driver.cuLaunchKernelEx(config, self.queried, pointers, buffer))
 
     def _arguments(self, addresses: list[int], scratch: int, flag: int) -> list[int | float]:
-        last = [scratch] * self.scratch + [flag] * self.checked
+        last = [scratch] * self.scratch + [flag] * self.checked + list(self.windows)
         return [*(addresses[i] for i in self.operands), *self.numbers, *last]

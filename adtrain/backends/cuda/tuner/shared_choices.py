@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from adtrain.backends.cuda.lower import Lowering, problem
 from adtrain.backends.cuda.tuner.autotune import tuning_problems
 from adtrain.core import communicator
-from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
+from adtrain.passes.place_collectives import exchanges_data
 
 
 def share_choices(lowering: Lowering, equations: Sequence[Equation]) -> None:
@@ -18,7 +18,7 @@ def share_choices(lowering: Lowering, equations: Sequence[Equation]) -> None:
     Then all ranks compile them, at the same time. Ranks whose shards of a short batch have other sizes have other
     problems, for which their own choices stay.
     """
-    if communicator.current().size == 1 or not any(e.has(Trait.COLLECTIVE) for e in equations):
+    if communicator.current().size == 1 or not any(map(exchanges_data, equations)):
         return
     problems = list(tuning_problems(lowering, equations))
     own = [[_name(x.equation), lowering.chosen(x.equation).label] for x in problems]

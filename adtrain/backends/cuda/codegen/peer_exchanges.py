@@ -1,0 +1,97 @@
+"""Exchanges with mapped GPUs, and optimizer updates between them, as one kernel: kernels/cuda/index/peer_exchanges.cuh.
+
+An update's arithmetic is that of the same equation without exchanges, so that its bits are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adtrain.backends.cuda.codegen.loops import Loops, flat, loops, of_body
+from adtrain.backends.cuda.codegen.one_block import one_block
+from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned, indented, kernel
+from adtrain.backends.cuda.peer_window import THREADS, macros
+from adtrain.codegen.expressions import c_type, pointer
+from adtrain.core.fused import body_of, exchanged_update_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.plan_memory import nbytes
+
+HEADERS = ("index/peer_exchanges.cuh",)
+VECTOR = 16
+"""Bytes that a thread moves at once."""
+RESIDENT = 2
+"""Blocks that a multiprocessor has registers for, so that other members run while the updates wait for the peers."""
+SPAN = 16
+"""The slice of a block is a multiple of so many elements, which are whole vectors of any type."""
+
+
+def peer_exchanges(equation: Equation, target: Target) -> Kernel:
+    """The kernel of a `peer_exchanges` equation. Each member has blocks of its own."""
+    parts, at, ranks = list[Part](), 0, 0
+    for i, e in enumerate(equation.params["body"].equations):
+        if e.primitive is exchanged_update_p:
+            exchange = e.params["body"].equations[0]
+            ranks = exchange.params["ranks"]
+            parts.append(_update(e, f"update{i}", at, ranks, target))
+            at += nbytes(exchange.outputs[0]) // ranks
+        elif e.has(Trait.COLLECTIVE):
+            size = nbytes(e.inputs[0])
+            line = f"gather_from_peers(windows, (const char *)x0, (char *)y0, {at}, {size});"
+            parts.append(Part([line], e.inputs, e.outputs, HEADERS, peers=True))
+            at = aligned(at + size)
+        else:
+            parts.append(loops(e).part(THREADS, target) if is_loops(e) else one_block(e, THREADS))
+    made = kernel("peer_exchanges", parts, THREADS, resident=RESIDENT)
+    options = tuple(f"-D{name}={value}" for name, value in macros(ranks).items())
+    return replace(made, source=made.source._replace(options=(*made.source.options, *options)))
+
+
+def _update(equation: Equation, name: str, at: int, ranks: int, target: Target) -> Part:
+    """The part of an `exchanged_update` equation. Its slices lie in slots from byte ``at`` on."""
+    body: Program = equation.params["body"]
+    producer = {v: e for e in body.equations for v in e.outputs}
+    sent, length = body.equations[0].inputs[0], body.equations[0].outputs[0].size // ranks
+    gather, joined = body.equations[-2:]
+    update = producer[gather.inputs[0]]
+    updated = of_body(flat(body_of(update)))
+    inputs = {v: f"x{i}" for i, v in enumerate(equation.inputs)}
+    outputs = {v: f"y{i}" for i, v in enumerate(equation.outputs)}
+
+    def argument(v: Variable) -> str:
+        """The first element of the part of a block."""
+        e = producer.get(v)
+        if e is None:
+            return f"{inputs[v]} + part.start" if v.size == length else inputs[v]
+        if e.has(Trait.SUBVIEW):
+            return f"{inputs[e.inputs[0]]} + part.own"
+        row = producer[e.inputs[0]].params["starts"][0]  # a reshape of a row of what was received
+        return f"part.received({inputs[sent]}, {row})"
+
+    def result(v: Variable) -> str:
+        return f"part.everywhere({outputs[joined.outputs[0]]})" if v in gather.inputs else f"{outputs[v]} + part.start"
+
+    vectors = -(-length * sent.type.dtype.itemsize // VECTOR)
+    blocks = min(-(-vectors // THREADS), target.multiprocessors)
+    span = -(-length // (blocks * SPAN)) * SPAN
+    lines = [
+        f"SliceExchange<{c_type(sent.type.dtype)}> part(windows, {at}, {length}, {span}, block);",
+        f"part.send({inputs[sent]});",
+        f"{name}({', '.join([*map(argument, updated.inputs), *map(result, updated.outputs)])}, part.count);",
+        f"part.receive({outputs[joined.outputs[0]]});",
+    ]
+    definition = _function(name, updated, gather.inputs[0])
+    return Part(lines, equation.inputs, equation.outputs, HEADERS, definition, -(-length // span), peers=True)
+
+
+def _function(name: str, loops: Loops, gathered: Variable) -> str:
+    """A function of a block's part: pointers to the first elements, and their number."""
+    parameters = [f"{pointer(v, const=True)}x{i}" for i, v in enumerate(loops.inputs)]
+    for i, v in enumerate(loops.outputs):
+        kind = f"const Everywhere<{c_type(v.type.dtype)}> &" if v is gathered else pointer(v)
+        parameters.append(f"{kind}y{i}")
+    lines = ["const int first = threadIdx.x, step = THREADS;", *loops.lines]
+    head = f"static __device__ __forceinline__ void {name}({', '.join(parameters)}, int n)"
+    return "\n".join([head, "{", *indented(lines), "}"])

@@ -1,0 +1,35 @@
+"""The memory of each GPU that the GPUs of one host have mapped: kernels/cuda/index/peer_window.cuh."""
+
+from __future__ import annotations
+
+THREADS = 512
+"""Threads of a block."""
+BLOCKS = 128
+"""Maximum blocks of an exchange by peer_exchange.cu."""
+CHUNK = 16 << 10
+"""Bytes that a block of peer_exchange.cu reads from a peer at a time."""
+SLOT_BYTES = 4 << 20
+"""Bytes of a slot: the most that a rank sends to another in one launch with updates.
+
+They take about 12 us at 344 GB/s. Longer exchanges gain more by running beside the kernels of the backward pass."""
+MAX_BLOCKS = 1024
+"""Maximum blocks of any grid that uses windows."""
+
+
+def macros(ranks: int) -> dict[str, int]:
+    """The macros of the kernels, by name."""
+    slots_at = 2 * BLOCKS * ranks * CHUNK
+    return {
+        "RANKS": ranks,
+        "BLOCKS": BLOCKS,
+        "CHUNK": CHUNK,
+        "SLOTS_AT": slots_at,
+        "SLOT": SLOT_BYTES,
+        "FLAGS_AT": slots_at + 2 * ranks * SLOT_BYTES,
+        "MAX_BLOCKS": MAX_BLOCKS,
+    }
+
+
+def window_bytes(ranks: int) -> int:
+    """The size of a window."""
+    return macros(ranks)["FLAGS_AT"] + 4 * ranks * MAX_BLOCKS

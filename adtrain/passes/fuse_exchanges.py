@@ -1,0 +1,114 @@
+"""Exchange fusion: optimizer updates run in the launch that exchanges gradients before them and parameters after them.
+
+For GPUs that have mapped each other's memory. Several exchanges of a step, of a few bytes too, become one launch on the
+main stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from adtrain.core import communicator
+from adtrain.core.fused import exchanged_update_p, fuse, horizontal_p, loops_p, peer_exchanges_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.groups import Groups
+from adtrain.passes.join_horizontals import join_loops, merge_independent
+from adtrain.passes.plan_memory import nbytes
+
+VECTOR = 16
+"""Bytes: slices of vectors must be multiples."""
+MAX_GATHERED = 4 << 10
+"""Bytes of a rank in an all-gather that runs in the same launch: one block does it."""
+
+
+def fuse_exchanges(program: Program, limit: int) -> Program:
+    """``program`` with one `peer_exchanges` equation for all updates between exchanges, and for short all-gathers.
+
+    Nothing is fused if the updates exchange slices of more than ``limit`` bytes together, or if something else reads
+    the gradients, such as a norm for clipping.
+    """
+    divided = replace(program, equations=tuple(_without_horizontals(program)))
+    exchanges = [e for e in divided.equations if e.primitive.name == "all_to_all"]
+    found = [members for e in exchanges if (members := _update(divided, e))]
+    total = sum(nbytes(e.outputs[0]) // e.params["ranks"] for e, *_ in found)
+    if not found or total > limit:
+        return program
+    groups = Groups(divided)
+    position = {e: i for i, e in enumerate(divided.equations)}
+    for members in found:
+        first, *others = (position[e] for e in members)
+        for i in others:
+            groups.merge(groups.of[first], groups.of[i])
+    return _one_launch(groups.rewritten(_alone), limit - total)
+
+
+def _without_horizontals(program: Program) -> Sequence[Equation]:
+    """The equations, with the members in place of each horizontal equation of updates, or after the last exchange."""
+    last = max((i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE)), default=0)
+    equations: list[Equation] = []
+    for i, e in enumerate(program.equations):
+        divided = e.primitive is horizontal_p and (e.phase == "update" or i > last)
+        equations += e.params["body"].equations if divided else (e,)
+    return equations
+
+
+def _update(program: Program, exchange: Equation) -> list[Equation] | None:
+    """The equations from an all-to-all of gradients to the all-gather of parameters; None if they cannot be fused."""
+    (received,), ranks = exchange.outputs, exchange.params["ranks"]
+    length = received.size // ranks
+    members, rows = [exchange], []
+    for row in program.readers.get(received, ()):
+        after = program.readers.get(row.outputs[0], ())
+        if row.primitive.name != "slice" or len(after) != 1 or not after[0].has(Trait.RESHAPE):
+            return None
+        members += [row, after[0]]
+        rows.append(after[0].outputs[0])
+    readers = {e for v in rows for e in program.readers.get(v, ())}
+    if len(rows) != ranks or len(readers) != 1 or length * received.type.dtype.itemsize % VECTOR:
+        return None
+    (update,) = readers
+    whole = [v.size in (1, length) for v in update.inputs] + [v.type.shape == (length,) for v in update.outputs]
+    if not (update.primitive is loops_p or elementwise(update)) or not all(whole):
+        return None
+    producer = {v: e for e in program.equations for v in e.outputs}
+    for v in update.inputs:
+        e = producer.get(v)
+        if e is not None and e.has(Trait.SUBVIEW):
+            own = e.params["start"] == communicator.current().rank * length and v.size == length
+            if not own or len(program.readers[v]) > 1:
+                return None
+            members.append(e)
+    after = [e for v in update.outputs for e in program.readers.get(v, ()) if e.primitive.name == "all_gather"]
+    if len(after) != 1 or len(program.readers[after[0].inputs[0]]) > 1:
+        return None
+    joined = program.readers.get(after[0].outputs[0], ())
+    if len(joined) != 1 or not joined[0].has(Trait.RESHAPE):
+        return None
+    return [*members, update, after[0], joined[0]]
+
+
+def _one_launch(program: Program, space: int) -> Program:
+    """One equation for all updates, and for the all-gathers that are independent of them and have ``space`` bytes."""
+    groups = Groups(program)
+    first, *others = (i for i, e in enumerate(program.equations) if e.primitive is peer_exchanges_p)
+    for i in others:
+        if not merge_independent(groups, first, i):
+            raise AssertionError("fuse_exchanges: an update depends on another update")
+    for i, e in enumerate(program.equations):
+        if e.primitive.name == "all_gather":
+            size = -(-nbytes(e.inputs[0]) // VECTOR) * VECTOR
+            if size <= min(MAX_GATHERED, space) and merge_independent(groups, first, i):
+                space -= size
+    return join_loops(groups.rewritten(_together))
+
+
+def _alone(members: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
+    return fuse(peer_exchanges_p, [fuse(exchanged_update_p, members, needed)], needed)
+
+
+def _together(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
+    bodies = [e.params["body"].equations if e.primitive is peer_exchanges_p else (e,) for e in equations]
+    return fuse(peer_exchanges_p, [member for body in bodies for member in body], needed)

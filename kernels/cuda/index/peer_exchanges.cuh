@@ -1,0 +1,107 @@
+// Exchanges in generated kernels (codegen/peer_exchanges.py): optimizer updates between an all-to-all of gradients and an
+// all-gather of parameters, and all-gathers of a few bytes.
+//
+// Data goes to slots in the windows of the peers: first[r] and second[r] take what rank r sends in the first and in the second half
+// of a launch. No slot is written while it is read:
+// - When a launch begins, the launch before it has ended on this GPU. So the peers have begun its second half, and have read what they
+//   received in the first one.
+// - When the second half begins, the peers have begun this launch. So they have ended the launch before it.
+//
+// Macros (peer_window.py): SLOTS_AT: the byte of a window where slots start. SLOT: bytes of a slot. Others: peer_window.cuh.
+#pragma once
+#include "index/peer_window.cuh"
+
+// The slot of what a rank sends in half 0 or 1, in a window.
+__device__ __forceinline__ char *slot(char *window, int half, int64_t rank) {
+    return window + SLOTS_AT + (half * RANKS + rank) * (int64_t)SLOT;
+}
+
+// Pointers to the same elements in the memory of all ranks: what is stored is stored everywhere.
+template <typename E> struct Everywhere {
+    E *at[RANKS];
+
+    struct Element {
+        const Everywhere &to;
+        int64_t i;
+
+        __device__ __forceinline__ void operator=(E x) const {
+            #pragma unroll
+            for (int rank = 0; rank < RANKS; rank++) to.at[rank][i] = x;
+        }
+    };
+
+    __device__ __forceinline__ Element operator[](int64_t i) const { return {*this, i}; }
+    __device__ __forceinline__ explicit operator uintptr_t() const {
+        uintptr_t bits = 0;
+        #pragma unroll
+        for (int rank = 0; rank < RANKS; rank++) bits |= (uintptr_t)at[rank];
+        return bits;
+    }
+};
+
+template <typename E, int N>
+__device__ __forceinline__ void store(const Everywhere<E> &to, int64_t i, const Vector<E, N> &v) {
+    #pragma unroll
+    for (int rank = 0; rank < RANKS; rank++) store(to.at[rank], i, v);
+}
+
+// The part of a block in the exchange of a vector that has a slice of `length` elements for each rank: elements `start` to
+// `start + count` of every slice.
+template <typename E> struct SliceExchange {
+    const Windows &windows;
+    Rounds rounds;
+    const int64_t length, start, own; // own: the element of a vector where this rank's part starts
+    const int count;
+    const int64_t byte; // of the part in a slot
+
+    // at: the byte in a slot where the slice starts.
+    __device__ __forceinline__ SliceExchange(const Windows &windows, int64_t at, int64_t length, int span, int block)
+        : windows(windows), rounds(windows), length(length), start((int64_t)block * span),
+          own(windows.rank * length + start), count(length - start < span ? length - start : span),
+          byte(at + start * sizeof(E)) {}
+
+    // First half: each rank's slice of a vector goes to that rank.
+    __device__ __forceinline__ void send(const E *vector) {
+        for (int peer = 0; peer < RANKS; peer++)
+            if (peer != windows.rank)
+                copy_bytes(slot(windows.of[peer], 0, windows.rank) + byte, (const char *)(vector + peer * length + start),
+                    count * sizeof(E));
+        rounds.next();
+    }
+
+    // What `rank` has sent; `vector` is what this rank has sent.
+    __device__ __forceinline__ const E *received(const E *vector, int64_t rank) const {
+        return rank == windows.rank ? vector + own : (const E *)(slot(windows.own(), 0, rank) + byte);
+    }
+
+    // Second half: stores to this go to this rank's slice of `vector`, and to the peers.
+    __device__ __forceinline__ Everywhere<E> everywhere(E *vector) const {
+        Everywhere<E> to;
+        #pragma unroll
+        for (int rank = 0; rank < RANKS; rank++)
+            to.at[rank] = rank == windows.rank ? vector + own : (E *)(slot(windows.of[rank], 1, windows.rank) + byte);
+        return to;
+    }
+
+    // Puts what the peers have stored into their slices of `vector`.
+    __device__ __forceinline__ void receive(E *vector) {
+        rounds.next();
+        for (int peer = 0; peer < RANKS; peer++)
+            if (peer != windows.rank)
+                copy_bytes((char *)(vector + peer * length + start), slot(windows.own(), 1, peer) + byte, count * sizeof(E));
+        rounds.end();
+    }
+};
+
+// An all-gather by one block: item r of `received` is what rank r has sent. size: bytes of an item. at: its byte in a slot.
+__device__ __forceinline__ void gather_from_peers(
+    const Windows &windows, const char *sent, char *received, int64_t at, int64_t size) {
+    Rounds rounds(windows);
+    rounds.next();
+    for (int rank = 0; rank < RANKS; rank++)
+        copy_bytes(rank == windows.rank ? received + rank * size : slot(windows.of[rank], 1, windows.rank) + at, sent, size);
+    rounds.next();
+    for (int peer = 0; peer < RANKS; peer++)
+        if (peer != windows.rank) copy_bytes(received + peer * size, slot(windows.own(), 1, peer) + at, size);
+    rounds.end();
+}

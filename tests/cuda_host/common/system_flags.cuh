@@ -1,0 +1,6 @@
+// kernels/cuda/common/system_flags.cuh on the CPU: see host.h.
+#pragma once
+#include "common/common.cuh"
+
+static void set_flag(uint32_t *flag, uint32_t number) { *flag = number; }
+static void wait_for_flag(const uint32_t *flag, uint32_t number) { while ((int32_t)(*flag - number) < 0) leave(); }

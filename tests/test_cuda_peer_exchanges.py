@@ -1,0 +1,135 @@
+"""Updates fused with exchanges between GPUs, with all ranks run by the CPU in one launch, block by block."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+from test_cuda_ranks import placed_for_gpus
+from test_cuda_steps_on_host import drawn
+from thread_ranks import ThreadRank, on_ranks
+from training_runs import write_config
+
+from adtrain import config
+from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.peer_window import SLOT_BYTES, window_bytes
+from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.core.fused import peer_exchanges_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program
+from adtrain.core.staging import Pass
+from adtrain.core.target import H200
+from adtrain.passes import fuse_exchanges
+from adtrain.passes.plan_memory import Place, nbytes, plan_memory
+from adtrain.training.preparation import outline
+
+__all__ = ["host"]
+
+NARROW = H200._replace(multiprocessors=3)
+LAUNCHES = 3
+SETTINGS = (
+    "model.layers=[{linear: 256}, relu, {linear: 3}]",
+    "optimizer={sgd: {lr: 0.1, momentum: 0.9, weight_decay: 0.01}}",
+)
+
+
+def step(path: Path | str, *settings: str, limit: int = SLOT_BYTES) -> Program:
+    """The Program of a step of this rank."""
+    fold, optimize, *place = placed_for_gpus()
+    passes: list[Pass] = [fold, optimize, partial(fuse_exchanges, limit=limit), *place]
+    return outline(config.load(path, settings)).step_program(passes=passes)
+
+
+def exchanges(program: Program) -> list[Equation]:
+    return [e for e in program.equations if e.primitive is peer_exchanges_p]
+
+
+def launch(host: Host, plan: LaunchPlan, operands: list[list[np.ndarray]], windows: list[np.ndarray]) -> None:
+    """Run the kernel on all ranks at the same time. The operands and the window of each rank are changed."""
+    ranks = len(windows)
+    structs = [np.array([*(x.ctypes.data for x in windows), rank], np.int64) for rank in range(ranks)]
+    given = [[*(operands[rank][i] for i in plan.operands), structs[rank]] for rank in range(ranks)]
+    pointers = (ctypes.c_void_p * sum(map(len, given)))(*(x.ctypes.data for row in given for x in row))
+    parameters = re.search(r"peer_exchanges\(([^)]*)\)\n\{", plan.source.text)
+    assert parameters is not None
+    pointers_of = parameters.group(1).split(", ")[: len(plan.operands)]
+    arguments = [f"({parameter.rpartition('*')[0]}*)own[{i}]" for i, parameter in enumerate(pointers_of)]
+    arguments += ["&bad"] * plan.checked + [f"*(const Windows *)own[{len(arguments)}]"]
+    call = f"void **own = pointers + {len(given[0])} * blockIdx.y; peer_exchanges({', '.join(arguments)});"
+    entry = 'extern "C" void go(unsigned blocks, unsigned ranks, int threads, void **pointers) '
+    entry += f"{{ run({{blocks, ranks, 1}}, threads, [=] {{ {call} }}); }}"
+    library = host.library(plan.source, [entry], ranks * plan.size.blocks[0])
+    library.go(plan.size.blocks[0], ranks, plan.size.threads, pointers)
+
+
+def expected(equations: list[Equation], arguments: list[list[np.ndarray]], rank: ThreadRank) -> list[np.ndarray]:
+    e = equations[rank.rank]
+    return list(e.primitive.reference(*arguments[rank.rank], **e.params))
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("optimizer", [SETTINGS[1], "optimizer={adam: {lr: 0.01}}"])
+def test_the_kernel_computes_the_bits_of_the_separate_exchanges(
+    tmp_path: Path, host: Host, ranks: int, optimizer: str
+) -> None:
+    """Three launches, one after another, with the same windows. They take the indices of the next batch, too."""
+    path = write_config(tmp_path)
+
+    def repeated(rank: ThreadRank) -> Equation:
+        _, (steps, _), _ = Layout(step(path, SETTINGS[0], optimizer), Lowering(NARROW)).runs(2)
+        return next(x.equation for x in steps if x.equation.primitive is peer_exchanges_p)
+
+    equations = on_ranks(ranks, repeated)
+    assert "take" in [e.primitive.name for e in equations[0].params["body"].equations]
+    plans = [plan for e in equations for plan in Lowering(NARROW).launches(e) if isinstance(plan, LaunchPlan)]
+    assert len({plan.source for plan in plans}) == 1
+    assert len({tuple(plan.operands) for plan in plans}) == 1
+    assert plans[0].size.blocks[0] > 2
+    rng = np.random.default_rng(0)
+    windows = [np.zeros(window_bytes(ranks), np.uint8) for _ in range(ranks)]
+    for _ in range(LAUNCHES):
+        arguments = [[drawn(v, rng) for v in e.inputs] for e in equations]
+        results = [[np.zeros(v.type.shape, v.type.dtype) for v in e.outputs] for e in equations]
+        launch(host, plans[0], [[*x, *y] for x, y in zip(arguments, results, strict=True)], windows)
+        for found, right in zip(results, on_ranks(ranks, partial(expected, equations, arguments)), strict=True):
+            for x, y in zip(found, right, strict=True):
+                np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "lenet5-augmented"])
+def test_a_step_has_one_launch_that_exchanges_and_updates_parameters_in_place(name: str) -> None:
+    def check(rank: ThreadRank) -> None:
+        program, lowering = step(name), Lowering(H200)
+        assert not any(e.has(Trait.COLLECTIVE) for e in program.equations)
+        (e,) = exchanges(program)
+        assert len(lowering.launches(e)) == 1
+        plan = plan_memory(program, lowering.scratch)
+        assert [plan.places[v] for v in program.outputs if nbytes(v) > 1 << 20] == [
+            Place("input", i) for i, v in enumerate(program.inputs) if v in program.donated and nbytes(v) > 1 << 20
+        ]
+
+    on_ranks(2, check)
+
+
+@pytest.mark.parametrize(("name", "launches"), [("mlp", 7), ("cnn", 12)])
+def test_small_loops_and_gathers_of_a_repeated_step_share_launches(name: str, launches: int) -> None:
+    """The schedule, the step counters and the indices of the next batch have no launches of their own."""
+
+    def count(rank: ThreadRank) -> int:
+        _, (repeated, _), _ = Layout(step(name), Lowering(H200)).runs(2)
+        return sum(not placed.equation.is_view for placed in repeated)
+
+    assert on_ranks(2, count) == [launches] * 2
+
+
+@pytest.mark.parametrize(("setting", "limit"), [("training.clip_norm=1.0", SLOT_BYTES), ("data.shards=2", 1 << 20)])
+def test_clipping_by_norm_and_long_slices_keep_separate_exchanges(setting: str, limit: int) -> None:
+    def fused(rank: ThreadRank) -> int:
+        return len(exchanges(step("mlp", setting, limit=limit)))
+
+    assert on_ranks(2, fused) == [0, 0]
