@@ -15,6 +15,7 @@ from program_samples import for_gpu
 from training_runs import prepare
 
 from adtrain import array, config, grad, ops
+from adtrain.backends.cpu import compiled_program
 from adtrain.backends.cuda.lower import Lowering, Plan
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.cache import open_cache
@@ -77,6 +78,55 @@ def test_a_cached_program_is_not_traced_again(own_folder: Path) -> None:
         path.write_bytes(path.read_bytes()[:-9])
     assert staged("one")(x).item() == expected
     assert len(calls) == 1
+
+
+@pytest.mark.compiled
+def test_a_cached_program_is_not_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = array(np.linspace(0, 1, 6))
+
+    def run() -> float:
+        result: float = stage(ops.mean, ALL, cache=PersistentProgramCache("one"))(x).item()
+        return result
+
+    expected = run()
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_program, "_lower", None)
+        assert run() == expected
+    with poison.poisoned():
+        assert run() == expected
+
+
+LAUNCHES = """
+import numpy as np
+from adtrain import array, ops
+from adtrain.core.staging import stage
+from adtrain.passes import ALL
+from adtrain.training.program_cache import PersistentProgramCache
+
+def f(x):
+    print("traced")
+    return ops.exp(x)
+
+executable = stage(f, ALL, cache=PersistentProgramCache("f")).compile(array(np.ones(6)))
+print(executable.kernels[0][0].launch["threads"])
+"""
+
+
+@pytest.mark.compiled
+def test_a_cached_program_runs_with_another_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for threads, printed in {"1": ["traced", "1"], "2": ["2"]}.items():
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        process = subprocess.run([sys.executable, "-c", LAUNCHES], capture_output=True, text=True, check=True)
+        assert process.stdout.split() == printed
+
+
+def test_the_key_holds_the_state_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_cache, "asset_path", lambda name: tmp_path)
+    digests = {program_cache.source_digest.__wrapped__()}
+    for text in ("1", "12"):
+        (tmp_path / "kernel.c").write_text(text)
+        digests.add(program_cache.source_digest.__wrapped__())
+    assert len(digests) == 3
 
 
 def test_programs_are_not_cached_while_memory_is_poisoned(own_folder: Path) -> None:

@@ -9,12 +9,12 @@ from itertools import zip_longest
 from sys import getrefcount
 from threading import Lock
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adtrain.backends.cpu import compiler
-from adtrain.backends.cpu.codegen import generate, workspace
+from adtrain.backends.cpu.codegen import Generated, generate, workspace
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.threads import require_threads
 from adtrain.core import aligned, communicator, poison
@@ -30,17 +30,31 @@ PAGE = 4096
 THREADS = "#include <omp.h>\n#include <stdint.h>\n\nint64_t threads(void) { return omp_get_max_threads(); }\n"
 
 
+class Lowered(NamedTuple):
+    """A Program as it is kept: the places of its values, and its C source.
+
+    Both depend on the Program alone, not on the number of threads, the processor or the compiler.
+    """
+
+    plan: MemoryPlan
+    generated: Generated
+
+
 class CompiledProgram:
     """A Program in a shared library, with its arena and scratch memory per thread.
+
+    Args:
+        lowered: of the same Program, from a cache. It is made here if it is not given. It has no guard zones, so it
+            must not be given while memory is poisoned.
 
     Raises (when made) compiler.CompilerError: there is no compiler that works; ThreadLimit: threads cannot be started.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, lowered: Lowered | None = None) -> None:
         self.program = program
         self.guard = poison.GUARD if poison.active() else 0
-        self.plan = plan_memory(program, workspace, self.guard)
-        generated = generate(program, self.plan)
+        self.lowered = lowered or _lower(program, self.guard)
+        self.plan, generated = self.lowered
         self.checked = generated.checked
         with during("compile"):
             library = compiler.load(generated.text, generated.sources, (*generated.entries, "threads"))
@@ -76,10 +90,6 @@ class CompiledProgram:
         self.fresh = [(at, program.outputs[at].type) for at in {x.at for x in places if x.where == "output"}]
         self.repeats = program.carries and places == [Place("input", i) for i in _donated(program)]
         self.results = [(x.where, x.at, v.type.shape) for x, v in zip(places, program.outputs, strict=True)]
-
-    @property
-    def lowered(self) -> None:
-        return None
 
     def finish(self) -> None:
         """Returns at once: nothing is compiled later."""
@@ -182,9 +192,14 @@ def memory(program: Program) -> Memory:
     """
     library = compiler.load(THREADS, (), ("threads",))
     library.threads.restype = ctypes.c_int64
-    plan = plan_memory(program, workspace)
-    scratch: int = generate(program, plan).scratch * library.threads()
+    plan, generated = _lower(program)
+    scratch: int = generated.scratch * library.threads()
     return _memory(program, plan, scratch)
+
+
+def _lower(program: Program, guard: int = 0) -> Lowered:
+    plan = plan_memory(program, workspace, guard)
+    return Lowered(plan, generate(program, plan))
 
 
 def _memory(program: Program, plan: MemoryPlan, scratch: int) -> Memory:

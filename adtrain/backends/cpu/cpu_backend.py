@@ -15,7 +15,7 @@ import numpy as np
 from adtrain import passes
 from adtrain.backends.cpu import compiled_program, compiler, numpy_program
 from adtrain.backends.cpu.codegen import supported
-from adtrain.backends.cpu.compiled_program import CompiledProgram
+from adtrain.backends.cpu.compiled_program import CompiledProgram, Lowered
 from adtrain.backends.cpu.compiler import CompilerError
 from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
 from adtrain.core import dlpack, poison
@@ -61,15 +61,16 @@ class CpuBackend:
         return 0
 
     def lowering_key(self) -> str | None:
+        """Empty: a `Lowered` depends on the Program alone. None while memory is poisoned: its plan has guard zones."""
         return None if poison.active() else ""
 
-    def compile(self, program: Program, lowered: Any = None) -> Executable:
-        if lacking := _without_kernel(program):
+    def compile(self, program: Program, lowered: Lowered | None = None) -> Executable:
+        if lowered is None and (lacking := _without_kernel(program)):
             shapes = ", ".join(str(v.type) for v in lacking.inputs)
             _say_once(f"adtrain: {lacking.primitive.name} of {shapes} has no compiled kernel; running on NumPy")
             return NumpyProgram(program)
         try:
-            return CompiledProgram(program)
+            return CompiledProgram(program, lowered)
         except CompilerError as error:
             _say_once(f"adtrain: {error}; running on NumPy")
             return NumpyProgram(program)
