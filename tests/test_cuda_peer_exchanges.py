@@ -25,6 +25,7 @@ from adtrain.core.program import Equation, Program
 from adtrain.core.staging import Pass
 from adtrain.core.target import H200
 from adtrain.passes import fuse_exchanges
+from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.plan_memory import Place, nbytes, plan_memory
 from adtrain.training.preparation import outline
 
@@ -125,6 +126,20 @@ def test_small_loops_and_gathers_of_a_repeated_step_share_launches(name: str, la
         return sum(not placed.equation.is_view for placed in repeated)
 
     assert on_ranks(2, count) == [launches] * 2
+
+
+def test_other_exchanges_have_ended_when_the_launch_with_updates_begins(tmp_path: Path) -> None:
+    layers = "model.layers=[{linear: 256}, {batch_norm1d: {sync: true}}, relu, {linear: 3}]"
+
+    def check(rank: ThreadRank) -> None:
+        program = step(write_config(tmp_path / str(rank.rank)), layers)
+        begun = [e.outputs[0] for e in program.equations if e.has(Trait.COLLECTIVE)]
+        names = [e.primitive.name for e in program.equations]
+        before = program.equations[: names.index("peer_exchanges")]
+        assert begun
+        assert set(begun) == {e.inputs[0] for e in before if e.primitive is exchange_done_p}
+
+    on_ranks(2, check)
 
 
 @pytest.mark.parametrize(("setting", "limit"), [("training.clip_norm=1.0", SLOT_BYTES), ("data.shards=2", 1 << 20)])
