@@ -15,7 +15,8 @@ from adtrain.core.fused import loops_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.arena import ALIGNMENT
 from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.plan_memory import MemoryPlan, nbytes
+from adtrain.passes.places import nbytes
+from adtrain.passes.plan_memory import MemoryPlan
 
 
 class Bytes(NamedTuple):

@@ -26,7 +26,8 @@ from adtrain.core.staging import Pass
 from adtrain.core.target import H200
 from adtrain.passes import fuse_exchanges
 from adtrain.passes.place_collectives import exchange_done_p
-from adtrain.passes.plan_memory import Place, nbytes, plan_memory
+from adtrain.passes.places import Place, nbytes
+from adtrain.passes.plan_memory import plan_memory
 from adtrain.training.preparation import outline
 
 __all__ = ["host"]

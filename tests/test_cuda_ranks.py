@@ -32,7 +32,8 @@ from adtrain.passes import (
 )
 from adtrain.passes.batch_prefetch import prefetch_batch
 from adtrain.passes.place_collectives import exchange_done_p
-from adtrain.passes.plan_memory import Place, plan_memory
+from adtrain.passes.places import Place
+from adtrain.passes.plan_memory import plan_memory
 from adtrain.training.experiment import LOG_ROWS
 from adtrain.training.preparation import outline
 from adtrain.training.step import empty_log

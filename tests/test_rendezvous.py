@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adtrain.core.errors import AdtrainError
-from adtrain.distributed import rendezvous, tcp
+from adtrain.distributed import rendezvous, shared_memory
 from adtrain.distributed.rendezvous import first_host, meeting
 from adtrain.distributed.tcp import TcpCommunicator
 
@@ -58,27 +59,16 @@ def ranks() -> Iterator[dict[int, list[TcpCommunicator]]]:
         yield jobs
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
 @given(size=st.sampled_from([2, 8]), length=st.sampled_from([0, 1, 3, 1000, 300_000, 2_500_000]))
 @settings(max_examples=12)
-def test_exchanges_are_those_of_numpy(
-    ranks: dict[int, list[TcpCommunicator]], in_memory: bool, size: int, length: int
-) -> None:
-    """Through the memory that ranks of a host share, and through sockets alone."""
+def test_exchanges_are_those_of_numpy(ranks: dict[int, list[TcpCommunicator]], size: int, length: int) -> None:
     length = length if size == 2 else length // 8
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tcp, "SHARED_BYTES", 1 if in_memory else 1 << 40)
-        _check_exchanges(ranks[size], length)
-
-
-def _check_exchanges(ranks: list[TcpCommunicator], length: int) -> None:
-    size = len(ranks)
     sent = np.random.default_rng(length).integers(0, 256, (size, size, length), np.uint8)
     gathered, exchanged = np.empty((size, *sent.shape), np.uint8), np.empty_like(sent)
 
     def run(rank: int) -> None:
-        ranks[rank].all_gather(sent[rank], gathered[rank])
-        ranks[rank].all_to_all(sent[rank], exchanged[rank])
+        ranks[size][rank].all_gather(sent[rank], gathered[rank])
+        ranks[size][rank].all_to_all(sent[rank], exchanged[rank])
 
     on_threads(size, run)
     assert all((x == sent).all() for x in gathered)
@@ -86,7 +76,27 @@ def _check_exchanges(ranks: list[TcpCommunicator], length: int) -> None:
 
 
 def test_ranks_of_a_host_share_memory(ranks: dict[int, list[TcpCommunicator]]) -> None:
-    assert all(link.memory is not None for rank in ranks[8] for link in rank.links.values())
+    def run(rank: int) -> bytes:
+        memory = ranks[8][rank].shared_memory(8)
+        assert memory is not None
+        memory[rank] = rank
+        ranks[8][rank].all_gather(np.zeros(1), np.zeros(8))
+        return memory.tobytes()
+
+    assert all(rank.shares_memory for rank in ranks[8])
+    assert on_threads(8, run) == [bytes(range(8))] * 8
+
+
+@pytest.mark.parametrize("fails", ["create", "open"])
+def test_all_ranks_know_if_one_cannot_share_memory(
+    ranks: dict[int, list[TcpCommunicator]], fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no such system call, or the path of rank 0 leads to nothing, as on another host."""
+    if fails == "create":
+        monkeypatch.delattr(os, "memfd_create")
+    else:
+        monkeypatch.setattr(shared_memory, "_opened", lambda path, size, mark: None)
+    assert on_threads(2, lambda rank: ranks[2][rank].shared_memory(8)) == [None, None]
 
 
 @pytest.mark.parametrize("of_torchrun", [False, True])

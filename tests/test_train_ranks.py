@@ -51,7 +51,9 @@ CASES = {
 }  # fmt: skip
 
 
-def trained(path: Path, ranks: int, settings: Sequence[str]) -> list[tuple[bytes, training.Result]]:
+def trained(
+    path: Path, ranks: int, settings: Sequence[str], shares_memory: bool = False
+) -> list[tuple[bytes, training.Result]]:
     """The bytes of model.safetensors, and the result, of each rank."""
 
     def run(rank: ThreadRank) -> tuple[bytes, training.Result]:
@@ -59,14 +61,15 @@ def trained(path: Path, ranks: int, settings: Sequence[str]) -> list[tuple[bytes
         result = training.run(experiment)
         return model_file.encode(experiment, result.state), result
 
-    return on_ranks(ranks, run)
+    return on_ranks(ranks, run, shares_memory)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_number_of_ranks_gives_the_same_bytes_and_scores(tmp_path: Path, case: str) -> None:
     shards, numbers, settings = CASES[case]
     path = write_config(tmp_path)
-    runs = [trained(path, ranks, [*settings, f"data.shards={shards}"]) for ranks in numbers]
+    settings = [*settings, f"data.shards={shards}"]
+    runs = [trained(path, ranks, settings, shares) for ranks in numbers for shares in sorted({False, ranks > 1})]
     (expected, first), *others = [rank for run in runs for rank in run]
     for content, result in others:
         assert content == expected
@@ -160,7 +163,7 @@ def test_a_run_resumed_on_other_numbers_of_ranks_continues_with_the_same_bytes(t
         return model_file.encode(experiment, result.state)
 
     for ranks, steps in ((2, 4), (1, 9), (2, 1000)):
-        found = on_ranks(ranks, lambda rank, steps=steps: part(rank, steps))  # type: ignore[misc]
+        found = on_ranks(ranks, lambda rank, steps=steps: part(rank, steps), ranks > 1)  # type: ignore[misc]
         assert (folder / LAST).exists()
     assert found == [expected] * 2
 

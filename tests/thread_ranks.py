@@ -26,9 +26,18 @@ class _Meeting:
 class ThreadRank:
     """The communicator of one thread. It records the name and the shape of each exchange."""
 
-    def __init__(self, meeting: _Meeting, rank: int) -> None:
+    entered = left = 0
+
+    def __init__(self, meeting: _Meeting, rank: int, shares_memory: bool) -> None:
+        self.shares_memory = shares_memory
         self.meeting, self.rank, self.size = meeting, rank, len(meeting.sent)
         self.recorded: list[tuple[str, tuple[int, ...]]] = []
+
+    def shared_memory(self, size: int) -> np.ndarray:
+        receive: list[Any] = [None] * self.size
+        self._exchange("shared_memory", np.zeros(size, np.uint8), receive, lambda x: x)
+        memory: np.ndarray = receive[0]
+        return memory
 
     def all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
         self._exchange("all_gather", send, receive, lambda x: x)
@@ -36,7 +45,7 @@ class ThreadRank:
     def all_to_all(self, send: np.ndarray, receive: np.ndarray) -> None:
         self._exchange("all_to_all", send, receive, lambda x: x[self.rank])
 
-    def _exchange(self, name: str, send: np.ndarray, receive: np.ndarray, part: Callable[[Any], Any]) -> None:
+    def _exchange(self, name: str, send: np.ndarray, receive: Any, part: Callable[[Any], Any]) -> None:
         self.recorded.append((name, send.shape))
         self.meeting.sent[self.rank] = send
         self.meeting.barrier.wait()
@@ -45,12 +54,15 @@ class ThreadRank:
         self.meeting.barrier.wait()
 
 
-def on_ranks(size: int, function: Callable[[ThreadRank], T]) -> list[T]:
-    """The result of `function` on each of `size` ranks. Raises what the first failing rank raised."""
+def on_ranks(size: int, function: Callable[[ThreadRank], T], shares_memory: bool = False) -> list[T]:
+    """The result of `function` on each of `size` ranks. Raises what the first failing rank raised.
+
+    With `shares_memory`, exchanges of compiled Programs are those of ranks of one host.
+    """
     meeting, found, errors = _Meeting(size), dict[int, T](), list[BaseException]()
 
     def run(rank: int) -> None:
-        member = ThreadRank(meeting, rank)
+        member = ThreadRank(meeting, rank, shares_memory)
         try:
             with communicator.using(member):
                 found[rank] = function(member)

@@ -20,10 +20,15 @@ class Communicator(Protocol):
     Attributes:
         rank: the number of this process, from 0.
         size: the number of ranks.
+        shares_memory: whether all ranks are on one host, and `shared_memory` returns memory.
+        entered, left: how many exchanges this rank has begun and ended, for the watchdog.
     """
 
     rank: int
     size: int
+    shares_memory: bool
+    entered: int
+    left: int
 
     def all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
         """``receive[r]`` becomes rank r's ``send``. Both are C-contiguous."""
@@ -33,17 +38,26 @@ class Communicator(Protocol):
         """``receive[r]`` becomes rank r's ``send[rank]``. Both are C-contiguous, with ``size`` items along axis 0."""
         ...
 
+    def shared_memory(self, size: int) -> np.ndarray | None:
+        """Zeros that all ranks read and write, uint8 (size,); None on all ranks if there is no such memory."""
+        ...
+
 
 class Alone:
     """The communicator of a job with one rank."""
 
     rank, size = 0, 1
+    shares_memory = False
+    entered = left = 0
 
     def all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
         receive[0] = send
 
     def all_to_all(self, send: np.ndarray, receive: np.ndarray) -> None:
         receive[:] = send
+
+    def shared_memory(self, size: int) -> None:
+        pass
 
 
 class _Current(threading.local):

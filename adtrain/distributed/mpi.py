@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.errors import AdtrainError
+from adtrain.distributed.shared_memory import common_memory
 
 ADVICE = "pip install 'adtrain[mpi]'"
 
@@ -24,6 +25,10 @@ class MpiCommunicator:
         self.rank: int = world.Get_rank()
         self.size: int = world.Get_size()
         self.entered = self.left = 0
+        self.shares_memory = self.shared_memory(1) is not None
+
+    def shared_memory(self, size: int) -> np.ndarray | None:
+        return common_memory(self, size)
 
     def all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
         self.entered += 1

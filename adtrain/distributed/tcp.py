@@ -1,4 +1,4 @@
-"""Exchanges over TCP, and through shared memory between ranks of a host; without MPI.
+"""Exchanges over TCP, without MPI.
 
 The number of ranks is a power of two. Both exchanges take log2(ranks) rounds. In each a rank swaps bytes with the rank
 whose number differs in one bit. This is recursive doubling for all-gather, and the hypercube's algorithm for all-to-all
@@ -16,10 +16,8 @@ import numpy as np
 
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.distributed.rendezvous import Meeting, Peer, meet
-from adtrain.distributed.shared_memory import HALF_BYTES, SharedMemory, shared
+from adtrain.distributed.shared_memory import common_memory
 
-SHARED_BYTES = 16 << 10
-"""From this size on, two ranks of a host exchange through memory that they share."""
 WATCHDOG_SECONDS = 5.0
 """How long a rank waits after its partner is gone: the watchdog ends the job and reports the reason."""
 
@@ -42,10 +40,14 @@ class TcpCommunicator:
         listener, peers = meet(where, rank, size, timeout)
         with closing(listener):
             self.links = _connected(listener, peers, where, rank, timeout)
+        self.shares_memory = self.shared_memory(1) is not None
 
     def close(self) -> None:
         for link in self.links.values():
             link.connection.close()
+
+    def shared_memory(self, size: int) -> np.ndarray | None:
+        return common_memory(self, size)
 
     def all_gather(self, send: np.ndarray, receive: np.ndarray) -> None:
         self.entered += 1
@@ -81,31 +83,16 @@ class _Link:
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self.connection, self.peer = connection, peer
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.memory = shared(connection)
-        self.half = 0
         connection.setblocking(False)
         self.poll = select.poll()
 
     def swap(self, send: np.ndarray, receive: np.ndarray) -> None:
         """Send and receive at the same time. Raises DeviceError: the other rank is gone."""
-        sent, received = _bytes(send), _bytes(receive)
         try:
-            if self.memory is None or len(sent) < SHARED_BYTES:
-                self._swap(sent.data, received.data)
-                return
-            for start in range(0, len(sent), HALF_BYTES):
-                part = slice(start, start + HALF_BYTES)
-                self._copy(self.memory, sent[part], received[part])
+            self._swap(_bytes(send).data, _bytes(receive).data)
         except OSError:
             sleep(WATCHDOG_SECONDS)
             raise DeviceError(f"the connection to {self.peer} is lost") from None
-
-    def _copy(self, memory: SharedMemory, send: np.ndarray, receive: np.ndarray) -> None:
-        """Swap at most HALF_BYTES through shared memory."""
-        memory.own[self.half, : len(send)] = send
-        self._swap(memoryview(b"w"), memoryview(bytearray(1)))
-        receive[:] = memory.other[self.half, : len(receive)]
-        self.half = 1 - self.half
 
     def _swap(self, send: memoryview, receive: memoryview) -> None:
         while len(send) or len(receive):

@@ -16,7 +16,7 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.groups import Groups
 from adtrain.passes.join_horizontals import join_loops, merge_independent
-from adtrain.passes.plan_memory import nbytes
+from adtrain.passes.places import nbytes
 
 VECTOR = 16
 """Bytes: slices of vectors must be multiples."""

@@ -15,7 +15,7 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.views import concat_view_p, subview_p
 from adtrain.passes.arena import ALIGNMENT
 from adtrain.passes.fuse_elementwise import is_loops
-from adtrain.passes.plan_memory import nbytes
+from adtrain.passes.places import nbytes
 
 
 def place_views(program: Program) -> Program:

@@ -10,26 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from adtrain.core.fused import FUSED, exchanged_update_p, loops_p, per_member_p
+from adtrain.core.communicator import Communicator
+from adtrain.core.fused import loops_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena
 from adtrain.passes.fuse_elementwise import elementwise
-
-
-class Place(NamedTuple):
-    """The memory of a value.
-
-    ``where`` is "input", "constant" or "output", and ``at`` its number; or "arena", and ``at`` the offset in bytes.
-    A part of an input, constant or output begins ``offset`` bytes after its start.
-    """
-
-    where: str
-    at: int
-    offset: int = 0
+from adtrain.passes.place_exchanges import SlotPlanner, Slots
+from adtrain.passes.places import Place, nbytes, overwrites
 
 
 @dataclass(frozen=True)
@@ -43,6 +33,7 @@ class MemoryPlan:
         separate_bytes: size of the arena's values without sharing.
         in_place: outputs that overwrite a donated input, and that input.
         parts: values whose memory lies inside of another value's.
+        slots: of exchanges in the memory that ranks share; None where they share none.
     """
 
     places: dict[Variable, Place]
@@ -51,31 +42,39 @@ class MemoryPlan:
     separate_bytes: int
     in_place: dict[Variable, Variable]
     parts: frozenset[Variable]
+    slots: Slots | None
 
     @property
     def part_places(self) -> list[Place]:
-        """The places inside of an input, constant or output, after its first byte. Each is listed once."""
+        """The places in shared memory, and inside of an input, constant or output, after its first byte. Each is listed
+        once."""
         return list(dict.fromkeys(place for place in self.places.values() if place.offset))
-
-
-def nbytes(v: Variable) -> int:
-    return v.size * v.type.dtype.itemsize
 
 
 def no_workspace(equation: Equation) -> int:
     return 0
 
 
-def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_workspace, guard: int = 0) -> MemoryPlan:
+def plan_memory(
+    program: Program,
+    workspace: Callable[[Equation], int] = no_workspace,
+    guard: int = 0,
+    ranks: Communicator | None = None,
+) -> MemoryPlan:
     """Plan ``program`` in the order of its equations; ``workspace`` returns the scratch bytes of an equation.
 
     With ``guard``, a multiple of the alignment, so many bytes before and after each value in the arena belong to no
-    other value at any time.
+    other value at any time. With ``ranks``, these share memory.
     """
     last_use = {v: i for i, e in enumerate(program.equations) for v in e.inputs}
     last_use |= dict.fromkeys(program.outputs, len(program.equations))
     in_place = _donated(program)
-    root, offset = _shared(program, in_place)
+    root, offset = _owners(program, in_place)
+    places = {v: Place("input", i) for i, v in enumerate(program.inputs)}
+    places |= {v: Place("constant", i) for i, v in enumerate(program.constants)}
+    for i, v in enumerate(program.outputs):
+        places.setdefault(root[v], Place("output", i))
+    slots = None if ranks is None else SlotPlanner(program, ranks, root, offset, places).plan()
     first_write: dict[Variable, int] = {}
     for i, e in enumerate(program.equations):
         for v in e.outputs:
@@ -84,10 +83,6 @@ def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_work
     for v, r in root.items():
         ends[r] = max(ends.get(r, -1), last_use.get(v, -1))
 
-    places = {v: Place("input", i) for i, v in enumerate(program.inputs)}
-    places |= {v: Place("constant", i) for i, v in enumerate(program.constants)}
-    for i, v in enumerate(program.outputs):
-        places.setdefault(root[v], Place("output", i))
     _reuse_arguments(program, root, ends, places)
 
     arena = Arena()
@@ -106,10 +101,11 @@ def plan_memory(program: Program, workspace: Callable[[Equation], int] = no_work
         separate_bytes=sum(request.size for request in arena.requests),
         in_place=in_place,
         parts=frozenset(offset),
+        slots=slots,
     )
 
 
-def _shared(
+def _owners(
     program: Program, in_place: dict[Variable, Variable]
 ) -> tuple[dict[Variable, Variable], dict[Variable, int]]:
     """For each variable the one whose memory it has; for subviews also their first byte in that memory."""
@@ -136,7 +132,7 @@ def _shared(
 
 def _at_offset(place: Place, offset: int) -> Place:
     """The place `offset` bytes after the start of `place`."""
-    return Place("arena", place.at + offset) if place.where == "arena" else place._replace(offset=offset)
+    return Place("arena", place.at + offset) if place.where == "arena" else place._replace(offset=place.offset + offset)
 
 
 def pair_donated(program: Program) -> dict[Variable, Variable]:
@@ -177,32 +173,6 @@ def _donated(program: Program) -> dict[Variable, Variable]:
         if (writer, donated) not in read_by_view and overwrites(program.equations[writer], donated, out):
             found[out] = donated
     return found
-
-
-def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
-    """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
-    if equation.primitive is per_member_p:
-        return _overwrites_members(equation, argument, result)
-    if equation.primitive is exchanged_update_p:  # of the parameters it reads the own slice only, by element
-        return argument.type == result.type
-    if equation.primitive in FUSED and equation.primitive is not loops_p:
-        readers = equation.params["body"].readers.get(argument, ())
-        if len(readers) == 1 and result in readers[0].outputs:
-            return overwrites(readers[0], argument, result)
-        return not readers
-    if argument not in equation.inputs:
-        return True
-    return (elementwise(equation) or equation.primitive is loops_p) and argument.type == result.type
-
-
-def _overwrites_members(equation: Equation, argument: Variable, result: Variable) -> bool:
-    """`overwrites` for a `per_member` equation: a member reads and writes its own part of both."""
-    body: Program = equation.params["body"]
-    at = [i for i, v in enumerate(equation.inputs) if v is argument]
-    own = body.outputs[equation.outputs.index(result)]
-    return all(
-        equation.params["mapped"][i] and all(overwrites(e, body.inputs[i], own) for e in body.equations) for i in at
-    )
 
 
 def _reuse_arguments(

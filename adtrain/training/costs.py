@@ -13,7 +13,7 @@ from adtrain.core.costs import costs
 from adtrain.core.primitive import Cost
 from adtrain.core.program import Equation, Program
 from adtrain.passes import SIMPLIFY, fuse
-from adtrain.passes.plan_memory import nbytes
+from adtrain.passes.places import nbytes
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.memory import StepMemory, step_memory
 

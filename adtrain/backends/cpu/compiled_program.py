@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from sys import getrefcount
 from threading import Lock
@@ -16,6 +17,7 @@ import numpy as np
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import Generated, generate, workspace
 from adtrain.backends.cpu.numpy_program import NumpyProgram
+from adtrain.backends.cpu.rank_memory import RankMemory, barrier
 from adtrain.backends.cpu.threads import require_threads
 from adtrain.core import aligned, communicator, poison
 from adtrain.core.aligned import address
@@ -24,7 +26,8 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.timeline import during
-from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes, plan_memory
+from adtrain.passes.places import Place, nbytes
+from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 
 PAGE = 4096
 THREADS = "#include <omp.h>\n#include <stdint.h>\n\nint64_t threads(void) { return omp_get_max_threads(); }\n"
@@ -33,7 +36,8 @@ THREADS = "#include <omp.h>\n#include <stdint.h>\n\nint64_t threads(void) { retu
 class Lowered(NamedTuple):
     """A Program as it is kept: the places of its values, and its C source.
 
-    Both depend on the Program alone, not on the number of threads, the processor or the compiler.
+    Both depend on the Program and on the ranks that share memory, not on the number of threads, the processor or the
+    compiler.
     """
 
     plan: MemoryPlan
@@ -58,6 +62,8 @@ class CompiledProgram:
         self.checked = generated.checked
         with during("compile"):
             library = compiler.load(generated.text, generated.sources, (*generated.entries, "threads"))
+            if self.plan.slots is not None:
+                barrier()
         self.calls = [getattr(library, entry) for entry in generated.entries]
         for function in (*self.calls, library.threads):
             function.restype = ctypes.c_int64
@@ -85,8 +91,10 @@ class CompiledProgram:
 
         places = [self.plan.places[v] for v in program.outputs]
         assert not any(place.offset for place in places)
+        self.rank_memory: RankMemory | None = None
+        self.in_slots = self.plan.slots.inputs if self.plan.slots else {}
         overwritten = set(self.plan.in_place.values())
-        self.overwritten = [i for i, v in enumerate(program.inputs) if v in overwritten]
+        self.overwritten = [i for i, v in enumerate(program.inputs) if v in overwritten and i not in self.in_slots]
         self.fresh = [(at, program.outputs[at].type) for at in {x.at for x in places if x.where == "output"}]
         self.repeats = program.carries and places == [Place("input", i) for i in _donated(program)]
         self.results = [(x.where, x.at, v.type.shape) for x, v in zip(places, program.outputs, strict=True)]
@@ -101,7 +109,9 @@ class CompiledProgram:
             return self._run(buffers, timed, times)
 
     def _run(self, buffers: list[np.ndarray], timed: bool, times: int) -> tuple[Sequence[np.ndarray], Sequence[float]]:
-        io, known = self.io, self.known
+        io, known, rank_memory = self.io, self.known, self._rank_memory()
+        if rank_memory is not None:
+            rank_memory.fill(buffers)
         for i in self.overwritten:
             # References of our own: the list's, getrefcount's, and perhaps that of the last run. Any other one, or a
             # view, must not see the array change.
@@ -121,10 +131,14 @@ class CompiledProgram:
             io[self.first_output + i] = address(fresh[i])
         seconds = ctypes.c_void_p(address(self.seconds) if timed else None)
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
+        if rank_memory is not None:
+            sources["shared"] = [rank_memory.memory]
         for i, (where, at, offset) in enumerate(self.part_places, self.first_part):
             io[i] = address(sources[where][at]) + offset
         exchanges = [self._exchange(i, sources) for i in self.exchanges]
         for _ in range(times):
+            if rank_memory is not None:
+                rank_memory.meet()  # all have read what is in the slots
             for call, exchange in zip_longest(self.calls, exchanges):
                 failed = call(*self.arguments, seconds)
                 if failed:
@@ -133,21 +147,34 @@ class CompiledProgram:
                     exchange()
         if self.guard:
             self._check_guards(allocated)
-        results = [sources[where][at] for where, at, _ in self.results]
+        results = [
+            aligned.copy(buffers[at]) if where == "input" and at in self.in_slots else sources[where][at]
+            for where, at, _ in self.results
+        ]
         for i, (_, _, shape) in enumerate(self.results):
             if results[i].shape != shape:
                 results[i] = results[i].reshape(shape)
         return results, self.seconds.tolist() if timed else ()
 
+    def _rank_memory(self) -> RankMemory | None:
+        """The memory that the Program shares with other ranks, which all ranks make in its first run."""
+        if self.rank_memory is None and self.plan.slots is not None:
+            self.rank_memory = RankMemory(self.program, self.plan.slots, communicator.current())
+        return self.rank_memory
+
     def _exchange(self, number: int, sources: Mapping[str, Any]) -> Callable[[], None]:
         """The exchange of an equation, between the places of its argument and its result."""
         equation, ranks = self.program.equations[number], communicator.current()
-        method = ranks.all_gather if equation.primitive.name == "all_gather" else ranks.all_to_all
         send, receive = (self._array(v, sources) for v in (*equation.inputs, *equation.outputs))
+        if self.rank_memory is not None:
+            exchange = self.rank_memory.exchange(number, send, receive)
+        else:
+            method = ranks.all_gather if equation.primitive.name == "all_gather" else ranks.all_to_all
+            exchange = partial(method, send, receive)
 
         def run() -> None:
             started = perf_counter()
-            method(send, receive)
+            exchange()
             self.seconds[number] = perf_counter() - started
 
         return run
@@ -177,7 +204,7 @@ class CompiledProgram:
 
     def _index_error(self, equation: Equation, buffers: list[np.ndarray]) -> ShapeError:
         place = f" (in {equation.scope})" if equation.scope else ""
-        if not self.overwritten:  # the inputs are as they were: the NumPy references find the index
+        if not (self.overwritten or self.exchanges):  # the inputs are as they were: NumPy references find the index
             try:
                 NumpyProgram(self.program).run(list(buffers))
             except ShapeError as error:
@@ -198,13 +225,16 @@ def memory(program: Program) -> Memory:
 
 
 def _lower(program: Program, guard: int = 0) -> Lowered:
-    plan = plan_memory(program, workspace, guard)
+    """If the Program has exchanges, and all ranks are on this host, they share memory."""
+    ranks = communicator.current()
+    shares = ranks.shares_memory and any(e.has(Trait.COLLECTIVE) for e in program.equations)
+    plan = plan_memory(program, workspace, guard, ranks if shares else None)
     return Lowered(plan, generate(program, plan))
 
 
 def _memory(program: Program, plan: MemoryPlan, scratch: int) -> Memory:
     fresh = {v for v in program.outputs if plan.places[v].where == "output"}
-    beside = sum(map(nbytes, (*program.constants, *fresh)))
+    beside = sum(map(nbytes, (*program.constants, *fresh))) + (plan.slots.size if plan.slots else 0)
     return Memory(plan.arena_bytes + beside, plan.separate_bytes + beside, scratch)
 
 

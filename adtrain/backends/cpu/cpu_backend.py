@@ -18,7 +18,7 @@ from adtrain.backends.cpu.codegen import supported
 from adtrain.backends.cpu.compiled_program import CompiledProgram, Lowered
 from adtrain.backends.cpu.compiler import CompilerError
 from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
-from adtrain.core import dlpack, poison
+from adtrain.core import communicator, dlpack, poison
 from adtrain.core.backend import Executable, Memory
 from adtrain.core.errors import OutOfMemory
 from adtrain.core.fused import FUSED, body_of
@@ -61,8 +61,13 @@ class CpuBackend:
         return 0
 
     def lowering_key(self) -> str | None:
-        """Empty: a `Lowered` depends on the Program alone. None while memory is poisoned: its plan has guard zones."""
-        return None if poison.active() else ""
+        """The ranks that share memory: what a `Lowered` depends on beside the Program.
+
+        None while memory is poisoned: its plan has guard zones.
+        """
+        ranks = communicator.current()
+        shared = f"rank {ranks.rank} of {ranks.size}" if ranks.shares_memory else ""
+        return None if poison.active() else shared
 
     def compile(self, program: Program, lowered: Lowered | None = None) -> Executable:
         if lowered is None and (lacking := _without_kernel(program)):

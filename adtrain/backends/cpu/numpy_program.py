@@ -15,7 +15,7 @@ from adtrain.core.errors import ShapeError
 from adtrain.core.fused import FUSED
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
-from adtrain.passes.plan_memory import nbytes
+from adtrain.passes.places import nbytes
 
 
 class NumpyProgram:

@@ -25,7 +25,8 @@ from adtrain.export.c.text import statement
 from adtrain.export.c.training_equations import WRITERS, Statement, is_loops
 from adtrain.passes import SIMPLIFY, fuse_elementwise, readers_first
 from adtrain.passes.arena import Arena
-from adtrain.passes.plan_memory import nbytes, plan_memory
+from adtrain.passes.places import nbytes
+from adtrain.passes.plan_memory import plan_memory
 from adtrain.training import Experiment
 from adtrain.training.step import TrainState
 

@@ -22,7 +22,7 @@ from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena, aligned
 from adtrain.passes.batchwise import Batchwise, batchwise, item_kernel
 from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.plan_memory import nbytes
+from adtrain.passes.places import nbytes
 
 PARTS, PARTS_OF_LARGE = 16, 8
 """Parts of a sum over items, in general and of LARGE_SUM bytes or more."""

@@ -25,7 +25,8 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batchwise import batchwise, kernels
 from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes
+from adtrain.passes.places import Place, nbytes
+from adtrain.passes.plan_memory import MemoryPlan
 
 HEAD = """#include <omp.h>
 #include <time.h>
@@ -266,7 +267,9 @@ def _alone(equation: Equation) -> bool:
 
 def _range(v: Variable, plan: MemoryPlan) -> Range:
     """The memory of a variable. An argument or result is one unit."""
-    where, at, _ = plan.places[v]
+    where, at, offset = plan.places[v]
+    if where == "shared":
+        return Range((where, offset), (where, offset + nbytes(v)))
     return Range((where, at), (where, at + (nbytes(v) if where == "arena" else 1)))
 
 

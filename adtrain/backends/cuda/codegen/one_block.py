@@ -17,7 +17,7 @@ from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.lowering.shapes import contiguous_strides
 from adtrain.passes.arena import Arena
-from adtrain.passes.plan_memory import nbytes
+from adtrain.passes.places import nbytes
 
 WARP = 32
 MAX_THREADS = 1024

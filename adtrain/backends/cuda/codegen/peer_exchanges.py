@@ -17,7 +17,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
-from adtrain.passes.plan_memory import nbytes
+from adtrain.passes.places import nbytes
 
 HEADERS = ("index/peer_exchanges.cuh",)
 VECTOR = 16

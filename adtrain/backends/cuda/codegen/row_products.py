@@ -21,7 +21,7 @@ from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_horizontally import is_product
 from adtrain.passes.fuse_row_products import ROWS, STEP, row_count, sequence_length, shared_by_blocks
-from adtrain.passes.plan_memory import nbytes
+from adtrain.passes.places import nbytes
 
 THREADS = 512
 """Threads of a block."""

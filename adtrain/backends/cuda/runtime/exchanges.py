@@ -15,7 +15,7 @@ from adtrain.core import communicator
 from adtrain.core.backend import KernelRun
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
-from adtrain.passes.plan_memory import nbytes
+from adtrain.passes.places import nbytes
 
 REPEATS = 20
 """Exchanges of one measurement."""

@@ -9,7 +9,8 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.backend import Memory
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batch_prefetch import PrefetchedRuns, prefetch_batch
-from adtrain.passes.plan_memory import MemoryPlan, Place, nbytes, plan_memory
+from adtrain.passes.places import Place, nbytes
+from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 
 
 class PlacedEquation(NamedTuple):

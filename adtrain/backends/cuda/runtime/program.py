@@ -26,7 +26,7 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.timeline import during
 from adtrain.core.types import ArrayType
 from adtrain.passes.place_collectives import exchange_done_p
-from adtrain.passes.plan_memory import nbytes
+from adtrain.passes.places import nbytes
 
 if TYPE_CHECKING:
     from adtrain.backends.cuda.backend import Buffer, CudaBackend

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.core.program import Equation
 from adtrain.passes.arena import ALIGNMENT
-from adtrain.passes.plan_memory import nbytes
+from adtrain.passes.places import nbytes
 
 CHOICES = 3
 """Candidates of a library for one problem: the algorithms that it ranks first."""

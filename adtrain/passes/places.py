@@ -1,0 +1,52 @@
+"""Places: where the values of a Program are stored, and which of them may overwrite one another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from adtrain.core.fused import FUSED, exchanged_update_p, loops_p, per_member_p
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.fuse_elementwise import elementwise
+
+
+class Place(NamedTuple):
+    """The memory of a value.
+
+    ``where`` is "input", "constant" or "output", and ``at`` its number; or "arena", and ``at`` the offset in bytes; or
+    "shared", the memory that ranks share. A part of an input, constant or output, and a value in shared memory, begins
+    ``offset`` bytes after the start of the memory.
+    """
+
+    where: str
+    at: int
+    offset: int = 0
+
+
+def nbytes(v: Variable) -> int:
+    return v.size * v.type.dtype.itemsize
+
+
+def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
+    """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
+    if equation.primitive is per_member_p:
+        return _overwrites_members(equation, argument, result)
+    if equation.primitive is exchanged_update_p:  # of the parameters it reads the own slice only, by element
+        return argument.type == result.type
+    if equation.primitive in FUSED and equation.primitive is not loops_p:
+        readers = equation.params["body"].readers.get(argument, ())
+        if len(readers) == 1 and result in readers[0].outputs:
+            return overwrites(readers[0], argument, result)
+        return not readers
+    if argument not in equation.inputs:
+        return True
+    return (elementwise(equation) or equation.primitive is loops_p) and argument.type == result.type
+
+
+def _overwrites_members(equation: Equation, argument: Variable, result: Variable) -> bool:
+    """`overwrites` for a `per_member` equation: a member reads and writes its own part of both."""
+    body: Program = equation.params["body"]
+    at = [i for i, v in enumerate(equation.inputs) if v is argument]
+    own = body.outputs[equation.outputs.index(result)]
+    return all(
+        equation.params["mapped"][i] and all(overwrites(e, body.inputs[i], own) for e in body.equations) for i in at
+    )
