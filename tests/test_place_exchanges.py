@@ -66,6 +66,12 @@ def unaligned(x: Any) -> Any:
     return x * 0.5 + ops.sum(received[0]) * received[1][0] + ops.sum(received[2])
 
 
+def joined(x: Any) -> Any:
+    """Received values that `place_views` puts behind one another."""
+    received = vector(ops.all_gather(ops.sin(x))), vector(ops.all_to_all(ops.cos(rows(x))))
+    return ops.flip(ops.concatenate([*received, ops.exp(-x)]))[LENGTH : 3 * LENGTH]
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "parameters": updated,
     "parameters that are read late": partial(updated, read_late=True),
@@ -74,6 +80,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "one exchange after another": lambda x: vector(ops.all_gather(ops.all_to_all(ops.sin(rows(x)))[1])),
     "parts of a cache line": unaligned,
     "the same twice": gathered_twice,
+    "parts of a concatenation": joined,
 }
 
 

@@ -71,7 +71,7 @@ class SlotPlanner:
             self.places[sent] = Place("shared", 0, slots.size + self.ranks.rank * row)
         read = [v for x in self.program.equations if not x.is_view for v in x.inputs if self.root[v] is received]
         inside = part and all(self.offset.get(v, 0) % part + nbytes(v) <= part for v in read)
-        if received not in self.places and inside and part % ALIGNMENT == 0:
+        if self._alone(received, e) and inside and part % ALIGNMENT == 0:
             self.places[received] = Place("shared", 0, slots.size + self.ranks.rank * part)
             found = {v: start for v, start in self.offset.items() if self.root[v] is received}
             self.offset.update({v: start // part * row + start % part for v, start in found.items()})
@@ -82,7 +82,7 @@ class SlotPlanner:
         row = nbytes(e.inputs[0])
         start = self.ranks.rank * row
         free = self._free(sent, row)
-        if received not in self.places:
+        if self._alone(received, e):
             self.places[received] = Place("shared", 0, slots.size)
         elif free and self._replaces(number, sent, received, start):
             slots.inputs[self.places[received].at] = slots.size
@@ -92,6 +92,10 @@ class SlotPlanner:
             moved = [v for v, r in self.root.items() if r is sent]
             self.root.update(dict.fromkeys(moved, received))
             self.offset.update({v: self.offset.get(v, 0) + start for v in moved})
+
+    def _alone(self, received: Variable, e: Equation) -> bool:
+        """Whether what an exchange receives can be in a slot: it is a root, and no part of a concatenation."""
+        return received is e.outputs[0] and received not in self.places
 
     def _free(self, sent: Variable, row: int) -> bool:
         """Whether a root can be computed in a row."""
@@ -105,7 +109,8 @@ class SlotPlanner:
         equations = self.program.equations
         writer = next((i for i, e in enumerate(equations) if sent in e.outputs and not e.is_view), -1)
         exchanges = [i for i, e in enumerate(equations[: max(writer, 0)]) if e.has(Trait.COLLECTIVE)]
-        if self.places[received].where != "input" or not exchanges:
+        place = self.places.get(received)
+        if place is None or place.where != "input" or not exchanges:
             return False
         between = [e for e in equations[exchanges[-1] : number] if not e.is_view]
         read = [(e, v) for e in between for v in e.inputs if self.root[v] is received]
