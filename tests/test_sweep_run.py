@@ -13,7 +13,7 @@ from sweep_runs import SGD, after, run, session
 
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.sweeps import ensemble, member_run
+from adtrain.sweeps import ensemble, member_run, wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, halving_epochs
@@ -62,8 +62,9 @@ def test_a_member_with_fewer_epochs_stays_while_others_are_worse(tmp_path: Path)
 
 
 def test_a_sweep_stopped_at_any_call_and_resumed_has_the_same_bytes(
-    tmp_path: Path, uninterrupted: tuple[Path, SweepResults]
+    tmp_path: Path, uninterrupted: tuple[Path, SweepResults], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(wave, "REPORT_SECONDS", 0.0)
     path, expected = uninterrupted
     found = session(tmp_path, SWEEP, *SETTINGS)
     for calls in (1, 4, 3, 7, 2, 5):
@@ -77,6 +78,7 @@ def test_a_sweep_stopped_at_any_call_and_resumed_has_the_same_bytes(
 def test_groups_side_by_side_stopped_at_any_call_and_resumed_have_the_same_bytes(
     tmp_path: Path, uninterrupted: tuple[Path, SweepResults], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(wave, "REPORT_SECONDS", 0.0)
     path, expected = uninterrupted
     found = session(tmp_path, SWEEP, *SETTINGS)
     inside: list[int] = []
