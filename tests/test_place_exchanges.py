@@ -92,15 +92,15 @@ def numbers(seed: int) -> ad.Array:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_are_those_of_exchanges_that_copy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are late by random times, before and after each barrier."""
-    meet = RankMemory.meet
+    barrier = RankMemory.barrier
 
     def late(self: RankMemory) -> None:
         delays = random.Random(f"{self.ranks.rank} {self.barriers}")
         sleep(delays.choice([0, 0, 0.003]))
-        meet(self)
+        barrier(self)
         sleep(delays.choice([0, 0, 0.003]))
 
-    monkeypatch.setattr(RankMemory, "meet", late)
+    monkeypatch.setattr(RankMemory, "barrier", late)
 
     def run(rank: ThreadRank) -> np.ndarray:
         staged, other = (stage(FUNCTIONS[name], PASSES, donate=(0,)) for _ in range(2))

@@ -17,7 +17,7 @@ import numpy as np
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import Generated, generate, workspace
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cpu.rank_memory import RankMemory, barrier
+from adtrain.backends.cpu.rank_memory import RankMemory, rank_barrier
 from adtrain.backends.cpu.threads import require_threads
 from adtrain.core import aligned, communicator, poison
 from adtrain.core.aligned import address
@@ -63,7 +63,7 @@ class CompiledProgram:
         with during("compile"):
             library = compiler.load(generated.text, generated.sources, (*generated.entries, "threads"))
             if self.plan.slots is not None:
-                barrier()
+                rank_barrier()
         self.calls = [getattr(library, entry) for entry in generated.entries]
         for function in (*self.calls, library.threads):
             function.restype = ctypes.c_int64
@@ -138,7 +138,7 @@ class CompiledProgram:
         exchanges = [self._exchange(i, sources) for i in self.exchanges]
         for _ in range(times):
             if rank_memory is not None:
-                rank_memory.meet()  # all have read what is in the slots
+                rank_memory.barrier()  # no rank writes a slot that another one still reads
             for call, exchange in zip_longest(self.calls, exchanges):
                 failed = call(*self.arguments, seconds)
                 if failed:
@@ -225,7 +225,7 @@ def memory(program: Program) -> Memory:
 
 
 def _lower(program: Program, guard: int = 0) -> Lowered:
-    """If the Program has exchanges, and all ranks are on this host, they share memory."""
+    """The memory plan and the C source. Ranks of one host share memory for the exchanges of the Program."""
     ranks = communicator.current()
     shares = ranks.shares_memory and any(e.has(Trait.COLLECTIVE) for e in program.equations)
     plan = plan_memory(program, workspace, guard, ranks if shares else None)

@@ -19,9 +19,9 @@ from adtrain.passes.places import nbytes
 
 
 @cache
-def barrier() -> Any:
-    """The C function `meet` of meet.h. Raises CompilerError."""
-    function = compiler.load('#include "meet.h"\n', (), ("meet",)).meet
+def rank_barrier() -> Any:
+    """The C function of rank_barrier.h. Raises CompilerError."""
+    function = compiler.load('#include "rank_barrier.h"\n', (), ("rank_barrier",)).rank_barrier
     function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint32]
     function.restype = ctypes.c_int64
     return function
@@ -48,17 +48,17 @@ class RankMemory:
             v = program.inputs[i]
             self.inputs[i] = memory[start : start + nbytes(v)].view(v.type.dtype).reshape(v.type.shape)
 
-    def meet(self) -> None:
-        """Wait until all ranks are here. The watchdog ends a process that waits for a dead rank."""
+    def barrier(self) -> None:
+        """Wait until all ranks have arrived. The watchdog ends a process that waits for a dead rank."""
         self.barriers += 1
         self.ranks.entered += 1
-        while not barrier()(*self.place, self.barriers):
+        while not rank_barrier()(*self.place, self.barriers):
             pass  # here Python may handle a signal
         self.ranks.left += 1
 
     def fill(self, buffers: list[np.ndarray]) -> None:
         """Copy the inputs that are in slots, and replace them in `buffers`."""
-        self.meet()  # all have read the last results
+        self.barrier()  # all have read the last results
         for i, x in self.inputs.items():
             np.copyto(x, buffers[i])  # all ranks write the same bytes
             buffers[i] = x
@@ -74,7 +74,7 @@ class RankMemory:
         def run() -> None:
             if copies_own:
                 own[...] = send
-            self.meet()
+            self.barrier()
             if copies_others:
                 receive[...] = others
 

@@ -15,9 +15,9 @@ static long futex(uint32_t *word, int operation, uint32_t value, const struct ti
     return syscall(SYS_futex, word, operation, value, timeout, NULL, 0);
 }
 
-/* Comes to barrier `number`, counted from 1, and waits for the other ranks. `arrived` has a counter for each rank. Returns
+/* Arrives at barrier `number`, counted from 1, and waits for the other ranks. `arrived` has a counter for each rank. Returns
    1 when all have come, and 0 after a second: call it again. */
-int64_t meet(uint32_t *arrived, int64_t rank, int64_t ranks, uint32_t number) {
+int64_t rank_barrier(uint32_t *arrived, int64_t rank, int64_t ranks, uint32_t number) {
     const struct timespec second = {1, 0};
     uint32_t *own = arrived + rank * STRIDE;
     __atomic_store_n(own, number, __ATOMIC_SEQ_CST);
