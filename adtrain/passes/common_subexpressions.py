@@ -9,7 +9,11 @@ from adtrain.core.program import Program, Variable
 
 
 def merge_common_subexpressions(program: Program) -> Program:
-    """Merge equations of equal primitive, inputs and parameters, and constants of equal elements."""
+    """Merge equations of equal primitive, inputs and parameters, and constants of equal elements.
+
+    Arrays that are filled with a value, such as the zeros between the parameters of a bucket, stay separate: each can
+    be written into the memory of another array (`place_views`).
+    """
     same: dict[Variable, Variable] = {}
     constants: dict[Variable, Any] = {}
     by_elements: dict[Any, Variable] = {}
@@ -24,7 +28,8 @@ def merge_common_subexpressions(program: Program) -> Program:
         inputs = tuple(same.get(v, v) for v in equation.inputs)
         # Compared by repr, because 0.0 == -0.0.
         key = (equation.primitive, inputs, tuple(sorted((name, repr(x)) for name, x in equation.params.items())))
-        found = known.setdefault(key, equation.outputs)
+        filled = equation.primitive.name == "full" and equation.outputs[0].type.shape != ()
+        found = equation.outputs if filled else known.setdefault(key, equation.outputs)
         if found is equation.outputs:
             equations.append(replace(equation, inputs=inputs))
         else:

@@ -16,6 +16,7 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import SLOT_BYTES
 from adtrain.backends.cuda.runtime import peer_memory
+from adtrain.backends.cuda.runtime.copy_engines import CopyEngines
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.dlpack_exchange import ALIGNMENT, Borrowed, DlpackExchange
 from adtrain.backends.cuda.runtime.errors import translated
@@ -84,7 +85,9 @@ class CudaBackend:
     @cached_property
     def exchanges(self) -> Exchanges:
         """The exchanges with the GPUs of other ranks. All ranks create them at the same time."""
-        return Exchanges(self.device, [Nccl(), *([self.peers] if self.peers else [])])
+        if self.peers is None:
+            return Exchanges(self.device, [Nccl()])
+        return Exchanges(self.device, [Nccl(), self.peers], CopyEngines(self.peers))
 
     def run(
         self,

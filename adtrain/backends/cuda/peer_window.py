@@ -30,6 +30,11 @@ def macros(ranks: int) -> dict[str, int]:
     }
 
 
+def copy_flags_at(ranks: int) -> int:
+    """The byte of a window where the flags of copy engines start: two for each rank."""
+    return macros(ranks)["FLAGS_AT"] + 4 * ranks * MAX_BLOCKS
+
+
 def window_bytes(ranks: int) -> int:
     """The size of a window."""
-    return macros(ranks)["FLAGS_AT"] + 4 * ranks * MAX_BLOCKS
+    return copy_flags_at(ranks) + 2 * 4 * ranks

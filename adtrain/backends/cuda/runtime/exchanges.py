@@ -9,6 +9,7 @@ import numpy as np
 import pycuda.driver as cuda
 from cuda.bindings import driver
 
+from adtrain.backends.cuda.runtime.copy_engines import MIN_BYTES, CopyEngines
 from adtrain.backends.cuda.runtime.device import NON_BLOCKING, Device
 from adtrain.backends.cuda.runtime.errors import checked, translated
 from adtrain.core import communicator
@@ -50,11 +51,12 @@ class Exchanges:
 
     Args:
         transports: of two that are equally fast the first is used.
+        copies: for long items, in memory that the peers can map.
     """
 
     @translated()
-    def __init__(self, device: Device, transports: Sequence[Transport]) -> None:
-        self.device, self.transports = device, transports
+    def __init__(self, device: Device, transports: Sequence[Transport], copies: CopyEngines | None = None) -> None:
+        self.device, self.transports, self.copies = device, transports, copies
         self.main = driver.CUstream(device.stream.handle)
         self.side = cuda.Stream(NON_BLOCKING)
         self.stream = driver.CUstream(self.side.handle)
@@ -63,8 +65,15 @@ class Exchanges:
             for name in ("all_gather", "all_to_all"):
                 self._seconds(transport, name, 64, 1)
 
-    def transport(self, name: str, size: int) -> Transport:
-        """The fastest transport for an exchange, by the times of rank 0."""
+    def transport(self, name: str, size: int, memory: Any = None, memory_bytes: int = 0) -> Transport:
+        """The copy engines for a long item, or the fastest transport for an exchange, by the times of rank 0.
+
+        Args:
+            memory: what `Device.reserve` returned, if the item lies in it.
+        """
+        if self.copies is not None and memory is not None and size >= MIN_BYTES:
+            self.copies.map(memory, memory_bytes)
+            return self.copies
         found = self.known.get((name, size))
         if found is None:
             possible = [x for x in self.transports if x.max_bytes is None or size <= x.max_bytes]
@@ -112,16 +121,20 @@ class Exchanges:
 
 
 class ExchangeWork:
-    """An exchange as the work of an equation; see `Runnable`."""
+    """An exchange as the work of an equation; see `Runnable`.
+
+    Args:
+        memory: what `Device.reserve` returned, if what is sent lies in it.
+    """
 
     scratch, checked = 0, False
 
-    def __init__(self, exchanges: Exchanges, equation: Equation) -> None:
+    def __init__(self, exchanges: Exchanges, equation: Equation, memory: Any = None, memory_bytes: int = 0) -> None:
         assert equation.has(Trait.COLLECTIVE)
         self.exchanges, self.name = exchanges, equation.primitive.name
         received = nbytes(equation.outputs[0])
         self.size = received // communicator.current().size
-        self.transport = exchanges.transport(self.name, self.size)
+        self.transport = exchanges.transport(self.name, self.size, memory, memory_bytes)
         self.kernels = [KernelRun(f"{self.transport.name} {self.name}", {"bytes": received})]
 
     def start(self, addresses: Sequence[int]) -> Any:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.backend import Memory
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batch_prefetch import PrefetchedRuns, prefetch_batch
 from adtrain.passes.places import Place, nbytes
@@ -100,6 +101,13 @@ class Layout:
             self._prefetch_swaps = [swap for swap in swaps if swap.read >= len(program.inputs)]
             self.overwritten.update(swap.read for swap in self.final_swaps)
             self.results = [Place("input", i) for i in donated]
+
+    @property
+    def sent_from_arena(self) -> set[Equation]:
+        """The exchanges whose argument lies in the arena in every run."""
+        first = self._starts["output"] + len(self.outputs)
+        steps = [x for part, _ in self.runs(2) for x in part if x.equation.has(Trait.COLLECTIVE)]
+        return {x.equation for x in steps} - {x.equation for x in steps if x.operands[0][0] < first}
 
     @property
     def memory(self) -> Memory:

@@ -44,22 +44,28 @@ class PeerMemory:
 
 def connected(device: Device) -> PeerMemory | None:
     """Map the windows of all ranks; None if a GPU cannot map another's. All ranks call it at the same time."""
-    ranks = communicator.current()
-    size = window_bytes(ranks.size)
-    own = device.reserve(size)
+    own = device.reserve(window_bytes(communicator.current().size))
     with translated():
-        cuda.memset_d8(int(own), 0, size)
+        cuda.memset_d8(int(own), 0, window_bytes(communicator.current().size))
         cuda.Context.synchronize()  # before a peer sets a flag
+    windows = mapped_by_all(own)
+    return None if windows is None else PeerMemory(device, windows)
+
+
+def mapped_by_all(own: Any) -> list[Any] | None:
+    """Memory of each rank, which this rank has mapped; None if a GPU cannot map another's.
+
+    All ranks call it at the same time. `own`, of this rank, comes from `Device.reserve`.
+    """
+    ranks = communicator.current()
     handle = np.zeros(0, np.uint8)
     with suppress(cuda.Error):
         handle = np.frombuffer(bytes(cuda.mem_get_ipc_handle(int(own))), np.uint8)
     hosts = communicator.gathered_texts(f"{socket.gethostname()} {len(handle)}")
     if len(set(hosts)) > 1 or not len(handle):
         return None
-    windows: list[Any] = []
+    found: list[Any] = []
     with suppress(cuda.Error):
         for rank, each in enumerate(communicator.all_gathered(handle)):
-            windows.append(own if rank == ranks.rank else cuda.IPCMemoryHandle(bytearray(each.tobytes())))
-    if not communicator.all_gathered(np.array([len(windows) == ranks.size])).all():
-        return None
-    return PeerMemory(device, windows)
+            found.append(own if rank == ranks.rank else cuda.IPCMemoryHandle(bytearray(each.tobytes())))
+    return found if communicator.all_gathered(np.array([len(found) == ranks.size])).all() else None

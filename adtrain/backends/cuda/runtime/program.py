@@ -145,7 +145,8 @@ class CudaProgram:
             for e in self.placed:
                 work: Runnable | ExchangeWork
                 if e.has(Trait.COLLECTIVE):
-                    work = ExchangeWork(self.backend.exchanges, e)
+                    memory = (self.arena, self.layout.arena_bytes) if e in self.layout.sent_from_arena else ()
+                    work = ExchangeWork(self.backend.exchanges, e, *memory)
                 else:
                     work = Runnable(self.device, self.lowering, e)
                 found[e] = work
