@@ -48,7 +48,8 @@ def step(name: str, *settings: str) -> Program:
 
 def placed_for_gpus() -> list[Pass]:
     passes = (*SIMPLIFY, *gpu_fusions(H200), join_one_blocks)
-    return [fold_collectives, partial(optimize_regions, passes=passes), place_collectives, place_views]
+    place = partial(place_collectives, early_updates=True)
+    return [fold_collectives, partial(optimize_regions, passes=passes), place, place_views]
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lenet5-augmented"])

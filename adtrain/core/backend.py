@@ -72,9 +72,14 @@ class Executable(Protocol):
 
 
 class Backend(Transfers, Protocol):
-    """A device: its memory, and how it runs primitives and Programs."""
+    """A device: its memory, and how it runs primitives and Programs.
+
+    Attributes:
+        overlaps_exchanges: whether kernels run while ranks exchange data.
+    """
 
     name: str
+    overlaps_exchanges: bool
 
     def run(
         self, primitive: Primitive, buffers: Sequence[Any], params: Mapping[str, Any], outputs: Sequence[ArrayType]

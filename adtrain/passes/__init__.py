@@ -153,6 +153,11 @@ def fuse_exchanges_of_device(program: Program) -> Program:
     return fuse_exchanges(program, backend(_device(program)).fused_exchange_bytes())
 
 
+def place_collectives_of_device(program: Program) -> Program:
+    """``program`` after `place_collectives`, with early updates where exchanges run beside kernels."""
+    return place_collectives(program, backend(_device(program)).overlaps_exchanges)
+
+
 def _device(program: Program) -> str:
     variables = (*program.inputs, *program.constants, *program.outputs)
     return next((v.device for v in variables if v.device != "cpu"), "cpu")
@@ -196,6 +201,7 @@ __all__ = [
     "merge_common_subexpressions",
     "optimize_regions",
     "place_collectives",
+    "place_collectives_of_device",
     "place_views",
     "plan_memory",
     "readers_first",

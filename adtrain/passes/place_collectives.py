@@ -6,6 +6,7 @@ So an exchange of the gradients of the last layers runs while those of the first
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from adtrain.core.fused import peer_exchanges_p, renamed
@@ -13,6 +14,8 @@ from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 from adtrain.passes.groups import producers_first
+from adtrain.passes.plan_memory import pair_donated
+from adtrain.passes.topological_order import TopologicalOrder
 
 exchange_done_p: Primitive = Primitive(
     "exchange_done",
@@ -31,8 +34,11 @@ def exchanges_data(e: Equation) -> bool:
     return e.has(Trait.COLLECTIVE) or e.primitive is peer_exchanges_p
 
 
-def place_collectives(program: Program) -> Program:
+def place_collectives(program: Program, early_updates: bool = False) -> Program:
     """``program`` in another order: first the exchanges, with the equations that they need, then all others.
+
+    With ``early_updates`` the optimizer's update of a bucket, and the all-gather of its parameters, follow the last
+    reader of the old parameters. So the all-gather runs beside the rest of the backward pass.
 
     `exchange_done` stands before the first reader of an exchange's result, and before a `peer_exchanges` equation: its
     blocks take multiprocessors until the peers' blocks run, which might wait for the exchange. Applied after all other
@@ -43,7 +49,10 @@ def place_collectives(program: Program) -> Program:
         return program
     producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
     needs = [{producer[v] for v in e.inputs if v in producer} for e in program.equations]
-    order = producers_first([*exchanges, *range(len(needs))], needs.__getitem__)
+    dependences = TopologicalOrder(needs)
+    if early_updates:
+        exchanges = _with_early_updates(program, exchanges, dependences)
+    order = producers_first([*exchanges, *range(len(needs))], dependences.needs.__getitem__)
     done: dict[Variable, Variable] = {}
     pending: dict[Variable, Equation] = {}
     equations: list[Equation] = []
@@ -65,3 +74,26 @@ def place_collectives(program: Program) -> Program:
             pending[e.outputs[0]] = e
     wait(program.outputs)
     return replace(program, equations=tuple(equations), outputs=tuple(done.get(v, v) for v in program.outputs))
+
+
+def _with_early_updates(program: Program, exchanges: Sequence[int], dependences: TopologicalOrder) -> list[int]:
+    """The exchanges, each all-gather of parameters before the first all-to-all that it does not need.
+
+    Such an all-gather depends on the readers of the old parameters from now on.
+    """
+    source: dict[Variable, Variable] = {}  # for each view, the value whose memory it shares
+    for e in program.equations:
+        if e.is_view:
+            source[e.outputs[0]] = source.get(e.inputs[0], e.inputs[0])
+    old = {source.get(new, new): donated for new, donated in pair_donated(program).items()}
+    gathers = {i: old[v] for i in exchanges if (v := program.equations[i].outputs[0]) in old}
+    found = [i for i in exchanges if i not in gathers]
+    for i, parameters in gathers.items():
+        needed = max((k for k, x in enumerate(found) if dependences.reaches(x, i)), default=-1)
+        others = (k for k, x in enumerate(found) if program.equations[x].primitive.name == "all_to_all" and k > needed)
+        found.insert(next(others, len(found)), i)
+        for reader, e in enumerate(program.equations):
+            reads = any(source.get(v, v) is parameters for v in e.inputs)
+            if reads and reader != i and not dependences.reaches(i, reader):
+                dependences.add_edge(reader, i)
+    return found

@@ -29,7 +29,7 @@ from adtrain.passes import (
     fuse_exchanges_of_device,
     join_one_blocks,
     optimize_regions,
-    place_collectives,
+    place_collectives_of_device,
     place_views,
 )
 from adtrain.training import sharded_step, warm_start
@@ -248,7 +248,7 @@ class Experiment:
         if self.sharding is None:
             return passes
         optimize = partial(optimize_regions, passes=(*passes, join_one_blocks))
-        return fold_collectives, optimize, fuse_exchanges_of_device, place_collectives, place_views
+        return fold_collectives, optimize, fuse_exchanges_of_device, place_collectives_of_device, place_views
 
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""

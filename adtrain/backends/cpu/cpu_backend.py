@@ -34,6 +34,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    overlaps_exchanges = False
     dlpack_device = (dlpack.CPU, 0)
 
     def run(

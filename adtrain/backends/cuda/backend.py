@@ -66,6 +66,7 @@ class CudaBackend:
     """
 
     name = "gpu"
+    overlaps_exchanges = True
     dlpack_device = (dlpack.CUDA, 0)
 
     def __init__(self) -> None:

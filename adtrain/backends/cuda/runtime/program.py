@@ -141,11 +141,12 @@ class CudaProgram:
     def works(self) -> Mapping[Equation, Runnable | ExchangeWork]:
         """The equations with their kernels, which are waited for and loaded."""
         found: dict[Equation, Runnable | ExchangeWork] = {}
+        sent_from_arena = self.layout.sent_from_arena
         with during("compile"):
             for e in self.placed:
                 work: Runnable | ExchangeWork
                 if e.has(Trait.COLLECTIVE):
-                    memory = (self.arena, self.layout.arena_bytes) if e in self.layout.sent_from_arena else ()
+                    memory = (self.arena, self.layout.arena_bytes) if e in sent_from_arena else ()
                     work = ExchangeWork(self.backend.exchanges, e, *memory)
                 else:
                     work = Runnable(self.device, self.lowering, e)
