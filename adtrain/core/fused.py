@@ -89,8 +89,11 @@ horizontal_p: Primitive = _fused("horizontal")
 exchanged_update_p: Primitive = _fused("exchanged_update")
 """An all-to-all of gradients, elementwise equations with the received slices, and an all-gather of one result."""
 
+gathered_p: Primitive = _fused("gathered")
+"""An all-gather of a few bytes, and small equations that read what it receives."""
+
 peer_exchanges_p: Primitive = _fused("peer_exchanges")
-"""Independent exchanged_update and all_gather equations, loops and small equations in one launch, on GPUs that have
+"""Independent exchanged_update, all_gather and gathered equations, loops and small equations in one launch, on GPUs that have
 mapped each other's memory."""
 
 
@@ -138,7 +141,8 @@ PRODUCTS = (product_p, convolution_p, conv_pool_p)
 FUSED = frozenset(
     (
         *(loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, row_products_p),
-        *(column_sum_p, map_reduce_p, grouped_products_p, horizontal_p, exchanged_update_p, peer_exchanges_p),
+        *(column_sum_p, map_reduce_p, grouped_products_p, horizontal_p, exchanged_update_p, gathered_p),
+        peer_exchanges_p,
     )
 )
 

@@ -10,12 +10,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from adtrain.core import communicator
-from adtrain.core.fused import exchanged_update_p, fuse, horizontal_p, loops_p, peer_exchanges_p
+from adtrain.core.fused import (
+    exchanged_update_p,
+    fuse,
+    gathered_p,
+    horizontal_p,
+    loops_p,
+    one_block_p,
+    peer_exchanges_p,
+)
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import elementwise, is_loops
+from adtrain.passes.fuse_horizontally import blocks_in_launch
 from adtrain.passes.groups import Groups
-from adtrain.passes.join_horizontals import join_loops, merge_independent
+from adtrain.passes.join_horizontals import independent, join_loops, merge_independent
 from adtrain.passes.places import nbytes
 
 VECTOR = 16
@@ -97,12 +106,45 @@ def _one_launch(program: Program, space: int) -> Program:
     for i in others:
         if not merge_independent(groups, first, i):
             raise AssertionError("fuse_exchanges: an update depends on another update")
+    chosen = set()
     for i, e in enumerate(program.equations):
         if e.primitive.name == "all_gather":
             size = -(-nbytes(e.inputs[0]) // VECTOR) * VECTOR
-            if size <= min(MAX_GATHERED, space) and merge_independent(groups, first, i):
+            if size <= min(MAX_GATHERED, space) and independent(groups, first, i):
                 space -= size
+                chosen.add(e.inputs[0])
+                _merge_readers(groups, first, i)
+    program = groups.rewritten(_together)
+    groups = Groups(program)
+    first = next(i for i, e in enumerate(program.equations) if e.primitive is peer_exchanges_p)
+    for i, e in enumerate(program.equations):
+        if e.primitive is gathered_p or (e.primitive.name == "all_gather" and e.inputs[0] in chosen):
+            merge_independent(groups, first, i)
     return join_loops(groups.rewritten(_together))
+
+
+def _merge_readers(groups: Groups, first: int, gather: int) -> None:
+    """Merge an all-gather with the equations that read what it receives.
+
+    Nothing is merged unless one block can compute all of them without the results of the updates.
+    """
+    read, members = list(groups.equations[gather].outputs), list[int]()
+    for i, e in enumerate(groups.equations):
+        if not set(read).isdisjoint(e.inputs):
+            members.append(i)
+            read += e.outputs if e.is_view else ()
+    readers = [i for i in members if not groups.equations[i].is_view]
+    fits = all(_in_one_block(groups.equations[i]) and independent(groups, first, i) for i in readers)
+    if fits and set(read).isdisjoint(groups.program.outputs):
+        for i in members:
+            if groups.can_merge(groups.of[gather], groups.of[i]):
+                groups.merge(groups.of[gather], groups.of[i])
+
+
+def _in_one_block(e: Equation) -> bool:
+    """Whether one block computes an equation with the same bits, whatever its number of threads."""
+    members = e.params["body"].equations if e.primitive is one_block_p else (e,)
+    return blocks_in_launch(e) == 1 and all(is_loops(x) or x.is_view or x.primitive.name == "slice" for x in members)
 
 
 def _alone(members: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
@@ -110,5 +152,7 @@ def _alone(members: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
 
 
 def _together(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-    bodies = [e.params["body"].equations if e.primitive is peer_exchanges_p else (e,) for e in equations]
-    return fuse(peer_exchanges_p, [member for body in bodies for member in body], needed)
+    whole = peer_exchanges_p if any(e.primitive is peer_exchanges_p for e in equations) else gathered_p
+    joined = (peer_exchanges_p, one_block_p)
+    bodies = [e.params["body"].equations if e.primitive in joined else (e,) for e in equations]
+    return fuse(whole, [member for body in bodies for member in body], needed)

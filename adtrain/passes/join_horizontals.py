@@ -38,11 +38,16 @@ def _joined(program: Program, joins: Callable[[Equation], bool]) -> Program:
 
 def merge_independent(groups: Groups, i: int, j: int) -> bool:
     """Merge the groups of two equations, if neither depends on the other."""
-    a, b = groups.of[i], groups.of[j]
-    if a in groups.producers(b) or b in groups.producers(a) or not groups.can_merge(a, b):
+    if not independent(groups, i, j):
         return False
-    groups.merge(a, b)
+    groups.merge(groups.of[i], groups.of[j])
     return True
+
+
+def independent(groups: Groups, i: int, j: int) -> bool:
+    """Whether the groups of two equations do not depend on each other, and can be merged."""
+    a, b = groups.of[i], groups.of[j]
+    return not (a in groups.producers(b) or b in groups.producers(a)) and groups.can_merge(a, b)
 
 
 def _pointers(groups: Groups, i: int, j: int) -> int:

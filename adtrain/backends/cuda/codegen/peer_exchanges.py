@@ -5,14 +5,16 @@ An update's arithmetic is that of the same equation without exchanges, so that i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from adtrain.backends.cuda.codegen.loops import Loops, flat, loops, of_body
-from adtrain.backends.cuda.codegen.one_block import one_block
+from adtrain.backends.cuda.codegen.one_block import names_of, one_block, part_of
+from adtrain.backends.cuda.codegen.one_block_forms import Form, Names, Step, form_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned, indented, kernel
 from adtrain.backends.cuda.peer_window import THREADS, macros
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of, exchanged_update_p
+from adtrain.core.fused import body_of, exchanged_update_p, gathered_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -37,16 +39,32 @@ def peer_exchanges(equation: Equation, target: Target) -> Kernel:
             ranks = exchange.params["ranks"]
             parts.append(_update(e, f"update{i}", at, ranks, target))
             at += nbytes(exchange.outputs[0]) // ranks
-        elif e.has(Trait.COLLECTIVE):
-            size = nbytes(e.inputs[0])
-            line = f"gather_from_peers(windows, (const char *)x0, (char *)y0, {at}, {size});"
-            parts.append(Part([line], e.inputs, e.outputs, HEADERS, peers=True))
-            at = aligned(at + size)
+        elif e.has(Trait.COLLECTIVE) or e.primitive is gathered_p:
+            parts.append(_gathered(e, at))
+            at = aligned(at + nbytes(body_of(e).equations[0].inputs[0]))
         else:
             parts.append(loops(e).part(THREADS, target) if is_loops(e) else one_block(e, THREADS))
     made = kernel("peer_exchanges", parts, THREADS, resident=RESIDENT)
     options = tuple(f"-D{name}={value}" for name, value in macros(ranks).items())
     return replace(made, source=made.source._replace(options=(*made.source.options, *options)))
+
+
+def _gathered(equation: Equation, at: int) -> Part:
+    """The part of an all-gather, and of the small equations that read what it receives. Its items lie in slots from
+    byte ``at`` on."""
+
+    def form(e: Equation) -> Form:
+        return gather if e.has(Trait.COLLECTIVE) else form_of(e)
+
+    def gather(e: Equation, names: Names, threads: int) -> Sequence[Step]:
+        sent, received = (names[v] for v in (*e.inputs, *e.outputs))
+        size = nbytes(e.inputs[0])
+        line = f"gather_from_peers(windows, (const char *){sent}, (char *){received}, {at}, {size});"
+        return [Step([line], threads)]
+
+    body = body_of(equation)
+    part = part_of(body, names_of(body), THREADS, forms=form)
+    return replace(part, headers=(*part.headers, *HEADERS), peers=True)
 
 
 def _update(equation: Equation, name: str, at: int, ranks: int, target: Target) -> Part:
