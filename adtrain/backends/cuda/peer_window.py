@@ -9,7 +9,7 @@ BLOCKS = 128
 CHUNK = 16 << 10
 """Bytes that a block of peer_exchange.cu reads from a peer at a time."""
 SLOT_BYTES = 4 << 20
-"""Bytes of a slot: the most that a rank sends to another in one launch with updates.
+"""Bytes of a slot: the most that a rank sends to another at once in a launch with updates.
 
 They take about 12 us at 344 GB/s. Longer exchanges gain more by running beside the kernels of the backward pass."""
 MAX_BLOCKS = 1024
@@ -19,20 +19,22 @@ MAX_BLOCKS = 1024
 def macros(ranks: int) -> dict[str, int]:
     """The macros of the kernels, by name."""
     slots_at = 2 * BLOCKS * ranks * CHUNK
+    flags_at = slots_at + 4 * ranks * SLOT_BYTES
     return {
         "RANKS": ranks,
         "BLOCKS": BLOCKS,
         "CHUNK": CHUNK,
         "SLOTS_AT": slots_at,
         "SLOT": SLOT_BYTES,
-        "FLAGS_AT": slots_at + 2 * ranks * SLOT_BYTES,
+        "FLAGS_AT": flags_at,
+        "LAUNCHES_AT": flags_at + 4 * ranks * MAX_BLOCKS,
         "MAX_BLOCKS": MAX_BLOCKS,
     }
 
 
 def copy_flags_at(ranks: int) -> int:
     """The byte of a window where the flags of copy engines start: two for each rank."""
-    return macros(ranks)["FLAGS_AT"] + 4 * ranks * MAX_BLOCKS
+    return macros(ranks)["LAUNCHES_AT"] + 4
 
 
 def window_bytes(ranks: int) -> int:

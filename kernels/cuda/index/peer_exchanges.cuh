@@ -7,11 +7,15 @@
 //   received in the first one.
 // - When the second half begins, the peers have begun this launch. So they have ended the launch before it.
 //
-// Macros (peer_window.py): SLOTS_AT: the byte of a window where slots start. SLOT: bytes of a slot. Others: peer_window.cuh.
+// WholeExchange has two other slots for each rank, and uses them in turn: launch n, counted on this GPU, uses slots n % 2. When
+// launch n + 2 begins, launch n + 1 has ended on this GPU. So the peers have begun it, and have ended launch n.
+//
+// Macros (peer_window.py): SLOTS_AT: the byte of a window where slots start. SLOT: bytes of a slot. LAUNCHES_AT: the byte of a
+// window where launches are counted. Others: peer_window.cuh.
 #pragma once
 #include "index/peer_window.cuh"
 
-// The slot of what a rank sends in half 0 or 1, in a window.
+// The slot of what a rank sends, in a window. half: 0 or 1, for WholeExchange 2 or 3.
 __device__ __forceinline__ char *slot(char *window, int half, int64_t rank) {
     return window + SLOTS_AT + (half * RANKS + rank) * (int64_t)SLOT;
 }
@@ -90,6 +94,46 @@ template <typename E> struct SliceExchange {
             if (peer != windows.rank)
                 copy_bytes((char *)(vector + peer * length + start), slot(windows.own(), 1, peer) + byte, count * sizeof(E));
         rounds.end();
+    }
+};
+
+// The part of a block in an exchange in which all ranks send their whole vectors, of `length` elements, to all others: elements
+// `start` to `start + count`. It takes one round. Between two GPUs it sends as many bytes as SliceExchange.
+template <typename E> struct WholeExchange {
+    static constexpr uint32_t LAUNCH = 1 << 16; // what the blocks of a launch add to the counter together
+
+    const Windows &windows;
+    Rounds rounds;
+    const int64_t start;
+    const int count;
+    const int64_t byte; // of the part in a slot
+    const int half;
+
+    // at: the byte in a slot where the vector starts.
+    __device__ __forceinline__ WholeExchange(const Windows &windows, int64_t at, int64_t length, int span, int block)
+        : windows(windows), rounds(windows), start((int64_t)block * span), count(length - start < span ? length - start : span),
+          byte(at + start * sizeof(E)), half(2 + *launches() / LAUNCH % 2) {}
+
+    // Less than a LAUNCH is added until the last block has read it.
+    __device__ __forceinline__ volatile uint32_t *launches() const { return (uint32_t *)(windows.own() + LAUNCHES_AT); }
+
+    __device__ __forceinline__ void send(const E *vector) {
+        for (int peer = 0; peer < RANKS; peer++)
+            if (peer != windows.rank)
+                copy_bytes(slot(windows.of[peer], half, windows.rank) + byte, (const char *)(vector + start), count * sizeof(E));
+        rounds.next();
+    }
+
+    // What `rank` has sent; `vector` is what this rank has sent.
+    __device__ __forceinline__ const E *received(const E *vector, int64_t rank) const {
+        return rank == windows.rank ? vector + start : (const E *)(slot(windows.own(), half, rank) + byte);
+    }
+
+    // blocks: how many have parts.
+    __device__ __forceinline__ void end(int block, int blocks) {
+        rounds.end();
+        const uint32_t share = LAUNCH / blocks;
+        if (threadIdx.x == 0) atomicAdd((uint32_t *)launches(), block ? share : LAUNCH - share * (blocks - 1));
     }
 };
 

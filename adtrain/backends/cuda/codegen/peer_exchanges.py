@@ -12,7 +12,7 @@ from adtrain.backends.cuda.codegen.loops import Loops, flat, loops, of_body
 from adtrain.backends.cuda.codegen.one_block import names_of, one_block, part_of
 from adtrain.backends.cuda.codegen.one_block_forms import Form, Names, Step, form_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned, indented, kernel
-from adtrain.backends.cuda.peer_window import THREADS, macros
+from adtrain.backends.cuda.peer_window import SLOT_BYTES, THREADS, macros
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of, exchanged_update_p, gathered_p
 from adtrain.core.primitive import Trait
@@ -33,11 +33,13 @@ SPAN = 16
 def peer_exchanges(equation: Equation, target: Target) -> Kernel:
     """The kernel of a `peer_exchanges` equation. Each member has blocks of its own."""
     parts, at, ranks = list[Part](), 0, 0
-    for i, e in enumerate(equation.params["body"].equations):
+    members = equation.params["body"].equations
+    alone = sum(e.primitive is exchanged_update_p for e in members) == 1
+    for i, e in enumerate(members):
         if e.primitive is exchanged_update_p:
             exchange = e.params["body"].equations[0]
             ranks = exchange.params["ranks"]
-            parts.append(_update(e, f"update{i}", at, ranks, target))
+            parts.append(_update(e, f"update{i}", at, ranks, target, alone))
             at += nbytes(exchange.outputs[0]) // ranks
         elif e.has(Trait.COLLECTIVE) or e.primitive is gathered_p:
             parts.append(_gathered(e, at))
@@ -67,8 +69,12 @@ def _gathered(equation: Equation, at: int) -> Part:
     return replace(part, headers=(*part.headers, *HEADERS), peers=True)
 
 
-def _update(equation: Equation, name: str, at: int, ranks: int, target: Target) -> Part:
-    """The part of an `exchanged_update` equation. Its slices lie in slots from byte ``at`` on."""
+def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, alone: bool) -> Part:
+    """The part of an `exchanged_update` equation. Its slices lie in slots from byte ``at`` on.
+
+    If it is the only update of two ranks and has no state that is divided among them, both ranks exchange whole vectors
+    and compute the whole update: in one round in place of two, with as many bytes.
+    """
     body: Program = equation.params["body"]
     producer = {v: e for e in body.equations for v in e.outputs}
     sent, length = body.equations[0].inputs[0], body.equations[0].outputs[0].size // ranks
@@ -77,6 +83,8 @@ def _update(equation: Equation, name: str, at: int, ranks: int, target: Target) 
     updated = of_body(flat(body_of(update)))
     inputs = {v: f"x{i}" for i, v in enumerate(equation.inputs)}
     outputs = {v: f"y{i}" for i, v in enumerate(equation.outputs)}
+    divided = [v for v in (*equation.inputs, *equation.outputs) if v.size == length]
+    whole = alone and ranks == 2 and not divided and nbytes(sent) <= SLOT_BYTES
 
     def argument(v: Variable) -> str:
         """The first element of the part of a block."""
@@ -84,31 +92,41 @@ def _update(equation: Equation, name: str, at: int, ranks: int, target: Target) 
         if e is None:
             return f"{inputs[v]} + part.start" if v.size == length else inputs[v]
         if e.has(Trait.SUBVIEW):
-            return f"{inputs[e.inputs[0]]} + part.own"
+            return f"{inputs[e.inputs[0]]} + part.{'start' if whole else 'own'}"
         row = producer[e.inputs[0]].params["starts"][0]  # a reshape of a row of what was received
         return f"part.received({inputs[sent]}, {row})"
 
     def result(v: Variable) -> str:
-        return f"part.everywhere({outputs[joined.outputs[0]]})" if v in gather.inputs else f"{outputs[v]} + part.start"
+        if v not in gather.inputs:
+            return f"{outputs[v]} + part.start"
+        vector = outputs[joined.outputs[0]]
+        return f"{vector} + part.start" if whole else f"part.everywhere({vector})"
 
-    vectors = -(-length * sent.type.dtype.itemsize // VECTOR)
+    elements = length * ranks if whole else length
+    vectors = -(-elements * sent.type.dtype.itemsize // VECTOR)
     blocks = min(-(-vectors // THREADS), target.multiprocessors)
-    span = -(-length // (blocks * SPAN)) * SPAN
+    span = -(-elements // (blocks * SPAN)) * SPAN
+    blocks = -(-elements // span)
+    kind = "WholeExchange" if whole else "SliceExchange"
     lines = [
-        f"SliceExchange<{c_type(sent.type.dtype)}> part(windows, {at}, {length}, {span}, block);",
+        f"{kind}<{c_type(sent.type.dtype)}> part(windows, {at}, {elements}, {span}, block);",
         f"part.send({inputs[sent]});",
         f"{name}({', '.join([*map(argument, updated.inputs), *map(result, updated.outputs)])}, part.count);",
-        f"part.receive({outputs[joined.outputs[0]]});",
+        f"part.end(block, {blocks});" if whole else f"part.receive({outputs[joined.outputs[0]]});",
     ]
-    definition = _function(name, updated, gather.inputs[0])
-    return Part(lines, equation.inputs, equation.outputs, HEADERS, definition, -(-length // span), peers=True)
+    definition = _function(name, updated, None if whole else gather.inputs[0])
+    return Part(lines, equation.inputs, equation.outputs, HEADERS, definition, blocks, peers=True)
 
 
-def _function(name: str, loops: Loops, gathered: Variable) -> str:
-    """A function of a block's part: pointers to the first elements, and their number."""
+def _function(name: str, loops: Loops, everywhere: Variable | None) -> str:
+    """A function of a block's part: pointers to the first elements, and their number.
+
+    Args:
+        everywhere: the result that is stored on all ranks.
+    """
     parameters = [f"{pointer(v, const=True)}x{i}" for i, v in enumerate(loops.inputs)]
     for i, v in enumerate(loops.outputs):
-        kind = f"const Everywhere<{c_type(v.type.dtype)}> &" if v is gathered else pointer(v)
+        kind = f"const Everywhere<{c_type(v.type.dtype)}> &" if v is everywhere else pointer(v)
         parameters.append(f"{kind}y{i}")
     lines = ["const int first = threadIdx.x, step = THREADS;", *loops.lines]
     head = f"static __device__ __forceinline__ void {name}({', '.join(parameters)}, int n)"
