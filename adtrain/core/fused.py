@@ -87,8 +87,9 @@ horizontal_p: Primitive = _fused("horizontal")
 """Independent equations in one launch, of any shapes: loops; on a GPU also product, gather and one_block equations."""
 
 exchanged_update_p: Primitive = _fused("exchanged_update")
-"""An all-to-all of gradients, elementwise equations with the received slices, and an all-gather of one result. Vectors of
-parameters, and single numbers, are the same on all ranks."""
+"""An all-to-all of gradients, elementwise equations with the received slices, and an all-gather of one result.
+
+Vectors of parameters, and single numbers, are the same on all ranks."""
 
 gathered_p: Primitive = _fused("gathered")
 """An all-gather of a few bytes, and small equations that read what it receives."""
