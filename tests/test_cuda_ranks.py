@@ -84,6 +84,48 @@ def test_gradients_are_computed_where_they_are_sent_and_parameters_received_wher
     assert on_ranks(RANKS, launches) == [10] * RANKS
 
 
+WIDE = (
+    "model.layers=[{linear: 1500}, relu, {linear: 1500}, relu, {linear: 10}]",
+    "optimizer={sgd: {lr: 0.1}}",
+    "data.batch_size=2048",
+)
+"""Two buckets, in which gaps of equal lengths follow the parameters."""
+
+
+def test_no_launch_copies_the_gradients_of_several_buckets() -> None:
+    def check(rank: ThreadRank) -> None:
+        program = step("mlp", *WIDE)
+        producer = {v: e for e in program.equations for v in e.outputs}
+        sent = [e.inputs[0] for e in program.equations if e.primitive.name == "all_to_all"]
+        assert len(sent) == 2
+        assert all(producer[producer[v].inputs[0]].has(Trait.CONCAT_VIEW) for v in sent)
+
+    on_ranks(RANKS, check)
+
+
+def test_a_bucket_is_updated_in_place_while_earlier_gradients_are_computed() -> None:
+    """Its all-gather begins before the weight gradient of the first layer, and ends after it."""
+
+    def check(rank: ThreadRank) -> None:
+        program = step("mlp", *WIDE)
+        exchanges = [e for e in program.equations if e.has(Trait.COLLECTIVE)]
+        assert [e.primitive.name for e in exchanges] == [
+            *("all_to_all", "all_gather"),  # of the last two layers
+            *("all_to_all", "all_gather", "all_gather"),  # of the first layer, with the metrics between
+        ]
+        place = {e: i for i, e in enumerate(program.equations)}
+        done = {e.inputs[0]: i for i, e in enumerate(program.equations) if e.primitive is exchange_done_p}
+        gather = exchanges[1]
+        computed = [(e, v.type.shape) for e in program.equations if not e.is_view for v in e.outputs]
+        (first_weight,) = (place[e] for e, shape in computed if shape == (1500, 784))
+        assert place[gather] < first_weight < done[gather.outputs[0]]
+        plan = plan_memory(program, Lowering(H200).scratch)
+        assert [plan.places[v] for v in program.outputs[:2]] == [Place("input", 0), Place("input", 1)]
+        assert Layout(program, Lowering(H200)).sent_from_arena == set(exchanges)
+
+    on_ranks(RANKS, check)
+
+
 def test_one_gpu_has_no_exchange() -> None:
     program = step("mlp", "data.shards=2")
     assert not any(e.has(Trait.COLLECTIVE) for e in program.equations)

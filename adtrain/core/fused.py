@@ -95,8 +95,8 @@ gathered_p: Primitive = _fused("gathered")
 """An all-gather of a few bytes, and small equations that read what it receives."""
 
 peer_exchanges_p: Primitive = _fused("peer_exchanges")
-"""Independent exchanged_update, all_gather and gathered equations, loops and small equations in one launch, on GPUs that
-have mapped each other's memory."""
+"""Independent exchanged_update, all_gather, gathered, loops and small equations in one launch, on GPUs that have mapped
+each other's memory."""
 
 
 def _per_member_shape(
