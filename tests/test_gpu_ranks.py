@@ -25,6 +25,7 @@ TWO_GPUS = pytest.mark.skipif(
 EXCHANGES = """
 import numpy as np
 from adtrain.backends.cuda.runtime import peer_memory
+from adtrain.backends.cuda.runtime.copy_engines import CopyEngines
 from adtrain.backends.cuda.runtime.exchanges import Exchanges
 from adtrain.core import communicator
 from adtrain.core.backend import backend
@@ -33,7 +34,10 @@ from adtrain.distributed.session import joined
 
 with joined(60, print, lambda error: (str(error), 2)):
     ranks, gpu = communicator.current(), backend("gpu")
-    exchanges = Exchanges(gpu.device, [peer_memory.connected(gpu.device)])
+    peers = peer_memory.connected(gpu.device)
+    exchanges, copies = Exchanges(gpu.device, [peers]), CopyEngines(peers)
+    memory = gpu.device.reserve(ranks.size * 5_000_000)
+    copies.map(memory, ranks.size * 5_000_000)
     random = np.random.default_rng(ranks.rank)
     for size in (1, 16, 70_000, 5_000_000):
         for name, expected, shape in (
@@ -41,9 +45,17 @@ with joined(60, print, lambda error: (str(error), 2)):
             ("all_to_all", communicator.all_exchanged, (ranks.size, size)),
         ) * 5:
             x = random.integers(0, 256, shape, np.uint8)
-            sent, received = gpu.from_numpy(x), gpu.empty(ArrayType((ranks.size, size), np.dtype(np.uint8)))
+            received_type = ArrayType((ranks.size, size), np.dtype(np.uint8))
+            sent, received = gpu.from_numpy(x), gpu.empty(received_type)
             gpu.synchronize()
             exchanges.transport(name, size).enqueue(name, sent.address, received.address, size, exchanges.side)
+            exchanges.side.synchronize()
+            np.testing.assert_array_equal(gpu.to_numpy(received), expected(x))
+
+            received = gpu.empty(received_type)
+            gpu.device.copy(sent.address, int(memory), x.nbytes)
+            gpu.synchronize()
+            copies.enqueue(name, int(memory), received.address, size, exchanges.side)
             exchanges.side.synchronize()
             np.testing.assert_array_equal(gpu.to_numpy(received), expected(x))
 """
@@ -51,10 +63,11 @@ TRAINING = """
 import runpy
 from functools import cached_property
 from adtrain.backends.cuda.backend import CudaBackend
+from adtrain.backends.cuda.runtime.copy_engines import CopyEngines
 from adtrain.backends.cuda.runtime.exchanges import Exchanges
 
 # NCCL refuses two ranks on one GPU.
-found = cached_property(lambda self: Exchanges(self.device, [self.peers]))
+found = cached_property(lambda self: Exchanges(self.device, [self.peers], CopyEngines(self.peers)))
 found.__set_name__(CudaBackend, "exchanges")
 CudaBackend.exchanges = found
 runpy.run_module("adtrain", run_name="__main__")
@@ -63,6 +76,10 @@ SETTINGS = ["--set", "data.shards=2", "--steps", "30", "--profile-steps", "0"]
 CLIPPED = ("training.clip_norm=0.5",)
 UNEVEN = ("data.batch_size=7001",)
 """The last batch of an epoch has fewer images, and shards differ in size."""
+WIDE = ("model.layers=[{linear: 1500}, relu, {linear: 1500}, relu, {linear: 10}]",)
+"""Buckets of 9 and 5 MB. Copy engines exchange the larger one."""
+PLAIN = ("optimizer={sgd: {lr: 0.1}}",)
+"""Ranks exchange whole gradients."""
 MOMENTUM = "optimizer={sgd: {lr: 0.1, momentum: 0.9, weight_decay: 0.001}}"
 
 
@@ -96,7 +113,11 @@ def test_exchanges_through_peer_memory_move_the_bytes() -> None:
     assert on_one_gpu(EXCHANGES) == [0, 0]
 
 
-@pytest.mark.parametrize("settings", [[], ["--set", *CLIPPED]], ids=["fused", "clipped"])
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["--set", *PLAIN], ["--set", *CLIPPED], ["--set", *WIDE]],
+    ids=["fused", "whole", "clipped", "copy-engines"],
+)
 def test_two_ranks_that_exchange_through_peer_memory_give_the_bytes_of_one(tmp_path: Path, settings: list[str]) -> None:
     expected = digest("mlp", tmp_path / "one", *settings)
     folder = tmp_path / "two"
@@ -111,6 +132,8 @@ def test_two_ranks_that_exchange_through_peer_memory_give_the_bytes_of_one(tmp_p
         pytest.param("mlp", CLIPPED, id="mlp-clipped"),
         pytest.param("mlp", UNEVEN, id="mlp-adam"),
         pytest.param("mlp", (*UNEVEN, MOMENTUM), id="mlp-momentum"),
+        pytest.param("mlp", PLAIN, id="mlp-whole"),
+        pytest.param("mlp", WIDE, id="mlp-copy-engines"),
         pytest.param("cnn", (), id="cnn"),
         pytest.param("lenet5-augmented", (), id="lenet5-augmented"),
     ],
