@@ -33,6 +33,7 @@ MADE_BY_PASSES = {
     "map_reduce",
     "per_member",
     "exchanged_update",
+    "gathered",
     "peer_exchanges",
     "product",
     "row_fused",

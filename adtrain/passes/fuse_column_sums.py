@@ -7,6 +7,7 @@ Each thread block computes some columns from all rows, so such a kernel can shar
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -21,6 +22,9 @@ MIN_ELEMENTS = 1 << 16
 """A sum of no more elements is computed by one thread block (see `fuse_one_block`)."""
 MAX_ROWS = 1 << 14
 """A sum of more rows is divided among more blocks, by the kernels of reductions."""
+MAX_ALONE = 1 << 21
+"""Maximum elements of a sum without other equations. A longer one is worth a launch of its own: with other gradients it
+would wait for the last of their arguments."""
 BLOCK_COLUMNS = 32
 """Columns of a thread block."""
 VECTOR = 4
@@ -28,7 +32,10 @@ VECTOR = 4
 
 
 def fuse_column_sums(program: Program) -> Program:
-    """One `column_sum` equation for a sum over rows, the loops that only it reads, and the loops that read it."""
+    """One `column_sum` equation for a sum over rows, the loops that only it reads, and the loops that read it.
+
+    A sum without such loops becomes one too, so that it can share a launch.
+    """
     groups = Groups(program)
     readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
     reader = {v: j for j, e in enumerate(program.equations) for v in e.inputs}
@@ -49,7 +56,10 @@ def fuse_column_sums(program: Program) -> Program:
             continue
         if _is_loops(program.equations[j]) and reads_by_element(program.equations[j], total):
             merge(i, j)
-    return groups.rewritten(partial(fuse, column_sum_p))
+    fused = groups.rewritten(partial(fuse, column_sum_p))
+    alone = {e for e in fused.equations if sums_columns(e) and e.inputs[0].size <= MAX_ALONE}
+    equations = (fuse(column_sum_p, [e], e.outputs) if e in alone else e for e in fused.equations)
+    return replace(fused, equations=tuple(equations))
 
 
 def column_blocks(equation: Equation) -> int:
