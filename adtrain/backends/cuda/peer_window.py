@@ -14,6 +14,8 @@ SLOT_BYTES = 4 << 20
 They take about 12 us at 344 GB/s. Longer exchanges gain more by running beside the kernels of the backward pass."""
 MAX_BLOCKS = 1024
 """Maximum blocks of any grid that uses windows."""
+MAX_WARPS = 4096
+"""Maximum warps that wait by themselves."""
 
 
 def macros(ranks: int) -> dict[str, int]:
@@ -27,8 +29,9 @@ def macros(ranks: int) -> dict[str, int]:
         "SLOTS_AT": slots_at,
         "SLOT": SLOT_BYTES,
         "FLAGS_AT": flags_at,
-        "LAUNCHES_AT": flags_at + 4 * ranks * MAX_BLOCKS,
+        "LAUNCHES_AT": flags_at + 4 * ranks * (MAX_BLOCKS + MAX_WARPS),
         "MAX_BLOCKS": MAX_BLOCKS,
+        "MAX_WARPS": MAX_WARPS,
     }
 
 

@@ -53,7 +53,7 @@ __device__ __forceinline__ void store(const Everywhere<E> &to, int64_t i, const 
 // `start + count` of every slice.
 template <typename E> struct SliceExchange {
     const Windows &windows;
-    Rounds rounds;
+    Rounds<> rounds;
     const int64_t length, start, own; // own: the element of a vector where this rank's part starts
     const int count;
     const int64_t byte; // of the part in a slot
@@ -97,30 +97,33 @@ template <typename E> struct SliceExchange {
     }
 };
 
-// The part of a block in an exchange in which all ranks send their whole vectors, of `length` elements, to all others: elements
-// `start` to `start + count`. It takes one round. Between two GPUs it sends as many bytes as SliceExchange.
+// The part of a warp in an exchange in which all ranks send their whole vectors, of `length` elements, to all others: elements
+// `start` to `start + count`. It takes one round. Between two GPUs it sends as many bytes as SliceExchange. Warps do not wait for
+// each other, so some update elements while data of others arrives.
 template <typename E> struct WholeExchange {
     static constexpr uint32_t LAUNCH = 1 << 16; // what the blocks of a launch add to the counter together
 
     const Windows &windows;
-    Rounds rounds;
+    Rounds<ByWarp> rounds;
     const int64_t start;
     const int count;
     const int64_t byte; // of the part in a slot
     const int half;
 
-    // at: the byte in a slot where the vector starts.
-    __device__ __forceinline__ WholeExchange(const Windows &windows, int64_t at, int64_t length, int span, int block)
-        : windows(windows), rounds(windows), start((int64_t)block * span), count(length - start < span ? length - start : span),
-          byte(at + start * sizeof(E)), half(2 + *launches() / LAUNCH % 2) {}
+    // at: the byte in a slot where the vector starts. warp: the number of the part.
+    __device__ __forceinline__ WholeExchange(const Windows &windows, int64_t at, int64_t length, int span, int64_t warp)
+        : windows(windows), rounds(windows), start(warp * span),
+          count(length - start < span ? (length > start ? length - start : 0) : span), byte(at + start * sizeof(E)),
+          half(2 + *launches() / LAUNCH % 2) {}
 
-    // Less than a LAUNCH is added until the last block has read it.
+    // Less than a LAUNCH is added until all blocks have read it.
     __device__ __forceinline__ volatile uint32_t *launches() const { return (uint32_t *)(windows.own() + LAUNCHES_AT); }
 
     __device__ __forceinline__ void send(const E *vector) {
         for (int peer = 0; peer < RANKS; peer++)
             if (peer != windows.rank)
-                copy_bytes(slot(windows.of[peer], half, windows.rank) + byte, (const char *)(vector + start), count * sizeof(E));
+                copy_bytes<ByWarp>(slot(windows.of[peer], half, windows.rank) + byte, (const char *)(vector + start),
+                    count * sizeof(E));
         rounds.next();
     }
 
@@ -129,9 +132,10 @@ template <typename E> struct WholeExchange {
         return rank == windows.rank ? vector + start : (const E *)(slot(windows.own(), half, rank) + byte);
     }
 
-    // blocks: how many have parts.
+    // block: the number of this block among `blocks` with such parts.
     __device__ __forceinline__ void end(int block, int blocks) {
         rounds.end();
+        __syncthreads();
         const uint32_t share = LAUNCH / blocks;
         if (threadIdx.x == 0) atomicAdd((uint32_t *)launches(), block ? share : LAUNCH - share * (blocks - 1));
     }
@@ -140,7 +144,7 @@ template <typename E> struct WholeExchange {
 // An all-gather by one block: item r of `received` is what rank r has sent. size: bytes of an item. at: its byte in a slot.
 __device__ __forceinline__ void gather_from_peers(
     const Windows &windows, const char *sent, char *received, int64_t at, int64_t size) {
-    Rounds rounds(windows);
+    Rounds<> rounds(windows);
     rounds.next();
     for (int rank = 0; rank < RANKS; rank++)
         copy_bytes(rank == windows.rank ? received + rank * size : slot(windows.of[rank], 1, windows.rank) + at, sent, size);

@@ -1,9 +1,10 @@
-// Windows: memory of the GPUs of one host which each of them has mapped. Blocks with the same number wait for each other.
+// Windows: memory of the GPUs of one host which each of them has mapped. Blocks, or warps, with the same number wait for each other.
 //
 // A window has chunks (peer_exchange.cu), slots (peer_exchanges.cuh) and flags. Exchanges through windows run one after another, in
 // the same order and with the same grids on all ranks.
 //
-// Macros (peer_window.py): RANKS. MAX_BLOCKS: the most blocks of a grid. FLAGS_AT: the byte of a window where its flags start.
+// Macros (peer_window.py): RANKS. MAX_BLOCKS: the most blocks of a grid. MAX_WARPS: the most warps that wait by themselves. FLAGS_AT:
+// the byte of a window where its flags start.
 #pragma once
 #include "common/common.cuh"
 #include "common/system_flags.cuh"
@@ -15,8 +16,22 @@ struct Windows {
     __device__ __forceinline__ char *own() const { return of[rank]; }
 };
 
-// Rounds of a block. In each it waits until block blockIdx.x of every peer has begun the same round.
-struct Rounds {
+// The threads that wait for the peers together.
+struct ByBlock {
+    static __device__ __forceinline__ int number() { return blockIdx.x; }
+    static __device__ __forceinline__ int thread() { return threadIdx.x; }
+    static __device__ __forceinline__ int threads() { return blockDim.x; }
+    static __device__ __forceinline__ void sync() { __syncthreads(); }
+};
+struct ByWarp {
+    static __device__ __forceinline__ int number() { return MAX_BLOCKS + (blockIdx.x * blockDim.x + threadIdx.x) / 32; }
+    static __device__ __forceinline__ int thread() { return threadIdx.x % 32; }
+    static __device__ __forceinline__ int threads() { return 32; }
+    static __device__ __forceinline__ void sync() { __syncwarp(); }
+};
+
+// Rounds of a block or warp. In each it waits until that with the same number of every peer has begun the same round.
+template <typename Group = ByBlock> struct Rounds {
     const Windows &windows;
     uint32_t number; // of the last round
 
@@ -24,34 +39,35 @@ struct Rounds {
         number = *flag(windows.own(), windows.rank);
     }
 
-    // The flag in a window that block blockIdx.x of a rank sets. A rank keeps the number of the last round in its own.
+    // The flag in a window that this group of a rank sets. A rank keeps the number of the last round in its own.
     __device__ __forceinline__ uint32_t *flag(char *window, int64_t rank) const {
-        return (uint32_t *)(window + FLAGS_AT) + rank * MAX_BLOCKS + blockIdx.x;
+        return (uint32_t *)(window + FLAGS_AT) + rank * (MAX_BLOCKS + MAX_WARPS) + Group::number();
     }
 
-    // All threads call it. What the peers' blocks have written before this round is visible after it.
+    // All threads call it. What the same groups of the peers have written before this round is visible after it.
     __device__ __forceinline__ void next() {
         number++;
-        __syncthreads();
-        if (threadIdx.x < RANKS && threadIdx.x != windows.rank) {
-            set_flag(flag(windows.of[threadIdx.x], windows.rank), number);
-            wait_for_flag(flag(windows.own(), threadIdx.x), number);
+        Group::sync();
+        const int peer = Group::thread();
+        if (peer < RANKS && peer != windows.rank) {
+            set_flag(flag(windows.of[peer], windows.rank), number);
+            wait_for_flag(flag(windows.own(), peer), number);
         }
-        __syncthreads();
+        Group::sync();
     }
 
     // Call after the last round.
     __device__ __forceinline__ void end() const {
-        if (threadIdx.x == 0) *flag(windows.own(), windows.rank) = number;
+        if (Group::thread() == 0) *flag(windows.own(), windows.rank) = number;
     }
 };
 
-// Copies bytes by the threads of a block.
-__device__ __forceinline__ void copy_bytes(char *to, const char *from, int64_t size) {
+// Copies bytes by the threads of a group.
+template <typename Group = ByBlock> __device__ __forceinline__ void copy_bytes(char *to, const char *from, int64_t size) {
     if ((((uintptr_t)to | (uintptr_t)from | (uintptr_t)size) & 15) == 0) {
         #pragma unroll 4
-        for (int64_t i = threadIdx.x; i < size / 16; i += blockDim.x) store(to, 16 * i, load<char, 16>(from + 16 * i));
+        for (int64_t i = Group::thread(); i < size / 16; i += Group::threads()) store(to, 16 * i, load<char, 16>(from + 16 * i));
     } else {
-        for (int64_t i = threadIdx.x; i < size; i += blockDim.x) to[i] = from[i];
+        for (int64_t i = Group::thread(); i < size; i += Group::threads()) to[i] = from[i];
     }
 }

@@ -24,6 +24,7 @@ from adtrain.passes.places import nbytes
 HEADERS = ("index/peer_exchanges.cuh",)
 VECTOR = 16
 """Bytes that a thread moves at once."""
+WARP = 32
 RESIDENT = 2
 """Blocks that a multiprocessor has registers for, so that other members run while the updates wait for the peers."""
 SPAN = 16
@@ -102,32 +103,35 @@ def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, 
         vector = outputs[joined.outputs[0]]
         return f"{vector} + part.start" if whole else f"part.everywhere({vector})"
 
-    elements = length * ranks if whole else length
+    elements, groups = (length * ranks, THREADS // WARP) if whole else (length, 1)
     vectors = -(-elements * sent.type.dtype.itemsize // VECTOR)
     blocks = min(-(-vectors // THREADS), target.multiprocessors)
-    span = -(-elements // (blocks * SPAN)) * SPAN
-    blocks = -(-elements // span)
-    kind = "WholeExchange" if whole else "SliceExchange"
+    span = -(-elements // (blocks * groups * SPAN)) * SPAN
+    blocks = -(-elements // (span * groups))
+    kind, number = (
+        ("WholeExchange", f"block * {groups} + threadIdx.x / {WARP}") if whole else ("SliceExchange", "block")
+    )
     lines = [
-        f"{kind}<{c_type(sent.type.dtype)}> part(windows, {at}, {elements}, {span}, block);",
+        f"{kind}<{c_type(sent.type.dtype)}> part(windows, {at}, {elements}, {span}, {number});",
         f"part.send({inputs[sent]});",
         f"{name}({', '.join([*map(argument, updated.inputs), *map(result, updated.outputs)])}, part.count);",
         f"part.end(block, {blocks});" if whole else f"part.receive({outputs[joined.outputs[0]]});",
     ]
-    definition = _function(name, updated, None if whole else gather.inputs[0])
+    definition = _function(name, updated, "ByWarp" if whole else "ByBlock", None if whole else gather.inputs[0])
     return Part(lines, equation.inputs, equation.outputs, HEADERS, definition, blocks, peers=True)
 
 
-def _function(name: str, loops: Loops, everywhere: Variable | None) -> str:
-    """A function of a block's part: pointers to the first elements, and their number.
+def _function(name: str, loops: Loops, group: str, everywhere: Variable | None) -> str:
+    """A function of the part of a block or warp: pointers to the first elements, and their number.
 
     Args:
+        group: the type of kernels/cuda/index/peer_window.cuh.
         everywhere: the result that is stored on all ranks.
     """
     parameters = [f"{pointer(v, const=True)}x{i}" for i, v in enumerate(loops.inputs)]
     for i, v in enumerate(loops.outputs):
         kind = f"const Everywhere<{c_type(v.type.dtype)}> &" if v is everywhere else pointer(v)
         parameters.append(f"{kind}y{i}")
-    lines = ["const int first = threadIdx.x, step = THREADS;", *loops.lines]
+    lines = [f"const int first = {group}::thread(), step = {group}::threads();", *loops.lines]
     head = f"static __device__ __forceinline__ void {name}({', '.join(parameters)}, int n)"
     return "\n".join([head, "{", *indented(lines), "}"])
