@@ -79,7 +79,7 @@ template <typename E> struct SliceExchange {
     }
 
     // Second half: stores to this go to this rank's slice of `vector`, and to the peers.
-    __device__ __forceinline__ Everywhere<E> everywhere(E *vector) const {
+    __device__ __forceinline__ Everywhere<E> updated(E *vector) const {
         Everywhere<E> to;
         #pragma unroll
         for (int rank = 0; rank < RANKS; rank++)
@@ -88,7 +88,7 @@ template <typename E> struct SliceExchange {
     }
 
     // Puts what the peers have stored into their slices of `vector`.
-    __device__ __forceinline__ void receive(E *vector) {
+    __device__ __forceinline__ void finish(E *vector, int block, int blocks) {
         rounds.next();
         for (int peer = 0; peer < RANKS; peer++)
             if (peer != windows.rank)
@@ -105,14 +105,14 @@ template <typename E> struct WholeExchange {
 
     const Windows &windows;
     Rounds<ByWarp> rounds;
-    const int64_t start;
+    const int64_t start, own; // own: the element of a vector where this part starts, which is `start`
     const int count;
     const int64_t byte; // of the part in a slot
     const int half;
 
-    // at: the byte in a slot where the vector starts. warp: the number of the part.
-    __device__ __forceinline__ WholeExchange(const Windows &windows, int64_t at, int64_t length, int span, int64_t warp)
-        : windows(windows), rounds(windows), start(warp * span),
+    // at: the byte in a slot where the vector starts.
+    __device__ __forceinline__ WholeExchange(const Windows &windows, int64_t at, int64_t length, int span, int block)
+        : windows(windows), rounds(windows), start((int64_t)(block * blockDim.x + threadIdx.x) / 32 * span), own(start),
           count(length - start < span ? (length > start ? length - start : 0) : span), byte(at + start * sizeof(E)),
           half(2 + *launches() / LAUNCH % 2) {}
 
@@ -132,8 +132,10 @@ template <typename E> struct WholeExchange {
         return rank == windows.rank ? vector + start : (const E *)(slot(windows.own(), half, rank) + byte);
     }
 
-    // block: the number of this block among `blocks` with such parts.
-    __device__ __forceinline__ void end(int block, int blocks) {
+    __device__ __forceinline__ E *updated(E *vector) const { return vector + start; }
+
+    // blocks: how many have such parts.
+    __device__ __forceinline__ void finish(E *vector, int block, int blocks) {
         rounds.end();
         __syncthreads();
         const uint32_t share = LAUNCH / blocks;

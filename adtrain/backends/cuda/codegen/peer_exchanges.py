@@ -28,7 +28,7 @@ WARP = 32
 RESIDENT = 2
 """Blocks that a multiprocessor has registers for, so that other members run while the updates wait for the peers."""
 SPAN = 16
-"""The slice of a block is a multiple of so many elements, which are whole vectors of any type."""
+"""A part is a multiple of so many elements, which are whole vectors of any type."""
 
 
 def peer_exchanges(equation: Equation, target: Target) -> Kernel:
@@ -84,40 +84,36 @@ def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, 
     updated = of_body(flat(body_of(update)))
     inputs = {v: f"x{i}" for i, v in enumerate(equation.inputs)}
     outputs = {v: f"y{i}" for i, v in enumerate(equation.outputs)}
+    vector = outputs[joined.outputs[0]]
     divided = [v for v in (*equation.inputs, *equation.outputs) if v.size == length]
     whole = alone and ranks == 2 and not divided and nbytes(sent) <= SLOT_BYTES
 
     def argument(v: Variable) -> str:
-        """The first element of the part of a block."""
+        """The first element of a part."""
         e = producer.get(v)
         if e is None:
             return f"{inputs[v]} + part.start" if v.size == length else inputs[v]
         if e.has(Trait.SUBVIEW):
-            return f"{inputs[e.inputs[0]]} + part.{'start' if whole else 'own'}"
+            return f"{inputs[e.inputs[0]]} + part.own"
         row = producer[e.inputs[0]].params["starts"][0]  # a reshape of a row of what was received
         return f"part.received({inputs[sent]}, {row})"
 
     def result(v: Variable) -> str:
-        if v not in gather.inputs:
-            return f"{outputs[v]} + part.start"
-        vector = outputs[joined.outputs[0]]
-        return f"{vector} + part.start" if whole else f"part.everywhere({vector})"
+        return f"part.updated({vector})" if v in gather.inputs else f"{outputs[v]} + part.start"
 
-    elements, groups = (length * ranks, THREADS // WARP) if whole else (length, 1)
+    elements, parts = (length * ranks, THREADS // WARP) if whole else (length, 1)  # parts of a block
     vectors = -(-elements * sent.type.dtype.itemsize // VECTOR)
     blocks = min(-(-vectors // THREADS), target.multiprocessors)
-    span = -(-elements // (blocks * groups * SPAN)) * SPAN
-    blocks = -(-elements // (span * groups))
-    kind, number = (
-        ("WholeExchange", f"block * {groups} + threadIdx.x / {WARP}") if whole else ("SliceExchange", "block")
-    )
+    span = -(-elements // (blocks * parts * SPAN)) * SPAN
+    blocks = -(-elements // (span * parts))
+    kind, group = ("WholeExchange", "ByWarp") if whole else ("SliceExchange", "ByBlock")
     lines = [
-        f"{kind}<{c_type(sent.type.dtype)}> part(windows, {at}, {elements}, {span}, {number});",
+        f"{kind}<{c_type(sent.type.dtype)}> part(windows, {at}, {elements}, {span}, block);",
         f"part.send({inputs[sent]});",
         f"{name}({', '.join([*map(argument, updated.inputs), *map(result, updated.outputs)])}, part.count);",
-        f"part.end(block, {blocks});" if whole else f"part.receive({outputs[joined.outputs[0]]});",
+        f"part.finish({vector}, block, {blocks});",
     ]
-    definition = _function(name, updated, "ByWarp" if whole else "ByBlock", None if whole else gather.inputs[0])
+    definition = _function(name, updated, group, None if whole else gather.inputs[0])
     return Part(lines, equation.inputs, equation.outputs, HEADERS, definition, blocks, peers=True)
 
 
@@ -125,7 +121,7 @@ def _function(name: str, loops: Loops, group: str, everywhere: Variable | None) 
     """A function of the part of a block or warp: pointers to the first elements, and their number.
 
     Args:
-        group: the type of kernels/cuda/index/peer_window.cuh.
+        group: the threads of a part, a type of kernels/cuda/index/peer_window.cuh.
         everywhere: the result that is stored on all ranks.
     """
     parameters = [f"{pointer(v, const=True)}x{i}" for i, v in enumerate(loops.inputs)]
