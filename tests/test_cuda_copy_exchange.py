@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from thread_ranks import ThreadRank, on_ranks
 
-from adtrain.backends.cuda.copy_exchange import Copy, Step, Write, steps
+from adtrain.backends.cuda.copy_exchange import Copy, Step, Write, own_copy, steps
 from adtrain.backends.cuda.peer_window import window_bytes
 
 EXCHANGES = 20
@@ -48,7 +48,8 @@ def test_peers_receive_what_was_sent_in_many_exchanges(ranks: int) -> None:
             row = 0 if name == "all_gather" else rank.rank
             received = np.zeros((ranks, SIZE), np.uint8)
             given = [x.ctypes.data for x in sent], received.ctypes.data, SIZE, [x.ctypes.data for x in windows]
-            for step in steps(name, *given, rank.rank):
+            own = own_copy(name, given[0][rank.rank], *given[1:3], rank.rank)
+            for step in (own, *steps(name, *given, rank.rank)):
                 time.sleep(random.choice([0, 0, 1e-3]))
                 take(step)
             sent[rank.rank][:] = 0

@@ -40,6 +40,11 @@ class Wait(NamedTuple):
 Step: TypeAlias = "Copy | Write | Wait"
 
 
+def own_copy(name: str, sent: int, received: int, size: int, rank: int) -> Copy:
+    """The copy of what this rank sends to itself. It may run beside the `steps`."""
+    return Copy(received + rank * size, sent + _first(name, size, rank), size)
+
+
 def steps(
     name: str, sent: Sequence[int], received: int, size: int, windows: Sequence[int], rank: int
 ) -> Iterator[Step]:
@@ -51,9 +56,8 @@ def steps(
         received: where it receives `size` bytes from each rank.
         windows: where it sees the window of each rank.
     """
-    ranks = len(windows)
+    ranks, first = len(windows), _first(name, size, rank)
     peers = [(rank + i) % ranks for i in range(1, ranks)]  # at any time each rank reads the memory of another one
-    first = 0 if name == "all_gather" else rank * size
 
     def flag(owner: int, kind: int, of: int) -> int:
         return windows[owner] + copy_flags_at(ranks) + FLAG_BYTES * (2 * of + kind)
@@ -63,7 +67,11 @@ def steps(
         for peer in peers:
             yield from (Wait(flag(rank, kind, peer)), Write(flag(rank, kind, peer), 0))
 
-    yield Copy(received + rank * size, sent[rank] + first, size)
     yield from meet(READY)
     yield from (Copy(received + peer * size, sent[peer] + first, size) for peer in peers)
     yield from meet(DONE)
+
+
+def _first(name: str, size: int, rank: int) -> int:
+    """The first byte of what each rank sends to this one."""
+    return 0 if name == "all_gather" else rank * size

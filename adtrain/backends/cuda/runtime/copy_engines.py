@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pycuda.driver as cuda
 from cuda.bindings import driver
 
-from adtrain.backends.cuda.copy_exchange import Copy, Write, steps
+from adtrain.backends.cuda.copy_exchange import Copy, Write, own_copy, steps
+from adtrain.backends.cuda.runtime.device import NON_BLOCKING, order
 from adtrain.backends.cuda.runtime.errors import checked
 from adtrain.backends.cuda.runtime.peer_memory import PeerMemory, mapped_by_all
 from adtrain.core.errors import DeviceError
@@ -23,6 +25,7 @@ class CopyEngines:
 
     def __init__(self, peers: PeerMemory) -> None:
         *self.windows, self.rank = peers.device.windows
+        self.beside = cuda.Stream(NON_BLOCKING)
         self.mapped: dict[int, tuple[Any, int, list[Any]]] = {}
 
     def map(self, memory: Any, size: int) -> None:
@@ -42,7 +45,10 @@ class CopyEngines:
 
     def enqueue(self, name: str, sent: int, received: int, size: int, stream: Any) -> None:
         """See `Transport`. It uses stream memory operations, which the CUDA graph contains as well."""
-        on, equal = driver.CUstream(stream.handle), driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
+        on, beside = driver.CUstream(stream.handle), driver.CUstream(self.beside.handle)
+        equal = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
+        order(on, beside)
+        checked(driver.cuMemcpyDtoDAsync(*own_copy(name, sent, received, size, self.rank), beside))
         for step in steps(name, self._views(sent), received, size, self.windows, self.rank):
             if isinstance(step, Copy):
                 checked(driver.cuMemcpyDtoDAsync(*step, on))
@@ -50,6 +56,7 @@ class CopyEngines:
                 checked(driver.cuStreamWriteValue32(on, *step, 0))
             else:
                 checked(driver.cuStreamWaitValue32(on, step.address, 1, equal))
+        order(beside, on)
 
     def _views(self, address: int) -> list[int]:
         """Where this rank sees the memory of each rank that is at `address` in its own."""

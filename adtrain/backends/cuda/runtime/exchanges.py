@@ -10,7 +10,7 @@ import pycuda.driver as cuda
 from cuda.bindings import driver
 
 from adtrain.backends.cuda.runtime.copy_engines import MIN_BYTES, CopyEngines
-from adtrain.backends.cuda.runtime.device import NON_BLOCKING, Device
+from adtrain.backends.cuda.runtime.device import NON_BLOCKING, Device, order
 from adtrain.backends.cuda.runtime.errors import checked, translated
 from adtrain.core import communicator
 from adtrain.core.backend import KernelRun
@@ -99,7 +99,7 @@ class Exchanges:
 
     def fork(self) -> None:
         """The exchange stream waits for the work that is on the main stream."""
-        self._after(self.main, self.stream)
+        order(self.main, self.stream)
 
     def join(self, event: Any) -> None:
         """The main stream waits for the exchange that `event` follows."""
@@ -111,13 +111,6 @@ class Exchanges:
         event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         checked(driver.cuEventRecord(event, self.stream))
         return event
-
-    def _after(self, first: Any, then: Any) -> None:
-        """Stream `then` waits for the work that is on stream `first`."""
-        event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
-        checked(driver.cuEventRecord(event, first))
-        checked(driver.cuStreamWaitEvent(then, event, 0))
-        checked(driver.cuEventDestroy(event))
 
 
 class ExchangeWork:
