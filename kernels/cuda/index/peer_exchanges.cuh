@@ -1,23 +1,35 @@
 // Exchanges in generated kernels (codegen/peer_exchanges.py): optimizer updates between an all-to-all of gradients and an
-// all-gather of parameters, and all-gathers of a few bytes.
+// all-gather of parameters, or after an exchange of whole gradients; and all-gathers of a few bytes.
 //
-// Data goes to slots in the windows of the peers: first[r] and second[r] take what rank r sends in the first and in the second half
-// of a launch. No slot is written while it is read:
-// - When a launch begins, the launch before it has ended on this GPU. So the peers have begun its second half, and have read what they
-//   received in the first one.
-// - When the second half begins, the peers have begun this launch. So they have ended the launch before it.
-//
-// WholeExchange has two other slots for each rank, and uses them in turn: launch n, counted on this GPU, uses slots n % 2. When
-// launch n + 2 begins, launch n + 1 has ended on this GPU. So the peers have begun it, and have ended launch n.
+// Data goes to slots in the windows of the peers. Each rank has four. No slot is written while it is read:
+// - SliceExchange has two rounds in a launch, and a slot for each. When a launch begins, the launch before it has ended on this GPU.
+//   So the peers have begun its second round, and have read what they received in the first one. When the second round begins, the
+//   peers have begun this launch. So they have ended the launch before it.
+// - The others have one round, and use two slots in turn. When launch n + 2 begins, launch n + 1 has ended on this GPU. So the peers
+//   have begun it, and have ended launch n.
 //
 // Macros (peer_window.py): SLOTS_AT: the byte of a window where slots start. SLOT: bytes of a slot. LAUNCHES_AT: the byte of a
 // window where launches are counted. Others: peer_window.cuh.
 #pragma once
 #include "index/peer_window.cuh"
 
-// The slot of what a rank sends, in a window. half: 0 or 1, for WholeExchange 2 or 3.
-__device__ __forceinline__ char *slot(char *window, int half, int64_t rank) {
-    return window + SLOTS_AT + (half * RANKS + rank) * (int64_t)SLOT;
+// A slot of what a rank sends, in a window. number: of a round of SliceExchange, or what `turn` returns.
+__device__ __forceinline__ char *slot(char *window, int number, int64_t rank) {
+    return window + SLOTS_AT + (number * RANKS + rank) * (int64_t)SLOT;
+}
+
+// What the blocks of a launch add together to the counter of launches. Less is added until all of them have read it.
+constexpr uint32_t LAUNCH = 1 << 16;
+
+__device__ __forceinline__ uint32_t *launches(const Windows &windows) { return (uint32_t *)(windows.own() + LAUNCHES_AT); }
+
+// The slot for this launch of an exchange with one round.
+__device__ __forceinline__ int turn(const Windows &windows) { return 2 + *(volatile uint32_t *)launches(windows) / LAUNCH % 2; }
+
+// Each block of an exchange with one round calls it once when all its threads know the turn. number: of the block among `blocks`.
+__device__ __forceinline__ void end_turn(const Windows &windows, int number, int blocks) {
+    const uint32_t share = LAUNCH / blocks;
+    if (threadIdx.x == 0) atomicAdd(launches(windows), number ? share : LAUNCH - share * (blocks - 1));
 }
 
 // Pointers to the same elements in the memory of all ranks: what is stored is stored everywhere.
@@ -101,57 +113,53 @@ template <typename E> struct SliceExchange {
 // `start` to `start + count`. It takes one round. Between two GPUs it sends as many bytes as SliceExchange. Warps do not wait for
 // each other, so some update elements while data of others arrives.
 template <typename E> struct WholeExchange {
-    static constexpr uint32_t LAUNCH = 1 << 16; // what the blocks of a launch add to the counter together
-
     const Windows &windows;
     Rounds<ByWarp> rounds;
     const int64_t start, own; // own: the element of a vector where this part starts, which is `start`
     const int count;
     const int64_t byte; // of the part in a slot
-    const int half;
+    const int number;   // of the slot
 
     // at: the byte in a slot where the vector starts.
     __device__ __forceinline__ WholeExchange(const Windows &windows, int64_t at, int64_t length, int span, int block)
         : windows(windows), rounds(windows), start((int64_t)(block * blockDim.x + threadIdx.x) / 32 * span), own(start),
           count(length - start < span ? (length > start ? length - start : 0) : span), byte(at + start * sizeof(E)),
-          half(2 + *launches() / LAUNCH % 2) {}
-
-    // Less than a LAUNCH is added until all blocks have read it.
-    __device__ __forceinline__ volatile uint32_t *launches() const { return (uint32_t *)(windows.own() + LAUNCHES_AT); }
+          number(turn(windows)) {}
 
     __device__ __forceinline__ void send(const E *vector) {
         for (int peer = 0; peer < RANKS; peer++)
             if (peer != windows.rank)
-                copy_bytes<ByWarp>(slot(windows.of[peer], half, windows.rank) + byte, (const char *)(vector + start),
+                copy_bytes<ByWarp>(slot(windows.of[peer], number, windows.rank) + byte, (const char *)(vector + start),
                     count * sizeof(E));
         rounds.next();
     }
 
     // What `rank` has sent; `vector` is what this rank has sent.
     __device__ __forceinline__ const E *received(const E *vector, int64_t rank) const {
-        return rank == windows.rank ? vector + start : (const E *)(slot(windows.own(), half, rank) + byte);
+        return rank == windows.rank ? vector + start : (const E *)(slot(windows.own(), number, rank) + byte);
     }
 
     __device__ __forceinline__ E *updated(E *vector) const { return vector + start; }
 
-    // blocks: how many have such parts.
+    // block: the number of this block among `blocks` of exchanges with one round.
     __device__ __forceinline__ void finish(E *vector, int block, int blocks) {
         rounds.end();
         __syncthreads();
-        const uint32_t share = LAUNCH / blocks;
-        if (threadIdx.x == 0) atomicAdd((uint32_t *)launches(), block ? share : LAUNCH - share * (blocks - 1));
+        end_turn(windows, block, blocks);
     }
 };
 
-// An all-gather by one block: item r of `received` is what rank r has sent. size: bytes of an item. at: its byte in a slot.
+// An all-gather by one block: item r of `received` is what rank r has sent. size: bytes of an item. at: its byte in a slot. block:
+// the number of this block among `blocks` of exchanges with one round.
 __device__ __forceinline__ void gather_from_peers(
-    const Windows &windows, const char *sent, char *received, int64_t at, int64_t size) {
+    const Windows &windows, const char *sent, char *received, int64_t at, int64_t size, int block, int blocks) {
     Rounds<> rounds(windows);
-    rounds.next();
+    const int number = turn(windows);
     for (int rank = 0; rank < RANKS; rank++)
-        copy_bytes(rank == windows.rank ? received + rank * size : slot(windows.of[rank], 1, windows.rank) + at, sent, size);
+        copy_bytes(rank == windows.rank ? received + rank * size : slot(windows.of[rank], number, windows.rank) + at, sent, size);
     rounds.next();
     for (int peer = 0; peer < RANKS; peer++)
-        if (peer != windows.rank) copy_bytes(received + peer * size, slot(windows.own(), 1, peer) + at, size);
+        if (peer != windows.rank) copy_bytes(received + peer * size, slot(windows.own(), number, peer) + at, size);
     rounds.end();
+    end_turn(windows, block, blocks);
 }

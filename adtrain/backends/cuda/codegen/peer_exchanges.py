@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from adtrain.backends.cuda.codegen.loops import Loops, flat, loops, of_body
 from adtrain.backends.cuda.codegen.one_block import names_of, one_block, part_of
@@ -33,48 +34,62 @@ SPAN = 16
 
 def peer_exchanges(equation: Equation, target: Target) -> Kernel:
     """The kernel of a `peer_exchanges` equation. Each member has blocks of its own."""
-    parts, at, ranks = list[Part](), 0, 0
     members = equation.params["body"].equations
-    alone = sum(e.primitive is exchanged_update_p for e in members) == 1
-    for i, e in enumerate(members):
-        if e.primitive is exchanged_update_p:
-            exchange = e.params["body"].equations[0]
-            ranks = exchange.params["ranks"]
-            parts.append(_update(e, f"update{i}", at, ranks, target, alone))
-            at += nbytes(exchange.outputs[0]) // ranks
-        elif e.has(Trait.COLLECTIVE) or e.primitive is gathered_p:
-            parts.append(_gathered(e, at))
-            at = aligned(at + nbytes(body_of(e).equations[0].inputs[0]))
-        else:
-            parts.append(loops(e).part(THREADS, target) if is_loops(e) else one_block(e, THREADS))
+    updates = [e for e in members if e.primitive is exchanged_update_p]
+    gathers = [e for e in members if e.has(Trait.COLLECTIVE) or e.primitive is gathered_p]
+    ranks = body_of(updates[0]).equations[0].params["ranks"]
+    starts = [0, *accumulate(aligned(nbytes(body_of(e).equations[0].inputs[0])) for e in gathers)]
+    whole = len(updates) == 1 and _exchanges_whole(updates[0], ranks, SLOT_BYTES - starts[-1])
+    parts, at = list[Part](), starts[-1] if whole else 0
+    for i, e in enumerate(updates):
+        parts.append(_update(e, f"update{i}", at, ranks, target, len(gathers) if whole else None))
+        at += nbytes(body_of(e).equations[0].outputs[0]) // ranks
+    first = parts[0].blocks if whole else 0
+    for i, e in enumerate(gathers):
+        parts.append(_gathered(e, starts[i], first + i, first + len(gathers)))
+    others = [e for e in members if e not in updates and e not in gathers]
+    parts += [loops(e).part(THREADS, target) if is_loops(e) else one_block(e, THREADS) for e in others]
     made = kernel("peer_exchanges", parts, THREADS, resident=RESIDENT)
     options = tuple(f"-D{name}={value}" for name, value in macros(ranks).items())
     return replace(made, source=made.source._replace(options=(*made.source.options, *options)))
 
 
-def _gathered(equation: Equation, at: int) -> Part:
-    """The part of an all-gather, and of the small equations that read what it receives. Its items lie in slots from
-    byte ``at`` on."""
+def _gathered(equation: Equation, at: int, number: int, blocks: int) -> Part:
+    """The part of an all-gather, and of the small equations that read what it receives.
+
+    Args:
+        at: the byte in a slot where its items lie.
+        number: of its block among the ``blocks`` of exchanges with one round.
+    """
 
     def form(e: Equation) -> Form:
         return gather if e.has(Trait.COLLECTIVE) else form_of(e)
 
     def gather(e: Equation, names: Names, threads: int) -> Sequence[Step]:
         sent, received = (names[v] for v in (*e.inputs, *e.outputs))
-        size = nbytes(e.inputs[0])
-        line = f"gather_from_peers(windows, (const char *){sent}, (char *){received}, {at}, {size});"
-        return [Step([line], threads)]
+        places = f"(const char *){sent}, (char *){received}, {at}, {nbytes(e.inputs[0])}"
+        return [Step([f"gather_from_peers(windows, {places}, {number}, {blocks});"], threads)]
 
     body = body_of(equation)
     part = part_of(body, names_of(body), THREADS, forms=form)
     return replace(part, headers=(*part.headers, *HEADERS), peers=True)
 
 
-def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, alone: bool) -> Part:
-    """The part of an `exchanged_update` equation. Its slices lie in slots from byte ``at`` on.
+def _exchanges_whole(update: Equation, ranks: int, space: int) -> bool:
+    """Whether ranks exchange whole gradients, of at most ``space`` bytes, and each computes the whole update.
 
-    If it is the only update of two ranks and has no state that is divided among them, both ranks exchange whole vectors
-    and compute the whole update: in one round in place of two, with as many bytes.
+    It takes one round in place of two. Between two ranks it sends as many bytes. No state may be divided among them.
+    """
+    sent = body_of(update).equations[0].inputs[0]
+    divided = any(v.size == sent.size // ranks for v in (*update.inputs, *update.outputs))
+    return ranks == 2 and not divided and nbytes(sent) <= space
+
+
+def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, gathers: int | None) -> Part:
+    """The part of an `exchanged_update` equation. Its slices, or its vectors, lie in slots from byte ``at`` on.
+
+    Args:
+        gathers: if ranks exchange whole gradients, the number of all-gathers in the same launch. Otherwise None.
     """
     body: Program = equation.params["body"]
     producer = {v: e for e in body.equations for v in e.outputs}
@@ -85,8 +100,6 @@ def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, 
     inputs = {v: f"x{i}" for i, v in enumerate(equation.inputs)}
     outputs = {v: f"y{i}" for i, v in enumerate(equation.outputs)}
     vector = outputs[joined.outputs[0]]
-    divided = [v for v in (*equation.inputs, *equation.outputs) if v.size == length]
-    whole = alone and ranks == 2 and not divided and nbytes(sent) <= SLOT_BYTES
 
     def argument(v: Variable) -> str:
         """The first element of a part."""
@@ -101,6 +114,7 @@ def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, 
     def result(v: Variable) -> str:
         return f"part.updated({vector})" if v in gather.inputs else f"{outputs[v]} + part.start"
 
+    whole = gathers is not None
     elements, parts = (length * ranks, THREADS // WARP) if whole else (length, 1)  # parts of a block
     vectors = -(-elements * sent.type.dtype.itemsize // VECTOR)
     blocks = min(-(-vectors // THREADS), target.multiprocessors)
@@ -111,7 +125,7 @@ def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, 
         f"{kind}<{c_type(sent.type.dtype)}> part(windows, {at}, {elements}, {span}, block);",
         f"part.send({inputs[sent]});",
         f"{name}({', '.join([*map(argument, updated.inputs), *map(result, updated.outputs)])}, part.count);",
-        f"part.finish({vector}, block, {blocks});",
+        f"part.finish({vector}, block, {blocks + (gathers or 0)});",
     ]
     definition = _function(name, updated, group, None if whole else gather.inputs[0])
     return Part(lines, equation.inputs, equation.outputs, HEADERS, definition, blocks, peers=True)
