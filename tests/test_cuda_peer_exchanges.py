@@ -132,12 +132,13 @@ def test_a_step_has_one_launch_that_exchanges_and_updates_parameters_in_place(na
     on_ranks(2, check)
 
 
-@pytest.mark.parametrize(("name", "launches"), [("mlp", 6), ("cnn", 11)])
-def test_small_loops_and_gathers_of_a_repeated_step_share_launches(name: str, launches: int) -> None:
-    """The schedule, the step counters and the indices of the next batch have no launches of their own."""
+@pytest.mark.parametrize(("name", "batch", "launches"), [("mlp", 128, 6), ("mlp", 2048, 7), ("cnn", 128, 11)])
+def test_small_equations_and_gathers_of_a_repeated_step_share_launches(name: str, batch: int, launches: int) -> None:
+    """The schedule, the step counters, the metrics and the indices of the next batch have no launches of their own. Nor
+    has the sum of a bias gradient beside products."""
 
     def count(rank: ThreadRank) -> int:
-        _, (repeated, _), _ = Layout(step(name), Lowering(H200)).runs(2)
+        _, (repeated, _), _ = Layout(step(name, f"data.batch_size={batch}"), Lowering(H200)).runs(2)
         return sum(not placed.equation.is_view for placed in repeated)
 
     assert on_ranks(2, count) == [launches] * 2
