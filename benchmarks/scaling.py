@@ -1,9 +1,10 @@
 """Measure several GPUs of one machine in one call: the tests of ranks, exchanges, and steps of adtrain and PyTorch.
 
-    python benchmarks/scaling.py FOLDER [--ranks 1,2] [--device gpu] [--parts tests,exchanges,steps]
+    python benchmarks/scaling.py FOLDER [--ranks 1,2] [--device gpu] [--parts steps,tests,exchanges,peers]
 
-The tests train three times with the same bytes, and kill and stop a rank. Writes FOLDER/scaling.json and
-FOLDER/tests.txt, and prints tables. What fails is reported, and the rest is measured.
+The parts run in the given order. The tests train three times with the same bytes, and kill and stop a rank. Writes
+FOLDER/scaling.json after each workload, FOLDER/tests.txt, and prints tables. What fails is reported, and the rest is
+measured. `--parts steps,peers --scalings weak --peers torch-graph` takes about four minutes on two GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from adtrain.bench.scaling.measure import run, scaling
+from adtrain.bench.peers.systems import ADTRAIN
+from adtrain.bench.scaling.measure import SCALINGS, run, scaling
 from adtrain.bench.scaling.request import PEERS, Request
 from adtrain.bench.text.scaling import COLUMNS, cells
 from adtrain.core.errors import AdtrainError
@@ -33,7 +35,7 @@ WORKLOADS = {
     "wide mlp 7500 SGD": ("mlp", WIDE, 7500),
 }
 SIZES = (1 << 10, 16 << 10, 256 << 10, 2_143_232, 4_800_000, 64 << 20, 256 << 20)
-PARTS = ("tests", "exchanges", "steps")
+PARTS = ("steps", "tests", "exchanges", "peers")
 WIDTH = 120
 
 Keep = Callable[[str, object], None]
@@ -46,9 +48,11 @@ def main() -> None:
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--device", default="gpu", choices=("gpu", "cpu"))
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--scalings", default=",".join(SCALINGS))
+    parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--parts", default=",".join(PARTS))
     arguments = parser.parse_args()
-    ranks = [int(x) for x in arguments.ranks.split(",")]
+    arguments.ranks = [int(x) for x in arguments.ranks.split(",")]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, object] = {}
 
@@ -56,28 +60,28 @@ def main() -> None:
         found[name] = value
         (arguments.folder / "scaling.json").write_text(json.dumps(found, indent=2) + "\n")
 
-    parts = arguments.parts.split(",")
-    if "steps" in parts:
-        steps(arguments.workloads.split(","), arguments.device, ranks, (), keep)
-    if "tests" in parts:
-        tests(arguments.folder / "tests.txt")
-    if "exchanges" in parts:
-        exchanges(arguments.device, max(ranks), keep)
-    if "steps" in parts:
-        peers = [name for name, devices in PEERS.items() if arguments.device in devices]
-        steps(arguments.workloads.split(","), arguments.device, ranks, peers, keep)
+    peers = [name for name in arguments.peers.split(",") if arguments.device in PEERS[name]]
+    parts: dict[str, Callable[[], None]] = {
+        "steps": lambda: steps(arguments, [ADTRAIN], keep),
+        "tests": lambda: tests(arguments.folder / "tests.txt"),
+        "exchanges": lambda: exchanges(arguments.device, max(arguments.ranks), keep),
+        "peers": lambda: steps(arguments, peers, keep),
+    }
+    for part in arguments.parts.split(","):
+        parts[part]()
 
 
-def steps(workloads: Sequence[str], device: str, ranks: Sequence[int], peers: Sequence[str], keep: Keep) -> None:
-    """Time steps; `peers` are timed beside adtrain."""
-    for name in workloads:
+def steps(arguments: argparse.Namespace, systems: Sequence[str], keep: Keep) -> None:
+    """Time steps of systems."""
+    for name in arguments.workloads.split(","):
         config, overrides, batch = WORKLOADS[name]
+        measured = arguments.ranks, systems, arguments.scalings.split(",")
         try:
-            points = [point._asdict() for point in scaling(config, overrides, device, batch, ranks, peers).points]
+            points = [p._asdict() for p in scaling(config, overrides, arguments.device, batch, *measured).points]
         except AdtrainError as error:
             print(f"{name}: {error}", flush=True)
             continue
-        keep(f"{name}, beside PyTorch" if peers else name, points)
+        keep(f"{name}, {', '.join(systems)}", points)
         print(f"\n{name}", *render(COLUMNS, list(map(cells, points)), WIDTH), sep="\n", flush=True)
 
 

@@ -31,6 +31,8 @@ def test_efficiency_and_hidden_exchanges(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
     on_gpus = [p for p in measure.scaling("mlp", [], "gpu", 120, [1, 2]).points if not p.weak]
     assert [p.efficiency for p in on_gpus] == [1.0, pytest.approx(2 / 3)]
+    (one,) = measure.scaling("mlp", [], "gpu", 120, [2], ["torch-graph"], ["weak"]).points
+    assert (one.system, one.weak, one.step_us, one.exchange_us) == ("torch-graph", True, 150.0, 0.0)
     assert cells(found.points[-1]._asdict()) == ["adtrain", "strong", "2", "120", "90.0", "100.0", "", "133.3%"]
 
 

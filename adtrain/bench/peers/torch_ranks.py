@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -36,6 +37,8 @@ class Ranks(NamedTuple):
 def process_group(device: str, timeout: float) -> Iterator[Ranks]:
     """Within the block, this process is in the process group of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
+    A CUDA graph with an exchange must be gone before the block ends: NCCL waits until no graph uses it.
+
     Args:
         timeout: of an exchange, in seconds.
     """
@@ -53,6 +56,7 @@ def process_group(device: str, timeout: float) -> Iterator[Ranks]:
         name = backend("cpu").device_name() if device == "cpu" else torch.cuda.get_device_name()
         yield Ranks(distributed.get_rank(), distributed.get_world_size(), name, lambda: broadcast(0), broadcast)
     finally:
+        gc.collect()
         distributed.destroy_process_group()
 
 

@@ -20,6 +20,8 @@ from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.distributed.launch import end, start
 
 WORKER_SECONDS = 600
+SCALINGS = ("weak", "strong")
+"""Weak: the batch grows with the ranks. Strong: it stays."""
 
 
 class Point(NamedTuple):
@@ -57,7 +59,13 @@ class Scaling(NamedTuple):
 
 
 def scaling(
-    config: str, overrides: Sequence[str], device: str, batch_size: int, ranks: Sequence[int], peers: Sequence[str] = ()
+    config: str,
+    overrides: Sequence[str],
+    device: str,
+    batch_size: int,
+    ranks: Sequence[int],
+    systems: Sequence[str] = (ADTRAIN,),
+    scalings: Sequence[str] = SCALINGS,
 ) -> Scaling:
     """Measure a config on these numbers of ranks of this machine; weak scaling with `batch_size` images a rank.
 
@@ -65,27 +73,31 @@ def scaling(
     number of ranks in strong scaling, so that strong scaling uses the same cores.
 
     Args:
-        peers: other systems, measured after adtrain with each number of ranks: names in `PEERS`.
+        systems: adtrain, and names in `PEERS`. They are measured one after another with each number of ranks.
+        scalings: of `SCALINGS`.
 
     Raises:
         AdtrainError: a measurement fails.
     """
     most, cores = max(ranks), os.cpu_count() or 1
     points, about = list[Point](), None
-    for weak in (True, False):
+    exchanges: dict[int, float] = {}
+    for weak in (name == "weak" for name in scalings):
         first: dict[str, tuple[int, float]] = {}
-        for count, system in product(ranks, (ADTRAIN, *peers)):
+        for count, system in product(ranks, systems):
             size = batch_size * count if weak else batch_size
             threads = max(1, cores // (most if weak else count))
             request = Request(config, tuple(overrides), device, size, system=system)
             measured = run(request, count, threads)
             step = median(measured.microseconds)
             exchange = 0.0
-            if system == ADTRAIN:
+            if about is None or system == ADTRAIN:
                 about = measured
             if system == ADTRAIN and count > 1:
-                alone = run(request._replace(exchange_bytes=measured.gradient_bytes), count, threads)
-                exchange = median(alone.microseconds)
+                if count not in exchanges or device == "cpu":  # there the cores of a rank differ
+                    alone = run(request._replace(exchange_bytes=measured.gradient_bytes), count, threads)
+                    exchanges[count] = median(alone.microseconds)
+                exchange = exchanges[count]
             first_count, first_us = first.setdefault(system, (count, step))
             ideal = first_us if weak or device == "cpu" else first_us * first_count / count
             hidden = None if not weak or not exchange else 1 - (step - first_us) / exchange
@@ -139,7 +151,7 @@ def result(
     conditions = protocol(device, observed_load(progress), min_sample_ms=1e3 * SAMPLE_SECONDS)
     conditions["samples"] = [SAMPLES, SAMPLES]
     progress(f"bench: timing steps of {config} on {' and '.join(map(str, ranks))} ranks, about a minute")
-    found = scaling(config, overrides, device, batch_size, ranks, peers)
+    found = scaling(config, overrides, device, batch_size, ranks, (ADTRAIN, *peers))
     return {
         "kind": "scaling",
         "protocol": conditions,

@@ -54,8 +54,9 @@ def peer_steps(request: Request) -> Measured:
 
     job = Job(_experiment(request), request.device)
     with torch_ranks.process_group(request.device, TIMEOUT) as ranks:
-        run = torch_ranks.runner(job, request.system.partition("-")[2], ranks)
-        samples = _samples(run, ranks.barrier, ranks.broadcast)
+        form = request.system.partition("-")[2]
+        # No name for the runner: its CUDA graph must be gone when the process group ends. NCCL waits for that.
+        samples = _samples(torch_ranks.runner(job, form, ranks), ranks.barrier, ranks.broadcast)
         size = sum(x.nbytes for x in job.weights.values())
         return Measured(ranks.size, request.batch_size, samples, size, ranks.device_name)
 
