@@ -4,7 +4,7 @@
 
 The parts run in the given order. The tests train three times with the same bytes, and kill and stop a rank. Writes
 FOLDER/scaling.json after each workload, FOLDER/tests.txt, and prints tables. What fails is reported, and the rest is
-measured. `--parts steps,peers --scalings weak --peers torch-graph` takes about four minutes on two GPUs.
+measured. For a first look: `--parts steps,peers --scalings weak --peers torch-graph`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 
 from adtrain.core import communicator
 from adtrain.core.fused import (
@@ -22,7 +23,7 @@ from adtrain.core.fused import (
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise, is_loops
-from adtrain.passes.fuse_horizontally import blocks_in_launch
+from adtrain.passes.fuse_horizontally import MAX_POINTERS, blocks_in_launch
 from adtrain.passes.groups import Groups
 from adtrain.passes.join_horizontals import independent, join_loops, merge_independent
 from adtrain.passes.places import nbytes
@@ -126,7 +127,7 @@ def _one_launch(program: Program, space: int) -> Program:
 def _merge_readers(groups: Groups, first: int, gather: int) -> None:
     """Merge an all-gather with the equations that read what it receives.
 
-    Nothing is merged unless one block can compute all of them without the results of the updates.
+    Nothing is merged unless one block can compute all of them, without the results of the updates and of each other.
     """
     read, members = list(groups.equations[gather].outputs), list[int]()
     for i, e in enumerate(groups.equations):
@@ -135,10 +136,12 @@ def _merge_readers(groups: Groups, first: int, gather: int) -> None:
             read += e.outputs if e.is_view else ()
     readers = [i for i in members if not groups.equations[i].is_view]
     fits = all(_in_one_block(groups.equations[i]) and independent(groups, first, i) for i in readers)
-    if fits and set(read).isdisjoint(groups.program.outputs):
+    chained = any(groups.order.reaches(groups.of[a], groups.of[b]) for a, b in permutations(readers, 2))
+    launch = [groups.equations[i] for i in (*groups.members[groups.of[first]], *readers)]
+    pointers = {v for e in launch for v in (*e.inputs, *e.outputs)}
+    if fits and not chained and len(pointers) <= MAX_POINTERS and set(read).isdisjoint(groups.program.outputs):
         for i in members:
-            if groups.can_merge(groups.of[gather], groups.of[i]):
-                groups.merge(groups.of[gather], groups.of[i])
+            groups.merge(groups.of[gather], groups.of[i])
 
 
 def _in_one_block(e: Equation) -> bool:

@@ -11,7 +11,6 @@ from adtrain.backends.cuda.copy_exchange import Copy, Write, own_copy, steps
 from adtrain.backends.cuda.runtime.device import NON_BLOCKING, order
 from adtrain.backends.cuda.runtime.errors import checked
 from adtrain.backends.cuda.runtime.peer_memory import PeerMemory, mapped_by_all
-from adtrain.core.errors import DeviceError
 
 MIN_BYTES = 4 << 20
 """Shorter items use other transports. From which size on copy engines are better was not measured."""
@@ -28,20 +27,18 @@ class CopyEngines:
         self.beside = cuda.Stream(NON_BLOCKING)
         self.mapped: dict[int, tuple[Any, int, list[Any]]] = {}
 
-    def map(self, memory: Any, size: int) -> None:
+    def map(self, memory: Any, size: int) -> bool:
         """Let the peers read memory that `Device.reserve` returned. All ranks call it at the same time.
 
-        The memory is kept until the process ends: it must not be freed while a peer has mapped it.
-
-        Raises:
-            DeviceError: a GPU cannot map it.
+        The memory is kept until the process ends: it must not be freed while a peer has mapped it. Returns False if a
+        GPU cannot map it.
         """
         if int(memory) in self.mapped:
-            return
+            return True
         views = mapped_by_all(memory)
-        if views is None:
-            raise DeviceError(f"a GPU cannot map {size:,} bytes of another GPU")
-        self.mapped[int(memory)] = memory, size, views
+        if views is not None:
+            self.mapped[int(memory)] = memory, size, views
+        return views is not None
 
     def enqueue(self, name: str, sent: int, received: int, size: int, stream: Any) -> None:
         """See `Transport`. It uses stream memory operations, which the CUDA graph contains as well."""

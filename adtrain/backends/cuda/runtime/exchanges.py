@@ -71,8 +71,8 @@ class Exchanges:
         Args:
             memory: what `Device.reserve` returned, if the item lies in it.
         """
-        if self.copies is not None and memory is not None and size >= MIN_BYTES:
-            self.copies.map(memory, memory_bytes)
+        long = memory is not None and size >= MIN_BYTES
+        if long and self.copies is not None and self.copies.map(memory, memory_bytes):
             return self.copies
         found = self.known.get((name, size))
         if found is None:
