@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from adtrain.backends.cuda.codegen.column_sum import column_sum
 from adtrain.backends.cuda.codegen.loops import loops
-from adtrain.backends.cuda.codegen.one_block import one_block
+from adtrain.backends.cuda.codegen.one_block import SHARED, one_block
 from adtrain.backends.cuda.codegen.part import Kernel, Part, code_of, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.codegen.expressions import c_type
@@ -37,22 +37,7 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
     """One kernel for independent members. The blocks of the members that take longest come first."""
     products = _same_threads({e: choose(e) for e in members if is_product(e)})
     threads = max((product.threads for product in products.values()), default=THREADS)
-    parts = [
-        *(
-            one_block(e, threads)
-            for e in members
-            if e not in products and not is_loops(e) and e.primitive is not column_sum_p
-        ),
-        *_products(
-            {e: products[e] for e in sorted(products, key=lambda e: product_lengths(e)[-1], reverse=True)},
-            threads,
-            target,
-        ),
-        *(column_sum(e, threads) for e in members if e.primitive is column_sum_p),
-        *(loops(e).part(threads, target) for e in members if is_loops(e)),
-    ]
-    # Parts with equal code become neighbours, which share it.
-    parts = [part for code in dict.fromkeys(map(code_of, parts)) for part in parts if code_of(part) == code]
+    parts = parts_of(members, products, threads, target)
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
     crowded = target.by_member or sum(part.blocks for part in parts) > UNCROWDED * target.multiprocessors
     resident = 1
@@ -61,6 +46,36 @@ def horizontal(members: Sequence[Equation], choose: Choice, target: Target) -> K
         if any(product.lengths[-1] > LONG_K for product in products.values()):
             resident = RESIDENT_LONG
     return kernel("horizontal", parts, threads, element, resident)
+
+
+def parts_of(
+    members: Sequence[Equation],
+    products: Mapping[Equation, BlockGemm],
+    threads: int,
+    target: Target,
+    name: str = "Epilogue",
+    shared: int = SHARED,
+) -> list[Part]:
+    """The parts of independent members.
+
+    Args:
+        threads: of a block.
+        name: with which the names of their epilogues begin.
+        shared: most bytes of shared memory of a `one_block` equation.
+    """
+    longest_first = sorted(products, key=lambda e: product_lengths(e)[-1], reverse=True)
+    parts = [
+        *(
+            one_block(e, threads, shared)
+            for e in members
+            if e not in products and not is_loops(e) and e.primitive is not column_sum_p
+        ),
+        *_products({e: products[e] for e in longest_first}, threads, target, name),
+        *(column_sum(e, threads) for e in members if e.primitive is column_sum_p),
+        *(loops(e).part(threads, target) for e in members if is_loops(e)),
+    ]
+    # Parts with equal code become neighbours, which share it.
+    return [part for code in dict.fromkeys(map(code_of, parts)) for part in parts if code_of(part) == code]
 
 
 def _same_threads(choices: Mapping[Equation, Sequence[BlockGemm]]) -> dict[Equation, BlockGemm]:
@@ -73,11 +88,11 @@ def _same_threads(choices: Mapping[Equation, Sequence[BlockGemm]]) -> dict[Equat
     return {e: next((p for p in found if p.threads == threads), found[0]) for e, found in choices.items()}
 
 
-def _products(chosen: Mapping[Equation, BlockGemm], threads: int, target: Target) -> Iterator[Part]:
+def _products(chosen: Mapping[Equation, BlockGemm], threads: int, target: Target, prefix: str) -> Iterator[Part]:
     """The parts of products. Equal epilogues have one name, so that equal products have equal code."""
     named: dict[str, str] = {}
     for e, gemm in chosen.items():
-        name = named.setdefault(epilogue(e, "").text, f"Epilogue{len(named)}")
+        name = named.setdefault(epilogue(e, "").text, f"{prefix}{len(named)}")
         yield _product(e, gemm, name, threads, target)
 
 

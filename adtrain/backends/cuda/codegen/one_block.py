@@ -54,10 +54,10 @@ def threads_for(equation: Equation) -> int:
     return min(MAX_THREADS, -(-most // WARP) * WARP)
 
 
-def one_block(equation: Equation, threads: int) -> Part:
-    """The part for a `one_block` equation, or for a single small one."""
+def one_block(equation: Equation, threads: int, shared: int = SHARED) -> Part:
+    """The part for a `one_block` equation, or for a single small one, with at most so many bytes of shared memory."""
     body = body_of(equation)
-    return part_of(body, names_of(body), threads)
+    return part_of(body, names_of(body), threads, shared)
 
 
 def part_of(

@@ -55,6 +55,7 @@ class Kernel:
         operands: what the pointers are.
         blocks: of each member.
         members: how many members it computes; they are dimension y of the grid.
+        repeats: whether it computes several runs of its equation, whose number follows the pointers.
     """
 
     source: Source
@@ -67,6 +68,7 @@ class Kernel:
     checked: bool
     members: int = 1
     peers: bool = False
+    repeats: bool = False
 
 
 def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", resident: int = 1) -> Kernel:
@@ -94,7 +96,7 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
         f"KERNEL __launch_bounds__(THREADS, {resident}) {name}({', '.join(parameters)})",
         "{",
         f"    {FIRST_STATEMENT}",
-        *(f"    {line}" for line in _dispatch(parts, names)),
+        *(f"    {line}" for line in dispatch(parts, names)),
         "}",
         "",
     ]
@@ -131,19 +133,26 @@ def aligned(size: int) -> int:
     return -(-size // 16) * 16
 
 
-def _dispatch(parts: Sequence[Part], names: dict[Variable, str]) -> Iterator[str]:
-    """The code of each part for its blocks. Neighbouring parts with equal code share it and have their own pointers."""
+def dispatch(
+    parts: Sequence[Part], names: Mapping[Variable, str], number: str = "blockIdx.x", scratch: int = 0
+) -> Iterator[str]:
+    """The code of each part for its blocks. Neighbouring parts with equal code share it and have their own pointers.
+
+    Args:
+        number: C text, the number of a block among those of all parts.
+        scratch: the byte where the scratch memory of the parts begins.
+    """
     groups = [tuple(group) for _, group in groupby(parts, key=code_of)]
-    first = at = 0
+    first, at = 0, scratch
     for i, group in enumerate(groups):
         part, blocks = group[0], group[0].blocks
-        test = "{" if i == len(groups) - 1 else f"if (blockIdx.x < {first + blocks * len(group)}) {{"
+        test = "{" if i == len(groups) - 1 else f"if ({number} < {first + blocks * len(group)}) {{"
         yield f"else {test}" if i else test
         if len(group) == 1:
-            yield f"    const int block = blockIdx.x - {first}; (void)block;"
+            yield f"    const int block = {number} - {first}; (void)block;"
         else:
-            yield f"    const int member = (blockIdx.x - {first}) / {blocks};"
-            yield f"    const int block = (blockIdx.x - {first}) % {blocks}; (void)block;"
+            yield f"    const int member = ({number} - {first}) / {blocks};"
+            yield f"    const int block = ({number} - {first}) % {blocks}; (void)block;"
         for kind in "xy":
             columns = zip(*(each.inputs if kind == "x" else each.outputs for each in group), strict=True)
             for k, variables in enumerate(columns):
