@@ -63,8 +63,12 @@ class Host:
             return text.replace(PACKED, "Word word = rounded_pair(low, high);")
         return text.replace(SHARED, "") if name in PATCHED else text
 
-    def computed(self, equation: Equation, kernel: CudaKernel | None, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The outputs of the equation by this candidate, or as a Program runs it, in memory that was NaN before."""
+    def computed(
+        self, equation: Equation, kernel: CudaKernel | None, arrays: Sequence[np.ndarray], runs: int = 1
+    ) -> list[np.ndarray]:
+        """The outputs of the equation by this candidate, or as a Program runs it, in memory that was NaN before.
+
+        `runs` are those of a launch that computes several."""
         sizes = [v.size * v.type.dtype.itemsize for v in equation.outputs]
         outputs = [
             np.full(size, 0xFF, np.uint8).view(v.type.dtype).reshape(v.type.shape)
@@ -74,12 +78,15 @@ class Host:
         launches = [task for task in self.lowering.launches(equation, kernel) if isinstance(task, LaunchPlan)]
         libraries = self._libraries(launches)
         for task in launches:
-            self._run(task, libraries[task.source], [*arrays, *outputs], memory)
+            self._run(task, libraries[task.source], [*arrays, *outputs], memory, runs)
         return outputs
 
-    def _run(self, task: LaunchPlan, library: ctypes.CDLL, operands: Sequence[np.ndarray], memory: np.ndarray) -> None:
+    def _run(
+        self, task: LaunchPlan, library: ctypes.CDLL, operands: Sequence[np.ndarray], memory: np.ndarray, runs: int
+    ) -> None:
         pointers = (ctypes.c_void_p * len(task.operands))(*(operands[i].ctypes.data for i in task.operands))
         bits = [np.float64(n).view(np.int64) if isinstance(n, float) else n for n in task.numbers]
+        bits += [runs] * task.repeats
         numbers = (ctypes.c_int64 * len(bits))(*map(int, bits))
         grid, threads = (task.size.blocks, task.size.threads) if task.size.threads else ((4, 1, 1), 128)
         library[f"go_{task.name}"](*grid, threads, pointers, numbers, ctypes.c_void_p(memory.ctypes.data))

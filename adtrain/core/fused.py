@@ -98,6 +98,10 @@ peer_exchanges_p: Primitive = _fused("peer_exchanges")
 """Independent exchanged_update, all_gather, gathered, loops and small equations in one launch, on GPUs that have mapped
 each other's memory."""
 
+resident_steps_p: Primitive = _fused("resident_steps")
+"""A training step of one member whose first weights stay on chip while a launch takes several steps. The body has the
+equations that would otherwise be launches. Its outputs are the next values of its first inputs."""
+
 
 def _per_member_shape(
     *args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0
@@ -144,7 +148,7 @@ FUSED = frozenset(
     (
         *(loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, row_products_p),
         *(column_sum_p, map_reduce_p, grouped_products_p, horizontal_p, exchanged_update_p, gathered_p),
-        peer_exchanges_p,
+        *(peer_exchanges_p, resident_steps_p),
     )
 )
 

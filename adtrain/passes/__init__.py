@@ -33,6 +33,7 @@ from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_one_block import fuse_one_block
 from adtrain.passes.fuse_pooling import fuse_pooling
 from adtrain.passes.fuse_products import fuse_products
+from adtrain.passes.fuse_resident_steps import fuse_resident_steps
 from adtrain.passes.fuse_row_products import fuse_row_products
 from adtrain.passes.fuse_rows import fuse_rows
 from adtrain.passes.fuse_updates import fuse_updates
@@ -84,6 +85,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
             share_first_launch,
             share_counters,
             readers_first,
+            partial(fuse_resident_steps, target=target),
         )
     return (
         flatten_rows,
@@ -192,6 +194,7 @@ __all__ = [
     "fuse_one_block",
     "fuse_pooling",
     "fuse_products",
+    "fuse_resident_steps",
     "fuse_row_products",
     "fuse_rows",
     "fuse_updates",

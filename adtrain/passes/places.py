@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from adtrain.core.fused import FUSED, exchanged_update_p, loops_p, per_member_p
+from adtrain.core.fused import FUSED, exchanged_update_p, loops_p, per_member_p, resident_steps_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise
 
@@ -31,6 +31,8 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
     if equation.primitive is per_member_p:
         return _overwrites_members(equation, argument, result)
     if equation.primitive is exchanged_update_p:  # of the parameters it reads the own slice only, by element
+        return argument.type == result.type
+    if equation.primitive is resident_steps_p:  # results are written after the last step
         return argument.type == result.type
     if equation.primitive in FUSED and equation.primitive is not loops_p:
         readers = equation.params["body"].readers.get(argument, ())

@@ -48,6 +48,12 @@ alignas(1024) static unsigned char shared_of_block[TOGETHER][233472];
 static float __uint_as_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 static uint32_t __float_as_uint(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
 static float __int_as_float(int bits) { return __uint_as_float(bits); }
+static uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector)
+{
+    uint32_t found = 0;
+    for (int i = 0; i < 4; i++) found |= (uint32_t)((((uint64_t)high << 32 | low) >> (selector >> 4 * i & 7) * 8) & 0xff) << 8 * i;
+    return found;
+}
 static uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 static float __fsub_rn(float a, float b) { return a - b; }
 static uintptr_t __cvta_generic_to_shared(const void *at) { return (const unsigned char *)at - shared_bytes; }

@@ -19,6 +19,7 @@ from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, for_members, ker
 from adtrain.backends.cuda.codegen.peer_exchanges import peer_exchanges
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
 from adtrain.backends.cuda.codegen.register_rows import THREADS as ROW_THREADS
+from adtrain.backends.cuda.codegen.resident_steps import resident_steps
 from adtrain.backends.cuda.codegen.row_fused import MEMBER_RESIDENT, row_fused
 from adtrain.backends.cuda.codegen.row_products import row_products_kernel
 from adtrain.backends.cuda.compiler import Source, file_source
@@ -34,6 +35,7 @@ from adtrain.core.fused import (
     one_block_p,
     peer_exchanges_p,
     per_member_p,
+    resident_steps_p,
     row_fused_p,
     row_products_p,
 )
@@ -84,6 +86,7 @@ class LaunchPlan:
         checked: whether it takes a pointer to a flag for indices out of range.
         cooperative: whether its blocks wait for each other.
         peers: whether it takes the windows of all ranks.
+        repeats: whether it computes several runs, whose number is an argument after `numbers`.
     """
 
     source: Source
@@ -95,6 +98,7 @@ class LaunchPlan:
     checked: bool = False
     cooperative: bool = False
     peers: bool = False
+    repeats: bool = False
 
 
 class Plan(NamedTuple):
@@ -227,6 +231,8 @@ class Lowering:
             return [horizontal(equation.params["body"].equations, self._inline_products, self.target)]
         if equation.primitive is peer_exchanges_p:
             return [peer_exchanges(equation, self.target)]
+        if equation.primitive is resident_steps_p:
+            return [resident_steps(equation, self._inline_products, self.target)]
         if equation.primitive is per_member_p:
             return self._of_members(equation)
         return []
@@ -296,7 +302,9 @@ def _generated_plan(equation: Equation, made: Kernel) -> LaunchPlan:
     operands = _operands(equation, made.operands)
     size = WorkSize(0, (made.blocks, made.members, 1), made.threads, made.shared)
     scratch = bool(made.scratch)
-    return LaunchPlan(made.source, made.name, operands, (), size, scratch, made.checked, peers=made.peers)
+    return LaunchPlan(
+        *(made.source, made.name, operands, (), size, scratch, made.checked), peers=made.peers, repeats=made.repeats
+    )
 
 
 def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:

@@ -25,6 +25,13 @@ __device__ __forceinline__ void unpack_float16(uint32_t word, float &low, float 
         : "=f"(low), "=f"(high) : "r"(word));
 }
 
+// The differences of two pairs of float16 numbers.
+__device__ __forceinline__ uint32_t subtract_float16(uint32_t a, uint32_t b) {
+    uint32_t found;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(found) : "r"(a), "r"(b));
+    return found;
+}
+
 __device__ __forceinline__ unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
 
 // Loads four matrices of 8 rows x 16 bytes. Lane l gives the address of row l % 8 of matrix l / 8. Of matrix i, lane (g, c) gets
@@ -36,6 +43,12 @@ template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
             : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(address) : "memory");
+}
+
+// Transposes a matrix of 8 rows x 8 numbers of 16 bits. Lane (g, c) holds the numbers 2c and 2c + 1 of row g.
+__device__ __forceinline__ uint32_t transposed_matrix(uint32_t words) {
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(words));
+    return words;
 }
 
 // c += a b.

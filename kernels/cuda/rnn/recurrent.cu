@@ -103,7 +103,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
             T *const to = after + item.row * PITCH + unit;
             if (!ASYNC) {
                 #pragma unroll
-                for (int rank = 0; rank < CLUSTER; rank++) *in_block(to, rank) = made.h;
+                for (int rank = 0; rank < CLUSTER; rank++) *map_shared_rank(to, rank) = made.h;
             } else if (k + 1 < length) {
                 exchange.send(to, made.h, (k + 1) % 2);
             }

@@ -153,7 +153,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent_grad(
                 T *const to = now + item.row * PITCH + g * HIDDEN + unit;
                 if (ASYNC) exchange.send(to, made.by_sum[g], k % BUFFERS);
                 #pragma unroll
-                for (int rank = 0; rank < CLUSTER && !ASYNC; rank++) *in_block(to, rank) = made.by_sum[g];
+                for (int rank = 0; rank < CLUSTER && !ASYNC; rank++) *map_shared_rank(to, rank) = made.by_sum[g];
             }
 #if !RESIDENT
             write(k, unit, made, hidden);

@@ -19,7 +19,7 @@ __device__ __forceinline__ unsigned char *own_shared() { return shared_bytes; }
 __device__ __forceinline__ int cluster_rank() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }
 
 // The address in the shared memory of block `rank` of the cluster that corresponds to `own` in this block's.
-template <typename E> __device__ __forceinline__ E *in_block(E *own, int rank) {
+template <typename E> __device__ __forceinline__ E *map_shared_rank(E *own, int rank) {
 #if CLUSTER > 1
     E *there;
     asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(own), "r"(rank));

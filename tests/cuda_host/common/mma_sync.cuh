@@ -18,6 +18,12 @@ static void unpack_float16(uint32_t word, float &low, float &high) {
     low = (float)pair[0], high = (float)pair[1];
 }
 
+static uint32_t subtract_float16(uint32_t a, uint32_t b) {
+    float from[2], less[2];
+    unpack_float16(a, from[0], from[1]), unpack_float16(b, less[0], less[1]);
+    return pack_pair<FLOAT16>(from[0] - less[0], from[1] - less[1]);
+}
+
 static unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
 
 template <bool TRANSPOSED> static void load_matrices(uint32_t (&words)[4], unsigned address) {
@@ -35,6 +41,14 @@ template <bool TRANSPOSED> static void load_matrices(uint32_t (&words)[4], unsig
         memcpy(&words[i], pair, 4);
     }
     __syncwarp();
+}
+
+static uint32_t transposed_matrix(uint32_t words) {
+    const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    uint32_t found = 0;
+    for (int h = 0; h < 2; h++)
+        found |= (__shfl_sync(FULL_MASK, words, 4 * (2 * c + h) + g / 2) >> g % 2 * 16 & 0xffff) << 16 * h;
+    return found;
 }
 
 template <Half FORMAT> static void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

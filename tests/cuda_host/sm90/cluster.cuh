@@ -7,14 +7,14 @@
 
 static unsigned char *own_shared() { return shared_bytes; }
 static int cluster_rank() { return current / blockDim.x; }
-template <typename E> static E *in_block(E *own, int rank) {
+template <typename E> static E *map_shared_rank(E *own, int rank) {
     return (E *)(shared_of_block[rank] + ((unsigned char *)own - own_shared()));
 }
 static void cluster_arrive() {}
 static void cluster_wait() { of_cluster.wait(CLUSTER * blockDim.x); }
 static void cluster_barrier() { cluster_wait(); }
 template <typename E> void store_async(E *own, int rank, E value, Mbarrier &barrier) {
-    *in_block(own, rank) = value;
-    in_block(&barrier, rank)->copied(sizeof(E));
+    *map_shared_rank(own, rank) = value;
+    map_shared_rank(&barrier, rank)->copied(sizeof(E));
 }
 static void wait_for_cluster(Mbarrier &barrier, int parity) { barrier.wait(parity); }

@@ -40,6 +40,7 @@ class Launch:
         self.function, self.queried = kernel.function, kernel.queried
         numbers = "".join("d" if isinstance(x, float) else "q" for x in plan.numbers)
         self.windows = device.windows if plan.peers else ()
+        numbers += "q" * plan.repeats
         self.format = "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked + len(self.windows))
 
     def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
@@ -71,16 +72,16 @@ class Launch:
         name = " ".join([self.plan.name, source.name, *tunables])
         return KernelRun(name, {"grid": list(grid), "block": list(block), "shared_bytes": shared})
 
-    def record(self, addresses: list[int], scratch: int, flag: int, overlap: bool = True) -> None:
+    def record(self, addresses: list[int], scratch: int, flag: int, overlap: bool = True, runs: int = 1) -> None:
         """Launch on the stream, which may be captured: with programmatic dependent launch (PTX: griddepcontrol), or
         cooperatively.
 
-        Without `overlap` it starts when all work before it is complete. It takes the driver API, as PyCUDA has no
-        launch attributes.
+        Without `overlap` it starts when all work before it is complete. A plan that `repeats` computes `runs` runs. It
+        takes the driver API, as PyCUDA has no launch attributes.
         """
         if self.empty:
             return
-        packed = ctypes.create_string_buffer(struct.pack(self.format, *self._arguments(addresses, scratch, flag)))
+        packed = ctypes.create_string_buffer(struct.pack(self.format, *self._arguments(addresses, scratch, flag, runs)))
         size, start = ctypes.c_size_t(struct.calcsize(self.format)), ctypes.addressof(packed)
         extra = (ctypes.c_void_p * 5)(ARGUMENTS_AT, start, ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END)
         each = (ctypes.c_void_p * len(self.format))(*range(start, start + size.value, ARGUMENT_BYTES))
@@ -101,6 +102,6 @@ class Launch:
         pointers, buffer = (ctypes.addressof(each), 0) if self.plan.cooperative else (0, ctypes.addressof(extra))
         checked(driver.cuLaunchKernelEx(config, self.queried, pointers, buffer))
 
-    def _arguments(self, addresses: list[int], scratch: int, flag: int) -> list[int | float]:
-        last = [scratch] * self.scratch + [flag] * self.checked + list(self.windows)
+    def _arguments(self, addresses: list[int], scratch: int, flag: int, runs: int = 1) -> list[int | float]:
+        last = [runs] * self.plan.repeats + [scratch] * self.scratch + [flag] * self.checked + list(self.windows)
         return [*(addresses[i] for i in self.operands), *self.numbers, *last]

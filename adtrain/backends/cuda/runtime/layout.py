@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.lower import LaunchPlan, Lowering
 from adtrain.core.backend import Memory
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -46,6 +46,7 @@ class Layout:
         separate_bytes: see `MemoryPlan`.
         extra_bytes: size of constants, prefetched values and owned outputs, with the copies that are returned.
         repeats: see `Executable`.
+        in_one_launch: whether the Program is one launch that computes several runs.
         overwritten: positions of the Program's inputs that it writes to.
         results: where each of the Program's outputs lies after the last run.
         final_swaps: the swaps to undo after an odd number of runs, so that the results lie there.
@@ -72,6 +73,8 @@ class Layout:
 
         donated = [i for i, v in enumerate(program.inputs) if v in program.donated]
         self.results = [epilogue.places[v] for v in program.outputs]
+        launches = [launch for e in program.equations for launch in lowering.launches(e)]
+        self.in_one_launch = len(launches) == 1 and isinstance(launches[0], LaunchPlan) and launches[0].repeats
         self.overwritten = {i for i, v in enumerate(program.inputs) if v in set(epilogue.in_place.values())}
         distinct = len(set(self.results)) == len(self.results)
         self.repeats = (

@@ -31,8 +31,11 @@ from adtrain.passes.places import nbytes
 if TYPE_CHECKING:
     from adtrain.backends.cuda.backend import Buffer, CudaBackend
 
-RUNS_PER_GRAPH = 10
+RUNS_PER_GRAPH = 10, 1
 """Consecutive runs in one graph, so that launches overlap from one run to the next as well."""
+
+RUNS_PER_LAUNCH = 100, 10, 1
+"""The same for a Program that is one launch, which reads and writes what it keeps on chip once."""
 
 LARGE = 2**20
 """Bytes of an output from which on it is returned without a copy, where possible."""
@@ -59,7 +62,7 @@ class LibraryLaunch:
         """Enqueue the call's work on the stream, which may be captured."""
         self.call.enqueue(addresses, scratch, self.device.stream.handle)
 
-    def record(self, addresses: list[int], scratch: int, flag: int, overlap: bool = True) -> None:
+    def record(self, addresses: list[int], scratch: int, flag: int, overlap: bool = True, runs: int = 1) -> None:
         self(addresses, scratch, flag)
 
 
@@ -86,10 +89,10 @@ class Runnable:
         for launch in self.launches:
             launch(addresses, memory, flag)
 
-    def record(self, addresses: list[int], memory: int, flag: int, overlap: bool = True) -> None:
+    def record(self, addresses: list[int], memory: int, flag: int, overlap: bool = True, runs: int = 1) -> None:
         """Launch on the stream while it is captured. Without `overlap` the first launch waits for all work before."""
         for launch in self.launches:
-            launch.record(addresses, memory, flag, overlap)
+            launch.record(addresses, memory, flag, overlap, runs)
             overlap = True
 
 
@@ -189,8 +192,8 @@ class CudaProgram:
         if timed:
             seconds = self._timed(key)
         else:
-            many, single = divmod(times, RUNS_PER_GRAPH)
-            for at_once, runs in ((RUNS_PER_GRAPH, many), (1, single)):
+            for at_once in RUNS_PER_LAUNCH if self.layout.in_one_launch else RUNS_PER_GRAPH:
+                runs, times = divmod(times, at_once)
                 for _ in range(runs):
                     self.graphs.run((key, at_once), partial(self._record, at_once))
         if poison.active():
@@ -209,6 +212,8 @@ class CudaProgram:
         addresses = list(self.addresses)
         exchanges: dict[Variable, Any] = {}  # events of exchanges that are not joined yet
         overlap = True
+        in_launch = times if self.layout.in_one_launch else 1
+        times //= in_launch
         for steps, swaps in self.layout.runs(times):
             for equation, operands, byte in steps:
                 work, name = self.works[equation], _label(equation)
@@ -217,7 +222,7 @@ class CudaProgram:
                     if isinstance(work, ExchangeWork):
                         exchanges[equation.outputs[0]] = work.start(given)
                     else:
-                        work.record(given, self.base + byte, self.flagged[equation], overlap)
+                        work.record(given, self.base + byte, self.flagged[equation], overlap, in_launch)
                         overlap = overlap or bool(work.launches)
                 except DeviceError as error:
                     raise DeviceError(f"{name} cannot be recorded in a CUDA graph: {error}") from None

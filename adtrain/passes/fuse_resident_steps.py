@@ -1,0 +1,112 @@
+"""Steps of members in one launch, in which the weights of the first layer stay on chip (resident).
+
+The launches of a step become supersteps of one kernel: a cluster of thread blocks takes a member through all of them,
+with barriers of the cluster in between, and through several steps. So the weights and what the optimizer keeps for them
+are read from device memory once a launch instead of several times a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from adtrain.core.fused import (
+    column_sum_p,
+    gather_p,
+    horizontal_p,
+    one_block_p,
+    per_member_p,
+    renamed,
+    resident_steps_p,
+    row_fused_p,
+)
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+from adtrain.core.types import ArrayType
+from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.fuse_horizontally import is_product
+from adtrain.passes.resident_layer import resident_layer
+
+MIN_CAPABILITY = (9, 0)
+"""The first compute capability with clusters."""
+
+
+def fuse_resident_steps(program: Program, target: Target) -> Program:
+    """One equation for the whole step of members whose first layer can stay on chip; other Programs unchanged."""
+    counts = {e.params["count"] for e in program.equations if e.primitive is per_member_p}
+    distinct = len(set(program.outputs)) == len(program.outputs)
+    if target.capability < MIN_CAPABILITY or not program.carries or not distinct or len(counts) != 1:
+        return program
+    mapped = _mapped(program)
+    batched = any(mapped[e.outputs[0]] and e.primitive is not per_member_p for e in program.equations if not e.is_view)
+    if batched or not all(map(_is_part, program.equations)):
+        return program
+    body, names = _of_one_member(program, mapped)
+    made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}
+    layer = resident_layer(body) if made.issuperset(body.outputs) else None
+    if layer is None or layer.blocks(target.shared) is None:
+        return program
+    of_all = {w: v for v, w in names.items()}
+    inputs, outputs = (tuple(of_all[v] for v in group) for group in (body.inputs, body.outputs))
+    one = Equation(resident_steps_p, body.inputs, {"body": body}, body.outputs)
+    params = {
+        "body": Program(body.inputs, {}, (one,), body.outputs),
+        "count": counts.pop(),
+        "mapped": tuple(names[v].type != v.type for v in inputs),
+        "shared": sum(names[v].type == v.type for v in outputs),
+    }
+    scopes = dict.fromkeys(scope for e in program.equations for scope in e.scope.split("+") if scope)
+    fused = Equation(per_member_p, inputs, params, outputs, "+".join(scopes), layer.backward.phase)
+    return replace(program, equations=(fused,))
+
+
+def _is_part(equation: Equation) -> bool:
+    """Whether thread blocks that also run other equations can compute it."""
+    if equation.primitive in (per_member_p, horizontal_p):
+        return all(map(_is_part, equation.params["body"].equations))
+    simple = equation.has(Trait.RESHAPE) or is_loops(equation) or is_product(equation)
+    return simple or equation.primitive in (gather_p, one_block_p, row_fused_p, column_sum_p)
+
+
+def _mapped(program: Program) -> dict[Variable, bool]:
+    """For each variable whether it has the values of all members, along axis 0."""
+    mapped = dict.fromkeys((*program.inputs, *program.constants), False)
+    for e in program.equations:
+        if e.primitive is per_member_p:
+            own = len(e.outputs) - e.params.get("shared", 0)
+            mapped |= {v: True for v, flag in zip(e.inputs, e.params["mapped"], strict=True) if flag}
+            mapped |= {v: i < own for i, v in enumerate(e.outputs)}
+        else:
+            mapped |= dict.fromkeys(e.outputs, any(mapped[v] for v in e.inputs))
+    return mapped
+
+
+def _of_one_member(program: Program, mapped: Mapping[Variable, bool]) -> tuple[Program, Mapping[Variable, Variable]]:
+    """The Program of one member, without horizontal equations; and its variables by those of all members.
+
+    A variable that is the same for all members has one of the same type. The order of inputs and outputs is that of
+    `resident_layer.carried`. Outputs that are the same for all members come last.
+    """
+    names = {v: Variable(_of_member(v.type) if flag else v.type, v.device) for v, flag in mapped.items()}
+    equations: list[Equation] = []
+    for e in program.equations:
+        if e.primitive is per_member_p:
+            body: Program = e.params["body"]
+            inner = (*body.inputs, *body.outputs)
+            own_names = dict(zip(inner, (names[v] for v in (*e.inputs, *e.outputs)), strict=True))
+            found = [renamed(x, own_names) for x in body.equations]
+        else:
+            shape = {"shape": names[e.outputs[0]].type.shape} if e.has(Trait.RESHAPE) else {}
+            found = [replace(renamed(e, names), params={**renamed(e, names).params, **shape})]
+        for x in found:
+            equations += x.params["body"].equations if x.primitive is horizontal_p else (x,)
+    donated = [v for v in program.inputs if v in program.donated]
+    pairs = sorted(zip(donated, program.outputs, strict=True), key=lambda pair: not mapped[pair[1]])
+    inputs = (*(v for v, _ in pairs), *(v for v in program.inputs if v not in program.donated), *program.constants)
+    outputs = tuple(names[v] for _, v in pairs)
+    return Program(tuple(names[v] for v in inputs), {}, tuple(equations), outputs), names
+
+
+def _of_member(of_all: ArrayType) -> ArrayType:
+    return ArrayType(of_all.shape[1:], of_all.dtype)

@@ -1,0 +1,172 @@
+"""Steps of a sweep in one launch, whose first layer stays on chip: compiled for the CPU, against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
+
+from adtrain import config, passes
+from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.core import tree
+from adtrain.core.fused import members
+from adtrain.core.program import Equation, Program
+from adtrain.core.staging import stage
+from adtrain.core.target import Target
+from adtrain.sweeps.members import groups_of, members_of
+from adtrain.sweeps.plan import step_arguments
+from adtrain.sweeps.step import DONATED, sweep_step
+from adtrain.training.experiment import Placeholder
+
+__all__ = ["as_on_a_gpu", "host"]
+
+pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
+
+SMALL = ("model.layers=[{linear: 32}, relu, {linear: 10}]", "data.batch_size=16")
+TOLERANCE = 1e-6
+"""Of the norm of the difference over the norm, a step."""
+
+
+def step_program(count: int, *settings: str, order: str = "own", target: Target = BY_MEMBER) -> Program:
+    """The step of `count` members of `mlp-small` after all passes for a GPU."""
+    sweep = f"sweep={{order: {order}, training.seed: {{range: {count}}}}}"
+    cfg = config.load("mlp-small", [*SMALL, *settings, sweep])
+    (group,) = groups_of(cfg, members_of(cfg))
+    arguments = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), step_arguments(group, count))
+    improve = (*passes.SIMPLIFY, *passes.gpu_fusions(target))
+    return stage(sweep_step(group.experiment), improve, donate=DONATED).program(*arguments)
+
+
+def only(program: Program) -> Equation:
+    (equation,) = program.equations
+    assert launch_of(equation).name == "resident_steps"
+    return equation
+
+
+def launch_of(equation: Equation) -> LaunchPlan:
+    (launch,) = Lowering(BY_MEMBER).launches(equation)
+    assert isinstance(launch, LaunchPlan)
+    return launch
+
+
+def arguments_of(program: Program, weights: float = 0.05) -> dict[Any, np.ndarray]:
+    """Random images and states; the counters are zero, and what an optimizer keeps is not negative."""
+    rng = np.random.default_rng(0)
+    shapes = set()
+    found: dict[Any, np.ndarray] = {v: x.numpy() for v, x in program.constants.items()}
+    for v in program.inputs:
+        shape, dtype = v.type.shape, v.type.dtype
+        if dtype == np.float32:
+            drawn = rng.normal(0, weights, shape).astype(dtype)
+            found[v] = np.abs(drawn) if shape in shapes else drawn
+            shapes.add(shape)
+        elif dtype == np.float64:
+            found[v] = rng.uniform(0, 0.1, shape)
+        else:
+            high = (256 if dtype == np.uint8 else 10) if shape else 1
+            found[v] = np.asarray(rng.integers(0, high, shape), dtype)
+    return found
+
+
+def after(program: Program, known: dict[Any, np.ndarray], steps: int) -> list[np.ndarray]:
+    """The outputs of so many steps, by NumPy."""
+    e, known = only(program), dict(known)
+    for _ in range(steps):
+        found = dict(zip(e.outputs, e.primitive.reference(*(known[v] for v in e.inputs), **e.params), strict=True))
+        results = [np.asarray(found[v]) for v in program.outputs]
+        known |= zip((v for v in program.inputs if v in program.donated), results, strict=True)
+    return results
+
+
+def launched(host: Host, program: Program, known: dict[Any, np.ndarray], *launches: int) -> list[np.ndarray]:
+    """The outputs of several launches, each of so many steps."""
+    e, known = only(program), dict(known)
+    for steps in launches:
+        found = dict(zip(e.outputs, host.computed(e, None, [known[v] for v in e.inputs], steps), strict=True))
+        results = [found[v] for v in program.outputs]
+        known |= zip((v for v in program.inputs if v in program.donated), results, strict=True)
+    return results
+
+
+def assert_near(found: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
+    for x, y in zip(found, expected, strict=True):
+        error = np.linalg.norm(np.subtract(x, y, dtype=np.float64))
+        assert error <= tolerance * np.linalg.norm(y.astype(np.float64)), (x.shape, error)
+
+
+@pytest.fixture
+def by_member(host: Host) -> Host:
+    host.lowering = Lowering(BY_MEMBER)
+    return host
+
+
+@pytest.mark.parametrize(
+    ("settings", "order"),
+    [
+        (("optimizer={sgd: {lr: 0.1, momentum: 0.9}}",), "own"),
+        (("optimizer={adam: {lr: 0.001}}",), "shared"),
+        (("model.layers=[{linear: 64}, tanh, {linear: 32}, relu, {linear: 10}]", "data.batch_size=32"), "own"),
+        (("data.normalize=false",), "own"),
+    ],
+)
+def test_steps_in_one_launch_match_numpy(settings: tuple[str, ...], order: str, by_member: Host) -> None:
+    program = step_program(2, *settings, order=order)
+    known = arguments_of(program)
+    assert_near(launched(by_member, program, known, 3), after(program, known, 3), 3 * TOLERANCE)
+
+
+def test_weights_too_large_for_float16_are_multiplied_in_float32(by_member: Host) -> None:
+    program = step_program(1)
+    known = arguments_of(program)
+    weights = next(v for v in program.inputs if v.type.shape == (1, 32, 784))
+    known[weights][0, 5, 100:200] = 1000
+    found, expected = launched(by_member, program, known, 1), after(program, known, 1)
+    assert np.isfinite(found[0]).all()
+    assert_near(found, expected, TOLERANCE)
+
+
+def test_the_bytes_of_a_member_depend_neither_on_other_members_nor_on_the_steps_of_a_launch(by_member: Host) -> None:
+    three, one = step_program(3), step_program(1)
+    given = arguments_of(three)
+    third = {
+        w: given[v] if v.type == w.type else np.ascontiguousarray(np.take(given[v], [2], v.type.shape.index(3)))
+        for v, w in zip((*three.inputs, *three.constants), (*one.inputs, *one.constants), strict=True)
+    }
+    together, alone = launched(by_member, three, given, 4), launched(by_member, one, third, 1, 3)
+    for x, y in zip(together, alone, strict=True):
+        assert np.ascontiguousarray(x[2:] if x.shape != y.shape else x).tobytes() == y.tobytes()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("data.batch_size=128",),  # more outputs than registers
+        ("data.batch_size=24",),  # not whole tiles
+        ("model.layers=[{linear: 40}, relu, {linear: 10}]",),
+        ("model.layers=[{linear: 1024}, relu, {linear: 10}]",),  # more than the shared memory of a cluster
+        (
+            "model.input=[1, 28, 28]",
+            "model.layers=[{conv2d: {out_channels: 4, kernel_size: 3}}, flatten, {linear: 10}]",
+        ),
+        ("training.clip_norm=1.0",),  # the update needs all gradients
+        ("data.augment=[{crop: 2}]",),
+    ],
+)
+def test_other_networks_keep_the_launches_of_a_step(settings: tuple[str, ...]) -> None:
+    assert len(step_program(2, *settings).equations) > 1
+
+
+def test_gpus_without_clusters_keep_the_launches_of_a_step() -> None:
+    assert len(step_program(2, target=BY_MEMBER._replace(capability=(8, 9))).equations) > 1
+
+
+@pytest.mark.parametrize(("units", "blocks"), [(16, 1), (32, 1), (64, 2), (128, 4), (256, 8)])
+def test_a_cluster_has_the_fewest_blocks_that_hold_the_layer(units: int, blocks: int) -> None:
+    program = step_program(5, f"model.layers=[{{linear: {units}}}, relu, {{linear: 10}}]", "data.batch_size=64")
+    launch = launch_of(only(program))
+    assert launch.size.blocks == (blocks, 5, 1)
+    assert launch.size.shared <= BY_MEMBER.shared
+    assert members(only(program)).count("matmul") == 5
