@@ -126,6 +126,7 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
         (("torch-vmap", "mlp"), "torch-vmap: trains many networks together; give --members N"),
         (("torch-vmap", "--members", "2"), "--members trains networks; give a CONFIG"),
         (("jax",), "jax-jit, jax-scan: jax is not installed (pip install jax)"),
+        (("numpy", "mlp", "--set", "data.shards=2"), "--set data.shards  data.shards: found 2, expected none: steps"),
     ],
 )
 def test_usage_error_is_one_line_before_any_process_starts(

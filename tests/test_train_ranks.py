@@ -89,6 +89,17 @@ def test_the_gradient_of_shards_is_that_of_the_batch(tmp_path: Path) -> None:
             np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-5, atol=1e-7)
 
 
+def test_steps_that_are_measured_continue_a_run_on_shards(tmp_path: Path) -> None:
+    """They move the weights as the steps that continue a run on whole batches do, up to rounding."""
+    path, moved = write_config(tmp_path), []
+    for settings in ([], ["data.shards=2"]):
+        experiment = training.prepare(config.load(path, [*EVEN, *settings]))
+        state = training.continuation(experiment, training.run(experiment).state)(3)
+        moved.append(tree.leaves(experiment.with_params(state).params))
+    for x, y in zip(*moved, strict=True):
+        np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-6)
+
+
 def test_optimizer_state_is_divided_among_ranks(tmp_path: Path) -> None:
     path = write_config(tmp_path)
 

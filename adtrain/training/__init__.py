@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from adtrain.training.best import Best
 from adtrain.training.checkpoint import Checkpoint
-from adtrain.training.checks import check_precision
+from adtrain.training.checks import check_precision, check_whole_batches
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
 from adtrain.training.data_section import Arrays, data_options, with_input
 from adtrain.training.endings import Interrupted, NotFinite, Result
@@ -59,6 +59,7 @@ __all__ = [
     "TrainedModel",
     "Trust",
     "check_precision",
+    "check_whole_batches",
     "continuation",
     "copied",
     "data_options",

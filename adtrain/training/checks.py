@@ -35,6 +35,13 @@ def check_precision(cfg: Config, device: str) -> None:
         raise cfg.error_at(("training", "precision"), f"found {cfg.training.precision}, {reason}")
 
 
+def check_whole_batches(cfg: Config) -> None:
+    """Raise ConfigError where batches are divided into shards, for what times steps on whole batches."""
+    if (cfg.data.shards or 1) > 1:
+        reason = "expected none: steps on whole batches are timed; --set data.shards=null leaves it out"
+        raise cfg.error_at(("data", "shards"), f"found {cfg.data.shards}, {reason}")
+
+
 def check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     shape = images.train.images.shape[1:]
     rows = [shape[1:]] if shape[0] == 1 else []

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from adtrain import data
+from adtrain.core import tree
+from adtrain.core.array import array
 from adtrain.core.backend import Executable
 from adtrain.core.staging import Staged
 from adtrain.training import agreement
 from adtrain.training.examples import BatchGroup, Examples, on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
-from adtrain.training.step import TrainState, copied, empty_log, repeated
+from adtrain.training.step import TrainState, empty_log, repeated
 
 REPORT_SECONDS = 0.1
 """The approximate time between two reports of progress, and between two checks for a request to stop."""
@@ -79,13 +81,14 @@ class StepLoop:
 def continuation(experiment: Experiment, state: TrainState, device: str = "cpu") -> Callable[[int], TrainState]:
     """A function for measurements: each call continues training by a number of steps and returns the new state.
 
-    The returned state is valid until the next call; `state` itself is not modified. Only full batches are used, so that
-    all steps do the same work.
+    `state` is one of the whole network, as `initial_state` and `Result` have it; it is not modified. The returned state
+    is this rank's part, valid until the next call. Only full batches are used, so that all steps do the same work.
     """
     examples = on_device(experiment.train, device)
     epochs = (batches_of(experiment, experiment.epochs + i) for i in count(1))
     full = (indices for batches in epochs for indices in batches if len(indices) == experiment.full_batch)
-    loop = StepLoop(experiment, copied(state), examples, full)
+    own = experiment.divided(tree.map(np.asarray, state))
+    loop = StepLoop(experiment, tree.map(lambda x: array(x, device=device), own), examples, full)
 
     def take_steps(times: int = 1) -> TrainState:
         for _ in loop.steps(times):

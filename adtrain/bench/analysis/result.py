@@ -30,6 +30,7 @@ def of_configs(
     """
     for name in names:
         cfg = config.load(name, overrides)
+        training.check_whole_batches(cfg)
         for device in devices:
             training.check_precision(cfg, device)
         training.prepare(cfg)

@@ -56,6 +56,7 @@ def result(
     """
     cfg = config.load(name, overrides)
     training.check_precision(cfg, device)
+    training.check_whole_batches(cfg)
     experiment = training.prepare(cfg)
     fields = experiment.network.task.score_kind._fields
     if "accuracy" not in fields:

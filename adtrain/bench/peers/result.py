@@ -42,6 +42,7 @@ def of_configs(
     for name in names:
         cfg = config.load(name, overrides)
         training.check_precision(cfg, device)
+        training.check_whole_batches(cfg)
         configs.append((name, cfg, training.prepare(cfg).full_batch))
     rows, load = [], observed_load(progress)
     for name, cfg, batch in configs:

@@ -31,12 +31,11 @@ def steps(request: Request) -> Measured:
     """Time steps on full batches."""
     from adtrain import training
     from adtrain.core import tree
-    from adtrain.core.array import array
 
     experiment = _experiment(request)
-    state = experiment.divided(tree.map(lambda x: x.numpy(), experiment.initial_state("cpu")))
-    take = training.continuation(experiment, tree.map(lambda x: array(x, device=request.device), state), request.device)
-    return _measured(request, take, sum(x.nbytes for x in tree.leaves(state.params)))
+    state = tree.map(lambda x: x.numpy(), experiment.initial_state("cpu"))
+    take = training.continuation(experiment, state, request.device)
+    return _measured(request, take, sum(x.nbytes for x in tree.leaves(experiment.divided(state).params)))
 
 
 def _experiment(request: Request) -> Experiment:
