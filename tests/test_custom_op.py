@@ -229,6 +229,23 @@ def test_an_error_of_the_compiler_is_told_with_the_line_of_the_plugin(tmp_path: 
     assert len(result.output.strip().splitlines()) == 1
 
 
+@pytest.mark.compiled
+def test_a_kernel_of_another_name_is_told_and_not_replaced_by_numpy(tmp_path: Path) -> None:
+    result = gradcheck(tmp_path, PLUGIN.replace("FN(squared)", "FN(square)"))
+    assert result.exit_code == 2, result.output
+    assert "your kernel does not link: squared_float32 is not defined; expected void FN(NAME)(...)" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_a_kernel_is_not_reported_as_checked_without_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    result = gradcheck(tmp_path, PLUGIN)
+    assert result.exit_code == 2, result.output
+    assert f"{tmp_path}/mine.py:12: the kernel of squared needs a C compiler to be checked" in result.output
+
+
 @pytest.mark.needs_nvrtc
 def test_an_error_of_nvrtc_is_told_with_the_line_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "own.cuh").write_text("#define MISSING missing\n")

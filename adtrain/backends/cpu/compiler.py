@@ -6,6 +6,7 @@ import ctypes
 import functools
 import logging
 import os
+import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 SOFT_PAUSE = 1
 """omp_pause_soft of omp.h."""
 
+_UNDEFINED = re.compile(r"undefined symbol: (\w+)")
+
 
 def load(program_source: str, kernels: Collection[Source], functions: Sequence[str]) -> ctypes.CDLL:
     """The library of a program's C text and of the kernels that it calls.
@@ -37,8 +40,8 @@ def load(program_source: str, kernels: Collection[Source], functions: Sequence[s
         kernels: each file and element types that the program needs a function of.
         functions: the functions of the program that are called from Python.
 
-    Raises CompilerError, one line that says what to do: no compiler, a compiler that fails, a disk that is full; and
-    CompilerKilled where a signal ended the compiler.
+    Raises CompilerError, one line that says what to do: no compiler, a compiler that fails, a disk that is full;
+    CompilerKilled where a signal ended the compiler; KernelError where a kernel of the user does not compile or link.
     """
     if os.name != "posix":
         raise CompilerError("code is compiled on Linux and macOS only")
@@ -66,8 +69,14 @@ def load(program_source: str, kernels: Collection[Source], functions: Sequence[s
         cache.prune()
         try:
             return _loaded(library, functions)
-        except OSError:
+        except OSError as error:
             cache.remove(key, ".so")
+            undefined = _UNDEFINED.search(str(error))
+            if undefined and any(os.path.isabs(k.file) for k in kernels):
+                raise KernelError(
+                    f"your kernel does not link: {undefined[1]} is not defined; expected void FN(NAME)(...), where "
+                    "NAME is the operation's name, and static functions beside it"
+                ) from None
             raise
     except (CompilerError, CompilerKilled, KernelError):
         raise

@@ -47,7 +47,7 @@ class CompilerError(AdtrainError):
 
 
 class KernelError(AdtrainError):
-    """A kernel of the user does not compile. NumPy does not take over, as it may compute something else."""
+    """A kernel of the user does not compile or link. NumPy does not take over, as it may compute something else."""
 
 
 class CompilerKilled(AdtrainError):
