@@ -9,7 +9,7 @@ from types import MethodType
 from typing import Any, overload
 
 from adtrain.core.errors import OptionError
-from adtrain.core.options import is_integer, shown
+from adtrain.core.options import is_integer, require_function, shown
 from adtrain.core.program import Program
 from adtrain.core.staging import Staged
 from adtrain.core.staging_arguments import Declared
@@ -102,8 +102,7 @@ def jit(
         return functools.partial(
             jit, static_argnums=static_argnums, static_argnames=static_argnames, donate_argnums=donate_argnums
         )
-    if not callable(f):
-        raise OptionError(f"jit: found {shown(f)}, expected a function")
+    require_function("jit", f)
     static = _declared("static", f, static_argnums, static_argnames)
     donate = _declared("donate", f, donate_argnums, ())
     if both := sorted(static.positions & donate.positions):

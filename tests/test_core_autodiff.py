@@ -202,6 +202,7 @@ def test_auxiliary_results_are_not_tracers() -> None:
         (lambda x: x, np.ones(3), ad.ShapeError, r"grad: the function returned shape \(3,\), expected one scalar"),
         (lambda x: x.sum(), np.arange(3), ad.DTypeError, "grad: argument 0 is int64, expected float32 or float64"),
         (lambda x: ops.argmax(x), np.ones(3), ad.DTypeError, "the function's value is int64, expected float32"),
+        (lambda x: None, np.ones(3), ad.ShapeError, "grad: the function returned no array, expected one scalar"),
         (lambda x: 1.0, np.ones(3), ad.DTypeError, "the function returned a float, expected arrays"),
         (lambda x: x.sum() * float(x[0]), np.ones(3), ad.TraceError, "a traced value .* has no elements yet"),
         (lambda x: ops.exp(np.asarray(x)), np.ones(3), ad.TraceError, "use adtrain.ops instead of NumPy"),
@@ -210,6 +211,23 @@ def test_auxiliary_results_are_not_tracers() -> None:
 def test_invalid_uses_raise_errors(f: Any, argument: Any, error: Any, message: Any) -> None:
     with pytest.raises(error, match=message):
         ad.grad(f)(argument)
+
+
+def test_an_error_names_the_function_that_was_called() -> None:
+    x, f = np.ones(3), lambda x: (x * x).sum()
+    for name, call in {"jvp": ad.jvp, "hvp": ad.hvp}.items():
+        with pytest.raises(ad.ShapeError, match=rf"^{name}: found a tangent float64\[2\], expected float64\[3\]"):
+            call(f, (x,), (np.ones(2),))
+    with pytest.raises(ad.DTypeError, match=r"^jvp: argument 0 is int64"):
+        ad.jvp(f, (np.arange(3),), (x,))
+    for name, make in {"grad": ad.grad, "jacobian": ad.jacobian, "vjp": lambda f: ad.vjp(f, x)}.items():
+        with pytest.raises(ad.OptionError, match=f"^{name}: found 3.0, expected a function"):
+            make(3.0)
+
+
+def test_tangents_and_primals_may_be_traced_numbers() -> None:
+    for f in (lambda t: ad.jvp(lambda x: x**3, (t,), (t,))[1], lambda t: ad.hvp(lambda x: x**3, (t,), (t,))):
+        assert ad.jit(f)(2.0).item() == f(2.0).item() == 24.0
 
 
 def test_branches_may_depend_on_data() -> None:

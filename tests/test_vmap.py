@@ -345,7 +345,7 @@ X = np.ones((3, 4))
         (
             lambda: ad.vmap(lambda x, p: x)(X, {"w": np.ones(2)}),
             ad.ShapeError,
-            r"vmap: found 3 members \(axis 0 of argument 0\) and 2 \(axis 0 of argument 1, w\), expected one number",
+            r"vmap: found 3 members \(axis 0 of argument 0\) and 2 \(axis 0 of argument 1, w\), expected equally many",
         ),
         (lambda: ad.vmap(lambda x: x, axis_size=5)(X), ad.ShapeError, r"found 5 members \(axis_size\) and 3 \(axis 0"),
         (lambda: ad.vmap(cast(Any, X)), ad.OptionError, "vmap: found .*, expected a function"),

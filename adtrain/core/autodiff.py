@@ -12,6 +12,7 @@ import numpy as np
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
+from adtrain.core.options import require_function
 from adtrain.core.reverse import ReverseTrace, ReverseTracer, backpropagate
 from adtrain.core.scope import phase
 from adtrain.core.trace import new_level
@@ -68,6 +69,10 @@ class _Recording:
         remaining = iter(leaves)
         return tuple(tree.unflatten(structure, list(islice(remaining, count))) for structure, count in self.arguments)
 
+    def pullback(self, ct: Any) -> tuple[Any, ...]:
+        """The cotangent trees of the arguments, from a tree of cotangents. It may be called more than once."""
+        return self.pull_back(_cotangents(self, ct), retain=True)
+
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """The value of ``f`` and its pullback: the function that multiplies a cotangent by the transposed Jacobian.
@@ -86,12 +91,9 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         DTypeError: an argument is not of floating point, or ``f`` returns something other than arrays.
         ShapeError (by ``pullback``): ``ct`` does not have the structure, shapes and dtypes of ``out``.
     """
+    require_function("vjp", f)
     recording = _Recording("vjp", f, primals, range(len(primals)), has_aux)
-
-    def pullback(ct: Any) -> tuple[Any, ...]:
-        return recording.pull_back(_cotangents(recording, ct), retain=True)
-
-    return (recording.value, pullback, recording.aux) if has_aux else (recording.value, pullback)
+    return (recording.value, recording.pullback, recording.aux) if has_aux else (recording.value, recording.pullback)
 
 
 def value_and_grad(
@@ -114,6 +116,7 @@ def value_and_grad(
         ShapeError: the value is not of shape (), or ``argnums`` names no argument or one twice.
         DTypeError: an argument or the value is not of floating point.
     """
+    require_function("grad", f)
     several = not isinstance(argnums, (int, np.integer))
 
     @wraps(f)
@@ -121,8 +124,9 @@ def value_and_grad(
         positions = _positions("grad", argnums, len(args))
         recording = _Recording("grad", partial(f, **options), args, positions, has_aux)
         if len(recording.primals_out) != 1 or recording.primals_out[0].shape != ():
-            shapes = ", ".join(str(x.shape) for x in recording.primals_out) or "nothing"
-            raise ShapeError(f"grad: the function returned shape {shapes}, expected one scalar of shape ()")
+            shapes = ", ".join(str(x.shape) for x in recording.primals_out)
+            found = f"shape {shapes}" if shapes else "no array"
+            raise ShapeError(f"grad: the function returned {found}, expected one scalar of shape ()")
         out = recording.primals_out[0]
         _differentiable("grad", "the function's value", out)
         with phase("backward"):
@@ -167,10 +171,14 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
         DTypeError: an argument or an output is not of floating point.
     """
     _check_tuples("jvp", primals, tangents)
-    out, pullback = vjp(f, *primals)
-    zeros = tree.map(lambda x: Value._ops.zeros_like(_differentiable("jvp", "the function's value", x)), out)
-    _, transpose = vjp(pullback, zeros)
-    return out, transpose(tuple(tangents))[0]
+    require_function("jvp", f)
+    recording = _Recording("jvp", f, primals, range(len(primals)), has_aux=False)
+    zeros = tree.map(
+        lambda x: Value._ops.zeros_like(_differentiable("jvp", "the function's value", x)), recording.value
+    )
+    _, transpose = vjp(recording.pullback, zeros)
+    _, structure = tree.flatten(tuple(primals))
+    return recording.value, transpose(tree.unflatten(structure, _matching_tangents("jvp", primals, tangents)))[0]
 
 
 def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -195,9 +203,7 @@ def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     positions = tuple(range(len(primals)))
     if not tree.leaves(primals):
         raise ShapeError("hvp: found no arrays to differentiate by")
-    leaves, structure = tree.flatten(tuple(primals))
-    vectors = tree.flatten_like(structure, tuple(tangents)) or []
-    direction = [_matching("hvp", x, t) for x, t in zip(leaves, vectors, strict=True)]
+    direction = _matching_tangents("hvp", primals, tangents)
 
     def slope(*args: Any) -> Value:
         gradient = tree.leaves(grad(f, positions)(*args))
@@ -222,6 +228,8 @@ def jacobian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
         ShapeError: there is no argument ``argnums``.
         DTypeError: the argument or an output is not of floating point.
     """
+
+    require_function("jacobian", f)
 
     @wraps(f)
     def derivatives(*args: Any) -> Any:
@@ -282,20 +290,25 @@ def _cotangents(recording: _Recording, ct: Any) -> list[Any]:
         found = tree.flatten(ct)[1]
         raise ShapeError(f"vjp: found a cotangent of structure {found}, expected {recording.out_structure}")
     return [
-        _matching("vjp", out, x) if out.dtype.kind == "f" else x
+        _matching("vjp: found a cotangent", out, x) if out.dtype.kind == "f" else x
         for out, x in zip(recording.primals_out, leaves, strict=True)
     ]
 
 
-def _matching(name: str, like: Any, x: Any) -> Value:
+def _matching_tangents(name: str, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Value]:
+    """The arrays of the tangents, of the structure of the primals; ShapeError unless shapes and dtypes are equal."""
+    leaves, structure = tree.flatten(tuple(primals))
+    vectors = tree.flatten_like(structure, tuple(tangents)) or []
+    return [_matching(f"{name}: found a tangent", x, t) for x, t in zip(leaves, vectors, strict=True)]
+
+
+def _matching(found: str, like: Any, x: Any) -> Value:
     """The cotangent or tangent ``x`` as a value; ShapeError unless it has the shape and dtype of ``like``."""
+    like, x = (x.array() if isinstance(x, TracedNumber) else x for x in (like, x))
     like = like if isinstance(like, Value) else array(like)
     value = x if isinstance(x, Value) else array(np.asarray(x, like.dtype), device=like.device)
     if value.shape != like.shape or value.dtype != like.dtype:
-        raise ShapeError(
-            f"{name}: found a cotangent or tangent {value.dtype}{list(value.shape)}, "
-            f"expected {like.dtype}{list(like.shape)}"
-        )
+        raise ShapeError(f"{found} {value.dtype}{list(value.shape)}, expected {like.dtype}{list(like.shape)}")
     return value
 
 

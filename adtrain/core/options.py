@@ -1,4 +1,4 @@
-"""Checks of the options of layers, optimizers and schedules."""
+"""Checks of the options of layers, optimizers and schedules, and of arguments that are functions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ def shown(value: Any) -> str:
     """`value` in an error: its repr, or its type if that is long or has several lines."""
     text = repr(value)
     return text if len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
+
+
+def require_function(name: str, f: Any) -> None:
+    """Raise OptionError where the argument `f` of the function `name` is no function."""
+    if not callable(f):
+        raise OptionError(f"{name}: found {shown(f)}, expected a function")
 
 
 def is_integer(value: Any, least: int | None) -> bool:

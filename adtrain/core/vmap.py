@@ -13,7 +13,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.batching import BatchTrace, BatchTracer
 from adtrain.core.batching_rules import move_axes
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
-from adtrain.core.options import is_integer, shown
+from adtrain.core.options import is_integer, require_function, shown
 from adtrain.core.trace import new_level
 from adtrain.core.traced_number import NUMBERS
 
@@ -45,8 +45,7 @@ def vmap(
             ``axis_size``.
         DTypeError: a number is mapped, or ``f`` returns something other than arrays.
     """
-    if not callable(f):
-        raise OptionError(f"vmap: found {shown(f)}, expected a function")
+    require_function("vmap", f)
     if axis_size is not None and not is_integer(axis_size, 0):
         raise OptionError(f"vmap: axis_size is {shown(axis_size)}, expected an integer, at least 0")
 
@@ -127,7 +126,9 @@ def _size(axis_size: int | None, leaves: Sequence[Any], axes: Sequence[int | Non
         if size is None:
             size, origin = x.shape[axis], here
         if x.shape[axis] != size:
-            raise ShapeError(f"vmap: found {size} members ({origin}) and {x.shape[axis]} ({here}), expected one number")
+            raise ShapeError(
+                f"vmap: found {size} members ({origin}) and {x.shape[axis]} ({here}), expected equally many"
+            )
     if size is None:
         raise OptionError("vmap: in_axes maps no array; give an argument an axis, or give axis_size")
     return int(size)
