@@ -263,6 +263,8 @@ def test_a_finished_run_resumes_only_for_more_epochs(cfg: Path) -> None:
     train(cfg, "--profile-steps", "0")
     result = train("--resume", "runs/tiny", expect=2)
     assert result.stderr == "adtrain: error: runs/tiny is finished: 3 epochs; train longer with --epochs N\n"
+    result = train("--resume", "runs/tiny", "--epochs", "2", expect=2)
+    assert "last.safetensors: found 18 steps, expected at most the config's 12; give a larger" in result.stderr
     found = train("--resume", "runs/tiny", "--epochs", "4", "--profile-steps", "0", "--json")
     assert found.stderr.splitlines()[0] == "training.epochs: 3 -> 4"
     assert (summary_of(found)["epochs"], summary_of(found)["steps"]) == (4, 24)

@@ -124,6 +124,11 @@ def _check_position(file: CheckpointFile, experiment: Experiment) -> None:
     batches = (progress.epoch - 1) * experiment.steps_per_epoch + progress.batches
     if batches != progress.step or progress.batches > experiment.steps_per_epoch:
         raise AdtrainError(f"{file.path}: is damaged: its numbers of steps and epochs disagree")
+    if progress.step > experiment.total_steps:
+        raise AdtrainError(
+            f"{file.path}: found {progress.step:,} steps, expected at most the config's {experiment.total_steps:,}; "
+            "give a larger --epochs or --steps"
+        )
 
 
 def _finished(run: Path, reason: str, experiment: Experiment, progress: Progress) -> str:
