@@ -53,6 +53,12 @@ def problems(folder: Path, text: str) -> list[str]:
          "optimizer.sgd.learning_rate: unknown key; did you mean lr?"),
         ("{sgd: 0.1}", "{lr: 0.1}",
          "optimizer: unknown optimizer 'lr'; an option follows the name of the optimizer, such as optimizer.sgd.lr"),
+        ("{sgd: 0.1}", "{name: sgd, lr: 0.1}", "optimizer: found a mapping with name, lr, expected one optimizer; the "
+         "name is the key: write {sgd: {lr: ...}}"),
+        ("cross_entropy", "{type: cross_entropy}",
+         "loss: unknown loss 'type'; the name is the key: write cross_entropy"),
+        ("linear: 10", "{type: linear, out_features: 10}", "model.layers[0]: found a mapping with type, out_features, "
+         "expected one layer; the name is the key: write {linear: {out_features: ...}}"),
         ("cross_entropy", "CrossEntropyLoss", "loss: unknown loss 'CrossEntropyLoss'; did you mean cross_entropy?"),
     ],
 )  # fmt: skip

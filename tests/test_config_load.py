@@ -77,7 +77,8 @@ def test_missing_keys_have_their_defaults(tmp_path: Path) -> None:
         ("dataset: mnist", "dataset: mnist, path: x", "2:1  data: found a mapping with dataset, path, batch_size, "
          "expected only one of dataset and path (null for the other)"),
         ("dataset: mnist, ", "", "2:1  data: found a mapping with batch_size, expected either dataset or path"),
-        ("{dataset: mnist, batch_size: 8}", "mnist", "2:7  data: found 'mnist', expected a mapping of keys to values"),
+        ("{dataset: mnist, batch_size: 8}", "mnist", "2:7  data: found 'mnist', expected a mapping such as "
+         "{dataset: mnist, batch_size: 128}"),
         ("size: 8", "size: 8, validation: 1", "2:51  data.validation: found 1, expected a number in [0, 1)"),
         ("dataset: mnist", "path: x, test: 0.1, test_path: y", "2:1  data: found a mapping with path, test, test_path, "
          "batch_size, expected at most one of test and test_path"),

@@ -50,6 +50,7 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
             where = root.find((*path, name))[1] if isinstance(node.value, dict) else where
             names = tuple(FAMILIES[family])
             message, hint = f"unknown {family} {found(name)}", similar(name, names) or habits.of_name(name, names)
+            hint = hint or habits.of_class(value, names)
             if owner := next((kind for kind, spec in FAMILIES[family].items() if name in spec.model_fields), None):
                 hint = f"an option follows the name of the {family}, such as {dotted((*path, owner, name))}"
         case "union_tag_not_found":
@@ -58,8 +59,9 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
             names = None if given else tuple(FAMILIES[family])
             indented = ", its options indented below its name" if len(given) == 1 else ""
             message = f"found {found(value)}, expected one {family}{indented}"
+            hint = habits.of_class(value, tuple(FAMILIES[family]))
         case "model_type" | "dict_type":
-            message = f"found {found(value)}, expected a mapping of keys to values"
+            message = f"found {found(value)}, expected {_mapping(dotted(path))}"
         case "list_type":
             message = f"found {found(value)}, expected a list"
         case "too_short":
@@ -85,8 +87,13 @@ def _expected_words(model: type[BaseModel], name: str) -> str:
     info = model.model_fields[name]
     words = [annotation.words for annotation in info.metadata if isinstance(annotation, Expected)]
     if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-        return "a mapping of keys to values"
+        return _mapping(name)
     return words[0] if words else info.description or "a value"
+
+
+def _mapping(key: str) -> str:
+    """What a section takes, in words."""
+    return f"a mapping such as {habits.EXAMPLES[key]}" if key in habits.EXAMPLES else "a mapping of keys to values"
 
 
 def _family(path: PathParts) -> str:

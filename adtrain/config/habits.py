@@ -19,6 +19,7 @@ KEYS = {
     **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs", "max_iter"), "training.epochs"),
     **dict.fromkeys(("max_steps", "num_steps"), "training.steps"),
     **dict.fromkeys(("grad_clip", "gradient_clip", "clip_grad", "clip_grad_norm", "gradient_clip_val"), NORM),
+    **dict.fromkeys(("gradient_clipping", "gradient_clip_norm"), NORM),
     **dict.fromkeys(("max_grad_norm", "max_norm", "clipnorm", "global_clipnorm"), NORM),
     **dict.fromkeys(("clip_grad_value", "clipvalue"), VALUE),
     **dict.fromkeys(("random_state", "random_seed", "manual_seed"), "training.seed"),
@@ -78,6 +79,12 @@ SENTENCES = {
 }
 """What to do about a key that a config does not need."""
 
+NAME_KEYS = ("type", "name", "kind", "class_name", "_target_")
+"""Keys whose value is the name of a class in the configs of other systems."""
+
+EXAMPLES = {"data": "{dataset: mnist, batch_size: 128}", "model": "{input: [784], layers: [{linear: 10}]}"}
+"""A section that is short."""
+
 SECTIONS: dict[str, type[BaseModel]] = {"data": Data, "model": Model, "training": Training}
 
 
@@ -111,6 +118,17 @@ def of_name(name: str, names: Sequence[str]) -> str | None:
     """A hint for the unknown name of a layer, loss or schedule; None without one."""
     meant = NAMES.get(name.lower())
     return f"did you mean {meant}?" if meant in names else None
+
+
+def of_class(value: object, names: Sequence[str]) -> str | None:
+    """A hint for a name of `names` that is a value, such as `{type: adam, lr: 0.1}`; None without one."""
+    if not isinstance(value, dict):
+        return None
+    key = next((key for key in NAME_KEYS if value.get(key) in names), None)
+    if key is None:
+        return None
+    options = ", ".join(f"{name}: ..." for name in value if name != key)
+    return f"the name is the key: write {f'{{{value[key]}: {{{options}}}}}' if options else value[key]}"
 
 
 def _optimizer(root: Node) -> str:
