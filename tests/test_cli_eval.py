@@ -59,6 +59,15 @@ def test_eval_of_a_path_without_a_run_is_a_one_line_error(here: Path) -> None:
     )
 
 
+def test_a_run_named_without_its_folder_gets_a_hint(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(here / "run", tmp_path / "runs" / "digits")
+    monkeypatch.chdir(tmp_path)
+    error = one_line(run("eval", "digits", expect=2))
+    assert error == "digits: found nothing, expected the folder of a run; did you mean runs/digits?"
+
+
 def test_eval_refuses_full_autotuning_on_the_cpu(here: Path) -> None:
     assert one_line(run("eval", "run", "--autotune", "full", expect=2)).startswith("--autotune full: only a GPU has")
 

@@ -95,6 +95,7 @@ def test_an_unknown_command_is_refused_with_the_nearest_name() -> None:
     assert result.exit_code == 2
     assert "adtrain: error: unknown command 'trian'; did you mean train? (see" in result.stderr
     assert "did you mean" not in run("xyz").stderr
+    assert "unknown command 'mlp'; did you mean adtrain train mlp? (see" in run("mlp").stderr
 
 
 def test_no_command_shows_the_help_and_is_an_error() -> None:

@@ -240,13 +240,17 @@ def test_a_file_but_not_a_folder_has_precedence_over_a_packaged_config(
         ("configs/lenet5.yaml", "configs/lenet5.yaml  neither a file nor a packaged config; did you mean lenet5?"),
         ("nothing-like-it", f"nothing-like-it  neither a file nor a packaged config; packaged: {PACKAGED}"),
         ("", f"''  neither a file nor a packaged config; packaged: {PACKAGED}"),
-        (".", ".  found a folder without config.yaml, expected a YAML file or the folder of a run"),
+        (".", ".  found a folder without config.yaml, expected a YAML file or the folder of a run; "
+         "adtrain new . prints a config for data"),
+        ("my rows.csv", "my rows.csv  found data, expected a YAML file; "
+         "adtrain new 'my rows.csv' prints a config for data"),
     ],
 )  # fmt: skip
-def test_the_error_of_a_missing_config_lists_the_packaged_ones(
+def test_the_error_of_a_missing_config_says_what_to_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("my rows.csv").touch()
     with pytest.raises(config.ConfigError) as caught:
         config.load(name)
     assert str(caught.value) == message

@@ -11,6 +11,7 @@ import atexit
 import gc
 import importlib
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -124,9 +125,12 @@ def accept_debug(command: click.Command) -> None:
 
 
 def unknown_command(name: str) -> str:
-    """The message for an unknown command, with the nearest name and a list of all commands."""
+    """The message for an unknown command: with the nearest name, a list of all commands, or `train` for a config."""
+    from adtrain.config.files import packaged
     from adtrain.config.problems import known
 
+    if name in packaged() or os.path.isfile(name):
+        return f"unknown command {name!r}; did you mean adtrain train {shlex.quote(name)}?"
     return f"unknown command {name!r}; {known(name, COMMANDS, 'commands')}"
 
 

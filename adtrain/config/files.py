@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,9 @@ _log = logging.getLogger(__name__)
 
 RUN_CONFIG = "config.yaml"
 """The resolved config in the folder of a run."""
+
+DATA = (".csv", ".tsv", ".npz")
+"""The endings of files that hold data and no config."""
 
 
 def load(
@@ -146,7 +150,10 @@ def packaged() -> list[str]:
 
 
 def _find(name: str) -> Path:
+    writes = f"adtrain new {shlex.quote(name)} prints a config for data"
     if os.path.exists(name) and not os.path.isdir(name):
+        if name.lower().endswith(DATA):
+            raise ConfigError([Problem(name, "", f"found data, expected a YAML file; {writes}")])
         return Path(name)
     names = packaged()
     if name in names:
@@ -155,7 +162,7 @@ def _find(name: str) -> Path:
         return Path(name)
     if os.path.isdir(name):
         expected = "expected a YAML file or the folder of a run"
-        raise ConfigError([Problem(name, "", f"found a folder without {RUN_CONFIG}, {expected}")])
+        raise ConfigError([Problem(name, "", f"found a folder without {RUN_CONFIG}, {expected}; {writes}")])
     message = f"neither a file nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
     raise ConfigError([Problem(name or "''", "", message)])
 

@@ -148,7 +148,9 @@ def settings_of(run: Path) -> dict[str, Any]:
 
 def _config_file(run: Path) -> Path:
     if not run.is_dir():
-        raise AdtrainError(f"{run}: found {'a file' if run.exists() else 'nothing'}, expected the folder of a run")
+        what = "a file" if run.exists() else "nothing"
+        hint = f"; did you mean {Path('runs') / run}?" if (Path("runs") / run / "config.yaml").is_file() else ""
+        raise AdtrainError(f"{run}: found {what}, expected the folder of a run{hint}")
     if not (run / "config.yaml").is_file():
         raise AdtrainError(f"{run}: found no config.yaml, expected the folder of a run of adtrain train")
     return run / "config.yaml"
