@@ -98,6 +98,11 @@ def test_an_unknown_command_is_refused_with_the_nearest_name() -> None:
     assert "unknown command 'mlp'; did you mean adtrain train mlp? (see" in run("mlp").stderr
 
 
+@pytest.mark.parametrize("group", [(), ("data",), ("bench",)])
+def test_the_list_of_commands_has_whole_sentences(group: tuple[str, ...]) -> None:
+    assert "..." not in run(*group, "--help").stdout.partition("Commands:")[2]
+
+
 def test_no_command_shows_the_help_and_is_an_error() -> None:
     result = run()
     assert (result.exit_code, result.stdout) == (2, "")

@@ -51,7 +51,7 @@ def list_entries(as_json: bool) -> None:
         show(f"  {entry.folder if entry.is_here else f'not here; fetch it: adtrain data fetch {entry.name}'}")
 
 
-@command.command("verify")
+@command.command("verify", short_help="Verify the checksums of data sets.")
 @click.argument("name", required=False)
 @json_option
 def verify(name: str | None, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from adtrain.cli.output import progress, show
 from adtrain.data import catalogue
 
 
-@click.command("fetch")
+@click.command("fetch", short_help="Download a data set, and verify it.")
 @click.argument("name")
 @click.option("--mirror", metavar="URL", help="Download from this folder: an http, https or file URL.")
 def fetch(name: str, mirror: str | None) -> None:

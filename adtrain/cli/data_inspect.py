@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from adtrain import config, data, training
-from adtrain.cli.options import FilePath, json_option, set_option
+from adtrain.cli.options import FilePath, json_option, set_data_option
 from adtrain.cli.output import print_json, show
 from adtrain.data import DataSet, Rows, Split
 from adtrain.data.file_array import FileArray
@@ -22,17 +22,14 @@ CLASSES = (Column("class", text=True), Column("training"), Column("share"), Colu
 STATISTICS = (Column("mean"), Column("deviation"), Column("least"), Column("greatest"))
 
 
-@click.command("inspect")
+@click.command("inspect", short_help="Show classes and statistics of data.")
 @click.argument("source", metavar="PATH|NAME")
-@set_option
+@set_data_option
 @click.option("--contact-sheet", "sheet", type=FilePath(), metavar="FILE.png", help="Draw some images of each class.")
 @json_option
 def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json: bool) -> None:
     """Show the classes with their numbers of examples, and the statistics of targets and channels, of the data at PATH
-    or data set NAME.
-
-    `--set` takes the keys of a config's data section: --set label=species, --set test=0.2.
-    """
+    or data set NAME."""
     named = source in data.CATALOGUE
     section = config.load_data({"dataset" if named else "path": source}, overrides)
     found = data.load(source if named else None, section.path, training.data_options(section), need_test=False)

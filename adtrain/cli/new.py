@@ -5,20 +5,19 @@ from __future__ import annotations
 import click
 
 from adtrain import config, data
-from adtrain.cli.options import set_option
+from adtrain.cli.options import set_data_option
 from adtrain.cli.output import show
 from adtrain.training import proposal
 
 
 @click.command(short_help="Print a config for data of your own.")
 @click.argument("source", metavar="PATH|NAME")
-@set_option
+@set_data_option
 def command(source: str, overrides: tuple[str, ...]) -> None:
     """Print a config that trains on the data at PATH or data set NAME: adtrain new flowers.csv > flowers.yaml.
 
     The column to predict of a table is the one named label, class, target or y, or else the last one. Texts and few
-    different integers are classes, other numbers are targets. `--set` takes the keys of a config's data section:
-    --set label=species.
+    different integers are classes, other numbers are targets.
     """
     named = source in data.CATALOGUE
     section = config.load_data({"dataset" if named else "path": source}, overrides)

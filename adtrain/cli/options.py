@@ -100,14 +100,15 @@ class FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-set_option = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="K=V",
-    help="Set a key of the config, such as training.epochs=3; repeatable.",
-)
+def _set_option(help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option("--set", "overrides", multiple=True, metavar="K=V", help=f"{help}; repeatable.")
+
+
+set_option = _set_option("Set a key of the config, such as training.epochs=3")
 """`--set K=V`, repeatable; passed to the command as `overrides`."""
+
+set_data_option = _set_option("Set a key of the config's section data, such as label=species or test=0.2")
+"""`set_option` of a command on data."""
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

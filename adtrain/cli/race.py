@@ -18,8 +18,16 @@ RACERS = [name for peer in PEERS if peer.races for name in (peer.package, peer.n
 
 @click.command(short_help="Time trainings until they reach a test accuracy.")
 @click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
-@click.option("--target", type=click.FloatRange(0, 1), required=True, help="The test accuracy to reach, such as 0.99.")
-@click.option("--seeds", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of trainings.")
+@click.option(
+    "--target",
+    type=click.FloatRange(0, 1),
+    required=True,
+    metavar="A",
+    help="Test accuracy to reach, such as 0.99.",
+)
+@click.option(
+    "--seeds", type=click.IntRange(1, 1000), default=20, show_default=True, metavar="N", help="Number of trainings."
+)
 @click.option(
     "--against", "wanted", metavar="PEER,...", type=NameOf(RACERS, separator=","), help="Peers that train the same."
 )

@@ -83,7 +83,8 @@ def _label_column(table: Opened, options: Options) -> int:
         return table.column("label", options.label)
     if table.header and "label" in table.first:
         return table.first.index("label")
-    reason = f"missing, expected the column of {table.path} with the labels: {table.listed()}"
+    expected = f"expected the column of {table.path} with the labels, or the numbers of data.target"
+    reason = f"missing, {expected}: {table.listed()}"
     raise DataOptionError("label", reason)
 
 
