@@ -32,8 +32,8 @@ class ProgressLines(Observer):
         text += "".join(f", {name} {scores.value_text(name, x)}" for name, x in epoch.metrics.items())
         speed = f"{epoch.images_per_second:,.0f} {self.examples}/s, {epoch.seconds:.1f} s"
         text = f"epoch {epoch.epoch}/{self.epochs}: {text}, {speed}"
-        if left := self.epochs - epoch.epoch:
-            text += f", about {left * epoch.seconds:.0f} s left"
+        if (left := (self.epochs - epoch.epoch) * epoch.seconds) >= 0.5:
+            text += f", about {left:.0f} s left"
         self.write(text)
 
     def show_status(self, status: str) -> None:

@@ -130,6 +130,18 @@ def test_predict_resizes_an_image_with_a_note(here: Path, tmp_path: Path, caplog
     assert caplog.messages == [f"adtrain: {path}: resized from 54 x 72 to 6 x 6 pixels"]
 
 
+def test_predict_prints_once_what_is_done_to_many_images(
+    here: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b", "c"):
+        Image.fromarray(np.full((8 if name == "b" else 9, 9), 5, np.uint8)).save(tmp_path / f"{name}.png")
+    assert run("predict", "run", str(tmp_path)).exit_code == 0
+    assert caplog.messages == [
+        f"adtrain: {tmp_path}/a.png and 1 more: resized from 9 x 9 to 6 x 6 pixels",
+        f"adtrain: {tmp_path}/b.png: resized from 8 x 9 to 6 x 6 pixels",
+    ]
+
+
 def test_predict_with_an_overflowed_model_is_a_one_line_error(here: Path, tmp_path: Path) -> None:
     shutil.copytree("run", tmp_path / "run")
     path = tmp_path / "run" / "model.safetensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -106,8 +107,11 @@ def command(
 def _read(
     paths: tuple[Path, ...], trained: model_file.TrainedModel, options: ImageOptions
 ) -> tuple[list[tuple[Path, inputs.Inputs]], bool]:
-    """The images or rows of the files that can be read, and whether one cannot; the reason is printed."""
-    found, broken = [], False
+    """The images or rows of the files that can be read, and whether one cannot; the reason is printed.
+
+    What is done to many images is printed once.
+    """
+    found, broken, changed = [], False, defaultdict[str, list[Path]](list)
     for given in paths:
         try:
             listed = inputs.files(given)
@@ -116,10 +120,13 @@ def _read(
             listed, broken = [], True
         for path in listed:
             try:
-                found.append((path, inputs.read(path, trained, options)))
+                read = inputs.read(path, trained, options, lambda paths, changes: changed[changes].extend(paths))
+                found.append((path, read))
             except DataError as error:
                 progress(f"adtrain: error: {error}")
                 broken = True
+    for changes, changed_paths in changed.items():
+        inputs.warn_of_changes(changed_paths, changes)
     return found, broken
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -62,12 +63,23 @@ def files(path: Path) -> list[Path]:
     return found
 
 
-def read(path: Path, trained: TrainedModel, options: ImageOptions = ImageOptions()) -> Inputs:
+def warn_of_changes(paths: Sequence[Path], changes: str) -> None:
+    """Log what was done to the images in these files."""
+    others = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+    _log.warning("adtrain: %s%s: %s", visible(str(paths[0])), others, changes)
+
+
+def read(
+    path: Path,
+    trained: TrainedModel,
+    options: ImageOptions = ImageOptions(),
+    changed: Callable[[Sequence[Path], str], object] = warn_of_changes,
+) -> Inputs:
     """The images or rows of a file: PNG, JPEG, IDX (optionally gzip-compressed), NPZ, CSV or TSV.
 
     Labels are not needed, and ignored. The rows of a table become features as in training: its columns are found by
-    their names. Warns about categories that the training rows do not have, about rows that `data.missing: drop` leaves
-    out, and about an image that is resized or inverted.
+    their names. Warns about categories that the training rows do not have, and about rows that `data.missing: drop`
+    leaves out. `changed` is told of an image that is resized or inverted.
 
     Raises DataError where the file does not have images or rows of the kind that the model was trained on.
     """
@@ -83,7 +95,7 @@ def read(path: Path, trained: TrainedModel, options: ImageOptions = ImageOptions
             raise DataError(f"{path}: found a table, but the run was not trained on one; {expected}")
         cells = csv_table.read_rows(path, data_options(trained.config.data), trained.encoder.columns)
         return _encoded(cells, str(path), trained)
-    batch = _read_images(path, trained, options)
+    batch = _read_images(path, trained, options, changed)
     return Inputs(batch, np.arange(len(batch)))
 
 
@@ -117,7 +129,9 @@ def _typed(images: np.ndarray, place: str, trained: TrainedModel) -> np.ndarray:
     return images.astype(np.uint8 if trained.network.scale != 1 else np.float32, copy=False)
 
 
-def _read_images(path: Path, trained: TrainedModel, options: ImageOptions) -> np.ndarray:
+def _read_images(
+    path: Path, trained: TrainedModel, options: ImageOptions, changed: Callable[[Sequence[Path], str], object]
+) -> np.ndarray:
     """The images of a PNG, JPEG or IDX file, (N, C, H, W)."""
     shape, dtype = trained.image_shape, np.dtype(np.float32 if trained.network.scale == 1 else np.uint8)
     with idx.opened(path) as stream:
@@ -125,7 +139,10 @@ def _read_images(path: Path, trained: TrainedModel, options: ImageOptions) -> np
     if not is_idx:
         if dtype != np.uint8:
             raise DataError(f"{path}: the run was trained on float32 numbers, expected an IDX file of them")
-        return _prepared(path, images.read_image(path, shape[0]), trained, options)[np.newaxis]
+        image, changes = _prepared(path, images.read_image(path, shape[0]), trained, options)
+        if changes:
+            changed([path], changes)
+        return image[np.newaxis]
     found = np.asarray(idx.read(path))
     batch = found.reshape(len(found), 1, *found.shape[1:]) if found.ndim == 3 else found
     if batch.dtype != dtype or batch.shape[1:] != shape:
@@ -135,8 +152,8 @@ def _read_images(path: Path, trained: TrainedModel, options: ImageOptions) -> np
     return batch
 
 
-def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: ImageOptions) -> np.ndarray:
-    """The image, uint8 (C, H, W), in the size and polarity of the training images. One warning says what was done."""
+def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: ImageOptions) -> tuple[np.ndarray, str]:
+    """The image, uint8 (C, H, W), in the size and polarity of the training images, and what was done to it."""
     channels, height, width = trained.image_shape
     differs, changes = image.shape != trained.image_shape, []
     if options.invert == "yes" or (options.invert == "auto" and _looks_inverted(image, trained)):
@@ -152,9 +169,7 @@ def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: Ima
     elif differs:
         changes.append(f"resized from {image.shape[1]} x {image.shape[2]} to {height} x {width} pixels")
         image = images.resized(image, height, width)
-    if changes:
-        _log.warning("adtrain: %s: %s", visible(str(path)), "; ".join(changes))
-    return image
+    return image, "; ".join(changes)
 
 
 def is_of_mnist(trained: TrainedModel) -> bool:
