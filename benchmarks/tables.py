@@ -59,9 +59,9 @@ def speed(results: Results) -> str:
     for peer, name in PEERS.items():
         ranges = [(_ratios(found, peer), device) for (_, device), found in _by_device(results).items()]
         times = [f"{min(found):.1f} to {max(found):.1f} times as long on {device}" for found, device in ranges if found]
-        parts.append(f"{name} {' and '.join(times)}")
+        parts.append(f"in {name} {'' if parts else 'a training step takes '}{' and '.join(times)}")
     return (
-        f"\n**Speed**: a training step takes {', '.join(parts)}. Single operations can be slower than theirs: "
+        f"\n**Speed**: {', '.join(parts)}. Single operations can be slower than theirs: "
         "[Performance](docs/performance.md).\n\n"
     )
 

@@ -223,6 +223,7 @@ def test_a_thread_can_train() -> None:
         ({"given": "mpl"}, "mpl  neither a file nor a packaged config; did you mean mlp?"),
         ({"given": VALUES | {"los": 1}}, "config  los: unknown key; did you mean loss?"),
         ({"data": IMAGES}, "data: found a ndarray, expected a pair of arrays (images, labels)"),
+        ({"data": "x.csv"}, "data: found a str, expected a pair of arrays (images, labels); the config names files"),
         ({"data": (IMAGES,)}, "data: found a tuple of 1, expected a pair of arrays (images, labels)"),
         ({"data": (IMAGES, LABELS[:9])}, "data: labels: found 9 labels, expected 90, one for each image"),
         ({"data": (IMAGES, LABELS / 2)}, "config  loss: found cross_entropy for the numbers of y_train, expected mse"),

@@ -56,8 +56,8 @@ def test_documents_are_up_to_date(path: Path) -> None:
 def test_speed_is_the_range_of_the_fastest_form_of_each_peer() -> None:
     rows = [step("mlp", torch_eager=3.0, torch_compile=2.0), step("cnn", torch_eager=5.0, jax=1.5)]
     assert tables.speed({"steps": result(steps=rows)}) == (
-        "\n**Speed**: a training step takes PyTorch 2.0 to 5.0 times as long on EPYC, JAX 1.5 to 1.5 times as long on "
-        "EPYC. Single operations can be slower than theirs: [Performance](docs/performance.md).\n\n"
+        "\n**Speed**: in PyTorch a training step takes 2.0 to 5.0 times as long on EPYC, in JAX 1.5 to 1.5 times as "
+        "long on EPYC. Single operations can be slower than theirs: [Performance](docs/performance.md).\n\n"
     )
 
 

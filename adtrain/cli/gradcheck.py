@@ -25,7 +25,7 @@ OPERATIONS = (Column("operation", text=True), Column("case", text=True), Column(
 PARAMETERS = (Column("parameter", text=True), *OUTCOME)
 
 
-@click.command(short_help="Check every gradient against differences of function values.")
+@click.command(short_help="Check every derivative against finite differences.")
 @click.argument("config_path", metavar="[CONFIG|RUN]", required=False, type=ConfigName())
 @op_option(case.op for case in CASES if case.order)
 @click.option(

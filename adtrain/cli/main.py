@@ -42,7 +42,7 @@ COMMANDS = {
     "schema": "Print the JSON Schema of configs.",
     "data": "Inspect, fetch and verify data sets.",
     "devices": "Show the devices that training can run on.",
-    "gradcheck": "Check every gradient against differences of function values.",
+    "gradcheck": "Check every derivative against finite differences.",
     "race": "Time trainings until they reach a test accuracy.",
     "bench": "Time operations and training steps.",
 }

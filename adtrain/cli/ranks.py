@@ -42,7 +42,8 @@ def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
         metavar="N",
         is_eager=True,
         callback=is_launching,
-        help="Train with N processes of this machine, one GPU each; data.shards keeps the result the same.",
+        help="Train with N processes on this machine, each with a GPU of its own if it has GPUs. With data.shards set, "
+        "the result is the same for each N.",
     )
     timeout_option = click.option(
         "--timeout",

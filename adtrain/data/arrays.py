@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,9 @@ def as_numpy(given: Any, place: str) -> np.ndarray:
 def _part(given: Any, name: str, options: Options) -> Part:
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         count = f" of {len(given)}" if isinstance(given, (tuple, list)) else ""
-        raise DataError(f"{name}: found a {type(given).__name__}{count}, expected a pair of arrays (images, labels)")
+        hint = "; the config names files, by data.path" if isinstance(given, (str, os.PathLike)) else ""
+        expected = f"expected a pair of arrays (images, labels){hint}"
+        raise DataError(f"{name}: found a {type(given).__name__}{count}, {expected}")
     places = f"{name}: images", f"{name}: labels"
     images, labels = map(as_numpy, given, places)
     found = as_images(images, places[0], options)

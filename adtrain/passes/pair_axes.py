@@ -1,4 +1,4 @@
-"""Pairs: values with elements for each row i and column j, computed from arrays that have one of these axes only."""
+"""Pairs: values with an element for each row i and column j, computed from arrays with one of the two axes."""
 
 from __future__ import annotations
 

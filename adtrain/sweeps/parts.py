@@ -1,4 +1,4 @@
-"""Jobs in parts: generators that are run alternately, so that a device can do several jobs side by side."""
+"""Jobs in parts: generators that are run in turns, so that a device can do several jobs side by side."""
 
 from __future__ import annotations
 
