@@ -271,6 +271,12 @@ def test_a_finished_run_resumes_only_for_more_epochs(cfg: Path) -> None:
     assert config.load("runs/tiny/config.yaml").training.epochs == 4
 
 
+def test_epochs_that_the_configs_steps_cut_short_are_told(cfg: Path) -> None:
+    result = train(cfg, "--set", "training.steps=7", "--epochs", "4", "--profile-steps", "0")
+    note = "training.steps 7 ends the training in epoch 2 of 4; --steps N overrides it"
+    assert result.stderr.splitlines()[0] == note
+
+
 def test_resuming_a_run_killed_before_its_summary_writes_the_summary(cfg: Path) -> None:
     train(cfg, "--profile-steps", "0")
     summary = Path("runs/tiny/summary.json")
