@@ -36,7 +36,7 @@ def body(result: Mapping[str, Any]) -> Iterable[Markup]:
         rows = [[*_cells(each), parts.bar(abs(each["change"]) / most, _percent(each), kind)] for each in found]
         if rows:
             yield parts.section(kind.capitalize(), parts.table(COLUMNS, rows))
-    yield parts.note(f"Listed are changes of more than {MIN_CHANGE:.0%} and beyond both confidence intervals.")
+    yield parts.note(f"Listed are changes of more than {MIN_CHANGE:.0%} whose confidence intervals do not overlap.")
     for where in ("before", "after"):
         if names := result[f"only_{where}"]:
             content = blocks.details(f"{len(names)} times", blocks.listed(names))

@@ -29,7 +29,7 @@ def lines(result: Mapping[str, Any], width: int) -> Iterator[str]:
     yield ""
     what = "of the other times" if steps else "times"
     counts = f"{len(result['slower'])} slower, {len(result['faster'])} faster, {result['same']} without a clear change"
-    yield from wrapped([f"{what}: {counts} (one of more than {MIN_CHANGE:.0%}, and beyond both 95% intervals)"], width)
+    yield from wrapped([f"{what}: {counts} (over {MIN_CHANGE:.0%}, and 95% intervals that do not overlap)"], width)
     for kind in ("slower", "faster"):
         if changes := result[kind]:
             yield ""
