@@ -41,6 +41,13 @@ def write_houses(path: Path) -> Path:
     return path
 
 
+def write_passengers(path: Path) -> Path:
+    """Each name and each cabin but A occurs once, so the test part has cabins that the training part lacks."""
+    rows = [f"name {i},{f'cabin {i}' if i < 20 else 'A'},{i},{'xy'[i % 2]}" for i in range(60)]
+    path.write_text("\n".join(["name,cabin,age,label", *rows]) + "\n")
+    return path
+
+
 KINDS: dict[str, tuple[Any, dict[str, Any], list[int], str]] = {
     "table of classes": (
         lambda folder: write_table(folder / "trips.csv"),
@@ -53,6 +60,12 @@ KINDS: dict[str, tuple[Any, dict[str, Any], list[int], str]] = {
         {"target": "price", "normalize_targets": True, "drop": ["id"], "categories": ["zone"]},
         [4],
         "mse",
+    ),
+    "table of names and rare categories": (
+        lambda folder: write_passengers(folder / "passengers.csv"),
+        {"label": "label", "drop": ["name"]},
+        [20],
+        "cross_entropy",
     ),
     "labels of 0 and 1": (
         lambda folder: write_npz(

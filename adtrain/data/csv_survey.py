@@ -17,7 +17,7 @@ IDENTIFIERS = ("id", "index")
 """Names of columns that only number the rows, in lower case."""
 
 MOST_CLASSES = 20
-"""The most different integers that are proposed as classes."""
+"""The most different integers that are proposed as classes, and the most texts without a repetition as categories."""
 
 
 @dataclass(eq=False)
@@ -25,6 +25,7 @@ class Survey:
     """The cells of one column: `texts` are up to MAX_CATEGORIES + 1 different ones, `empty` says whether some are."""
 
     key: str | int
+    cells: int = 0
     texts: set[str] = field(default_factory=set)
     numbers: bool = True
     integers: bool = True
@@ -35,11 +36,17 @@ class Survey:
         if not text:
             self.empty = True
             return
+        self.cells += 1
         if len(self.texts) <= MAX_CATEGORIES:
             self.texts.add(text)
         self.numbers = self.numbers and is_plain(text) and is_finite(text)
         self.integers = self.numbers and self.integers and float(text).is_integer()
         self.looks_numeric = self.looks_numeric or NUMBER_LIKE.match(text) is not None
+
+    @property
+    def has_too_many_texts(self) -> bool:
+        """Whether there are more than MAX_CATEGORIES, or each text of more than MOST_CLASSES is another one."""
+        return len(self.texts) > min(MAX_CATEGORIES, max(self.cells - 1, MOST_CLASSES))
 
     @property
     def has_classes(self) -> bool:
@@ -49,8 +56,8 @@ class Survey:
 def propose(path: Path, options: Options) -> dict[str, object]:
     """Keys of the data section with which the table can be read, in addition to those of the options.
 
-    `label` or `target` is the column to predict. `drop` has columns of too many texts and of identifiers, `categories`
-    those of numbers and texts, and `missing` is mean if cells are empty.
+    `label` or `target` is the column to predict. `drop` has columns of too many texts, such as names, and of
+    identifiers, `categories` those of numbers and texts, and `missing` is mean if cells are empty.
     Raises DataError where the table cannot be read.
     """
     with opened(path, options, None) as table:
@@ -73,7 +80,7 @@ def propose(path: Path, options: Options) -> dict[str, object]:
     features = [column for column in columns if column not in predicted]
     identifiers = [column.key for column in features if str(column.key).lower() in IDENTIFIERS]
     texts = [column for column in features if not column.numbers and column.key not in identifiers]
-    many = [column.key for column in texts if len(column.texts) > MAX_CATEGORIES]
+    many = [column.key for column in texts if column.has_too_many_texts]
     mixed = [column.key for column in texts if column.looks_numeric and column.key not in many]
     for option, keys in (("drop", many + identifiers), ("categories", mixed)):
         if keys:

@@ -58,19 +58,23 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     shape, outputs = found.train.images.shape[1:], len(found.targets or found.classes)
     loss = "cross_entropy" if found.classes else "binary_cross_entropy_with_logits" if labels else "mse"
     lines = [
-        f"# {examples:,} examples of {_sizes(shape, is_text)}; {_predicted(found, labels)}",
         "data:",
         *(f"  {key}: {_flow(value)}{COMMENTS.get(key, '')}" for key, value in keys.items()),
         "model:",
+        "  layers:",
         *(_text_layers(outputs) if is_text else _layers(shape, outputs)),
         f"loss: {loss}",
         "optimizer: {adam: {lr: 0.001}}",
         "schedule: cosine",
         f"training: {{epochs: {5 if examples >= 20_000 else 20}, seed: 0}}",
+        "",
     ]
-    written = "\n".join(lines) + "\n"
-    prepare(config.parse(written.encode(), Path("new.yaml")))
-    return written
+    experiment = prepare(config.parse("\n".join(lines).encode(), Path("new.yaml")))
+    if not is_text:
+        # Of a table these are the features of the training part, which may lack categories of the others.
+        lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
+    about = f"{_sizes(experiment.image_shape, is_text)}; {_predicted(found, labels)}"
+    return "\n".join([f"# {examples:,} examples of {about}", *lines])
 
 
 def _loaded(keys: dict[str, Any]) -> DataSet:
@@ -95,9 +99,8 @@ def _loaded(keys: dict[str, Any]) -> DataSet:
 
 
 def _text_layers(classes: int) -> list[str]:
-    """The lines of the section model without its first one, for a text."""
+    """The lines of the layers, for a text."""
     return [
-        "  layers:",
         f"    - embedding: {{num_embeddings: {classes}, embedding_dim: 64}}",
         "    - gru: {hidden_size: 128, output: all}",
         f"    - linear: {classes}",
@@ -105,14 +108,10 @@ def _text_layers(classes: int) -> list[str]:
 
 
 def _layers(shape: tuple[int, ...], outputs: int) -> list[str]:
-    """The lines of the section model without its first one."""
-    channels, height, width = shape
-    if min(height, width) < SMALLEST_CONVOLVED:
-        size = channels * height * width
-        return [f"  input: [{size}]", "  layers:", "    - linear: 64", "    - relu", f"    - linear: {outputs}"]
+    """The lines of the layers."""
+    if min(shape[1:]) < SMALLEST_CONVOLVED:
+        return ["    - linear: 64", "    - relu", f"    - linear: {outputs}"]
     return [
-        f"  input: [{channels}, {height}, {width}]",
-        "  layers:",
         "    - conv2d: {out_channels: 32, kernel_size: 3}",
         "    - relu",
         "    - max_pool2d: 2",
@@ -134,7 +133,7 @@ def _of_zeros_and_ones(found: DataSet) -> bool:
 def _sizes(shape: tuple[int, ...], is_text: bool) -> str:
     if is_text:
         return f"{shape[-1]} characters or bytes"
-    return f"{shape[0]} features" if shape[1:] == (1, 1) else " x ".join(map(str, shape))
+    return f"{shape[0]} feature{'s' * (shape[0] > 1)}" if shape[1:] == (1, 1) else " x ".join(map(str, shape))
 
 
 def _predicted(found: DataSet, labels: bool) -> str:
