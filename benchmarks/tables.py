@@ -55,7 +55,7 @@ def between_markers(text: str, part: str) -> str:
 
 def speed(results: Results) -> str:
     """One line: the range of the ratios of steps to each peer, in its fastest form, on each device."""
-    parts = []
+    parts = list[str]()
     for peer, name in PEERS.items():
         ranges = [(_ratios(found, peer), device) for (_, device), found in _by_device(results).items()]
         times = [f"{min(found):.1f} to {max(found):.1f} times as long on {device}" for found, device in ranges if found]
@@ -153,7 +153,7 @@ def _cell(row: Mapping[str, Any], system: str, on_gpu: bool) -> str:
         return "different results"
     if system not in row["times"]:
         return ""
-    parts = []
+    parts = list[str]()
     if system != ADTRAIN:
         parts.append(_interval(row["ratios"][system]))
     elif on_gpu:
