@@ -97,7 +97,11 @@ def test_rows_with_a_shape_are_uint8_if_all_values_are_pixels(tmp_path: Path) ->
         (IRIS.replace("3.2", "1,2"), {"label": -1}, "x.csv:4: found 4 values, expected 3 as in the first line"),
         (IRIS.replace(",setosa", ", "), {"label": -1}, r"x.csv:2: found no value in column 2 \(species\)"),
         (IRIS.replace("7", '"7'), {"label": -1}, r"x.csv:\d: found invalid CSV"),
-        ("a;b;label\n1;2;3\n", {}, "x.csv: found 1 columns, expected at least 2, separated by commas"),
+        (
+            "a;b;label\n1;2;3\n",
+            {},
+            "x.csv: found 1 columns, expected at least 2, separated by commas; set data.delimiter to ';'",
+        ),
         ("", {}, "x.csv: found 0 columns"),
         ("a,label\n", {}, "x.csv: found no rows"),
         ("a,label\n1,2\n", {"shape": (1, 2, 2)}, r"data.shape: found \[1, 2, 2\], but .* has images of shape \[1\]"),

@@ -246,7 +246,7 @@ MIXED = "a,word,label\n1,x,0\n2,y,1\n"
         (
             MIXED,
             {"missing": "drop", "delimiter": ";"},
-            "found 1 columns, expected at least 2, separated by ';'; data.d",
+            "found 1 columns, expected at least 2, separated by ';'; set data.delimiter to ','",
         ),
         (MIXED.replace("word", "a"), {}, "x.csv:1: found two columns named a, expected different names"),
         (

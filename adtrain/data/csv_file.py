@@ -68,7 +68,8 @@ def opened(path: Path, options: Options, known: Columns | None) -> Iterator[Open
                 line, first = next(lines, (0, list[str]()))
                 if len(first) < 2 and (known is None or not first):
                     separated = {",": "commas", "\t": "tabs"}.get(delimiter, repr(delimiter))
-                    advice = f"separated by {separated}; data.delimiter sets another separator"
+                    other = next((repr(x) for x in ";,\t|" if first and x in first[0]), "another separator")
+                    advice = f"separated by {separated}; set data.delimiter to {other}"
                     raise DataError(f"{path}: found {len(first)} columns, expected at least 2, {advice}")
                 if known is not None:
                     header = known.features[0].name is not None
