@@ -116,4 +116,8 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         f"{tmp_path}/x.csv:2: found 1 values, expected 2 as in the first line"
     )
     assert one_line(run("new", tmp_path / "none.csv", expect=2)).startswith(f"{tmp_path}/none.csv: found nothing")
+    (tmp_path / "y.csv").write_text("a;b\n" + "".join(f"{i},5;{i}\n" for i in range(40)))
+    assert one_line(run("new", tmp_path / "y.csv", "--set", "delimiter=;", expect=2)).startswith(
+        f"{tmp_path}/y.csv:2: found '0,5' in column 0 (a), expected a finite number"
+    )
     assert "data.labl: unknown key" in one_line(run("new", tmp_path / "x.csv", "--set", "labl=b", expect=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,8 @@ LABEL_NAMES = ("label", "class", "target", "y")
 
 IDENTIFIERS = ("id", "index")
 """Names of columns that only number the rows, in lower case."""
+
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 MOST_CLASSES = 20
 """The most different integers that are proposed as classes, and the most texts without a repetition as categories."""
@@ -30,6 +33,7 @@ class Survey:
     numbers: bool = True
     integers: bool = True
     looks_numeric: bool = False
+    decimal_commas: bool = True
     empty: bool = False
 
     def add(self, text: str) -> None:
@@ -41,6 +45,7 @@ class Survey:
             self.texts.add(text)
         self.numbers = self.numbers and is_plain(text) and is_finite(text)
         self.integers = self.numbers and self.integers and float(text).is_integer()
+        self.decimal_commas = self.decimal_commas and DECIMAL_COMMA.fullmatch(text) is not None
         self.looks_numeric = self.looks_numeric or NUMBER_LIKE.match(text) is not None
 
     @property
@@ -57,7 +62,8 @@ def propose(path: Path, options: Options) -> dict[str, object]:
     """Keys of the data section with which the table can be read, in addition to those of the options.
 
     `label` or `target` is the column to predict. `drop` has columns of too many texts, such as names, and of
-    identifiers, `categories` those of numbers and texts, and `missing` is mean if cells are empty.
+    identifiers, `categories` those of numbers and texts, and `missing` is mean if cells are empty. A column of
+    numbers such as 1,5 is in none of them, so that reading it is an error.
     Raises DataError where the table cannot be read.
     """
     with opened(path, options, None) as table:
@@ -80,6 +86,7 @@ def propose(path: Path, options: Options) -> dict[str, object]:
     features = [column for column in columns if column not in predicted]
     identifiers = [column.key for column in features if str(column.key).lower() in IDENTIFIERS]
     texts = [column for column in features if not column.numbers and column.key not in identifiers]
+    texts = [column for column in texts if not column.decimal_commas]
     many = [column.key for column in texts if column.has_too_many_texts]
     mixed = [column.key for column in texts if column.looks_numeric and column.key not in many]
     for option, keys in (("drop", many + identifiers), ("categories", mixed)):
