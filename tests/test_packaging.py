@@ -92,7 +92,8 @@ def test_importing_the_package_loads_no_optional_library() -> None:
 def test_training_is_a_name_of_the_package_and_needs_no_optional_library() -> None:
     loaded = {name.split(".")[0] for name in modules_after("import adtrain; adtrain.train, adtrain.load, adtrain.save")}
     assert not loaded & (LOADED_WHEN_USED | {"click", "tqdm"})
-    assert {"train", "load", "save"} <= set(dir(adtrain)) & set(adtrain.__all__)
+    assert {"train", "load", "save"} <= set(adtrain.__all__)
+    assert dir(adtrain) == sorted([*adtrain.__all__, "__version__"])
 
 
 def test_importing_the_commands_loads_no_optional_library() -> None:
