@@ -22,6 +22,7 @@ The arguments are pointers to the inputs and to the outputs, then the numbers. M
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,11 +36,13 @@ from adtrain.core.array import Value
 from adtrain.core.definition import Definition, caller
 from adtrain.core.errors import OptionError, ShapeError, TraceError
 from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
+from adtrain.core.options import shown
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.registry import forget, register
 from adtrain.core.reverse import fill_zeros
 from adtrain.core.target import Target
 from adtrain.core.trace import bind
+from adtrain.core.types import ArrayType
 from adtrain.ops.common import as_value
 
 __all__ = ["OWN_OPS", "CustomOp", "OwnOp", "custom_op"]
@@ -151,7 +154,9 @@ def custom_op(
     files = {kind: _file(name, kind, source, place.file) for kind, source in (("c", c), ("cu", cuda)) if source}
 
     rule = _rule(name, vjp, residuals) if vjp else _no_rule(name, place)
-    primitive = Primitive(name, shape, numpy, joint_vjp=rule, flops=flops, batch=vmap)
+    primitive = Primitive(
+        name, _checked(f"{place}: custom_op {name}", shape), numpy, joint_vjp=rule, flops=flops, batch=vmap
+    )
 
     def values(*types: Any, **options: Any) -> tuple[int | float, ...]:
         return tuple(numbers(*types, **options)) if numbers else (primitive.output_types(types, options)[0].size,)
@@ -218,6 +223,21 @@ def _file(name: str, kind: str, source: str | Path, caller: str) -> str:
         stored = cache.store(key, f".{kind}", text.encode())
         cache.prune()
     return str(stored.resolve())
+
+
+def _checked(what: str, shape: Callable[..., Any]) -> Callable[..., Any]:
+    """The shape rule, which refuses what is no type."""
+
+    @functools.wraps(shape)
+    def types(*args: Any, **options: Any) -> Any:
+        found = shape(*args, **options)
+        several = isinstance(found, (tuple, list)) and all(isinstance(x, ArrayType) for x in found)
+        if not isinstance(found, ArrayType) and not several:
+            expected = "ad.ArrayType(shape, dtype), or a tuple of them"
+            raise ShapeError(f"{what}: shape returned {shown(found)}, expected {expected}")
+        return found
+
+    return types
 
 
 def _no_rule(name: str, place: Definition) -> Callable[..., Any]:

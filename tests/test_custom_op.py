@@ -229,6 +229,12 @@ def test_an_error_of_the_compiler_is_told_with_the_line_of_the_plugin(tmp_path: 
     assert len(result.output.strip().splitlines()) == 1
 
 
+def test_a_shape_rule_that_returns_no_type_is_told() -> None:
+    op = custom_op("untyped", shape=lambda x: (3,), numpy=lambda x: x)
+    with pytest.raises(ad.ShapeError, match=r"custom_op untyped: shape returned \(3,\), expected ad\.ArrayType\(shape"):
+        op(X)
+
+
 @pytest.mark.compiled
 def test_a_kernel_of_another_name_is_told_and_not_replaced_by_numpy(tmp_path: Path) -> None:
     result = gradcheck(tmp_path, PLUGIN.replace("FN(squared)", "FN(square)"))

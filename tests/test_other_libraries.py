@@ -75,6 +75,26 @@ def test_advice_names_operations_and_attributes_that_exist() -> None:
         assert all(hasattr(x, attribute) for attribute in re.findall(r"(?<!\w)x\.(\w+)", text))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "parameters",
+            "Linear has no attribute 'parameters'; its arrays are a tree: write params, state = model.init(shape)",
+        ),
+        ("eval", "Linear has no attribute 'eval'; the mode is an argument: model.forward(params, state, x, mode)"),
+        ("weight", "Linear has no attribute 'weight'"),
+        ("step", "Adam has no attribute 'step'; write params, state = optimizer.update(params, grads, state)"),
+    ],
+)
+def test_a_habit_from_pytorch_about_layers_and_optimizers_is_told_what_to_write(name: str, message: str) -> None:
+    described = ad.optim.Adam(0.1) if name == "step" else ad.nn.Linear(3)
+    with pytest.raises(AttributeError, match=f"^{re.escape(message)}$"):
+        getattr(described, name)
+    assert not any(hasattr(ad.nn.Linear(3), attribute) for attribute in other_libraries.MODULES)
+    assert not any(hasattr(ad.optim.Adam(0.1), attribute) for attribute in other_libraries.OPTIMIZERS)
+
+
 def test_an_unknown_attribute_is_an_ordinary_error() -> None:
     x = ad.array([1.0])
     assert getattr(x, "unknown", None) is None

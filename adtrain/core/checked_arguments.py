@@ -11,7 +11,7 @@ from functools import cache
 from inspect import Parameter, Signature
 from numbers import Real
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.core.options import is_integer, shown
@@ -56,6 +56,18 @@ class CheckedArguments(metaclass=_Constructor):
     """The fields are options and no arrays, so an instance is a leaf of a tree."""
     left_out: ClassVar[tuple[str, type, str] | None] = None
     """The first argument of PyTorch's class of this name where this class leaves it out: name, type and reason."""
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """What to write for attributes that PyTorch's objects of this kind have."""
+
+
+def _missing(x: CheckedArguments, name: str) -> NoReturn:
+    """Python calls this for missing attributes only. Raises AttributeError, with what to write instead."""
+    advice = f"; {x.elsewhere[name]}" if name in x.elsewhere else ""
+    raise AttributeError(f"{type(x).__name__} has no attribute {name!r}{advice}")
+
+
+# Not in the class, where a type checker would accept every name for it.
+CheckedArguments.__getattr__ = _missing  # type: ignore[attr-defined]
 
 
 def _check_types(cls: type, arguments: Arguments) -> None:

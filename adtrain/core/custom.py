@@ -110,8 +110,10 @@ def _flat_cotangents(
     """The cotangent of each leaf of the arguments, which have these structures; None where there is none."""
     found = backward(residuals, ct)
     if not isinstance(found, (tuple, list)) or len(found) != len(structures):
-        count = len(found) if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
-        raise ShapeError(f"{name}: backward returned {count} cotangents, expected a tuple of {len(structures)}")
+        returned = f"{len(found)} cotangents" if isinstance(found, (tuple, list)) else f"{type(found).__name__}"
+        raise ShapeError(
+            f"{name}: backward returned {returned}, expected a tuple of {len(structures)}, one an argument"
+        )
     flat: list[Any] = []
     for i, (x, structure) in enumerate(zip(found, structures, strict=True)):
         part = [None] * structure.leaf_count if x is None else tree.flatten_like(structure, x)

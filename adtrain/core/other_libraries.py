@@ -1,4 +1,5 @@
-"""What to write here for attributes that the arrays of PyTorch, TensorFlow, JAX and NumPy have."""
+"""What to write here for attributes that arrays of PyTorch, TensorFlow, JAX and NumPy have, and PyTorch's modules and
+optimizers."""
 
 from __future__ import annotations
 
@@ -47,6 +48,20 @@ _ADVICE = {
     "type": "write x.astype(dtype)",
     "unsqueeze": "write ops.expand_dims(x, axis)",
     "view": "write x.reshape(shape)",
+}
+
+_TREES = "its arrays are a tree: write params, state = model.init(shape)"
+_MODE = "the mode is an argument: model.forward(params, state, x, mode)"
+_DEVICE = "arrays have the device: write tree.map(lambda x: x.to('gpu'), params)"
+MODULES = {
+    **dict.fromkeys(("parameters", "named_parameters", "state_dict", "load_state_dict"), _TREES),
+    **dict.fromkeys(("train", "eval"), _MODE),
+    **dict.fromkeys(("to", "cuda", "cpu"), _DEVICE),
+}
+OPTIMIZERS = {
+    "step": "write params, state = optimizer.update(params, grads, state)",
+    "zero_grad": "gradients are not stored: remove it",
+    "param_groups": "the learning rate is an argument: optimizer.update(params, grads, state, lr)",
 }
 
 

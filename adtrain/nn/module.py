@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from adtrain.core import other_libraries
 from adtrain.core.array import Value, array
 from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import AdtrainError, DTypeError, OptionError, ShapeError
@@ -73,6 +74,8 @@ class Module(CheckedArguments):
 
     A subclass defines `output_shape` and `forward`, and for parameters also `parameter_shapes` and `new_arrays`.
     """
+
+    elsewhere = other_libraries.MODULES
 
     @classmethod
     def kind(cls) -> str:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from adtrain import ops
-from adtrain.core import options, tree
+from adtrain.core import options, other_libraries, tree
 from adtrain.core.array import Value
 from adtrain.core.checked_arguments import CheckedArguments
 from adtrain.core.errors import OptionError, ShapeError
@@ -33,6 +33,7 @@ class Optimizer(CheckedArguments):
     elementwise: ClassVar[bool] = False
     """Whether the update of an element depends on that element, its gradient and its averages only. Then ranks divide
     the update and the averages among themselves."""
+    elsewhere = other_libraries.OPTIMIZERS
     left_out = ("params", Iterable, "the parameters are arguments of init and update")
     traceable: ClassVar[tuple[str, ...]] = ()
     """Options that may be traced numbers in `update`, in addition to `lr`."""
