@@ -350,6 +350,7 @@ def test_a_mistake_in_a_plugin_is_told_in_one_line_with_its_place(
         ("import adtrain as ad", "import adtrain as", "mine.py:1: invalid syntax"),
         ("import adtrain as ad", "import adtrain as ad, nothing_such", "mine.py:1: ModuleNotFoundError: No module"),
         ("ad.nn.Module", "object", "mine.py:5: layer mish: Mish is not a subclass of adtrain.nn.module.Module"),
+        ("class Mish(ad.nn.Module):", "def mish(x):", "mine.py:5: layer mish: found a function, expected a class"),
         ("def forward", "def backward", "mine.py:5: layer mish: Mish has no method forward"),
         ("Positive = 1.0", "list = ()", "mine.py:5: layer mish: beta has the type list, expected int, float, bool"),
         ("Positive = 1.0", "Positve = 1.0", "NameError: name 'Positve' is not defined"),
