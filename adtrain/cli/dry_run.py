@@ -52,9 +52,9 @@ def lines(plan: dict[str, Any]) -> list[str]:
     data, steps, seconds = plan["data"], plan["steps"], plan["seconds_at_peak"]
     held_out = f"{data['validation']:,} validation, " if data["validation"] else ""
     time = (
-        "unknown before adtrain devices --measure"
+        "unknown; adtrain devices --measure measures the rates that predict it"
         if seconds is None
-        else f"{f'{seconds:,.1f}' if seconds >= 1 else f'{seconds:.1g}'} s of training at the device's peak FLOP rate"
+        else f"at least {f'{seconds:,.1f}' if seconds >= 1 else f'{seconds:.1g}'} s, at the device's peak FLOP rate"
     )
     return [
         f"data    {data['train']:,} training, {held_out}{data['test']:,} test examples",
