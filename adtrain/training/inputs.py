@@ -95,6 +95,8 @@ def read(
             raise DataError(f"{path}: found a table, but the run was not trained on one; {expected}")
         cells = csv_table.read_rows(path, data_options(trained.config.data), trained.encoder.columns)
         return _encoded(cells, str(path), trained)
+    if trained.encoder is not None:
+        raise DataError(f"{path}: found no table, expected a .csv or .tsv file, or rows in .npz")
     batch = _read_images(path, trained, options, changed)
     return Inputs(batch, np.arange(len(batch)))
 
