@@ -43,7 +43,7 @@ def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
         is_eager=True,
         callback=is_launching,
         help="Train with N processes on this machine, each with a GPU of its own if it has GPUs. With data.shards set, "
-        "the result is the same for each N.",
+        "the result is the same for each N that divides it.",
     )
     timeout_option = click.option(
         "--timeout",

@@ -83,7 +83,7 @@ NAME_KEYS = ("type", "name", "kind", "class_name", "_target_")
 """Keys whose value is the name of a class in the configs of other systems."""
 
 EXAMPLES = {"data": "{dataset: mnist, batch_size: 128}", "model": "{input: [784], layers: [{linear: 10}]}"}
-"""A section that is short."""
+"""A short section, by its key."""
 
 SECTIONS: dict[str, type[BaseModel]] = {"data": Data, "model": Model, "training": Training}
 

@@ -56,13 +56,13 @@ class CheckedArguments(metaclass=_Constructor):
     """The fields are options and no arrays, so an instance is a leaf of a tree."""
     left_out: ClassVar[tuple[str, type, str] | None] = None
     """The first argument of PyTorch's class of this name where this class leaves it out: name, type and reason."""
-    elsewhere: ClassVar[Mapping[str, str]] = {}
-    """What to write for attributes that PyTorch's objects of this kind have."""
+    instead: ClassVar[Mapping[str, str]] = {}
+    """What to write instead of attributes that PyTorch's class has."""
 
 
 def _missing(x: CheckedArguments, name: str) -> NoReturn:
     """Python calls this for missing attributes only. Raises AttributeError, with what to write instead."""
-    advice = f"; {x.elsewhere[name]}" if name in x.elsewhere else ""
+    advice = f"; {x.instead[name]}" if name in x.instead else ""
     raise AttributeError(f"{type(x).__name__} has no attribute {name!r}{advice}")
 
 

@@ -53,16 +53,20 @@ _ADVICE = {
 _TREES = "its arrays are a tree: write params, state = model.init(shape)"
 _MODE = "the mode is an argument: model.forward(params, state, x, mode)"
 _DEVICE = "arrays have the device: write tree.map(lambda x: x.to('gpu'), params)"
+
 MODULES = {
     **dict.fromkeys(("parameters", "named_parameters", "state_dict", "load_state_dict"), _TREES),
     **dict.fromkeys(("train", "eval"), _MODE),
     **dict.fromkeys(("to", "cuda", "cpu"), _DEVICE),
 }
+"""What to write instead of attributes of PyTorch's modules."""
+
 OPTIMIZERS = {
     "step": "write params, state = optimizer.update(params, grads, state)",
     "zero_grad": "gradients are not stored: remove it",
     "param_groups": "the learning rate is an argument: optimizer.update(params, grads, state, lr)",
 }
+"""What to write instead of attributes of PyTorch's optimizers."""
 
 
 def advice(name: str, ops: ModuleType) -> str | None:

@@ -75,7 +75,7 @@ class Module(CheckedArguments):
     A subclass defines `output_shape` and `forward`, and for parameters also `parameter_shapes` and `new_arrays`.
     """
 
-    elsewhere = other_libraries.MODULES
+    instead = other_libraries.MODULES
 
     @classmethod
     def kind(cls) -> str:

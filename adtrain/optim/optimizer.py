@@ -33,7 +33,7 @@ class Optimizer(CheckedArguments):
     elementwise: ClassVar[bool] = False
     """Whether the update of an element depends on that element, its gradient and its averages only. Then ranks divide
     the update and the averages among themselves."""
-    elsewhere = other_libraries.OPTIMIZERS
+    instead = other_libraries.OPTIMIZERS
     left_out = ("params", Iterable, "the parameters are arguments of init and update")
     traceable: ClassVar[tuple[str, ...]] = ()
     """Options that may be traced numbers in `update`, in addition to `lr`."""
