@@ -191,6 +191,33 @@ def test_a_wrong_rule_or_kernel_fails_the_check(tmp_path: Path, right: str, wron
     assert f"FAILED {failed}" in result.output
 
 
+MAPPED = """
+import numpy as np
+import adtrain as ad
+from adtrain import ops
+difference = ad.custom_op(
+    "difference", numpy=lambda x, y: x - y, vjp=lambda ct, out, x, y: (ct, -ct),
+    shape=lambda x, y: ad.ArrayType(np.broadcast_shapes(x.shape, y.shape), x.dtype),
+    samples=lambda rng: (rng.normal(size=3), rng.normal(size=3)), vmap=lambda op, mapped, x, y: op({arguments}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passed"),
+    [
+        ("*(a if m else ops.expand_dims(a, 0) for a, m in zip((x, y), mapped))", True),
+        ("y, x", False),
+        ("*(x, y) if all(mapped) else (y, x)", False),
+    ],
+)
+def test_the_rule_for_vmap_is_checked_with_all_arguments_mapped_and_with_one(
+    tmp_path: Path, arguments: str, passed: bool
+) -> None:
+    result = gradcheck(tmp_path, MAPPED.format(arguments=arguments))
+    assert result.exit_code == (0 if passed else 1), result.output
+    assert ("FAILED difference vmap" in result.output) == (not passed)
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [

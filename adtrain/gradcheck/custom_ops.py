@@ -15,6 +15,7 @@ from adtrain.core.autodiff import vjp
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.core.registry import has_kernels
 from adtrain.core.staging import stage
+from adtrain.core.vmap import vmap
 from adtrain.custom_op import OWN_OPS, CustomOp, OwnOp
 from adtrain.gradcheck.derivatives import Row, check_cases
 from adtrain.passes import ALL
@@ -22,9 +23,13 @@ from adtrain.passes import ALL
 KERNEL_TOLERANCE = {"float32": 3e-5, "float64": 1e-11}
 """Largest difference from the NumPy reference in float64, relative to its largest element."""
 
+VMAP_TOLERANCE = 1e-11
+"""The same between `vmap` and calls of the members."""
+
 
 def check_own_ops(ops: Iterable[OwnOp], orders: Sequence[int], device: str) -> Iterator[Row]:
-    """Rows for the derivatives of each operation, and for its kernels where it has some for the device.
+    """Rows for the derivatives of each operation, for its rule ``vmap``, and for its kernels where it has some for the
+    device.
 
     A function of public operations has the kernels of its compiled Program. Kernels run in a compiled Program in
     poisoned memory. The rows "gradient" run those of the derivative too.
@@ -36,6 +41,9 @@ def check_own_ops(ops: Iterable[OwnOp], orders: Sequence[int], device: str) -> I
     for op in ops:
         case = _case(op)
         yield from check_cases([case], orders, device)
+        if op.custom is not None and op.custom.primitive.batch is not None:
+            off = _vmap_error(op, device)
+            yield Row(op.name, "vmap", 0, "float64", device, off, VMAP_TOLERANCE, off <= VMAP_TOLERANCE)
         if op.custom is None or has_kernels(op.name, "cuda" if device == "gpu" else "cpu"):
             for dtype, tolerance in KERNEL_TOLERANCE.items():
                 for name, f in (("kernel", case.f), ("gradient", _gradient(case)))[: 1 + bool(case.order)]:
@@ -46,12 +54,17 @@ def check_own_ops(ops: Iterable[OwnOp], orders: Sequence[int], device: str) -> I
                         raise AdtrainError(f"{op.place}: the kernel of {op.name} needs a C compiler to be checked")
 
 
-def _case(op: OwnOp) -> Case:
-    """The operation on its samples, as a function of those that have a derivative."""
+def _drawn(op: OwnOp, seed: int = 0) -> list[np.ndarray]:
+    """The samples of an operation, floats in float64."""
     if op.samples is None:
         raise OptionError(f"{op.place}: custom_op {op.name} has no samples to check it with; give samples=")
-    drawn = [np.asarray(x) for x in op.samples(np.random.default_rng(0))]
-    drawn = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in drawn]
+    drawn = [np.asarray(x) for x in op.samples(np.random.default_rng(seed))]
+    return [x.astype(np.float64) if x.dtype.kind == "f" else x for x in drawn]
+
+
+def _case(op: OwnOp) -> Case:
+    """The operation on its samples, as a function of those that have a derivative."""
+    drawn = _drawn(op)
     smooth = _differentiable(op.custom, drawn)
 
     def f(*values: Value) -> Any:
@@ -84,6 +97,21 @@ def _differentiable(op: CustomOp | None, drawn: Sequence[np.ndarray]) -> list[in
     single = len(out) == 1
     found = rule(values[0] if single else tuple(values), *args)(cts[0] if single else tuple(cts))
     return [i for i, (x, ct) in enumerate(zip(drawn, found, strict=True)) if ct is not None and x.dtype.kind == "f"]
+
+
+def _vmap_error(op: OwnOp, device: str) -> float:
+    """The largest difference between `vmap` and a call for each of two members, where all arguments or one differ."""
+    first = _drawn(op)
+    second = [y if y.shape == x.shape else x for x, y in zip(first, _drawn(op, seed=1), strict=True)]
+    every, errors = tuple(range(len(first))), [0.0]
+    for differing in {every, *((i,) for i in every)} - {()}:
+        members = first, [second[i] if i in differing else x for i, x in enumerate(first)]
+        stacked = [np.stack([x, second[i]]) if i in differing else x for i, x in enumerate(first)]
+        axes = tuple(0 if i in differing else None for i in every)
+        found = _leaves(vmap(op.f, axes)(*(array(x, device=device) for x in stacked)))
+        each = [_leaves(op.f(*(array(x, device=device) for x in member))) for member in members]
+        errors += [_relative(x, np.stack(y)) for x, y in zip(found, zip(*each, strict=True), strict=True)]
+    return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
 def _gradient(case: Case) -> Callable[..., Any]:
