@@ -129,8 +129,13 @@ def open_cache(kind: str) -> Cache:
             folder.mkdir(mode=0o700, exist_ok=True)
             _require_private(folder)
     except (OSError, RuntimeError) as error:
-        return Cache(_process_folder(reason(error)), lasting=False)
+        return process_cache(reason(error))
     return Cache(folder)
+
+
+def process_cache(cause: str) -> Cache:
+    """A cache for this process only. Warns once that nothing is cached, because of `cause`."""
+    return Cache(_process_folder(cause), lasting=False)
 
 
 def cache_home() -> Path:

@@ -179,6 +179,25 @@ def test_a_full_disk_is_a_one_line_error_and_leaves_no_files(
     assert sorted(workshop.cache.iterdir()) == before
 
 
+def test_with_a_full_cache_the_library_is_compiled_in_a_temporary_folder(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replace = os.replace
+
+    def full(source: str, target: str) -> None:
+        if Path(target).is_relative_to(workshop.cache):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    assert entry() == 16
+    assert entry("int entry(int x) { return x; }", []) == 5
+    assert caplog.messages == [
+        f"adtrain: compiled code is not cached for the next run ({workshop.cache}: No space left on device)"
+    ]
+    assert not list(workshop.cache.iterdir())
+
+
 @pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_build_leaves_no_partial_library(number: int, workshop: Workshop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import logging
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from adtrain.assets import asset_path
 from adtrain.backends.cpu.build import Build, Source
 from adtrain.backends.cpu.toolchain import CompilerError, CompilerKilled, KernelError, find_compiler, processor
-from adtrain.cache import digest, open_cache, reason
+from adtrain.cache import Cache, digest, open_cache, process_cache, reason
 from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError
 
@@ -33,7 +34,8 @@ def load(program_source: str, kernels: Collection[Source], functions: Sequence[s
     """The library of a program's C text and of the kernels that it calls.
 
     Objects of kernels and whole libraries are kept in the user's cache, so that loading the same one again runs no
-    compiler, in any process. A library of the cache that does not load is compiled anew, once.
+    compiler, in any process. A library of the cache that does not load is compiled anew, once. If the cache's disk is
+    full, the library is compiled in a temporary folder, with a warning.
 
     Args:
         program_source: C11, which may include the headers of `kernels/cpu`.
@@ -45,9 +47,20 @@ def load(program_source: str, kernels: Collection[Source], functions: Sequence[s
     """
     if os.name != "posix":
         raise CompilerError("code is compiled on Linux and macOS only")
+    cache = open_cache("cpu")
+    try:
+        return _load(cache, program_source, kernels, functions)
+    except CompilerError as error:
+        full = os.strerror(errno.ENOSPC)
+        if not cache.lasting or full not in str(error):
+            raise
+        return _load(process_cache(f"{cache.folder}: {full}"), program_source, kernels, functions)
+
+
+def _load(cache: Cache, program_source: str, kernels: Collection[Source], functions: Sequence[str]) -> ctypes.CDLL:
+    """`load` with this cache."""
     try:
         folder = asset_path("kernels") / "cpu"
-        cache = open_cache("cpu")
         compiler = find_compiler(cache)
         folders = sorted({folder, *((folder / k.file).parent for k in kernels)})
         headers = [path.read_text(encoding="utf-8") for parent in folders for path in sorted(parent.glob("*.h"))]
