@@ -183,7 +183,7 @@ def command(
                 experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
             same_everywhere(lambda: identity(experiment, device))
             notes = [] if experiment.batch_note is None else [experiment.batch_note]
-            if epochs is not None and experiment.epochs < epochs:
+            if epochs is not None and steps is None and experiment.epochs < epochs:
                 end = f"epoch {experiment.epochs} of {epochs}"
                 notes.append(f"training.steps {cfg.training.steps} ends the training in {end}; --steps N overrides it")
             if verbose:
