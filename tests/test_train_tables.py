@@ -267,7 +267,7 @@ def test_wrong_arrays_are_one_line(made: Path, tmp_path: Path, arrays: dict[str,
 def test_an_input_that_is_no_table_is_one_line(made: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     line = one_line(run("predict", made / "run", tmp_path / "notes.txt", expect=2))
-    assert line == f"{tmp_path}/notes.txt: found no table, expected a .csv or .tsv file, or rows in .npz"
+    assert line == f"{tmp_path}/notes.txt: found no table, expected a .csv or .tsv file, or rows in .npz or IDX"
 
 
 def test_rows_of_a_run_without_a_table_are_one_line(made: Path, tmp_path: Path) -> None:

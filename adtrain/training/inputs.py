@@ -95,8 +95,6 @@ def read(
             raise DataError(f"{path}: found a table, but the run was not trained on one; {expected}")
         cells = csv_table.read_rows(path, data_options(trained.config.data), trained.encoder.columns)
         return _encoded(cells, str(path), trained)
-    if trained.encoder is not None:
-        raise DataError(f"{path}: found no table, expected a .csv or .tsv file, or rows in .npz")
     batch = _read_images(path, trained, options, changed)
     return Inputs(batch, np.arange(len(batch)))
 
@@ -139,6 +137,8 @@ def _read_images(
     with idx.opened(path) as stream:
         is_idx = stream.read(2) == IDX_MAGIC
     if not is_idx:
+        if trained.encoder is not None:
+            raise DataError(f"{path}: found no table, expected a .csv or .tsv file, or rows in .npz or IDX")
         if dtype != np.uint8:
             raise DataError(f"{path}: the run was trained on float32 numbers, expected an IDX file of them")
         image, changes = _prepared(path, images.read_image(path, shape[0]), trained, options)
