@@ -9,7 +9,7 @@ from cuda.bindings import driver
 
 from adtrain.backends.cuda.copy_exchange import Copy, Write, own_copy, steps
 from adtrain.backends.cuda.runtime.device import NON_BLOCKING, order
-from adtrain.backends.cuda.runtime.errors import checked
+from adtrain.backends.cuda.runtime.errors import checked, translated
 from adtrain.backends.cuda.runtime.peer_memory import PeerMemory, mapped_by_all
 
 MIN_BYTES = 4 << 20
@@ -22,6 +22,7 @@ class CopyEngines:
     name: str = "copy engines"
     max_bytes: int | None = None
 
+    @translated()
     def __init__(self, peers: PeerMemory) -> None:
         *self.windows, self.rank = peers.device.windows
         self.beside = cuda.Stream(NON_BLOCKING)
