@@ -35,6 +35,7 @@ MADE_BY_PASSES = {
     "exchanged_update",
     "gathered",
     "peer_exchanges",
+    "resident_steps",
     "product",
     "row_fused",
     "row_products",

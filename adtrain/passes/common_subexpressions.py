@@ -11,8 +11,8 @@ from adtrain.core.program import Program, Variable
 def merge_common_subexpressions(program: Program) -> Program:
     """Merge equations of equal primitive, inputs and parameters, and constants of equal elements.
 
-    Arrays that are filled with a value, such as the zeros between the parameters of a bucket, stay separate: each can
-    be written into the memory of another array (`place_views`).
+    Arrays that are filled with a value and concatenated, such as the zeros between the parameters of a bucket, stay
+    separate: each can be written into the memory of the concatenation (`place_views`).
     """
     same: dict[Variable, Variable] = {}
     constants: dict[Variable, Any] = {}
@@ -28,11 +28,15 @@ def merge_common_subexpressions(program: Program) -> Program:
         inputs = tuple(same.get(v, v) for v in equation.inputs)
         # Compared by repr, because 0.0 == -0.0.
         key = (equation.primitive, inputs, tuple(sorted((name, repr(x)) for name, x in equation.params.items())))
-        filled = equation.primitive.name == "full" and equation.outputs[0].type.shape != ()
-        found = equation.outputs if filled else known.setdefault(key, equation.outputs)
+        separate = equation.primitive.name == "full" and _is_concatenated(program, equation.outputs[0])
+        found = equation.outputs if separate else known.setdefault(key, equation.outputs)
         if found is equation.outputs:
             equations.append(replace(equation, inputs=inputs))
         else:
             same.update(zip(equation.outputs, found, strict=True))
     outputs = tuple(same.get(v, v) for v in program.outputs)
     return replace(program, constants=constants, equations=tuple(equations), outputs=outputs)
+
+
+def _is_concatenated(program: Program, v: Variable) -> bool:
+    return any(reader.primitive.name == "concatenate" for reader in program.readers.get(v, ()))

@@ -34,7 +34,7 @@ VECTOR = 4
 def fuse_column_sums(program: Program) -> Program:
     """One `column_sum` equation for a sum over rows, the loops that only it reads, and the loops that read it.
 
-    A sum without such loops becomes one too, so that it can share a launch.
+    A sum that no loops read, such as a gradient for other ranks, becomes one too, so that it can share a launch.
     """
     groups = Groups(program)
     readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
@@ -57,7 +57,13 @@ def fuse_column_sums(program: Program) -> Program:
         if _is_loops(program.equations[j]) and reads_by_element(program.equations[j], total):
             merge(i, j)
     fused = groups.rewritten(partial(fuse, column_sum_p))
-    alone = {e for e in fused.equations if sums_columns(e) and e.inputs[0].size <= MAX_ALONE}
+    alone = {
+        e
+        for e in fused.equations
+        if sums_columns(e)
+        and e.inputs[0].size <= MAX_ALONE
+        and not any(map(_is_loops, fused.readers.get(e.outputs[0], ())))
+    }
     equations = (fuse(column_sum_p, [e], e.outputs) if e in alone else e for e in fused.equations)
     return replace(fused, equations=tuple(equations))
 
