@@ -16,7 +16,8 @@ import pytest
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.cache import Cache, digest
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation

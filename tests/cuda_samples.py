@@ -13,7 +13,8 @@ from test_cpu_programs import values_and_gradients
 import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES, Case
 from adtrain.core.array import Value
 from adtrain.core.errors import DeviceError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adtrain import cache
-from adtrain.backends.cuda import compiler, lower
+from adtrain.backends.cuda import compiler, launch_plan
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.lower import Candidate, Lowering, problem
 from adtrain.backends.cuda.tuner import cache as tuning_cache
@@ -230,7 +230,7 @@ def test_the_cache_key_depends_on_problem_sources_candidates_device_and_compiler
     keys.append(made.key(first))
     gpu.name = Gpu.name
     assert made.key(first) == keys[0]
-    monkeypatch.setattr(lower, "file_source", lambda file, dtypes, definitions: Source(file, "changed"))
+    monkeypatch.setattr(launch_plan, "file_source", lambda file, dtypes, definitions: Source(file, "changed"))
     keys.append(made.key(first))
     monkeypatch.setattr(compiler, "version", lambda: "13.1")
     keys.append(made.key(first))

@@ -14,7 +14,7 @@ from sweeps import spread
 
 import adtrain as ad
 from adtrain import ops, passes
-from adtrain.backends.cuda.lower import LaunchPlan
+from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.core.fused import product_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable

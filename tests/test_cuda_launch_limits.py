@@ -15,7 +15,8 @@ from test_cpu_programs import values_and_gradients
 from adtrain import passes
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
-from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES
 from adtrain.core.errors import DeviceError
 from adtrain.core.primitive import PRIMITIVES

@@ -16,7 +16,8 @@ from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
 from adtrain import config
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import SLOT_BYTES, window_bytes
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core.fused import body_of, peer_exchanges_p

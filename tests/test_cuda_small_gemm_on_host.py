@@ -13,7 +13,7 @@ from program_samples import ON_GPU
 from sweeps import spread
 
 from adtrain import ops
-from adtrain.backends.cuda.lower import LaunchPlan
+from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.core.fused import product_p
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage

@@ -16,7 +16,8 @@ from program_samples import ALL, everywhere, for_gpu
 import adtrain as ad
 from adtrain import nn, ops, optim
 from adtrain.backends.cpu.codegen import generate, workspace
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core.fused import loops_p
 from adtrain.core.program import Equation, Program, Variable

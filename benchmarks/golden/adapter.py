@@ -12,8 +12,9 @@ from typing import Any
 from adtrain import passes
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate as Kernel
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import column_sum_p, horizontal_p, one_block_p, row_fused_p, row_products_p

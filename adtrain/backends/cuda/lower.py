@@ -5,24 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
 from adtrain.backends.cuda.codegen.column_sum import column_sum_kernels
 from adtrain.backends.cuda.codegen.grouped_products import grouped_products
 from adtrain.backends.cuda.codegen.horizontal import horizontal
-from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.map_reduce import map_reduce_kernels
 from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
-from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel, for_members, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, for_members, kernel
 from adtrain.backends.cuda.codegen.peer_exchanges import peer_exchanges
-from adtrain.backends.cuda.codegen.product import Epilogue, epilogue, matmul_of
+from adtrain.backends.cuda.codegen.product import matmul_of
 from adtrain.backends.cuda.codegen.register_rows import THREADS as ROW_THREADS
 from adtrain.backends.cuda.codegen.resident_steps import resident_steps
 from adtrain.backends.cuda.codegen.row_fused import MEMBER_RESIDENT, row_fused
 from adtrain.backends.cuda.codegen.row_products import row_products_kernel
-from adtrain.backends.cuda.compiler import Source, file_source
+from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import (
@@ -39,9 +38,9 @@ from adtrain.core.fused import (
     row_fused_p,
     row_products_p,
 )
-from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Variable
+from adtrain.core.program import Equation
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
@@ -59,53 +58,6 @@ MARGIN = 1.03
 
 MAX_SHORT_K = 256
 """Length K of a matrix product up to which its epilogue takes most of the time."""
-
-
-class WorkSize(NamedTuple):
-    """The work of a launch: elements for a grid-stride loop, or ``blocks`` (x, y, z) with ``shared`` bytes of dynamic
-    shared memory. ``threads`` of a block: None for the best occupancy."""
-
-    elements: int = 0
-    blocks: tuple[int, int, int] = (0, 0, 0)
-    threads: int | None = None
-    shared: int = 0
-
-    @property
-    def empty(self) -> bool:
-        return not self.elements and 0 in self.blocks
-
-
-@dataclass(frozen=True)
-class LaunchPlan:
-    """One launch, of which only the device and the addresses are open.
-
-    Attributes:
-        operands: the pointer arguments, as positions in the list of the equation's inputs and outputs.
-        numbers: the arguments after the pointers: int64_t and double.
-        scratch: whether the kernel takes a pointer to the equation's scratch.
-        checked: whether it takes a pointer to a flag for indices out of range.
-        cooperative: whether its blocks wait for each other.
-        peers: whether it takes the windows of all ranks.
-        repeats: whether it computes several runs, whose number is an argument after `numbers`.
-    """
-
-    source: Source
-    name: str
-    operands: tuple[int, ...]
-    numbers: tuple[int | float, ...]
-    size: WorkSize
-    scratch: bool = False
-    checked: bool = False
-    cooperative: bool = False
-    peers: bool = False
-    repeats: bool = False
-
-
-class Plan(NamedTuple):
-    """The launches of an equation and the bytes of their scratch memory."""
-
-    launches: list[LaunchPlan | LibraryCall]
-    scratch: int
 
 
 @dataclass
@@ -141,21 +93,15 @@ class Lowering:
         if equation.is_view or equation.has(Trait.COLLECTIVE):
             return []
         if is_loops(equation):
-            made = loops(equation)
-            operands = _operands(equation, (*made.inputs, *made.outputs))
-            size = WorkSize(elements=made.vectors)
-            return [LaunchPlan(made.source(), "loops", operands, (made.elements,), size, checked=made.checked)]
+            return [loops_plan(equation)]
         if generated := self._generated(equation):
-            return [_generated_plan(equation, each) for each in generated]
+            return [generated_plan(equation, each) for each in generated]
         kernel = kernel or self.chosen(equation)
         if isinstance(kernel, LibraryCall):
             return [kernel]
         if equation.primitive in PRODUCTS:
-            product, after = computing(equation), epilogue(equation)
-            operands = _operands(equation, (*product.inputs, *after.inputs, *after.outputs))
-            plans = _plans(kernel, operands)
-            return [replace(plan, source=_with_epilogue(plan, after)) for plan in plans]
-        return [*_plans(kernel, tuple(range(len(equation.inputs) + len(equation.outputs))))]
+            return [*product_plans(equation, computing(equation), kernel)]
+        return [*kernel_plans(equation, kernel)]
 
     def scratch(self, equation: Equation, kernel: Candidate | None = None) -> int:
         """Bytes of scratch memory that the launches of an equation need; see `launches`."""
@@ -290,51 +236,3 @@ def problem(equation: Equation) -> Problem:
     """The key of measured times. A product with an epilogue has the key of the product."""
     equation = computing(equation)
     return equation.primitive, tuple(v.type for v in equation.inputs), tuple(equation.params.items())
-
-
-def _operands(equation: Equation, variables: Sequence[Variable]) -> tuple[int, ...]:
-    """The position of each variable in the list of the equation's inputs and outputs."""
-    positions = {v: i for i, v in enumerate((*equation.inputs, *equation.outputs))}
-    return tuple(positions[v] for v in variables)
-
-
-def _generated_plan(equation: Equation, made: Kernel) -> LaunchPlan:
-    operands = _operands(equation, made.operands)
-    size = WorkSize(0, (made.blocks, made.members, 1), made.threads, made.shared)
-    scratch = bool(made.scratch)
-    return LaunchPlan(
-        *(made.source, made.name, operands, (), size, scratch, made.checked), peers=made.peers, repeats=made.repeats
-    )
-
-
-def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:
-    """A product's source with the epilogue before the file's own text, and, for a small product, its lengths."""
-    types, line, rest = plan.source.text.partition("#line")
-    small = plan.name == "small_gemm"
-    lengths = f"#define LENGTHS {', '.join(map(str, plan.numbers[1:]))}\n" if small else ""
-    text = f'{types}{lengths}#include "common/common.cuh"\n#define EPILOGUE\n{after.text}\n{line}{rest}'
-    return plan.source._replace(text=text, options=(*plan.source.options, *OPTIONS))
-
-
-def _plans(kernel: CudaKernel, operands: tuple[int, ...]) -> list[LaunchPlan]:
-    """The launches of a candidate. A launch that names no operands gets all."""
-
-    def plan(launch: CudaLaunch) -> LaunchPlan:
-        source = file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))
-        numbers = tuple(float(x) if isinstance(x, float) else int(x) for x in launch.numbers)
-        pointers = operands if launch.operands is None else tuple(operands[i] for i in launch.operands)
-        scratch = kernel.scratch is not None
-        return LaunchPlan(
-            source, launch.name, pointers, numbers, _size(launch), scratch, launch.checked, launch.cooperative
-        )
-
-    return [plan(launch) for launch in kernel.launches]
-
-
-def _size(launch: CudaLaunch) -> WorkSize:
-    if launch.elements is not None:
-        return WorkSize(elements=launch.elements)
-    assert launch.blocks is not None, f"{launch.name} names neither elements nor blocks"
-    blocks = launch.blocks if isinstance(launch.blocks, tuple) else (launch.blocks,)
-    x, y, z = (*blocks, 1, 1)[:3]
-    return WorkSize(0, (x, y, z), launch.threads, launch.shared)

@@ -27,7 +27,7 @@ SAMPLES, LAUNCHES = 9, 20
 def launch_shapes() -> dict[str, Any]:
     """Times of adding two arrays of ELEMENTS at each launch shape, by CUDA events, as JSON values. "rule" marks the
     shape that adtrain uses."""
-    from adtrain.backends.cuda.lower import LaunchPlan
+    from adtrain.backends.cuda.launch_plan import LaunchPlan
     from adtrain.backends.cuda.runtime.device import Shape
     from adtrain.backends.cuda.runtime.graph import Graphs
     from adtrain.backends.cuda.runtime.launch import Launch

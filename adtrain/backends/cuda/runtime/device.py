@@ -18,7 +18,7 @@ from pycuda.tools import DeviceMemoryPool, PageLockedMemoryPool
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.lower import WorkSize
+from adtrain.backends.cuda.launch_plan import WorkSize
 from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, translated
 from adtrain.backends.cuda.runtime.guarded import Guarded
 from adtrain.core import poison

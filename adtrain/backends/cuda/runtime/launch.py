@@ -7,7 +7,7 @@ import struct
 
 from cuda.bindings import driver
 
-from adtrain.backends.cuda.lower import LaunchPlan
+from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import checked, translated
 from adtrain.core.backend import KernelRun

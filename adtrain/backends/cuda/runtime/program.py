@@ -8,7 +8,8 @@ from sys import getrefcount
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering, Plan
+from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan
+from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.dlpack_exchange import Borrowed
 from adtrain.backends.cuda.runtime.exchanges import ExchangeWork

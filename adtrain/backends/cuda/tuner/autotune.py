@@ -12,7 +12,8 @@ from time import monotonic
 from typing import NamedTuple, Protocol
 
 from adtrain.backends.cuda.compiler import Source, fingerprint
-from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering, fastest, problem
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Candidate, Lowering, fastest, problem
 from adtrain.backends.cuda.tuner import cache as tuning_cache
 from adtrain.backends.cuda.tuner.measure import Trial, described, measure
 from adtrain.cache import digest

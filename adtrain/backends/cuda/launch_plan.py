@@ -1,0 +1,131 @@
+"""The launches of an equation as values, of which only the device and the addresses are open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from adtrain.backends.cuda.codegen.loops import loops
+from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel
+from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
+from adtrain.backends.cuda.compiler import Source, file_source
+from adtrain.backends.cuda.vendor import LibraryCall
+from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.program import Equation, Variable
+
+
+class WorkSize(NamedTuple):
+    """The work of a launch: elements for a grid-stride loop, or ``blocks`` (x, y, z) with ``shared`` bytes of dynamic
+    shared memory. ``threads`` of a block: None for the best occupancy."""
+
+    elements: int = 0
+    blocks: tuple[int, int, int] = (0, 0, 0)
+    threads: int | None = None
+    shared: int = 0
+
+    @property
+    def empty(self) -> bool:
+        return not self.elements and 0 in self.blocks
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One launch, of which only the device and the addresses are open.
+
+    Attributes:
+        operands: the pointer arguments, as positions in the list of the equation's inputs and outputs.
+        numbers: the arguments after the pointers: int64_t and double.
+        scratch: whether the kernel takes a pointer to the equation's scratch.
+        checked: whether it takes a pointer to a flag for indices out of range.
+        cooperative: whether its blocks wait for each other.
+        peers: whether it takes the windows of all ranks.
+        repeats: whether it computes several runs, whose number is an argument after `numbers`.
+    """
+
+    source: Source
+    name: str
+    operands: tuple[int, ...]
+    numbers: tuple[int | float, ...]
+    size: WorkSize
+    scratch: bool = False
+    checked: bool = False
+    cooperative: bool = False
+    peers: bool = False
+    repeats: bool = False
+
+
+class Plan(NamedTuple):
+    """The launches of an equation and the bytes of their scratch memory."""
+
+    launches: list[LaunchPlan | LibraryCall]
+    scratch: int
+
+
+def loops_plan(equation: Equation) -> LaunchPlan:
+    """The launch of an elementwise equation."""
+    made = loops(equation)
+    operands = _operands(equation, (*made.inputs, *made.outputs))
+    size = WorkSize(elements=made.vectors)
+    return LaunchPlan(made.source(), "loops", operands, (made.elements,), size, checked=made.checked)
+
+
+def generated_plan(equation: Equation, made: Kernel) -> LaunchPlan:
+    """The launch of a generated kernel of an equation."""
+    operands = _operands(equation, made.operands)
+    size = WorkSize(0, (made.blocks, made.members, 1), made.threads, made.shared)
+    scratch = bool(made.scratch)
+    return LaunchPlan(
+        *(made.source, made.name, operands, (), size, scratch, made.checked), peers=made.peers, repeats=made.repeats
+    )
+
+
+def product_plans(equation: Equation, product: Equation, kernel: CudaKernel) -> list[LaunchPlan]:
+    """The launches of a candidate for a product with an epilogue, the equation in which it is `product`."""
+    after = epilogue(equation)
+    operands = _operands(equation, (*product.inputs, *after.inputs, *after.outputs))
+    return [replace(plan, source=_with_epilogue(plan, after)) for plan in _plans(kernel, operands)]
+
+
+def kernel_plans(equation: Equation, kernel: CudaKernel) -> list[LaunchPlan]:
+    """The launches of a candidate for an equation."""
+    return _plans(kernel, tuple(range(len(equation.inputs) + len(equation.outputs))))
+
+
+def _operands(equation: Equation, variables: Sequence[Variable]) -> tuple[int, ...]:
+    """The position of each variable in the list of the equation's inputs and outputs."""
+    positions = {v: i for i, v in enumerate((*equation.inputs, *equation.outputs))}
+    return tuple(positions[v] for v in variables)
+
+
+def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:
+    """A product's source with the epilogue before the file's own text, and, for a small product, its lengths."""
+    types, line, rest = plan.source.text.partition("#line")
+    small = plan.name == "small_gemm"
+    lengths = f"#define LENGTHS {', '.join(map(str, plan.numbers[1:]))}\n" if small else ""
+    text = f'{types}{lengths}#include "common/common.cuh"\n#define EPILOGUE\n{after.text}\n{line}{rest}'
+    return plan.source._replace(text=text, options=(*plan.source.options, *OPTIONS))
+
+
+def _plans(kernel: CudaKernel, operands: tuple[int, ...]) -> list[LaunchPlan]:
+    """The launches of a candidate. A launch that names no operands gets all."""
+
+    def plan(launch: CudaLaunch) -> LaunchPlan:
+        source = file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))
+        numbers = tuple(float(x) if isinstance(x, float) else int(x) for x in launch.numbers)
+        pointers = operands if launch.operands is None else tuple(operands[i] for i in launch.operands)
+        scratch = kernel.scratch is not None
+        return LaunchPlan(
+            source, launch.name, pointers, numbers, _size(launch), scratch, launch.checked, launch.cooperative
+        )
+
+    return [plan(launch) for launch in kernel.launches]
+
+
+def _size(launch: CudaLaunch) -> WorkSize:
+    if launch.elements is not None:
+        return WorkSize(elements=launch.elements)
+    assert launch.blocks is not None, f"{launch.name} names neither elements nor blocks"
+    blocks = launch.blocks if isinstance(launch.blocks, tuple) else (launch.blocks,)
+    x, y, z = (*blocks, 1, 1)[:3]
+    return WorkSize(0, (x, y, z), launch.threads, launch.shared)
