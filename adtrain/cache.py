@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
 
 from adtrain.files import write_atomic
 
@@ -22,6 +25,9 @@ UNUSED_SECONDS = 30 * 86400
 # No build takes this long; an older build folder was left by a killed process.
 BUILD_SECONDS = 86400
 BUILD_PREFIX = "build-"
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+"""The content of a file."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +37,7 @@ def digest(*parts: str) -> str:
     return _hexadecimal("\0".join(parts).encode())
 
 
-def _hexadecimal(content: bytes | bytearray) -> str:
+def _hexadecimal(content: Buffer) -> str:
     return hashlib.sha256(content).hexdigest()[:40]
 
 
@@ -53,15 +59,15 @@ class Cache:
         stored = self._find(key, suffix)
         return None if stored is None else stored[0]
 
-    def content(self, key: str, suffix: str) -> bytes | None:
+    def content(self, key: str, suffix: str) -> memoryview | None:
         """The content stored under the key, or None; see `find`."""
         stored = self._find(key, suffix)
         return None if stored is None else stored[1]
 
-    def _find(self, key: str, suffix: str) -> tuple[Path, bytes] | None:
+    def _find(self, key: str, suffix: str) -> tuple[Path, memoryview] | None:
         for path in self.folder.glob(f"{key}.*{suffix}"):
             try:
-                content = path.read_bytes()
+                content = _content(path)
                 if path.name == _name(key, content, suffix):
                     os.utime(path)  # `prune` reads the time of last use
                     return path, content
@@ -113,8 +119,15 @@ class Cache:
                 continue
 
 
-def _name(key: str, content: bytes | bytearray, suffix: str) -> str:
+def _name(key: str, content: Buffer, suffix: str) -> str:
     return f"{key}.{_hexadecimal(content)}{suffix}"
+
+
+def _content(path: Path) -> memoryview:
+    """The content of a file, in memory of NumPy: it has pages of 2 MB if it is large, which halves the time to read."""
+    with path.open("rb") as file:
+        content = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data
+        return content[: file.readinto(content)]
 
 
 def open_cache(kind: str) -> Cache:

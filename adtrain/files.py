@@ -17,10 +17,13 @@ from adtrain.core.errors import AdtrainError
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
-def write_atomic(path: str | Path, content: bytes | bytearray, durable: bool = True) -> None:
+def write_atomic(
+    path: str | Path, content: bytes | bytearray, durable: bool = True, same_as: Path | None = None
+) -> None:
     """Replace the file at `path` with `content`, atomically. `durable`: after the return it survives a power failure.
 
     A symbolic link is followed, and the file keeps its mode. A device or pipe, such as /dev/stdout, is written to.
+    With `same_as`, a file that holds `content` already, the new file is a hard link to it where that is possible.
 
     Raises AdtrainError that names the file and the cause if it cannot be written; the old file is then unchanged.
     """
@@ -31,7 +34,7 @@ def write_atomic(path: str | Path, content: bytes | bytearray, durable: bool = T
             with path.open("wb") as file:
                 file.write(content)
         else:
-            _replace(Path(os.path.realpath(path)), content, mode, durable)
+            _replace(Path(os.path.realpath(path)), content, mode, durable, same_as)
     except OSError as error:
         raise unwritable(path, error) from error
 
@@ -50,25 +53,39 @@ def expect_writable(path: Path) -> None:
         raise unwritable(path, OSError(code, os.strerror(code)))
 
 
-def _replace(path: Path, content: bytes | bytearray, mode: int | None, durable: bool) -> None:
+def _replace(
+    path: Path, content: bytes | bytearray, mode: int | None, durable: bool, same_as: Path | None = None
+) -> None:
     if path.is_symlink():  # links were followed: this one leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     # The name is chosen before the file is created, so that an interrupt at any point leaves no file.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open("xb") as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(mode))
-            file.write(content)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
+        if same_as is None or not _linked(same_as, temporary, mode):
+            with temporary.open("xb") as file:
+                if mode is not None:
+                    os.fchmod(file.fileno(), stat.S_IMODE(mode))
+                file.write(content)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
         os.replace(temporary, path)
         if durable:
             _sync_folder(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)  # also left by a replacement of a file by a link to itself
+
+
+def _linked(source: Path, path: Path, mode: int | None) -> bool:
+    """Make `path` a hard link to the file `source`. Returns whether that was possible, and its mode is `mode`."""
+    source = Path(os.path.realpath(source))
+    try:
+        if mode not in (None, source.stat().st_mode):
+            return False
+        os.link(source, path)
+    except OSError:  # the file system has no hard links, or they are on two file systems
+        return False
+    return True
 
 
 @contextmanager

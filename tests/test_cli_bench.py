@@ -167,7 +167,7 @@ def test_trace_holds_a_process_for_each_mode(tmp_path: Path) -> None:
 
 def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [each for each in BENCHES if each.op in ("add", "softplus", "relu", "exp")]
-    monkeypatch.setattr("adtrain.cli.bench.BENCHES", few)
+    monkeypatch.setattr("adtrain.cli.bench_ops.BENCHES", few)
     result = bench("--dtype", "int32", "--sizes", "4")
     ((_, *rows),) = tables(result)
     assert {row.split()[0] for row in rows} == {"add"}

@@ -9,7 +9,8 @@ from pathlib import Path
 from program_samples import for_gpu
 
 from adtrain import config
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.target import H200
 from adtrain.training.preparation import outline
 

@@ -14,7 +14,8 @@ from test_examples import output
 from adtrain.backends.cpu.compiled_program import CompiledProgram
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.array import array
 from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
 from adtrain.core.primitive import Primitive

@@ -10,7 +10,8 @@ from cuda_samples import LARGE, all_candidates, programs
 from sanitize_cases import Run, runs
 from test_cuda_sources import kernel_functions
 
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.program import Equation
 from adtrain.core.target import H200
 

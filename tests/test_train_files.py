@@ -309,6 +309,50 @@ def test_a_file_is_replaced_atomically(tmp_path: Path, monkeypatch: pytest.Monke
     assert path.read_bytes() == b"new"
 
 
+def test_a_file_that_is_the_same_as_another_one_is_a_link_to_it(tmp_path: Path) -> None:
+    last, best = tmp_path / "last", tmp_path / "best"
+    write_atomic(last, b"first")
+    write_atomic(best, b"first", same_as=last)
+    write_atomic(best, b"first", same_as=last)
+    assert best.samefile(last)
+    write_atomic(last, b"second")
+    assert (last.read_bytes(), best.read_bytes()) == (b"second", b"first")
+    best.chmod(0o600)
+    write_atomic(best, b"second", same_as=last)
+    assert (best.read_bytes(), best.stat().st_mode & 0o777) == (b"second", 0o600)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "last"]
+
+
+def test_a_file_is_written_twice_where_the_system_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    write_atomic(tmp_path / "last", b"new")
+    write_atomic(tmp_path / "best", b"new", same_as=tmp_path / "last")
+    assert (tmp_path / "best").read_bytes() == b"new"
+    assert not (tmp_path / "best").samefile(tmp_path / "last")
+
+
+def test_the_model_is_written_once_for_each_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    write = RunFolder.write_model
+
+    def counted(*arguments: Any) -> None:
+        written.append(arguments)
+        write(*arguments)
+
+    monkeypatch.setattr(RunFolder, "write_model", counted)
+    train_into(tmp_path / "run", prepare(tmp_path, "training.epochs=3"))
+    assert len(written) == 3
+    early = "training.early_stopping={patience: 1}", "training.best_by=validation_loss", "data.validation=0.25"
+    result = train_into(
+        tmp_path / "early", prepare(tmp_path, "training.epochs=9", "optimizer={sgd: {lr: 3.0}}", *early)
+    )
+    assert result.restored
+    assert len(written) == 3 + result.epochs + 1
+
+
 def test_written_files_respect_the_umask(tmp_path: Path) -> None:
     mask = os.umask(0o027)
     try:

@@ -107,7 +107,7 @@ def _parse(stream: Stream, path: Path) -> np.ndarray | FileArray:
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
-def _decompressed(stream: Stream, path: Path, count: int) -> bytes | bytearray:
+def _decompressed(stream: Stream, path: Path, count: int) -> bytearray | memoryview:
     """At most `count` + 1 bytes after the header. The cache holds those of large gzip files."""
     if not isinstance(stream, gzip.GzipFile) or count < MIN_CACHED_BYTES:
         return _read_at_most(stream, count + 1)

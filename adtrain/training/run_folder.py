@@ -104,9 +104,8 @@ class RunFolder:
         except OSError as error:
             raise unwritable(metrics, error) from error
         self.append_metrics(ResumedAt(progress.epoch, progress.step))
-        self.write_checkpoint(LAST, encode(experiment, start.checkpoint))
-        if start.best is start.checkpoint:  # the process may have been killed between writing the two files
-            self.write_checkpoint(BEST, encode(experiment, start.checkpoint))
+        # The process may have been killed between writing the two files.
+        self.write_checkpoint(encode(experiment, start.checkpoint), best=start.best is start.checkpoint)
         self.write_plugins(experiment)
         write_atomic(self.path / CONFIG, experiment.config_text.encode())
 
@@ -161,15 +160,20 @@ class RunFolder:
     def write_model(self, experiment: Experiment, state: TrainState) -> None:
         write_atomic(self.path / MODEL, model_file.encode(experiment, state))
 
-    def write_checkpoint(self, name: str, content: bytes) -> None:
-        """Write last.safetensors or best.safetensors, after the metrics so far have reached the disk."""
+    def write_checkpoint(self, content: bytes, best: bool) -> None:
+        """Write last.safetensors, and best.safetensors if it is `best`, after the metrics so far have reached the disk.
+
+        Where possible the two are hard links to one file until the next checkpoint, so that it is written once.
+        """
         metrics = self.path / METRICS
         try:
             with metrics.open("ab") as file:
                 os.fsync(file.fileno())
         except OSError as error:
             raise unwritable(metrics, error) from error
-        write_atomic(self.path / name, content)
+        write_atomic(self.path / LAST, content)
+        if best:
+            write_atomic(self.path / BEST, content, same_as=self.path / LAST)
 
     def write_summary(self, summary: Summary) -> None:
         write_atomic(self.path / SUMMARY, json.dumps(plain(summary), indent=2, allow_nan=False).encode() + b"\n")
@@ -194,6 +198,8 @@ class Recorder(Observer):
     def __init__(self, folder: RunFolder, experiment: Experiment) -> None:
         self.folder = folder
         self.experiment = experiment
+        self.model_step = -1
+        """The step of the weights that model.safetensors holds, where this recorder has written it."""
 
     @during("write")
     def interval_done(self, interval: Interval) -> None:
@@ -203,13 +209,11 @@ class Recorder(Observer):
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
         self.folder.append_metrics(epoch)
         self.folder.write_model(self.experiment, state)
+        self.model_step = epoch.step
 
     @during("write")
     def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
-        content = encode(self.experiment, checkpoint)
-        self.folder.write_checkpoint(LAST, content)
-        if best:
-            self.folder.write_checkpoint(BEST, content)
+        self.folder.write_checkpoint(encode(self.experiment, checkpoint), best)
 
     @during("write")
     def stopped(self, reason: StopReason, progress: Progress) -> None:
@@ -217,7 +221,8 @@ class Recorder(Observer):
 
     @during("write")
     def finished(self, result: Result) -> None:
-        self.folder.write_model(self.experiment, result.state)
+        if result.restored or self.model_step != result.steps:
+            self.folder.write_model(self.experiment, result.state)
         self.folder.append_metrics(Tested(result.epochs, result.steps, result.test, single_numbers(result.metrics)))
 
 
