@@ -10,7 +10,8 @@ from cuda_on_host import Host, host
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
 
 from adtrain import config, passes
-from adtrain.backends.cuda.lower import LaunchPlan, Lowering
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
 from adtrain.core.fused import members
 from adtrain.core.program import Equation, Program
