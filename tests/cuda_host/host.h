@@ -4,9 +4,10 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+
+extern "C" int abs(int);
 
 #define __CUDA_ARCH__ 0
 #define __device__
@@ -76,7 +77,7 @@ static uint32_t rounded_pair(float low, float high)
     return word;
 }
 
-// A thread. It starts as a ucontext, and is resumed by longjmp, which needs no system call.
+// A thread. It starts as a ucontext, and is resumed by longjmp, which needs no system call. It runs one kernel after the other.
 struct Fiber {
     ucontext_t context;
     jmp_buf left;
@@ -95,9 +96,11 @@ __attribute__((noinline)) static void leave()
 }
 static void enter()
 {
-    body();
-    fibers[current].done = true;
-    _longjmp(home, 1);
+    for (;;) {
+        body();
+        fibers[current].done = true;
+        leave();
+    }
 }
 __attribute__((noinline)) static void resume(Fiber &fiber)
 {
@@ -106,6 +109,11 @@ __attribute__((noinline)) static void resume(Fiber &fiber)
     if (fiber.begun)
         _longjmp(fiber.left, 1);
     fiber.begun = true;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack;
+    fiber.context.uc_stack.ss_size = sizeof fiber.stack;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, enter, 0);
     setcontext(&fiber.context);
 }
 
@@ -166,24 +174,35 @@ static uint32_t __ballot_sync(unsigned all, bool own)
 }
 static bool __any_sync(unsigned all, bool own) { return __ballot_sync(all, own) != 0; }
 
-// mma.sync.m16n8k16 of bfloat16, with one rounding.
-static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const uint32_t (&words)[6])
+static void unpack_bfloat16(uint32_t word, float &low, float &high)
 {
-    const int warp = current / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-    memcpy(exchanged[warp][threadIdx.x % 32], words, sizeof(words));
-    __syncwarp();
-    const auto number = [&](int lane, int word, int half) {
-        return (double)__uint_as_float(exchanged[warp][lane][word] << 16 * (1 - half) & 0xffff0000);
-    };
-    float *const sums[4] = {&c0, &c1, &c2, &c3};
-    for (int i = 0; i < 4; i++) {
-        double sum = *sums[i];
-        for (int k = 0; k < 16; k++)
-            sum += number(g * 4 + k / 2 % 4, k / 8 * 2 + i / 2, k % 2)
-                * number((2 * c + i % 2) * 4 + k / 2 % 4, 4 + k / 8, k % 2);
-        *sums[i] = (float)sum;
+    low = __uint_as_float(word << 16), high = __uint_as_float(word & 0xffff0000);
+}
+
+// mma.sync.m16n8k16, with one rounding. Of its words, a lane gives four to A and two to B.
+template <class Unpack>
+static void multiply_add(float &c0, float &c1, float &c2, float &c3, const uint32_t (&words)[6], Unpack unpack)
+{
+    static float elements[FIBERS / 32][32][12];
+    float(&of_warp)[32][12] = elements[current / 32];
+    const int g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    for (int i = 0; i < 6; i++) {
+        float *const pair = of_warp[threadIdx.x % 32] + 2 * i;
+        unpack(words[i], pair[0], pair[1]);
     }
     __syncwarp();
+    double sums[4] = {c0, c1, c2, c3};
+    for (int k = 0; k < 16; k++) {
+        const int lane = k / 2 % 4, of_a = k / 8 * 4 + k % 2, of_b = 8 + k / 8 * 2 + k % 2;
+        for (int i = 0; i < 4; i++)
+            sums[i] += (double)of_warp[4 * g + lane][of_a + i / 2 * 2] * of_warp[4 * (2 * c + i % 2) + lane][of_b];
+    }
+    c0 = (float)sums[0], c1 = (float)sums[1], c2 = (float)sums[2], c3 = (float)sums[3];
+    __syncwarp();
+}
+static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const uint32_t (&words)[6])
+{
+    multiply_add(c0, c1, c2, c3, words, unpack_bfloat16);
 }
 
 // Runs blocks, TOGETHER at a time. Shared memory is full of NaN before each.
@@ -195,15 +214,7 @@ template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
     gridDim = grid, blockDim = {(unsigned)threads, 1, 1};
     for (unsigned first = 0; first < grid.x * grid.y * grid.z; first += TOGETHER) {
         memset(shared_of_block, 0xff, sizeof shared_of_block);
-        for (int i = 0; i < TOGETHER * threads; i++) {
-            Fiber &fiber = fibers[i];
-            fiber.begun = fiber.done = false;
-            getcontext(&fiber.context);
-            fiber.context.uc_stack.ss_sp = fiber.stack;
-            fiber.context.uc_stack.ss_size = sizeof fiber.stack;
-            fiber.context.uc_link = nullptr;
-            makecontext(&fiber.context, enter, 0);
-        }
+        for (int i = 0; i < TOGETHER * threads; i++) fibers[i].done = false;
         for (bool any = true; any;) {
             any = false;
             for (current = 0; current < TOGETHER * blockDim.x; current++) {

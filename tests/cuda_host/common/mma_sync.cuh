@@ -52,29 +52,8 @@ static uint32_t transposed_matrix(uint32_t words) {
 }
 
 template <Half FORMAT> static void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    const int warp = current / 32, g = threadIdx.x % 32 / 4, lane_c = threadIdx.x % 4;
     const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    memcpy(exchanged[warp][threadIdx.x % 32], words, sizeof(words));
-    __syncwarp();
-    float rows[2][16], columns[2][16]; // of A: g and g + 8; of B: 2c and 2c + 1
-    const auto numbers = [&](int lane, int word, float *to) {
-        const uint32_t pair = exchanged[warp][lane][word];
-        if (FORMAT == FLOAT16)
-            unpack_float16(pair, to[0], to[1]);
-        else
-            to[0] = __uint_as_float(pair << 16), to[1] = __uint_as_float(pair & 0xffff0000);
-    };
-    for (int k = 0; k < 16; k += 2)
-        for (int h = 0; h < 2; h++) {
-            numbers(4 * g + k / 2 % 4, k / 8 * 2 + h, rows[h] + k);
-            numbers(4 * (2 * lane_c + h) + k / 2 % 4, 4 + k / 8, columns[h] + k);
-        }
-    for (int i = 0; i < 4; i++) {
-        double sum = c[i];
-        for (int k = 0; k < 16; k++) sum += (double)rows[i / 2][k] * columns[i % 2][k];
-        c[i] = (float)sum;
-    }
-    __syncwarp();
+    multiply_add(c[0], c[1], c[2], c[3], words, FORMAT == FLOAT16 ? unpack_float16 : unpack_bfloat16);
 }
 
 static float exp2_approximate(float x) { return exp2f(x); }

@@ -47,9 +47,10 @@ struct DescribedOperand {
         }
         uint16_t bits;
         memcpy(&bits, shared_bytes + at, 2);
+        if (KIND != FP16X2) return __uint_as_float((uint32_t)bits << 16);
         float low, high;
         unpack_half2(bits, low, high);
-        return KIND == FP16X2 ? low : __uint_as_float((uint32_t)bits << 16);
+        return low;
     }
     // The k of a row are contiguous.
     template <MmaKind KIND> float k_major(int row, int k) const {
@@ -74,17 +75,24 @@ struct DescribedOperand {
     }
 };
 
-// sums = (accumulate ? sums : 0) + A B over `depth` k, whose elements are a(row, k) and b(column, k).
-template <int SUMS, class A, class B> void multiply(
+// sums = (accumulate ? sums : 0) + A B over `depth` k, whose elements are a(row, k) and b(column, k). The lanes of a warp read
+// B together.
+template <int SUMS, class A, class B> static void multiply(
     float (&sums)[SUMS], bool accumulate, int depth, const A &a, const B &b) {
+    static float elements[FIBERS / WARP][32][2 * SUMS];
+    float(&of_b)[32][2 * SUMS] = elements[current / WARP];
+    for (int k = 0; k < depth; k++)
+        for (int column = threadIdx.x % WARP; column < 2 * SUMS; column += WARP) of_b[k][column] = b(column, k);
+    __syncwarp();
     for (int i = 0; i < SUMS && !accumulate; i++) sums[i] = 0;
     for (int k = 0; k < depth; k++) {
         const float rows[2] = {a(accumulator_row(0), k), a(accumulator_row(2), k)};
         for (int i = 0; i < SUMS; i += 4) {
-            const float columns[2] = {b(accumulator_column(i), k), b(accumulator_column(i + 1), k)};
+            const float *const columns = of_b[k] + accumulator_column(i);
             for (int j = 0; j < 4; j++) sums[i + j] += rows[j / 2] * columns[j % 2];
         }
     }
+    __syncwarp();
 }
 template <MmaKind KIND, bool TRANS_A = false, bool TRANS_B = false, int SUMS>
 void wgmma(float (&sums)[SUMS], uint64_t a, uint64_t b, bool accumulate) {
