@@ -49,6 +49,11 @@ def has_gpu_driver() -> bool:
 
 
 GIVEN_CC = os.environ.get("CC", "")
+QUICK = (
+    "-O1 -fexpensive-optimizations -fno-asynchronous-unwind-tables -fno-forward-propagate -fno-move-loop-invariants"
+    " -fno-tree-dominator-opts -fno-tree-pta -fno-tree-sink -fno-tree-sra"
+)
+"""Options of C compilers in tests. Products and sums are fused as with -O3, which -Og does not do."""
 MAX_WORKERS = 4
 PYTEST_CACHE = Path(__file__).parents[1] / ".pytest_cache"
 UNUSED_SECONDS = 2 * 86400
@@ -71,21 +76,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(cores, MAX_WORKERS) if cores > 1 else 0
 
 
-LEFT_OUT = pytest.StashKey[int]()
-"""The number of GPU tests that are left out."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of whole folders, leave out GPU tests where there is no driver, which is quicker than to skip each."""
+def leaves_out_gpu_tests(config: pytest.Config) -> bool:
+    """Whether whole folders are run where there is no driver: quicker than to collect and skip each test."""
     folders = all(os.path.isdir(argument) for argument in config.args)
-    if not folders or "gpu" in config.option.markexpr or has_gpu_driver():
-        return
-    left_out = [item for item in items if item.get_closest_marker("gpu")]
-    if left_out:
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-        config.hook.pytest_deselected(items=left_out)
-        config.stash[LEFT_OUT] = len(left_out)
+    return folders and "gpu" not in config.option.markexpr and not has_gpu_driver()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return (collection_path.match("test_gpu_*.py") and leaves_out_gpu_tests(config)) or None
 
 
 def pytest_collection_finish() -> None:
@@ -94,19 +92,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if left_out := config.stash.get(LEFT_OUT, 0):
-        terminalreporter.write_line(f"{left_out} GPU tests left out: there is no NVIDIA driver (libcuda.so.1)")
+    if leaves_out_gpu_tests(config):
+        terminalreporter.write_line("GPU tests (test_gpu_*.py) left out: there is no NVIDIA driver (libcuda.so.1)")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -158,7 +146,7 @@ def quick_compiler(compiled_code: Cache) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if compiler is not None:
             written = script.with_suffix(f".{os.getpid()}")  # another worker sees all of it or nothing
-            written.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O1 -fexpensive-optimizations\n')
+            written.write_text(f'#!/bin/sh\nexec {compiler} "$@" {QUICK}\n')
             written.chmod(0o755)
             written.replace(script)
             patch.setenv("CC", str(script))

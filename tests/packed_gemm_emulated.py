@@ -106,10 +106,14 @@ def split_fp16x2(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def tensor_core_sum(sums: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """sums + A B^T by tensor cores, 16 k at once: addends are aligned to the largest one and truncated."""
+    terms = np.empty((17, len(a), len(b)))
     for i in range(0, a.shape[1], 16):
-        terms = np.concatenate([sums[..., None], a[:, None, i : i + 16] * b[None, :, i : i + 16]], axis=-1)
-        unit = np.ldexp(1.0, np.frexp(abs(terms).max(-1, keepdims=True))[1] - BITS)
-        total = np.trunc(terms / unit).sum(-1) * unit[..., 0]
+        terms[0] = sums
+        products = np.multiply(a.T[i : i + 16, :, None], b.T[i : i + 16, None, :], out=terms[1 : 1 + a.shape[1] - i])
+        addends = terms[: 1 + len(products)]
+        unit = np.ldexp(1.0, np.frexp(np.maximum(addends.max(0), -addends.min(0)))[1] - BITS)
+        addends /= unit
+        total = np.trunc(addends, out=addends).sum(0) * unit
         cut = np.ldexp(1.0, np.frexp(total)[1] - 24)
         sums = np.trunc(total / cut) * cut
     return sums
@@ -118,8 +122,8 @@ def tensor_core_sum(sums: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarra
 def sequential_fma(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A B by float32 FMA, one k after another."""
     sums = np.zeros((len(a), b.shape[1]), np.float32)
-    for i in range(a.shape[1]):
-        sums = (sums + np.multiply.outer(a[:, i].astype(float), b[i].astype(float))).astype(np.float32)
+    for column, row in zip(a.T.astype(float), b.astype(float), strict=True):
+        sums = (sums + np.multiply.outer(column, row)).astype(np.float32)
     return sums
 
 

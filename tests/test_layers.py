@@ -91,10 +91,15 @@ ONLY_IN = {
 ONLY_IN_FUNCTIONS = ("torch", "jax")
 
 
-def imported_modules(source: str, package: str) -> set[str]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported_modules(tree: ast.Module, package: str) -> set[str]:
     """Dotted names of all imports, inside functions too; relative ones start from `package`."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -116,7 +121,7 @@ def modules() -> dict[str, set[str]]:
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         package = ".".join(["adtrain", *path.relative_to(PACKAGE).parent.parts])
-        found[path.relative_to(PACKAGE).as_posix()] = imported_modules(path.read_text(encoding="utf-8"), package)
+        found[path.relative_to(PACKAGE).as_posix()] = imported_modules(parsed(path), package)
     return found
 
 
@@ -198,9 +203,9 @@ def test_a_third_party_package_is_imported_by_its_part_only() -> None:
 
 def test_torch_and_jax_are_imported_inside_functions_only() -> None:
     for path in PACKAGE.rglob("*.py"):
-        at_once = ast.parse(path.read_text(encoding="utf-8")).body
-        source = "\n".join(ast.unparse(node) for node in at_once if isinstance(node, (ast.Import, ast.ImportFrom)))
-        assert {name.split(".")[0] for name in imported_modules(source, "adtrain")}.isdisjoint(ONLY_IN_FUNCTIONS), path
+        at_once = [node for node in parsed(path).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        imported = imported_modules(ast.Module(at_once, []), "adtrain")
+        assert {name.split(".")[0] for name in imported}.isdisjoint(ONLY_IN_FUNCTIONS), path
 
 
 @pytest.mark.parametrize(
@@ -218,5 +223,5 @@ def test_torch_and_jax_are_imported_inside_functions_only() -> None:
     ],
 )
 def test_every_form_of_import_is_found(source: str, part: str) -> None:
-    (module,) = imported_modules(source, "adtrain.core")
+    (module,) = imported_modules(ast.parse(source), "adtrain.core")
     assert part_of(module) == part or module.split(".")[1:2] == [part]
