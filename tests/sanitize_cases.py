@@ -32,7 +32,7 @@ from program_samples import for_gpu
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.lower import Candidate, Lowering
+from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
 from adtrain.backends.cuda.tuner.autotune import Mode
 from adtrain.core.array import array
 from adtrain.core.backend import backend
@@ -43,11 +43,11 @@ SECONDS = 140.0
 
 
 class Run(NamedTuple):
-    """A Program, as traced or after the passes, and the candidates that no other run has, by equation."""
+    """A Program, as traced or after the passes, and the candidates, with launches, that no other run has."""
 
     name: str
     program: Program
-    fresh: Mapping[Equation, Sequence[Candidate | None]]
+    fresh: Mapping[Equation, Sequence[tuple[Candidate | None, Sequence[LaunchPlan]]]]
 
     @property
     def candidates(self) -> int:
@@ -65,13 +65,15 @@ def runs(lowering: Lowering) -> list[Run]:
     return sorted(found, key=lambda run: run.candidates, reverse=True)
 
 
-def fresh_candidates(lowering: Lowering, equation: Equation, seen: set[Hashable]) -> Iterator[Candidate | None]:
-    """The candidates whose launches are not in ``seen``; None stands for a generated kernel."""
+def fresh_candidates(
+    lowering: Lowering, equation: Equation, seen: set[Hashable]
+) -> Iterator[tuple[Candidate | None, Sequence[LaunchPlan]]]:
+    """The candidates whose launches are not in ``seen``, and these; None stands for a generated kernel."""
     for kernel, launches in all_candidates(lowering, equation):
         key = tuple((x.source, x.name, x.numbers, x.size) for x in launches)
         if key and key not in seen:
             seen.add(key)
-            yield kernel
+            yield kernel, launches
 
 
 def compile_all(lowering: Lowering, architecture: str) -> int:
@@ -94,7 +96,7 @@ def execute(gpu: Any, run: Run) -> None:
     values = dict(zip(program.inputs, inputs, strict=True)) | {v: x.buffer for v, x in constants.items()}
     for e in program.equations if run.candidates else ():
         given = [values[v] for v in e.inputs]
-        for kernel in (*run.fresh[e], None):
+        for kernel in (*(kernel for kernel, _ in run.fresh[e]), None):
             results = compute(gpu, e, kernel, given)
         values |= dict(zip(e.outputs, results, strict=True))
     gpu.compile(program).run(inputs)

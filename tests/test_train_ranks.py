@@ -29,22 +29,30 @@ IMAGES = ("model.input=[1,6,6]", CNN)
 SYNC = CNN.replace("batch_norm2d", "{batch_norm2d: {sync: true}}")
 EVEN = ("data.batch_size=18",)
 """Of 90 or 72 images: no short last batch, whose step is another Program to compile."""
+
+
+def both(ranks: int) -> list[tuple[int, bool]]:
+    """The runs of one rank, and of several that share memory or do not."""
+    return [(1, False), (ranks, False), (ranks, True)]
+
+
 CASES = {
     # 90 images: the last batch of an epoch has 10, in shards of 5 or of 3, 3, 2 and 2
-    "adam": (2, [1, 2], []),
-    "empty shards": (4, [1, 4], ["data.batch_size=29", "optimizer={adamw: {lr: 0.01}}", "schedule=one_cycle"]),
+    "adam": (2, both(2), []),
+    "empty shards": (4, both(4), ["data.batch_size=29", "optimizer={adamw: {lr: 0.01}}", "schedule=one_cycle"]),
     "convolutions, batch norm, dropout, clipping by norm": (
         4,
-        [1, 2, 4],
+        [(1, False), (2, True), (4, False)],
         [*IMAGES, *EVEN, "training.clip_norm=0.5", "data.validation=0.2", "training.epochs=2"],
     ),
     "batch norm over all shards, empty shards": (
         4,
-        [1, 2, 4],
+        [(1, False), (2, False), (4, True)],
         [*IMAGES, SYNC, "data.batch_size=29", "training.epochs=2"],
     ),
     "mixup, momentum, clipping by value, early stopping": (
-        2, [1, 2],
+        2,
+        both(2),
         [*EVEN, "data.augment=[{mixup: 0.2}]", "optimizer={sgd: {lr: 0.3, momentum: 0.9, weight_decay: 0.01}}",
          "training.clip_value=0.1", "training.epochs=9", "training.early_stopping={patience: 1}"],
     ),
@@ -66,10 +74,10 @@ def trained(
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_number_of_ranks_gives_the_same_bytes_and_scores(tmp_path: Path, case: str) -> None:
-    shards, numbers, settings = CASES[case]
+    shards, kinds, settings = CASES[case]
     path = write_config(tmp_path)
     settings = [*settings, f"data.shards={shards}"]
-    runs = [trained(path, ranks, settings, shares) for ranks in numbers for shares in sorted({False, ranks > 1})]
+    runs = [trained(path, ranks, settings, shares_memory) for ranks, shares_memory in kinds]
     (expected, first), *others = [rank for run in runs for rank in run]
     for content, result in others:
         assert content == expected
