@@ -33,7 +33,7 @@ def drawn(v: Variable, rng: np.random.Generator) -> np.ndarray:
     """Elements for an input of a step; none is negative, as averages of squares are not, and labels are below 10."""
     if v.type.dtype.kind == "f":
         return np.asarray(rng.uniform(0, 0.1, v.type.shape), v.type.dtype)
-    return np.asarray(rng.integers(0, 10, v.type.shape), v.type.dtype)
+    return np.asarray(rng.integers(0, 10, v.type.shape, np.int8), v.type.dtype)
 
 
 def computed(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:

@@ -52,7 +52,7 @@ def c_weights(text: str) -> tuple[list[str], str]:
     return names, "".join(f"float *get_{n}(void);\nfloat *get_{n}(void) {{ return {n}; }}\n" for n in names)
 
 
-def compiled(folder: Path, files: source.Files, options: Sequence[str] = ("-O2",)) -> ctypes.CDLL:
+def compiled(folder: Path, files: source.Files, options: Sequence[str] = ("-O1",)) -> ctypes.CDLL:
     (folder / "net.c").write_text(files.source + c_weights(files.source)[1])
     (folder / "net.h").write_text(files.header)
     c_programs.compile_c(["gcc"], folder, *options, "-fPIC", "-shared", "net.c", "-o", "net.so", "-lm")

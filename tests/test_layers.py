@@ -203,7 +203,7 @@ def test_a_third_party_package_is_imported_by_its_part_only() -> None:
 
 def test_torch_and_jax_are_imported_inside_functions_only() -> None:
     for path in PACKAGE.rglob("*.py"):
-        at_once = [node for node in parsed(path).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        at_once: list[ast.stmt] = [x for x in parsed(path).body if isinstance(x, (ast.Import, ast.ImportFrom))]
         imported = imported_modules(ast.Module(at_once, []), "adtrain")
         assert {name.split(".")[0] for name in imported}.isdisjoint(ONLY_IN_FUNCTIONS), path
 

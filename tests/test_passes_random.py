@@ -56,7 +56,7 @@ def stages(program: Program, improve_all: Sequence[Any]) -> Iterator[tuple[Any, 
 
 
 @lru_cache(maxsize=8)  # the result of a pass is the argument of the next one
-def results(program: Program) -> list[np.ndarray]:
+def results(program: Program) -> Sequence[np.ndarray]:
     return NumpyProgram(program).run(arguments(program))[0]
 
 

@@ -15,7 +15,7 @@ from textwrap import indent
 from time import monotonic
 
 import pytest
-from training_runs import write_config
+from training_runs import TEXT, write_config
 from waiting import wait_until
 
 from adtrain import training as training_package
@@ -54,7 +54,8 @@ def ranks_of(folder: Path) -> dict[int, int]:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    return write_config(tmp_path)
+    """Without a short last batch, whose step is another Program to compile."""
+    return write_config(tmp_path, TEXT.replace("batch_size: 16", "batch_size: 18"))
 
 
 @pytest.fixture

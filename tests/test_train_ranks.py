@@ -112,7 +112,7 @@ def test_optimizer_state_is_divided_among_ranks(tmp_path: Path) -> None:
     path = write_config(tmp_path)
 
     def held(rank: ThreadRank) -> int:
-        experiment = training.prepare(config.load(path))
+        experiment = training.prepare(config.load(path, EVEN))
         state = training.run(experiment).state
         return sum(x.size for x in tree.leaves(state.optimizer["exp_avg"]))
 
@@ -121,7 +121,7 @@ def test_optimizer_state_is_divided_among_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_elements_between_parameters_are_not_checked(tmp_path: Path, optimizer: str) -> None:
-    settings = ["data.shards=2", "training.steps=3", f"optimizer={{{optimizer}: {{lr: 0.01, eps: 0}}}}"]
+    settings = ["data.shards=2", *EVEN, "training.steps=3", f"optimizer={{{optimizer}: {{lr: 0.01, eps: 0}}}}"]
     model = "model.layers=[{linear: 16}, tanh, {linear: 3}]"
     contents = [x[0] for ranks in (1, 2) for x in trained(write_config(tmp_path), ranks, [*settings, model])]
     assert contents == contents[:1] * 3
@@ -141,7 +141,7 @@ class DoubleMomentum(optim.SGD):
 
 
 def test_averages_keep_their_dtype_when_they_are_divided(tmp_path: Path) -> None:
-    experiment = training.prepare(config.load(write_config(tmp_path), ["data.shards=2", "training.steps=3"]))
+    experiment = training.prepare(config.load(write_config(tmp_path), ["data.shards=2", "training.steps=3", *EVEN]))
     experiment = replace(experiment, optimizer=DoubleMomentum(0.1))
     state = tree.map(lambda x: x.numpy(), experiment.initial_state("cpu"))
     divided = experiment.divided(state)
@@ -151,7 +151,7 @@ def test_averages_keep_their_dtype_when_they_are_divided(tmp_path: Path) -> None
 
 def test_a_run_resumed_on_other_numbers_of_ranks_continues_with_the_same_bytes(tmp_path: Path) -> None:
     path = write_config(tmp_path)
-    settings = ["model.layers=[{linear: 16}, {dropout: 0.3}, relu, {linear: 3}]", "data.shards=2"]
+    settings = ["model.layers=[{linear: 16}, {dropout: 0.3}, relu, {linear: 3}]", "data.shards=2", *EVEN]
     expected = trained(path, 2, settings)[0][0]
     folder = tmp_path / "run"
 
