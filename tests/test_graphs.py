@@ -13,7 +13,7 @@ import pytest
 import random_networks
 import random_programs
 from browser import LAYOUT_PROBLEMS, SCHEMES, WIDTHS, Browser
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import adtrain as ad
@@ -59,7 +59,6 @@ def assert_drawn_well(picture: Picture) -> None:
         assert head.y - 0.1 <= y <= head.y + head.height + 0.1
 
 
-@settings(max_examples=40)
 @given(random_programs.graphs.graphs(), st.booleans())
 def test_each_value_that_another_box_reads_is_an_arrow(graph: Any, fused: bool) -> None:
     program = random_programs.program_of(graph)
@@ -195,7 +194,6 @@ def test_a_function_of_few_equations_is_drawn(function: Any) -> None:
         assert convert(ad.graph(function, 1.0))
 
 
-@settings(max_examples=40)
 @given(random_networks.samples.flatmap(lambda shape: st.tuples(st.just(shape), random_networks.networks(shape))))
 def test_layers_of_any_network_are_drawn(drawn: Any) -> None:
     shape, model = drawn

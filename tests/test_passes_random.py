@@ -24,7 +24,7 @@ from adtrain.core.fused import fuse, horizontal_p
 from adtrain.core.program import Program
 from adtrain.passes.groups import Groups
 
-quickly = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quickly = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # A second fuse_updates merges equations that depended on the first group. A second fuse_maxpool_gradients moves a mask
 # through a second pooling. A second fuse_horizontally sees a group as one equation and may merge it with others.

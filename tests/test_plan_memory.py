@@ -19,7 +19,7 @@ from adtrain.core.staging import stage
 from adtrain.passes.places import Place
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 
-quickly = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quickly = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def odd_sizes(equation: Equation) -> int:
