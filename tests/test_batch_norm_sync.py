@@ -71,8 +71,9 @@ def test_a_step_on_shards_equals_a_step_on_the_whole_batch(tmp_path: Path) -> No
     path = write_config(tmp_path)
     layers = "model.layers=[{linear: 8}, {batch_norm1d: {sync: true}}, relu, {linear: 3}]"
     states = []
-    for shards in ("data.shards=1", "data.shards=4"):
-        cfg = config.load(path, [layers, "training.steps=1", "optimizer={sgd: {lr: 0.5}}", shards])
+    for shards in ("data.shards=1", "data.shards=4"):  # 90 images: all batches have 18, so one step is compiled
+        settings = [layers, "data.batch_size=18", "training.steps=1", "optimizer={sgd: {lr: 0.5}}", shards]
+        cfg = config.load(path, settings)
         state = training.run(training.prepare(cfg)).state
         states.append(tree.leaves((state.params, state.statistics)))
     for x, y in zip(*states, strict=True):
