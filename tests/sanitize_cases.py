@@ -32,7 +32,8 @@ from program_samples import for_gpu
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.lower import Candidate, LaunchPlan, Lowering
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.tuner.autotune import Mode
 from adtrain.core.array import array
 from adtrain.core.backend import backend
