@@ -22,13 +22,13 @@ SGD = "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"
 LAYERS = "[linear: 8, batch_norm1d, dropout: 0.1, linear: 3]"
 
 
-def version(file: Path) -> int | None:
-    """Changes with each new file of that name."""
-    return file.stat().st_mtime_ns if file.exists() else None
+def step_of(file: Path) -> int | None:
+    """The step of a checkpoint. To reopen a run writes the file anew, with the same step."""
+    return checkpoint.read(file).progress.step if file.exists() else None
 
 
-def changed_or_ended(file: Path, before: int | None, process: BaseProcess) -> bool:
-    return version(file) != before or not process.is_alive()
+def advanced_or_ended(file: Path, before: int | None, process: BaseProcess) -> bool:
+    return step_of(file) != before or not process.is_alive()
 
 
 @pytest.mark.parametrize(("kills", "epochs"), [(12, 18), pytest.param(50, 60, marks=pytest.mark.exhaustive)])
@@ -56,13 +56,13 @@ def test_a_run_killed_again_and_again_and_resumed_writes_the_same_bytes(
     moments, steps, last = random.Random(0), [0], run / "last.safetensors"
     over = False
     for kill in range(kills):
-        before = version(last)
+        before = step_of(last)
         receiver, sender = forks.Pipe(duplex=False)
         process = forks.Process(target=train, args=(str(run), sender))
         process.start()
         assert receiver.recv() == "ready"
         if kill % 2:
-            wait_until(partial(changed_or_ended, last, before, process))
+            wait_until(partial(advanced_or_ended, last, before, process))
         sleep(moments.uniform(0, 1.5 * epoch_seconds))
         process.kill()
         process.join()
