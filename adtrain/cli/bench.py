@@ -15,8 +15,9 @@ from adtrain.config.problems import similar
 
 
 class BenchGroup(click.Group):
-    """A group with a default: `step` if there is an argument that is not an option, or `scaling` with --ranks; `ops`
-    otherwise.
+    """A group of commands that has defaults.
+
+    Without the name of a command, a CONFIG chooses `step`, or with --ranks `scaling`. Without a CONFIG it is `ops`.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -99,7 +99,13 @@ def scaling(
 @click.command(short_help="Time the start of a training, with empty and with filled caches.")
 @click.argument("config_path", metavar="CONFIG", type=ConfigName())
 @click.option("--against", "wanted", metavar="PEER,...", type=PEER_LIST, help="Peers to start as well.")
-@click.option("--samples", type=click.IntRange(1, 100), default=3, show_default=True, help="Processes of each kind.")
+@click.option(
+    "--samples",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Processes with empty caches, and as many with filled ones.",
+)
 @set_option
 @device_option
 @click.option("--json-file", type=FilePath(), metavar="FILE", help="Also write the result as JSON.")
@@ -115,9 +121,9 @@ def startup(
 ) -> None:
     """Time `adtrain train CONFIG` from the start of its process to its end, and show what the time goes into.
 
-    Each process runs twice: with an empty folder of caches, and with the caches that the first one has filled. A PEER,
-    such as torch-compile, imports its package, compiles and takes its first steps, which are compared with adtrain's;
-    the exit code is 1 if the losses differ.
+    Each sample is two processes: one with empty caches, and one with the caches that the first one has filled. A PEER,
+    such as torch-compile, imports its package, compiles and takes its first steps. Its losses are compared with
+    adtrain's; the exit code is 1 if they differ.
     """
     output = Output(as_json, json_file, None)
     precision = config.load(config_path, overrides).training.precision

@@ -99,8 +99,8 @@ peer_exchanges_p: Primitive = _fused("peer_exchanges")
 each other's memory."""
 
 resident_steps_p: Primitive = _fused("resident_steps")
-"""A training step of one member whose first weights stay on chip while a launch takes several steps. The body has the
-equations that would otherwise be launches. Its outputs are the next values of its first inputs."""
+"""A training step of one member. A launch computes several steps, with the weights of the first layer on chip. The body
+has the equations that would otherwise be launches. Its outputs replace its first inputs in the next step."""
 
 
 def _per_member_shape(

@@ -1,8 +1,8 @@
-"""Steps of members in one launch, in which the weights of the first layer stay on chip (resident).
+"""Fuse all launches of a sweep's step, and several steps, into one launch, if the first layer can stay on chip.
 
-The launches of a step become supersteps of one kernel: a cluster of thread blocks takes a member through all of them,
-with barriers of the cluster in between, and through several steps. So the weights and what the optimizer keeps for them
-are read from device memory once a launch instead of several times a step.
+A cluster of thread blocks computes several steps of one member. What were launches of a step are supersteps, with a
+barrier of the cluster after each. The weights of the first layer and their optimizer state stay in shared memory
+(resident). So they are read from device memory once in a launch, not several times in each step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MIN_CAPABILITY = (9, 0)
 
 
 def fuse_resident_steps(program: Program, target: Target) -> Program:
-    """One equation for the whole step of members whose first layer can stay on chip; other Programs unchanged."""
+    """The step of all members as one equation, if their first layer can stay on chip. Else the Program, unchanged."""
     counts = {e.params["count"] for e in program.equations if e.primitive is per_member_p}
     distinct = len(set(program.outputs)) == len(program.outputs)
     if target.capability < MIN_CAPABILITY or not program.carries or not distinct or len(counts) != 1:
@@ -62,7 +62,7 @@ def fuse_resident_steps(program: Program, target: Target) -> Program:
 
 
 def _is_part(equation: Equation) -> bool:
-    """Whether thread blocks that also run other equations can compute it."""
+    """Whether a part of a kernel can compute the equation."""
     if equation.primitive in (per_member_p, horizontal_p):
         return all(map(_is_part, equation.params["body"].equations))
     simple = equation.has(Trait.RESHAPE) or is_loops(equation) or is_product(equation)
@@ -70,7 +70,7 @@ def _is_part(equation: Equation) -> bool:
 
 
 def _mapped(program: Program) -> dict[Variable, bool]:
-    """For each variable whether it has the values of all members, along axis 0."""
+    """For each variable, whether it has a value for each member, along axis 0."""
     mapped = dict.fromkeys((*program.inputs, *program.constants), False)
     for e in program.equations:
         if e.primitive is per_member_p:
@@ -83,10 +83,11 @@ def _mapped(program: Program) -> dict[Variable, bool]:
 
 
 def _of_one_member(program: Program, mapped: Mapping[Variable, bool]) -> tuple[Program, Mapping[Variable, Variable]]:
-    """The Program of one member, without horizontal equations; and its variables by those of all members.
+    """The Program of one member, and a mapping from the variables of all members to those of one.
 
-    A variable that is the same for all members has one of the same type. The order of inputs and outputs is that of
-    `resident_layer.carried`. Outputs that are the same for all members come last.
+    Horizontal equations are replaced by the equations in their bodies. Inputs that a step replaces come first, in the
+    order of the outputs that replace them, as `resident_layer.carried` expects. Outputs that are the same for all
+    members come last.
     """
     names = {v: Variable(_of_member(v.type) if flag else v.type, v.device) for v, flag in mapped.items()}
     equations: list[Equation] = []

@@ -1,6 +1,6 @@
-"""The first layer of a member whose weights can stay on chip for several steps: what it is, and when it fits.
+"""Find the first layer of a sweep's member if its weights can stay on chip for several steps, and say when they fit.
 
-Its inputs are bytes of a table. A cluster of thread blocks holds its weights and what the optimizer keeps for them in
+The inputs of the layer are bytes of a table. A cluster of thread blocks holds its weights and their optimizer state in
 shared memory (kernels/cuda/gemm/resident_layer.cuh).
 """
 
@@ -18,21 +18,23 @@ from adtrain.core.program import Equation, Program, Variable
 
 BYTE, FLOAT = np.dtype(np.uint8), np.dtype(np.float32)
 TILE = 16
-"""Inputs, units and examples are whole tiles of tensor cores."""
+"""Rows and columns of a tile of the tensor cores. Inputs, units and examples are multiples of it."""
 MAX_BATCH = 64
-"""Most examples of a batch, for whose outputs a warp has registers."""
+"""Examples of the largest batch whose outputs fit in the registers of a warp."""
 MAX_TABLE = 1 << 32
-"""Bytes of the table that 32-bit offsets reach."""
-CLUSTERS = 1, 2, 4, 8
-"""Numbers of blocks of a cluster; any GPU that has clusters runs 8."""
+"""The table has fewer bytes than this, so that offsets have 32 bits."""
+CLUSTER_SIZES = 1, 2, 4, 8
+"""Blocks of a cluster. Every GPU that has clusters runs 8."""
 THREADS = 512
 WARPS = THREADS // 32
-TERMS, SLOTS = 2, 2
-"""float16 terms of a float32; partial sums of all outputs that warps exchange at a time."""
+TERMS = 2
+"""float16 terms of a float32."""
+PARTIAL_SUMS = 2
+"""Partial sums of all outputs that the warps of a block exchange at a time."""
 PART_SHARED = 20 << 10
-"""Most bytes of shared memory of the other equations of a step."""
+"""Bytes of shared memory that each of the other equations of a step may use."""
 AFFINE = frozenset(("astype", "mul", "add", "sub", "div"))
-"""Operations by which a byte may become an input, each with one number."""
+"""Operations that may make an input of a byte. Their other operand is a single number."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,15 @@ class ResidentLayer:
     """A first layer, in the Program of one member.
 
     Attributes:
-        gather: the equation that reads the batch from a table of bytes, by a row of a table of indices.
-        position: the number of that row, and its value in the next step.
+        gather: the equation that reads the batch. A row of a table of indices says which rows of a table of bytes.
+        batch_number: the row of the table of indices, before and after the step.
         forward: the product of the batch and the weights, with its epilogue.
-        backward: the product for the weights' gradient, whose epilogue is the update.
-        states: the weights, then what the optimizer keeps for them: the values before and after the step.
+        backward: the product for the gradient of the weights. Its epilogue is the update.
+        states: the weights, then their optimizer state. Each is a pair: before and after the step.
     """
 
     gather: Equation
-    position: tuple[Variable, Variable]
+    batch_number: tuple[Variable, Variable]
     forward: Equation
     backward: Equation
     states: Sequence[tuple[Variable, Variable]]
@@ -60,24 +62,28 @@ class ResidentLayer:
         return batch, inputs, units
 
     def shared_bytes(self, blocks: int) -> tuple[int, int]:
-        """Shared memory of each of the blocks of a cluster: for what it holds between steps, and for work in a step."""
+        """Bytes of shared memory of each block of a cluster: of resident values, and of the workspace of a step."""
         batch, inputs, units = self.lengths
-        own, steps = units // blocks, batch // TILE
-        groups = WARPS * TILE // own
-        states = len(self.states) * inputs * own * FLOAT.itemsize
-        sums = (groups + 2 * steps) * own * FLOAT.itemsize + batch * np.dtype(np.uint32).itemsize
-        operands = (TERMS * np.dtype(np.float16).itemsize + SLOTS * FLOAT.itemsize) * own * batch
+        block_units, k_steps = units // blocks, batch // TILE
+        groups = WARPS * TILE // block_units
+        states = len(self.states) * inputs * block_units * FLOAT.itemsize
+        sums = (groups + 2 * k_steps) * block_units * FLOAT.itemsize + batch * np.dtype(np.uint32).itemsize
+        operands = (TERMS * np.dtype(np.float16).itemsize + PARTIAL_SUMS * FLOAT.itemsize) * block_units * batch
         return states + sums, max(operands, PART_SHARED)
 
     def blocks(self, shared: int) -> int | None:
-        """The fewest blocks that hold the layer in so many bytes of shared memory each; None if no cluster does."""
+        """The smallest cluster that holds the layer; None if none does.
+
+        Args:
+            shared: bytes of shared memory of a block.
+        """
         units = self.lengths[2]
-        whole = [n for n in CLUSTERS if units % (n * TILE) == 0 and WARPS % (units // n // TILE) == 0]
-        return next((n for n in whole if sum(self.shared_bytes(n)) <= shared), None)
+        possible = [n for n in CLUSTER_SIZES if units % (n * TILE) == 0 and WARPS % (units // n // TILE) == 0]
+        return next((n for n in possible if sum(self.shared_bytes(n)) <= shared), None)
 
 
 def carried(body: Program) -> dict[Variable, Variable]:
-    """For each input of a member's Program that a step replaces, its value in the next step. They come first."""
+    """For each input of a member's Program that a step replaces, the output that replaces it. They come first."""
     return dict(zip(body.inputs, body.outputs, strict=False))
 
 
@@ -93,42 +99,53 @@ def resident_layer(body: Program) -> ResidentLayer | None:
     gathers = [e for e in body.equations if e.primitive is gather_p and _affine_in_bytes(e)]
     if len(gathers) != 1:
         return None
-    images = gathers[0].outputs[0]
-    readers = [e for e in body.equations if not e.has(Trait.RESHAPE) and images in map(source, e.inputs)]
+
+    # Two products read the batch: the forward pass, and the gradient of the weights.
+    batch_inputs = gathers[0].outputs[0]
+    readers = [e for e in body.equations if not e.has(Trait.RESHAPE) and batch_inputs in map(source, e.inputs)]
     if len(readers) != 2 or not all(e.primitive is product_p for e in readers):
         return None
     forward, backward = readers
     first, last = (e.params["body"].equations[0] for e in readers)
     kinds = [(e.params["transpose_a"], e.params["transpose_b"], e.params["precision"]) for e in (first, last)]
-    if kinds != [(False, True, FULL), (True, False, FULL)] or source(first.inputs[0]) is not images:
+    if kinds != [(False, True, FULL), (True, False, FULL)]:
         return None
+    if source(first.inputs[0]) is not batch_inputs or source(last.inputs[1]) is not batch_inputs:
+        return None
+
+    # Only these products use the weights and their optimizer state. The second one replaces them.
     weights, following = first.inputs[1], carried(body)
-    rows, of_row = takes(gathers[0])
-    position = of_row.inputs[1]
     arrays = [weights, *(v for v in backward.inputs if v.size > 1 and v not in (*last.inputs, weights))]
-    if position not in following or not set(arrays) <= following.keys() or weights not in backward.inputs:
+    examples, indices = table_gathers(gathers[0])
+    batch_number = indices.inputs[1]
+    if batch_number not in following or not set(arrays) <= following.keys() or weights not in backward.inputs:
         return None
     states = [(v, following[v]) for v in arrays]
-    layer = ResidentLayer(gathers[0], (position, following[position]), forward, backward, states)
-    alone = source(last.inputs[1]) is images and {after for _, after in states} == set(backward.outputs)
-    alone = alone and all(len(body.readers[v]) == (2 if v is weights else 1) for v in arrays)
+    if {after for _, after in states} != set(backward.outputs):
+        return None
+    if not all(len(body.readers[v]) == (2 if v is weights else 1) for v in arrays):
+        return None
+
+    layer = ResidentLayer(gathers[0], (batch_number, following[batch_number]), forward, backward, states)
     batch, inputs, units = layer.lengths
-    whole = not (batch % TILE or inputs % TILE or units % TILE) and batch <= MAX_BATCH
-    whole = whole and all(v.type == weights.type and v.type.dtype == FLOAT for v in arrays)
-    small = rows.inputs[0].size < MAX_TABLE
-    return layer if alone and whole and small and _in_order(body, layer) else None
+    tiled = not (batch % TILE or inputs % TILE or units % TILE) and batch <= MAX_BATCH
+    alike = all(v.type == weights.type and v.type.dtype == FLOAT for v in arrays)
+    small = examples.inputs[0].size < MAX_TABLE
+    return layer if tiled and alike and small and _in_order(body, layer) else None
 
 
 def _in_order(body: Program, layer: ResidentLayer) -> bool:
-    """Whether the product with the batch comes first, and the next batch is known two supersteps before the last."""
+    """Whether the forward product comes first, and the next batch is known two supersteps before the last one."""
     found = supersteps(body, layer)
-    known = next((found[e] for e in found if layer.position[1] in e.outputs), None)
+    known = next((found[e] for e in found if layer.batch_number[1] in e.outputs), None)
     return found[layer.forward] == 0 and known is not None and known + 2 <= found[layer.backward]
 
 
 def supersteps(body: Program, layer: ResidentLayer) -> dict[Equation, int]:
-    """The number of barriers of the cluster in a step before each equation: it runs after those that it depends on. The
-    update of the weights comes last."""
+    """The number of the superstep of each equation: one after the last of those that it depends on.
+
+    The product that updates the weights is in the last superstep.
+    """
     ready: dict[Variable, int] = {}
     found: dict[Equation, int] = {}
     for e in body.equations:
@@ -142,26 +159,29 @@ def supersteps(body: Program, layer: ResidentLayer) -> dict[Equation, int]:
     return found
 
 
-def takes(gather: Equation) -> Sequence[Equation]:
-    """The gather of rows from a table of bytes, then that of their indices, which are a row of a table themselves."""
+def table_gathers(gather: Equation) -> Sequence[Equation]:
+    """The gather of the examples from the table of bytes, and that of their indices from the table of indices."""
     body = body_of(gather)
     producer = {v: e for e in body.equations for v in e.outputs}
-    rows = next(e for e in body.equations if e.has(Trait.GATHER) and e.inputs[0].type.dtype == BYTE)
-    return rows, producer[rows.inputs[1]]
+    examples = next(e for e in body.equations if e.has(Trait.GATHER) and e.inputs[0].type.dtype == BYTE)
+    return examples, producer[examples.inputs[1]]
 
 
 def input_of_byte(gather: Equation) -> tuple[Program, Sequence[Variable]]:
-    """The elementwise equations that make an input of a byte, its first argument; and the numbers that they read."""
-    body, (rows, _) = body_of(gather), takes(gather)
+    """The Program that makes an input of a byte, and the variables of its other arguments.
+
+    The byte is the first argument of the Program. The others are single numbers, such as a mean.
+    """
+    body, (examples, _) = body_of(gather), table_gathers(gather)
     equations = tuple(m for e in body.equations if not e.has(Trait.GATHER) for m in body_of(e).equations)
     made = {v for e in equations for v in e.outputs}
-    (byte,) = rows.outputs
+    (byte,) = examples.outputs
     numbers = [v for v in dict.fromkeys(v for e in equations for v in e.inputs) if v not in made and v is not byte]
     return Program((byte, *numbers), {}, equations, body.outputs), numbers
 
 
 def _affine_in_bytes(gather: Equation) -> bool:
-    """Whether it gathers rows of bytes by a row of indices, and makes each byte float32 ``scale * byte + shift``."""
+    """Whether it gathers rows of bytes by a row of indices, and makes each byte ``scale * byte + shift`` in float32."""
     body = body_of(gather)
     gathers = [e for e in body.equations if e.has(Trait.GATHER)]
     tables = [e.inputs[0].type.dtype for e in gathers]
@@ -178,9 +198,9 @@ def _affine_in_bytes(gather: Equation) -> bool:
         if name == "broadcast_to" and not known:
             constant.update(e.outputs)
             continue
-        whole = name == "astype" and e.outputs[0].type.dtype.kind != "f"
+        to_integer = name == "astype" and e.outputs[0].type.dtype.kind != "f"
         nonlinear = len(known) != 1 or (name == "div" and e.inputs[0] not in known)
-        if name not in AFFINE or whole or nonlinear or not {*e.inputs} <= known | constant:
+        if name not in AFFINE or to_integer or nonlinear or not {*e.inputs} <= known | constant:
             return False
         affine.update(e.outputs)
     return body.outputs[0] in affine

@@ -1,4 +1,4 @@
-"""The launches of an equation as values, of which only the device and the addresses are open."""
+"""The launches of an equation as values, before a device and addresses are known."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ from adtrain.core.program import Equation, Variable
 
 
 class WorkSize(NamedTuple):
-    """The work of a launch: elements for a grid-stride loop, or ``blocks`` (x, y, z) with ``shared`` bytes of dynamic
-    shared memory. ``threads`` of a block: None for the best occupancy."""
+    """The size of a launch: either the elements of a grid-stride loop, or blocks.
+
+    Attributes:
+        elements: of a grid-stride loop; 0 if there are `blocks`.
+        blocks: of the grid, in x, y and z.
+        threads: of a block; None: as many as give the best occupancy.
+        shared: bytes of dynamic shared memory.
+    """
 
     elements: int = 0
     blocks: tuple[int, int, int] = (0, 0, 0)
@@ -31,7 +37,7 @@ class WorkSize(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One launch, of which only the device and the addresses are open.
+    """One launch, before a device and addresses are known.
 
     Attributes:
         operands: the pointer arguments, as positions in the list of the equation's inputs and outputs.
@@ -40,7 +46,7 @@ class LaunchPlan:
         checked: whether it takes a pointer to a flag for indices out of range.
         cooperative: whether its blocks wait for each other.
         peers: whether it takes the windows of all ranks.
-        repeats: whether it computes several runs, whose number is an argument after `numbers`.
+        repeats: whether it computes several runs of the equation. Their number is an argument after `numbers`.
     """
 
     source: Source
@@ -81,7 +87,13 @@ def generated_plan(equation: Equation, made: Kernel) -> LaunchPlan:
 
 
 def product_plans(equation: Equation, product: Equation, kernel: CudaKernel) -> list[LaunchPlan]:
-    """The launches of a candidate for a product with an epilogue, the equation in which it is `product`."""
+    """The launches of a candidate for a product with an epilogue.
+
+    Args:
+        equation: the product and its epilogue, fused.
+        product: the product alone.
+        kernel: the candidate.
+    """
     after = epilogue(equation)
     operands = _operands(equation, (*product.inputs, *after.inputs, *after.outputs))
     return [replace(plan, source=_with_epilogue(plan, after)) for plan in _plans(kernel, operands)]

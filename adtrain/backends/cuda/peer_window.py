@@ -15,7 +15,7 @@ They take about 12 us at 344 GB/s. Longer exchanges gain more by running beside 
 MAX_BLOCKS = 1024
 """Maximum blocks of any grid that uses windows."""
 MAX_WARPS = 4096
-"""Maximum warps that wait by themselves."""
+"""Maximum warps of a grid in which each warp waits for the peers by itself."""
 
 
 def macros(ranks: int) -> dict[str, int]:

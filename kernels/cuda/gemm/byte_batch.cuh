@@ -1,16 +1,16 @@
-// Batches of bytes as float16 operands of two products: with the weights and, transposed, with the gradient (mma.sync.m16n8k16).
+// A batch of bytes as float16 operands of mma.sync.m16n8k16: of the product with the weights (direct), and of the product with
+// the gradient (transposed).
 //
-// Lane (g, c), g = lane / 4, c = lane % 4, holds of a chunk of 16 inputs: inputs 4c ... 4c + 3 of rows g, g + 8, ... of the batch. The
-// inputs are permuted along K: mma's k = 2c, 2c + 1 are the first two of them, k = 2c + 8, 2c + 9 the others.
+// A chunk is 16 inputs. Lane (g, c), g = lane / 4, c = lane % 4, has inputs 4c ... 4c + 3 of rows g, g + 8, ... of the batch. This
+// permutes the inputs along K: the first two are k = 2c, 2c + 1 of mma, the other two are k = 2c + 8, 2c + 9.
 #pragma once
 #include "common/mma_sync.cuh"
 
 constexpr int CHUNK = 16;
+constexpr int SPLIT_TERMS = 2;
 typedef Vector<uint32_t, 4> Fragment;
 
-constexpr int SPLIT_TERMS = 2;
-
-// The float16 terms of two numbers, the largest first.
+// The float16 terms of two numbers: terms[0] has the high terms, terms[1] the low ones.
 __device__ __forceinline__ void split_pair(float low, float high, uint32_t (&terms)[SPLIT_TERMS]) {
     float first_low, first_high;
     terms[0] = pack_pair<FLOAT16>(low, high);
@@ -18,7 +18,7 @@ __device__ __forceinline__ void split_pair(float low, float high, uint32_t (&ter
     terms[1] = pack_pair<FLOAT16>(low - first_low, high - first_high);
 }
 
-// Two neighbouring bytes of a word as float16: 1024 is 0x6400.
+// Bytes `first` and `first + 1` of a word as float16. 0x6400 is 1024, and 0x6400 + byte is 1024 + byte.
 __device__ __forceinline__ uint32_t bytes_as_pair(uint32_t word, int first) {
     return subtract_float16(__byte_perm(word, 0x64646464, 0x4140 + first * 0x101), 0x64006400);
 }
@@ -27,7 +27,7 @@ template <int INPUTS, int BATCH> struct ByteBatch {
     static constexpr int CHUNKS = INPUTS / CHUNK, COLUMNS = BATCH / 8, WORDS = COLUMNS * 2; // words of a lane for a chunk
     static constexpr int PACKED = CHUNKS * WORDS * WARP * 4; // bytes
 
-    // Pairs of float16 numbers: [row of the batch / 8][first or last two of four inputs].
+    // What a lane has of a chunk, as pairs of float16: [row of the batch / 8][first or last two of four inputs].
     struct Words {
         uint32_t at[WORDS];
 
@@ -48,20 +48,20 @@ template <int INPUTS, int BATCH> struct ByteBatch {
         }
     };
 
-    // Packs a chunk in both ways, by a warp. rows: where the examples of the batch begin in the table.
+    // Packs a chunk as both operands. All lanes of a warp call it. rows: where the examples of the batch begin in the table.
     static __device__ __forceinline__ void pack(
         const uint8_t *table, const uint32_t *rows, int chunk, int lane, char *direct, char *transposed) {
-        Words words, columns;
+        Words direct_words, transposed_words;
         uint32_t bytes[COLUMNS];
         #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
             bytes[j] = *(const uint32_t *)(table + (rows[8 * j + lane / 4] + chunk * CHUNK + lane % 4 * 4));
         #pragma unroll
         for (int i = 0; i < WORDS; i++) {
-            words.at[i] = bytes_as_pair(bytes[i / 2], i % 2 * 2);
-            columns.at[i] = transposed_matrix(words.at[i]);
+            direct_words.at[i] = bytes_as_pair(bytes[i / 2], i % 2 * 2);
+            transposed_words.at[i] = transposed_matrix(direct_words.at[i]);
         }
-        words.store(direct, chunk, lane);
-        columns.store(transposed, chunk, lane);
+        direct_words.store(direct, chunk, lane);
+        transposed_words.store(transposed, chunk, lane);
     }
 };

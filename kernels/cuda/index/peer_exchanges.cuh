@@ -2,32 +2,34 @@
 // all-gather of parameters, or after an exchange of whole gradients; and all-gathers of a few bytes.
 //
 // Data goes to slots in the windows of the peers. Each rank has four. No slot is written while it is read:
-// - SliceExchange has two rounds in a launch, and a slot for each. When a launch begins, the launch before it has ended on this GPU.
-//   So the peers have begun its second round, and have read what they received in the first one. When the second round begins, the
-//   peers have begun this launch. So they have ended the launch before it.
-// - The others have one round, and use two slots in turn. When launch n + 2 begins, launch n + 1 has ended on this GPU. So the peers
-//   have begun it, and have ended launch n.
+// - SliceExchange has two rounds in a launch, and a slot for each. When launch n + 1 begins, launch n has ended on this GPU. So the
+//   peers have begun round 2 of launch n, and have read the slot of round 1. When round 2 of launch n + 1 begins, the peers have
+//   begun this launch. So they have ended launch n, and have read the slot of round 2.
+// - The other exchanges have one round, and alternate between two slots. When launch n + 2 begins, launch n + 1 has ended on this
+//   GPU. So the peers have begun it. So they have ended launch n, and have read its slot.
 //
 // Macros (peer_window.py): SLOTS_AT: the byte of a window where slots start. SLOT: bytes of a slot. LAUNCHES_AT: the byte of a
 // window where launches are counted. Others: peer_window.cuh.
 #pragma once
 #include "index/peer_window.cuh"
 
-// A slot of what a rank sends, in a window. number: of a round of SliceExchange, or what `turn` returns.
+// The slot in a window for what `rank` sends. number: 0 or 1, the round of SliceExchange; or what `alternate_slot` returns.
 __device__ __forceinline__ char *slot(char *window, int number, int64_t rank) {
     return window + SLOTS_AT + (number * RANKS + rank) * (int64_t)SLOT;
 }
 
-// What the blocks of a launch add together to the counter of launches. Less is added until all of them have read it.
+// The blocks of a launch together add LAUNCH to the counter of launches. So counter / LAUNCH stays the same until each of them
+// has read it and added its share.
 constexpr uint32_t LAUNCH = 1 << 16;
 
 __device__ __forceinline__ uint32_t *launches(const Windows &windows) { return (uint32_t *)(windows.own() + LAUNCHES_AT); }
 
-// The slot for this launch of an exchange with one round.
-__device__ __forceinline__ int turn(const Windows &windows) { return 2 + *(volatile uint32_t *)launches(windows) / LAUNCH % 2; }
+// The number of the slot of an exchange with one round: 2 and 3 in alternate launches.
+__device__ __forceinline__ int alternate_slot(const Windows &windows) { return 2 + *(volatile uint32_t *)launches(windows) / LAUNCH % 2; }
 
-// Each block of an exchange with one round calls it once when all its threads know the turn. number: of the block among `blocks`.
-__device__ __forceinline__ void end_turn(const Windows &windows, int number, int blocks) {
+// Adds the share of a block to the counter of launches. Each block of an exchange with one round calls it once, after all of its
+// threads have called alternate_slot. number: of the block among `blocks`.
+__device__ __forceinline__ void add_share(const Windows &windows, int number, int blocks) {
     const uint32_t share = LAUNCH / blocks;
     if (threadIdx.x == 0) atomicAdd(launches(windows), number ? share : LAUNCH - share * (blocks - 1));
 }
@@ -61,7 +63,7 @@ __device__ __forceinline__ void store(const Everywhere<E> &to, int64_t i, const 
     for (int rank = 0; rank < RANKS; rank++) store(to.at[rank], i, v);
 }
 
-// The part of a block in the exchange of a vector that has a slice of `length` elements for each rank: elements `start` to
+// A block's part of the exchange of a vector, which has a slice of `length` elements for each rank. The part is elements `start` to
 // `start + count` of every slice.
 template <typename E> struct SliceExchange {
     const Windows &windows;
@@ -76,7 +78,7 @@ template <typename E> struct SliceExchange {
           own(windows.rank * length + start), count(length - start < span ? length - start : span),
           byte(at + start * sizeof(E)) {}
 
-    // First half: each rank's slice of a vector goes to that rank.
+    // First half: sends to each rank its slice of `vector`.
     __device__ __forceinline__ void send(const E *vector) {
         for (int peer = 0; peer < RANKS; peer++)
             if (peer != windows.rank)
@@ -85,12 +87,12 @@ template <typename E> struct SliceExchange {
         rounds.next();
     }
 
-    // What `rank` has sent; `vector` is what this rank has sent.
+    // What `rank` has sent. vector: what this rank has sent.
     __device__ __forceinline__ const E *received(const E *vector, int64_t rank) const {
         return rank == windows.rank ? vector + own : (const E *)(slot(windows.own(), 0, rank) + byte);
     }
 
-    // Second half: stores to this go to this rank's slice of `vector`, and to the peers.
+    // Second half: what is stored to the result goes to this rank's slice of `vector`, and to the peers.
     __device__ __forceinline__ Everywhere<E> updated(E *vector) const {
         Everywhere<E> to;
         #pragma unroll
@@ -99,7 +101,7 @@ template <typename E> struct SliceExchange {
         return to;
     }
 
-    // Puts what the peers have stored into their slices of `vector`.
+    // Copies what the peers have stored to their slices of `vector`.
     __device__ __forceinline__ void finish(E *vector, int block, int blocks) {
         rounds.next();
         for (int peer = 0; peer < RANKS; peer++)
@@ -109,9 +111,9 @@ template <typename E> struct SliceExchange {
     }
 };
 
-// The part of a warp in an exchange in which all ranks send their whole vectors, of `length` elements, to all others: elements
+// A warp's part of an exchange in which each rank sends its whole vector, of `length` elements, to all others. The part is elements
 // `start` to `start + count`. It takes one round. Between two GPUs it sends as many bytes as SliceExchange. Warps do not wait for
-// each other, so some update elements while data of others arrives.
+// each other, so some warps update their elements while the data of other warps arrives.
 template <typename E> struct WholeExchange {
     const Windows &windows;
     Rounds<ByWarp> rounds;
@@ -124,7 +126,7 @@ template <typename E> struct WholeExchange {
     __device__ __forceinline__ WholeExchange(const Windows &windows, int64_t at, int64_t length, int span, int block)
         : windows(windows), rounds(windows), start((int64_t)(block * blockDim.x + threadIdx.x) / 32 * span), own(start),
           count(length - start < span ? (length > start ? length - start : 0) : span), byte(at + start * sizeof(E)),
-          number(turn(windows)) {}
+          number(alternate_slot(windows)) {}
 
     __device__ __forceinline__ void send(const E *vector) {
         for (int peer = 0; peer < RANKS; peer++)
@@ -134,7 +136,7 @@ template <typename E> struct WholeExchange {
         rounds.next();
     }
 
-    // What `rank` has sent; `vector` is what this rank has sent.
+    // What `rank` has sent. vector: what this rank has sent.
     __device__ __forceinline__ const E *received(const E *vector, int64_t rank) const {
         return rank == windows.rank ? vector + start : (const E *)(slot(windows.own(), number, rank) + byte);
     }
@@ -145,7 +147,7 @@ template <typename E> struct WholeExchange {
     __device__ __forceinline__ void finish(E *vector, int block, int blocks) {
         rounds.end();
         __syncthreads();
-        end_turn(windows, block, blocks);
+        add_share(windows, block, blocks);
     }
 };
 
@@ -154,12 +156,12 @@ template <typename E> struct WholeExchange {
 __device__ __forceinline__ void gather_from_peers(
     const Windows &windows, const char *sent, char *received, int64_t at, int64_t size, int block, int blocks) {
     Rounds<> rounds(windows);
-    const int number = turn(windows);
+    const int number = alternate_slot(windows);
     for (int rank = 0; rank < RANKS; rank++)
         copy_bytes(rank == windows.rank ? received + rank * size : slot(windows.of[rank], number, windows.rank) + at, sent, size);
     rounds.next();
     for (int peer = 0; peer < RANKS; peer++)
         if (peer != windows.rank) copy_bytes(received + peer * size, slot(windows.own(), number, peer) + at, size);
     rounds.end();
-    end_turn(windows, block, blocks);
+    add_share(windows, block, blocks);
 }

@@ -30,7 +30,7 @@ struct ByWarp {
     static __device__ __forceinline__ void sync() { __syncwarp(); }
 };
 
-// Rounds of a block or warp. In each it waits until that with the same number of every peer has begun the same round.
+// Rounds of a block or warp. In each round it waits until the block or warp with the same number on every peer has begun it.
 template <typename Group = ByBlock> struct Rounds {
     const Windows &windows;
     uint32_t number; // of the last round
@@ -39,7 +39,7 @@ template <typename Group = ByBlock> struct Rounds {
         number = *flag(windows.own(), windows.rank);
     }
 
-    // The flag in a window that this group of a rank sets. A rank keeps the number of the last round in its own.
+    // The flag in a window that the same group of `rank` sets. A rank's flag in its own window keeps the number of the last round.
     __device__ __forceinline__ uint32_t *flag(char *window, int64_t rank) const {
         return (uint32_t *)(window + FLAGS_AT) + rank * (MAX_BLOCKS + MAX_WARPS) + Group::number();
     }

@@ -1,6 +1,6 @@
-"""Exchanges with mapped GPUs, and optimizer updates between them, as one kernel: kernels/cuda/index/peer_exchanges.cuh.
+"""One kernel for exchanges between mapped GPUs and the optimizer updates: kernels/cuda/index/peer_exchanges.cuh.
 
-An update's arithmetic is that of the same equation without exchanges, so that its bits are the same.
+An update has the same arithmetic as the same equation without exchanges, so its results have the same bits.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ VECTOR = 16
 """Bytes that a thread moves at once."""
 WARP = 32
 RESIDENT = 2
-"""Blocks that a multiprocessor has registers for, so that other members run while the updates wait for the peers."""
+"""Blocks for which a multiprocessor has registers, so that other parts run while the updates wait for the peers."""
 SPAN = 16
-"""A part is a multiple of so many elements, which are whole vectors of any type."""
+"""The elements of a block or warp are a multiple of this, so that they are whole vectors of any type."""
 
 
 def peer_exchanges(equation: Equation, target: Target) -> Kernel:
-    """The kernel of a `peer_exchanges` equation. Each member has blocks of its own."""
+    """The kernel of a `peer_exchanges` equation. Each equation in its body has blocks of its own."""
     members = equation.params["body"].equations
     updates = [e for e in members if e.primitive is exchanged_update_p]
     gathers = [e for e in members if e.has(Trait.COLLECTIVE) or e.primitive is gathered_p]
@@ -58,8 +58,9 @@ def _gathered(equation: Equation, at: int, number: int, blocks: int) -> Part:
     """The part of an all-gather, and of the small equations that read what it receives.
 
     Args:
-        at: the byte in a slot where its items lie.
-        number: of its block among the ``blocks`` of exchanges with one round.
+        at: the byte in a slot where its items start.
+        number: the number of its block among the blocks of all exchanges with one round.
+        blocks: how many blocks these are.
     """
 
     def form(e: Equation) -> Form:
@@ -76,9 +77,10 @@ def _gathered(equation: Equation, at: int, number: int, blocks: int) -> Part:
 
 
 def _exchanges_whole(update: Equation, ranks: int, space: int) -> bool:
-    """Whether ranks exchange whole gradients, of at most ``space`` bytes, and each computes the whole update.
+    """Whether ranks exchange whole gradients, and each computes the whole update.
 
-    It takes one round in place of two. Between two ranks it sends as many bytes. No state may be divided among them.
+    This takes one round in place of two, and between two ranks it sends as many bytes. It is possible if no optimizer
+    state is divided among the ranks, and if the gradients have at most ``space`` bytes.
     """
     sent = body_of(update).equations[0].inputs[0]
     divided = any(v.size == sent.size // ranks for v in (*update.inputs, *update.outputs))
@@ -86,9 +88,10 @@ def _exchanges_whole(update: Equation, ranks: int, space: int) -> bool:
 
 
 def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, gathers: int | None) -> Part:
-    """The part of an `exchanged_update` equation. Its slices, or its vectors, lie in slots from byte ``at`` on.
+    """The part of an `exchanged_update` equation.
 
     Args:
+        at: the byte in a slot where its slices, or its vectors, start.
         gathers: if ranks exchange whole gradients, the number of all-gathers in the same launch. Otherwise None.
     """
     body: Program = equation.params["body"]
@@ -132,11 +135,11 @@ def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, 
 
 
 def _function(name: str, loops: Loops, group: str, everywhere: Variable | None) -> str:
-    """A function of the part of a block or warp: pointers to the first elements, and their number.
+    """A function that updates the elements of a block or warp. Its arguments are pointers to them, and their number.
 
     Args:
-        group: the threads of a part, a type of kernels/cuda/index/peer_window.cuh.
-        everywhere: the result that is stored on all ranks.
+        group: the threads that call it, a type of kernels/cuda/index/peer_window.cuh.
+        everywhere: the result that is stored on all ranks, if there is one.
     """
     parameters = [f"{pointer(v, const=True)}x{i}" for i, v in enumerate(loops.inputs)]
     for i, v in enumerate(loops.outputs):

@@ -1,8 +1,8 @@
 """The kernel of a `resident_steps` equation: several steps of a member by a cluster of thread blocks.
 
-The first layer is `kernels/cuda/gemm/resident_layer.cuh`. The other equations run in supersteps, with a barrier of the
-cluster between two of them. Their values lie in scratch memory. What a step replaces lies there twice: as the step
-reads it, and as the next one will.
+The products of the first layer are in `kernels/cuda/gemm/resident_layer.cuh`. The other equations run in supersteps,
+with a barrier of the cluster between two of them. Their values lie in scratch memory. Values that a step replaces, such
+as the weights of the other layers, have two places there: one that this step reads, and one that the next step reads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from adtrain.passes.fuse_rows import shared_inputs
 from adtrain.passes.places import nbytes
 from adtrain.passes.resident_layer import (
     PART_SHARED,
-    SLOTS,
+    PARTIAL_SUMS,
     THREADS,
     TILE,
     WARPS,
@@ -39,15 +39,14 @@ from adtrain.passes.resident_layer import (
     input_of_byte,
     resident_layer,
     supersteps,
-    takes,
+    table_gathers,
 )
 
 Choice = Callable[[Equation], Sequence[BlockGemm]]
 """The GEMM functions for a matrix product, the best first."""
 
 PACKED_BATCHES = 3
-"""Copies of a batch as float16: for the product with the weights, and for that with the gradient in this step and the
-next one."""
+"""Packed batches in scratch memory: one for the forward product, two for the gradients of this and the next step."""
 HEADER = "gemm/resident_layer.cuh"
 
 
@@ -62,38 +61,51 @@ def resident_steps(equation: Equation, choose: Choice, target: Target) -> Kernel
 
 
 class _Writer:
-    """Writes the kernel for a cluster of so many blocks."""
+    """Writes the kernel.
+
+    Attributes:
+        block_units: units of the layer that a block has.
+        superstep: the number of each equation's superstep.
+        parts: of each superstep.
+        resident: the weights and their optimizer state, before and after the step.
+        carried: the other values that a step replaces; for each the value in the next step.
+        pointers: the kernel's arguments, as C text.
+        names: where each value lies in a step, as C text.
+        packed: the byte of the scratch memory where packed batches start.
+        part_scratch: for each superstep, the byte where the scratch memory of its parts starts.
+    """
 
     def __init__(self, body: Program, layer: ResidentLayer, blocks: int, choose: Choice, target: Target) -> None:
         self.body, self.layer, self.blocks = body, layer, blocks
         self.batch, self.inputs, self.units = layer.lengths
-        self.own = self.units // blocks
+        self.block_units = self.units // blocks
         self.superstep = supersteps(body, layer)
         self.parts = [self._parts(i, choose, target) for i in range(self.superstep[layer.backward] + 1)]
-        rows, row = takes(layer.gather)
-        self.table, self.order, self.examples = rows.inputs[0], row.inputs[0], rows.inputs[0].type.shape[0]
+        examples, indices = table_gathers(layer.gather)
+        self.table, self.indices = examples.inputs[0], indices.inputs[0]
         self.forward = epilogue(layer.forward, "Forward")
-        self.held = {v for pair in layer.states for v in pair}
-        self.small = {before: after for before, after in carried(body).items() if before not in self.held}
+        self.resident = {v for pair in layer.states for v in pair}
+        self.carried = {before: after for before, after in carried(body).items() if before not in self.resident}
         self.operands = [*body.inputs, *body.outputs]
         self.pointers = {v: f"p{i}" for i, v in enumerate(self.operands)}
-        self.carried_bytes = sum(aligned(nbytes(v)) for v in self.small)
+        self.carried_bytes = sum(aligned(nbytes(v)) for v in self.carried)
         self.names: dict[Variable, str] = {}
         self.part_scratch: list[int] = []
         self.packed = self.scratch = 0
         self._place()
 
     def _parts(self, number: int, choose: Choice, target: Target) -> list[Part]:
-        """The parts of the equations of a superstep, but not of the products of the layer."""
+        """The parts of a superstep. The products of the layer are not among them."""
         members = [e for e, found in self.superstep.items() if found == number]
         members = [e for e in members if e not in (self.layer.forward, self.layer.backward)]
         rows = [e for e in members if e.primitive is row_fused_p]
         others = [e for e in members if e not in rows]
-        products = {e: _direct(choose(e)[0]) for e in others if is_product(e)}
+        products = {e: _without_shared_memory(choose(e)[0]) for e in others if is_product(e)}
         return [*map(self._rows, rows), *parts_of(others, products, THREADS, target, f"Epilogue{number}_", PART_SHARED)]
 
     def _rows(self, equation: Equation) -> Part:
-        """The part of a `row_fused` equation: each block of the cluster has as many rows, if they divide."""
+        """The part of a `row_fused` equation, with equally many rows for each block, and at most as many blocks as the
+        cluster has."""
         body = body_of(equation)
         count = body.outputs[0].type.shape[0]
         rows = next(n for n in range(-(-count // self.blocks), count + 1) if count % n == 0)
@@ -102,18 +114,18 @@ class _Writer:
         )
 
     def _place(self) -> None:
-        """Give each value its place: `names` are pointers as C text."""
+        """Give each value its place in memory."""
         self.names = {v: self.pointers[v] for v in self.body.inputs}
         at = 0
-        for before, after in self.small.items():
-            self.names |= {before: _cast(before, f"now + {at}"), after: _cast(after, f"following + {at}")}
+        for before, after in self.carried.items():
+            self.names |= {before: _cast(before, f"this_step + {at}"), after: _cast(after, f"next_step + {at}")}
             at += aligned(nbytes(before))
         at = 2 * self.carried_bytes
         for e in self.body.equations:
             for v in e.outputs:
                 if e.has(Trait.RESHAPE):
                     self.names[v] = self.names.get(e.inputs[0], "")
-                elif v not in self.names and v not in self.held and e is not self.layer.gather:
+                elif v not in self.names and v not in self.resident and e is not self.layer.gather:
                     self.names[v] = _cast(v, f"scratch + {at}")
                     at += aligned(nbytes(v))
         self.packed = at
@@ -125,12 +137,12 @@ class _Writer:
 
     def kernel(self) -> Kernel:
         parts = [part for found in self.parts for part in found]
-        held, exchange = self.layer.shared_bytes(self.blocks)
-        assert all(part.shared <= exchange for part in parts), "parts have at most PART_SHARED bytes"
+        resident, workspace = self.layer.shared_bytes(self.blocks)
+        assert all(part.shared <= workspace for part in parts), "parts have at most PART_SHARED bytes"
         written = set(self.body.outputs)
         parameters = [f"{pointer(v, const=v not in written)}{self.pointers[v]}" for v in self.operands]
         headers = dict.fromkeys(["common/common.cuh", *(h for part in parts for h in part.headers)])
-        lengths = f"{self.inputs}, {self.own}, {self.batch}, {len(self.layer.states)}, {SLOTS}"
+        lengths = f"{self.inputs}, {self.block_units}, {self.batch}, {len(self.layer.states)}, {PARTIAL_SUMS}"
         text = [
             "#define T float",
             *(f'#include "{header}"' for header in headers),
@@ -141,36 +153,37 @@ class _Writer:
             *self._update(),
             *self._input_of_byte(),
             f"typedef ResidentLayer<{lengths}> Layer;",
-            f'static_assert(Layer::HELD + Layer::SMALL == {held} && Layer::EXCHANGE <= {exchange}, "as planned");',
+            f'static_assert(Layer::RESIDENT + Layer::SUMS == {resident}, "as planned");',
+            f'static_assert(Layer::WORKSPACE <= {workspace}, "as planned");',
             "",
             "KERNEL CLUSTER_DIMS __launch_bounds__(THREADS) resident_steps(",
             f"    {', '.join(parameters)}, int64_t runs, char *scratch, int *bad)",
             "{",
             f"    {FIRST_STATEMENT}",
-            *indented(list(self._statements(exchange))),
+            *indented(list(self._statements(workspace))),
             "}",
             "",
         ]
         source = Source("resident_steps.cu", "\n".join(text), (*OPTIONS, f"-DCLUSTER={self.blocks}"))
-        numbers = self.blocks, THREADS, exchange + held, self.scratch
-        return Kernel(source, "resident_steps", self.operands, *numbers, checked=True, repeats=True)
+        size = self.blocks, THREADS, workspace + resident, self.scratch
+        return Kernel(source, "resident_steps", self.operands, *size, checked=True, repeats=True)
 
-    def _statements(self, exchange: int) -> Iterator[str]:
-        position, _ = self.layer.position
+    def _statements(self, workspace: int) -> Iterator[str]:
+        batch_number, _ = self.layer.batch_number
         _, numbers = input_of_byte(self.layer.gather)
-        given = "".join(f", *{self.pointers[v]}" for v in numbers)
-        yield f"char *now = scratch, *following = scratch + {self.carried_bytes};"
-        yield f"const int unit0 = cluster_rank() * {self.own};"
-        yield f"const float of_0 = input_of_byte(0{given}), of_255 = input_of_byte(255{given});"
-        yield f"const Layer layer(shared_bytes, {exchange}, (of_255 - of_0) / 255, of_0);"
+        arguments = "".join(f", *{self.pointers[v]}" for v in numbers)
+        yield f"char *this_step = scratch, *next_step = scratch + {self.carried_bytes};"
+        yield f"const int unit0 = cluster_rank() * {self.block_units};"
+        yield f"const float of_0 = input_of_byte(0{arguments}), of_255 = input_of_byte(255{arguments});"
+        yield f"const Layer layer(shared_bytes, {workspace}, (of_255 - of_0) / 255, of_0);"
         for i, (before, _) in enumerate(self.layer.states):
             yield f"layer.load({i}, {self.pointers[before]} + unit0 * {self.inputs});"
-        for before in self.small:
+        for before in self.carried:
             yield f"if (cluster_rank() == 0) copy({self.names[before]}, {self.pointers[before]}, {before.size});"
         yield f"char *const direct = scratch + {self.packed}, *transposed = direct + Layer::PACKED;"
         yield "char *next_transposed = transposed + Layer::PACKED;"
         yield "cluster_barrier();"
-        yield f"layer.keep(layer.example({self._batch_at(position)}), {self.examples}, bad);"
+        yield f"layer.set_row({self._example(batch_number)}, {self.table.type.shape[0]}, bad);"
         yield "__syncthreads();"
         yield f"layer.pack({self.pointers[self.table]}, direct, transposed);"
         yield "cluster_barrier();"
@@ -181,69 +194,71 @@ class _Writer:
         yield "}"
         for i, (_, after) in enumerate(self.layer.states):
             yield f"layer.store({i}, {self.pointers[after]} + unit0 * {self.inputs});"
-        for before, after in self.small.items():
+        for before, after in self.carried.items():
             yield f"if (cluster_rank() == 0) copy({self.pointers[after]}, {self.names[before]}, {before.size});"
 
     def _finish(self) -> Iterator[str]:
-        """The layer's outputs, and the epilogue of its product."""
+        """The outputs of the layer, with the epilogue of its product."""
         pointers = ", ".join(self.names[v] for v in (*self.forward.inputs, *self.forward.outputs))
-        yield f"const Forward end = {{{pointers}}};"
+        yield f"const Forward epilogue = {{{pointers}}};"
         yield f"layer.finish({self.pointers[self.table]}, [&](int row, int unit, const float (&value)[4]) {{"
-        yield f"    end(0, row, unit0 + unit, (int64_t)row * {self.units} + unit0 + unit, value);"
+        yield f"    epilogue(0, row, unit0 + unit, (int64_t)row * {self.units} + unit0 + unit, value);"
         yield "});"
         yield "__syncthreads();"
 
     def _supersteps(self) -> Iterator[str]:
-        """The parts. One superstep after it is known where the next batch is, the cluster also packs this batch."""
-        _, following = self.layer.position
-        known = next(number for e, number in self.superstep.items() if following in e.outputs)
+        """The parts. The superstep after the one that computes the next batch's number also packs the next batch."""
+        _, next_batch = self.layer.batch_number
+        computed = next(number for e, number in self.superstep.items() if next_batch in e.outputs)
         yield "const bool last = run + 1 == runs;"
         for i, parts in enumerate(self.parts):
             if i:
                 yield "cluster_barrier();"
-            if i == known + 1:  # the loads overlap the parts
-                yield f"const int64_t example = last ? 0 : layer.example({self._batch_at(following)});"
+            if i == computed + 1:  # before the parts, so that the load overlaps them
+                yield f"const int64_t example = last ? 0 : {self._example(next_batch)};"
             if total := sum(part.blocks for part in parts):
                 yield f"for (int item = cluster_rank(); item < {total}; item += CLUSTER) {{"
                 yield from indented(list(dispatch(parts, self.names, "item", self.part_scratch[i])))
                 yield "    __syncthreads();"
                 yield "}"
-            if i == known + 1:
+            if i == computed + 1:
                 yield "if (!last) {"
-                yield f"    layer.keep(example, {self.examples}, bad);"
+                yield f"    layer.set_row(example, {self.table.type.shape[0]}, bad);"
                 yield "    __syncthreads();"
                 yield f"    layer.pack({self.pointers[self.table]}, direct, next_transposed);"
                 yield "}"
 
     def _backward(self) -> Iterator[str]:
-        """Gradients and updates of the layer's weights, and its outputs for the next batch."""
+        """The gradients and updates of the layer's weights, and the product of the new weights and the next batch."""
         gradient = self.names[body_of(self.layer.backward).equations[0].inputs[0]]
         yield f"layer.load_gradient({gradient} + unit0, {self.units});"
         yield "__syncthreads();"
-        yield f"const Update update = {{{', '.join(f'*{self.names[v]}' for v in self._numbers())}}};"
+        yield f"const Update update = {{{', '.join(f'*{self.names[v]}' for v in self._update_arguments())}}};"
         yield "if (last)"
         yield "    layer.backward<false>(transposed, direct, update);"
         yield "else"
         yield "    layer.backward<true>(transposed, direct, update);"
         yield "cluster_barrier();"
-        for a, b in (("now", "following"), ("transposed", "next_transposed")):
-            yield f"char *const {a}_before = {a};"
-            yield f"{a} = {b}, {b} = {a}_before;"
+        for a, b in (("this_step", "next_step"), ("transposed", "next_transposed")):
+            yield f"char *const old_{a} = {a};"
+            yield f"{a} = {b}, {b} = old_{a};"
 
-    def _batch_at(self, position: Variable) -> str:
-        """C text: the arguments of `ResidentLayer::example`."""
-        return f"{self.pointers[self.order]}, (int64_t)*{self.names[position]}, {self.order.type.shape[0]}, bad"
+    def _example(self, batch_number: Variable) -> str:
+        """C text: the example of this thread's row of a batch."""
+        batches = self.indices.type.shape[0]
+        number = f"(int64_t)*{self.names[batch_number]}"
+        return f"layer.example({self.pointers[self.indices]}, {number}, {batches}, bad)"
 
-    def _numbers(self) -> Sequence[Variable]:
-        """The single numbers that the update reads."""
+    def _update_arguments(self) -> Sequence[Variable]:
+        """The single numbers that the update reads, such as the learning rate."""
         after: Epilogue = epilogue(self.layer.backward)
-        return [v for v in after.inputs if v not in self.held]
+        return [v for v in after.inputs if v not in self.resident]
 
     def _update(self) -> Iterator[str]:
-        """A struct that computes the new numbers of a weight."""
+        """A struct that updates a weight and its optimizer state, given the gradient."""
         body = flat(body_of(self.layer.backward))
         (gradient, *_), others = body.equations[0].outputs, body.equations[1:]
-        numbers, states = self._numbers(), self.layer.states
+        numbers, states = self._update_arguments(), self.layer.states
         values = {gradient: "gradient"} | {v: f"a{i}" for i, v in enumerate(numbers)}
         values |= {before: f"state[{i}]" for i, (before, _) in enumerate(states)}
         program = Program(tuple(values), {}, tuple(others), tuple(after for _, after in states))
@@ -270,8 +285,8 @@ def _cast(v: Variable, place: str) -> str:
     return f"(({c_type(v.type.dtype)} *)({place}))"
 
 
-def _direct(gemm: BlockGemm) -> BlockGemm:
-    """The function for blocks of THREADS threads, whose operands need no shared memory."""
+def _without_shared_memory(gemm: BlockGemm) -> BlockGemm:
+    """The same product by blocks of THREADS threads, which load operands directly to registers."""
     tile = gemm.tile
     assert isinstance(tile, SmallTile), "members multiply float32 by small GEMMs"
     slices = WARPS // (tile.m // TILE * (tile.n // TILE))

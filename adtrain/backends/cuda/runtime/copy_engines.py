@@ -13,11 +13,17 @@ from adtrain.backends.cuda.runtime.errors import checked, translated
 from adtrain.backends.cuda.runtime.peer_memory import PeerMemory, mapped_by_all
 
 MIN_BYTES = 4 << 20
-"""Shorter items use other transports. From which size on copy engines are better was not measured."""
+"""Shorter items use other transports. The size from which on copy engines are faster was not measured."""
 
 
 class CopyEngines:
-    """A `Transport` for items in memory that all ranks have mapped. Exchanges run one after another."""
+    """A `Transport` for items in memory that all ranks have mapped. Exchanges run one after another.
+
+    Attributes:
+        windows: the window of each rank, as this rank has mapped it.
+        beside: the stream of the copy from this rank to itself.
+        mapped: by address, memory of this rank, its size, and the same memory of each rank as this rank has mapped it.
+    """
 
     name: str = "copy engines"
     max_bytes: int | None = None
@@ -42,7 +48,7 @@ class CopyEngines:
         return views is not None
 
     def enqueue(self, name: str, sent: int, received: int, size: int, stream: Any) -> None:
-        """See `Transport`. It uses stream memory operations, which the CUDA graph contains as well."""
+        """See `Transport`. Flags are stream memory operations, which a CUDA graph can contain."""
         on, beside = driver.CUstream(stream.handle), driver.CUstream(self.beside.handle)
         equal = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
         order(on, beside)
@@ -57,6 +63,6 @@ class CopyEngines:
         order(beside, on)
 
     def _views(self, address: int) -> list[int]:
-        """Where this rank sees the memory of each rank that is at `address` in its own."""
+        """For each rank, where this rank has mapped the memory that corresponds to its own `address`."""
         start, views = next((a, v) for a, (_, size, v) in self.mapped.items() if a <= address < a + size)
         return [int(view) + address - start for view in views]
