@@ -25,7 +25,9 @@ constexpr uint32_t LAUNCH = 1 << 16;
 __device__ __forceinline__ uint32_t *launches(const Windows &windows) { return (uint32_t *)(windows.own() + LAUNCHES_AT); }
 
 // The number of the slot of an exchange with one round: 2 and 3 in alternate launches.
-__device__ __forceinline__ int alternate_slot(const Windows &windows) { return 2 + *(volatile uint32_t *)launches(windows) / LAUNCH % 2; }
+__device__ __forceinline__ int alternate_slot(const Windows &windows) {
+    return 2 + *(volatile uint32_t *)launches(windows) / LAUNCH % 2;
+}
 
 // Adds the share of a block to the counter of launches. Each block of an exchange with one round calls it once, after all of its
 // threads have called alternate_slot. number: of the block among `blocks`.

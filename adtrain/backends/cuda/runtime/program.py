@@ -36,8 +36,8 @@ RUNS_PER_GRAPH = 10, 1
 """Consecutive runs in one graph, so that launches overlap from one run to the next as well."""
 
 RUNS_PER_LAUNCH = 100, 10, 1
-"""Consecutive runs in one launch, for a Program whose launch computes several runs. It reads and writes what it keeps on
-chip once."""
+"""Consecutive runs in one launch, for a Program whose launch computes several runs. So it reads and writes once what it
+keeps on chip."""
 
 LARGE = 2**20
 """Bytes of an output from which on it is returned without a copy, where possible."""
