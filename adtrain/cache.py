@@ -124,7 +124,7 @@ def _name(key: str, content: Buffer, suffix: str) -> str:
 
 
 def _content(path: Path) -> memoryview:
-    """The content of a file, in memory of NumPy: it has pages of 2 MB if it is large, which halves the time to read."""
+    """The content of a file, in memory of NumPy. Large arrays have pages of 2 MB, into which a file is read faster."""
     with path.open("rb") as file:
         content = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data
         return content[: file.readinto(content)]

@@ -226,7 +226,7 @@ def _file(name: str, kind: str, source: str | Path, caller: str) -> str:
 
 
 def _checked(what: str, shape: Callable[..., Any]) -> Callable[..., Any]:
-    """The shape rule, which refuses what is no type."""
+    """The shape rule, which raises ShapeError if it does not return a type or a tuple of types."""
 
     @functools.wraps(shape)
     def types(*args: Any, **options: Any) -> Any:

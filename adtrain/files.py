@@ -73,11 +73,14 @@ def _replace(
         if durable:
             _sync_folder(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)  # also left by a replacement of a file by a link to itself
+        temporary.unlink(missing_ok=True)  # os.replace leaves it where both names are links to one file
 
 
 def _linked(source: Path, path: Path, mode: int | None) -> bool:
-    """Make `path` a hard link to the file `source`. Returns whether that was possible, and its mode is `mode`."""
+    """Make `path` a hard link to the file `source`.
+
+    Returns False, and makes no link, if that is impossible or `source` has another mode than `mode`.
+    """
     source = Path(os.path.realpath(source))
     try:
         if mode not in (None, source.stat().st_mode):

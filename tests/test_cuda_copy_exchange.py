@@ -1,4 +1,4 @@
-"""The steps of exchanges by copy engines, by a thread for each rank in host memory."""
+"""Exchanges by copy engines, emulated in host memory: a thread for each rank takes its steps."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ SECONDS = 20
 
 
 def take(step: Step) -> None:
+    """Do what the driver does in a step."""
     if isinstance(step, Copy):
         ctypes.memmove(*step)
     elif isinstance(step, Write):
@@ -35,7 +36,7 @@ def data(rank: int, number: int, ranks: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_peers_receive_what_was_sent_in_many_exchanges(ranks: int) -> None:
+def test_each_rank_receives_what_the_others_send_in_many_exchanges(ranks: int) -> None:
     """Ranks are delayed at random. Each overwrites what it has sent directly after an exchange."""
     windows = [np.zeros(window_bytes(ranks), np.uint8) for _ in range(ranks)]
     sent = [np.zeros((ranks, SIZE), np.uint8) for _ in range(ranks)]

@@ -1,4 +1,4 @@
-"""Steps of a sweep in one launch, whose first layer stays on chip: compiled for the CPU, against NumPy."""
+"""Several steps of a sweep in one launch, with the first layer on chip. Compiled for the CPU, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
 
 SMALL = ("model.layers=[{linear: 32}, relu, {linear: 10}]", "data.batch_size=16")
 TOLERANCE = 1e-6
-"""Of the norm of the difference over the norm, a step."""
+"""For a step: the norm of the difference, divided by the norm."""
 
 
 def step_program(count: int, *settings: str, order: str = "own", target: Target = BY_MEMBER) -> Program:
@@ -42,6 +42,7 @@ def step_program(count: int, *settings: str, order: str = "own", target: Target 
 
 
 def only(program: Program) -> Equation:
+    """The equation of a Program whose steps are one launch."""
     (equation,) = program.equations
     assert launch_of(equation).name == "resident_steps"
     return equation
@@ -54,7 +55,7 @@ def launch_of(equation: Equation) -> LaunchPlan:
 
 
 def arguments_of(program: Program, weights: float = 0.05) -> dict[Any, np.ndarray]:
-    """Random images and states; the counters are zero, and what an optimizer keeps is not negative."""
+    """Random images and states. Counters are zero. Optimizer state is not negative, as Adam needs it."""
     rng = np.random.default_rng(0)
     shapes = set()
     found: dict[Any, np.ndarray] = {v: x.numpy() for v, x in program.constants.items()}
@@ -72,7 +73,7 @@ def arguments_of(program: Program, weights: float = 0.05) -> dict[Any, np.ndarra
     return found
 
 
-def after(program: Program, known: dict[Any, np.ndarray], steps: int) -> list[np.ndarray]:
+def by_numpy(program: Program, known: dict[Any, np.ndarray], steps: int) -> list[np.ndarray]:
     """The outputs of so many steps, by NumPy."""
     e, known = only(program), dict(known)
     for _ in range(steps):
@@ -116,7 +117,7 @@ def by_member(host: Host) -> Host:
 def test_steps_in_one_launch_match_numpy(settings: tuple[str, ...], order: str, by_member: Host) -> None:
     program = step_program(2, *settings, order=order)
     known = arguments_of(program)
-    assert_near(launched(by_member, program, known, 3), after(program, known, 3), 3 * TOLERANCE)
+    assert_near(launched(by_member, program, known, 3), by_numpy(program, known, 3), 3 * TOLERANCE)
 
 
 def test_weights_too_large_for_float16_are_multiplied_in_float32(by_member: Host) -> None:
@@ -124,12 +125,12 @@ def test_weights_too_large_for_float16_are_multiplied_in_float32(by_member: Host
     known = arguments_of(program)
     weights = next(v for v in program.inputs if v.type.shape == (1, 32, 784))
     known[weights][0, 5, 100:200] = 1000
-    found, expected = launched(by_member, program, known, 1), after(program, known, 1)
+    found, expected = launched(by_member, program, known, 1), by_numpy(program, known, 1)
     assert np.isfinite(found[0]).all()
     assert_near(found, expected, TOLERANCE)
 
 
-def test_the_bytes_of_a_member_depend_neither_on_other_members_nor_on_the_steps_of_a_launch(by_member: Host) -> None:
+def test_a_member_has_the_same_bytes_alone_and_with_any_number_of_steps_in_a_launch(by_member: Host) -> None:
     three, one = step_program(3), step_program(1)
     given = arguments_of(three)
     third = {
@@ -144,28 +145,28 @@ def test_the_bytes_of_a_member_depend_neither_on_other_members_nor_on_the_steps_
 @pytest.mark.parametrize(
     "settings",
     [
-        ("data.batch_size=128",),  # more outputs than registers
-        ("data.batch_size=24",),  # not whole tiles
-        ("model.layers=[{linear: 40}, relu, {linear: 10}]",),
-        ("model.layers=[{linear: 1024}, relu, {linear: 10}]",),  # more than the shared memory of a cluster
+        ("data.batch_size=128",),  # the outputs do not fit in registers
+        ("data.batch_size=24",),  # not a multiple of 16
+        ("model.layers=[{linear: 40}, relu, {linear: 10}]",),  # not a multiple of 16
+        ("model.layers=[{linear: 1024}, relu, {linear: 10}]",),  # does not fit in the shared memory of a cluster
         (
             "model.input=[1, 28, 28]",
             "model.layers=[{conv2d: {out_channels: 4, kernel_size: 3}}, flatten, {linear: 10}]",
         ),
-        ("training.clip_norm=1.0",),  # the update needs all gradients
-        ("data.augment=[{crop: 2}]",),
+        ("training.clip_norm=1.0",),  # the update needs the norm of all gradients
+        ("data.augment=[{crop: 2}]",),  # inputs are not bytes of the table
     ],
 )
-def test_other_networks_keep_the_launches_of_a_step(settings: tuple[str, ...]) -> None:
+def test_networks_that_cannot_stay_on_chip_take_several_launches_a_step(settings: tuple[str, ...]) -> None:
     assert len(step_program(2, *settings).equations) > 1
 
 
-def test_gpus_without_clusters_keep_the_launches_of_a_step() -> None:
+def test_gpus_without_clusters_take_several_launches_a_step() -> None:
     assert len(step_program(2, target=BY_MEMBER._replace(capability=(8, 9))).equations) > 1
 
 
 @pytest.mark.parametrize(("units", "blocks"), [(16, 1), (32, 1), (64, 2), (128, 4), (256, 8)])
-def test_a_cluster_has_the_fewest_blocks_that_hold_the_layer(units: int, blocks: int) -> None:
+def test_the_smallest_cluster_that_holds_the_layer_is_used(units: int, blocks: int) -> None:
     program = step_program(5, f"model.layers=[{{linear: {units}}}, relu, {{linear: 10}}]", "data.batch_size=64")
     launch = launch_of(only(program))
     assert launch.size.blocks == (blocks, 5, 1)

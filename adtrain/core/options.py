@@ -16,7 +16,7 @@ def shown(value: Any) -> str:
 
 
 def require_function(name: str, f: Any) -> None:
-    """Raise OptionError where the argument `f` of the function `name` is no function."""
+    """Raise OptionError if `f`, the argument of the function `name`, is not a function."""
     if not callable(f):
         raise OptionError(f"{name}: found {shown(f)}, expected a function")
 

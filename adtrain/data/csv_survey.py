@@ -20,7 +20,7 @@ IDENTIFIERS = ("id", "index")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 MOST_CLASSES = 20
-"""The most different integers that are proposed as classes, and the most texts without a repetition as categories."""
+"""Maximum different integers that are proposed as classes, and maximum texts as categories if none repeats."""
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class Survey:
 
     @property
     def has_too_many_texts(self) -> bool:
-        """Whether there are more than MAX_CATEGORIES, or each text of more than MOST_CLASSES is another one."""
+        """Whether there are more than MAX_CATEGORIES texts, or more than MOST_CLASSES of which none repeats."""
         return len(self.texts) > min(MAX_CATEGORIES, max(self.cells - 1, MOST_CLASSES))
 
     @property

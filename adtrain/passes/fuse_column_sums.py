@@ -23,8 +23,8 @@ MIN_ELEMENTS = 1 << 16
 MAX_ROWS = 1 << 14
 """A sum of more rows is divided among more blocks, by the kernels of reductions."""
 MAX_ALONE = 1 << 21
-"""Maximum elements of a sum without other equations. A longer one is worth a launch of its own: with other gradients it
-would wait for the last of their arguments."""
+"""Maximum elements of a sum without other equations. A longer one is worth a launch of its own: in a launch with other
+gradients it would wait until the arguments of all are ready."""
 BLOCK_COLUMNS = 32
 """Columns of a thread block."""
 VECTOR = 4

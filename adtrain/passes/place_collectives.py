@@ -77,9 +77,9 @@ def place_collectives(program: Program, early_updates: bool = False) -> Program:
 
 
 def _with_early_updates(program: Program, exchanges: Sequence[int], dependences: TopologicalOrder) -> list[int]:
-    """The exchanges, each all-gather of parameters before the first all-to-all that it does not need.
+    """The exchanges in a new order: an all-gather of parameters precedes the first all-to-all that it does not need.
 
-    Such an all-gather depends on the readers of the old parameters from now on.
+    Adds dependences: such an all-gather follows all readers of the old parameters.
     """
     source: dict[Variable, Variable] = {}  # for each view, the value whose memory it shares
     for e in program.equations:

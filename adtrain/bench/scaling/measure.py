@@ -94,7 +94,7 @@ def scaling(
             if about is None or system == ADTRAIN:
                 about = measured
             if system == ADTRAIN and count > 1:
-                if count not in exchanges or device == "cpu":  # there the cores of a rank differ
+                if count not in exchanges or device == "cpu":  # on the CPU the number of cores of a rank differs
                     alone = run(request._replace(exchange_bytes=measured.gradient_bytes), count, threads)
                     exchanges[count] = median(alone.microseconds)
                 exchange = exchanges[count]

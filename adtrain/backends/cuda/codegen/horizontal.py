@@ -56,12 +56,14 @@ def parts_of(
     name: str = "Epilogue",
     shared: int = SHARED,
 ) -> list[Part]:
-    """The parts of independent members.
+    """The parts of independent equations.
 
     Args:
+        members: the equations.
+        products: the function for each member that is a matrix product.
         threads: of a block.
-        name: with which the names of their epilogues begin.
-        shared: most bytes of shared memory of a `one_block` equation.
+        name: the names of the epilogues begin with it.
+        shared: maximum bytes of shared memory of a `one_block` equation.
     """
     longest_first = sorted(products, key=lambda e: product_lengths(e)[-1], reverse=True)
     parts = [

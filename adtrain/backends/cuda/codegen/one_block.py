@@ -55,7 +55,7 @@ def threads_for(equation: Equation) -> int:
 
 
 def one_block(equation: Equation, threads: int, shared: int = SHARED) -> Part:
-    """The part for a `one_block` equation, or for a single small one, with at most so many bytes of shared memory."""
+    """The part for a `one_block` equation, or for a single small one, with at most `shared` bytes of shared memory."""
     body = body_of(equation)
     return part_of(body, names_of(body), threads, shared)
 

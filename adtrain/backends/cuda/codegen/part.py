@@ -55,7 +55,7 @@ class Kernel:
         operands: what the pointers are.
         blocks: of each member.
         members: how many members it computes; they are dimension y of the grid.
-        repeats: whether it computes several runs of its equation, whose number follows the pointers.
+        repeats: whether it computes several runs of its equation. Their number is the argument after the pointers.
     """
 
     source: Source

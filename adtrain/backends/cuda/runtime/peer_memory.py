@@ -53,7 +53,7 @@ def connected(device: Device) -> PeerMemory | None:
 
 
 def mapped_by_all(own: Any) -> list[Any] | None:
-    """Memory of each rank, which this rank has mapped; None if a GPU cannot map another's.
+    """Map memory of each rank. Returns None if a GPU cannot map the memory of another one.
 
     All ranks call it at the same time. `own`, of this rank, comes from `Device.reserve`.
     """
