@@ -217,8 +217,8 @@ class _Writer:
             if i == computed + 1:  # before the parts, so that the load overlaps them
                 yield f"const int64_t example = last ? 0 : {self._example(next_batch)};"
             if total := sum(part.blocks for part in parts):
-                yield f"for (int item = cluster_rank(); item < {total}; item += CLUSTER) {{"
-                yield from indented(list(dispatch(parts, self.names, "item", self.part_scratch[i])))
+                yield f"for (int number = cluster_rank(); number < {total}; number += CLUSTER) {{"
+                yield from indented(list(dispatch(parts, self.names, "number", self.part_scratch[i])))
                 yield "    __syncthreads();"
                 yield "}"
             if i == computed + 1:
