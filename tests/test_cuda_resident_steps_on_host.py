@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
+from npz_files import parts, write_npz
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
 
 from adtrain import config, passes
@@ -118,6 +120,20 @@ def test_steps_in_one_launch_match_numpy(settings: tuple[str, ...], order: str, 
     program = step_program(2, *settings, order=order)
     known = arguments_of(program)
     assert_near(launched(by_member, program, known, 3), by_numpy(program, known, 3), 3 * TOLERANCE)
+
+
+def test_a_cluster_has_a_warp_for_each_k_step_of_the_gradient(by_member: Host, tmp_path: Path) -> None:
+    """A block could hold the layer of these small images, but has too few warps for 3 K steps of 8 tiles."""
+    images = np.random.default_rng(0).integers(0, 256, (96, 16, 16)).astype(np.uint8)
+    path = write_npz(tmp_path / "small.npz", parts(images))
+    layers = "model={input: [256], layers: [{linear: 128}, relu, {linear: 2}]}"
+    program = step_program(1, f"data={{path: {path}, batch_size: 48}}", layers, "optimizer={sgd: {lr: 0.1}}")
+    assert launch_of(only(program)).size.blocks == (2, 1, 1)
+    known = arguments_of(program)
+    for v in program.inputs:
+        if v.type.dtype == np.int64 and v.type.shape:
+            known[v] %= 2
+    assert_near(launched(by_member, program, known, 2), by_numpy(program, known, 2), 2 * TOLERANCE)
 
 
 def test_weights_too_large_for_float16_are_multiplied_in_float32(by_member: Host) -> None:

@@ -77,9 +77,14 @@ class ResidentLayer:
         Args:
             shared: bytes of shared memory of a block.
         """
-        units = self.lengths[2]
-        possible = [n for n in CLUSTER_SIZES if units % (n * TILE) == 0 and WARPS % (units // n // TILE) == 0]
-        return next((n for n in possible if sum(self.shared_bytes(n)) <= shared), None)
+        batch, _, units = self.lengths
+        for n in CLUSTER_SIZES:
+            tiles, rest = divmod(units, n * TILE)
+            divides = not rest and WARPS % tiles == 0
+            # Each K step of the gradient has a warp of a tile of its own.
+            if divides and batch // TILE <= WARPS // tiles and sum(self.shared_bytes(n)) <= shared:
+                return n
+        return None
 
 
 def carried(body: Program) -> dict[Variable, Variable]:
