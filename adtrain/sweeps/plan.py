@@ -23,7 +23,8 @@ from adtrain.training.experiment import LOG_ROWS, Placeholder
 
 MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""
-MEASURED_STEPS = 5
+MEASURED_STEPS = 10
+"""Steps of a measurement: as many as one CUDA graph has, or one launch of `resident_steps`."""
 MOST_TOGETHER = 8
 """The most groups that are trained side by side: the default of CUDA_DEVICE_MAX_CONNECTIONS, 8 queues."""
 
