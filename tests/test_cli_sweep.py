@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pytest
 from report_runs import Elements, command, one_line
 from training_runs import TEXT, write_config
 from waiting import wait_until
+
+from adtrain.core import timeline
 
 SWEEP = """
 sweep:
@@ -42,6 +45,13 @@ def test_a_sweep_prints_its_plan_and_its_ranking(cfg: Path) -> None:
     )
     again = json.loads(command("compare", folder, "--json").stdout)
     assert again["sweeps"][0]["best"] == found["members"][0]["value"]
+
+
+def test_the_time_in_all_counts_from_the_start_of_the_process(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "_current", timeline.Timeline(perf_counter() - 1000))
+    result = command("sweep", cfg, "--device", "cpu", "--set", "sweep={training.seed: {range: 2}}")
+    assert "time    1,0" in result.stdout + result.stderr
+    assert json.loads(Path("runs/tiny-sweep/results.json").read_text())["seconds"] > 1000
 
 
 def test_the_page_has_all_members_and_links_to_the_report_of_the_best(cfg: Path) -> None:

@@ -86,7 +86,12 @@ class MemberResult:
 
 @dataclass(frozen=True)
 class SweepResults:
-    """The content of results.json: the members in the order of their ranks."""
+    """The content of results.json: the members in the order of their ranks.
+
+    Attributes:
+        seconds: from the start of the process that ended the sweep.
+        train_seconds: of the training of all processes of the sweep.
+    """
 
     rank_by: str
     device: str

@@ -14,6 +14,7 @@ from time import perf_counter
 import numpy as np
 
 from adtrain.config.differences import rounded_text
+from adtrain.core import timeline
 from adtrain.core.backend import backend
 from adtrain.sweeps import ranking
 from adtrain.sweeps.folder import SweepFolder
@@ -78,7 +79,6 @@ class SweepRun:
 
     def run(self) -> SweepResults:
         """Train the rest, and write the results. Raises SweepInterrupted where `watch.stop` returned True."""
-        started = perf_counter()
         alive = [member.number for member in self.members]
         resumed = self.folder.states.latest_rung()  # earlier rungs are complete
         for rung, end in enumerate(self.rungs):
@@ -92,7 +92,7 @@ class SweepRun:
             if rung + 1 < len(self.rungs):
                 alive = ranking.survivors(alive, self.history, end, self.rank_by)
                 self.watch.line(f"epoch {end}: {len(alive)} of {len(self.members)} members go on")
-        results = self._results(alive, perf_counter() - started)
+        results = self._results(alive)
         self.folder.write_results(results)
         self.folder.states.remove(len(self.rungs) - 2)
         return results
@@ -178,7 +178,7 @@ class SweepRun:
             text += f", best {self.rank_by} {shown[0]}, median {shown[1]}"
         self.watch.line(f"{text}, {line.seconds:.1f} s")
 
-    def _results(self, alive: Sequence[int], seconds: float) -> SweepResults:
+    def _results(self, alive: Sequence[int]) -> SweepResults:
         """Score the members that are left on the test part, and rank all."""
         tests: dict[int, Score | None] = {}
         rung = len(self.rungs) - 1
@@ -209,7 +209,7 @@ class SweepRun:
                     test=tests.get(number) if status == "finished" else None,
                 )
             )
-        name = backend(self.device).device_name()
+        name, seconds = backend(self.device).device_name(), perf_counter() - timeline.current().began
         return SweepResults(self.rank_by, self.device, name, seconds, self.train_seconds, tuple(results))
 
 
