@@ -86,7 +86,9 @@ def result(
     peak = known_or_measured(device, progress)
     conditions = protocol(device, load, peak, MIN_SAMPLE_MS)
     problems = [(each, n) for each in benches for n in sizes or each.sizes[device]]
-    progress(f"bench: timing {len(problems)} operations and sizes in {dtype}, forward and backward")
+    count = len(problems)
+    what = "1 operation" if count == 1 else f"{count} operations and sizes"
+    progress(f"bench: timing {what} in {dtype}, forward and backward")
     found: list[BenchRow] = []
     refused: dict[str, None] = {}
     for each, n in track(problems):
