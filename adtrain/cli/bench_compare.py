@@ -1,4 +1,4 @@
-"""`adtrain bench against`, `devices` and `compare`: times beside those of other systems, devices and versions."""
+"""`adtrain bench against`, `devices` and `compare`: comparisons with other systems, of devices, and of two results."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def compare(before: Path, after: Path, output: Output) -> None:
 
 
 def _check_choice(configs: Sequence[str], names: Sequence[str], overrides: Sequence[str]) -> None:
-    """UsageError for an option that does not fit what is compared."""
+    """Raise UsageError for --op with a CONFIG, and for --set without one."""
     if configs and names:
         raise click.UsageError("--op selects operations; give no CONFIG")
     if overrides and not configs:

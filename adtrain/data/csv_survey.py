@@ -50,7 +50,7 @@ class Survey:
 
     @property
     def has_too_many_texts(self) -> bool:
-        """Whether there are more than MAX_CATEGORIES texts, or more than MOST_CLASSES of which none repeats."""
+        """Whether there are more than MAX_CATEGORIES texts, or more than MOST_CLASSES and no text occurs twice."""
         return len(self.texts) > min(MAX_CATEGORIES, max(self.cells - 1, MOST_CLASSES))
 
     @property
@@ -61,9 +61,9 @@ class Survey:
 def propose(path: Path, options: Options) -> dict[str, object]:
     """Keys of the data section with which the table can be read, in addition to those of the options.
 
-    `label` or `target` is the column to predict. `drop` has columns of too many texts, such as names, and of
-    identifiers, `categories` those of numbers and texts, and `missing` is mean if cells are empty. A column of
-    numbers such as 1,5 is in none of them, so that reading it is an error.
+    `label` or `target` is the column to predict. `drop` has columns with too many texts, such as names, and columns
+    with identifiers. `categories` has columns with both numbers and texts. `missing` is mean if cells are empty. A
+    column with numbers such as 1,5 is in none of them, so that reading it is an error.
     Raises DataError where the table cannot be read.
     """
     with opened(path, options, None) as table:

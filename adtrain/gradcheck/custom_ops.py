@@ -63,7 +63,7 @@ def _drawn(op: OwnOp, seed: int = 0) -> list[np.ndarray]:
 
 
 def _case(op: OwnOp) -> Case:
-    """The operation on its samples, as a function of those that have a derivative."""
+    """The operation as a function of the samples that have a derivative; the other samples are constants."""
     drawn = _drawn(op)
     smooth = _differentiable(op.custom, drawn)
 

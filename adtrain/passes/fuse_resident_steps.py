@@ -83,7 +83,7 @@ def _mapped(program: Program) -> dict[Variable, bool]:
 
 
 def _of_one_member(program: Program, mapped: Mapping[Variable, bool]) -> tuple[Program, Mapping[Variable, Variable]]:
-    """The Program of one member, and a mapping from the variables of all members to those of one.
+    """The Program of one member, and for each variable of all members the variable of one.
 
     Horizontal equations are replaced by the equations in their bodies. Inputs that a step replaces come first, in the
     order of the outputs that replace them, as `resident_layer.carried` expects. Outputs that are the same for all
@@ -98,8 +98,9 @@ def _of_one_member(program: Program, mapped: Mapping[Variable, bool]) -> tuple[P
             own_names = dict(zip(inner, (names[v] for v in (*e.inputs, *e.outputs)), strict=True))
             found = [renamed(x, own_names) for x in body.equations]
         else:
-            shape = {"shape": names[e.outputs[0]].type.shape} if e.has(Trait.RESHAPE) else {}
-            found = [replace(renamed(e, names), params={**renamed(e, names).params, **shape})]
+            own = renamed(e, names)
+            shape = {"shape": own.outputs[0].type.shape} if e.has(Trait.RESHAPE) else {}
+            found = [replace(own, params={**own.params, **shape})]
         for x in found:
             equations += x.params["body"].equations if x.primitive is horizontal_p else (x,)
     donated = [v for v in program.inputs if v in program.donated]

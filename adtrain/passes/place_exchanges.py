@@ -63,7 +63,7 @@ class SlotPlanner:
         return slots
 
     def _all_to_all(self, e: Equation, slots: Slots) -> None:
-        """The slot is a matrix. Row r is what rank r sends, column r what it receives."""
+        """The slot of an all-to-all is a matrix. Rank r sends row r, and receives column r."""
         sent, received = self.root[e.inputs[0]], self.root[e.outputs[0]]
         row = nbytes(e.inputs[0])
         part = row // self.ranks.size
@@ -77,7 +77,7 @@ class SlotPlanner:
             self.offset.update({v: start // part * row + start % part for v, start in found.items()})
 
     def _all_gather(self, number: int, e: Equation, slots: Slots) -> None:
-        """The slot is what all ranks receive."""
+        """The slot of an all-gather is its output."""
         sent, received = self.root[e.inputs[0]], self.root[e.outputs[0]]
         row = nbytes(e.inputs[0])
         start = self.ranks.rank * row

@@ -30,9 +30,8 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
     """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
     if equation.primitive is per_member_p:
         return _overwrites_members(equation, argument, result)
-    if equation.primitive is exchanged_update_p:  # of the parameters it reads the own slice only, by element
-        return argument.type == result.type
-    if equation.primitive is resident_steps_p:  # results are written after the last step
+    # The first reads only its own slice of the parameters, by element. The second writes results after the last step.
+    if equation.primitive in (exchanged_update_p, resident_steps_p):
         return argument.type == result.type
     if equation.primitive in FUSED and equation.primitive is not loops_p:
         readers = equation.params["body"].readers.get(argument, ())

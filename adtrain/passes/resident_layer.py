@@ -147,7 +147,7 @@ def _in_order(body: Program, layer: ResidentLayer) -> bool:
 
 
 def supersteps(body: Program, layer: ResidentLayer) -> dict[Equation, int]:
-    """The number of the superstep of each equation: one after the last of those that it depends on.
+    """For each equation the number of its superstep. An equation follows all equations that it depends on.
 
     The product that updates the weights is in the last superstep.
     """

@@ -64,15 +64,15 @@ def steps(
         """The address of the flag in the window of `owner` that `writer` sets to 1."""
         return windows[owner] + copy_flags_at(ranks) + FLAG_BYTES * (2 * writer + kind)
 
-    def meet(kind: int) -> Iterator[Step]:
+    def barrier(kind: int) -> Iterator[Step]:
         """Tell all peers, then wait for all of them."""
         yield from (Write(flag(peer, kind, rank), 1) for peer in peers)
         for peer in peers:
             yield from (Wait(flag(rank, kind, peer)), Write(flag(rank, kind, peer), 0))
 
-    yield from meet(READY)
+    yield from barrier(READY)
     yield from (Copy(received + peer * size, sent[peer] + offset, size) for peer in peers)
-    yield from meet(DONE)
+    yield from barrier(DONE)
 
 
 def _offset(name: str, size: int, rank: int) -> int:

@@ -17,7 +17,7 @@
 #pragma once
 #include "attention/attention.cuh"
 #include "common/cp_async.cuh"
-#include "common/mma_sync.cuh"
+#include "common/terms.cuh"
 
 constexpr Half FORMAT = MANTISSA > 7 ? FLOAT16 : BFLOAT16_BITS;
 constexpr int TERMS = MANTISSA > 10 ? 2 : 1, GROUP = 64, SUM_LENGTH = 64;
@@ -71,32 +71,12 @@ __device__ __forceinline__ Operand operand_of(const Rows &from, char *&scratch, 
 }
 #endif
 
-// The scale 2^k that brings `largest` to [2^14, 2^15), and 2^-k. NaN for infinity and NaN.
-struct Scale {
-    float factor, inverse;
-    __device__ __forceinline__ explicit Scale(float largest) {
-        const uint32_t exponent = __float_as_uint(largest) >> 23, field = 268 - max(exponent, 15u);
-        factor = exponent < 255 ? __uint_as_float(field << 23) : NAN;
-        inverse = exponent < 255 ? __uint_as_float((254 - field) << 23) : NAN;
-    }
-};
-
-// The terms of two neighbouring elements.
-__device__ __forceinline__ void split(float low, float high, uint32_t (&terms)[TERMS]) {
-    terms[0] = pack_pair<FORMAT>(low, high);
-    if constexpr (TERMS == 2) {
-        float low_term, high_term;
-        unpack_float16(terms[0], low_term, high_term);
-        terms[1] = pack_pair<FORMAT>(low - low_term, high - high_term);
-    }
-}
-
 // The terms of eight neighbouring elements, times a factor.
 __device__ __forceinline__ void split_eight(const float (&x)[8], float factor, Vector<uint32_t, 4> (&terms)[TERMS]) {
     #pragma unroll
     for (int h = 0; h < 4; h++) {
         uint32_t found[TERMS];
-        split(x[2 * h] * factor, x[2 * h + 1] * factor, found);
+        split_terms<FORMAT>(x[2 * h] * factor, x[2 * h + 1] * factor, found);
         #pragma unroll
         for (int t = 0; t < TERMS; t++) terms[t].lane[h] = found[t];
     }
@@ -292,7 +272,7 @@ struct Weights {
                 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     uint32_t found[TERMS];
-                    split(x[k][m][i / 2][i % 2 * 2] * factor, x[k][m][i / 2][i % 2 * 2 + 1] * factor, found);
+                    split_terms<FORMAT>(x[k][m][i / 2][i % 2 * 2] * factor, x[k][m][i / 2][i % 2 * 2 + 1] * factor, found);
                     #pragma unroll
                     for (int t = 0; t < TERMS; t++) terms[k][t][m][i] = found[t];
                 }

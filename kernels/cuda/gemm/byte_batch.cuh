@@ -4,19 +4,11 @@
 // A chunk is 16 inputs. Lane (g, c), g = lane / 4, c = lane % 4, has inputs 4c ... 4c + 3 of rows g, g + 8, ... of the batch. This
 // permutes the inputs along K: the first two are k = 2c, 2c + 1 of mma, the other two are k = 2c + 8, 2c + 9.
 #pragma once
-#include "common/mma_sync.cuh"
+#include "common/terms.cuh"
 
 constexpr int CHUNK = 16;
 constexpr int SPLIT_TERMS = 2;
 typedef Vector<uint32_t, 4> Fragment;
-
-// The float16 terms of two numbers: terms[0] has the high terms, terms[1] the low ones.
-__device__ __forceinline__ void split_pair(float low, float high, uint32_t (&terms)[SPLIT_TERMS]) {
-    float first_low, first_high;
-    terms[0] = pack_pair<FLOAT16>(low, high);
-    unpack_float16(terms[0], first_low, first_high);
-    terms[1] = pack_pair<FLOAT16>(low - first_low, high - first_high);
-}
 
 // Bytes `first` and `first + 1` of a word as float16. 0x6400 is 1024, and 0x6400 + byte is 1024 + byte.
 __device__ __forceinline__ uint32_t bytes_as_pair(uint32_t word, int first) {

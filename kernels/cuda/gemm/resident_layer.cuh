@@ -14,8 +14,6 @@
 
 // WEIGHT_SCALE * weight is split into float16 terms. Weights up to 511 fit. The error is at most 2^-32, or 2^-22 of the weight.
 constexpr float WEIGHT_SCALE = 128;
-// A unit's gradients are scaled by a power of 2, so that the largest one has this exponent in float16.
-constexpr int GRADIENT_EXPONENT = 14;
 
 // Copies elements. All threads of the block call it.
 template <typename E> __device__ __forceinline__ void copy(E *to, const E *from, int count) {
@@ -107,8 +105,8 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, int PARTIAL_SUMS> struct
         for (int half = 0; half < 2; half++) {
             const Four &w = weights[half];
             outputs.weight_sums[half] += w.lane[0] + w.lane[1] + (w.lane[2] + w.lane[3]);
-            split_pair(w.lane[0] * WEIGHT_SCALE, w.lane[1] * WEIGHT_SCALE, terms[half]);
-            split_pair(w.lane[2] * WEIGHT_SCALE, w.lane[3] * WEIGHT_SCALE, terms[half + 2]);
+            split_terms<FLOAT16>(w.lane[0] * WEIGHT_SCALE, w.lane[1] * WEIGHT_SCALE, terms[half]);
+            split_terms<FLOAT16>(w.lane[2] * WEIGHT_SCALE, w.lane[3] * WEIGHT_SCALE, terms[half + 2]);
         }
         constexpr int AT_ONCE = COLUMNS % 4 == 0 ? 4 : 2; // independent products, between two products that add to the same sum
         #pragma unroll
@@ -235,12 +233,12 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, int PARTIAL_SUMS> struct
         }
         __syncthreads();
         if (step >= K_STEPS) return;
-        const float factors[2] = {power_of_2(GRADIENT_EXPONENT - exponent(0)), power_of_2(GRADIENT_EXPONENT - exponent(1))};
+        const float factors[2] = {gradient_scale(0).factor, gradient_scale(1).factor};
         Fragment terms[SPLIT_TERMS];
         #pragma unroll
         for (int k = 0; k < 4; k++) {
             uint32_t of[SPLIT_TERMS];
-            split_pair(numbers[k][0] * factors[k % 2], numbers[k][1] * factors[k % 2], of);
+            split_terms<FLOAT16>(numbers[k][0] * factors[k % 2], numbers[k][1] * factors[k % 2], of);
             #pragma unroll
             for (int term = 0; term < SPLIT_TERMS; term++) terms[term].lane[k] = of[term];
         }
@@ -250,15 +248,14 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, int PARTIAL_SUMS> struct
     __device__ __forceinline__ Fragment *fragment(int term, int step) const {
         return (Fragment *)fragments + ((term * TILES + tile) * K_STEPS + step) * WARP + lane;
     }
-    // The exponent of the largest gradient of unit g or g + 8. Its lower bound keeps the scale a finite float32.
-    __device__ __forceinline__ int exponent(int half) const {
+    // The scale of the gradients of unit g or g + 8.
+    __device__ __forceinline__ Scale gradient_scale(int half) const {
         float largest = 0;
         #pragma unroll
         for (int step = 0; step < K_STEPS; step++)
             largest = fmaxf(largest, gradient_maxima[step * UNITS + tile * 16 + half * 8 + g]);
-        return max((int)(__float_as_uint(largest) >> 23) - 127, GRADIENT_EXPONENT - 126);
+        return Scale(largest);
     }
-    static __device__ __forceinline__ float power_of_2(int exponent) { return __uint_as_float((127 + exponent) << 23); }
 
     // Computes the gradient and updates the weights. If NEXT, also multiplies the new weights by the next batch.
     // update(gradient, numbers) changes a weight and its optimizer state.
@@ -271,7 +268,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, int PARTIAL_SUMS> struct
             float sum = 0;
             #pragma unroll
             for (int step = 0; step < K_STEPS; step++) sum += gradient_sums[step * UNITS + tile * 16 + half * 8 + g];
-            shifts[half] = shift * sum, scales[half] = scale * power_of_2(exponent(half) - GRADIENT_EXPONENT);
+            shifts[half] = shift * sum, scales[half] = scale * gradient_scale(half).inverse;
         }
         Words this_batch, next_batch;
         this_batch.load(transposed, begin, lane);

@@ -139,7 +139,7 @@ def dispatch(
     """The code of each part for its blocks. Neighbouring parts with equal code share it and have their own pointers.
 
     Args:
-        number: C text, the number of a block among those of all parts.
+        number: the number of a block among the blocks of all parts, as C text.
         scratch: the byte where the scratch memory of the parts begins.
     """
     groups = [tuple(group) for _, group in groupby(parts, key=code_of)]

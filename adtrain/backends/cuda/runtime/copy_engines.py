@@ -8,8 +8,9 @@ import pycuda.driver as cuda
 from cuda.bindings import driver
 
 from adtrain.backends.cuda.copy_exchange import Copy, Write, own_copy, steps
-from adtrain.backends.cuda.runtime.device import NON_BLOCKING, order
+from adtrain.backends.cuda.runtime.device import NON_BLOCKING
 from adtrain.backends.cuda.runtime.errors import checked, translated
+from adtrain.backends.cuda.runtime.graph import order
 from adtrain.backends.cuda.runtime.peer_memory import PeerMemory, mapped_by_all
 
 MIN_BYTES = 4 << 20

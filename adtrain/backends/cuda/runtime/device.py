@@ -236,14 +236,6 @@ class Device:
         return event
 
 
-def order(first: Any, then: Any) -> None:
-    """Let stream `then` wait for the work that is on stream `first`."""
-    event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
-    checked(driver.cuEventRecord(event, first))
-    checked(driver.cuStreamWaitEvent(then, event, 0))
-    checked(driver.cuEventDestroy(event))
-
-
 class _Loaded:
     """A cubin loaded twice: by PyCUDA, for eager launches, and by the driver API, for occupancy and graph launches.
 

@@ -10,8 +10,9 @@ import pycuda.driver as cuda
 from cuda.bindings import driver
 
 from adtrain.backends.cuda.runtime.copy_engines import MIN_BYTES, CopyEngines
-from adtrain.backends.cuda.runtime.device import NON_BLOCKING, Device, order
+from adtrain.backends.cuda.runtime.device import NON_BLOCKING, Device
 from adtrain.backends.cuda.runtime.errors import checked, translated
+from adtrain.backends.cuda.runtime.graph import order
 from adtrain.core import communicator
 from adtrain.core.backend import KernelRun
 from adtrain.core.primitive import Trait
@@ -69,7 +70,7 @@ class Exchanges:
         """The copy engines for a long item, or the fastest transport for an exchange, by the times of rank 0.
 
         Args:
-            memory: what `Device.reserve` returned, if the item lies in it.
+            memory: the memory, from `Device.reserve`, in which the item lies; None if it lies elsewhere.
         """
         long = memory is not None and size >= MIN_BYTES
         if long and self.copies is not None and self.copies.map(memory, memory_bytes):
@@ -117,7 +118,7 @@ class ExchangeWork:
     """An exchange as the work of an equation; see `Runnable`.
 
     Args:
-        memory: what `Device.reserve` returned, if what is sent lies in it.
+        memory: the memory, from `Device.reserve`, in which the argument lies; None if it lies elsewhere.
     """
 
     scratch, checked = 0, False

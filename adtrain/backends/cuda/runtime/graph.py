@@ -1,4 +1,4 @@
-"""CUDA graphs: launches captured from a stream once, then launched by one call."""
+"""CUDA graphs, whose launches are captured from a stream once and then launched by one call; events of streams."""
 
 from __future__ import annotations
 
@@ -95,3 +95,11 @@ def recording(stream: Any) -> bool:
     """Whether a stream is being captured. An operation that waits for the device ends a capture."""
     status = checked(driver.cuStreamIsCapturing(driver.CUstream(stream.handle)))
     return bool(status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
+
+
+def order(first: Any, then: Any) -> None:
+    """Let stream `then` wait for the work that is on stream `first`."""
+    event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+    checked(driver.cuEventRecord(event, first))
+    checked(driver.cuStreamWaitEvent(then, event, 0))
+    checked(driver.cuEventDestroy(event))

@@ -44,9 +44,10 @@ class PeerMemory:
 
 def connected(device: Device) -> PeerMemory | None:
     """Map the windows of all ranks; None if a GPU cannot map another's. All ranks call it at the same time."""
-    own = device.reserve(window_bytes(communicator.current().size))
+    size = window_bytes(communicator.current().size)
+    own = device.reserve(size)
     with translated():
-        cuda.memset_d8(int(own), 0, window_bytes(communicator.current().size))
+        cuda.memset_d8(int(own), 0, size)
         cuda.Context.synchronize()  # before a peer sets a flag
     windows = mapped_by_all(own)
     return None if windows is None else PeerMemory(device, windows)

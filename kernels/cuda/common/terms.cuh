@@ -1,0 +1,23 @@
+// float32 numbers as one or two scaled 16-bit terms (fp16x2: Ootomo and Yokota, 2022).
+#pragma once
+#include "common/mma_sync.cuh"
+
+// The scale 2^k that brings `largest` to [2^14, 2^15), and 2^-k. NaN for infinity and NaN.
+struct Scale {
+    float factor, inverse;
+    __device__ __forceinline__ explicit Scale(float largest) {
+        const uint32_t exponent = __float_as_uint(largest) >> 23, field = 268 - max(exponent, 15u);
+        factor = exponent < 255 ? __uint_as_float(field << 23) : NAN;
+        inverse = exponent < 255 ? __uint_as_float((254 - field) << 23) : NAN;
+    }
+};
+
+// The terms of two neighbouring elements, the largest first. Only float16 has two.
+template <Half FORMAT, int TERMS> __device__ __forceinline__ void split_terms(float low, float high, uint32_t (&terms)[TERMS]) {
+    terms[0] = pack_pair<FORMAT>(low, high);
+    if constexpr (TERMS == 2) {
+        float low_term, high_term;
+        unpack_float16(terms[0], low_term, high_term);
+        terms[1] = pack_pair<FORMAT>(low - low_term, high - high_term);
+    }
+}
