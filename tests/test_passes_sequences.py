@@ -104,6 +104,14 @@ def test_a_step_of_a_vision_transformer_is_twelve_launches() -> None:
     assert [e.primitive.name for e in everywhere(launches[-1].params["body"])].count("column_sum") == 36
 
 
+def test_norms_of_many_rows_are_computed_by_the_products_before_them() -> None:
+    """All but the first norm, which follows the sum with the positions, and the gradients of all but the last."""
+    program = step("vit", "data.batch_size=512")
+    fused = [label(e) for e in program.equations if e.primitive.name == "product_rows"]
+    assert sum("standardize" in each for each in fused) == 8
+    assert len(fused) == 16
+
+
 @pytest.mark.parametrize(
     ("examples", "length", "causal"), [(4, 16, False), (8, 8, True), (16, 4, False), (8, 16, True)]
 )

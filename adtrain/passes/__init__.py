@@ -32,6 +32,7 @@ from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_one_block import fuse_one_block
 from adtrain.passes.fuse_pooling import fuse_pooling
+from adtrain.passes.fuse_product_rows import fuse_product_rows
 from adtrain.passes.fuse_products import fuse_products
 from adtrain.passes.fuse_resident_steps import fuse_resident_steps
 from adtrain.passes.fuse_row_products import fuse_row_products
@@ -69,6 +70,7 @@ FUSE_CPU = (
 
 def gpu_fusions(target: Target) -> Sequence[Pass]:
     """The passes that fuse several equations into one kernel launch, for a GPU."""
+    from adtrain.backends.cuda.codegen.register_rows import has_rows  # which imports passes
 
     def has_kernel(e: Equation) -> bool:
         return bool(cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params))
@@ -105,6 +107,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_row_products, target=target),
         fuse_rows,
         fuse_products,
+        partial(fuse_product_rows, target=target, has_rows=has_rows),
         fuse_convolutions,
         partial(fuse_pooling, target=target),
         fuse_gathers,
@@ -193,6 +196,7 @@ __all__ = [
     "fuse_maxpool_gradients",
     "fuse_one_block",
     "fuse_pooling",
+    "fuse_product_rows",
     "fuse_products",
     "fuse_resident_steps",
     "fuse_row_products",

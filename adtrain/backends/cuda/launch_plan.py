@@ -9,8 +9,10 @@ from typing import NamedTuple
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
+from adtrain.backends.cuda.codegen.product_rows import row_epilogue
 from adtrain.backends.cuda.compiler import Source, file_source
 from adtrain.backends.cuda.vendor import LibraryCall
+from adtrain.core.fused import product_rows_p
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
 
@@ -94,7 +96,7 @@ def product_plans(equation: Equation, product: Equation, kernel: CudaKernel) -> 
         product: the product alone.
         kernel: the candidate.
     """
-    after = epilogue(equation)
+    after = row_epilogue(equation) if equation.primitive is product_rows_p else epilogue(equation)
     operands = _operands(equation, (*product.inputs, *after.inputs, *after.outputs))
     return [replace(plan, source=_with_epilogue(plan, after)) for plan in _plans(kernel, operands)]
 

@@ -1,14 +1,14 @@
 // C = op(A) op(B) in bf16x3 (gemm_bf16x3.cuh). With split-K (SPLIT) partial sums go to scratch; gemm/split_k_sum.cu adds them.
 //
 // Macros (Bf16x3Gemm in bf16x3.py): those of gemm_bf16x3.cuh. WIDE_C, WIDE_TILE: elements per store, from accumulators and from
-// a staged tile. ONE_TILE: a block computes one split of one tile.
+// a staged tile. ONE_TILE: a block computes one split of one tile. WHOLE_ROWS: the epilogue takes whole rows (with ONE_TILE).
 #include "gemm/gemm_bf16x3.cuh"
 #include "gemm/staged_epilogue.cuh"
 
-typedef StagedTile<TILE_M, TILE_N> Tiled;
+typedef StagedTile<TILE_M, TILE_N, SLICES> Tiled;
 #ifdef SHARED_BYTES
-static_assert(STAGES * STAGE + (BUFFERS * STAGING > TILE_M * Tiled::ROW ? BUFFERS * STAGING : TILE_M * Tiled::ROW) * (int)sizeof(T) == SHARED_BYTES,
-    "as `Bf16x3Gemm.shared` in bf16x3.py says");
+constexpr int AFTER_PIPELINE = BUFFERS * STAGING > Tiled::SIZE ? BUFFERS * STAGING : Tiled::SIZE;
+static_assert(STAGES * STAGE + AFTER_PIPELINE * (int)sizeof(T) == SHARED_BYTES, "as `Bf16x3Gemm.shared` in bf16x3.py says");
 #endif
 
 // All splits of all tiles of all matrices; block b computes numbers b, b + gridDim.x, ...
@@ -66,17 +66,22 @@ KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, co
     const Tiled staged = {(T *)(shared + STAGES * STAGE)}; // over the buffers of float32, which have all been read
     __shared__ Barriers barriers;
     multiply_splits<ONE_TILE ? 128 : 0>(schedule, barriers, shared,
-        [&](const TileSplit &work, const AccumulatorTile &tile, int, const float (&sums)[SUMS]) {
-            if (!ONE_TILE) {
-                tile.store(output.of(work.slot), sums);
-                return;
-            }
+        [&](const TileSplit &work, const AccumulatorTile &tile, int warpgroup, const float (&sums)[SUMS]) {
+#if ONE_TILE
+            // A slice may end before the last stage. After both have ended, all buffers have been read.
+            if (SLICES > 1) named_barrier_sync(CONSUMERS * WARPGROUP);
             #pragma unroll
             for (int j = 0; j < SUMS; j += 2) {
                 const T value[] = {sums[j], sums[j + 1]};
-                staged(0, tile.row(j), tile.column(j), 0, value);
+                staged.store(warpgroup * ROWS / TILE_M, tile.row(j), tile.column(j), value);
             }
+#else
+            tile.store(output.of(work.slot), sums);
+#endif
         });
-    if (ONE_TILE)
-        staged.finish<WIDE_TILE, GEMM_THREADS>(output.of(blockIdx.x / schedule.tiles), m, n, blockIdx.x % schedule.tiles);
+#if WHOLE_ROWS
+    epilogue.finish(staged, blockIdx.x);
+#elif ONE_TILE
+    staged.finish<WIDE_TILE, GEMM_THREADS>(output.of(blockIdx.x / schedule.tiles), m, n, blockIdx.x % schedule.tiles);
+#endif
 }

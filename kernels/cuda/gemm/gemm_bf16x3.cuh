@@ -1,11 +1,11 @@
 // Products by WGMMA in bf16x3 (sm90/bf16x3.cuh), for operands that are not packed: the pipeline of a persistent block. Two producer
 // warpgroups load float32 with cp.async, split it into three bfloat16 terms, and store these in shared memory. Two consumer
-// warpgroups multiply, each half of a tile's rows.
+// warpgroups multiply: each half of a tile's rows, or of a tile of ROWS rows every other stage of K (sliced-K).
 //
 // The products of leading terms are exact. Tensor cores truncate when they add, so they sum over TILE_K of K only; float32
 // additions sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
 //
-// Macros: TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load.
+// Macros: TILE_M, TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load.
 //
 // A Schedule lists the work of a block: next(work) puts the next TileSplit into `work`, and returns false after the last one.
 #pragma once
@@ -13,7 +13,9 @@
 #include "sm90/bf16x3.cuh"
 #include "sm90/accumulator.cuh"
 
-constexpr int TILE_M = 128, ROWS = 64, CONSUMERS = TILE_M / ROWS; // CONSUMERS: warpgroups, of ROWS rows each
+constexpr int ROWS = 64, CONSUMERS = 2;          // of a consumer warpgroup; warpgroups
+constexpr int SLICES = CONSUMERS * ROWS / TILE_M; // warpgroups with the same rows, which take turns at the stages
+static_assert(TILE_M == ROWS || TILE_M == CONSUMERS * ROWS, "rows of the consumer warpgroups");
 constexpr int PRODUCER_THREADS = 2 * WARPGROUP, GEMM_THREADS = PRODUCER_THREADS + CONSUMERS * WARPGROUP;
 constexpr int TILE_K = 32, MMA_K = 16, STAGES = 3; // K of a stage and of an instruction
 constexpr int AHEAD = 1, BUFFERS = AHEAD + 1;      // stages that are copied ahead of the split; buffers for float32
@@ -134,7 +136,7 @@ struct Barriers {
     Mbarrier begun;
 
     __device__ void init() {
-        pipeline.init(PRODUCER_THREADS / WARP, CONSUMERS * WARPGROUP / WARP);
+        pipeline.init(PRODUCER_THREADS / WARP, CONSUMERS / SLICES * WARPGROUP / WARP);
         begun.init(WARPGROUP / WARP);
         fence_mbarrier_init();
     }
@@ -173,19 +175,23 @@ template <class Schedule> __device__ __forceinline__ void produce(
 struct Accumulators {
     float main[SUMS], low_order[SUMS];
 
-    // first: the block's first split. Then warpgroup 1 waits until warpgroup 0 is STAGGER stages ahead, so that one runs its
-    // epilogue while the other multiplies.
+    // stagger: warpgroup 1 waits until warpgroup 0 is STAGGER stages ahead, so that one runs its epilogue while the other
+    // multiplies.
     __device__ __forceinline__ void multiply(Barriers &barriers, const char *shared, const TileSplit &work, int warpgroup,
-        bool first, PipelineState<STAGES> &state) {
-        if (first && warpgroup > 0) barriers.begun.wait(0);
+        bool stagger, PipelineState<STAGES> &state) {
+        if (stagger && warpgroup > 0) barriers.begun.wait(0);
+        const int row = warpgroup * ROWS % TILE_M, slice = warpgroup * ROWS / TILE_M;
         float leading[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
+        if (work.begin + slice >= work.end) return;
         int last = 0;
         for (int i = work.begin; i < work.end; i++, state.advance()) {
+            if ((i - work.begin) % SLICES != slice) continue;
+            const bool first = i - work.begin == slice;
             barriers.pipeline.wait_full(state);
             const char *stage = shared + state.stage * STAGE;
-            const uint64_t a = OperandA::descriptor(stage, warpgroup * ROWS);
+            const uint64_t a = OperandA::descriptor(stage, row);
             const uint64_t b = OperandB::descriptor(stage + OperandA::SIZE, 0);
             const auto products = [&](float (&sums)[SUMS], TermPair terms, bool accumulate) {
                 #pragma unroll
@@ -197,10 +203,10 @@ struct Accumulators {
             products(leading, {0, 0}, false);
             wgmma_commit_group();
             wgmma_wait_group<1>();
-            if (i > work.begin) arrive_per_warp(barriers.pipeline.empty[last]);
-            if (first && warpgroup == 0 && i == min(work.begin + STAGGER, work.end) - 1) arrive_per_warp(barriers.begun);
+            if (!first) arrive_per_warp(barriers.pipeline.empty[last]);
+            if (stagger && warpgroup == 0 && i == min(work.begin + STAGGER, work.end) - 1) arrive_per_warp(barriers.begun);
             #pragma unroll
-            for (int j = 0; j < LOW_ORDER_PAIRS; j++) products(low_order, low_order_pair(j), i + j > work.begin);
+            for (int j = 0; j < LOW_ORDER_PAIRS; j++) products(low_order, low_order_pair(j), !first || j > 0);
             wgmma_commit_group();
             wgmma_wait_group<1>();
             wgmma_fence_operand(leading);
@@ -216,41 +222,46 @@ struct Accumulators {
     }
 };
 
-__device__ __noinline__ T dot(const Operands<TRANSPOSE_A, TRANSPOSE_B> &matrices, int row, int column, int k0, int k1) {
-    return matrices.dot(row, column, k0, k1);
+// An element by FMA: its sum over the stages of a slice.
+__device__ __noinline__ T dot(const TileSplit &work, int slice, int row, int column) {
+    const int run = SLICES > 1 ? 1 : work.end - work.begin; // neighbouring stages of a slice
+    T sum = 0;
+    for (int stage = work.begin + slice; stage < work.end; stage += SLICES * run)
+        sum += work.matrices.dot(row, column, stage * TILE_K, min((stage + run) * TILE_K, work.matrices.k));
+    return sum;
 }
 
-// Recomputes by FMA the results that are not finite, because bf16x3 turns infinities into NaN.
+// Recomputes the sums of a slice that are not finite, because bf16x3 turns infinities into NaN.
 __device__ __forceinline__ void recompute_non_finite(
-    float (&sums)[SUMS], const TileSplit &work, const AccumulatorTile &tile) {
+    float (&sums)[SUMS], const TileSplit &work, int slice, const AccumulatorTile &tile) {
     float zero = 0;
     #pragma unroll
     for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
     if (zero == 0) return;
-    const int k0 = work.begin * TILE_K, k1 = min(work.end * TILE_K, work.matrices.k);
     #pragma unroll
     for (int i = 0; i < SUMS; i++)
-        if (!finite(sums[i]) && tile.inside(i)) sums[i] = dot(work.matrices, tile.row(i), tile.column(i), k0, k1);
+        if (!finite(sums[i]) && tile.inside(i)) sums[i] = dot(work, slice, tile.row(i), tile.column(i));
 }
 
-// A consumer warpgroup: its rows of all splits of the block, which it passes to store(work, tile, warpgroup, sums).
-template <class Schedule, class Store>
+// A consumer warpgroup: its rows of all splits of the block, which it passes to store(work, tile, warpgroup, sums). SEVERAL: a
+// block may have several splits.
+template <bool SEVERAL, class Schedule, class Store>
 __device__ __forceinline__ void consume(Schedule schedule, Barriers &barriers, const char *shared, const Store &store) {
     const int warpgroup = __shfl_sync(~0u, (threadIdx.x - PRODUCER_THREADS) / WARPGROUP, 0); // warp-uniform
     PipelineState<STAGES> state;
     TileSplit work;
     for (bool first = true; schedule.next(work); first = false) {
-        const AccumulatorTile tile = {
-            work.at, work.matrices.m, work.matrices.n, work.at.row * TILE_M + warpgroup * ROWS, work.at.column * TILE_N};
+        const int row = work.at.row * TILE_M + warpgroup * ROWS % TILE_M;
+        const AccumulatorTile tile = {work.at, work.matrices.m, work.matrices.n, row, work.at.column * TILE_N};
         Accumulators sums;
-        sums.multiply(barriers, shared, work, warpgroup, first, state);
-        recompute_non_finite(sums.main, work, tile);
+        sums.multiply(barriers, shared, work, warpgroup, SEVERAL && first, state);
+        recompute_non_finite(sums.main, work, warpgroup * ROWS / TILE_M, tile);
         store(work, tile, warpgroup, sums.main);
     }
 }
 
-// The producers and consumers of a block; all of its threads call it. REGISTERS: registers of a thread after the call; 0 if the
-// kernel then ends.
+// The producers and consumers of a block; all of its threads call it. REGISTERS: registers of a thread after the call, if the
+// block has one split; 0 if it has several, and the kernel then ends.
 template <int REGISTERS, class Schedule, class Store> __device__ __forceinline__ void multiply_splits(
     const Schedule &schedule, Barriers &barriers, char *shared, const Store &store) {
     if (threadIdx.x == 0) barriers.init();
@@ -261,7 +272,7 @@ template <int REGISTERS, class Schedule, class Store> __device__ __forceinline__
         if (REGISTERS > 0) warpgroup_reg_alloc<REGISTERS>();
     } else {
         warpgroup_reg_alloc<200>();
-        consume(schedule, barriers, shared, store);
+        consume<REGISTERS == 0>(schedule, barriers, shared, store);
         if (REGISTERS > 0) warpgroup_reg_dealloc<REGISTERS>();
     }
 }

@@ -42,6 +42,7 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
     blocks = min(max(1, round(target.multiprocessors * multiply / (multiply + read))), stages)
     shared = _shared(tile)
     macros = {
+        "TILE_M": tile.m,
         "TILE_N": tile.n,
         **{"TRANSPOSE_A": 1, "TRANSPOSE_B": 0, "WIDE_A": 4, "WIDE_B": 4, "WIDE_C": 2, "SHARED_BYTES": shared},
         "GROUPED_BLOCKS": blocks,

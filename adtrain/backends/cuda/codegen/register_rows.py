@@ -33,21 +33,52 @@ def register_rows(body: Program) -> Part | None:
     found = next((v for v in (*body.inputs, *body.outputs) if _is_long(v.type.shape)), None)
     if found is None:
         return None
-    return _Writer(body, *found.type.shape).part()
+    return RowWriter(body, *found.type.shape).part()
+
+
+def has_rows(body: Program, count: int, length: int) -> bool:
+    """Whether all equations of a body have a form here, and none needs checked indices."""
+    writer = RowWriter(body, count, length)
+    return writer.write() and not writer.checked
 
 
 def _is_long(shape: Shape) -> bool:
     return len(shape) == 2 and shape[1] >= MIN_LENGTH
 
 
-class _Writer:
-    """Writes the statements of the threads of a row."""
+class RowWriter:
+    """Writes the statements of the threads of a row.
+
+    Attributes:
+        loads, lines: statements that load the inputs, and those that compute the results.
+    """
 
     def __init__(self, body: Program, count: int, length: int) -> None:
         self.body, self.count, self.length = body, count, length
         self.kinds: dict[Variable, str] = {}
         self.names: dict[Variable, str] = {}
+        self.loads: list[str] = []
         self.lines: list[str] = []
+
+    def write(self, known: Mapping[Variable, str] | None = None) -> bool:
+        """Write all statements but the stores. False if an equation has no form.
+
+        Args:
+            known: the names of inputs whose elements the threads hold already.
+        """
+        for v, name in (known or {}).items():
+            self.kinds[v], self.names[v] = ROW, name
+        inputs = [i for i, v in enumerate(self.body.inputs) if v not in self.names]
+        return all(map(self._load, inputs)) and all(map(self._write, self.body.equations))
+
+    @property
+    def stores(self) -> list[str]:
+        return [*map(self._store, range(len(self.body.outputs)))]
+
+    @property
+    def checked(self) -> bool:
+        """Whether the statements set `*bad` where an index is out of range."""
+        return any(e.primitive.name in BY_INDEX for e in self.body.equations)
 
     def part(self) -> Part | None:
         """See `register_rows`."""
@@ -56,7 +87,7 @@ class _Writer:
         width = vector_width(self.length, itemsize)
         team = self._team(self.length // width, self.length * itemsize)
         items = -(-(self.length // width) // team)
-        if not all(map(self._load, range(len(self.body.inputs)))) or not all(map(self._write, self.body.equations)):
+        if not self.write():
             return None
         blocks = -(-self.count * team // THREADS)
         mine = f"(int64_t)block * {THREADS // team} + threadIdx.x / {team}"
@@ -64,12 +95,12 @@ class _Writer:
             f"using Row = RegisterRow<{self.length}, {team}, {items}, {width}>;",
             f"const bool live = {mine} < {self.count};",
             f"const int64_t row = live ? {mine} : {self.count - 1};",
+            *self.loads,
             *self.lines,
-            *map(self._store, range(len(self.body.outputs))),
+            *self.stores,
         ]
-        checked = any(e.primitive.name in BY_INDEX for e in self.body.equations)
         headers = ("common/block_ops.cuh", "reduce/register_rows.cuh")
-        return Part(lines, self.body.inputs, self.body.outputs, headers, blocks=blocks, checked=checked)
+        return Part(lines, self.body.inputs, self.body.outputs, headers, blocks=blocks, checked=self.checked)
 
     def _team(self, vectors: int, size: int) -> int:
         """Threads that share a row of `size` bytes: lanes of a warp, or all threads of a block."""
@@ -95,9 +126,9 @@ class _Writer:
         self.kinds[v], self.names[v] = kind, f"a{i}"
         if kind in (ROW, COLUMN):
             at = f"{name} + row * {self.length}" if kind == ROW else name
-            self.lines += [f"{c} a{i}[Row::COUNT];", f"Row::load({at}, a{i});"]
+            self.loads += [f"{c} a{i}[Row::COUNT];", f"Row::load({at}, a{i});"]
         else:
-            self.lines.append(f"const {c} a{i} = {name}[{'row' if kind == VALUE else 0}];")
+            self.loads.append(f"const {c} a{i} = {name}[{'row' if kind == VALUE else 0}];")
         return True
 
     def _kind_for(self, v: Variable, e: Equation) -> str | None:

@@ -31,15 +31,15 @@ class Bf16x3Tile:
 
     Args:
         n: columns of a tile (TILE_N).
+        m: rows of a tile (TILE_M).
     """
 
     n: int
-
-    m = TILE_M
+    m: int = TILE_M
 
     def tiles(self, batch: int, m: int, n: int) -> int:
         """Tiles of ``batch`` results m x n."""
-        return batch * -(-m // TILE_M) * -(-n // self.n)
+        return batch * -(-m // self.m) * -(-n // self.n)
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Bf16x3Gemm:
         lengths: batch, M, N and K.
         splits: of K (split-K).
         transposed: whether A and B are.
+        whole_rows: whether the epilogue takes whole rows. Then a tile has all columns.
     """
 
     target: Target
@@ -57,6 +58,7 @@ class Bf16x3Gemm:
     tile: Bf16x3Tile
     splits: int
     transposed: tuple[bool, bool]
+    whole_rows: bool = False
 
     @property
     def tiles(self) -> int:
@@ -75,10 +77,15 @@ class Bf16x3Gemm:
         }
 
     @property
+    def blocks(self) -> int:
+        tiles = self.tiles * self.splits
+        return tiles if self.whole_rows else min(tiles, self.target.multiprocessors)
+
+    @property
     def shared(self) -> int:
         """Bytes of shared memory: the pipeline, and buffers of float32, which the tile of results overwrites."""
         pipeline = staging = 0
-        for rows, k_major in ((TILE_M, not self.transposed[0]), (self.tile.n, self.transposed[1])):
+        for rows, k_major in ((self.tile.m, not self.transposed[0]), (self.tile.n, self.transposed[1])):
             across, down = (TILE_K // CHUNK_ELEMENTS, rows) if k_major else (rows // CHUNK_ELEMENTS, TILE_K)
             chunks = -(-across * down // PRODUCER_THREADS) * PRODUCER_THREADS
             pipeline += STAGES * TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
@@ -88,21 +95,22 @@ class Bf16x3Gemm:
     def kernel(self) -> CudaKernel:
         """The product, and with split-K the sum of the splits."""
         batch, m, n, _ = self.lengths
-        blocks = min(self.tiles * self.splits, self.target.multiprocessors)
         product = CudaLaunch(
             "gemm/gemm_bf16x3.cu",
             "gemm_bf16x3",
             (*self.lengths, self.splits),
             (FLOAT32,),
-            blocks=blocks,
+            blocks=self.blocks,
             threads=THREADS,
             shared=self.shared,
             definitions={
                 **{f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)},
                 **self.widths,
+                "TILE_M": self.tile.m,
                 "TILE_N": self.tile.n,
+                **({"WHOLE_ROWS": 1} if self.whole_rows else {}),
                 "SPLIT": int(self.splits > 1),
-                "ONE_TILE": int(blocks == self.tiles * self.splits),
+                "ONE_TILE": int(self.blocks == self.tiles * self.splits),
                 "SHARED_BYTES": self.shared,
             },
         )
