@@ -23,6 +23,11 @@ KERNEL __launch_bounds__(BLOCK_THREADS) short_attention_grad(
     const T *x, const T *out, const T *logsumexp, const T *ct, T *grad, double scale) {
     wait_for_inputs();
     const int64_t row = first_row();
+    if (threadIdx.x == 0) { // rows that are read after the first products
+        prefetch_l2(ct + row * Attention::ACROSS, Attention::TILE * Attention::ACROSS);
+        prefetch_l2(out + row * Attention::ACROSS, Attention::TILE * Attention::ACROSS);
+        prefetch_l2(logsumexp + row * HEAD_COUNT, Attention::TILE * HEAD_COUNT);
+    }
     Attention::backward<BLOCK_THREADS>(threadIdx.x, x + row * Attention::PITCH, out + row * Attention::ACROSS,
         logsumexp + row * HEAD_COUNT, ct + row * Attention::ACROSS, grad + row * Attention::PITCH, (T *)shared_bytes, (T)scale);
 }
