@@ -72,6 +72,6 @@ template <int BM, int BN, int SLICES = 1> struct StagedTile {
         __syncthreads();
         #pragma unroll
         for (int i = 0; i < own.COUNT; i++)
-            if (own.inside(i)) end.write(own.aux[i], own.index(i), load<WIDE>(own.tile_row(i), own.tile_column(i)).lane);
+            end.write(own.aux[i], own.index(i), load<WIDE>(min(own.tile_row(i), BM - 1), own.tile_column(i)).lane, own.inside(i));
     }
 };
