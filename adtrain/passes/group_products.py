@@ -9,12 +9,15 @@ first launch: their blocks wait for memory while the others multiply.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
-from adtrain.core.fused import column_sum_p, fuse, grouped_products_p
+from adtrain.core.fused import column_sum_p, fuse, grouped_products_p, renamed
 from adtrain.core.precision import FULL
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
+from adtrain.core.types import Shape
 from adtrain.passes.fuse_horizontally import MAX_K, MAX_POINTERS, is_product, product_lengths
 from adtrain.passes.groups import Groups
 
@@ -34,6 +37,7 @@ def group_products(program: Program, target: Target) -> Program:
     """One `grouped_products` equation for the long products whose results no other equation reads."""
     if target.capability != CAPABILITY:
         return program
+    program = _with_shared_views(program)
     needed = {v for e in program.equations for v in e.inputs}
     most = target.multiprocessors // 2
     products = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs) and 0 < _tiles(e) < most]
@@ -47,6 +51,22 @@ def group_products(program: Program, target: Target) -> Program:
             for i in (*group[1:], *added):  # no value leaves the group, so there is no cycle
                 groups.merge(groups.of[group[0]], groups.of[i])
     return groups.rewritten(partial(fuse, grouped_products_p))
+
+
+def _with_shared_views(program: Program) -> Program:
+    """The program with equal reshapes merged, so that a sum of columns has the same argument as a product."""
+    same: dict[Variable, Variable] = {}
+    known: dict[tuple[Variable, Shape], Variable] = {}
+    equations = []
+    for e in program.equations:
+        e = renamed(e, same) if not same.keys().isdisjoint(e.inputs) else e
+        if e.has(Trait.RESHAPE) and e.outputs[0] not in program.outputs:
+            (x,), (y,) = e.inputs, e.outputs
+            if (first := known.setdefault((x, y.type.shape), y)) is not y:
+                same[y] = first
+                continue
+        equations.append(e)
+    return replace(program, equations=tuple(equations))
 
 
 def _as_many_as_fit(program: Program, products: Sequence[int], sums: Sequence[int]) -> list[int]:

@@ -16,9 +16,8 @@ from adtrain.core.fused import product_rows_p
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
 
-
 OF_LENGTHS = ("small_gemm", "gemm_bf16x3")
-"""Kernels whose numbers, but the batch, are constants of a fused product's source, so that divisions by them are short."""
+"""Kernels whose numbers, except the batch, are constants of a fused product's source: divisions by them are short."""
 
 
 class WorkSize(NamedTuple):

@@ -16,6 +16,7 @@ static_assert(STAGES * STAGE + AFTER_PIPELINE * (int)sizeof(T) == SHARED_BYTES, 
 
 // All splits of all tiles of all matrices; block b computes numbers b, b + gridDim.x, ...
 struct Schedule {
+    static constexpr bool ROW_SUMS = false;
     Operands<TRANSPOSE_A, TRANSPOSE_B> of;
     int splits, tiles, i;
 

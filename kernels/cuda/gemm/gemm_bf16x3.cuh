@@ -7,7 +7,8 @@
 //
 // Macros: TILE_M, TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load.
 //
-// A Schedule lists the work of a block: next(work) puts the next TileSplit into `work`, and returns false after the last one.
+// A Schedule lists the work of a block: next(work) puts the next TileSplit into `work`, and returns false after the last one. If it
+// has ROW_SUMS, row_sums(work) returns where the sums of the rows of op(A) over the split go, or null.
 #pragma once
 #include "gemm/gemm.cuh"
 #include "sm90/bf16x3.cuh"
@@ -53,8 +54,8 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
         }
     }
 
-    // Splits the chunks that this warp has copied, and stores them in a stage.
-    static __device__ __forceinline__ void split(const T *staging, char *stage) {
+    // Splits the chunks that this warp has copied, and stores them in a stage. Passes each to `sums` before.
+    template <class Sums> static __device__ __forceinline__ void split(const T *staging, char *stage, Sums &sums) {
         #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
             const int at = i * PRODUCER_THREADS + threadIdx.x;
@@ -66,6 +67,7 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
                 #pragma unroll
                 for (int h = 0; h < VECTOR; h++) found[j + h] = v.lane[h];
             }
+            sums.add(found);
             Chunk terms[BF16X3_TERMS];
             split_bf16x3(terms, found);
             #pragma unroll
@@ -94,6 +96,33 @@ typedef Operand<TILE_M, !TRANSPOSE_A, WIDE_A> OperandA;
 typedef Operand<TILE_N, TRANSPOSE_B, WIDE_B> OperandB;
 constexpr int STAGE = OperandA::SIZE + OperandB::SIZE, STAGING = OperandA::STAGING + OperandB::STAGING;
 
+// The sums of the rows of op(A) over a split, which a producer thread adds up while it splits chunks.
+template <bool ON> struct RowSums {
+    static_assert(ON && TRANSPOSE_A && WARP % OperandA::PLANES == 0, "the chunks of a thread are of the same rows");
+    float totals[CHUNK_ELEMENTS] = {};
+
+    __device__ __forceinline__ void add(const float (&found)[CHUNK_ELEMENTS]) {
+        #pragma unroll
+        for (int j = 0; j < CHUNK_ELEMENTS; j++) totals[j] += found[j];
+    }
+    // Stores the sums of each warp, TILE_M in a row, unless `to` is null. Begins anew.
+    __device__ __forceinline__ void finish(T *to) {
+        #pragma unroll
+        for (int j = 0; j < CHUNK_ELEMENTS; j++) {
+            float total = totals[j];
+            #pragma unroll
+            for (int lanes = OperandA::PLANES; lanes < WARP; lanes *= 2) total += __shfl_xor_sync(FULL_MASK, total, lanes);
+            const int lane = threadIdx.x % WARP;
+            if (to && lane < OperandA::PLANES) to[threadIdx.x / WARP * TILE_M + lane * CHUNK_ELEMENTS + j] = total;
+            totals[j] = 0;
+        }
+    }
+};
+template <> struct RowSums<false> {
+    __device__ __forceinline__ void add(const float (&)[CHUNK_ELEMENTS]) {}
+    __device__ __forceinline__ void finish(T *) {}
+};
+
 // Stages begin to end of the K of a tile. `slot`: where its sums go, if they are not the result.
 struct TileSplit {
     Operands<TRANSPOSE_A, TRANSPOSE_B> matrices;
@@ -106,6 +135,7 @@ template <class Schedule> struct StageIterator {
     Schedule schedule;
     bool more;
     int stage, end;
+    T *row_sums;
     OperandA a;
     OperandB b;
 
@@ -125,6 +155,7 @@ template <class Schedule> struct StageIterator {
         if (!more) return;
         stage = work.begin;
         end = work.end;
+        if constexpr (Schedule::ROW_SUMS) row_sums = schedule.row_sums(work);
         a = {work.matrices.a, work.matrices.m, work.matrices.k, work.at.row * TILE_M};
         b = {work.matrices.b, work.matrices.n, work.matrices.k, work.at.column * TILE_N};
     }
@@ -142,15 +173,21 @@ struct Barriers {
     }
 };
 
-// Producers. The copies of the next AHEAD stages are in flight while a stage is split.
+// Producers. The copies of the next stage are in flight while a stage is split.
 template <class Schedule> __device__ __forceinline__ void produce(
     const Schedule &schedule, Barriers &barriers, char *shared, T *staging) {
+    static_assert(AHEAD == 1, "`last` and `to` are of one stage");
     StageIterator<Schedule> next(schedule);
     PipelineState<STAGES> state;
-    T *buffer = staging;
+    RowSums<Schedule::ROW_SUMS> sums;
+    RowSums<false> none;
+    T *buffer = staging, *to = nullptr;
+    bool last = false; // the stage that is split is the last one of its split
     int ended = 0;
     #pragma unroll 1
     for (int i = -AHEAD;; i++) {
+        const bool copied_last = next.more && next.stage + 1 == next.end;
+        T *const copied_to = next.row_sums;
         if (next.more) {
             next.start(buffer);
             next.next();
@@ -159,16 +196,20 @@ template <class Schedule> __device__ __forceinline__ void produce(
         }
         cp_async_commit_group();
         buffer = buffer == staging + AHEAD * STAGING ? staging : buffer + STAGING; // the buffer of stage i
-        if (i < 0) continue;
-        cp_async_wait_group<AHEAD>();
-        barriers.pipeline.wait_empty(state);
-        __syncwarp(); // all lanes' copies have landed
-        char *stage = shared + state.stage * STAGE;
-        OperandA::split(buffer, stage);
-        OperandB::split(buffer + OperandA::STAGING, stage + OperandA::SIZE);
-        fence_proxy_async();
-        arrive_per_warp(barriers.pipeline.full[state.stage]); // its __syncwarp() also frees the staging buffer
-        state.advance();
+        if (i >= 0) {
+            cp_async_wait_group<AHEAD>();
+            barriers.pipeline.wait_empty(state);
+            __syncwarp(); // all lanes' copies have landed
+            char *stage = shared + state.stage * STAGE;
+            OperandA::split(buffer, stage, sums);
+            OperandB::split(buffer + OperandA::STAGING, stage + OperandA::SIZE, none);
+            fence_proxy_async();
+            arrive_per_warp(barriers.pipeline.full[state.stage]); // its __syncwarp() also frees the staging buffer
+            if (last) sums.finish(to);
+            state.advance();
+        }
+        last = copied_last;
+        to = copied_to;
     }
 }
 

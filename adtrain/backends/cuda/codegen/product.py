@@ -56,7 +56,10 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     prefetches = [f"prefetch_l2(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
     largest = max(v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pooled)
     aux, reads, values = _read_and_compute(program, c, pooled or equation.primitive is convolution_p)
-    writes = [*values, *(MAXIMUM if pooled else (f"if (inside) store(y{i}, index, r{i});" for i in range(len(results))))]
+    writes = [
+        *values,
+        *(MAXIMUM if pooled else (f"if (inside) store(y{i}, index, r{i});" for i in range(len(results)))),
+    ]
     text = [
         *(['#include "pool/window_max.cuh"'] if pooled else []),
         f"struct {name} {{",
