@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from adtrain.backends.cuda.codegen.column_sum import TOTAL, after_total, column_sum, summed_matrix
+from adtrain.backends.cuda.codegen.column_sum import TOTAL, after_total, column_sum, summed_matrix, total_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.core.fused import body_of, column_sum_p
@@ -108,15 +108,15 @@ def _sum(equation: Equation, number: int, first_tile: int, name: str, scratch: i
 def _row_sum(equation: Equation, number: int, first_tile: int) -> Part:
     """The part that adds the sums of columns of a product's first factor, and computes what follows."""
     body = body_of(equation)
-    (total,) = (v for e in body.equations[:1] for v in e.outputs)
+    columns = total_of(equation).outputs[0].size
     lines = [
         "const int column = block * THREADS + threadIdx.x;",
-        f"if (column >= {total.size}) return;",
+        f"if (column >= {columns}) return;",
         f"const {TOTAL} total = row_sum<{number}, {first_tile}>(scratch, column);",
         *after_total(equation),
     ]
     headers = ("common/common.cuh", "gemm/grouped_sum.cuh")
-    return Part(lines, body.inputs, body.outputs, headers, blocks=-(-total.size // THREADS))
+    return Part(lines, body.inputs, body.outputs, headers, blocks=-(-columns // THREADS))
 
 
 def _stages(tile: Bf16x3Tile, lengths: Sequence[tuple[int, int, int]]) -> list[int]:
