@@ -35,22 +35,29 @@ MAX_PRODUCTS = 40
 
 def group_products(program: Program, target: Target) -> Program:
     """One `grouped_products` equation for the long products whose results no other equation reads."""
-    if target.capability != CAPABILITY:
+    if not _product_groups(program, target):
         return program
     program = _with_shared_views(program)
     needed = {v for e in program.equations for v in e.inputs}
-    most = target.multiprocessors // 2
-    products = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs) and 0 < _tiles(e) < most]
-    groups = Groups(program)
     sums = [i for i, e in enumerate(program.equations) if e.primitive is column_sum_p and needed.isdisjoint(e.outputs)]
-    for first in range(0, len(products), MAX_PRODUCTS):
-        group = products[first : first + MAX_PRODUCTS]
-        if len(group) > 1 and sum(program.equations[i].cost.flops for i in group) >= MIN_FLOPS:
-            added = _as_many_as_fit(program, group, sums)
-            sums = [i for i in sums if i not in added]
-            for i in (*group[1:], *added):  # no value leaves the group, so there is no cycle
-                groups.merge(groups.of[group[0]], groups.of[i])
+    groups = Groups(program)
+    for products in _product_groups(program, target):
+        added = _as_many_as_fit(program, products, sums)
+        sums = [i for i in sums if i not in added]
+        for i in (*products[1:], *added):  # no value leaves the group, so there is no cycle
+            groups.merge(groups.of[products[0]], groups.of[i])
     return groups.rewritten(partial(fuse, grouped_products_p))
+
+
+def _product_groups(program: Program, target: Target) -> list[list[int]]:
+    """The positions of the products of each group: long ones whose results no other equation reads."""
+    if target.capability != CAPABILITY:
+        return []
+    needed = {v for e in program.equations for v in e.inputs}
+    most = target.multiprocessors // 2
+    found = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs) and 0 < _tiles(e) < most]
+    groups = [found[first : first + MAX_PRODUCTS] for first in range(0, len(found), MAX_PRODUCTS)]
+    return [g for g in groups if len(g) > 1 and sum(program.equations[i].cost.flops for i in g) >= MIN_FLOPS]
 
 
 def _with_shared_views(program: Program) -> Program:
