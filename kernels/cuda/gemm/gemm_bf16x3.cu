@@ -30,8 +30,8 @@ struct Schedule {
         const int64_t stages = (of.k + TILE_K - 1) / TILE_K;
         work.slot = SPLIT ? i / tiles : 0;
         work.at = TileCoord(i - work.slot * tiles, rows(), columns());
-        work.begin = stages * work.slot / splits;
-        work.end = stages * (work.slot + 1) / splits;
+        work.begin = SPLIT ? stages * work.slot / splits : 0;
+        work.end = SPLIT ? stages * (work.slot + 1) / splits : stages;
         work.matrices = {of.a + work.at.item * of.m * of.k, of.b + work.at.item * of.k * of.n, of.m, of.n, of.k};
         i += gridDim.x;
         return true;
