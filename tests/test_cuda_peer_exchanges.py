@@ -18,7 +18,7 @@ from training_runs import write_config
 from adtrain import config
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.peer_window import SLOT_BYTES, window_bytes
+from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vectors, window_bytes
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core.fused import body_of, peer_exchanges_p
 from adtrain.core.primitive import Trait
@@ -70,6 +70,13 @@ def launch(host: Host, plan: LaunchPlan, operands: list[list[np.ndarray]], windo
     library.go(plan.size.blocks[0], ranks, plan.size.threads, pointers)
 
 
+def window(ranks: int) -> np.ndarray:
+    """A window that no rank has used."""
+    memory = np.zeros(window_bytes(ranks), np.uint8)
+    memory[slice(*slots_of_vectors(ranks))] = EMPTY
+    return memory
+
+
 def drawn_for_ranks(equations: list[Equation], rng: np.random.Generator) -> list[list[np.ndarray]]:
     """The arguments of each rank. Ranks send different arrays. The others, such as parameters, are the same."""
     first = equations[0]
@@ -108,7 +115,7 @@ def test_the_kernel_computes_the_bits_of_the_separate_exchanges(
     assert len({tuple(plan.operands) for plan in plans}) == 1
     assert plans[0].size.blocks[0] > 2
     rng = np.random.default_rng(0)
-    windows = [np.zeros(window_bytes(ranks), np.uint8) for _ in range(ranks)]
+    windows = [window(ranks) for _ in range(ranks)]
     for _ in range(LAUNCHES):
         arguments = drawn_for_ranks(equations, rng)
         results = [[np.zeros(v.type.shape, v.type.dtype) for v in e.outputs] for e in equations]

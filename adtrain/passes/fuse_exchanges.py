@@ -22,6 +22,7 @@ from adtrain.core.fused import (
 )
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.arena import aligned
 from adtrain.passes.fuse_elementwise import elementwise, is_loops
 from adtrain.passes.fuse_horizontally import MAX_POINTERS, blocks_in_launch
 from adtrain.passes.groups import Groups
@@ -32,6 +33,8 @@ VECTOR = 16
 """Bytes: slices of vectors must be multiples."""
 MAX_GATHERED = 4 << 10
 """Bytes of a rank in an all-gather that runs in the same launch: one block does it."""
+GATHERED_BYTES = 64 << 10
+"""Bytes of a rank in all these all-gathers."""
 
 
 def fuse_exchanges(program: Program, limit: int) -> Program:
@@ -52,7 +55,7 @@ def fuse_exchanges(program: Program, limit: int) -> Program:
         first, *others = (position[e] for e in members)
         for i in others:
             groups.merge(groups.of[first], groups.of[i])
-    return _one_launch(groups.rewritten(_alone), limit - total)
+    return _one_launch(groups.rewritten(_alone))
 
 
 def _without_horizontals(program: Program) -> Sequence[Equation]:
@@ -100,17 +103,17 @@ def _update(program: Program, exchange: Equation) -> list[Equation] | None:
     return [*members, update, after[0], joined[0]]
 
 
-def _one_launch(program: Program, space: int) -> Program:
-    """One equation for all updates, and for the all-gathers that are independent of them and have ``space`` bytes."""
+def _one_launch(program: Program) -> Program:
+    """One equation for all updates, and for short all-gathers that are independent of them."""
     groups = Groups(program)
     first, *others = (i for i, e in enumerate(program.equations) if e.primitive is peer_exchanges_p)
     for i in others:
         if not merge_independent(groups, first, i):
             raise AssertionError("fuse_exchanges: an update depends on another update")
-    chosen = set()
+    chosen, space = set(), GATHERED_BYTES
     for i, e in enumerate(program.equations):
         if e.primitive.name == "all_gather":
-            size = -(-nbytes(e.inputs[0]) // VECTOR) * VECTOR
+            size = aligned(nbytes(e.inputs[0]))
             if size <= min(MAX_GATHERED, space) and independent(groups, first, i):
                 space -= size
                 chosen.add(e.inputs[0])
