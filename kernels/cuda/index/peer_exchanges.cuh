@@ -2,15 +2,16 @@
 // all-gather of parameters, or after an exchange of whole gradients; and all-gathers of a few bytes.
 //
 // Data goes to slots in the windows of the peers. All slots alternate between launches. No slot is written while it is read: when
-// launch n + 2 begins, launch n + 1 has ended on this GPU. So it has received what the peers have sent in launch n + 1. So they have
+// launch n + 2 begins, launch n + 1 has ended on this GPU, which has received what the peers sent in launch n + 1. So the peers have
 // ended launch n, and have read its slots.
 //
 // In the slots of vectors, data is its own flag: an element is EMPTY, which is a NaN, until it arrives. A thread waits for the
 // elements that it reads, and makes them EMPTY again. So the sender needs no fence and no flag, as in the protocol LL of NCCL, and
 // sends no other bytes. The items of all-gathers have flags.
 //
-// Macros (peer_window.py): SLOTS_AT: the byte of a window where the slots of vectors start. SLOT: bytes of such a slot. ITEM_SLOTS_AT,
-// ITEM_SLOT: the same for the items of all-gathers. LAUNCHES_AT: the byte where launches are counted. Others: peer_window.cuh.
+// Macros (peer_window.py): SLOTS_AT: the byte of a window where the slots of vectors start. SLOT: bytes of such a slot.
+// ITEM_SLOTS_AT, ITEM_SLOT: the same for the items of all-gathers. LAUNCHES_AT: the byte where launches are counted. Others:
+// peer_window.cuh.
 #pragma once
 #include "index/peer_window.cuh"
 
@@ -114,20 +115,25 @@ __device__ __forceinline__ void store(const Everywhere<E> &to, int64_t i, const 
 template <typename E> struct WarpPart {
     static constexpr int WIDE = 16 / sizeof(E);
     const Windows &windows;
-    const int64_t start, byte; // byte: of the part in a slot
-    const int count, launch;   // launch: its parity
+    const int64_t here, start, byte; // here: this rank. byte: of the part in a slot
+    const int count, launch;         // launch: its parity
 
     // at: the byte in a slot where the vector starts.
     __device__ __forceinline__ WarpPart(const Windows &windows, int64_t at, int64_t length, int span, int block)
-        : windows(windows), start((int64_t)(block * blockDim.x + threadIdx.x) / 32 * span), byte(at + start * sizeof(E)),
-          count(max((int64_t)0, min(length - start, (int64_t)span))), launch(parity(windows)) {}
+        : windows(windows), here(windows.rank), start((int64_t)(block * blockDim.x + threadIdx.x) / 32 * span),
+          byte(at + start * sizeof(E)), count(max((int64_t)0, min(length - start, (int64_t)span))), launch(parity(windows)) {}
 
     // The part in the window of `receiver`, sent by `sender`. round: of the exchange, 0 or 1.
     __device__ __forceinline__ E *slot(int round, int64_t receiver, int64_t sender) const {
         return (E *)(windows.of[receiver] + SLOTS_AT + ((2 * round + launch) * RANKS + sender) * (int64_t)SLOT + byte);
     }
 
-    // Copies the part between memory and a slot.
+    // What `rank` sends to this rank in the first round. own: where this rank has its own elements.
+    __device__ __forceinline__ Arriving<E> from(int64_t rank, const E *own) const {
+        return {rank == here ? (E *)own : slot(0, here, rank), rank == here};
+    }
+
+    // Copies the part from memory to a slot, or from a slot to memory.
     template <typename From> __device__ __forceinline__ void copy(E *to, const From &from) const {
         const int lane = threadIdx.x % 32, vectors = ((uintptr_t)to | (uintptr_t)from) % 16 == 0 ? count / WIDE : 0;
         #pragma unroll 2
@@ -142,62 +148,53 @@ template <typename E> struct WarpPart {
 };
 
 // The exchange of a vector with a slice of `length` elements for each rank. A warp's part is the same in every slice.
-template <typename E> struct SliceExchange : WarpPart<E> {
-    const int64_t length, own; // own: the element of a vector where this rank's part starts
+template <typename E> struct SliceExchange {
+    const WarpPart<E> part;
+    const int64_t length, own, start; // own: the element of a vector where this rank's part starts
+    const int count;
 
     __device__ __forceinline__ SliceExchange(const Windows &windows, int64_t at, int64_t length, int span, int block)
-        : WarpPart<E>(windows, at, length, span, block), length(length), own(windows.rank * length + this->start) {}
+        : part(windows, at, length, span, block), length(length), own(part.here * length + part.start), start(part.start),
+          count(part.count) {}
 
     // First round: sends to each rank its slice of `vector`.
     __device__ __forceinline__ void send(const E *vector) const {
         for (int peer = 0; peer < RANKS; peer++)
-            if (peer != this->windows.rank)
-                this->copy(this->slot(0, peer, this->windows.rank), vector + peer * length + this->start);
+            if (peer != part.here) part.copy(part.slot(0, peer, part.here), vector + peer * length + start);
     }
-
-    // What `rank` sends. vector: what this rank sends.
-    __device__ __forceinline__ Arriving<E> received(const E *vector, int64_t rank) const {
-        const int64_t here = this->windows.rank;
-        return {rank == here ? (E *)vector + own : this->slot(0, here, rank), rank == here};
-    }
+    __device__ __forceinline__ Arriving<E> received(const E *vector, int64_t rank) const { return part.from(rank, vector + own); }
 
     // Second round: what is stored to the result goes to this rank's slice of `vector`, and to the peers.
     __device__ __forceinline__ Everywhere<E> updated(E *vector) const {
-        const int64_t here = this->windows.rank;
         Everywhere<E> to;
         #pragma unroll
-        for (int rank = 0; rank < RANKS; rank++) to.at[rank] = rank == here ? vector + own : this->slot(1, rank, here);
+        for (int rank = 0; rank < RANKS; rank++) to.at[rank] = rank == part.here ? vector + own : part.slot(1, rank, part.here);
         return to;
     }
 
     // Copies what the peers have stored to their slices of `vector`.
     __device__ __forceinline__ void finish(E *vector) const {
-        const int64_t here = this->windows.rank;
         for (int peer = 0; peer < RANKS; peer++)
-            if (peer != here)
-                this->copy(vector + peer * length + this->start, Arriving<E>{this->slot(1, here, peer), false});
+            if (peer != part.here)
+                part.copy(vector + peer * length + start, Arriving<E>{part.slot(1, part.here, peer), false});
     }
 };
 
 // An exchange in which each rank sends its whole vector, of `length` elements, to all others. It takes one round. Between two GPUs
-// it sends as many bytes as SliceExchange.
-template <typename E> struct WholeExchange : WarpPart<E> {
-    const int64_t own; // the element of a vector where this part starts
+// it sends as many bytes as SliceExchange. Its functions have the names of those of SliceExchange.
+template <typename E> struct WholeExchange {
+    const WarpPart<E> part;
+    const int64_t own, start; // own: the element of a vector where this part starts
+    const int count;
 
     __device__ __forceinline__ WholeExchange(const Windows &windows, int64_t at, int64_t length, int span, int block)
-        : WarpPart<E>(windows, at, length, span, block), own(this->start) {}
+        : part(windows, at, length, span, block), own(part.start), start(part.start), count(part.count) {}
 
     __device__ __forceinline__ void send(const E *vector) const {
         for (int peer = 0; peer < RANKS; peer++)
-            if (peer != this->windows.rank) this->copy(this->slot(0, peer, this->windows.rank), vector + own);
+            if (peer != part.here) part.copy(part.slot(0, peer, part.here), vector + own);
     }
-
-    // What `rank` sends. vector: what this rank sends.
-    __device__ __forceinline__ Arriving<E> received(const E *vector, int64_t rank) const {
-        const int64_t here = this->windows.rank;
-        return {rank == here ? (E *)vector + own : this->slot(0, here, rank), rank == here};
-    }
-
+    __device__ __forceinline__ Arriving<E> received(const E *vector, int64_t rank) const { return part.from(rank, vector + own); }
     __device__ __forceinline__ E *updated(E *vector) const { return vector + own; }
     __device__ __forceinline__ void finish(E *) const {}
 };

@@ -52,7 +52,7 @@ def peer_exchanges(equation: Equation, target: Target) -> Kernel:
 
 
 def _with_shares(parts: Sequence[Part]) -> list[Part]:
-    """The parts that exchange data, with the statement by which each block adds its share to the counter of launches."""
+    """The parts that exchange data, with a statement by which each block adds its share to the counter of launches."""
     starts = [0, *accumulate(part.blocks for part in parts)]
     added = (f"add_share(windows, {start} + block, {starts[-1]});" for start in starts)
     return [replace(part, lines=[*part.lines, line]) for part, line in zip(parts, added, strict=False)]
