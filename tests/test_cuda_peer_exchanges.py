@@ -15,15 +15,16 @@ from test_cuda_steps_on_host import drawn
 from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
-from adtrain import config
+from adtrain import config, ops
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vectors, window_bytes
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.bench.scaling.worker import summed
 from adtrain.core.fused import body_of, peer_exchanges_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.staging import Pass
+from adtrain.core.staging import Pass, stage
 from adtrain.core.target import H200
 from adtrain.passes import fuse_exchanges
 from adtrain.passes.place_collectives import exchange_done_p
@@ -43,9 +44,12 @@ SETTINGS = (
 
 def step(path: Path | str, *settings: str, limit: int = SLOT_BYTES) -> Program:
     """The Program of a step of this rank."""
+    return outline(config.load(path, settings)).step_program(passes=passes(limit))
+
+
+def passes(limit: int) -> list[Pass]:
     fold, optimize, *place = placed_for_gpus()
-    passes: list[Pass] = [fold, optimize, partial(fuse_exchanges, limit=limit), *place]
-    return outline(config.load(path, settings)).step_program(passes=passes)
+    return [fold, optimize, partial(fuse_exchanges, limit=limit), *place]
 
 
 def exchanges(program: Program) -> list[Equation]:
@@ -159,6 +163,14 @@ def test_small_equations_and_gathers_of_a_repeated_step_share_launches(name: str
         return sum(not placed.equation.is_view for placed in repeated)
 
     assert on_ranks(2, count) == [launches] * 2
+
+
+def test_the_sum_that_the_benchmark_times_is_exchanged_by_one_launch() -> None:
+    def names(rank: ThreadRank) -> list[str]:
+        staged = stage(summed, passes(SLOT_BYTES), donate=(0,))
+        return [e.primitive.name for e in staged.program(ops.zeros((1 << 16,))).equations if not e.is_view]
+
+    assert on_ranks(2, names) == [["add", "peer_exchanges"]] * 2
 
 
 def test_other_exchanges_have_ended_when_the_launch_with_updates_begins(tmp_path: Path) -> None:
