@@ -22,15 +22,12 @@ def exact_results(
     few products may cancel.
     """
 
-    precision = params["precision"]
-
     def results(*given: np.ndarray, precision: str) -> tuple[np.ndarray, ...]:
         found = primitive.reference(*given, **{**params, "precision": precision})
         return found if isinstance(found, tuple) else (found,)
 
     exact = results(*arrays, precision="full")
-    rounded = results(*(x.astype(np.float32) for x in arrays), precision=precision)
-    bounds = (
-        max(TOLERANCE[precision] * np.linalg.norm(x), 2 * np.linalg.norm(y - x)) for x, y in zip(exact, rounded, strict=True)
-    )
+    rounded = results(*(x.astype(np.float32) for x in arrays), precision=params["precision"])
+    least = TOLERANCE[params["precision"]]
+    bounds = (max(least * np.linalg.norm(x), 2 * np.linalg.norm(y - x)) for x, y in zip(exact, rounded, strict=True))
     return [(x, float(bound)) for x, bound in zip(exact, bounds, strict=True)]

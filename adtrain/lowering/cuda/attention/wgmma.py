@@ -35,7 +35,7 @@ class ForwardTile(NamedTuple):
 
 
 class BackwardTile(NamedTuple):
-    """Rows of a tile of queries and of keys; tiles of queries and of cotangents in shared memory; terms of an operand."""
+    """Rows of a tile of queries and of keys; tiles of queries and of cotangents in shared memory; terms of operands."""
 
     queries: int
     keys: int
@@ -130,7 +130,7 @@ def _seconds(target: Target, problem: Problem, tile: ForwardTile | BackwardTile)
 
 
 def terms_of(problem: Problem) -> int:
-    """How many 16-bit numbers an operand is the sum of: one of bfloat16, or in full precision two of float16; 0 in tf32."""
+    """The 16-bit numbers that an operand is the sum of: one bfloat16, or in full precision two float16. 0 in tf32."""
     return {"bfloat16": 1, FULL: 2}.get(problem.precision, 0)
 
 
@@ -243,14 +243,15 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
     by_q, by_k, by_v = problem.results
     definitions, rows = {**_blocks(tile), **_loads(problem)}, x.batch * queries
     longest, fp16x2 = x.batch * max(queries, keys), tile.terms == 2
+    of_groups = {"blocks": (longest // GROUP, 4), "threads": PACK_THREADS}
     pack = _launch(
         problem,
-        f"wgmma_pack_grad{'_fp16x2' if fp16x2 else ''}.cu",
-        f"attention_pack_grad{'_fp16x2' if fp16x2 else ''}",
+        "wgmma_pack_grad_fp16x2.cu" if fp16x2 else "wgmma_pack_grad.cu",
+        "attention_pack_grad_fp16x2" if fp16x2 else "attention_pack_grad",
         (x.row, x.out_row, _step(problem)),
         definitions,
         operands=(*problem.inputs, *problem.kept),
-        **({"blocks": (longest // GROUP, 4), "threads": PACK_THREADS} if fp16x2 else _pack_blocks(longest * width // CHUNK, 4)),
+        **(of_groups if fp16x2 else _pack_blocks(longest * width // CHUNK, 4)),
     )
     shared = tile.shared(width)
     key_tiles = keys // tile.keys
