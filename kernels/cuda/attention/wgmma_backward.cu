@@ -23,7 +23,7 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(T *by_k, T *by_v, int6
     const SharedTiles shared;
     const GradientScratch packed(scratch, batch, queries, keys);
     if (threadIdx.x < WARPGROUP) {
-        warpgroup_reg_dealloc<32>();
+        warpgroup_reg_dealloc<24>();
         if (threadIdx.x == 0)
             produce(packed, barriers, shared, tiles, batch, queries, keys);
         else if (threadIdx.x == WARP || threadIdx.x == 2 * WARP)
