@@ -105,8 +105,8 @@ static __device__ __forceinline__ void produce(
     }
 }
 
-// One of two threads that add the cotangents of queries. If the warpgroups share a buffer, thread 0 takes even steps and thread 1
-// odd ones, counted over all tiles. Else thread `own` adds the sums of that warpgroup in every step.
+// One of two threads that add the cotangents of queries. If the warpgroups share a buffer, thread 0 takes even steps and
+// thread 1 odd ones, counted over all tiles. Else thread `own` adds the sums of that warpgroup in every step.
 static __device__ __forceinline__ void add_by_q(
     const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys, int own) {
     constexpr bool SHARED_SUMS = BY_Q_BUFFERS == 1;
@@ -118,8 +118,8 @@ static __device__ __forceinline__ void add_by_q(
         for (int step = 0; step < tile.steps; step++, at.advance()) {
             if (SHARED_SUMS && at.stage != own) continue;
             const int query_tile = tile.query_tile(step), turn = tile.turn(query_tile) * BY_Q_BUFFERS + buffer;
-            const int number = (int)tile.head * tile.query_tiles + query_tile;
-            float *const to = packed.by_q + (int64_t)number * BY_Q_TILE;
+            const int64_t number = tile.head * tile.query_tiles + query_tile;
+            float *const to = packed.by_q + number * BY_Q_TILE;
             barriers.by_q_full[own].wait(at.phase);
             wait_for_turn(packed.turns + number, turn);
             if (turn == 0)

@@ -2,14 +2,14 @@
 // high and low; of their four products, low times low is omitted.
 //
 // Tensor cores truncate when they add. So they sum over 64 numbers, low-order products first, and float32 additions add up the
-// results. Probabilities are scaled by 2^PROBABILITY_EXPONENT. The cotangents of the scores of a warpgroup and a tile of queries
-// have a scale of their own.
+// results. Probabilities are scaled by 2^PROBABILITY_EXPONENT. The cotangents of the scores of a warpgroup and a tile of
+// queries have a scale of their own.
 #pragma once
 #include "attention/wgmma_backward.cuh"
 #include "common/terms.cuh"
 
-constexpr int STEPS = 4;                       // of 16 along the K of a product: the width, 64 queries or 64 keys
-constexpr int TERM_BYTES = SCORE_BYTES / 2;    // of a warpgroup's cotangents of scores
+constexpr int STEPS = 4;                    // of 16 along the K of a product: the width, 64 queries or 64 keys
+constexpr int TERM_BYTES = SCORE_BYTES / 2; // of a warpgroup's cotangents of scores
 constexpr float SMALLEST = 1.17549435e-38f, PROBABILITY_INVERSE = 1.0f / (1 << PROBABILITY_EXPONENT);
 static_assert(PACKED_WIDTH == 64 && BLOCK_Q == 64, "products over 64 numbers");
 
@@ -104,7 +104,8 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             split(scores, 1, words);
             Accumulators v_part;
             start_products([&](int a, int b, int n, bool add) {
-                wgmma_registers<FP16X2, true>(v_part, words[a] + 4 * n, along_rows<BLOCK_Q>(ct + b * (BLOCK_Q * ROW_BYTES), n), add);
+                wgmma_registers<FP16X2, true>(
+                    v_part, words[a] + 4 * n, along_rows<BLOCK_Q>(ct + b * (BLOCK_Q * ROW_BYTES), n), add);
             });
 
             wgmma_wait_group<1>();
@@ -127,9 +128,11 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
 
             // The cotangents of the scores, with the queries of a key contiguous.
             #pragma unroll
-            for (int n = 0; n < 2 * STEPS; n++)
-                store_matrices(tile_of_scores + n / STEPS * TERM_BYTES + swizzle_128b(warp * 16 + lane % 16, n % STEPS * 2 + lane / 16),
-                    by_words[n / STEPS] + 4 * (n % STEPS));
+            for (int n = 0; n < 2 * STEPS; n++) {
+                const int term = n / STEPS, step = n % STEPS;
+                store_matrices(tile_of_scores + term * TERM_BYTES + swizzle_128b(warp * 16 + lane % 16, step * 2 + lane / 16),
+                    by_words[term] + 4 * step);
+            }
             fence_proxy_async();
             wgmma_wait_group<0>();
             wgmma_fence_operand(v_part);
