@@ -1,20 +1,24 @@
-// Attention in bfloat16 by WGMMA: what its kernels share. J. Shah et al., "FlashAttention-3", 2024.
+// Attention by WGMMA in bfloat16, and its gradient in fp16x2: what the kernels share. J. Shah et al., "FlashAttention-3", 2024.
 //
 // A first launch (wgmma_pack.cu, wgmma_pack_grad.cu) rounds q, k and v, and for the gradient the cotangent of the output, to
 // bfloat16 and packs them into scratch. A packed array is [head][half][row]: a half of a row has 64 columns, 128 bytes, in the
 // 128-byte swizzle. So eight rows, or any multiple, are contiguous, and one bulk copy brings them into shared memory as WGMMA
 // reads them. Padding is 0. Short sequences are not packed: see wgmma_short_forward.cu.
 //
+// In fp16x2 (docs/gpu.md) a row is scaled and split into two rows of float16, the terms: wgmma_pack_grad_fp16x2.cu. The halves
+// of the high term come before those of the low term.
+//
 // by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores.
 //
-// Macros (wgmma.py): HEAD_WIDTH, PACKED_WIDTH (64 or 128), CAUSAL (0 or 1).
+// Macros (wgmma.py): HEAD_WIDTH, PACKED_WIDTH (64 or 128), CAUSAL (0 or 1), OPERAND_TERMS (1: bfloat16, 2: fp16x2).
 #pragma once
 #include "common/collectives.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/tma.cuh"
 #include "sm90/wgmma.cuh"
 
-constexpr int HALF_WIDTH = 64, HALVES = PACKED_WIDTH / HALF_WIDTH, ROW_BYTES = 128; // ROW_BYTES: of a half of a row
+constexpr int HALF_WIDTH = 64, ROW_BYTES = 128; // of a half of a row
+constexpr int HALVES = OPERAND_TERMS * PACKED_WIDTH / HALF_WIDTH;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 // A packed array in scratch.
