@@ -87,9 +87,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """What the tests are made of lives to the end: the garbage collector need not look at it again."""
+    """What the tests are made of lives to the end: the garbage collector need not look at it again.
+
+    With Python's own threshold, of 700 new objects, it would take a twentieth of the time of all tests.
+    """
     gc.freeze()
+    gc.set_threshold(20_000)
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Find the last garbage, which pytest warns of where it must be closed. Then pytest looks for more, five times."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
