@@ -48,6 +48,7 @@ def has_gpu_driver() -> bool:
     return True
 
 
+COMPILE, MEMORY = CpuBackend.compile, CpuBackend.memory
 GIVEN_CC = os.environ.get("CC", "")
 QUICK = (
     "-O1 -fexpensive-optimizations -fno-asynchronous-unwind-tables -fno-forward-propagate -fno-move-loop-invariants"
@@ -179,15 +180,23 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield running
 
 
-@pytest.fixture(autouse=True)
-def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def on_numpy() -> Iterator[None]:
     """Programs run by the functions that run eagerly: nothing is compiled, and results are the same to the last bit.
 
-    Tests of compiled Programs are marked so.
+    Tests of compiled Programs are marked so. What fixtures of modules run is not compiled even there.
     """
-    if request.node.get_closest_marker("compiled") is None:
-        monkeypatch.setattr(CpuBackend, "compile", lambda self, program, lowered=None: NumpyProgram(program))
-        monkeypatch.setattr(CpuBackend, "memory", lambda self, program: memory(program))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuBackend, "compile", lambda self, program, lowered=None: NumpyProgram(program))
+        patch.setattr(CpuBackend, "memory", lambda self, program: memory(program))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def compiled_where_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("compiled") is not None:
+        monkeypatch.setattr(CpuBackend, "compile", COMPILE)
+        monkeypatch.setattr(CpuBackend, "memory", MEMORY)
 
 
 @pytest.fixture
