@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from browser import BROWSERS, Browser, installed, started
+from forked_commands import Commands
 from hypothesis import settings
 
 from adtrain.backends.cpu import CpuBackend
@@ -178,6 +179,21 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         pytest.skip(f"no browser is installed ({', '.join(BROWSERS)})")
     with started(path, tmp_path_factory.mktemp("browser")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Commands]:
+    """Has imported adtrain, to run commands of all tests."""
+    commands = Commands()
+    yield commands
+    commands.close()
+
+
+@pytest.fixture
+def commands(server: Commands) -> Iterator[Commands]:
+    """Runs commands in processes of their own, forked to start quickly. One that still runs is killed at the end."""
+    yield server
+    server.kill()
 
 
 @pytest.fixture(scope="session", autouse=True)
