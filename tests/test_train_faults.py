@@ -86,7 +86,7 @@ def test_a_stop_of_the_whole_group_lets_the_compiler_end(monkeypatch: pytest.Mon
     """Without it NumPy would take the first steps, whose results have other bytes than those of compiled code."""
     compiler = Path("cc").absolute()
     mark = Path("compiling").absolute()
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) touch {mark}; sleep 1;; esac\nexec gcc "$@" -O1\n')
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) touch {mark}; sleep 1;; esac\nexec gcc "$@" -O0\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
@@ -102,7 +102,7 @@ def test_a_stop_of_the_whole_group_lets_the_compiler_end(monkeypatch: pytest.Mon
 @pytest.mark.compiled
 def test_a_killed_compiler_ends_the_run_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Path("cc").absolute()
-    compiler.write_text('#!/bin/sh\ncase "$*" in *program.c*) kill -9 $$;; esac\nexec gcc "$@" -O1\n')
+    compiler.write_text('#!/bin/sh\ncase "$*" in *program.c*) kill -9 $$;; esac\nexec gcc "$@" -O0\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
@@ -123,7 +123,7 @@ def has_processes(group: int) -> bool:
 def test_a_second_signal_ends_a_compiler_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler, mark = Path("cc").absolute(), Path("compiling").absolute()
     endless = f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep {2 * PATIENCE:.0f}"
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) {endless};; esac\nexec gcc "$@" -O1\n')
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) {endless};; esac\nexec gcc "$@" -O0\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
