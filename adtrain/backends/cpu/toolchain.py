@@ -12,8 +12,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,10 +157,11 @@ def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}
     _starting.add(threading.get_ident())
     try:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        with _blocked_signals():
+            process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
         _running.add(process)
     except OSError as error:
         message = f"{command[0]}: cannot be run ({error.strerror})"
@@ -179,6 +180,22 @@ def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str
             process.wait()
             _running.discard(process)
     return subprocess.CompletedProcess(process.args, process.returncode, messages)
+
+
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Block the signals that may come to a whole process group, in this thread and in a process that it starts.
+
+    A process that has not got a session of its own yet would be ended by them.
+    """
+    if os.name != "posix":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _messages(process: subprocess.Popen[bytes], program: str) -> str:
