@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from waiting import PATIENCE
+
 CLOSED, FULL, LOST = "closed", "full", "/dev/null"
 """A pipe that nobody reads, a full disk, and where output is thrown away."""
 
@@ -93,12 +95,13 @@ class Commands:
 
     def wait(self) -> int:
         """Wait for the command's end. Returns its exit code, negative if a signal ended it."""
+        assert self._has_ended(PATIENCE), f"waited {PATIENCE} s in vain"
         code, self.pid = int(self.answers.readline()), 0
         return code
 
     def poll(self) -> bool | None:
         """None while the command runs, as of a `Popen`."""
-        return bool(select.select([self.answers], [], [], 0)[0]) or None
+        return self._has_ended(0) or None
 
     def run(self, case: Case) -> int:
         """The command's exit code."""
@@ -113,3 +116,7 @@ class Commands:
 
     def close(self) -> None:
         self.server.communicate()
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Whether the command ends within the time."""
+        return bool(select.select([self.answers], [], [], seconds)[0])
