@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from waiting import PATIENCE, wait_until
 
 from adtrain.bench import page
-from adtrain.bench.peers import comparison, result, systems
+from adtrain.bench.peers import comparison, systems
 from adtrain.bench.peers.processes import WorkerProcess
 from adtrain.bench.timing import roofline
 from adtrain.cli.main import cli
@@ -45,7 +45,7 @@ def quick(running: dict[str, WorkerProcess], monkeypatch: pytest.MonkeyPatch) ->
             running[name] = WorkerProcess(name, *arguments)
         return nullcontext({name: running[name] for name in names})
 
-    monkeypatch.setattr(result, "started", started)
+    monkeypatch.setattr("adtrain.bench.peers.result.started", started)
 
 
 def bench(*arguments: str, columns: int = 100) -> Result:
@@ -59,8 +59,8 @@ def test_ratios_are_shown_and_each_skipped_peer_with_its_reason(
     monkeypatch.setattr(systems, "find_spec", lambda name: None if name == "jax" else True)
     path, file = str(training_runs.write_config(tmp_path)), tmp_path / "found.json"
     files = ["--json-file", str(file), "--html", str(tmp_path / "found.html")]
-    done = bench("against", "numpy, jax,torch-graph", path, "--device", "cpu", *files)
-    assert done.exit_code == 0, done.output
+    result = bench("against", "numpy, jax,torch-graph", path, "--device", "cpu", *files)
+    assert result.exit_code == 0, result.output
     found = json.loads(file.read_text())
     assert (tmp_path / "found.html").read_text() == page.render(found)
     (row,) = found["steps"]
@@ -74,7 +74,7 @@ def test_ratios_are_shown_and_each_skipped_peer_with_its_reason(
         "jax-jit": "jax is not installed (pip install jax)",
         "jax-scan": "jax is not installed (pip install jax)",
     }
-    table = done.stdout.splitlines()
+    table = result.stdout.splitlines()
     (line,) = (line for line in table if line.startswith("numpy"))
     assert f"{ratio['median']:.2f}" in line
     assert f"{ratio['low']:.2f} to {ratio['high']:.2f}" in line
@@ -87,9 +87,9 @@ def test_ratios_are_shown_and_each_skipped_peer_with_its_reason(
 def test_pytorch_and_the_compiled_program_have_the_same_losses(tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
     overrides = ["--set", "model.input=[1, 6, 6]", "--set", f"model.layers={LAYERS}"]
-    done = bench("against", "torch-eager", path, *overrides, "--device", "cpu", "--json")
-    assert done.exit_code == 0, done.output
-    (row,) = json.loads(done.stdout)["steps"]
+    result = bench("against", "torch-eager", path, *overrides, "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["steps"]
     assert row["off"]["torch-eager"] < 1e-5
     assert row["different"] == []
     assert row["overrides"] == [overrides[1], overrides[3], "schedule=constant"]
@@ -98,9 +98,9 @@ def test_pytorch_and_the_compiled_program_have_the_same_losses(tmp_path: Path) -
 @pytest.mark.needs_torch
 def test_steps_of_many_networks_are_compared(tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
-    done = bench("against", "torch-vmap", path, "--members", "2", "--device", "cpu", "--json")
-    assert done.exit_code == 0, done.output
-    (row,) = json.loads(done.stdout)["steps"]
+    result = bench("against", "torch-vmap", path, "--members", "2", "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["steps"]
     assert row["members"] == 2
     assert row["off"]["torch-vmap"] < 1e-5
     assert list(row["ratios"]) == ["torch-vmap"]
@@ -109,23 +109,23 @@ def test_steps_of_many_networks_are_compared(tmp_path: Path) -> None:
 def test_a_peer_with_other_losses_has_no_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(comparison.LOSS_TOLERANCE, "float32", -1.0)  # no losses are close enough, not even equal ones
     path = str(training_runs.write_config(tmp_path))
-    done = bench("against", "numpy", path, "--device", "cpu")
-    assert done.exit_code == 1
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("numpy"))
+    result = bench("against", "numpy", path, "--device", "cpu")
+    assert result.exit_code == 1
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("numpy"))
     assert line.split()[2] == "DIFFERENT"
 
 
 def test_layer_without_counterpart_is_named(tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
     layers = "model.layers=[{linear: 8}, gelu, {linear: 3}]"
-    done = bench("against", "numpy", path, "--set", layers, "--device", "cpu")
-    assert "numpy skipped: no counterpart of gelu in plain NumPy" in done.stdout.splitlines()
+    result = bench("against", "numpy", path, "--set", layers, "--device", "cpu")
+    assert "numpy skipped: no counterpart of gelu in plain NumPy" in result.stdout.splitlines()
 
 
 def test_operations_show_errors_and_fit_the_terminal() -> None:
-    done = bench("against", "numpy", "--op", "embedding", "--device", "cpu", columns=60)
-    assert done.exit_code == 0, done.output
-    lines = done.stdout.splitlines()
+    result = bench("against", "numpy", "--op", "embedding", "--device", "cpu", columns=60)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 60
     (heading,) = (line for line in lines if line.startswith("operation"))
     assert heading.split() == ["operation", "size", "system", "ms", "ratio"]
@@ -154,17 +154,17 @@ def test_usage_error_is_one_line_before_any_process_starts(
     arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(systems, "find_spec", lambda name: None if name == "jax" else True)
-    done = bench("against", *arguments, "--device", "cpu")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"adtrain: error: {message}")
-    assert done.stderr.count("\n") == 1
+    result = bench("against", *arguments, "--device", "cpu")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"adtrain: error: {message}")
+    assert result.stderr.count("\n") == 1
 
 
 def test_two_devices_need_a_gpu(without_gpu: None) -> None:
-    done = bench("devices")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith("adtrain: error: device gpu")
-    assert done.stderr.count("\n") == 1
+    result = bench("devices")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("adtrain: error: device gpu")
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.usefixtures("default_signals")

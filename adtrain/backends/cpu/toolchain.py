@@ -186,7 +186,7 @@ def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str
 def _blocked_signals() -> Iterator[None]:
     """Block the signals that may come to a whole process group, in this thread and in a process that it starts.
 
-    A process that has not got a session of its own yet would be ended by them.
+    Until a process has a session of its own, they would end it.
     """
     if os.name != "posix":
         yield
