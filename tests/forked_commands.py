@@ -77,8 +77,9 @@ class Commands:
     def __init__(self) -> None:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a process with more threads must not be forked
         self.server = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+            bufsize=0,  # or a line that is in a buffer would not be seen by `select`
+        )  # fmt: skip
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.requests, self.answers = self.server.stdin, self.server.stdout
@@ -89,7 +90,7 @@ class Commands:
         """Start the command. Returns its process id."""
         arguments, *others = case
         given = [arguments.split(), *others, str(Path.cwd()), dict(os.environ)]
-        print(json.dumps(given), file=self.requests, flush=True)
+        self.requests.write(json.dumps(given).encode() + b"\n")
         self.pid = int(self.answers.readline())
         return self.pid
 
