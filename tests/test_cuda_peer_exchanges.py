@@ -21,7 +21,7 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vectors, window_bytes
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.bench.scaling.worker import summed
-from adtrain.core.fused import body_of, peer_exchanges_p
+from adtrain.core.fused import body_of, exchanged_update_p, peer_exchanges_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass, stage
@@ -30,6 +30,7 @@ from adtrain.passes import fuse_exchanges
 from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.places import Place, nbytes
 from adtrain.passes.plan_memory import plan_memory
+from adtrain.training import sharding
 from adtrain.training.preparation import outline
 
 __all__ = ["host"]
@@ -91,9 +92,10 @@ def drawn_for_ranks(equations: list[Equation], rng: np.random.Generator) -> list
     ]
 
 
-def gradients_sent(e: Equation) -> Variable:
-    """The gradients that a `peer_exchanges` equation sends."""
-    return body_of(e.params["body"].equations[0]).equations[0].inputs[0]
+def gradients_sent(e: Equation) -> list[Variable]:
+    """The gradients that a `peer_exchanges` equation sends, a vector for each bucket."""
+    updates = [x for x in e.params["body"].equations if x.primitive is exchanged_update_p]
+    return [body_of(x).equations[0].inputs[0] for x in updates]
 
 
 def sent_by(e: Equation) -> tuple[Variable, ...]:
@@ -105,37 +107,70 @@ def expected(equations: list[Equation], arguments: list[list[np.ndarray]], rank:
     return list(e.primitive.reference(*arguments[rank.rank], **e.params))
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def repeated_exchanges(path: Path, ranks: int, *settings: str) -> list[Equation]:
+    """The `peer_exchanges` equation of each rank in a repeated step."""
+
+    def of_rank(rank: ThreadRank) -> Equation:
+        _, (steps, _), _ = Layout(step(path, *settings), Lowering(NARROW)).runs(2)
+        return next(x.equation for x in steps if x.equation.primitive is peer_exchanges_p)
+
+    return on_ranks(ranks, of_rank)
+
+
+def plan_of(equations: list[Equation]) -> LaunchPlan:
+    """The launch that all ranks have."""
+    plans = [plan for e in equations for plan in Lowering(NARROW).launches(e) if isinstance(plan, LaunchPlan)]
+    assert len(plans) == len(equations)
+    assert len({(plan.source, tuple(plan.operands)) for plan in plans}) == 1
+    return plans[0]
+
+
+def check(host: Host, equations: list[Equation], windows: list[np.ndarray], rng: np.random.Generator) -> None:
+    """Launch the kernel once. Some elements of the gradients have the bits of empty slots."""
+    arguments = drawn_for_ranks(equations, rng)
+    for of_rank in arguments:
+        for sent in gradients_sent(equations[0]):
+            gradients = of_rank[equations[0].inputs.index(sent)]
+            gradients.reshape(-1).view(np.uint8).reshape(-1, gradients.itemsize)[::97] = EMPTY
+    results = [[np.zeros(v.type.shape, v.type.dtype) for v in e.outputs] for e in equations]
+    launch(host, plan_of(equations), [[*x, *y] for x, y in zip(arguments, results, strict=True)], windows)
+    for found, right in zip(results, on_ranks(len(windows), partial(expected, equations, arguments)), strict=True):
+        for x, y in zip(found, right, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+RANKS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+
+
+@RANKS
 @pytest.mark.parametrize("optimizer", ["optimizer={sgd: {lr: 0.1}}", SETTINGS[1], "optimizer={adam: {lr: 0.01}}"])
 def test_the_kernel_computes_the_bits_of_the_separate_exchanges(
     tmp_path: Path, host: Host, ranks: int, optimizer: str
 ) -> None:
-    """Three launches, one after another, with the same windows. They take the indices of the next batch, too. Gradients
-    with the bits of empty slots arrive."""
-    path = write_config(tmp_path)
-
-    def repeated(rank: ThreadRank) -> Equation:
-        _, (steps, _), _ = Layout(step(path, SETTINGS[0], optimizer), Lowering(NARROW)).runs(2)
-        return next(x.equation for x in steps if x.equation.primitive is peer_exchanges_p)
-
-    equations = on_ranks(ranks, repeated)
+    """Three launches, one after another, with the same windows. They take the indices of the next batch, too."""
+    equations = repeated_exchanges(write_config(tmp_path), ranks, SETTINGS[0], optimizer)
     assert "take" in [e.primitive.name for e in equations[0].params["body"].equations]
-    plans = [plan for e in equations for plan in Lowering(NARROW).launches(e) if isinstance(plan, LaunchPlan)]
-    assert len({plan.source for plan in plans}) == 1
-    assert len({tuple(plan.operands) for plan in plans}) == 1
-    assert plans[0].size.blocks[0] > 2
-    rng = np.random.default_rng(0)
-    windows = [window(ranks) for _ in range(ranks)]
+    assert plan_of(equations).size.blocks[0] > 2
+    rng, windows = np.random.default_rng(0), [window(ranks) for _ in range(ranks)]
     for _ in range(LAUNCHES):
-        arguments = drawn_for_ranks(equations, rng)
-        for of_rank in arguments:
-            gradients = of_rank[equations[0].inputs.index(gradients_sent(equations[0]))]
-            gradients.reshape(-1).view(np.uint8).reshape(-1, gradients.itemsize)[::97] = EMPTY
-        results = [[np.zeros(v.type.shape, v.type.dtype) for v in e.outputs] for e in equations]
-        launch(host, plans[0], [[*x, *y] for x, y in zip(arguments, results, strict=True)], windows)
-        for found, right in zip(results, on_ranks(ranks, partial(expected, equations, arguments)), strict=True):
-            for x, y in zip(found, right, strict=True):
-                np.testing.assert_array_equal(x, y)
+        check(host, equations, windows, rng)
+
+
+@RANKS
+def test_kernels_with_other_numbers_of_buckets_and_types_share_windows(
+    tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    path = write_config(tmp_path)
+    whole = repeated_exchanges(path, ranks, SETTINGS[0], "optimizer={sgd: {lr: 0.1}}")
+    monkeypatch.setattr(sharding, "BUCKET_BYTES", 1024)
+    buckets = repeated_exchanges(path, ranks, *SETTINGS)
+    doubles = repeated_exchanges(path, ranks, *SETTINGS, "training.precision=float64")
+    assert [len(gradients_sent(e[0])) for e in (whole, buckets, doubles)] == [1, 3, 3]
+    assert {v.type.dtype for v in gradients_sent(doubles[0])} == {np.dtype(np.float64)}
+    rng, windows = np.random.default_rng(0), [window(ranks) for _ in range(ranks)]
+    for equations in (whole, buckets, doubles, doubles, whole, buckets):
+        check(host, equations, windows, rng)
+    assert all((w[slice(*slots_of_vectors(ranks))] == EMPTY).all() for w in windows)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lenet5-augmented"])
