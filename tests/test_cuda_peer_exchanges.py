@@ -36,7 +36,7 @@ from adtrain.training.preparation import outline
 __all__ = ["host"]
 
 NARROW = H200._replace(multiprocessors=3)
-LAUNCHES = 3
+LAUNCHES = 4
 SETTINGS = (
     "model.layers=[{linear: 256}, relu, {linear: 3}]",
     "optimizer={sgd: {lr: 0.1, momentum: 0.9, weight_decay: 0.01}}",
@@ -57,22 +57,36 @@ def exchanges(program: Program) -> list[Equation]:
     return [e for e in program.equations if e.primitive is peer_exchanges_p]
 
 
-def launch(host: Host, plan: LaunchPlan, operands: list[list[np.ndarray]], windows: list[np.ndarray]) -> None:
-    """Run the kernel on all ranks at the same time. The operands and the window of each rank are changed."""
+def launch(host: Host, plan: LaunchPlan, operands: list[list[list[np.ndarray]]], windows: list[np.ndarray]) -> None:
+    """Run launches of the kernel on all ranks, for each launch with the operands of each rank.
+
+    A rank begins a launch when its own last one has ended. The operands and the window of each rank are changed.
+    """
     ranks = len(windows)
     structs = [np.array([*(x.ctypes.data for x in windows), rank], np.int64) for rank in range(ranks)]
-    given = [[*(operands[rank][i] for i in plan.operands), structs[rank]] for rank in range(ranks)]
+    given = [[*(of[i] for i in plan.operands), structs[rank]] for each in operands for rank, of in enumerate(each)]
     pointers = (ctypes.c_void_p * sum(map(len, given)))(*(x.ctypes.data for row in given for x in row))
     parameters = re.search(r"peer_exchanges\(([^)]*)\)\n\{", plan.source.text)
     assert parameters is not None
     pointers_of = parameters.group(1).split(", ")[: len(plan.operands)]
     arguments = [f"({parameter.rpartition('*')[0]}*)own[{i}]" for i, parameter in enumerate(pointers_of)]
     arguments += ["&bad"] * plan.checked + [f"*(const Windows *)own[{len(arguments)}]"]
-    call = f"void **own = pointers + {len(given[0])} * blockIdx.y; peer_exchanges({', '.join(arguments)});"
-    entry = 'extern "C" void go(unsigned blocks, unsigned ranks, int threads, void **pointers) '
-    entry += f"{{ run({{blocks, ranks, 1}}, threads, [=] {{ {call} }}); }}"
+    entry = f"""
+    extern "C" void go(int launches, unsigned blocks, unsigned ranks, int threads, void **pointers) {{
+        static unsigned ended[{ranks}]; // blocks of each rank
+        memset(ended, 0, sizeof ended);
+        run({{blocks, ranks, 1}}, threads, [=] {{
+            for (int i = 0; i < launches; i++) {{
+                while (ended[blockIdx.y] < i * blocks) leave();
+                void **own = pointers + {len(given[0])} * (i * ranks + blockIdx.y);
+                peer_exchanges({", ".join(arguments)});
+                __syncthreads();
+                ended[blockIdx.y] += threadIdx.x == 0;
+            }}
+        }});
+    }}"""
     library = host.library(plan.source, [entry], ranks * plan.size.blocks[0])
-    library.go(plan.size.blocks[0], ranks, plan.size.threads, pointers)
+    library.go(len(operands), plan.size.blocks[0], ranks, plan.size.threads, pointers)
 
 
 def window(ranks: int) -> np.ndarray:
@@ -125,17 +139,21 @@ def plan_of(equations: list[Equation]) -> LaunchPlan:
     return plans[0]
 
 
-def check(host: Host, equations: list[Equation], windows: list[np.ndarray], rng: np.random.Generator) -> None:
-    """Launch the kernel once. Some elements of the gradients have the bits of empty slots."""
-    arguments = drawn_for_ranks(equations, rng)
-    for of_rank in arguments:
+def check(
+    host: Host, equations: list[Equation], windows: list[np.ndarray], rng: np.random.Generator, launches: int = 1
+) -> None:
+    """Launch the kernel some times. Some elements of the gradients have the bits of empty slots."""
+    arguments = [drawn_for_ranks(equations, rng) for _ in range(launches)]
+    for of_rank in (x for each in arguments for x in each):
         for sent in gradients_sent(equations[0]):
             gradients = of_rank[equations[0].inputs.index(sent)]
             gradients.reshape(-1).view(np.uint8).reshape(-1, gradients.itemsize)[::97] = EMPTY
-    results = [[np.zeros(v.type.shape, v.type.dtype) for v in e.outputs] for e in equations]
-    launch(host, plan_of(equations), [[*x, *y] for x, y in zip(arguments, results, strict=True)], windows)
-    for found, right in zip(results, on_ranks(len(windows), partial(expected, equations, arguments)), strict=True):
-        for x, y in zip(found, right, strict=True):
+    results = [[[np.zeros(v.type.shape, v.type.dtype) for v in e.outputs] for e in equations] for _ in arguments]
+    operands = [[[*x, *y] for x, y in zip(*pair, strict=True)] for pair in zip(arguments, results, strict=True)]
+    launch(host, plan_of(equations), operands, windows)
+    for given, found in zip(arguments, results, strict=True):
+        right = on_ranks(len(windows), partial(expected, equations, given))
+        for x, y in zip((x for of in found for x in of), (y for of in right for y in of), strict=True):
             np.testing.assert_array_equal(x, y)
 
 
@@ -147,13 +165,12 @@ RANKS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.e
 def test_the_kernel_computes_the_bits_of_the_separate_exchanges(
     tmp_path: Path, host: Host, ranks: int, optimizer: str
 ) -> None:
-    """Three launches, one after another, with the same windows. They take the indices of the next batch, too."""
+    """Ranks wait for each other by what they exchange only. They take the indices of the next batch, too."""
     equations = repeated_exchanges(write_config(tmp_path), ranks, SETTINGS[0], optimizer)
     assert "take" in [e.primitive.name for e in equations[0].params["body"].equations]
     assert plan_of(equations).size.blocks[0] > 2
     rng, windows = np.random.default_rng(0), [window(ranks) for _ in range(ranks)]
-    for _ in range(LAUNCHES):
-        check(host, equations, windows, rng)
+    check(host, equations, windows, rng, LAUNCHES)
 
 
 @RANKS
