@@ -165,7 +165,7 @@ RANKS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.e
 def test_the_kernel_computes_the_bits_of_the_separate_exchanges(
     tmp_path: Path, host: Host, ranks: int, optimizer: str
 ) -> None:
-    """Ranks wait for each other by what they exchange only. They take the indices of the next batch, too."""
+    """Launches of several ranks overlap. They take the indices of the next batch, too."""
     equations = repeated_exchanges(write_config(tmp_path), ranks, SETTINGS[0], optimizer)
     assert "take" in [e.primitive.name for e in equations[0].params["body"].equations]
     assert plan_of(equations).size.blocks[0] > 2
@@ -174,18 +174,18 @@ def test_the_kernel_computes_the_bits_of_the_separate_exchanges(
 
 
 @RANKS
-def test_kernels_with_other_numbers_of_buckets_and_types_share_windows(
+def test_kernels_with_other_buckets_and_types_share_windows(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     path = write_config(tmp_path)
-    whole = repeated_exchanges(path, ranks, SETTINGS[0], "optimizer={sgd: {lr: 0.1}}")
+    one = repeated_exchanges(path, ranks, SETTINGS[0], "optimizer={sgd: {lr: 0.1}}")
     monkeypatch.setattr(sharding, "BUCKET_BYTES", 1024)
     buckets = repeated_exchanges(path, ranks, *SETTINGS)
     doubles = repeated_exchanges(path, ranks, *SETTINGS, "training.precision=float64")
-    assert [len(gradients_sent(e[0])) for e in (whole, buckets, doubles)] == [1, 3, 3]
+    assert [len(gradients_sent(e[0])) for e in (one, buckets, doubles)] == [1, 3, 3]
     assert {v.type.dtype for v in gradients_sent(doubles[0])} == {np.dtype(np.float64)}
     rng, windows = np.random.default_rng(0), [window(ranks) for _ in range(ranks)]
-    for equations in (whole, buckets, doubles, doubles, whole, buckets):
+    for equations in (one, buckets, doubles, doubles, one, buckets):
         check(host, equations, windows, rng)
     assert all((w[slice(*slots_of_vectors(ranks))] == EMPTY).all() for w in windows)
 

@@ -32,9 +32,9 @@ from adtrain.passes.places import nbytes
 VECTOR = 16
 """Bytes: slices of vectors must be multiples."""
 MAX_GATHERED = 4 << 10
-"""Bytes of a rank in an all-gather that runs in the same launch: one block does it."""
+"""The most bytes that a rank sends in an all-gather of the same launch: one block does it."""
 GATHERED_BYTES = 64 << 10
-"""Bytes of a rank in all these all-gathers."""
+"""The most bytes that a rank sends in all these all-gathers together."""
 
 
 def fuse_exchanges(program: Program, limit: int) -> Program:

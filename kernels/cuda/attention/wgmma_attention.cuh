@@ -5,8 +5,8 @@
 // 128-byte swizzle. So eight rows, or any multiple, are contiguous, and one bulk copy brings them into shared memory as WGMMA
 // reads them. Padding is 0. Short sequences are not packed: see wgmma_short_forward.cu.
 //
-// In fp16x2 (docs/gpu.md) a row is scaled and split into two rows of float16, the terms: wgmma_pack_grad_fp16x2.cu. The halves
-// of the high term come before those of the low term.
+// In fp16x2 (docs/gpu.md) 64 rows have one scale, and a row is split into two rows of float16, the terms:
+// wgmma_pack_grad_fp16x2.cu. The halves of the high term come before those of the low term.
 //
 // by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores.
 //

@@ -44,7 +44,8 @@ __device__ __forceinline__ float over_warpgroup(float x, Vector<float, 4> &of_wa
     return fmaxf(fmaxf(all.lane[0], all.lane[1]), fmaxf(all.lane[2], all.lane[3]));
 }
 
-// A consumer warpgroup.
+// A consumer warpgroup. of_k, of_v, of_q, of_ct: the inverses of the scales of its keys and values, and of a tile's queries and
+// cotangents.
 static __device__ __forceinline__ void consume(const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared,
     T *by_k, T *by_v, int tiles, int batch, int heads, int queries, int keys, int64_t row, float scale) {
     __shared__ Vector<float, 4> of_warps[2];
@@ -129,9 +130,9 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             // The cotangents of the scores, with the queries of a key contiguous.
             #pragma unroll
             for (int n = 0; n < 2 * STEPS; n++) {
-                const int term = n / STEPS, step = n % STEPS;
-                store_matrices(tile_of_scores + term * TERM_BYTES + swizzle_128b(warp * 16 + lane % 16, step * 2 + lane / 16),
-                    by_words[term] + 4 * step);
+                const int term = n / STEPS, k_step = n % STEPS;
+                store_matrices(tile_of_scores + term * TERM_BYTES + swizzle_128b(warp * 16 + lane % 16, k_step * 2 + lane / 16),
+                    by_words[term] + 4 * k_step);
             }
             fence_proxy_async();
             wgmma_wait_group<0>();

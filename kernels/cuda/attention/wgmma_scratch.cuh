@@ -20,7 +20,7 @@ struct PackedInputs {
 constexpr int BY_Q_TILE = BLOCK_Q * PACKED_WIDTH; // elements
 // In fp16x2: the rows with one scale, and the exponent of the scale of probabilities.
 constexpr int GROUP = 64, PROBABILITY_EXPONENT = OPERAND_TERMS == 2 ? 14 : 0;
-// Numbers of a tile in `stats` that are not of a row; all numbers of a tile.
+// Numbers of a tile in `stats` that are not of a row: two, padded to the 16 bytes of bulk copies. All numbers of a tile.
 constexpr int SCALES = OPERAND_TERMS == 2 ? 4 : 0, STATS = 2 * BLOCK_Q + SCALES;
 
 // The gradient in three launches: attention_pack_grad packs q, k, v and the cotangent, and computes the statistics of queries;

@@ -1,13 +1,13 @@
 // Exchanges in generated kernels (codegen/peer_exchanges.py): optimizer updates between an all-to-all of gradients and an
 // all-gather of parameters, or after an exchange of whole gradients; and all-gathers of a few bytes.
 //
-// Data goes to slots in the windows of the peers. All slots alternate between launches. No slot is written while it is read: when
-// launch n + 2 begins, launch n + 1 has ended on this GPU, which has received what the peers sent in launch n + 1. So the peers have
-// ended launch n, and have read its slots.
+// Data goes to slots in the windows of the peers. Launches use two sets of slots in turn, so no slot is written before it is read:
+// when launch n + 2 begins on this GPU, its launch n + 1 has ended, in which it has received gradients from every peer. So every
+// peer has begun launch n + 1, after it had ended launch n and had read the slots of that launch.
 //
-// In the slots of vectors, data is its own flag: an element is EMPTY, which is a NaN, until it arrives. A thread waits for the
-// elements that it reads, and makes them EMPTY again. So the sender needs no fence and no flag, as in the protocol LL of NCCL, and
-// sends no other bytes. The items of all-gathers have flags.
+// In the slots of vectors, data is its own flag: an element is EMPTY, a NaN that is never sent, until data arrives. A thread waits
+// for the elements that it reads, and makes them EMPTY again. So a sender needs no fence, as in NCCL's protocol LL. LL sends a flag
+// with each word of data; here only data is sent. All-gathers set flags (Rounds).
 //
 // Macros (peer_window.py): SLOTS_AT: the byte of a window where the slots of vectors start. SLOT: bytes of such a slot.
 // ITEM_SLOTS_AT, ITEM_SLOT: the same for the items of all-gathers. LAUNCHES_AT: the byte where launches are counted. Others:
@@ -55,19 +55,19 @@ template <typename E> struct Bits {
     static __device__ __forceinline__ E sendable(E x) { return of(x) == EMPTY ? number(EMPTY >> 1) : x; }
 };
 
-// Elements that a thread reads when they have arrived, once in a launch. here: whether this rank has computed them.
+// Elements that a thread reads when they have arrived, each once in a launch. local: this rank has computed them.
 template <typename E> struct Arriving {
     E *at;
-    bool here;
+    bool local;
 
-    __device__ __forceinline__ Arriving operator+(int64_t i) const { return {at + i, here}; }
+    __device__ __forceinline__ Arriving operator+(int64_t i) const { return {at + i, local}; }
     __device__ __forceinline__ E operator*() const;
     __device__ __forceinline__ explicit operator uintptr_t() const { return (uintptr_t)at; }
 };
 
 template <typename E, int N> __device__ __forceinline__ Vector<E, N> load(const Arriving<E> &from) {
     typedef typename Bits<E>::Word Word;
-    if (from.here) return load<E, N>((const E *)from.at);
+    if (from.local) return load<E, N>((const E *)from.at);
     Word words[N];
     wait_for_words(words, (const Word *)from.at, Bits<E>::EMPTY);
     Vector<E, N> found, empty;
@@ -115,12 +115,12 @@ __device__ __forceinline__ void store(const Everywhere<E> &to, int64_t i, const 
 template <typename E> struct WarpPart {
     static constexpr int WIDE = 16 / sizeof(E);
     const Windows &windows;
-    const int64_t here, start, byte; // here: this rank. byte: of the part in a slot
+    const int64_t rank, start, byte; // rank: of this GPU. byte: of the part in a slot
     const int count, launch;         // launch: its parity
 
     // at: the byte in a slot where the vector starts.
     __device__ __forceinline__ WarpPart(const Windows &windows, int64_t at, int64_t length, int span, int block)
-        : windows(windows), here(windows.rank), start((int64_t)(block * blockDim.x + threadIdx.x) / 32 * span),
+        : windows(windows), rank(windows.rank), start((int64_t)(block * blockDim.x + threadIdx.x) / 32 * span),
           byte(at + start * sizeof(E)), count(max((int64_t)0, min(length - start, (int64_t)span))), launch(parity(windows)) {}
 
     // The part in the window of `receiver`, sent by `sender`. round: of the exchange, 0 or 1.
@@ -128,9 +128,9 @@ template <typename E> struct WarpPart {
         return (E *)(windows.of[receiver] + SLOTS_AT + ((2 * round + launch) * RANKS + sender) * (int64_t)SLOT + byte);
     }
 
-    // What `rank` sends to this rank in the first round. own: where this rank has its own elements.
-    __device__ __forceinline__ Arriving<E> from(int64_t rank, const E *own) const {
-        return {rank == here ? (E *)own : slot(0, here, rank), rank == here};
+    // What `sender` sends to this rank in the first round. own: where this rank has its own elements.
+    __device__ __forceinline__ Arriving<E> from(int64_t sender, const E *own) const {
+        return {sender == rank ? (E *)own : slot(0, rank, sender), sender == rank};
     }
 
     // Copies the part from memory to a slot, or from a slot to memory.
@@ -154,13 +154,13 @@ template <typename E> struct SliceExchange {
     const int count;
 
     __device__ __forceinline__ SliceExchange(const Windows &windows, int64_t at, int64_t length, int span, int block)
-        : part(windows, at, length, span, block), length(length), own(part.here * length + part.start), start(part.start),
+        : part(windows, at, length, span, block), length(length), own(part.rank * length + part.start), start(part.start),
           count(part.count) {}
 
     // First round: sends to each rank its slice of `vector`.
     __device__ __forceinline__ void send(const E *vector) const {
         for (int peer = 0; peer < RANKS; peer++)
-            if (peer != part.here) part.copy(part.slot(0, peer, part.here), vector + peer * length + start);
+            if (peer != part.rank) part.copy(part.slot(0, peer, part.rank), vector + peer * length + start);
     }
     __device__ __forceinline__ Arriving<E> received(const E *vector, int64_t rank) const { return part.from(rank, vector + own); }
 
@@ -168,15 +168,15 @@ template <typename E> struct SliceExchange {
     __device__ __forceinline__ Everywhere<E> updated(E *vector) const {
         Everywhere<E> to;
         #pragma unroll
-        for (int rank = 0; rank < RANKS; rank++) to.at[rank] = rank == part.here ? vector + own : part.slot(1, rank, part.here);
+        for (int rank = 0; rank < RANKS; rank++) to.at[rank] = rank == part.rank ? vector + own : part.slot(1, rank, part.rank);
         return to;
     }
 
     // Copies what the peers have stored to their slices of `vector`.
     __device__ __forceinline__ void finish(E *vector) const {
         for (int peer = 0; peer < RANKS; peer++)
-            if (peer != part.here)
-                part.copy(vector + peer * length + start, Arriving<E>{part.slot(1, part.here, peer), false});
+            if (peer != part.rank)
+                part.copy(vector + peer * length + start, Arriving<E>{part.slot(1, part.rank, peer), false});
     }
 };
 
@@ -192,7 +192,7 @@ template <typename E> struct WholeExchange {
 
     __device__ __forceinline__ void send(const E *vector) const {
         for (int peer = 0; peer < RANKS; peer++)
-            if (peer != part.here) part.copy(part.slot(0, peer, part.here), vector + own);
+            if (peer != part.rank) part.copy(part.slot(0, peer, part.rank), vector + own);
     }
     __device__ __forceinline__ Arriving<E> received(const E *vector, int64_t rank) const { return part.from(rank, vector + own); }
     __device__ __forceinline__ E *updated(E *vector) const { return vector + own; }

@@ -1,7 +1,9 @@
-// Windows: memory of the GPUs of one host which each of them has mapped. Blocks with the same number wait for each other.
+// Windows: memory of the GPUs of one host which each of them has mapped. A block waits only for the blocks of the peers that have
+// its number.
 //
-// A window has chunks (peer_exchange.cu), slots (peer_exchanges.cuh) and flags. Exchanges through windows run one after another, in
-// the same order and with the same grids on all ranks.
+// A window has chunks (peer_exchange.cu), slots and a counter of launches (peer_exchanges.cuh), flags of blocks, and flags of copy
+// engines (copy_exchange.py). Exchanges through windows run one after another, in the same order and with the same grids on all
+// ranks.
 //
 // Macros (peer_window.py): RANKS. MAX_BLOCKS: the most blocks of a grid. FLAGS_AT: the byte of a window where its flags start.
 #pragma once

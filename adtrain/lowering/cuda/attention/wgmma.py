@@ -44,7 +44,7 @@ class BackwardTile(NamedTuple):
 
     @property
     def stats(self) -> int:
-        """Numbers about a tile of queries: two of each row, and in fp16x2 the inverse scales."""
+        """Numbers about a tile of queries: two of each row, and in fp16x2 two inverse scales, padded to 16 bytes."""
         return 2 * self.queries + (4 if self.terms == 2 else 0)
 
     def shared(self, width: int) -> int:
@@ -99,7 +99,7 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
         return None
     if problem.gradient:
         tile = BACKWARD_TILES.get((packed_width(problem), terms_of(problem)))
-        return tile and Candidates(_seconds(target, problem, tile), [_backward(target, problem, tile)])
+        return None if tile is None else Candidates(_seconds(target, problem, tile), [_backward(target, problem, tile)])
     if problem.precision != "bfloat16":
         return None
     tiles = FORWARD_TILES[packed_width(problem)]
