@@ -1,4 +1,4 @@
-"""Updates fused with exchanges between GPUs, with all ranks run by the CPU in one launch, block by block."""
+"""Updates fused with exchanges between GPUs, with the launches of all ranks run by the CPU, block by block."""
 
 from __future__ import annotations
 

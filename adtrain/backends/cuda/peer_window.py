@@ -15,7 +15,7 @@ SLOT_BYTES = 4 << 20
 
 They take about 12 us at 344 GB/s. Longer exchanges gain more by running beside the kernels of the backward pass."""
 EMPTY = 0xFF
-"""The bytes of a slot of vectors before data arrives."""
+"""Each byte of a slot of vectors before data arrives."""
 MAX_BLOCKS = 1024
 """Maximum blocks of any grid that uses windows."""
 
