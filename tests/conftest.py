@@ -210,6 +210,7 @@ def on_numpy() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def compiled_where_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests marked `compiled` compile their Programs."""
     if request.node.get_closest_marker("compiled") is not None:
         monkeypatch.setattr(CpuBackend, "compile", COMPILE)
         monkeypatch.setattr(CpuBackend, "memory", MEMORY)

@@ -58,7 +58,7 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callabl
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    deadline = monotonic() + GRACE_SECONDS  # for the watchdog to say why
+    deadline = monotonic() + GRACE_SECONDS  # until then the watchdog may report a reason
     while any(codes) and watchdog.undecided and monotonic() < deadline and not over.wait(TICK_SECONDS):
         pass
     for line in filter(None, reasons):

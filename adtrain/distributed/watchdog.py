@@ -25,7 +25,7 @@ BEAT_SECONDS = 1.0
 TICK_SECONDS = 0.1
 """The longest time between two checks of the watchdog."""
 GRACE_SECONDS = 1.0
-"""How long after the report of an error the watchdog waits for those of other ranks: rank 0 prints its own."""
+"""How long the watchdog waits after a rank has reported an error. Rank 0 may have the same one, and prints its own."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Watchdog:
 
     @property
     def undecided(self) -> bool:
-        """Whether a rank has failed, or has not said that it is done: it may have to end the job."""
+        """Whether the watchdog may still end the job: a rank has failed, or has not reported that it is done."""
         return any(rank.failed is not None or not rank.done for rank in list(self.known.values()))
 
     @property

@@ -22,7 +22,6 @@ from adtrain.core.fused import (
 )
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.arena import aligned
 from adtrain.passes.fuse_elementwise import elementwise, is_loops
 from adtrain.passes.fuse_horizontally import MAX_POINTERS, blocks_in_launch
 from adtrain.passes.groups import Groups
@@ -30,7 +29,7 @@ from adtrain.passes.join_horizontals import independent, join_loops, merge_indep
 from adtrain.passes.places import nbytes
 
 VECTOR = 16
-"""Bytes: slices of vectors must be multiples."""
+"""Bytes: slices of vectors must be multiples, and items of all-gathers start at multiples."""
 MAX_GATHERED = 4 << 10
 """The most bytes that a rank sends in an all-gather of the same launch: one block does it."""
 GATHERED_BYTES = 64 << 10
@@ -113,7 +112,7 @@ def _one_launch(program: Program) -> Program:
     chosen, space = set(), GATHERED_BYTES
     for i, e in enumerate(program.equations):
         if e.primitive.name == "all_gather":
-            size = aligned(nbytes(e.inputs[0]))
+            size = -(-nbytes(e.inputs[0]) // VECTOR) * VECTOR
             if size <= min(MAX_GATHERED, space) and independent(groups, first, i):
                 space -= size
                 chosen.add(e.inputs[0])

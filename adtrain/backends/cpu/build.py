@@ -60,7 +60,7 @@ class Build:
             with ThreadPoolExecutor(os.cpu_count()) as threads:  # threads that wait for processes
                 futures = list[Future[None]]()
                 try:
-                    with blocked_signals():  # so that all threads that work are known
+                    with blocked_signals():  # so that `futures` has all jobs when Ctrl-C is delivered
                         futures += [threads.submit(job) for job in jobs]
                     report_status(f"compiling 0 of {len(futures)} files")
                     for done, future in enumerate(as_completed(futures), 1):

@@ -173,7 +173,7 @@ def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str
             _starting.discard(threading.get_ident())
         with process:
             try:
-                blocked.close()
+                blocked.close()  # delivers a signal that has come
                 messages = _messages(process, command[0])
             except BaseException:
                 end_all()

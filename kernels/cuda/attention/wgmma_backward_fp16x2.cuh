@@ -170,17 +170,6 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             for (int n = 0; n < SUMS; n++) k_sums[n] = fma(k_part[n], inverse * of_q, k_sums[n]);
         }
         release(barriers.keys.empty[0]);
-        #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int key = first + accumulator_row(2 * r);
-            if (key >= keys) continue;
-            const int64_t to = (tile.head / heads * keys + key) * row + tile.head % heads * HEAD_WIDTH;
-            #pragma unroll
-            for (int n = 2 * r; n < SUMS; n += 4) {
-                const int column = accumulator_column(n);
-                store_pair(by_k + to, column, k_sums[n] * (scale / LOG2_E), k_sums[n + 1] * (scale / LOG2_E));
-                store_pair(by_v + to, column, v_sums[n] * PROBABILITY_INVERSE, v_sums[n + 1] * PROBABILITY_INVERSE);
-            }
-        }
+        store_sums(by_k, by_v, k_sums, v_sums, scale / LOG2_E, PROBABILITY_INVERSE, tile, first, heads, keys, row);
     }
 }
