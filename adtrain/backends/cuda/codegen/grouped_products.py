@@ -18,19 +18,9 @@ from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.core.fused import body_of, column_sum_p
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.bf16x3 import (
-    BUFFERS,
-    CHUNK_BYTES,
-    CHUNK_ELEMENTS,
-    PRODUCER_THREADS,
-    STAGES,
-    TERMS,
-    TILE_K,
-    Bf16x3Tile,
-)
+from adtrain.lowering.cuda.gemm.bf16x3 import TILE_K, Bf16x3Tile, pipeline_bytes
 from adtrain.lowering.cuda.gemm.bf16x3 import THREADS as GEMM_THREADS
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_stage_cycles
-from adtrain.lowering.cuda.gemm.tiles import WARP
 from adtrain.passes.fuse_horizontally import product_lengths
 
 THREADS, VECTOR = 256, 4
@@ -54,7 +44,7 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
     multiply = stages * bf16x3_stage_cycles(tile)
     read = sum(ITEMSIZE * v.size for e in sums for v in e.inputs) / BYTES_PER_CYCLE
     blocks = min(max(1, round(target.multiprocessors * multiply / (multiply + read))), stages)
-    shared = _shared(tile)
+    shared = pipeline_bytes(tile, (True, False))
     macros = {
         "TILE_M": tile.m,
         "TILE_N": tile.n,
@@ -66,8 +56,7 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
         "GROUPED_LENGTHS": ",".join(f"{{{m},{n},{k}}}" for m, n, k in lengths),
     }
     factors = ", ".join(f"{{x{2 * i}, x{2 * i + 1}}}" for i in range(len(products)))
-    row_sums = PRODUCER_THREADS // WARP if shared_loads else 0
-    scratch = (sum(tiles) + blocks) * tile.m * (tile.n + row_sums) * ITEMSIZE
+    scratch = (sum(tiles) + blocks) * tile.m * (tile.n + bool(shared_loads)) * ITEMSIZE
     first = Part(
         [f"const T *const factors[][2] = {{{factors}}};", "multiply_group(factors, own, block);"],
         [v for e in products for v in matmul_of(e).inputs],
@@ -122,10 +111,3 @@ def _row_sum(equation: Equation, number: int, first_tile: int) -> Part:
 def _stages(tile: Bf16x3Tile, lengths: Sequence[tuple[int, int, int]]) -> list[int]:
     """The stages of all tiles of each product, whose M, N and K are given."""
     return [tile.tiles(1, m, n) * -(-k // TILE_K) for m, n, k in lengths]
-
-
-def _shared(tile: Bf16x3Tile) -> int:
-    """Bytes of shared memory of the products: the pipeline, and buffers of float32."""
-    copied = TILE_K * CHUNK_ELEMENTS * ITEMSIZE
-    chunks = (tile.m + tile.n) // CHUNK_ELEMENTS
-    return chunks * (STAGES * TERMS * (TILE_K + 1) * CHUNK_BYTES + BUFFERS * copied)

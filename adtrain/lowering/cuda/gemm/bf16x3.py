@@ -12,8 +12,8 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 
-TILE_M, TILE_K, STAGES, BUFFERS = 128, 32, 3, 2
-"""Rows of a tile; K of a pipeline stage; stages; buffers of float32 before the split."""
+TILE_M, TILE_K, STAGES, BUFFERS = 128, 32, 4, 2
+"""Rows of a tile; K of a pipeline stage; stages; buffers of float32 of B before the split."""
 THREADS, PRODUCER_THREADS = 512, 256
 """Threads of a block; threads that load and split operands."""
 TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
@@ -40,6 +40,16 @@ class Bf16x3Tile:
     def tiles(self, batch: int, m: int, n: int) -> int:
         """Tiles of ``batch`` results m x n."""
         return batch * -(-m // self.m) * -(-n // self.n)
+
+
+def pipeline_bytes(tile: Bf16x3Tile, transposed: tuple[bool, bool]) -> int:
+    """Shared memory of the stages, and of the buffers of B before the split."""
+    transpose_a, k_major = transposed
+    a = (TILE_K * (tile.m + 4) if transpose_a else tile.m * TILE_K) * FLOAT32.itemsize
+    across, down = (TILE_K // CHUNK_ELEMENTS, tile.n) if k_major else (tile.n // CHUNK_ELEMENTS, TILE_K)
+    b = TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
+    chunks = -(-across * down // PRODUCER_THREADS) * PRODUCER_THREADS
+    return STAGES * (a + b) + BUFFERS * chunks * CHUNK_ELEMENTS * FLOAT32.itemsize
 
 
 @dataclass(frozen=True)
@@ -83,14 +93,8 @@ class Bf16x3Gemm:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: the pipeline, and buffers of float32, which the tile of results overwrites."""
-        pipeline = staging = 0
-        for rows, k_major in ((self.tile.m, not self.transposed[0]), (self.tile.n, self.transposed[1])):
-            across, down = (TILE_K // CHUNK_ELEMENTS, rows) if k_major else (rows // CHUNK_ELEMENTS, TILE_K)
-            chunks = -(-across * down // PRODUCER_THREADS) * PRODUCER_THREADS
-            pipeline += STAGES * TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
-            staging += BUFFERS * chunks * CHUNK_ELEMENTS * 4
-        return pipeline + max(staging, TILE_M * (self.tile.n + 4) * 4)
+        """Bytes of shared memory: the pipeline, which the tile of results overwrites."""
+        return max(pipeline_bytes(self.tile, self.transposed), TILE_M * (self.tile.n + 4) * FLOAT32.itemsize)
 
     def kernel(self) -> CudaKernel:
         """The product, and with split-K the sum of the splits."""
