@@ -12,7 +12,13 @@ struct AccumulatorTile {
     __device__ __forceinline__ int column(int i) const { return column0 + accumulator_column(i); }
     __device__ __forceinline__ bool inside(int i) const { return row(i) < m && column(i) < n; }
 
-    __device__ __forceinline__ int64_t index(int row, int column) const { return (at.item * m + row) * n + column; }
+    __device__ __forceinline__ int64_t index(int row, int column) const {
+        int64_t offset = (at.item * m + row) * n + column;
+#if __CUDA_ARCH__
+        asm("" : "+l"(offset)); // hides the index from the compiler, which would store vectors element by element
+#endif
+        return offset;
+    }
 
     // Passes accumulator i to the epilogue.
     template <class Out, int COUNT> __device__ __forceinline__ void store(
