@@ -329,11 +329,11 @@ template <int REGISTERS, class Schedule, class Store> __device__ __forceinline__
     if (threadIdx.x == 0) barriers.init();
     __syncthreads();
     if (threadIdx.x < PRODUCER_THREADS) {
-        warpgroup_reg_dealloc<56>();
+        warpgroup_reg_dealloc<72>();
         produce(schedule, barriers, shared, (T *)(shared + STAGES * STAGE));
         if (REGISTERS > 0) warpgroup_reg_alloc<REGISTERS>();
     } else {
-        warpgroup_reg_alloc<200>();
+        warpgroup_reg_alloc<184>();
         consume<REGISTERS == 0>(schedule, barriers, shared, store);
         if (REGISTERS > 0) warpgroup_reg_dealloc<REGISTERS>();
     }
