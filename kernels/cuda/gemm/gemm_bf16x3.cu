@@ -10,8 +10,8 @@
 
 typedef StagedTile<TILE_M, TILE_N, SLICES> Tiled;
 #ifdef SHARED_BYTES
-constexpr int TILED_BYTES = Tiled::SIZE * sizeof(T);
-static_assert((PIPELINE_BYTES > TILED_BYTES ? PIPELINE_BYTES : TILED_BYTES) == SHARED_BYTES, "as `Bf16x3Gemm.shared` says");
+constexpr int AFTER_PIPELINE = BUFFERS * BUFFER > Tiled::SIZE ? BUFFERS * BUFFER : Tiled::SIZE;
+static_assert(STAGES * STAGE + AFTER_PIPELINE * (int)sizeof(T) == SHARED_BYTES, "as `Bf16x3Gemm.shared` in bf16x3.py says");
 #endif
 
 // All splits of all tiles of all matrices; block b computes numbers b, b + gridDim.x, ...
@@ -67,12 +67,13 @@ KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, co
     const Output output = {epilogue};
 #endif
     char *shared = (char *)shared_bytes;
-    const Tiled staged = {(T *)shared}; // over the pipeline, after all stages have been read
+    const Tiled staged = {(T *)(shared + STAGES * STAGE)}; // over the buffers of float32, which have all been read
     __shared__ Barriers barriers;
     multiply_splits<ONE_TILE ? 128 : 0>(schedule, barriers, shared,
         [&](const TileSplit &work, const AccumulatorTile &tile, int warpgroup, const float (&sums)[SUMS]) {
 #if ONE_TILE
-            named_barrier_sync(CONSUMERS * WARPGROUP); // all stages have been read
+            // A slice may end before the last stage. After both have ended, all buffers have been read.
+            if (SLICES > 1) named_barrier_sync(MULTIPLIERS * WARPGROUP);
             #pragma unroll
             for (int j = 0; j < SUMS; j += 2) {
                 const T value[] = {sums[j], sums[j + 1]};

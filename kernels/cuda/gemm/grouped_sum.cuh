@@ -36,12 +36,13 @@ __device__ __forceinline__ int64_t stages_before(int i) {
 __device__ __forceinline__ int first_stage(int block) { return stages_before(GROUPED_COUNT) * block / GROUPED_BLOCKS; }
 
 // The slots of scratch: one for each pair of a tile and a block that may meet. Each has the partial sums of a tile. After all
-// slots' sums come, with GROUPED_ROW_SUMS, the row sums of each.
+// slots' sums come, with GROUPED_ROW_SUMS, the row sums of each: those of every splitting warp, GROUPED_M in a row.
+constexpr int ROW_SUMS_WARPS = 4, ROW_SUMS_SIZE = ROW_SUMS_WARPS * GROUPED_M;
 __device__ __forceinline__ int64_t row_sums_at(int slot) {
     int slots = GROUPED_BLOCKS;
     #pragma unroll
     for (int i = 0; i < GROUPED_COUNT; i++) slots += Product(i).tiles();
-    return (int64_t)slots * (GROUPED_M * TILE_N) + (int64_t)slot * GROUPED_M;
+    return (int64_t)slots * (GROUPED_M * TILE_N) + (int64_t)slot * ROW_SUMS_SIZE;
 }
 
 // The slots `begin` to `end` of the tile of product I at a row and column. FIRST_TILE: the number of the first tile of product I
@@ -88,7 +89,10 @@ template <int I, int FIRST_TILE, int THREADS, class Out> __device__ __forceinlin
 template <int I, int FIRST_TILE> __device__ __forceinline__ TotalOf<T>::type row_sum(const char *scratch, int row) {
     const TileSlots<I, FIRST_TILE> slots(row, 0);
     TotalOf<T>::type total = 0;
-    for (int slot = slots.begin; slot <= slots.end; slot++)
-        total += ((const T *)scratch)[row_sums_at(slot) + row % GROUPED_M];
+    for (int slot = slots.begin; slot <= slots.end; slot++) {
+        const T *part = (const T *)scratch + row_sums_at(slot) + row % GROUPED_M;
+        #pragma unroll
+        for (int warp = 0; warp < ROW_SUMS_WARPS; warp++) total += part[warp * GROUPED_M];
+    }
     return total;
 }

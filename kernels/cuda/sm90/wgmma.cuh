@@ -138,10 +138,6 @@ __device__ __forceinline__ void wgmma(float (&sums)[SUMS], uint64_t a, uint64_t 
 // accumulators. So word i of four holds accumulators 2 i and 2 i + 1 of eight.
 #define REGISTER_WIDTHS(CASE) \
     CASE(32, 64, 32, 33, 34, 35, 36, 37, 38) \
-    CASE(36, 72, 36, 37, 38, 39, 40, 41, 42) \
-    CASE(40, 80, 40, 41, 42, 43, 44, 45, 46) \
-    CASE(44, 88, 44, 45, 46, 47, 48, 49, 50) \
-    CASE(48, 96, 48, 49, 50, 51, 52, 53, 54) \
     CASE(64, 128, 64, 65, 66, 67, 68, 69, 70)
 #define OF_TYPE(TYPE, COUNT, N, A0, A1, A2, A3, B, P, Y)                                                              \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #P ", 0;\n"                                              \
@@ -157,7 +153,7 @@ __device__ __forceinline__ void wgmma(float (&sums)[SUMS], uint64_t a, uint64_t 
 template <MmaKind KIND, bool TRANS_B, int SUMS>
 __device__ __forceinline__ void wgmma_registers(
     float (&sums)[SUMS], const uint32_t *a, uint64_t b, bool accumulate) {
-    static_assert(SUMS == 64 || (SUMS % 4 == 0 && SUMS >= 32 && SUMS <= 48), "a width of REGISTER_WIDTHS");
+    static_assert(SUMS == 32 || SUMS == 64, "a width of REGISTER_WIDTHS");
     static_assert(KIND == BFLOAT16 || KIND == FP16X2, "a type with 16 bits");
     REGISTER_WIDTHS(CASE)
 }

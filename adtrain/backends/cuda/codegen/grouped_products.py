@@ -25,6 +25,8 @@ from adtrain.passes.fuse_horizontally import product_lengths
 
 THREADS, VECTOR = 256, 4
 """Threads of a block of the second launch; neighbouring elements that a thread computes (GROUPED_VECTOR)."""
+ROW_SUMS_WARPS = 4
+"""Warps that add the rows of a factor; each stores its sums."""
 BYTES_PER_CYCLE = 30
 """Bytes that a multiprocessor reads in a cycle for sums of columns."""
 ITEMSIZE = np.dtype(np.float32).itemsize
@@ -44,7 +46,7 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
     multiply = stages * bf16x3_stage_cycles(tile)
     read = sum(ITEMSIZE * v.size for e in sums for v in e.inputs) / BYTES_PER_CYCLE
     blocks = min(max(1, round(target.multiprocessors * multiply / (multiply + read))), stages)
-    shared = pipeline_bytes(tile, (True, False))
+    shared = sum(pipeline_bytes(tile, (True, False)))
     macros = {
         "TILE_M": tile.m,
         "TILE_N": tile.n,
@@ -56,7 +58,8 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
         "GROUPED_LENGTHS": ",".join(f"{{{m},{n},{k}}}" for m, n, k in lengths),
     }
     factors = ", ".join(f"{{x{2 * i}, x{2 * i + 1}}}" for i in range(len(products)))
-    scratch = (sum(tiles) + blocks) * tile.m * (tile.n + bool(shared_loads)) * ITEMSIZE
+    row_sums = ROW_SUMS_WARPS if shared_loads else 0
+    scratch = (sum(tiles) + blocks) * tile.m * (tile.n + row_sums) * ITEMSIZE
     first = Part(
         [f"const T *const factors[][2] = {{{factors}}};", "multiply_group(factors, own, block);"],
         [v for e in products for v in matmul_of(e).inputs],

@@ -12,10 +12,10 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 
-TILE_M, TILE_K, STAGES, BUFFERS = 128, 32, 4, 2
-"""Rows of a tile; K of a pipeline stage; stages; buffers of float32 of B before the split."""
-THREADS, PRODUCER_THREADS = 512, 256
-"""Threads of a block; threads that load and split operands."""
+TILE_M, TILE_K, STAGES = 128, 32, 3
+"""Rows of a tile; K of a pipeline stage; stages."""
+THREADS = 512
+"""Threads of a block."""
 TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
 """bfloat16 terms of a float32; elements and bytes of a chunk, the unit of shared memory."""
 MIN_LENGTH = 64
@@ -42,14 +42,14 @@ class Bf16x3Tile:
         return batch * -(-m // self.m) * -(-n // self.n)
 
 
-def pipeline_bytes(tile: Bf16x3Tile, transposed: tuple[bool, bool]) -> int:
-    """Shared memory of the stages, and of the buffers of B before the split."""
-    transpose_a, k_major = transposed
-    a = (TILE_K * (tile.m + 4) if transpose_a else tile.m * TILE_K) * FLOAT32.itemsize
-    across, down = (TILE_K // CHUNK_ELEMENTS, tile.n) if k_major else (tile.n // CHUNK_ELEMENTS, TILE_K)
-    b = TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
-    chunks = -(-across * down // PRODUCER_THREADS) * PRODUCER_THREADS
-    return STAGES * (a + b) + BUFFERS * chunks * CHUNK_ELEMENTS * FLOAT32.itemsize
+def pipeline_bytes(tile: Bf16x3Tile, transposed: tuple[bool, bool]) -> tuple[int, int]:
+    """Shared memory of the stages, and of the buffers of float32 before the split."""
+    stage = 0
+    for rows, k_major in ((tile.m, not transposed[0]), (tile.n, transposed[1])):
+        across, down = (TILE_K // CHUNK_ELEMENTS, rows) if k_major else (rows // CHUNK_ELEMENTS, TILE_K)
+        stage += TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
+    buffers = 2 if tile.m + tile.n > 192 else 3
+    return STAGES * stage, buffers * (tile.m + tile.n) * TILE_K * FLOAT32.itemsize
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,9 @@ class Bf16x3Gemm:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory: the pipeline, which the tile of results overwrites."""
-        return max(pipeline_bytes(self.tile, self.transposed), TILE_M * (self.tile.n + 4) * FLOAT32.itemsize)
+        """Bytes of shared memory: the stages, and buffers of float32, which the tile of results overwrites."""
+        stages, buffers = pipeline_bytes(self.tile, self.transposed)
+        return stages + max(buffers, TILE_M * (self.tile.n + 4) * FLOAT32.itemsize)
 
     def kernel(self) -> CudaKernel:
         """The product, and with split-K the sum of the splits."""
