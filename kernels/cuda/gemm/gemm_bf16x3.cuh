@@ -122,11 +122,17 @@ template <> struct RowSums<false> {
     __device__ __forceinline__ void add(const float (&)[CHUNK_ELEMENTS]) {}
 };
 
-// Stages begin to end of the K of a tile. `slot`: where its sums go, if they are not the result.
+// Stages begin to end of the K of a tile; the first one follows the last one. `slot`: where its sums go, if they are not the result.
 struct TileSplit {
     Operands<TRANSPOSE_A, TRANSPOSE_B> matrices;
     TileCoord at;
     int begin, end, slot;
+
+    // The first k of a stage.
+    __device__ __forceinline__ int depth(int stage) const {
+        const int stages = (matrices.k + TILE_K - 1) / TILE_K;
+        return (stage < stages ? stage : stage - stages) * TILE_K;
+    }
 };
 
 // `copies`: of the buffers; `terms`: of the stages; `begun`: the first multiplying warpgroup is STAGGER stages ahead.
@@ -153,8 +159,8 @@ template <class Schedule> __device__ __forceinline__ void copy(Schedule schedule
         for (int i = work.begin; i < work.end; i++, state.advance()) {
             barriers.copies.wait_empty(state);
             T *buffer = buffers + state.stage * BUFFER;
-            a.start(buffer, i * TILE_K);
-            b.start(buffer + OperandA::BUFFER, i * TILE_K);
+            a.start(buffer, work.depth(i));
+            b.start(buffer + OperandA::BUFFER, work.depth(i));
             cp_async_arrive(barriers.copies.full[state.stage]);
         }
     }
@@ -236,10 +242,11 @@ struct Accumulators {
 
 // An element by FMA: its sum over the stages of a slice.
 __device__ __noinline__ T dot(const TileSplit &work, int slice, int row, int column) {
-    const int run = SLICES > 1 ? 1 : work.end - work.begin; // neighbouring stages of a slice
     T sum = 0;
-    for (int stage = work.begin + slice; stage < work.end; stage += SLICES * run)
-        sum += work.matrices.dot(row, column, stage * TILE_K, min((stage + run) * TILE_K, work.matrices.k));
+    for (int stage = work.begin + slice; stage < work.end; stage += SLICES) {
+        const int k = work.depth(stage);
+        sum += work.matrices.dot(row, column, k, min(k + TILE_K, work.matrices.k));
+    }
     return sum;
 }
 

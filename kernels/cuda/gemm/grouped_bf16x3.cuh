@@ -14,6 +14,14 @@ static_assert(WARPGROUP / WARP * TILE_M == ROW_SUMS_SIZE, "row sums as gemm/grou
 // A and B of each product.
 typedef const T *const (&Factors)[GROUPED_COUNT][2];
 
+// The stage of K with which tile number `tile` of a product begins: such that the blocks of its tiles, which share rows of a factor,
+// read these at the same time, once from device memory and then from the L2 cache. A tile is `blocks` blocks after the one before.
+__device__ __forceinline__ int first_depth(const Product &product, int tile) {
+    const int of_block = stages_before(GROUPED_COUNT) / GROUPED_BLOCKS, blocks = max(product.stages / of_block, 1);
+    const int shift = (product.stages - blocks * of_block) % product.stages;
+    return (tile * shift % product.stages + product.stages) % product.stages;
+}
+
 // The stages of a block: numbers `at` to `end` - 1 of the sequence.
 struct GroupSchedule {
     static constexpr bool ROW_SUMS = GROUPED_ROW_SUMS;
@@ -38,10 +46,11 @@ struct GroupSchedule {
         const int within = (at - first) / product.stages;
         work.matrices = {factors[i][0], factors[i][1], product.m, product.n, product.k};
         work.at = TileCoord(within, product.rows(), product.columns());
-        work.begin = (at - first) % product.stages;
-        work.end = min(product.stages, work.begin + end - at);
+        const int from = (at - first) % product.stages, count = min(product.stages - from, end - at);
+        work.begin = (from + first_depth(product, within)) % product.stages;
+        work.end = work.begin + count;
         work.slot = tile + within + block;
-        at += work.end - work.begin;
+        at += count;
         return true;
     }
 };
