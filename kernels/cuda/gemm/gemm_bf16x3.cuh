@@ -164,6 +164,8 @@ template <class Schedule> __device__ __forceinline__ void copy(Schedule schedule
             cp_async_arrive(barriers.copies.full[state.stage]);
         }
     }
+    cp_async_commit_group();
+    cp_async_wait_group<0>(); // before the threads end
 }
 
 // The splitting warpgroup.
