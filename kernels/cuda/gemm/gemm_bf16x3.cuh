@@ -11,116 +11,17 @@
 // A Schedule lists the work of a block: next(work) puts the next TileSplit into `work`, and returns false after the last one. If it
 // has ROW_SUMS, row_sums(work) returns where the sums of the rows of op(A) over the split go, or null.
 #pragma once
-#include "gemm/gemm.cuh"
-#include "sm90/bf16x3.cuh"
+#include "gemm/split_operand.cuh"
 #include "sm90/accumulator.cuh"
 
 constexpr int ROWS = 64, MULTIPLIERS = 2;           // of a multiplying warpgroup; warpgroups
 constexpr int SLICES = MULTIPLIERS * ROWS / TILE_M; // warpgroups with the same rows, which take turns at the stages
 static_assert(TILE_M == ROWS || TILE_M == MULTIPLIERS * ROWS, "rows of the multiplying warpgroups");
 constexpr int GEMM_THREADS = (2 + MULTIPLIERS) * WARPGROUP;
-constexpr int TILE_K = 32, MMA_K = 16, STAGES = 3;        // K of a stage and of an instruction
-constexpr int BUFFERS = TILE_M + TILE_N > 192 ? 2 : 3;    // of float32
-constexpr int SUMS = TILE_N / 2;                          // accumulators of a thread
-constexpr int STAGGER = 2;                                // stages by which a multiplying warpgroup starts before the next one
-
-// ROWS rows of op(A), or columns of op(B). Global memory has them as [row][k] if K_MAJOR, else as [k][row], with WIDE elements
-// per load. Shared memory has chunks of eight elements that are neighbours in global memory. A plane holds all chunks with the
-// same eight k (or rows). Planes are padded so that eight threads write without bank conflicts.
-template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
-    static constexpr int PLANES = (K_MAJOR ? TILE_K : ROWS) / CHUNK_ELEMENTS, PLANE_CHUNKS = K_MAJOR ? ROWS : TILE_K;
-    static constexpr int PLANE = (PLANE_CHUNKS + (K_MAJOR ? 2 : 1)) * CHUNK_BYTES, TERM = PLANES * PLANE; // bytes
-    static constexpr int SIZE = BF16X3_TERMS * TERM; // bytes of a stage
-    static constexpr int CHUNKS = PLANES * PLANE_CHUNKS, PER_THREAD = (CHUNKS + WARPGROUP - 1) / WARPGROUP;
-    static constexpr int BUFFER = CHUNKS * CHUNK_ELEMENTS; // float32 elements before the split
-    static_assert(ROWS % CHUNK_ELEMENTS == 0, "whole chunks");
-
-    const T *x;
-    int length, k, first; // rows and k of the matrix, and the first row of the tile
-
-    // By a warpgroup: starts the copies of a stage from k0 on. Neighbouring lanes of a warp copy neighbours in global memory.
-    __device__ __forceinline__ void start(T *buffer, int k0) const {
-        constexpr int COPIES = CHUNK_ELEMENTS / WIDE;
-        constexpr int UNROLL = WIDE == VECTOR && CHUNKS % WARPGROUP == 0 ? PER_THREAD * COPIES : 1;
-        #pragma unroll UNROLL // otherwise the addresses need too many registers
-        for (int i = 0; i < PER_THREAD * COPIES; i++) {
-            const int copy = i % COPIES * WARP + threadIdx.x % WARP, j = copy % COPIES * WIDE;
-            const int at = i / COPIES * WARPGROUP + threadIdx.x % WARPGROUP / WARP * WARP + copy / COPIES;
-            if (CHUNKS % WARPGROUP != 0 && at >= CHUNKS) break;
-            const int across = at % PLANES * CHUNK_ELEMENTS, down = at / PLANES;
-            const int row = first + (K_MAJOR ? down : across), depth = k0 + (K_MAJOR ? across : down);
-            const int remaining = row < length && depth < k ? K_MAJOR ? k - depth : length - row : 0;
-            const int from = K_MAJOR ? row * k + depth : depth * length + row;
-            cp_async<WIDE * sizeof(T)>(buffer + swizzled(at, j), x + from + j, remaining > j);
-        }
-    }
-
-    // By a warpgroup: splits the chunks of a buffer, and stores them in a stage. Passes each to `sums` before.
-    template <class Sums> static __device__ __forceinline__ void split(const T *buffer, char *stage, Sums &sums) {
-        #pragma unroll
-        for (int i = 0; i < PER_THREAD; i++) {
-            const int at = i * WARPGROUP + threadIdx.x % WARPGROUP;
-            if (CHUNKS % WARPGROUP != 0 && at >= CHUNKS) break;
-            float found[CHUNK_ELEMENTS];
-            #pragma unroll
-            for (int j = 0; j < CHUNK_ELEMENTS; j += VECTOR) {
-                const Vector<T, VECTOR> v = load<T, VECTOR>(buffer + swizzled(at, j));
-                #pragma unroll
-                for (int h = 0; h < VECTOR; h++) found[j + h] = v.lane[h];
-            }
-            sums.add(found);
-            Chunk terms[BF16X3_TERMS];
-            split_bf16x3(terms, found);
-            #pragma unroll
-            for (int p = 0; p < BF16X3_TERMS; p++)
-                *(Chunk *)(stage + p * TERM + at % PLANES * PLANE + at / PLANES * CHUNK_BYTES) = terms[p];
-        }
-    }
-
-    // The descriptor of term 0 and k 0 from row `row` on, and the offset to add for another term and k.
-    static __device__ __forceinline__ uint64_t descriptor(const char *stage, int row) {
-        return K_MAJOR ? smem_descriptor(stage + row * CHUNK_BYTES, PLANE, CORE_MATRIX_BYTES, NO_SWIZZLE)
-                       : smem_descriptor(stage + row / CHUNK_ELEMENTS * PLANE, CORE_MATRIX_BYTES, PLANE, NO_SWIZZLE);
-    }
-    static __device__ __forceinline__ int offset(int term, int k) {
-        return (term * TERM + (K_MAJOR ? k / CHUNK_ELEMENTS * PLANE : k * CHUNK_BYTES)) / CHUNK_BYTES;
-    }
-
-  private:
-    // The position of element j of chunk `at` in a buffer. The halves of some chunks are swapped so that eight threads read
-    // without bank conflicts.
-    static __device__ __forceinline__ int swizzled(int at, int j) {
-        return at * CHUNK_ELEMENTS + (j / VECTOR ^ at / 4 % 2) * VECTOR + j % VECTOR;
-    }
-};
-typedef Operand<TILE_M, !TRANSPOSE_A, WIDE_A> OperandA;
-typedef Operand<TILE_N, TRANSPOSE_B, WIDE_B> OperandB;
-constexpr int STAGE = OperandA::SIZE + OperandB::SIZE, BUFFER = OperandA::BUFFER + OperandB::BUFFER;
-
-// The sums of the rows of op(A) over a split, which a splitting thread adds up.
-template <bool ON> struct RowSums {
-    static_assert(ON && TRANSPOSE_A && WARP % OperandA::PLANES == 0, "the chunks of a thread are of the same rows");
-    float totals[CHUNK_ELEMENTS] = {};
-
-    __device__ __forceinline__ void add(const float (&found)[CHUNK_ELEMENTS]) {
-        #pragma unroll
-        for (int j = 0; j < CHUNK_ELEMENTS; j++) totals[j] += found[j];
-    }
-    // Stores the sums of each warp, TILE_M in a row, unless `to` is null.
-    __device__ __forceinline__ void finish(T *to) {
-        #pragma unroll
-        for (int j = 0; j < CHUNK_ELEMENTS; j++) {
-            float total = totals[j];
-            #pragma unroll
-            for (int lanes = OperandA::PLANES; lanes < WARP; lanes *= 2) total += __shfl_xor_sync(FULL_MASK, total, lanes);
-            const int lane = threadIdx.x % WARP;
-            if (to && lane < OperandA::PLANES) to[threadIdx.x % WARPGROUP / WARP * TILE_M + lane * CHUNK_ELEMENTS + j] = total;
-        }
-    }
-};
-template <> struct RowSums<false> {
-    __device__ __forceinline__ void add(const float (&)[CHUNK_ELEMENTS]) {}
-};
+constexpr int STAGES = 3, MMA_K = 16;                  // MMA_K: K of an instruction
+constexpr int BUFFERS = TILE_M + TILE_N > 192 ? 2 : 3; // of float32
+constexpr int SUMS = TILE_N / 2;                       // accumulators of a thread
+constexpr int STAGGER = 2;                             // stages by which a multiplying warpgroup starts before the next one
 
 // Stages begin to end of the K of a tile; the first one follows the last one. `slot`: where its sums go, if they are not the result.
 struct TileSplit {

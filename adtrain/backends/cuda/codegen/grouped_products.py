@@ -18,8 +18,8 @@ from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.core.fused import body_of, column_sum_p
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.bf16x3 import TILE_K, Bf16x3Tile, pipeline_bytes
 from adtrain.lowering.cuda.gemm.bf16x3 import THREADS as GEMM_THREADS
+from adtrain.lowering.cuda.gemm.bf16x3 import TILE_K, Bf16x3Tile, pipeline_bytes
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_stage_cycles
 from adtrain.passes.fuse_horizontally import product_lengths
 
