@@ -38,19 +38,19 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
         }
     }
 
-    // By a warpgroup: splits the chunks of a buffer, and stores them in a stage. Passes each to `sums` before.
+    // By a warpgroup: splits the chunks of a buffer, and stores them in a stage. Passes each to `sums` before. Loads a chunk before
+    // it stores the one before, so that the thread does not wait for each.
     template <class Sums> static __device__ __forceinline__ void split(const T *buffer, char *stage, Sums &sums) {
+        float next[CHUNK_ELEMENTS];
+        load_chunk(next, buffer, 0);
         #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
             const int at = i * WARPGROUP + threadIdx.x % WARPGROUP;
             if (CHUNKS % WARPGROUP != 0 && at >= CHUNKS) break;
             float found[CHUNK_ELEMENTS];
             #pragma unroll
-            for (int j = 0; j < CHUNK_ELEMENTS; j += VECTOR) {
-                const Vector<T, VECTOR> v = load<T, VECTOR>(buffer + swizzled(at, j));
-                #pragma unroll
-                for (int h = 0; h < VECTOR; h++) found[j + h] = v.lane[h];
-            }
+            for (int j = 0; j < CHUNK_ELEMENTS; j++) found[j] = next[j];
+            if (i + 1 < PER_THREAD) load_chunk(next, buffer, i + 1);
             sums.add(found);
             Chunk terms[BF16X3_TERMS];
             split_bf16x3(terms, found);
@@ -70,6 +70,17 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
     }
 
   private:
+    // Chunk i of this thread, if there is one.
+    static __device__ __forceinline__ void load_chunk(float (&to)[CHUNK_ELEMENTS], const T *buffer, int i) {
+        const int at = i * WARPGROUP + threadIdx.x % WARPGROUP;
+        if (CHUNKS % WARPGROUP != 0 && at >= CHUNKS) return;
+        #pragma unroll
+        for (int j = 0; j < CHUNK_ELEMENTS; j += VECTOR) {
+            const Vector<T, VECTOR> v = load<T, VECTOR>(buffer + swizzled(at, j));
+            #pragma unroll
+            for (int h = 0; h < VECTOR; h++) to[j + h] = v.lane[h];
+        }
+    }
     // The position of element j of chunk `at` in a buffer. The halves of some chunks are swapped so that eight threads read
     // without bank conflicts.
     static __device__ __forceinline__ int swizzled(int at, int j) {
