@@ -51,7 +51,7 @@ struct Barriers {
 };
 
 // The copying warpgroup.
-template <class Schedule> __device__ __forceinline__ void copy(Schedule schedule, Barriers &barriers, T *buffers) {
+template <class Schedule> __device__ __forceinline__ void copy_stages(Schedule schedule, Barriers &barriers, T *buffers) {
     PipelineState<BUFFERS> state;
     for (TileSplit work; schedule.next(work);) {
         const OperandA a = {work.matrices.a, work.matrices.m, work.matrices.k, work.at.row * TILE_M};
@@ -70,7 +70,7 @@ template <class Schedule> __device__ __forceinline__ void copy(Schedule schedule
 }
 
 // The splitting warpgroup.
-template <class Schedule> __device__ __forceinline__ void split(
+template <class Schedule> __device__ __forceinline__ void split_stages(
     Schedule schedule, Barriers &barriers, char *stages, const T *buffers) {
     PipelineState<BUFFERS> from;
     PipelineState<STAGES> to;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void recompute_non_finite(
 // A multiplying warpgroup: its rows of all splits of the block, which it passes to store(work, tile, warpgroup, sums). SEVERAL: a
 // block may have several splits.
 template <bool SEVERAL, class Schedule, class Store>
-__device__ __forceinline__ void consume(Schedule schedule, Barriers &barriers, const char *shared, const Store &store) {
+__device__ __forceinline__ void multiply_stages(Schedule schedule, Barriers &barriers, const char *shared, const Store &store) {
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / WARPGROUP - 2, 0); // warp-uniform
     PipelineState<STAGES> state;
     TileSplit work;
@@ -191,15 +191,15 @@ template <int REGISTERS, class Schedule, class Store> __device__ __forceinline__
     T *const buffers = (T *)(shared + STAGES * STAGE);
     if (threadIdx.x < WARPGROUP) {
         warpgroup_reg_dealloc<56>();
-        copy(schedule, barriers, buffers);
+        copy_stages(schedule, barriers, buffers);
         if (REGISTERS > 0) warpgroup_reg_alloc<REGISTERS>();
     } else if (threadIdx.x < 2 * WARPGROUP) {
         warpgroup_reg_dealloc<56>();
-        split(schedule, barriers, shared, buffers);
+        split_stages(schedule, barriers, shared, buffers);
         if (REGISTERS > 0) warpgroup_reg_alloc<REGISTERS>();
     } else {
         warpgroup_reg_alloc<200>();
-        consume<REGISTERS == 0>(schedule, barriers, shared, store);
+        multiply_stages<REGISTERS == 0>(schedule, barriers, shared, store);
         if (REGISTERS > 0) warpgroup_reg_dealloc<REGISTERS>();
     }
 }

@@ -7,7 +7,7 @@
 #include "gemm/grouped_sum.cuh"
 #include "gemm/gemm_bf16x3.cuh"
 
-static_assert(STAGES * STAGE + BUFFERS * BUFFER * (int)sizeof(T) == SHARED_BYTES, "as `_shared` in grouped_products.py says");
+static_assert(STAGES * STAGE + BUFFERS * BUFFER * (int)sizeof(T) == SHARED_BYTES, "as `pipeline_bytes` in bf16x3.py says");
 static_assert(TILE_M == GROUPED_M && TILE_K == GROUPED_K, "tiles and stages as gemm/grouped_sum.cuh counts them");
 static_assert(WARPGROUP / WARP * TILE_M == ROW_SUMS_SIZE, "row sums as gemm/grouped_sum.cuh reads them");
 
