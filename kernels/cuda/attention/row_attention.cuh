@@ -126,26 +126,25 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
         });
     }
 
-    // grad: the cotangents of q, k and v, side by side as in x. X_PITCH, CT_PITCH: elements from a row of x, or of out and ct, to
-    // the next.
-    template <int THREADS, int X_PITCH = PITCH, int CT_PITCH = ACROSS>
+    // grad: the cotangents of q, k and v, side by side as in x.
+    template <int THREADS>
     static __device__ __forceinline__ void backward(
         int t, const T *x, const T *out, const T *logsumexp, const T *ct, T *grad, T *scratch, T scale) {
         for_each_task<THREADS>(t, [&](int task, int head, int first) {
-            const T *q = x + first * X_PITCH + head * WIDTH, *own_ct = ct + first * CT_PITCH + head * WIDTH;
-            const T *own_out = out + first * CT_PITCH + head * WIDTH;
+            const T *q = x + first * PITCH + head * WIDTH, *own_ct = ct + first * ACROSS + head * WIDTH;
+            const T *own_out = out + first * ACROSS + head * WIDTH;
             T *const probabilities = scratch + task * 2 * TILE * TILE, *const ct_scores = probabilities + TILE * TILE;
             T *const own_grad = grad + first * PITCH + head * WIDTH;
             Scores scores, products;
-            scores.template multiply<WIDTH, false>(Matrix<X_PITCH, true>{q}, Matrix<X_PITCH, true>{q + ACROSS});
-            products.template multiply<WIDTH, false>(Matrix<CT_PITCH, true>{own_ct}, Matrix<X_PITCH, true>{q + 2 * ACROSS});
+            scores.template multiply<WIDTH, false>(Matrix<PITCH, true>{q}, Matrix<PITCH, true>{q + ACROSS});
+            products.template multiply<WIDTH, false>(Matrix<ACROSS, true>{own_ct}, Matrix<PITCH, true>{q + 2 * ACROSS});
             #pragma unroll
             for (int i = 0; i < Scores::TM; i++) {
                 const int row = Scores::WarpOp::row(i);
                 T delta = 0;
                 #pragma unroll
                 for (int k = 0; k < WIDTH; k += 16) {
-                    const int at = row * CT_PITCH + k + Scores::WarpOp::lane_c() * 4;
+                    const int at = row * ACROSS + k + Scores::WarpOp::lane_c() * 4;
                     const Vector<T, 4> a = load<T, 4>(own_ct + at), b = load<T, 4>(own_out + at);
                     #pragma unroll
                     for (int h = 0; h < 4; h++) delta = fma(a.lane[h], b.lane[h], delta);
@@ -163,11 +162,11 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
             products.store(ct_scores, TILE);
             __syncwarp();
             Columns queries, keys, values;
-            queries.template multiply<TILE, true>(Matrix<TILE, true>{ct_scores}, Matrix<X_PITCH, false>{q + ACROSS});
+            queries.template multiply<TILE, true>(Matrix<TILE, true>{ct_scores}, Matrix<PITCH, false>{q + ACROSS});
             queries.store(own_grad, PITCH);
-            keys.template multiply<TILE, true>(Matrix<TILE, false>{ct_scores}, Matrix<X_PITCH, false>{q});
+            keys.template multiply<TILE, true>(Matrix<TILE, false>{ct_scores}, Matrix<PITCH, false>{q});
             keys.store(own_grad + ACROSS, PITCH);
-            values.template multiply<TILE, true>(Matrix<TILE, false>{probabilities}, Matrix<CT_PITCH, false>{own_ct});
+            values.template multiply<TILE, true>(Matrix<TILE, false>{probabilities}, Matrix<ACROSS, false>{own_ct});
             values.store(own_grad + 2 * ACROSS, PITCH);
         });
     }

@@ -18,8 +18,6 @@ MAX_WIDTH, WIDTH_STEP = 64, 16
 """The largest width of a head; a width is a multiple of WIDTH_STEP."""
 MAX_HEADS, MAX_WARPS = 16, 8
 """Maximum heads; maximum warps of a block, among which the heads are divided."""
-PADDING, COPIED_BLOCKS = 4, 2
-"""Elements between rows in shared memory; blocks on a multiprocessor for which it must have room."""
 SCORES = 2 * ROWS**2 * np.dtype(np.float32).itemsize
 """Bytes of shared memory for the scores of a head and their cotangents."""
 
@@ -35,10 +33,6 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
     if not whole or x.heads > MAX_HEADS or x.width > MAX_WIDTH or x.width % WIDTH_STEP:
         return None
     threads, shared = min(x.heads, MAX_WARPS) * WARP, x.heads * SCORES
-    across = x.heads * x.width
-    rows_of_block = ROWS * (5 * across + 3 * PADDING + x.heads) * np.dtype(np.float32).itemsize
-    copied = problem.gradient and COPIED_BLOCKS * (shared + rows_of_block) <= target.shared
-    shared += rows_of_block if copied else 0
     launch = CudaLaunch(
         "attention/short.cu",
         "short_attention_grad" if problem.gradient else "short_attention",
@@ -53,7 +47,6 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
             "HEAD_WIDTH": x.width,
             "CAUSAL_ORDER": int(problem.causal),
             "BLOCK_THREADS": threads,
-            "COPIED_ROWS": int(copied),
             "SHARED_BYTES": shared,
         },
     )
