@@ -111,6 +111,33 @@ template <int THREADS, int ROWS, int LANES, typename Body> __device__ __forceinl
     }
 }
 
+// y = a b for few columns, b stored as [column][k]. LANES neighbouring threads keep a row of a in registers and multiply all columns
+// by it.
+template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int WIDE>
+__device__ __forceinline__ void narrow_products(int t, const A *a, const A *b, A *y) {
+    constexpr int VECTORS = K / (LANES * WIDE);
+    static_assert(VECTORS * LANES * WIDE == K, "whole vectors");
+    for_each_row<THREADS, ROWS, LANES>(t, [&](int row, int lane, bool live) {
+        Vector<A, WIDE> mine[VECTORS];
+        A sums[COLUMNS] = {};
+        #pragma unroll
+        for (int i = 0; i < VECTORS; i++) mine[i] = load<A, WIDE>(a + row * K + (i * LANES + lane) * WIDE);
+        #pragma unroll
+        for (int column = 0; column < COLUMNS; column++)
+            #pragma unroll
+            for (int i = 0; i < VECTORS; i++) {
+                const Vector<A, WIDE> other = load<A, WIDE>(b + column * K + (i * LANES + lane) * WIDE);
+                #pragma unroll
+                for (int h = 0; h < WIDE; h++) sums[column] = fma(mine[i].lane[h], other.lane[h], sums[column]);
+            }
+        #pragma unroll
+        for (int column = 0; column < COLUMNS; column++) {
+            const A sum = over_lanes<Sum, LANES>(sums[column]);
+            if (live && lane == column % LANES) y[row * COLUMNS + column] = sum;
+        }
+    });
+}
+
 // softmax or log_softmax of rows of LENGTH elements with stride INNER.
 template <bool LOGARITHM, int THREADS, int ROWS, int LENGTH, int INNER, int LANES, typename A>
 __device__ __forceinline__ void softmax(int t, const A *x, A *y) {

@@ -5,8 +5,9 @@ Values between equations stay in shared memory while they fit, otherwise in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from adtrain.backends.cuda.codegen.one_block_forms import Form, Step, form_of, is_checked
@@ -68,6 +69,8 @@ def part_of(
     copied: int = 0,
     larger: Collection[Variable] = (),
     forms: Callable[[Equation], Form] = form_of,
+    in_shared: Collection[Variable] = (),
+    in_place: Mapping[Variable, Variable] = MappingProxyType({}),
 ) -> Part:
     """The part for the equations of a body; ``names`` are the pointers to its values.
 
@@ -78,13 +81,18 @@ def part_of(
         larger: inputs of whole 16-byte vectors that are copied to shared memory if they are first read after a barrier,
             although they have more elements than there are threads.
         forms: how the block computes each equation.
+        in_shared: inputs in shared memory, which are not copied there.
+        in_place: for a value between equations the output in whose memory it lies. It is read once, by the elementwise
+            equation that computes the output.
     """
+    names = names | {v: names[output] for v, output in in_place.items()}
     body, names = _with_results(body, names, max(copied, threads))
-    own, timed, known = _with_copies(body, names, threads, forms, larger)
+    own, timed, known = _with_copies(body, names, threads, forms, larger, in_shared)
+    own = replace(own, outputs=(*own.outputs, *in_place))
     places, shared, scratch = _memory(own, timed, shared_limit)
     if not all(places[t.equation.outputs[0]][0] == "shared_bytes" for t in timed if t.asynchronous):
         timed, known = _schedule(body, names, threads, forms), names  # the copies do not fit
-        places, shared, scratch = _memory(body, timed, shared_limit)
+        places, shared, scratch = _memory(replace(body, outputs=own.outputs), timed, shared_limit)
     lines = []
     for v, (memory, at) in places.items():
         if isinstance(v, Variable):
@@ -121,6 +129,7 @@ def _with_copies(
     threads: int,
     forms: Callable[[Equation], Form],
     larger: Collection[Variable] = (),
+    in_shared: Collection[Variable] = (),
 ) -> tuple[Program, list[_Scheduled], dict[Variable, str]]:
     """The body, its schedule and the pointers, with inputs that are first read after a barrier prefetched into shared
     memory, if they are small or among ``larger``."""
@@ -128,7 +137,8 @@ def _with_copies(
     for e, begin, _ in _schedule(body, names, threads, forms):
         if not e.has(Trait.RESHAPE):
             first |= {v: min(begin, first.get(v, begin)) for v in e.inputs}
-    late = [v for v in body.inputs if first.get(v, 0) > 0 and (v in larger or _can_copy(v, v.size, threads))]
+    in_global = [v for v in body.inputs if v not in in_shared]
+    late = [v for v in in_global if first.get(v, 0) > 0 and (v in larger or _can_copy(v, v.size, threads))]
     copies = {v: Variable(v.type, v.device) for v in late}
     names = names | {w: f"e{i}" for i, w in enumerate(copies.values())}
     equations = tuple(renamed(e, copies) for e in body.equations)
@@ -136,17 +146,19 @@ def _with_copies(
     timed = []
     for found in _schedule(own, names, threads, forms):
         e = found.equation
-        timed.append(_copied(e.inputs[0], e.outputs[0], names) if _is_copy(e, body, threads) else found)
+        timed.append(
+            _copied(e.inputs[0], e.outputs[0], names) if _is_copy(e, in_global, body.outputs, threads) else found
+        )
     first_copies = (_copied_whole(v, w, names) if v in larger else _copied(v, w, names) for v, w in copies.items())
     return own, [*first_copies, *timed], names
 
 
-def _is_copy(equation: Equation, body: Program, threads: int) -> bool:
+def _is_copy(equation: Equation, inputs: Collection[Variable], outputs: Collection[Variable], threads: int) -> bool:
     """Whether it only broadcasts an input into shared memory."""
     if equation.primitive.name != "broadcast_to":
         return False
     (x,), (y,) = equation.inputs, equation.outputs
-    return x in body.inputs and y not in body.outputs and _can_copy(x, y.size, threads)
+    return x in inputs and y not in outputs and _can_copy(x, y.size, threads)
 
 
 def _can_copy(v: Variable, size: int, threads: int) -> bool:

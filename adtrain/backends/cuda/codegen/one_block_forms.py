@@ -19,6 +19,8 @@ from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_one_block import BY_INDEX
 
 WARP = 32
+MAX_SLICES = 4
+"""Maximum partial sums of an element of a product."""
 MAX_SERIAL_K = 32
 """Length K of a product up to which one thread computes an element alone."""
 
@@ -99,25 +101,35 @@ def _reduction(op: str) -> Form:
             ]
             return [Step(lines, min(outputs * lanes, threads))]
         wide = math.gcd(16 // x.type.dtype.itemsize, shape[last]) if last not in axes else 1
-        columns = outputs // wide
-        slices = max(1, min(threads // columns, count))
-        into = f"({a} *)partial" if slices > 1 else target
-        reduced = [
-            f"in_block::reduce_slices<{op}, {a}, THREADS, {outputs}, {count}, {slices}, {wide}>(t, {into},",
-            f"    [&](int o, int r) {{ return load<{e}, {wide}>({source} + {start} + {place}); }});",
-        ]
-        if slices == 1:
-            return [Step(reduced, min(columns, threads))]
-        lanes = lanes_for(slices, outputs, threads)
-        added = [
-            f"in_block::reduce_lanes<{op}, {a}, THREADS, {outputs}, {slices}, {lanes}>(t,",
-            f"    [&](int o, int r) {{ return (({a} *)partial)[r * {outputs} + o]; }},",
-            f"    [&](int o, {a} value) {{ {target}[o] = value; }});",
-        ]
-        size = slices * outputs * y.type.dtype.itemsize
-        return [Step(reduced, min(columns * slices, threads), size), Step(added, min(outputs * lanes, threads))]
+        read = f"return load<{e}, {wide}>({source} + {start} + {place});"
+        return _in_slices(op, y, count, min(threads * wide // outputs, count), wide, read, names, threads)
 
     return form
+
+
+def _in_slices(
+    op: str, y: Variable, count: int, slices: int, wide: int, read: str, names: Names, threads: int
+) -> Sequence[Step]:
+    """A reduction of `count` elements to each of y, in `slices` if that is more than one, which are then reduced.
+
+    `read` returns element r of `wide` neighbouring results from o on.
+    """
+    target, a, columns, slices = names[y], c_type(y.type.dtype), y.size // wide, max(slices, 1)
+    into = f"({a} *)partial" if slices > 1 else target
+    reduced = [
+        f"in_block::reduce_slices<{op}, {a}, THREADS, {y.size}, {count}, {slices}, {wide}>(t, {into},",
+        f"    [&](int o, int r) {{ {read} }});",
+    ]
+    if slices == 1:
+        return [Step(reduced, min(columns, threads))]
+    lanes = lanes_for(slices, y.size, threads)
+    added = [
+        f"in_block::reduce_lanes<{op}, {a}, THREADS, {y.size}, {slices}, {lanes}>(t,",
+        f"    [&](int o, int r) {{ return (({a} *)partial)[r * {y.size} + o]; }},",
+        f"    [&](int o, {a} value) {{ {target}[o] = value; }});",
+    ]
+    size = slices * y.size * y.type.dtype.itemsize
+    return [Step(reduced, min(columns * slices, threads), size), Step(added, min(y.size * lanes, threads))]
 
 
 def _along_axis(function: str) -> Form:
@@ -228,8 +240,18 @@ def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     """A few rows by a small matrix: one thread for a short sum, several lanes for a long one."""
     (a, b), (y,) = equation.inputs, equation.outputs
     transposed = equation.params["transpose_b"]
-    (m, n), k = y.type.shape, a.type.shape[1]
+    (m, n), k = y.type.shape, a.size // y.type.shape[0]
     t, pointers = c_type(y.type.dtype), ", ".join(names[v] for v in (a, b, y))
+    if equation.params["transpose_a"]:
+        wide = math.gcd(16 // y.type.dtype.itemsize, n)
+        read = (
+            f"const {t} left = {names[a]}[r * {m} + o / {n}]; "
+            f"auto products = load<{t}, {wide}>({names[b]} + r * {n} + o % {n}); "
+            f"for (int i = 0; i < {wide}; i++) products.lane[i] *= left; "
+            "return products;"
+        )
+        slices = min(threads * wide // y.size, k, MAX_SLICES)
+        return _in_slices("Sum", y, k, slices, wide, read, names, threads)
     if k <= MAX_SERIAL_K:
         steps = f"1, {k}" if transposed else f"{n}, 1"
         line = f"in_block::short_products<{t}, THREADS, {m}, {n}, {k}, {steps}>(t, {pointers});"
