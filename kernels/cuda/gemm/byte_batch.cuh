@@ -19,7 +19,8 @@ template <int INPUTS, int BATCH> struct ByteBatch {
     static constexpr int CHUNKS = INPUTS / CHUNK, COLUMNS = BATCH / 8, WORDS = COLUMNS * 2; // words of a lane for a chunk
     static constexpr int PACKED = CHUNKS * WORDS * WARP * 4; // bytes
 
-    // What a lane has of a chunk, as pairs of float16: [row of the batch / 8][first or last two of four inputs].
+    // What a lane has of a chunk, as pairs of float16. Words 2i and 2i + 1 are the B operand of an mma. direct: [row of the batch / 8]
+    // [first or last two of four inputs]; transposed: [row of the batch / 16][first or last two of four inputs][row / 8 % 2].
     struct Words {
         uint32_t at[WORDS];
 
@@ -51,7 +52,7 @@ template <int INPUTS, int BATCH> struct ByteBatch {
         #pragma unroll
         for (int i = 0; i < WORDS; i++) {
             direct_words.at[i] = bytes_as_pair(bytes[i / 2], i % 2 * 2);
-            transposed_words.at[i] = transposed_matrix(direct_words.at[i]);
+            transposed_words.at[i / 4 * 4 + i % 2 * 2 + i / 2 % 2] = transposed_matrix(direct_words.at[i]);
         }
         direct_words.store(direct, chunk, lane);
         transposed_words.store(transposed, chunk, lane);

@@ -9,22 +9,24 @@
 // Lane (g, c), g = lane / 4, c = lane % 4, has inputs 4c ... 4c + 3 of units g and g + 8: see gemm/byte_batch.cuh. So the result
 // of the gradient product is an operand of the next product, and lanes exchange nothing (Dao, FlashAttention-2, 2023).
 #pragma once
+#include "common/epilogue.cuh"
 #include "gemm/byte_batch.cuh"
 #include "sm90/cluster.cuh"
 
 // WEIGHT_SCALE * weight is split into float16 terms. Weights up to 511 fit. The error is at most 2^-32, or 2^-22 of the weight.
 constexpr float WEIGHT_SCALE = 128;
 
-// Copies elements. All threads of the block call it.
-template <typename E> __device__ __forceinline__ void copy(E *to, const E *from, int count) {
-    for (int i = threadIdx.x; i < count; i += THREADS) to[i] = from[i];
+// Copies `length` elements of each of `rows` rows. All threads of the block call it. pitch: elements from a row to the next.
+template <typename E>
+__device__ __forceinline__ void copy_rows(E *to, int to_pitch, const E *from, int from_pitch, int rows, int length) {
+    for (int i = threadIdx.x; i < rows * length; i += THREADS)
+        to[i / length * to_pitch + i % length] = from[i / length * from_pitch + i % length];
 }
 
-// STATES: the number of arrays: the weights and their optimizer state. PARTIAL_SUMS: partial sums of all outputs that the warps
-// exchange at a time.
+// STATES: the number of arrays: the weights and their optimizer state.
 //
 // A tile is 16 units. A group of warps has a warp for each tile, and the groups divide the inputs.
-template <int INPUTS, int UNITS, int BATCH, int STATES, int PARTIAL_SUMS> struct ResidentLayer {
+template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
     typedef ByteBatch<INPUTS, BATCH> Bytes;
     typedef typename Bytes::Words Words;
     typedef Vector<float, 4> Four;
@@ -33,25 +35,29 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, int PARTIAL_SUMS> struct
     static_assert(INPUTS % CHUNK == 0 && UNITS % 16 == 0 && BATCH % 16 == 0 && GROUPS * TILES * WARP == THREADS, "whole tiles");
 
     // Bytes of shared memory. RESIDENT: weights and optimizer state. SUMS: sums of weights and gradients, and the rows of a batch.
-    // WORKSPACE: operands and partial sums; between the passes other code may use it.
+    // WORKSPACE: sums, operands and partial sums; between the passes other code may use it.
     static constexpr int RESIDENT = STATES * INPUTS * UNITS * 4, SUMS = (GROUPS + 2 * K_STEPS) * UNITS * 4 + BATCH * 4;
+    static constexpr int PITCH = UNITS + 4; // of a row of sums, for fewer bank conflicts
+    static constexpr int AT_ONCE = 2; // columns of partial sums that the warps exchange at a time
+    static constexpr int ALL_SUMS = BATCH * PITCH * 4, PARTIAL_SUMS = GROUPS * TILES * AT_ONCE * WARP * 16;
     static constexpr int FRAGMENTS = SPLIT_TERMS * TILES * K_STEPS * WARP * 16;
-    static constexpr int WORKSPACE = FRAGMENTS + PARTIAL_SUMS * UNITS * BATCH * 4;
+    static constexpr int WORKSPACE = ALL_SUMS + (FRAGMENTS > PARTIAL_SUMS ? FRAGMENTS : PARTIAL_SUMS);
 
     char *const resident; // weights and optimizer state
     float *const weight_sums, *const gradient_sums, *const gradient_maxima; // [group][unit]; [K step][unit]
     uint32_t *const rows; // where the examples of the next batch begin in the table
+    float *const sums; // of the outputs
     char *const fragments; // the gradient of the outputs, as an operand
-    float *const sums; // partial sums of the outputs, then the whole sums
+    float *const partial_sums; // of the outputs, in the same memory
     const float scale, shift;
     const int tile, group, lane, g, c, begin, end; // chunks of inputs from begin to end are this warp's
 
-    // workspace: `size` bytes, at least WORKSPACE; the other shared memory follows.
+    // workspace: `size` bytes, of which this uses the first WORKSPACE; the other shared memory follows.
     __device__ ResidentLayer(unsigned char *workspace, int size, float scale, float shift)
         : resident((char *)workspace + size), weight_sums((float *)(resident + RESIDENT)),
           gradient_sums(weight_sums + GROUPS * UNITS), gradient_maxima(gradient_sums + K_STEPS * UNITS),
-          rows((uint32_t *)(gradient_maxima + K_STEPS * UNITS)), fragments((char *)workspace),
-          sums((float *)(fragments + FRAGMENTS)), scale(scale), shift(shift),
+          rows((uint32_t *)(gradient_maxima + K_STEPS * UNITS)), sums((float *)workspace),
+          fragments((char *)workspace + ALL_SUMS), partial_sums((float *)fragments), scale(scale), shift(shift),
           tile(threadIdx.x / WARP % TILES), group(threadIdx.x / WARP / TILES), lane(threadIdx.x % WARP), g(lane / 4), c(lane % 4),
           begin(group * CHUNKS / GROUPS), end((group + 1) * CHUNKS / GROUPS) {}
 
@@ -78,11 +84,14 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, int PARTIAL_SUMS> struct
         if (!valid) *bad = 1;
         return threadIdx.x < BATCH && valid ? (int64_t)indices[batch * BATCH + threadIdx.x] : 0;
     }
-    // Stores where the example of row threadIdx.x begins in the table of `count` examples. A barrier of the block must follow.
-    __device__ __forceinline__ void set_row(int64_t example, int count, int *bad) const {
+    // Stores where the example of row threadIdx.x begins in the table of `count` examples, and prefetches it to L2. A barrier of the
+    // block must follow.
+    __device__ __forceinline__ void set_row(const uint8_t *table, int64_t example, int count, int *bad) const {
         const bool valid = example >= 0 && example < count;
         if (!valid) *bad = 1;
-        if (threadIdx.x < BATCH) rows[threadIdx.x] = valid ? (uint32_t)example * INPUTS : 0;
+        if (threadIdx.x >= BATCH) return;
+        rows[threadIdx.x] = valid ? (uint32_t)example * INPUTS : 0;
+        if (threadIdx.x % CLUSTER == cluster_rank()) prefetch_l2(table + rows[threadIdx.x], INPUTS);
     }
 
     // Packs the batch in `rows`. The warps of the cluster divide the chunks. A barrier of the cluster must follow.
@@ -108,21 +117,22 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, int PARTIAL_SUMS> struct
             split_terms<FLOAT16>(w.lane[0] * WEIGHT_SCALE, w.lane[1] * WEIGHT_SCALE, terms[half]);
             split_terms<FLOAT16>(w.lane[2] * WEIGHT_SCALE, w.lane[3] * WEIGHT_SCALE, terms[half + 2]);
         }
-        constexpr int AT_ONCE = COLUMNS % 4 == 0 ? 4 : 2; // independent products, between two products that add to the same sum
+        constexpr int INDEPENDENT = COLUMNS % 4 == 0 ? 4 : 2; // independent products, between two products that add to the same sum
         #pragma unroll
-        for (int first = 0; first < COLUMNS; first += AT_ONCE)
+        for (int first = 0; first < COLUMNS; first += INDEPENDENT)
             #pragma unroll
             for (int term = SPLIT_TERMS - 1; term >= 0; term--) {
                 const uint32_t a[4] = {terms[0][term], terms[1][term], terms[2][term], terms[3][term]};
                 #pragma unroll
-                for (int j = first; j < first + AT_ONCE; j++)
+                for (int j = first; j < first + INDEPENDENT; j++)
                     multiply_add<FLOAT16>(outputs.values[j], a, words.at[2 * j], words.at[2 * j + 1]);
             }
     }
 
-    // Adds the outputs of all groups, in a fixed order. Afterwards sums[row * UNITS + unit], row of the batch, is the sum of
+    // Adds the outputs of all groups, in a fixed order. Afterwards sums[row * PITCH + unit], row of the batch, is the sum of
     // WEIGHT_SCALE * weight * byte over all inputs. Ends with a barrier of the block.
-    __device__ __forceinline__ void add_groups(Outputs &outputs) const {
+    __device__ __forceinline__ void add_groups(const Outputs &outputs) const {
+        constexpr int COUNT = TILES * AT_ONCE * WARP * 4; // sums at a time
         #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = outputs.weight_sums[half];
@@ -130,60 +140,52 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, int PARTIAL_SUMS> struct
             sum += __shfl_xor_sync(FULL_MASK, sum, 2);
             if (c == 0) weight_sums[group * UNITS + tile * 16 + half * 8 + g] = sum;
         }
-        #pragma unroll 1
-        for (int left = GROUPS; left > 1;) {
-            const int moved = min(PARTIAL_SUMS, left / 2), receiver = group - left + moved;
+        #pragma unroll
+        for (int first = 0; first < COLUMNS; first += AT_ONCE) {
             __syncthreads();
-            if (receiver >= 0 && group < left)
+            #pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                Four four;
                 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) {
-                    Four four;
-                    #pragma unroll
-                    for (int i = 0; i < 4; i++) four.lane[i] = outputs.values[j][i];
-                    *partial_sum(receiver, j) = four;
-                }
+                for (int i = 0; i < 4; i++) four.lane[i] = outputs.values[first + j][i];
+                ((Four *)partial_sums)[((group * TILES + tile) * AT_ONCE + j) * WARP + lane] = four;
+            }
             __syncthreads();
-            if (group < moved)
+            #pragma unroll
+            for (int at = threadIdx.x; at < COUNT; at += THREADS) {
+                float sum = 0;
                 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) {
-                    const Four four = *partial_sum(group, j);
-                    #pragma unroll
-                    for (int i = 0; i < 4; i++) outputs.values[j][i] += four.lane[i];
-                }
-            left -= moved;
+                for (int i = 0; i < GROUPS; i++) sum += partial_sums[i * COUNT + at];
+                const int i = at % 4, of_c = at / 4 % 4, of_g = at / 16 % 8, j = at / 128 % AT_ONCE, of_tile = at / 128 / AT_ONCE;
+                sums[(8 * (first + j) + 2 * of_c + i % 2) * PITCH + of_tile * 16 + i / 2 * 8 + of_g] = sum;
+            }
         }
         __syncthreads();
-        if (group == 0)
-            #pragma unroll
-            for (int j = 0; j < COLUMNS; j++)
-                #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    sums[(8 * j + 2 * c + i % 2) * UNITS + tile * 16 + i / 2 * 8 + g] = outputs.values[j][i];
-        __syncthreads();
-    }
-    // Four values of partial sum `number`, in column j.
-    __device__ __forceinline__ Four *partial_sum(int number, int j) const {
-        return (Four *)sums + ((number * TILES + tile) * COLUMNS + j) * WARP + lane;
     }
 
     // Computes the outputs of this block from `sums`. Calls epilogue(row of the batch, unit, outputs of four units from `unit` on).
     template <typename Epilogue> __device__ __forceinline__ void finish(const uint8_t *table, const Epilogue &epilogue) const {
         for (int i = threadIdx.x; i < BATCH * UNITS / 4; i += THREADS) {
             const int row = i / (UNITS / 4), unit = i % (UNITS / 4) * 4;
-            float found[4];
+            const Four four = *(const Four *)(sums + row * PITCH + unit);
+            float found[4], weights[4] = {};
+            #pragma unroll
+            for (int w = 0; w < GROUPS; w++) {
+                const Four of_group = *(const Four *)(weight_sums + w * UNITS + unit);
+                #pragma unroll
+                for (int k = 0; k < 4; k++) weights[k] += of_group.lane[k];
+            }
             #pragma unroll
             for (int k = 0; k < 4; k++) {
-                float weights = 0;
-                #pragma unroll
-                for (int w = 0; w < GROUPS; w++) weights += weight_sums[w * UNITS + unit + k];
-                const float sum = sums[row * UNITS + unit + k] * (scale / WEIGHT_SCALE);
-                found[k] = (finite(sum) ? sum : scale * float32_sum(table + rows[row], unit + k)) + shift * weights;
+                const float sum = four.lane[k] * (scale / WEIGHT_SCALE);
+                found[k] = (finite(sum) ? sum : scale * float32_sum(resident, table + rows[row], unit + k)) + shift * weights[k];
             }
             epilogue(row, unit, found);
         }
     }
     // The sum of weight * byte over the inputs, in float32: for units with a weight that is too large for float16.
-    __device__ __noinline__ float float32_sum(const uint8_t *bytes, int unit) const {
+    // It is static, so that the members of this struct stay in registers, and the compiler sees that they point to shared memory.
+    static __device__ __noinline__ float float32_sum(const char *resident, const uint8_t *bytes, int unit) {
         float sum = 0;
         for (int i = 0; i < INPUTS; i++) {
             const int place = ((i / CHUNK * TILES + unit / 16) * 2 + unit / 8 % 2) * WARP + unit % 8 * 4 + i % CHUNK / 4;
@@ -285,9 +287,10 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, int PARTIAL_SUMS> struct
                     #pragma unroll
                     for (int pair = 0; pair < 2; pair++)
                         multiply_add<FLOAT16>(
-                            gradients[term][pair], a.lane, this_batch.at[4 * step + pair], this_batch.at[4 * step + 2 + pair]);
+                            gradients[term][pair], a.lane, this_batch.at[4 * step + 2 * pair], this_batch.at[4 * step + 2 * pair + 1]);
                 }
             this_batch.load(transposed, ahead, lane);
+            __syncwarp(); // so that the compiler does not move the loads down, behind the updates
             Four weights[2];
             #pragma unroll
             for (int half = 0; half < 2; half++) {

@@ -1,0 +1,171 @@
+"""Where the values of resident steps lie: in the shared memory of a block, or in scratch memory.
+
+Values that a step replaces, such as the weights of the other layers, have two places: one that this step reads, and one
+that the next step reads. An elementwise equation may write the new value over the old one, if nothing else reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from adtrain.backends.cuda.codegen.part import aligned
+from adtrain.codegen.expressions import c_type
+from adtrain.core.fused import body_of, loops_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.cluster_shards import ClusterShards
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.places import nbytes
+from adtrain.passes.resident_layer import ResidentLayer, carried
+
+ALIGNMENT = 16
+MIN_SHARED = 10 << 10
+"""Bytes of shared memory for the values between the equations of a segment."""
+
+
+class ResidentPlaces:
+    """The places of a block's values.
+
+    Attributes:
+        carried: the values that a step replaces, other than those of the layer; for each the value in the next step.
+        copied: the inputs that a block copies: carried ones and sharded ones.
+        replaced: the carried values that the step replaces in the same memory.
+        swapped: the memories of the other carried values. For each its name, where it begins, and its bytes for a step.
+        names: where each value of a block lies in a step, as C text.
+        in_shared: the values in shared memory.
+        workspace: bytes of shared memory in front of the resident values.
+        shared_bytes: those at its beginning that are left to the equations of a segment.
+        exchanged_bytes: of scratch memory, for values that blocks exchange.
+        scratch_bytes: of scratch memory of a block.
+    """
+
+    def __init__(
+        self,
+        body: Program,
+        layer: ResidentLayer,
+        blocks: int,
+        shards: ClusterShards,
+        shared: int,
+        update_arguments: Sequence[Variable],
+        pointers: Mapping[Variable, str],
+    ) -> None:
+        self.body, self.layer, self.blocks, self.shards = body, layer, blocks, shards
+        self.update_arguments = update_arguments
+        resident = {v for pair in layer.states for v in pair}
+        self.carried = {before: after for before, after in carried(body).items() if before not in resident}
+        self.copied = [v for v in body.inputs if v in self.carried or (v in shards.axes and v not in resident)]
+        self.replaced = {v for v in self.carried if self._in_place(v)}
+        self.names = {v: pointers[v] for v in body.inputs if v not in self.copied}
+        self.workspace = (shared - layer.shared_bytes(blocks)[0]) // ALIGNMENT * ALIGNMENT
+        self.swapped: list[tuple[str, str, int]] = []
+        self.in_shared: set[Variable] = set()
+        self.exchanged_bytes = self._place_exchanged()
+        self.shared_bytes, self.scratch_bytes = self._place_own()
+
+    def name(self, v: Variable) -> str:
+        """C text: where the part of a value lies that a block has."""
+        return self.names[self._part(self._source(v))]
+
+    def _part(self, v: Variable) -> Variable:
+        return self.shards.of_block.get(v, v)
+
+    def _place_exchanged(self) -> int:
+        """Give each value that blocks exchange its place in scratch memory. Returns its bytes."""
+        at = 0
+        for partial, of_blocks in self.shards.partial.items():
+            size = aligned(nbytes(partial))
+            self.names |= {v: _cast(v, f"exchanged + {at + i * size}") for i, v in enumerate(of_blocks)}
+            self.names[partial] = _cast(partial, f"exchanged + {at} + cluster_rank() * {size}")
+            at += size * self.blocks
+        for v in self.layer.forward.outputs if self.shards.gathered else ():
+            self.names[v] = _cast(v, f"exchanged + {at}")
+            at += aligned(nbytes(v))
+        return at
+
+    def _place_own(self) -> tuple[int, int]:
+        """Give each other value its place: in shared memory while there is room, otherwise in scratch memory.
+
+        Returns the bytes of shared memory that are left to parts, at its beginning, and those of scratch memory.
+        """
+        _, sums, rest = self.layer.shared_bytes(self.blocks)
+        top, scratch = self.workspace, 0
+        here: list[Variable] = []
+        there: list[Variable] = []
+        for v in sorted(self.copied, key=lambda v: nbytes(self._part(v))):  # they stay while the layer uses the rest
+            size = aligned(nbytes(self._part(v))) * self._places(v)
+            fits = top - size >= max(sums + rest, MIN_SHARED)
+            top -= size if fits else 0
+            (here if fits else there).append(v)
+        for memory, begin, group in (("shared", f"shared_bytes + {top}", here), ("own", "scratch", there)):
+            step = sum(aligned(nbytes(self._part(v))) for v in group if self._places(v) == 2)
+            at, scratch = 0, 2 * step
+            for v in group:
+                old, new = self._part(v), self._part(self.carried.get(v, v))
+                if self._places(v) == 1:
+                    self.names |= dict.fromkeys((old, new), _cast(old, f"{begin} + {scratch}"))
+                    scratch += aligned(nbytes(old))
+                else:
+                    self.names |= {old: _cast(old, f"this_{memory} + {at}"), new: _cast(new, f"next_{memory} + {at}")}
+                    at += aligned(nbytes(old))
+                if group is here:
+                    self.in_shared |= {old, new}
+            self.swapped.append((memory, begin, step))
+        first = map(self._part, (*self.layer.forward.outputs, self._source(gradient_of(self.layer))))
+        made = [v for program in (*self.shards.segments, self.shards.rest) for v in program.outputs]
+        for v in dict.fromkeys((*first, *sorted(made, key=nbytes))):
+            size = aligned(nbytes(v))
+            if v in self.names:
+                continue
+            if top - size >= max(sums, MIN_SHARED):
+                top -= size
+                self.names[v] = _cast(v, f"shared_bytes + {top}")
+                self.in_shared.add(v)
+            else:
+                self.names[v] = _cast(v, f"scratch + {scratch}")
+                scratch += size
+        return top, scratch
+
+    def _places(self, v: Variable) -> int:
+        """In how many places an input of the kernel lies that a block copies."""
+        return 2 if v in self.carried and v not in self.replaced else 1
+
+    def _in_place(self, before: Variable) -> bool:
+        """Whether the equation that replaces a carried value may write the new one to the same memory."""
+        old, new = self._part(before), self._part(self.carried[before])
+        programs = [*self.shards.segments, self.shards.rest]
+        at = next(i for i, program in enumerate(programs) if new in program.outputs)
+        (e,) = (e for e in programs[at].equations if new in e.outputs)
+        later = any(old in program.inputs for program in programs[at + 1 :])
+        alone = [*programs[at].readers.get(old, [])] in ([], [e])
+        return _by_element(e) and alone and not later and before not in map(self._source, self.update_arguments)
+
+    def values_in_outputs(self, segment: Program) -> dict[Variable, Variable]:
+        """The values that an elementwise equation may replace by an output in the same memory, and these outputs."""
+        made = {v for e in segment.equations if not e.has(Trait.RESHAPE) for v in e.outputs} - {*segment.outputs}
+        kept = {self._part(self.carried[v]) for v in self.replaced}  # the old value is still needed
+        found: dict[Variable, Variable] = {}
+        for e in filter(_by_element, segment.equations):
+            old = [v for v in e.inputs if v in made and len(segment.readers[v]) == 1]
+            for y in (v for v in e.outputs if v in segment.outputs and v not in kept):
+                v = next((v for v in old if v.type == y.type and v not in found), None)
+                found |= {v: y} if v else {}
+        return found
+
+    def _source(self, v: Variable) -> Variable:
+        views = {e.outputs[0]: e.inputs[0] for e in self.body.equations if e.has(Trait.RESHAPE)}
+        while v in views:
+            v = views[v]
+        return v
+
+
+def gradient_of(layer: ResidentLayer) -> Variable:
+    """The gradient of the outputs of the layer."""
+    return body_of(layer.backward).equations[0].inputs[0]
+
+
+def _by_element(equation: Equation) -> bool:
+    return equation.primitive is loops_p or elementwise(equation)
+
+
+def _cast(v: Variable, place: str) -> str:
+    return f"(({c_type(v.type.dtype)} *)({place}))"
