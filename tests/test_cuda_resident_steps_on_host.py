@@ -19,6 +19,8 @@ from adtrain.core.fused import members
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import Target
+from adtrain.passes.cluster_shards import ClusterShards, cluster_shards
+from adtrain.passes.resident_layer import resident_layer
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
@@ -114,12 +116,39 @@ def by_member(host: Host) -> Host:
         (("optimizer={adam: {lr: 0.001}}",), "shared"),
         (("model.layers=[{linear: 64}, tanh, {linear: 32}, relu, {linear: 10}]", "data.batch_size=32"), "own"),
         (("data.normalize=false",), "own"),
+        (("model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32"), "own"),
     ],
 )
 def test_steps_in_one_launch_match_numpy(settings: tuple[str, ...], order: str, by_member: Host) -> None:
     program = step_program(2, *settings, order=order)
     known = arguments_of(program)
     assert_near(launched(by_member, program, known, 3), by_numpy(program, known, 3), 3 * TOLERANCE)
+
+
+def shards_of(blocks: int, *settings: str) -> ClusterShards:
+    (member,) = only(step_program(1, *settings)).params["body"].equations
+    layer = resident_layer(member.params["body"])
+    assert layer is not None
+    shards = cluster_shards(member.params["body"], layer, blocks)
+    assert shards is not None
+    return shards
+
+
+def test_blocks_exchange_only_the_sums_over_their_units() -> None:
+    shards = shards_of(2, "model.layers=[{linear: 64}, relu, {linear: 48}, relu, {linear: 10}]")
+    assert not shards.gathered
+    assert [[v.type.shape for v in (partial, *of_blocks)] for partial, of_blocks in shards.partial.items()] == [
+        [(16, 48)] * 3
+    ]
+    assert len(shards.segments) == 2
+    held = {part.type.shape for part in shards.of_block.values()}
+    assert {(16, 32), (32,), (48, 32)} <= held
+
+
+def test_blocks_exchange_the_outputs_of_the_layer_where_another_operation_needs_all_units() -> None:
+    shards = shards_of(2, "model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32")
+    assert shards.gathered
+    assert (shards.axes, shards.partial, len(shards.segments)) == ({}, {}, 2)
 
 
 def test_a_cluster_has_a_warp_for_each_k_step_of_the_gradient(by_member: Host, tmp_path: Path) -> None:
