@@ -96,10 +96,13 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
 
     // Packs the batch in `rows`. The warps of the cluster divide the chunks. A barrier of the cluster must follow.
     __device__ __forceinline__ void pack(const uint8_t *table, char *direct, char *transposed) const {
-        constexpr int WARPS = THREADS / WARP;
         #pragma unroll 1
-        for (int chunk = threadIdx.x / WARP * CLUSTER + cluster_rank(); chunk < CHUNKS; chunk += WARPS * CLUSTER)
-            Bytes::pack(table, rows, chunk, lane, direct, transposed);
+        for (int chunk = threadIdx.x / WARP * CLUSTER + cluster_rank(); chunk < CHUNKS; chunk += THREADS / WARP * CLUSTER) {
+            Words words;
+            words.load_rows(table, rows, chunk, lane);
+            words.store(direct, chunk, lane);
+            words.transposed().store(transposed, chunk, lane);
+        }
     }
 
     // Partial sums over the chunks of this warp: the outputs of the tile, and the weights of units g and g + 8.
@@ -125,7 +128,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
                 const uint32_t a[4] = {terms[0][term], terms[1][term], terms[2][term], terms[3][term]};
                 #pragma unroll
                 for (int j = first; j < first + INDEPENDENT; j++)
-                    multiply_add<FLOAT16>(outputs.values[j], a, words.at[2 * j], words.at[2 * j + 1]);
+                    multiply_add<FLOAT16>(outputs.values[j], a, bytes_as_pair(words.at[j], 0), bytes_as_pair(words.at[j], 2));
             }
     }
 
@@ -275,6 +278,11 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
         Words this_batch, next_batch;
         this_batch.load(transposed, begin, lane);
         if (NEXT) next_batch.load(next_direct, begin, lane);
+        Fragment terms[SPLIT_TERMS][K_STEPS];
+        #pragma unroll
+        for (int term = 0; term < SPLIT_TERMS; term++)
+            #pragma unroll
+            for (int step = 0; step < K_STEPS; step++) terms[term][step] = *fragment(term, step);
         #pragma unroll 1
         for (int chunk = begin; chunk < end; chunk++) {
             const int ahead = min(chunk + 1, end - 1);
@@ -282,12 +290,11 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
             #pragma unroll
             for (int step = 0; step < K_STEPS; step++)
                 #pragma unroll
-                for (int term = 0; term < SPLIT_TERMS; term++) {
-                    const Fragment a = *fragment(term, step);
+                for (int pair = 0; pair < 2; pair++) {
+                    const uint32_t word = this_batch.at[2 * step + pair], low = bytes_as_pair(word, 0), high = bytes_as_pair(word, 2);
                     #pragma unroll
-                    for (int pair = 0; pair < 2; pair++)
-                        multiply_add<FLOAT16>(
-                            gradients[term][pair], a.lane, this_batch.at[4 * step + 2 * pair], this_batch.at[4 * step + 2 * pair + 1]);
+                    for (int term = 0; term < SPLIT_TERMS; term++)
+                        multiply_add<FLOAT16>(gradients[term][pair], terms[term][step].lane, low, high);
                 }
             this_batch.load(transposed, ahead, lane);
             __syncwarp(); // so that the compiler does not move the loads down, behind the updates

@@ -65,7 +65,7 @@ class _Writer:
         self.pointers = {v: f"p{i}" for i, v in enumerate(self.operands)}
         self.places = ResidentPlaces(body, layer, blocks, shards, shared, self._update_arguments(), self.pointers)
         self.packed = self.places.exchanged_bytes
-        self.own = self.packed + PACKED_BATCHES * self.batch * self.inputs * 2
+        self.own = self.packed + PACKED_BATCHES * self.batch * self.inputs
         self.own_bytes = self.places.scratch_bytes
         self.parts: list[Part] = []
         self.part_scratch: list[int] = []
