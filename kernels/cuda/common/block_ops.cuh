@@ -111,6 +111,28 @@ template <int THREADS, int ROWS, int LANES, typename Body> __device__ __forceinl
     }
 }
 
+// Adds values over LANES neighbouring lanes and divides the sums among them. Calls write(i, sum), first <= i < end, in the lane that
+// has sum i.
+template <int COUNT, int LANES, typename A, typename Write>
+__device__ __forceinline__ void divide_sums(A (&values)[COUNT], int lane, int first, int end, Write write) {
+    if constexpr (LANES == 1) {
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (first + i < end) write(first + i, values[i]);
+    } else {
+        constexpr int HALF = (COUNT + 1) / 2; // the upper lanes have the other values
+        const bool upper = lane & LANES / 2;
+        A mine[HALF];
+        #pragma unroll
+        for (int i = 0; i < HALF; i++) {
+            const A low = values[i], high = HALF + i < COUNT ? values[HALF + i] : (A)0;
+            mine[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, LANES / 2);
+        }
+        const int middle = first + HALF < end ? first + HALF : end;
+        divide_sums<HALF, LANES / 2>(mine, lane, upper ? middle : first, upper ? end : middle, write);
+    }
+}
+
 // y = a b for few columns, b stored as [column][k]. LANES neighbouring threads keep a row of a in registers and multiply all columns
 // by it.
 template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int WIDE>
@@ -130,11 +152,9 @@ __device__ __forceinline__ void narrow_products(int t, const A *a, const A *b, A
                 #pragma unroll
                 for (int h = 0; h < WIDE; h++) sums[column] = fma(mine[i].lane[h], other.lane[h], sums[column]);
             }
-        #pragma unroll
-        for (int column = 0; column < COLUMNS; column++) {
-            const A sum = over_lanes<Sum, LANES>(sums[column]);
-            if (live && lane == column % LANES) y[row * COLUMNS + column] = sum;
-        }
+        divide_sums<COLUMNS, LANES>(sums, lane, 0, COLUMNS, [&](int column, A sum) {
+            if (live) y[row * COLUMNS + column] = sum;
+        });
     });
 }
 
