@@ -257,6 +257,9 @@ def _statements(timed: Sequence[_Scheduled], places: Places, threads: int) -> It
             if begin <= phase + 1 < begin + len(steps) and steps[phase + 1 - begin].early:
                 yield from ("{", at[i, phase + 1], *indented(steps[phase + 1 - begin].early), "}")
         for i, (_, begin, steps) in enumerate(timed):
+            if begin <= phase < begin + len(steps) and steps[phase - begin].loads:
+                yield from ("{", at[i, phase], *indented(steps[phase - begin].loads), "}")
+        for i, (_, begin, steps) in enumerate(timed):
             if not begin <= phase < begin + len(steps):
                 continue
             step = steps[phase - begin]

@@ -35,6 +35,7 @@ class Step:
         waits: False for asynchronous copies, which are complete after the next barrier.
         declared: declarations before all statements.
         early: statements that may run between the barriers before these, by the same threads: loads of arguments.
+        loads: statements that run between the same barriers as these, but before those of all equations.
     """
 
     lines: Sequence[str]
@@ -43,6 +44,7 @@ class Step:
     waits: bool = True
     declared: Sequence[str] = ()
     early: Sequence[str] = ()
+    loads: Sequence[str] = ()
 
 
 Names = Mapping[Variable, str]
@@ -180,6 +182,19 @@ def _take_along_axis(equation: Equation, names: Names, threads: int) -> Sequence
 def _read_by_index(x: Variable, y: Variable, names: Names, index: str, length: int, row: str) -> Step:
     read = f"in_block::valid(index, {length}, bad) ? {names[x]}[{row}] : ({c_type(x.type.dtype)})0"
     return loop(y.size, [f"const int64_t index = {index};", f"{names[y]}[i] = {read};"])
+
+
+def overlapped_take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    """A gather, whose loads are in flight while the block computes other equations."""
+    (step,) = _take(equation, names, threads)
+    (y,) = equation.outputs
+    if y.size > threads:
+        return [step]
+    target, taken, count = f"{names[y]}[i]", f"taken_{names[y]}", y.size
+    read = [line.replace(target, taken, 1) for line in step.lines[2:-1]]
+    loads = ["const int i = t;", f"if (i < {count}) {{", *indented(read), "}"]
+    declared = [f"{c_type(y.type.dtype)} {taken};"]
+    return [Step([f"if (t < {count}) {names[y]}[t] = {taken};"], count, declared=declared, loads=loads)]
 
 
 def _scatter_along_axis(equation: Equation, names: Names, threads: int) -> Sequence[Step]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from adtrain.backends.cuda.codegen.one_block_forms import WARP, Form, Names, Step, form_of, lanes_for
+from adtrain.backends.cuda.codegen.one_block_forms import WARP, Form, Names, Step, form_of, lanes_for, overlapped_take
 from adtrain.codegen.expressions import c_type
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
@@ -19,7 +19,7 @@ VECTOR, TILE = 4, 16
 def resident_form(equation: Equation) -> Form:
     """How a block computes an equation."""
     if not equation.has(Trait.MATMUL):
-        return form_of(equation)
+        return overlapped_take if equation.has(Trait.GATHER) else form_of(equation)
     m, n = equation.outputs[0].type.shape
     if min(m, n) > MAX_NARROW and _length_k(equation) > MAX_SHORT_K:
         return _warp_products
