@@ -28,7 +28,7 @@ class ResidentPlaces:
 
     Attributes:
         carried: the values that a step replaces, other than those of the layer; for each the value in the next step.
-        copied: the inputs that a block copies: carried ones and sharded ones.
+        copied: the inputs that a block copies: carried ones, sharded ones and single numbers.
         replaced: the carried values that the step replaces in the same memory.
         swapped: the memories of the other carried values. For each its name, where it begins, and its bytes for a step.
         names: where each value of a block lies in a step, as C text.
@@ -53,7 +53,9 @@ class ResidentPlaces:
         self.update_arguments = update_arguments
         resident = {v for pair in layer.states for v in pair}
         self.carried = {before: after for before, after in carried(body).items() if before not in resident}
-        self.copied = [v for v in body.inputs if v in self.carried or (v in shards.axes and v not in resident)]
+        read = {v for program in (*shards.segments, shards.rest) for v in program.inputs}
+        kept = {v for v in body.inputs if v in shards.axes or (v.size == 1 and v in read)} - resident
+        self.copied = [v for v in body.inputs if v in self.carried or v in kept]
         self.replaced = {v for v in self.carried if self._in_place(v)}
         self.names = {v: pointers[v] for v in body.inputs if v not in self.copied}
         self.workspace = (shared - layer.shared_bytes(blocks)[0]) // ALIGNMENT * ALIGNMENT

@@ -176,8 +176,9 @@ class _Writer:
         segments, rest = texts[:count], [line for text in texts[count:] for line in text]
         yield from segments[0]
         yield f"const int64_t example = last ? 0 : {self._example(self.layer.batch_number[1])};"
-        yield "cluster_barrier();"
+        yield "cluster_arrive();"
         yield f"if (!last) {self._set_row('example')}"
+        yield "cluster_wait();"
         for i, segment in enumerate(segments[1:]):
             if i:
                 yield "cluster_barrier();"
