@@ -15,6 +15,7 @@ from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
+from adtrain.passes.batchwise import rowwise
 from adtrain.passes.fuse_elementwise import elementwise, fuse_elementwise
 from adtrain.passes.fuse_one_block import FORMS
 from adtrain.passes.resident_layer import ResidentLayer
@@ -32,8 +33,7 @@ class ClusterShards:
         axes: the axis of units of each sharded value.
         of_block: for each value that segments have, its part in a block. A replicated value is its own part.
         segments: the equations between two exchanges.
-        rest: equations after the last segment. The update of the layer does not need them, and they would make the
-            chain of equations before it longer.
+        rest: equations after the last segment, which the update of the layer does not need.
         partial: for each partial sum of a block the partial sums of all blocks, which later segments add.
         gathered: whether blocks exchange the outputs of the layer, after the first segment. Then these are replicated.
     """
@@ -122,21 +122,25 @@ class _Divider:
         needed = set(map(self._source, self.layer.backward.inputs))
         critical = _ancestors(self.equations, [e for e in self.equations if not needed.isdisjoint(e.outputs)])
 
-        # Blocks wait for `early` in all segments, and for `critical` in the last one. Others make no chain longer.
+        # Blocks wait for `early` in all segments but the last. Others make no chain longer there.
         early = _ancestors(self.equations, [*sums, *numbers])
         found = self._earliest(sums, {})
         last = max((number + (e in sums) for e, (number, _) in found.items()), default=0)
         most = {i: _deepest(found, early, i) for i in range(last)}
         found = self._earliest(sums, {e: most for e in self.equations if e not in early})
-        all_most = most | {last: _deepest(found, critical, last)}
-        limits = {e: most if e in critical else all_most for e in self.equations if e not in early}
-        found = self._earliest(sums, limits)
         before = any(v in self.ready for v in map(self._source, self.layer.forward.inputs))
         if not last or before or not numbers or found[numbers[0]][0]:
             return None
 
-        latest = {e: last if e in critical else last + 1 for e in self.equations if e not in early and elementwise(e)}
-        for e, number in self._with_readers({e: number for e, (number, _) in found.items()}, latest).items():
+        # The last segment has what the update of the layer needs, and rows that are computed with these.
+        beside = self._rows_beside(critical, [e for e, (number, _) in found.items() if number == last])
+        numbers_of = {e: number + (number == last and e not in beside) for e, (number, _) in found.items()}
+        latest = {
+            e: last if e in beside else last + 1
+            for e in self.equations
+            if e not in early and elementwise(e) and e.outputs[0].size > 1
+        }
+        for e, number in self._with_readers(numbers_of, latest).items():
             if e in sums:
                 self._add(e, number)
             elif not e.has(Trait.RESHAPE):
@@ -160,10 +164,22 @@ class _Divider:
             if depth > most.get(e, {}).get(number, depth):
                 number, depth = number + 1, 0
             found[e] = number, depth
-            after = (number + 1, 0) if e in sums else (number, depth + (not e.has(Trait.RESHAPE)))
+            alone = e.has(Trait.RESHAPE) or (elementwise(e) and e.outputs[0].size == 1)  # loops join single numbers
+            after = (number + 1, 0) if e in sums else (number, depth + (not alone))
             ready |= dict.fromkeys(e.outputs, after)
         self.ready = {v: number for v, (number, _) in ready.items()}
         return found
+
+    @staticmethod
+    def _rows_beside(critical: Collection[Equation], last: Sequence[Equation]) -> Collection[Equation]:
+        """The critical equations of the last segment, and others by row that need no more than critical ones by row."""
+        made = {v: e for e in last for v in e.outputs}
+        rows: set[Equation] = set()
+        for e in last:
+            by_row = not e.has(Trait.MATMUL) and (e.has(Trait.GATHER) or rowwise(e) is not None)
+            if by_row and all(made[v] in rows for v in e.inputs if v in made):
+                rows.add(e)
+        return rows.union(e for e in last if e in critical)
 
     @staticmethod
     def _with_readers(numbers: dict[Equation, int], latest: Mapping[Equation, int]) -> dict[Equation, int]:

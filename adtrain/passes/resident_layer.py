@@ -68,8 +68,13 @@ class ResidentLayer:
         groups = WARPS * TILE // block_units
         states = len(self.states) * inputs * block_units * FLOAT.itemsize
         small = (groups + 2 * k_steps) * block_units * FLOAT.itemsize + batch * np.dtype(np.uint32).itemsize
-        operands = TERMS * np.dtype(np.float16).itemsize * block_units * batch
-        return states + small, (block_units + PADDING) * batch * FLOAT.itemsize, max(operands, PARTIAL_SUMS)
+        rest = max(self.operand_bytes(blocks), PARTIAL_SUMS)
+        return states + small, (block_units + PADDING) * batch * FLOAT.itemsize, rest
+
+    def operand_bytes(self, blocks: int) -> int:
+        """Bytes of the terms of the gradient of a block's outputs."""
+        batch, _, units = self.lengths
+        return TERMS * np.dtype(np.float16).itemsize * units // blocks * batch
 
     def blocks(self, shared: int) -> int | None:
         """The smallest cluster that holds the layer; None if none does.

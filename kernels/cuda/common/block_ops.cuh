@@ -51,6 +51,34 @@ __device__ __forceinline__ void reduce_slices(int t, A *partial, Read read) {
     }
 }
 
+// The same without partial results. The lanes of a warp reduce WARP / LANES vectors of outputs side by side; LANES of them share one.
+template <typename Op, typename A, int THREADS, int OUTPUTS, int COUNT, int LANES, int WIDE, typename Read, typename Write>
+__device__ __forceinline__ void reduce_columns(int t, Read read, Write write) {
+    static_assert(LANES <= COUNT, "every lane starts with an element");
+    constexpr int BESIDE = WARP / LANES, VECTORS = OUTPUTS / WIDE;
+    for (int first = t / WARP * BESIDE; first < VECTORS; first += THREADS / WARP * BESIDE) {
+        const int slice = t % WARP / BESIDE, vector = first + t % BESIDE;
+        const bool live = vector < VECTORS;
+        const int o = (live ? vector : VECTORS - 1) * WIDE;
+        A value[WIDE];
+        const auto start = read(o, slice);
+        #pragma unroll
+        for (int k = 0; k < WIDE; k++) value[k] = start.lane[k];
+        #pragma unroll 8
+        for (int r = slice + LANES; r < COUNT; r += LANES) {
+            const auto next = read(o, r);
+            #pragma unroll
+            for (int k = 0; k < WIDE; k++) value[k] = Op::of(value[k], (A)next.lane[k]);
+        }
+        #pragma unroll
+        for (int k = 0; k < WIDE; k++) {
+            #pragma unroll
+            for (int mask = BESIDE; mask < WARP; mask *= 2) value[k] = Op::of(value[k], shuffle_xor(value[k], mask));
+            if (live && slice == 0) write(o + k, value[k]);
+        }
+    }
+}
+
 // y = a b for a long K, b stored as [column][k]. LANES neighbouring threads share a sum; each loads up to eight vectors of both
 // operands before it multiplies.
 template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int WIDE>

@@ -94,14 +94,25 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
         if (threadIdx.x % CLUSTER == cluster_rank()) prefetch_l2(table + rows[threadIdx.x], INPUTS);
     }
 
-    // Packs the batch in `rows`. The warps of the cluster divide the chunks. A barrier of the cluster must follow.
-    __device__ __forceinline__ void pack(const uint8_t *table, char *direct, char *transposed) const {
-        #pragma unroll 1
-        for (int chunk = threadIdx.x / WARP * CLUSTER + cluster_rank(); chunk < CHUNKS; chunk += THREADS / WARP * CLUSTER) {
-            Words words;
-            words.load_rows(table, rows, chunk, lane);
-            words.store(direct, chunk, lane);
-            words.transposed().store(transposed, chunk, lane);
+    // This warp's chunks of the next batch. The warps of the cluster divide them.
+    static constexpr int OF_CLUSTER = THREADS / WARP * CLUSTER, OF_WARP = (CHUNKS + OF_CLUSTER - 1) / OF_CLUSTER;
+    struct Batch {
+        Words chunks[OF_WARP];
+    };
+    __device__ __forceinline__ int batch_chunk(int i) const { return (i * THREADS + threadIdx.x) / WARP * CLUSTER + cluster_rank(); }
+    // Loads them from the table.
+    __device__ __forceinline__ void load_batch(const uint8_t *table, Batch &batch) const {
+        #pragma unroll
+        for (int i = 0; i < OF_WARP; i++)
+            if (batch_chunk(i) < CHUNKS) batch.chunks[i].load_rows(table, rows, batch_chunk(i), lane);
+    }
+    // Stores them as operands. A barrier of the cluster must follow.
+    __device__ __forceinline__ void store_batch(const Batch &batch, char *direct, char *transposed) const {
+        #pragma unroll
+        for (int i = 0; i < OF_WARP; i++) {
+            if (batch_chunk(i) >= CHUNKS) return;
+            batch.chunks[i].store(direct, batch_chunk(i), lane);
+            batch.chunks[i].transposed().store(transposed, batch_chunk(i), lane);
         }
     }
 
@@ -210,12 +221,11 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
         add_groups(outputs);
     }
 
-    // Loads the gradient of the outputs and splits it into float16 terms, the operand of the gradient product. gradient: points to
-    // this block's first unit; a row of the batch has `pitch` numbers. A barrier of the block must follow.
-    __device__ __forceinline__ void load_gradient(const float *gradient, int pitch) const {
+    // Loads this lane's numbers of the gradient of the outputs, and reduces those of a warp. gradient: points to this block's first
+    // unit; a row of the batch has `pitch` numbers. A barrier of the block must follow.
+    __device__ __forceinline__ void load_gradient(const float *gradient, int pitch, float (&numbers)[4][2]) const {
         static_assert(K_STEPS <= GROUPS, "a group loads at most one K step");
         const int step = group;
-        float numbers[4][2];
         if (step < K_STEPS) {
             float sum[2] = {}, largest[2] = {};
             #pragma unroll
@@ -236,7 +246,10 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
                 if (c == 0) gradient_sums[place] = sum[half], gradient_maxima[place] = largest[half];
             }
         }
-        __syncthreads();
+    }
+    // Splits them into float16 terms, the operand of the gradient product. A barrier of the block must follow.
+    __device__ __forceinline__ void split_gradient(const float (&numbers)[4][2]) const {
+        const int step = group;
         if (step >= K_STEPS) return;
         const float factors[2] = {gradient_scale(0).factor, gradient_scale(1).factor};
         Fragment terms[SPLIT_TERMS];

@@ -71,6 +71,7 @@ def part_of(
     forms: Callable[[Equation], Form] = form_of,
     in_shared: Collection[Variable] = (),
     in_place: Mapping[Variable, Variable] = MappingProxyType({}),
+    beside: Sequence[Sequence[str]] = (),
 ) -> Part:
     """The part for the equations of a body; ``names`` are the pointers to its values.
 
@@ -84,6 +85,7 @@ def part_of(
         in_shared: inputs in shared memory, which are not copied there.
         in_place: for a value between equations the output in whose memory it lies. It is read once, by the elementwise
             equation that computes the output.
+        beside: statements of other work of the block, for each of the first phases. A barrier separates phases.
     """
     names = names | {v: names[output] for v, output in in_place.items()}
     body, names = _with_results(body, names, max(copied, threads))
@@ -98,7 +100,7 @@ def part_of(
         if isinstance(v, Variable):
             c = c_type(v.type.dtype)
             lines.append(f"{c} *const {known[v]} = ({c} *)({memory} + {at});")
-    lines += _statements(timed, places, threads)
+    lines += _statements(timed, places, threads, beside)
     checked = any(map(is_checked, body.equations))
     return Part(
         lines, body.inputs, body.outputs, ("common/block_ops.cuh",), shared=shared, scratch=scratch, checked=checked
@@ -243,16 +245,19 @@ def _memory(body: Program, timed: Sequence[_Scheduled], limit: int) -> tuple[Pla
     return places, aligned(shared.size(in_shared)), aligned(own.size(in_own))
 
 
-def _statements(timed: Sequence[_Scheduled], places: Places, threads: int) -> Iterator[str]:
+def _statements(
+    timed: Sequence[_Scheduled], places: Places, threads: int, beside: Sequence[Sequence[str]]
+) -> Iterator[str]:
     at = _first_threads(timed, threads)
     for scheduled in timed:
         for step in scheduled.steps:
             yield from step.declared
-    for phase in range(max(t.end for t in timed)):
+    for phase in range(max([len(beside), *(t.end for t in timed)])):
         if phase == 1 and any(t.asynchronous for t in timed):
             yield from ("cp_async_commit_group();", "cp_async_wait_group<0>();")
         if phase:
             yield "__syncthreads();"
+        yield from beside[phase] if phase < len(beside) else ()
         for i, (_, begin, steps) in enumerate(timed):
             if begin <= phase + 1 < begin + len(steps) and steps[phase + 1 - begin].early:
                 yield from ("{", at[i, phase + 1], *indented(steps[phase + 1 - begin].early), "}")
@@ -277,7 +282,7 @@ def _first_threads(timed: Sequence[_Scheduled], threads: int) -> dict[tuple[int,
     """The definition of `t` by equation and phase. In a phase each equation starts at the warp after the previous one's
     last warp."""
     found = {}
-    for phase in range(max(t.end for t in timed)):
+    for phase in range(max((t.end for t in timed), default=0)):
         taken = 0
         for i, (_, begin, steps) in enumerate(timed):
             if begin <= phase < begin + len(steps):

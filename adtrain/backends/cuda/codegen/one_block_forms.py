@@ -19,6 +19,8 @@ from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_one_block import BY_INDEX
 
 WARP = 32
+REDUCTIONS = {"sum": "Sum", "max": "Max", "min": "Min"}
+"""Of each reduction its operation in `common/collectives.cuh`."""
 MAX_SLICES = 4
 """Maximum partial sums of an element of a product."""
 MAX_SERIAL_K = 32
@@ -50,6 +52,8 @@ class Step:
 Names = Mapping[Variable, str]
 Form = Callable[[Equation, Names, int], Sequence[Step]]
 """``form(equation, pointers of its variables, threads of the block)`` returns its steps."""
+ColumnForm = Callable[[str, Variable, int, int, int, str, Names, int], Sequence[Step]]
+"""How a block reduces columns: see `_in_slices`."""
 
 
 def loop(count: int, lines: Sequence[str], threads: int) -> Step:
@@ -90,7 +94,13 @@ def _axes(shape: Shape, axes: Sequence[int]) -> tuple[Sequence[int], Sequence[in
     return [shape[i] for i in axes], [steps[i] for i in axes]
 
 
-def _reduction(op: str) -> Form:
+def reduction(op: str, by_columns: ColumnForm) -> Form:
+    """The form of a reduction.
+
+    Args:
+        by_columns: computes it where neighbouring elements belong to different results, or there are few results.
+    """
+
     def form(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
         (x,), (y,) = equation.inputs, equation.outputs
         shape, axes = x.type.shape, equation.params["axes"]
@@ -110,7 +120,7 @@ def _reduction(op: str) -> Form:
             return [Step(lines, min(outputs * lanes, threads))]
         wide = math.gcd(16 // x.type.dtype.itemsize, shape[last]) if last not in axes else 1
         read = f"return load<{e}, {wide}>({source} + {start} + {place});"
-        return _in_slices(op, y, count, min(threads * wide // outputs, count), wide, read, names, threads)
+        return by_columns(op, y, count, min(threads * wide // outputs, count), wide, read, names, threads)
 
     return form
 
@@ -257,8 +267,12 @@ def _slice(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{start} + {place}];"], threads)]
 
 
-def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    """A few rows by a small matrix: one thread for a short sum, several lanes for a long one."""
+def matmul(equation: Equation, names: Names, threads: int, by_columns: ColumnForm) -> Sequence[Step]:
+    """A few rows by a small matrix: one thread for a short sum, several lanes for a long one.
+
+    Args:
+        by_columns: computes a product whose left operand is transposed.
+    """
     (a, b), (y,) = equation.inputs, equation.outputs
     transposed = equation.params["transpose_b"]
     (m, n), k = y.type.shape, a.size // y.type.shape[0]
@@ -272,7 +286,7 @@ def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
             "return products;"
         )
         slices = min(threads * wide // y.size, k, MAX_SLICES)
-        return _in_slices("Sum", y, k, slices, wide, read, names, threads)
+        return by_columns("Sum", y, k, slices, wide, read, names, threads)
     if k <= MAX_SERIAL_K:
         steps = f"1, {k}" if transposed else f"{n}, 1"
         line = f"in_block::short_products<{t}, THREADS, {m}, {n}, {k}, {steps}>(t, {pointers});"
@@ -291,9 +305,7 @@ def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
 
 
 FORMS: Mapping[str, Form] = {
-    "sum": _reduction("Sum"),
-    "max": _reduction("Max"),
-    "min": _reduction("Min"),
+    **{name: reduction(op, _in_slices) for name, op in REDUCTIONS.items()},
     "softmax": _along_axis("softmax<false, THREADS"),
     "log_softmax": _along_axis("softmax<true, THREADS"),
     "argmax": _along_axis("argmax<THREADS"),
@@ -314,6 +326,10 @@ def form_of(equation: Equation) -> Form:
     if equation.primitive is loops_p or elementwise(equation):
         return _elementwise
     return _matmul if equation.has(Trait.MATMUL) else FORMS[equation.primitive.name]
+
+
+def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    return matmul(equation, names, threads, _in_slices)
 
 
 def is_checked(equation: Equation) -> bool:

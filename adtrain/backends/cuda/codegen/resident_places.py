@@ -1,5 +1,9 @@
 """Where the values of resident steps lie: in the shared memory of a block, or in scratch memory.
 
+The workspace of the layer begins with sums and operands (`gemm/resident_layer.cuh`). While the layer does not use them, the
+memory of the sums has other values, but not the outputs of the layer. The memory of the operands has the gradient of which
+they are terms.
+
 Values that a step replaces, such as the weights of the other layers, have two places: one that this step reads, and one
 that the next step reads. An elementwise equation may write the new value over the old one, if nothing else reads it.
 """
@@ -19,7 +23,7 @@ from adtrain.passes.places import nbytes
 from adtrain.passes.resident_layer import ResidentLayer, carried
 
 ALIGNMENT = 16
-MIN_SHARED = 10 << 10
+MIN_SHARED = 5 << 10
 """Bytes of shared memory for the values between the equations of a segment."""
 
 
@@ -112,20 +116,41 @@ class ResidentPlaces:
                 if group is here:
                     self.in_shared |= {old, new}
             self.swapped.append((memory, begin, step))
-        first = map(self._part, (*self.layer.forward.outputs, self._source(gradient_of(self.layer))))
+        below = sums  # where the memory with other values begins that the layer uses for sums
+        bottom = sums + self.layer.operand_bytes(self.blocks)
+        outputs = [self._part(v) for v in self.layer.forward.outputs]
+        gradient = self._part(self._source(gradient_of(self.layer)))
+        if self._read_first(gradient) and nbytes(gradient) <= bottom - sums:
+            self.names[gradient] = _cast(gradient, f"shared_bytes + {sums}")
+            self.in_shared.add(gradient)
         made = [v for program in (*self.shards.segments, self.shards.rest) for v in program.outputs]
-        for v in dict.fromkeys((*first, *sorted(made, key=nbytes))):
+        for v in dict.fromkeys((*outputs, gradient, *sorted(made, key=nbytes))):
             size = aligned(nbytes(v))
             if v in self.names:
                 continue
-            if top - size >= max(sums, MIN_SHARED):
+            if top - size >= bottom:
                 top -= size
-                self.names[v] = _cast(v, f"shared_bytes + {top}")
-                self.in_shared.add(v)
+                at = top
+            elif v not in outputs and below - size >= MIN_SHARED:
+                below -= size
+                at = below
             else:
                 self.names[v] = _cast(v, f"scratch + {scratch}")
                 scratch += size
-        return top, scratch
+                continue
+            self.names[v] = _cast(v, f"shared_bytes + {at}")
+            self.in_shared.add(v)
+        return below, scratch
+
+    def _read_first(self, v: Variable) -> bool:
+        """Whether the equations after the last segment read a value only in their first phase."""
+        rest, views = self.shards.rest, {v}
+        for e in rest.equations:
+            if e.has(Trait.RESHAPE) and e.inputs[0] in views:
+                views.add(e.outputs[0])
+        made = {x for e in rest.equations for x in e.outputs} - views
+        readers = [e for e in rest.equations if not e.has(Trait.RESHAPE) and not views.isdisjoint(e.inputs)]
+        return all(made.isdisjoint(e.inputs) for e in readers)
 
     def _places(self, v: Variable) -> int:
         """In how many places an input of the kernel lies that a block copies."""

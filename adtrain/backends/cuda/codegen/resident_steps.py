@@ -7,12 +7,13 @@ other equations among the blocks, and `resident_places.py` gives their values pl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.one_block import names_of, part_of
 from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, Part, aligned, dispatch, indented
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
-from adtrain.backends.cuda.codegen.resident_forms import resident_form
+from adtrain.backends.cuda.codegen.resident_forms import fused, resident_form
 from adtrain.backends.cuda.codegen.resident_places import ResidentPlaces, gradient_of
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.elementwise import statements
@@ -26,7 +27,7 @@ from adtrain.passes.resident_layer import THREADS, ResidentLayer, input_of_byte,
 
 PACKED_BATCHES = 3
 """Packed batches in scratch memory: one for the forward product, two for the gradients of this and the next step."""
-HEADERS = "gemm/warp_products.cuh", "gemm/resident_layer.cuh"
+HEADERS = "gemm/warp_products.cuh", "gemm/resident_layer.cuh", "reduce/register_rows.cuh"
 
 
 def resident_steps(equation: Equation, target: Target) -> Kernel:
@@ -38,6 +39,8 @@ def resident_steps(equation: Equation, target: Target) -> Kernel:
     assert blocks is not None, "the pass has found that the layer fits"
     shards = cluster_shards(body, layer, blocks)
     assert shards is not None, "the pass has found that a cluster can divide the step"
+    segments = [fused(segment, THREADS) for segment in shards.segments]
+    shards = replace(shards, segments=segments, rest=fused(shards.rest, THREADS))
     return _Writer(body, layer, blocks, shards, target.shared).kernel()
 
 
@@ -47,9 +50,10 @@ class _Writer:
     Attributes:
         places: where values lie.
         pointers: the kernel's arguments, as C text.
-        parts: of each segment of `shards`, and of the rest.
+        parts: of each segment of `shards`, and of the rest with what the layer does beside it.
         part_scratch: the byte of a block's scratch memory where that of each part starts.
-        packed: the byte of the scratch memory where packed batches start. Before it are values that blocks exchange.
+        packed: the byte of the scratch memory where packed batches start. Before it are values that blocks exchange, in
+            two places: a step writes one while slower blocks may still read the other.
         own, own_bytes: the byte where the scratch memory of the first block starts, and the bytes of each block.
     """
 
@@ -64,17 +68,23 @@ class _Writer:
         self.written = {*body.outputs}
         self.pointers = {v: f"p{i}" for i, v in enumerate(self.operands)}
         self.places = ResidentPlaces(body, layer, blocks, shards, shared, self._update_arguments(), self.pointers)
-        self.packed = self.places.exchanged_bytes
+        self.packed = 2 * self.places.exchanged_bytes
         self.own = self.packed + PACKED_BATCHES * self.batch * self.inputs
         self.own_bytes = self.places.scratch_bytes
         self.parts: list[Part] = []
         self.part_scratch: list[int] = []
-        for segment in filter(lambda program: program.equations, (*shards.segments, shards.rest)):
-            names, limit, in_shared = names_of(segment), self.places.shared_bytes, self.places.in_shared
-            in_place = self.places.values_in_outputs(segment)
-            self.parts.append(
-                part_of(segment, names, THREADS, limit, forms=resident_form, in_shared=in_shared, in_place=in_place)
+        for segment in (*shards.segments, shards.rest):
+            part = part_of(
+                segment,
+                names_of(segment),
+                THREADS,
+                self.places.shared_bytes,
+                forms=resident_form,
+                in_shared=self.places.in_shared,
+                in_place=self.places.values_in_outputs(segment),
+                beside=self._beside_rest() if segment is shards.rest else (),
             )
+            self.parts.append(part)
             self.part_scratch.append(self.own_bytes)
             self.own_bytes += aligned(self.parts[-1].scratch)
 
@@ -112,7 +122,8 @@ class _Writer:
         _, numbers = input_of_byte(self.layer.gather)
         arguments = "".join(f", *{self.pointers[v]}" for v in numbers)
         yield f"const int unit0 = cluster_rank() * {self.units};"
-        yield f"char *const exchanged = scratch, *const direct = scratch + {self.packed};"
+        yield f"char *exchanged = scratch, *next_exchanged = scratch + {self.places.exchanged_bytes};"
+        yield f"char *const direct = scratch + {self.packed};"
         yield "char *transposed = direct + Layer::PACKED, *next_transposed = transposed + Layer::PACKED;"
         yield f"scratch += {self.own} + cluster_rank() * {self.own_bytes};"
         for memory, begin, size in self.places.swapped:
@@ -128,7 +139,9 @@ class _Writer:
         yield "__syncthreads();"
         yield self._set_row(self._example(batch_number))
         yield "__syncthreads();"
-        yield f"layer.pack({self.pointers[self.table]}, direct, transposed);"
+        yield "Layer::Batch batch;"
+        yield f"layer.load_batch({self.pointers[self.table]}, batch);"
+        yield "layer.store_batch(batch, direct, transposed);"
         yield "cluster_barrier();"
         yield "layer.forward(direct);"
         yield "#pragma unroll 1"
@@ -172,34 +185,43 @@ class _Writer:
             [*dispatch([part], self.places.names, "0", at), "__syncthreads();"]
             for part, at in zip(self.parts, self.part_scratch, strict=True)
         ]
-        count = len(self.shards.segments)
-        segments, rest = texts[:count], [line for text in texts[count:] for line in text]
-        yield from segments[0]
+        first, *segments, rest = texts
+        yield from first
         yield f"const int64_t example = last ? 0 : {self._example(self.layer.batch_number[1])};"
         yield "cluster_arrive();"
         yield f"if (!last) {self._set_row('example')}"
         yield "cluster_wait();"
-        for i, segment in enumerate(segments[1:]):
+        yield f"if (!last) layer.load_batch({self.pointers[self.table]}, batch);"
+        for i, segment in enumerate(segments):
             if i:
                 yield "cluster_barrier();"
             yield from segment
-        yield f"if (!last) layer.pack({self.pointers[self.table]}, direct, next_transposed);"
-        # After this barrier blocks write exchanged values again. Without gathered outputs, the rest reads none of them.
-        yield from (*rest, "cluster_arrive();") if self.shards.gathered else ("cluster_arrive();", *rest)
+        yield from rest
+
+    def _beside_rest(self) -> Sequence[Sequence[str]]:
+        """What the layer does beside the rest of the equations, by phase: it splits its gradient into terms, and packs the
+        next batch. All threads arrive at a barrier a phase after they have stored the batch, so that they need not wait."""
+        first, pitch = self._columns()
+        gradient = f"{self.places.name(gradient_of(self.layer))} + {first}, {pitch}"
+        return (
+            (
+                "float gradient[4][2];",
+                f"layer.load_gradient({gradient}, gradient);",
+                "if (!last) layer.store_batch(batch, direct, next_transposed);",
+            ),
+            ("layer.split_gradient(gradient);", "cluster_arrive();"),
+        )
 
     def _backward(self) -> Iterator[str]:
         """The gradients and updates of the layer's weights, and the product of the new weights and the next batch."""
-        first, pitch = self._columns()
         yield f"const Update update = {{{', '.join(f'*{self.places.name(v)}' for v in self._update_arguments())}}};"
-        yield f"layer.load_gradient({self.places.name(gradient_of(self.layer))} + {first}, {pitch});"
-        yield "__syncthreads();"
         yield "cluster_wait();"
         yield "if (last)"
         yield "    layer.backward<false>(transposed, direct, update);"
         yield "else"
         yield "    layer.backward<true>(transposed, direct, update);"
-        for name in ("transposed", *(f"this_{memory}" for memory, _, _ in self.places.swapped)):
-            other = name.replace("this", "next") if name != "transposed" else "next_transposed"
+        for name in ("transposed", "exchanged", *(f"this_{memory}" for memory, _, _ in self.places.swapped)):
+            other = name.replace("this", "next") if name.startswith("this") else f"next_{name}"
             yield f"auto *const old_{name} = {name};"
             yield f"{name} = {other}, {other} = old_{name};"
 
