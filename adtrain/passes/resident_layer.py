@@ -29,10 +29,8 @@ THREADS = 512
 WARPS = THREADS // 32
 TERMS = 2
 """float16 terms of a float32."""
-PADDING = 4
-"""Numbers between two rows of sums."""
-PARTIAL_SUMS = THREADS * 8 * FLOAT.itemsize
-"""Bytes of the partial sums that the threads of a block exchange at a time."""
+PARTIAL_SUMS = WARPS * (TILE * (TILE + 4) + TILE) * FLOAT.itemsize
+"""Bytes of the partial sums that the warps of a block exchange at a time."""
 AFFINE = frozenset(("astype", "mul", "add", "sub", "div"))
 """Operations that may make an input of a byte. Their other operand is a single number."""
 
@@ -61,15 +59,14 @@ class ResidentLayer:
         (batch, inputs), (units, _) = (v.type.shape for v in body_of(self.forward).equations[0].inputs)
         return batch, inputs, units
 
-    def shared_bytes(self, blocks: int) -> tuple[int, int, int]:
-        """Bytes of shared memory of each block of a cluster: of resident values, of sums, of other workspace."""
+    def shared_bytes(self, blocks: int) -> tuple[int, int]:
+        """Bytes of shared memory of each block of a cluster: of resident values and sums, and of workspace."""
         batch, inputs, units = self.lengths
         block_units, k_steps = units // blocks, batch // TILE
         groups = WARPS * TILE // block_units
         states = len(self.states) * inputs * block_units * FLOAT.itemsize
         small = (groups + 2 * k_steps) * block_units * FLOAT.itemsize + batch * np.dtype(np.uint32).itemsize
-        rest = max(self.operand_bytes(blocks), PARTIAL_SUMS)
-        return states + small, (block_units + PADDING) * batch * FLOAT.itemsize, rest
+        return states + small, max(self.operand_bytes(blocks), PARTIAL_SUMS)
 
     def operand_bytes(self, blocks: int) -> int:
         """Bytes of the terms of the gradient of a block's outputs."""

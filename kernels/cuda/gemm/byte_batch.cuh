@@ -10,9 +10,11 @@ constexpr int CHUNK = 16;
 constexpr int SPLIT_TERMS = 2;
 typedef Vector<uint32_t, 4> Fragment;
 
-// Bytes `first` and `first + 1` of a word as float16. 0x6400 is 1024, and 0x6400 + byte is 1024 + byte.
+// BYTE_SCALE * bytes `first` and `first + 1` of a word, as float16: subnormal numbers, whose bits are the byte. Tensor cores multiply
+// them exactly.
+constexpr float BYTE_SCALE = 1.0f / (1 << 24);
 __device__ __forceinline__ uint32_t bytes_as_pair(uint32_t word, int first) {
-    return subtract_float16(__byte_perm(word, 0x64646464, 0x4140 + first * 0x101), 0x64006400);
+    return __byte_perm(word, 0, 0x4140 + first * 0x101);
 }
 
 template <int INPUTS, int BATCH> struct ByteBatch {

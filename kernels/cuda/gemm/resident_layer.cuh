@@ -35,18 +35,18 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
     static_assert(INPUTS % CHUNK == 0 && UNITS % 16 == 0 && BATCH % 16 == 0 && GROUPS * TILES * WARP == THREADS, "whole tiles");
 
     // Bytes of shared memory. RESIDENT: weights and optimizer state. SUMS: sums of weights and gradients, and the rows of a batch.
-    // WORKSPACE: sums, operands and partial sums; between the passes other code may use it.
+    // WORKSPACE: partial sums, or operands at its end; between the passes other code may use it.
     static constexpr int RESIDENT = STATES * INPUTS * UNITS * 4, SUMS = (GROUPS + 2 * K_STEPS) * UNITS * 4 + BATCH * 4;
-    static constexpr int PITCH = UNITS + 4; // of a row of sums, for fewer bank conflicts
     static constexpr int AT_ONCE = 2; // columns of partial sums that the warps exchange at a time
-    static constexpr int ALL_SUMS = BATCH * PITCH * 4, PARTIAL_SUMS = GROUPS * TILES * AT_ONCE * WARP * 16;
-    static constexpr int FRAGMENTS = SPLIT_TERMS * TILES * K_STEPS * WARP * 16;
-    static constexpr int WORKSPACE = ALL_SUMS + (FRAGMENTS > PARTIAL_SUMS ? FRAGMENTS : PARTIAL_SUMS);
+    // Numbers of a row and of a tile of partial sums. Padding avoids bank conflicts.
+    static constexpr int ROW_PITCH = 16 + 4, TILE_PITCH = AT_ONCE * 8 * ROW_PITCH + 16;
+    static constexpr int PARTIAL_SUMS = GROUPS * TILES * TILE_PITCH * 4, FRAGMENTS = SPLIT_TERMS * TILES * K_STEPS * WARP * 16;
+    static constexpr int WORKSPACE = FRAGMENTS > PARTIAL_SUMS ? FRAGMENTS : PARTIAL_SUMS;
+    static constexpr int QUADS = UNITS / 4, OWN = (BATCH * QUADS + THREADS - 1) / THREADS;
 
     char *const resident; // weights and optimizer state
     float *const weight_sums, *const gradient_sums, *const gradient_maxima; // [group][unit]; [K step][unit]
     uint32_t *const rows; // where the examples of the next batch begin in the table
-    float *const sums; // of the outputs
     char *const fragments; // the gradient of the outputs, as an operand
     float *const partial_sums; // of the outputs, in the same memory
     const float scale, shift;
@@ -56,8 +56,8 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
     __device__ ResidentLayer(unsigned char *workspace, int size, float scale, float shift)
         : resident((char *)workspace + size), weight_sums((float *)(resident + RESIDENT)),
           gradient_sums(weight_sums + GROUPS * UNITS), gradient_maxima(gradient_sums + K_STEPS * UNITS),
-          rows((uint32_t *)(gradient_maxima + K_STEPS * UNITS)), sums((float *)workspace),
-          fragments((char *)workspace + ALL_SUMS), partial_sums((float *)fragments), scale(scale), shift(shift),
+          rows((uint32_t *)(gradient_maxima + K_STEPS * UNITS)), fragments((char *)workspace + WORKSPACE - FRAGMENTS),
+          partial_sums((float *)workspace), scale(scale), shift(shift),
           tile(threadIdx.x / WARP % TILES), group(threadIdx.x / WARP / TILES), lane(threadIdx.x % WARP), g(lane / 4), c(lane % 4),
           begin(group * CHUNKS / GROUPS), end((group + 1) * CHUNKS / GROUPS) {}
 
@@ -79,9 +79,11 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
     }
 
     // The index of the example in row threadIdx.x of a batch. Threads without a row get 0. indices: of the examples of all batches.
+    // Prefetches those of the batch after it.
     template <typename I> __device__ __forceinline__ int64_t example(const I *indices, int64_t batch, int batches, int *bad) const {
         const bool valid = batch >= 0 && batch < batches;
         if (!valid) *bad = 1;
+        if (threadIdx.x == 0 && valid && batch + 1 < batches) prefetch_l2(indices + (batch + 1) * BATCH, BATCH);
         return threadIdx.x < BATCH && valid ? (int64_t)indices[batch * BATCH + threadIdx.x] : 0;
     }
     // Stores where the example of row threadIdx.x begins in the table of `count` examples, and prefetches it to L2. A barrier of the
@@ -121,7 +123,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
         float values[COLUMNS][4] = {}, weight_sums[2] = {};
     };
 
-    // outputs += WEIGHT_SCALE * weights * bytes, for a chunk. weights and words: those of this lane.
+    // outputs += WEIGHT_SCALE * weights * BYTE_SCALE * bytes, for a chunk. weights and words: those of this lane.
     __device__ __forceinline__ void multiply(Outputs &outputs, const Four (&weights)[2], const Words &words) const {
         uint32_t terms[4][SPLIT_TERMS];
         #pragma unroll
@@ -143,10 +145,17 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
             }
     }
 
-    // Adds the outputs of all groups, in a fixed order. Afterwards sums[row * PITCH + unit], row of the batch, is the sum of
-    // WEIGHT_SCALE * weight * byte over all inputs. Ends with a barrier of the block.
-    __device__ __forceinline__ void add_groups(const Outputs &outputs) const {
-        constexpr int COUNT = TILES * AT_ONCE * WARP * 4; // sums at a time
+    // This thread's outputs, of four neighbouring units each: WEIGHT_SCALE * BYTE_SCALE * weight * byte, added over all
+    // inputs.
+    struct Sums {
+        Four own[OWN];
+    };
+    // The first unit and the row of the batch of the thread's outputs i.
+    static __device__ __forceinline__ int own_unit(int i) { return (threadIdx.x + i * THREADS) % QUADS * 4; }
+    static __device__ __forceinline__ int own_row(int i) { return (threadIdx.x + i * THREADS) / QUADS; }
+
+    // Adds the outputs of all groups, in a fixed order. Ends with a barrier of the block.
+    __device__ __forceinline__ void add_groups(const Outputs &outputs, Sums &sums) const {
         #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = outputs.weight_sums[half];
@@ -158,41 +167,48 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
         for (int first = 0; first < COLUMNS; first += AT_ONCE) {
             __syncthreads();
             #pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
-                Four four;
+            for (int j = 0; j < AT_ONCE; j++)
                 #pragma unroll
-                for (int i = 0; i < 4; i++) four.lane[i] = outputs.values[first + j][i];
-                ((Four *)partial_sums)[((group * TILES + tile) * AT_ONCE + j) * WARP + lane] = four;
-            }
+                for (int i = 0; i < 4; i++)
+                    partial_sums[(group * TILES + tile) * TILE_PITCH + (8 * j + 2 * c + i % 2) * ROW_PITCH + i / 2 * 8 + g] =
+                        outputs.values[first + j][i];
             __syncthreads();
             #pragma unroll
-            for (int at = threadIdx.x; at < COUNT; at += THREADS) {
-                float sum = 0;
+            for (int i = 0; i < OWN; i++) {
+                const int row = own_row(i) - 8 * first, unit = own_unit(i);
+                if (row < 0 || row >= 8 * AT_ONCE) continue;
+                Four sum = {};
                 #pragma unroll
-                for (int i = 0; i < GROUPS; i++) sum += partial_sums[i * COUNT + at];
-                const int i = at % 4, of_c = at / 4 % 4, of_g = at / 16 % 8, j = at / 128 % AT_ONCE, of_tile = at / 128 / AT_ONCE;
-                sums[(8 * (first + j) + 2 * of_c + i % 2) * PITCH + of_tile * 16 + i / 2 * 8 + of_g] = sum;
+                for (int k = 0; k < GROUPS; k++) {
+                    const int place = (k * TILES + unit / 16) * TILE_PITCH + row * ROW_PITCH + unit % 16;
+                    add(sum, *(const Four *)(partial_sums + place));
+                }
+                sums.own[i] = sum;
             }
         }
         __syncthreads();
     }
+    static __device__ __forceinline__ void add(Four &sum, const Four &other) {
+        #pragma unroll
+        for (int k = 0; k < 4; k++) sum.lane[k] += other.lane[k];
+    }
 
-    // Computes the outputs of this block from `sums`. Calls epilogue(row of the batch, unit, outputs of four units from `unit` on).
-    template <typename Epilogue> __device__ __forceinline__ void finish(const uint8_t *table, const Epilogue &epilogue) const {
-        for (int i = threadIdx.x; i < BATCH * UNITS / 4; i += THREADS) {
-            const int row = i / (UNITS / 4), unit = i % (UNITS / 4) * 4;
-            const Four four = *(const Four *)(sums + row * PITCH + unit);
-            float found[4], weights[4] = {};
+    // Computes the thread's outputs from sums. Calls epilogue(row of the batch, unit, outputs of four units from `unit` on).
+    template <typename Epilogue>
+    __device__ __forceinline__ void finish(const uint8_t *table, const Sums &sums, const Epilogue &epilogue) const {
+        #pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            const int row = own_row(i), unit = own_unit(i);
+            if (row >= BATCH) continue;
+            Four weights = {};
             #pragma unroll
-            for (int w = 0; w < GROUPS; w++) {
-                const Four of_group = *(const Four *)(weight_sums + w * UNITS + unit);
-                #pragma unroll
-                for (int k = 0; k < 4; k++) weights[k] += of_group.lane[k];
-            }
+            for (int k = 0; k < GROUPS; k++) add(weights, *(const Four *)(weight_sums + k * UNITS + unit));
+            float found[4];
             #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float sum = four.lane[k] * (scale / WEIGHT_SCALE);
-                found[k] = (finite(sum) ? sum : scale * float32_sum(resident, table + rows[row], unit + k)) + shift * weights[k];
+                const float sum = sums.own[i].lane[k] * (scale / (WEIGHT_SCALE * BYTE_SCALE));
+                found[k] = finite(sum) ? sum : scale * float32_sum(resident, table + rows[row], unit + k);
+                found[k] += shift * weights.lane[k];
             }
             epilogue(row, unit, found);
         }
@@ -209,7 +225,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
     }
 
     // Multiplies the weights by a packed batch: the first product of a launch.
-    __device__ __forceinline__ void forward(const char *direct) const {
+    __device__ __forceinline__ void forward(const char *direct, Sums &sums) const {
         Outputs outputs;
         #pragma unroll 1
         for (int chunk = begin; chunk < end; chunk++) {
@@ -218,7 +234,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
             const Four weights[2] = {*four(0, chunk, 0), *four(0, chunk, 1)};
             multiply(outputs, weights, words);
         }
-        add_groups(outputs);
+        add_groups(outputs, sums);
     }
 
     // Loads this lane's numbers of the gradient of the outputs, and reduces those of a warp. gradient: points to this block's first
@@ -278,7 +294,8 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
     // Computes the gradient and updates the weights. If NEXT, also multiplies the new weights by the next batch.
     // update(gradient, numbers) changes a weight and its optimizer state.
     template <bool NEXT, class Update>
-    __device__ __forceinline__ void backward(const char *transposed, const char *next_direct, const Update &update) const {
+    __device__ __forceinline__ void backward(
+        const char *transposed, const char *next_direct, const Update &update, Sums &sums) const {
         Outputs outputs;
         float shifts[2], scales[2];
         #pragma unroll
@@ -286,7 +303,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
             float sum = 0;
             #pragma unroll
             for (int step = 0; step < K_STEPS; step++) sum += gradient_sums[step * UNITS + tile * 16 + half * 8 + g];
-            shifts[half] = shift * sum, scales[half] = scale * gradient_scale(half).inverse;
+            shifts[half] = shift * sum, scales[half] = scale / BYTE_SCALE * gradient_scale(half).inverse;
         }
         Words this_batch, next_batch;
         this_batch.load(transposed, begin, lane);
@@ -336,6 +353,6 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
                 next_batch.load(next_direct, ahead, lane);
             }
         }
-        if (NEXT) add_groups(outputs);
+        if (NEXT) add_groups(outputs, sums);
     }
 };

@@ -1,8 +1,7 @@
 """Where the values of resident steps lie: in the shared memory of a block, or in scratch memory.
 
-The workspace of the layer begins with sums and operands (`gemm/resident_layer.cuh`). While the layer does not use them, the
-memory of the sums has other values, but not the outputs of the layer. The memory of the operands has the gradient of which
-they are terms.
+While the layer does not use its workspace (`gemm/resident_layer.cuh`), other values lie there. The last bytes are those of
+the gradient of the outputs, which the layer replaces by its terms while the block computes other equations.
 
 Values that a step replaces, such as the weights of the other layers, have two places: one that this step reads, and one
 that the next step reads. An elementwise equation may write the new value over the old one, if nothing else reads it.
@@ -93,13 +92,13 @@ class ResidentPlaces:
 
         Returns the bytes of shared memory that are left to parts, at its beginning, and those of scratch memory.
         """
-        _, sums, rest = self.layer.shared_bytes(self.blocks)
+        _, workspace = self.layer.shared_bytes(self.blocks)
         top, scratch = self.workspace, 0
         here: list[Variable] = []
         there: list[Variable] = []
         for v in sorted(self.copied, key=lambda v: nbytes(self._part(v))):  # they stay while the layer uses the rest
             size = aligned(nbytes(self._part(v))) * self._places(v)
-            fits = top - size >= max(sums + rest, MIN_SHARED)
+            fits = top - size >= max(workspace, MIN_SHARED)
             top -= size if fits else 0
             (here if fits else there).append(v)
         for memory, begin, group in (("shared", f"shared_bytes + {top}", here), ("own", "scratch", there)):
@@ -116,22 +115,21 @@ class ResidentPlaces:
                 if group is here:
                     self.in_shared |= {old, new}
             self.swapped.append((memory, begin, step))
-        below = sums  # where the memory with other values begins that the layer uses for sums
-        bottom = sums + self.layer.operand_bytes(self.blocks)
+        below = workspace - self.layer.operand_bytes(self.blocks)  # values lie on both sides of the operands
         outputs = [self._part(v) for v in self.layer.forward.outputs]
         gradient = self._part(self._source(gradient_of(self.layer)))
-        if self._read_first(gradient) and nbytes(gradient) <= bottom - sums:
-            self.names[gradient] = _cast(gradient, f"shared_bytes + {sums}")
+        if self._read_first(gradient) and nbytes(gradient) <= workspace - below:
+            self.names[gradient] = _cast(gradient, f"shared_bytes + {below}")
             self.in_shared.add(gradient)
         made = [v for program in (*self.shards.segments, self.shards.rest) for v in program.outputs]
         for v in dict.fromkeys((*outputs, gradient, *sorted(made, key=nbytes))):
             size = aligned(nbytes(v))
             if v in self.names:
                 continue
-            if top - size >= bottom:
+            if top - size >= workspace:
                 top -= size
                 at = top
-            elif v not in outputs and below - size >= MIN_SHARED:
+            elif below - size >= MIN_SHARED:
                 below -= size
                 at = below
             else:

@@ -89,7 +89,7 @@ class _Writer:
             self.own_bytes += aligned(self.parts[-1].scratch)
 
     def kernel(self) -> Kernel:
-        resident, *needed = self.layer.shared_bytes(self.blocks)
+        resident, workspace = self.layer.shared_bytes(self.blocks)
         parameters = [f"{pointer(v, const=v not in self.written)}{self.pointers[v]}" for v in self.operands]
         headers = dict.fromkeys(["common/common.cuh", *(h for part in self.parts for h in part.headers)])
         lengths = f"{self.inputs}, {self.units}, {self.batch}, {len(self.layer.states)}"
@@ -103,7 +103,7 @@ class _Writer:
             *self._input_of_byte(),
             f"typedef ResidentLayer<{lengths}> Layer;",
             f'static_assert(Layer::RESIDENT + Layer::SUMS == {resident}, "as planned");',
-            f'static_assert(Layer::WORKSPACE == {sum(needed)}, "as planned");',
+            f'static_assert(Layer::WORKSPACE == {workspace}, "as planned");',
             "",
             "KERNEL CLUSTER_DIMS __launch_bounds__(THREADS) resident_steps(",
             f"    {', '.join(parameters)}, int64_t runs, char *scratch, int *bad)",
@@ -139,11 +139,12 @@ class _Writer:
         yield "__syncthreads();"
         yield self._set_row(self._example(batch_number))
         yield "__syncthreads();"
-        yield "Layer::Batch batch;"
-        yield f"layer.load_batch({self.pointers[self.table]}, batch);"
-        yield "layer.store_batch(batch, direct, transposed);"
+        yield "Layer::Batch first;"
+        yield f"layer.load_batch({self.pointers[self.table]}, first);"
+        yield "layer.store_batch(first, direct, transposed);"
         yield "cluster_barrier();"
-        yield "layer.forward(direct);"
+        yield "Layer::Sums sums;"
+        yield "layer.forward(direct, sums);"
         yield "#pragma unroll 1"
         yield "for (int64_t run = 0; run < runs; run++) {"
         yield from indented([*self._finish(), *self._segments(), *self._backward()])
@@ -169,7 +170,7 @@ class _Writer:
         pointers = ", ".join(self.places.name(v) for v in (*self.forward.inputs, *self.forward.outputs))
         first, pitch = self._columns()
         yield f"const Forward epilogue = {{{pointers}}};"
-        yield f"layer.finish({self.pointers[self.table]}, [&](int row, int unit, const float (&value)[4]) {{"
+        yield f"layer.finish({self.pointers[self.table]}, sums, [&](int row, int unit, const float (&value)[4]) {{"
         yield f"    epilogue(0, row, {first} + unit, (int64_t)row * {pitch} + {first} + unit, value);"
         yield "});"
         yield "__syncthreads();"
@@ -191,6 +192,7 @@ class _Writer:
         yield "cluster_arrive();"
         yield f"if (!last) {self._set_row('example')}"
         yield "cluster_wait();"
+        yield "Layer::Batch batch;"
         yield f"if (!last) layer.load_batch({self.pointers[self.table]}, batch);"
         for i, segment in enumerate(segments):
             if i:
@@ -217,9 +219,9 @@ class _Writer:
         yield f"const Update update = {{{', '.join(f'*{self.places.name(v)}' for v in self._update_arguments())}}};"
         yield "cluster_wait();"
         yield "if (last)"
-        yield "    layer.backward<false>(transposed, direct, update);"
+        yield "    layer.backward<false>(transposed, direct, update, sums);"
         yield "else"
-        yield "    layer.backward<true>(transposed, direct, update);"
+        yield "    layer.backward<true>(transposed, direct, update, sums);"
         for name in ("transposed", "exchanged", *(f"this_{memory}" for memory, _, _ in self.places.swapped)):
             other = name.replace("this", "next") if name.startswith("this") else f"next_{name}"
             yield f"auto *const old_{name} = {name};"
