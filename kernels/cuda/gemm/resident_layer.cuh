@@ -79,21 +79,22 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
     }
 
     // The index of the example in row threadIdx.x of a batch. Threads without a row get 0. indices: of the examples of all batches.
-    // Prefetches those of the batch after it.
     template <typename I> __device__ __forceinline__ int64_t example(const I *indices, int64_t batch, int batches, int *bad) const {
         const bool valid = batch >= 0 && batch < batches;
         if (!valid) *bad = 1;
-        if (threadIdx.x == 0 && valid && batch + 1 < batches) prefetch_l2(indices + (batch + 1) * BATCH, BATCH);
         return threadIdx.x < BATCH && valid ? (int64_t)indices[batch * BATCH + threadIdx.x] : 0;
     }
-    // Stores where the example of row threadIdx.x begins in the table of `count` examples, and prefetches it to L2. A barrier of the
-    // block must follow.
+    // Stores where the example of row threadIdx.x begins in the table of `count` examples. A barrier of the block must follow.
     __device__ __forceinline__ void set_row(const uint8_t *table, int64_t example, int count, int *bad) const {
         const bool valid = example >= 0 && example < count;
         if (!valid) *bad = 1;
         if (threadIdx.x >= BATCH) return;
         rows[threadIdx.x] = valid ? (uint32_t)example * INPUTS : 0;
-        if (threadIdx.x % CLUSTER == cluster_rank()) prefetch_l2(table + rows[threadIdx.x], INPUTS);
+    }
+    // Prefetches the example of row threadIdx.x to L2. The blocks of the cluster divide the rows.
+    __device__ __forceinline__ void prefetch(const uint8_t *table, int64_t example, int count) const {
+        if (threadIdx.x < BATCH && threadIdx.x % CLUSTER == cluster_rank() && example >= 0 && example < count)
+            prefetch_l2(table + (uint32_t)example * INPUTS, INPUTS);
     }
 
     // This warp's chunks of the next batch. The warps of the cluster divide them.

@@ -137,7 +137,7 @@ class _Writer:
             to, source = self.places.name(v), f"{self.pointers[v]} + {begin}"
             yield f"copy_rows({to}, {length}, {source}, {whole}, {rows}, {length});"
         yield "__syncthreads();"
-        yield self._set_row(self._example(batch_number))
+        yield self._set_row(self._example(self._number(batch_number)))
         yield "__syncthreads();"
         yield "Layer::Batch first;"
         yield f"layer.load_batch({self.pointers[self.table]}, first);"
@@ -188,8 +188,11 @@ class _Writer:
         ]
         first, *segments, rest = texts
         yield from first
-        yield f"const int64_t example = last ? 0 : {self._example(self.layer.batch_number[1])};"
-        yield "cluster_arrive();"
+        number, batches = self._number(self.layer.batch_number[1]), self.indices.type.shape[0]
+        yield f"const int64_t example = last ? 0 : {self._example(number)};"
+        # The step after it probably takes the next batch, which is prefetched.
+        yield f"const int64_t later = {self._example(f'{number} + ({number} + 1 < {batches})')};"
+        yield "cluster_arrive_after_sync();"
         yield f"if (!last) {self._set_row('example')}"
         yield "cluster_wait();"
         yield "Layer::Batch batch;"
@@ -201,8 +204,8 @@ class _Writer:
         yield from rest
 
     def _beside_rest(self) -> Sequence[Sequence[str]]:
-        """What the layer does beside the rest of the equations, by phase: it splits its gradient into terms, and packs the
-        next batch. All threads arrive at a barrier a phase after they have stored the batch, so that they need not wait."""
+        """What the layer does beside the rest of the equations, by phase: it splits its gradient into terms, packs the next
+        batch, and prefetches the one after it."""
         first, pitch = self._columns()
         gradient = f"{self.places.name(gradient_of(self.layer))} + {first}, {pitch}"
         return (
@@ -210,8 +213,9 @@ class _Writer:
                 "float gradient[4][2];",
                 f"layer.load_gradient({gradient}, gradient);",
                 "if (!last) layer.store_batch(batch, direct, next_transposed);",
+                f"layer.prefetch({self.pointers[self.table]}, later, {self.table.type.shape[0]});",
             ),
-            ("layer.split_gradient(gradient);", "cluster_arrive();"),
+            ("cluster_arrive_after_sync();", "layer.split_gradient(gradient);"),
         )
 
     def _backward(self) -> Iterator[str]:
@@ -227,10 +231,12 @@ class _Writer:
             yield f"auto *const old_{name} = {name};"
             yield f"{name} = {other}, {other} = old_{name};"
 
-    def _example(self, batch_number: Variable) -> str:
-        """C text: the example of this thread's row of a batch."""
-        indices, number = self.pointers[self.indices], f"(int64_t)*{self.places.name(batch_number)}"
-        return f"layer.example({indices}, {number}, {self.indices.type.shape[0]}, bad)"
+    def _number(self, batch_number: Variable) -> str:
+        return f"(int64_t)*{self.places.name(batch_number)}"
+
+    def _example(self, number: str) -> str:
+        """C text: the example of this thread's row of the batch with this number."""
+        return f"layer.example({self.pointers[self.indices]}, {number}, {self.indices.type.shape[0]}, bad)"
 
     def _set_row(self, example: str) -> str:
         return f"layer.set_row({self.pointers[self.table]}, {example}, {self.table.type.shape[0]}, bad);"
