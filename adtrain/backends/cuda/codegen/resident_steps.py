@@ -191,7 +191,7 @@ class _Writer:
         number, batches = self._number(self.layer.batch_number[1]), self.indices.type.shape[0]
         yield f"const int64_t example = last ? 0 : {self._example(number)};"
         # The step after it probably takes the next batch, which is prefetched.
-        yield f"const int64_t later = {self._example(f'{number} + ({number} + 1 < {batches})')};"
+        yield f"const int64_t later = last ? 0 : {self._example(f'{number} + ({number} + 1 < {batches})')};"
         yield "cluster_arrive_after_sync();"
         yield f"if (!last) {self._set_row('example')}"
         yield "cluster_wait();"
