@@ -152,12 +152,12 @@ def test_blocks_exchange_the_outputs_of_the_layer_where_another_operation_needs_
 
 
 def test_a_cluster_has_a_warp_for_each_k_step_of_the_gradient(by_member: Host, tmp_path: Path) -> None:
-    """A block could hold the layer of these small images, but has too few warps for 3 K steps of 8 tiles."""
+    """Two blocks could hold the layer of these small images, but have too few warps for 3 K steps of 4 tiles."""
     images = np.random.default_rng(0).integers(0, 256, (96, 16, 16)).astype(np.uint8)
     path = write_npz(tmp_path / "small.npz", parts(images))
     layers = "model={input: [256], layers: [{linear: 128}, relu, {linear: 2}]}"
     program = step_program(1, f"data={{path: {path}, batch_size: 48}}", layers, "optimizer={sgd: {lr: 0.1}}")
-    assert launch_of(only(program)).size.blocks == (2, 1, 1)
+    assert launch_of(only(program)).size.blocks == (4, 1, 1)
     known = arguments_of(program)
     for v in program.inputs:
         if v.type.dtype == np.int64 and v.type.shape:

@@ -25,7 +25,7 @@ MAX_TABLE = 1 << 32
 """The table has fewer bytes than this, so that offsets have 32 bits."""
 CLUSTER_SIZES = 1, 2, 4, 8
 """Blocks of a cluster. Every GPU that has clusters runs 8."""
-THREADS = 512
+THREADS = 256
 WARPS = THREADS // 32
 TERMS = 2
 """float16 terms of a float32."""

@@ -292,6 +292,23 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
         return Scale(largest);
     }
 
+    // The gradient of a chunk of inputs, for this warp's tile of units.
+    struct Gradients {
+        float terms[SPLIT_TERMS][2][4] = {}; // [][first or last two of four inputs]
+
+        __device__ __forceinline__ void multiply(const Fragment (&gradient)[SPLIT_TERMS][K_STEPS], const Words &batch) {
+            #pragma unroll
+            for (int step = 0; step < K_STEPS; step++)
+                #pragma unroll
+                for (int pair = 0; pair < 2; pair++) {
+                    const uint32_t word = batch.at[2 * step + pair], low = bytes_as_pair(word, 0), high = bytes_as_pair(word, 2);
+                    #pragma unroll
+                    for (int term = 0; term < SPLIT_TERMS; term++)
+                        multiply_add<FLOAT16>(terms[term][pair], gradient[term][step].lane, low, high);
+                }
+        }
+    };
+
     // Computes the gradient and updates the weights. If NEXT, also multiplies the new weights by the next batch.
     // update(gradient, numbers) changes a weight and its optimizer state.
     template <bool NEXT, class Update>
@@ -314,20 +331,15 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
         for (int term = 0; term < SPLIT_TERMS; term++)
             #pragma unroll
             for (int step = 0; step < K_STEPS; step++) terms[term][step] = *fragment(term, step);
+        Gradients gradients;
+        gradients.multiply(terms, this_batch);
+        this_batch.load(transposed, min(begin + 1, end - 1), lane);
         #pragma unroll 1
         for (int chunk = begin; chunk < end; chunk++) {
-            const int ahead = min(chunk + 1, end - 1);
-            float gradients[2][2][4] = {}; // [term][first or last two of four inputs]
-            #pragma unroll
-            for (int step = 0; step < K_STEPS; step++)
-                #pragma unroll
-                for (int pair = 0; pair < 2; pair++) {
-                    const uint32_t word = this_batch.at[2 * step + pair], low = bytes_as_pair(word, 0), high = bytes_as_pair(word, 2);
-                    #pragma unroll
-                    for (int term = 0; term < SPLIT_TERMS; term++)
-                        multiply_add<FLOAT16>(gradients[term][pair], terms[term][step].lane, low, high);
-                }
-            this_batch.load(transposed, ahead, lane);
+            // The products for the next chunk overlap with the updates of this one.
+            Gradients following;
+            following.multiply(terms, this_batch);
+            this_batch.load(transposed, min(chunk + 2, end - 1), lane);
             __syncwarp(); // so that the compiler does not move the loads down, behind the updates
             Four weights[2];
             #pragma unroll
@@ -341,7 +353,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
                     #pragma unroll
                     for (int s = 0; s < STATES; s++) numbers[s] = states[s].lane[i];
                     const int at = 2 * half + i % 2;
-                    update(fmaf(gradients[0][i / 2][at] + gradients[1][i / 2][at], scales[half], shifts[half]), numbers);
+                    update(fmaf(gradients.terms[0][i / 2][at] + gradients.terms[1][i / 2][at], scales[half], shifts[half]), numbers);
                     #pragma unroll
                     for (int s = 0; s < STATES; s++) states[s].lane[i] = numbers[s];
                 }
@@ -351,8 +363,9 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
             }
             if (NEXT) {
                 multiply(outputs, weights, next_batch);
-                next_batch.load(next_direct, ahead, lane);
+                next_batch.load(next_direct, min(chunk + 1, end - 1), lane);
             }
+            gradients = following;
         }
         if (NEXT) add_groups(outputs, sums);
     }
