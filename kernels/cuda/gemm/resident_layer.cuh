@@ -334,7 +334,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
         Gradients gradients;
         gradients.multiply(terms, this_batch);
         this_batch.load(transposed, min(begin + 1, end - 1), lane);
-        #pragma unroll 1
+        #pragma unroll 2
         for (int chunk = begin; chunk < end; chunk++) {
             // The products for the next chunk overlap with the updates of this one.
             Gradients following;

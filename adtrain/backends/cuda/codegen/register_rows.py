@@ -24,7 +24,7 @@ MIN_LENGTH = 64
 MANY_THREADS = 1 << 15
 """Threads that keep the largest GPU busy. With fewer, a whole block shares a row."""
 
-MAX_ITEMS = 16
+MAX_ITEMS = 32
 """Maximum elements of a row for a thread of a block that computes other equations too."""
 
 ROW, VALUE, COLUMN, NUMBER, TABLE = "row", "value", "column", "number", "table"
