@@ -2,8 +2,8 @@
 // cluster for several training steps (Hopper and later). Each block has UNITS rows of the weight matrix.
 //
 // A step takes one pass over the inputs. A warp computes the gradient of 16 inputs for 16 units, updates their weights in
-// registers, and multiplies the new weights by the next batch. Products are mma.sync in float16. A byte is exact in float16. A
-// scaled float32 is the sum of two float16 terms with an error of at most 2^-22 (fp16x2). So the product of both takes two mma.
+// registers, and multiplies the new weights by the next batch. Products are mma.sync in float16. A scaled byte is exact in float16.
+// A scaled float32 is the sum of two float16 terms with an error of at most 2^-22 (fp16x2). So the product of both takes two mma.
 // The input of the layer is scale * byte + shift.
 //
 // Lane (g, c), g = lane / 4, c = lane % 4, has inputs 4c ... 4c + 3 of units g and g + 8: see gemm/byte_batch.cuh. So the result
@@ -97,7 +97,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
             prefetch_l2(table + (uint32_t)example * INPUTS, INPUTS);
     }
 
-    // This warp's chunks of the next batch. The warps of the cluster divide them.
+    // This warp's chunks of the next batch. The warps of the cluster divide the chunks.
     static constexpr int OF_CLUSTER = THREADS / WARP * CLUSTER, OF_WARP = (CHUNKS + OF_CLUSTER - 1) / OF_CLUSTER;
     struct Batch {
         Words chunks[OF_WARP];

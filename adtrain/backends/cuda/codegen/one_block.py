@@ -264,7 +264,11 @@ def _statements(
         for i, (_, begin, steps) in enumerate(timed):
             if begin <= phase < begin + len(steps) and steps[phase - begin].loads:
                 yield from ("{", at[i, phase], *indented(steps[phase - begin].loads), "}")
-        own = [(i, steps[phase - begin]) for i, (_, begin, steps) in enumerate(timed) if begin <= phase < begin + len(steps)]
+        own = [
+            (i, steps[phase - begin])
+            for i, (_, begin, steps) in enumerate(timed)
+            if begin <= phase < begin + len(steps)
+        ]
         for i, step in sorted(own, key=lambda found: bool(found[1].loads)):  # those last that wait for loads
             yield "{"
             yield at[i, phase]

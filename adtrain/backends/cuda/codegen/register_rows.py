@@ -62,7 +62,9 @@ class _Writer:
         self.kinds: dict[Variable, str] = {}
         self.names: dict[Variable, str] = {}
         self.lines: list[str] = []
-        self.pointers = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
+        self.pointers: Mapping[Variable, str] = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {
+            v: f"y{i}" for i, v in enumerate(body.outputs)
+        }
 
     def step(self, names: Mapping[Variable, str], threads: int) -> Step | None:
         """See `rows_in_block`."""

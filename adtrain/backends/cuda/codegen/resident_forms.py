@@ -1,14 +1,13 @@
 """How a thread block computes an equation of resident steps: as in one-block kernels, but other products and rows.
 
-Equations that work row by row are fused: the lanes of a row hold it in registers. So no barriers separate them. So are
-a product and the elementwise equation that reads it, if the same thread has an element in both.
+Equations that work row by row are fused, and the lanes of a row hold it in registers. A product is fused with the
+elementwise equation that reads it, if the same thread has an element in both. So no barriers separate them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
 from dataclasses import replace
 from functools import partial
 
@@ -63,7 +62,7 @@ def _unless_rows(equation: Equation, threads: int) -> Sequence[Equation]:
     if equation.primitive is not row_fused_p:
         return (equation,)
     body = body_of(equation)
-    names = {v: "" for v in (*body.inputs, *body.outputs)}
+    names = dict.fromkeys((*body.inputs, *body.outputs), "")
     return (equation,) if rows_in_block(body, names, threads) else body.equations
 
 

@@ -1,7 +1,8 @@
 """Where the values of resident steps lie: in the shared memory of a block, or in scratch memory.
 
-While the layer does not use its workspace (`gemm/resident_layer.cuh`), other values lie there. The last bytes are those of
-the gradient of the outputs, which the layer replaces by its terms while the block computes other equations.
+While the layer does not use its workspace (`gemm/resident_layer.cuh`), other values lie there. The gradient of the
+outputs lies at its end. The layer writes the terms of this gradient to the same memory while the block computes other
+equations.
 
 Values that a step replaces, such as the weights of the other layers, have two places: one that this step reads, and one
 that the next step reads. An elementwise equation may write the new value over the old one, if nothing else reads it.

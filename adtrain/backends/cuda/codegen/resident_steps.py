@@ -204,8 +204,10 @@ class _Writer:
         yield from rest
 
     def _beside_rest(self) -> Sequence[Sequence[str]]:
-        """What the layer does beside the rest of the equations, by phase: it splits its gradient into terms, packs the next
-        batch, and prefetches the one after it."""
+        """What the layer does beside the rest of the equations, by phase.
+
+        It splits its gradient into terms, packs the next batch, and prefetches the one after it.
+        """
         first, pitch = self._columns()
         gradient = f"{self.places.name(gradient_of(self.layer))} + {first}, {pitch}"
         return (
