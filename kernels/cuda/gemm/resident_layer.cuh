@@ -23,6 +23,16 @@ __device__ __forceinline__ void copy_rows(E *to, int to_pitch, const E *from, in
         to[i / length * to_pitch + i % length] = from[i / length * from_pitch + i % length];
 }
 
+// Sends BYTES of this block to all other blocks of the cluster. to: in each block's shared memory, a place for the bytes of each
+// block. barrier: has one arrival.
+template <int BYTES> __device__ __forceinline__ void send_to_cluster(char *to, Mbarrier &barrier) {
+    constexpr int COUNT = BYTES / 8;
+    uint64_t *const own = (uint64_t *)(to + cluster_rank() * BYTES);
+    if (threadIdx.x == 0) barrier.arrive_expect_tx((CLUSTER - 1) * BYTES);
+    for (int i = threadIdx.x; i < COUNT * (CLUSTER - 1); i += THREADS)
+        store_async(own + i % COUNT, (cluster_rank() + 1 + i / COUNT) % CLUSTER, own[i % COUNT], barrier);
+}
+
 // STATES: the number of arrays: the weights and their optimizer state.
 //
 // A tile is 16 units. A group of warps has a warp for each tile, and the groups divide the inputs.

@@ -40,6 +40,9 @@ class ResidentPlaces:
         workspace: bytes of shared memory in front of the resident values.
         shared_bytes: those at its beginning that are left to the equations of a segment.
         exchanged_bytes: of scratch memory, for values that blocks exchange.
+        received: the byte of shared memory where an mbarrier lies, and ALIGNMENT bytes after it the partial sums of all
+            blocks. None if there is no room: then these sums lie in scratch memory too.
+        received_bytes: of the partial sums of a block.
         scratch_bytes: of scratch memory of a block.
     """
 
@@ -65,7 +68,9 @@ class ResidentPlaces:
         self.workspace = (shared - layer.shared_bytes(blocks)[0]) // ALIGNMENT * ALIGNMENT
         self.swapped: list[tuple[str, str, int]] = []
         self.in_shared: set[Variable] = set()
-        self.exchanged_bytes = self._place_exchanged()
+        self.received: int | None = None
+        self.received_bytes = sum(aligned(nbytes(partial)) for partial in shards.partial)
+        self.exchanged_bytes = 0
         self.shared_bytes, self.scratch_bytes = self._place_own()
 
     def name(self, v: Variable) -> str:
@@ -75,18 +80,20 @@ class ResidentPlaces:
     def _part(self, v: Variable) -> Variable:
         return self.shards.of_block.get(v, v)
 
-    def _place_exchanged(self) -> int:
-        """Give each value that blocks exchange its place in scratch memory. Returns its bytes."""
-        at = 0
+    def _place_exchanged(self) -> None:
+        """Give each value that blocks exchange its place."""
+        at, start = 0, "exchanged" if self.received is None else f"shared_bytes + {self.received + ALIGNMENT}"
         for partial, of_blocks in self.shards.partial.items():
-            size = aligned(nbytes(partial))
-            self.names |= {v: _cast(v, f"exchanged + {at + i * size}") for i, v in enumerate(of_blocks)}
-            self.names[partial] = _cast(partial, f"exchanged + {at} + cluster_rank() * {size}")
-            at += size * self.blocks
+            self.names |= {v: _cast(v, f"{start} + {at + i * self.received_bytes}") for i, v in enumerate(of_blocks)}
+            self.names[partial] = _cast(partial, f"{start} + {at} + cluster_rank() * {self.received_bytes}")
+            at += aligned(nbytes(partial))
+            if self.received is not None:
+                self.in_shared |= {partial, *of_blocks}
+        at *= self.blocks
         for v in self.layer.forward.outputs if self.shards.gathered else ():
-            self.names[v] = _cast(v, f"exchanged + {at}")
+            self.names[v] = _cast(v, f"{start} + {at}")
             at += aligned(nbytes(v))
-        return at
+        self.exchanged_bytes = at if self.received is None else 0
 
     def _place_own(self) -> tuple[int, int]:
         """Give each other value its place: in shared memory while there is room, otherwise in scratch memory.
@@ -119,9 +126,17 @@ class ResidentPlaces:
         below = workspace - self.layer.operand_bytes(self.blocks)  # values lie on both sides of the operands
         outputs = [self._part(v) for v in self.layer.forward.outputs]
         gradient = self._part(self._source(gradient_of(self.layer)))
-        if self._read_first(gradient) and nbytes(gradient) <= workspace - below:
-            self.names[gradient] = _cast(gradient, f"shared_bytes + {below}")
-            self.in_shared.add(gradient)
+        free = [(below, workspace - below)]
+        size = ALIGNMENT + self.blocks * self.received_bytes
+        if self.shards.partial and len(self.shards.segments) == 2 and top - size >= workspace:
+            top -= size
+            self.received = top
+            free.append((top + ALIGNMENT, size - ALIGNMENT))  # free again when the sums are added
+        self._place_exchanged()
+        for v in (gradient, *outputs):
+            if free and v not in self.names and self._read_first(v) and nbytes(v) <= free[-1][1]:
+                self.names[v] = _cast(v, f"shared_bytes + {free.pop()[0]}")
+                self.in_shared.add(v)
         made = [v for program in (*self.shards.segments, self.shards.rest) for v in program.outputs]
         for v in dict.fromkeys((*outputs, gradient, *sorted(made, key=nbytes))):
             size = aligned(nbytes(v))

@@ -14,7 +14,7 @@ from adtrain.backends.cuda.codegen.one_block import names_of, part_of
 from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, Part, aligned, dispatch, indented
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
 from adtrain.backends.cuda.codegen.resident_forms import fused, resident_form
-from adtrain.backends.cuda.codegen.resident_places import ResidentPlaces, gradient_of
+from adtrain.backends.cuda.codegen.resident_places import ALIGNMENT, ResidentPlaces, gradient_of
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, pointer
@@ -142,6 +142,9 @@ class _Writer:
         yield "Layer::Batch first;"
         yield f"layer.load_batch({self.pointers[self.table]}, first);"
         yield "layer.store_batch(first, direct, transposed);"
+        if self.places.received is not None:
+            yield f"Mbarrier &received = *(Mbarrier *)(shared_bytes + {self.places.received});"
+            yield "if (threadIdx.x == 0) received.init(1), fence_mbarrier_init();"
         yield "cluster_barrier();"
         yield "Layer::Sums sums;"
         yield "layer.forward(direct, sums);"
@@ -192,9 +195,16 @@ class _Writer:
         yield f"const int64_t example = last ? 0 : {self._example(number)};"
         # The step after it probably takes the next batch, which is prefetched.
         yield f"const int64_t later = last ? 0 : {self._example(f'{number} + ({number} + 1 < {batches})')};"
-        yield "cluster_arrive_after_sync();"
-        yield f"if (!last) {self._set_row('example')}"
-        yield "cluster_wait();"
+        if self.places.received is None:
+            yield "cluster_arrive_after_sync();"
+            yield f"if (!last) {self._set_row('example')}"
+            yield "cluster_wait();"
+        else:
+            at = f"(char *)shared_bytes + {self.places.received + ALIGNMENT}"
+            yield f"send_to_cluster<{self.places.received_bytes}>({at}, received);"
+            yield f"if (!last) {self._set_row('example')}"
+            yield "wait_for_cluster(received, run % 2);"
+            yield "__syncthreads();"
         yield "Layer::Batch batch;"
         yield f"if (!last) layer.load_batch({self.pointers[self.table]}, batch);"
         for i, segment in enumerate(segments):
