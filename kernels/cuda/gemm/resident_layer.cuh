@@ -215,12 +215,19 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
             #pragma unroll
             for (int k = 0; k < GROUPS; k++) add(weights, *(const Four *)(weight_sums + k * UNITS + unit));
             float found[4];
+            bool all = true;
             #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float sum = sums.own[i].lane[k] * (scale / (WEIGHT_SCALE * BYTE_SCALE));
-                found[k] = finite(sum) ? sum : scale * float32_sum(resident, table + rows[row], unit + k);
-                found[k] += shift * weights.lane[k];
+                found[k] = sums.own[i].lane[k] * (scale / (WEIGHT_SCALE * BYTE_SCALE));
+                all &= finite(found[k]);
             }
+            if (!all) {
+                #pragma unroll
+                for (int k = 0; k < 4; k++)
+                    if (!finite(found[k])) found[k] = scale * float32_sum(resident, table + rows[row], unit + k);
+            }
+            #pragma unroll
+            for (int k = 0; k < 4; k++) found[k] += shift * weights.lane[k];
             epilogue(row, unit, found);
         }
     }
