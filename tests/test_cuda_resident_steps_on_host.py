@@ -12,15 +12,17 @@ from npz_files import parts, write_npz
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
 
 from adtrain import config, passes
+from adtrain.backends.cuda.codegen.resident_forms import fused
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
 from adtrain.core.fused import members
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import Target
 from adtrain.passes.cluster_shards import ClusterShards, cluster_shards
-from adtrain.passes.resident_layer import resident_layer
+from adtrain.passes.resident_layer import THREADS, resident_layer
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
@@ -151,6 +153,14 @@ def test_blocks_exchange_the_outputs_of_the_layer_where_another_operation_needs_
     shards = shards_of(2, "model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32")
     assert shards.gathered
     assert (shards.axes, shards.partial, len(shards.segments)) == ({}, {}, 2)
+
+
+def test_the_loss_and_its_gradient_are_rows_without_barriers_between_them() -> None:
+    shards = shards_of(2, "model.layers=[{linear: 64}, relu, {linear: 10}]", "data.batch_size=64")
+    last = fused(shards.segments[-1], THREADS)
+    arrays = [e for e in last.equations if not e.has(Trait.RESHAPE) and max(v.size for v in e.outputs) > 1]
+    assert [e.primitive.name for e in arrays] == ["row_fused", "product"]
+    assert {"take", "log_softmax", "argmax", "exp"} <= {*members(arrays[0])}
 
 
 def test_a_cluster_has_a_warp_for_each_k_step_of_the_gradient(by_member: Host, tmp_path: Path) -> None:
