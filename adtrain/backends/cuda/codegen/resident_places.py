@@ -70,8 +70,14 @@ class ResidentPlaces:
         self.in_shared: set[Variable] = set()
         self.received: int | None = None
         self.received_bytes = sum(aligned(nbytes(partial)) for partial in shards.partial)
-        self.exchanged_bytes = 0
-        self.shared_bytes, self.scratch_bytes = self._place_own()
+        # In shared memory values lie from `_top` down to the workspace, and in the workspace from `_below` down.
+        self._top, self.scratch_bytes = self.workspace, 0
+        self._workspace = layer.shared_bytes(blocks)[1]
+        self._below = self._workspace - layer.operand_bytes(blocks)
+        self._place_copied()
+        self._place_exchanged()
+        self._place_made()
+        self.shared_bytes = self._below
 
     def name(self, v: Variable) -> str:
         """C text: where the part of a value lies that a block has."""
@@ -80,9 +86,38 @@ class ResidentPlaces:
     def _part(self, v: Variable) -> Variable:
         return self.shards.of_block.get(v, v)
 
+    def _place_copied(self) -> None:
+        """Give the copied values, and those that replace them, places that the layer does not use."""
+        here: list[Variable] = []
+        there: list[Variable] = []
+        for v in sorted(self.copied, key=lambda v: nbytes(self._part(v))):
+            size = aligned(nbytes(self._part(v))) * self._places(v)
+            fits = self._top - size >= max(self._workspace, MIN_SHARED)
+            self._top -= size if fits else 0
+            (here if fits else there).append(v)
+        for memory, begin, group in (("shared", f"shared_bytes + {self._top}", here), ("own", "scratch", there)):
+            step = sum(aligned(nbytes(self._part(v))) for v in group if self._places(v) == 2)
+            at, end = 0, 2 * step
+            for v in group:
+                old, new = self._part(v), self._part(self.carried.get(v, v))
+                if self._places(v) == 1:
+                    self.names |= dict.fromkeys((old, new), _cast(old, f"{begin} + {end}"))
+                    end += aligned(nbytes(old))
+                else:
+                    self.names |= {old: _cast(old, f"this_{memory} + {at}"), new: _cast(new, f"next_{memory} + {at}")}
+                    at += aligned(nbytes(old))
+                if group is here:
+                    self.in_shared |= {old, new}
+            self.swapped.append((memory, begin, step))
+            self.scratch_bytes = end  # of the last group
+
     def _place_exchanged(self) -> None:
         """Give each value that blocks exchange its place."""
-        at, start = 0, "exchanged" if self.received is None else f"shared_bytes + {self.received + ALIGNMENT}"
+        size = ALIGNMENT + self.blocks * self.received_bytes
+        at, start = 0, "exchanged"
+        if len(self.shards.partial) == 1 and len(self.shards.segments) == 2 and self._top - size >= self._workspace:
+            self._top -= size
+            self.received, start = self._top, f"shared_bytes + {self._top + ALIGNMENT}"
         for partial, of_blocks in self.shards.partial.items():
             self.names |= {v: _cast(v, f"{start} + {at + i * self.received_bytes}") for i, v in enumerate(of_blocks)}
             self.names[partial] = _cast(partial, f"{start} + {at} + cluster_rank() * {self.received_bytes}")
@@ -95,66 +130,43 @@ class ResidentPlaces:
             at += aligned(nbytes(v))
         self.exchanged_bytes = at if self.received is None else 0
 
-    def _place_own(self) -> tuple[int, int]:
-        """Give each other value its place: in shared memory while there is room, otherwise in scratch memory.
+    def _place_shared_in_turn(self, outputs: Sequence[Variable], gradient: Variable) -> None:
+        """Put the outputs of the layer, and their gradient, where other values lie later or before.
 
-        Returns the bytes of shared memory that are left to parts, at its beginning, and those of scratch memory.
+        The layer writes the terms of the gradient to its workspace in the second phase after the last segment. When the
+        gradient is computed, the partial sums of all blocks are not needed any more.
         """
-        _, workspace = self.layer.shared_bytes(self.blocks)
-        top, scratch = self.workspace, 0
-        here: list[Variable] = []
-        there: list[Variable] = []
-        for v in sorted(self.copied, key=lambda v: nbytes(self._part(v))):  # they stay while the layer uses the rest
-            size = aligned(nbytes(self._part(v))) * self._places(v)
-            fits = top - size >= max(workspace, MIN_SHARED)
-            top -= size if fits else 0
-            (here if fits else there).append(v)
-        for memory, begin, group in (("shared", f"shared_bytes + {top}", here), ("own", "scratch", there)):
-            step = sum(aligned(nbytes(self._part(v))) for v in group if self._places(v) == 2)
-            at, scratch = 0, 2 * step
-            for v in group:
-                old, new = self._part(v), self._part(self.carried.get(v, v))
-                if self._places(v) == 1:
-                    self.names |= dict.fromkeys((old, new), _cast(old, f"{begin} + {scratch}"))
-                    scratch += aligned(nbytes(old))
-                else:
-                    self.names |= {old: _cast(old, f"this_{memory} + {at}"), new: _cast(new, f"next_{memory} + {at}")}
-                    at += aligned(nbytes(old))
-                if group is here:
-                    self.in_shared |= {old, new}
-            self.swapped.append((memory, begin, step))
-        below = workspace - self.layer.operand_bytes(self.blocks)  # values lie on both sides of the operands
+        spaces = {"terms": (self._below, self._workspace - self._below)}
+        if self.received is not None:
+            spaces["sums"] = (self.received + ALIGNMENT, self.blocks * self.received_bytes)
+        for v, usable in ((gradient, ("sums", "terms")), *((v, ("terms",)) for v in outputs)):
+            fits = [name for name in usable if name in spaces and nbytes(v) <= spaces[name][1]]
+            if fits and v not in self.names and self._read_first(v):
+                self.names[v] = _cast(v, f"shared_bytes + {spaces.pop(fits[0])[0]}")
+                self.in_shared.add(v)
+
+    def _place_made(self) -> None:
+        """Give each other value its place: in shared memory while there is room, otherwise in scratch memory."""
         outputs = [self._part(v) for v in self.layer.forward.outputs]
         gradient = self._part(self._source(gradient_of(self.layer)))
-        free = [(below, workspace - below)]
-        size = ALIGNMENT + self.blocks * self.received_bytes
-        if self.shards.partial and len(self.shards.segments) == 2 and top - size >= workspace:
-            top -= size
-            self.received = top
-            free.append((top + ALIGNMENT, size - ALIGNMENT))  # free again when the sums are added
-        self._place_exchanged()
-        for v in (gradient, *outputs):
-            if free and v not in self.names and self._read_first(v) and nbytes(v) <= free[-1][1]:
-                self.names[v] = _cast(v, f"shared_bytes + {free.pop()[0]}")
-                self.in_shared.add(v)
+        self._place_shared_in_turn(outputs, gradient)
         made = [v for program in (*self.shards.segments, self.shards.rest) for v in program.outputs]
         for v in dict.fromkeys((*outputs, gradient, *sorted(made, key=nbytes))):
-            size = aligned(nbytes(v))
             if v in self.names:
                 continue
-            if top - size >= workspace:
-                top -= size
-                at = top
-            elif below - size >= MIN_SHARED:
-                below -= size
-                at = below
+            size = aligned(nbytes(v))
+            if self._top - size >= self._workspace:
+                self._top -= size
+                place = f"shared_bytes + {self._top}"
+                self.in_shared.add(v)
+            elif self._below - size >= MIN_SHARED:
+                self._below -= size
+                place = f"shared_bytes + {self._below}"
+                self.in_shared.add(v)
             else:
-                self.names[v] = _cast(v, f"scratch + {scratch}")
-                scratch += size
-                continue
-            self.names[v] = _cast(v, f"shared_bytes + {at}")
-            self.in_shared.add(v)
-        return below, scratch
+                place = f"scratch + {self.scratch_bytes}"
+                self.scratch_bytes += size
+            self.names[v] = _cast(v, place)
 
     def _read_first(self, v: Variable) -> bool:
         """Whether the equations after the last segment read a value only in their first phase."""
