@@ -14,16 +14,16 @@ from adtrain.lowering.shapes import RecurrentLengths, reads_all_cotangents
 
 CAPABILITY = (9, 0)
 """The compute capability that has wgmma."""
-TILE_ROWS, TILE_K, TERMS, STAGES = 128, 64, 3, 2
+TILE_ROWS, TILE_K, TERMS, STAGES = 128, 64, 2, 3
 """As in `rnn/grid.cuh`."""
-ROW_BYTES = 128
-"""Of a term of a packed tile."""
+ROW_BYTES, SCALE_BYTES = 128, 1024
+"""Of a row of a term of a packed tile; of all scales in a packed tile of what blocks exchange."""
 TILE_N = {"lstm": 128, "gru": 96, "rnn_tanh": 64}
 """Columns of a block's product: all gates of 32 hidden units, or of 64. Hidden states of rnn_relu may be infinite;
 bfloat16 terms would turn them into NaN."""
 GRADIENT_TILE_N, SPLITS = 128, 4
 THREADS, PACK_THREADS = 384, 256
-ALIGNMENT, PIPELINE_BYTES = 1024, 64
+ALIGNMENT, PIPELINE_BYTES = 1024, 96
 """Of the stages in shared memory; bytes of their barriers."""
 TILE_CYCLES, STEP_CYCLES, GRADIENT_STEP_CYCLES = 3600, 14000, 26000
 """Estimated cycles of TILE_K of a product of 128 x 128, and of a step besides the product: forward, gradient."""
@@ -78,17 +78,19 @@ class GridDivision:
 
     @property
     def shared(self) -> int:
-        stage = TERMS * ROW_BYTES * (TILE_ROWS + self.tile_n)
-        return ALIGNMENT + STAGES * stage + TILE_ROWS * self.kept_units * 4 + PIPELINE_BYTES
+        stage = TERMS * ROW_BYTES * (TILE_ROWS + self.tile_n) + SCALE_BYTES
+        return ALIGNMENT + STAGES * stage + (TILE_ROWS * self.kept_units + self.tile_n) * 4 + PIPELINE_BYTES
 
     @property
     def scratch(self) -> int:
         """Bytes of `Layout` in `rnn/grid.cuh`."""
         counters = -(-self.groups * (1 + self.tiles) * 4 // 1024) * 1024
         k_tiles = self.inner // TILE_K
-        packed = k_tiles * TERMS * ROW_BYTES * (self.tiles * self.tile_n + self.groups * 2 * TILE_ROWS)
+        columns, buffers = self.tiles * self.tile_n, 2 * self.groups
+        weight = k_tiles * TERMS * ROW_BYTES * columns
+        exchanged = k_tiles * buffers * (TERMS * ROW_BYTES * TILE_ROWS + SCALE_BYTES)
         partial = self.groups * self.parts * TILE_ROWS * self.tile_n * 4 if self.splits > 1 else 0
-        return counters + packed + partial
+        return counters + weight + exchanged + partial + columns * 4
 
     def fits(self, target: Target, dtype: np.dtype) -> bool:
         if target.capability != CAPABILITY or dtype != np.float32 or self.cell not in TILE_N or not self.groups:

@@ -1,40 +1,52 @@
-// Recurrent networks whose weight does not fit into a cluster: a step is a matrix product by WGMMA in bf16x3 (sm90/bf16x3.cuh).
+// Recurrent networks whose weight does not fit into a cluster: a step is a matrix product by WGMMA in fp16x2.
 //
 // TILE_ROWS rows of the batch are a group. PARTS blocks compute a group, from the first to the last step in one launch, and
 // wait for each other between steps by counters in global memory (sm90/grid_sync.cuh). The operands of a product are weight_hh
-// and what the blocks exchange, states or cotangents. They are in scratch, split into bfloat16 terms and packed: a packed tile
-// has the three terms of TILE_K elements of each row, in the 128-byte swizzle of WGMMA. It is contiguous, so a bulk copy loads
-// it. One thread of a block copies; two warpgroups multiply, each half of the rows, and compute the formulas from their
-// accumulators.
+// and what the blocks exchange, states or cotangents. They are in scratch, scaled, split into two float16 terms
+// (common/terms.cuh) and packed: a packed tile has both terms of TILE_K elements of each row, in the 128-byte swizzle of WGMMA.
+// It is contiguous, so a bulk copy loads it. One thread of a block copies; two warpgroups multiply, each half of the rows, and
+// compute the formulas from their accumulators.
+//
+// A row of the weight has one scale. A row of what the blocks exchange has one for each SCALE_K elements, because each block
+// computes another part of the row. Elements of at least 2^-15 of the largest one keep 22 bits; smaller ones have errors of up to
+// 2^-40 of the largest.
 //
 // Macros (GridDivision in grid_recurrent.py): HIDDEN, TILE_N (columns of a product in a block), SPLITS (blocks that divide K of
 // one tile), GRADIENT, LSTM, GRU, RELU, GATED.
 #pragma once
+#include "common/collectives.cuh"
+#include "common/terms.cuh"
 #include "rnn/cells.cuh"
-#include "sm90/bf16x3.cuh"
 #include "sm90/grid_sync.cuh"
+#include "sm90/pipeline.cuh"
 #include "sm90/tma.cuh"
+#include "sm90/wgmma.cuh"
 
 constexpr int SUMS_OF_STEP = GATES * HIDDEN;
-constexpr int TILE_ROWS = 128, TILE_K = 64, STAGES = 2;
+constexpr int TILE_ROWS = 128, TILE_K = 64, TERMS = 2, STAGES = 3;
+constexpr int SCALE_K = GRADIENT && GATES % 2 == 0 ? 64 : 32; // of the units of a block: 32 states, or the cotangents of gates
 constexpr int CONSUMER_THREADS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMER_THREADS;
 constexpr int SUMS = TILE_N / 2; // accumulators of a thread
-constexpr int TERM_A = TILE_ROWS * 128, TERM_B = TILE_N * 128; // bytes of a term of a packed tile
-constexpr int TILE_A = BF16X3_TERMS * TERM_A, TILE_B = BF16X3_TERMS * TERM_B, STAGE = TILE_A + TILE_B;
+constexpr int CHUNK_ELEMENTS = 8, CHUNKS = TILE_K / CHUNK_ELEMENTS; // of a row of a packed tile
+typedef Vector<uint32_t, 4> Chunk;                                  // of one term
+constexpr int TERM_A = TILE_ROWS * 128, TERM_B = TILE_N * 128;      // bytes of a term of a packed tile
+constexpr int SCALES = 2 * TILE_ROWS * sizeof(float); // bytes: of each row two, or one and padding
+constexpr int TILE_A = TERMS * TERM_A + SCALES, TILE_B = TERMS * TERM_B, STAGE = TILE_A + TILE_B;
 typedef Pipeline<STAGES> TilePipeline;
 // What a block keeps between steps: the cell states of an LSTM, in the gradient their cotangents; in the gradient of a GRU the
 // part of the cotangents of hidden states that does not go through s. KEPT: its bytes.
 constexpr int KEPT_UNITS = GRADIENT ? TILE_N / SPLITS : TILE_N / GATES;
 constexpr int KEPT = LSTM || (GRU && GRADIENT) ? TILE_ROWS * KEPT_UNITS * sizeof(T) : 0;
-constexpr int PIPELINE_BYTES = 64;
-constexpr int SHARED = 1024 + STAGES * STAGE + KEPT + PIPELINE_BYTES; // 1024: alignment of the swizzle
+constexpr int COLUMN_SCALES = TILE_N * sizeof(float);
+constexpr int PIPELINE_BYTES = 96;
+constexpr int SHARED = 1024 + STAGES * STAGE + KEPT + COLUMN_SCALES + PIPELINE_BYTES; // 1024: alignment of the swizzle
 static_assert(sizeof(TilePipeline) <= PIPELINE_BYTES, "the barriers fit");
 #ifdef SHARED_BYTES
 static_assert(SHARED == SHARED_BYTES, "as `GridDivision.shared` in grid_recurrent.py says");
 #endif
 
 // Scratch: the counters of each group, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles
-// of what the blocks exchange (K), and partial sums of tiles where K is divided.
+// of what the blocks exchange (K), partial sums of tiles where K is divided, and the inverse scales of the weight's packed rows.
 template <int TILES, int K> struct Layout {
     static constexpr int K_TILES = K / TILE_K;
     static constexpr int64_t WEIGHT = (int64_t)TILES * K_TILES * TILE_B, BUFFER = (int64_t)K_TILES * TILE_A;
@@ -56,26 +68,62 @@ template <int TILES, int K> struct Layout {
         const int64_t at = ((int64_t)(group * TILES + tile) * SPLITS + to) * SPLITS + from;
         return (float4 *)(exchanged(groups, 0, 0) + at * (PARTIAL / SPLITS));
     }
+    __device__ __forceinline__ float *inverse_scales(int tile) const {
+        return (float *)(exchanged(groups, 0, 0) + (int64_t)groups * TILES * SPLITS * PARTIAL) + tile * TILE_N;
+    }
 };
 
 // The index along K of element j of a packed chunk. Packed tiles permute each 32 of K, so that a chunk holds the units whose
 // accumulators, in a row of the product, one thread has.
 __device__ __forceinline__ int unit_of_chunk(int chunk, int j) { return chunk / 4 * 32 + j / 2 * 8 + chunk % 4 * 2 + j % 2; }
 
-// Splits a chunk of a row into its terms and stores them in a packed tile.
-__device__ __forceinline__ void store_chunk(char *tile, int term_bytes, int row, int chunk, const float (&x)[CHUNK_ELEMENTS]) {
-    Chunk terms[BF16X3_TERMS];
-    split_bf16x3(terms, x);
+__device__ __forceinline__ float inverse_power_of_two(float x) { return __uint_as_float((254u << 23) - __float_as_uint(x)); }
+
+// The largest magnitude of the elements, or `largest`.
+__device__ __forceinline__ float largest_of(const float (&x)[CHUNK_ELEMENTS], float largest = 0) {
     #pragma unroll
-    for (int p = 0; p < BF16X3_TERMS; p++) *(Chunk *)(tile + p * term_bytes + swizzle_128b(row, chunk)) = terms[p];
+    for (float element : x) largest = Max::of(largest, fabsf(element));
+    return largest;
 }
 
-// The block's shared memory: stages, numbers that are kept, then the barriers of the stages.
+// Scales a chunk of a row, splits it into its terms and stores them in a packed tile.
+__device__ __forceinline__ void store_chunk(
+    char *tile, int term_bytes, int row, int chunk, const float (&x)[CHUNK_ELEMENTS], float scale) {
+    Chunk terms[TERMS];
+    #pragma unroll
+    for (int i = 0; i < CHUNK_ELEMENTS / 2; i++) {
+        uint32_t words[TERMS];
+        split_terms<FLOAT16>(x[2 * i] * scale, x[2 * i + 1] * scale, words);
+        #pragma unroll
+        for (int p = 0; p < TERMS; p++) terms[p].lane[i] = words[p];
+    }
+    #pragma unroll
+    for (int p = 0; p < TERMS; p++) *(Chunk *)(tile + p * term_bytes + swizzle_128b(row, chunk)) = terms[p];
+}
+
+// The inverse scale of a row's elements SCALE_K part to SCALE_K (part + 1) - 1 in a packed tile of what the blocks exchange.
+__device__ __forceinline__ float &inverse_scale(char *tile, int part, int row) {
+    return ((float *)(tile + TERMS * TERM_A))[part * TILE_ROWS + row];
+}
+
+// Stores a chunk of what the blocks exchange. `scale` is that of the row's SCALE_K elements to which it belongs.
+__device__ __forceinline__ void store_exchanged(
+    char *tile, int row, int chunk, const float (&x)[CHUNK_ELEMENTS], const Scale &scale) {
+    constexpr int SCALED = SCALE_K / CHUNK_ELEMENTS;
+    store_chunk(tile, TERM_A, row, chunk, x, scale.factor);
+    if (chunk % SCALED == 0) inverse_scale(tile, chunk / SCALED, row) = scale.inverse;
+}
+
+// The block's shared memory: stages, numbers that are kept, the inverse scales of the product's columns, then the barriers of the
+// stages.
 struct Stages {
     char *at;
 
     __device__ Stages() : at((char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024)) {}
-    __device__ __forceinline__ TilePipeline &pipeline() const { return *(TilePipeline *)(at + STAGES * STAGE + KEPT); }
+    __device__ __forceinline__ float *column_scales() const { return (float *)(at + STAGES * STAGE + KEPT); }
+    __device__ __forceinline__ TilePipeline &pipeline() const {
+        return *(TilePipeline *)(at + STAGES * STAGE + KEPT + COLUMN_SCALES);
+    }
     // Kept numbers 4 i to 4 i + 3 of this thread. Eight of a row follow each other.
     __device__ __forceinline__ Vector<T, 4> &kept(int i) const {
         return ((Vector<T, 4> *)(at + STAGES * STAGE))[i * CONSUMER_THREADS + threadIdx.x - WARPGROUP];
@@ -86,59 +134,60 @@ struct Stages {
     __device__ __forceinline__ uint64_t b(int stage, int term) const {
         return smem_descriptor(at + stage * STAGE + TILE_A + term * TERM_B);
     }
+    // The inverse scale of part `part` of this thread's first row (of accumulators 0 and 1) or its second.
+    __device__ __forceinline__ float row_scale(int stage, int part, int half) const {
+        return inverse_scale(at + stage * STAGE, part, (threadIdx.x / WARPGROUP - 1) * 64 + accumulator_row(2 * half));
+    }
 };
 
 // By one thread: copies packed tiles a(i) (states or cotangents) and b(i) (weight) of a step. ready() waits until other blocks
-// have written the former; the first tile of the weight is copied before it.
+// have written the former; the first tiles of the weight are copied before it.
 template <class A, class B, class Ready> __device__ __forceinline__ void produce(
     const Stages &stages, PipelineState<STAGES> &state, int k_tiles, A a, B b, Ready ready) {
     TilePipeline &pipeline = stages.pipeline();
+    PipelineState<STAGES> next = state; // the stage of the next tile of the weight
+    const auto copy_weight = [&](int i) {
+        pipeline.wait_empty(next);
+        pipeline.full[next.stage].arrive_expect_tx(STAGE);
+        bulk_copy<TILE_B>(stages.at + next.stage * STAGE + TILE_A, b(i), pipeline.full[next.stage]);
+        next.advance();
+    };
+    const int first = min(STAGES, k_tiles);
+    for (int i = 0; i < first; i++) copy_weight(i);
+    ready();
     for (int i = 0; i < k_tiles; i++, state.advance()) {
-        pipeline.wait_empty(state);
-        Mbarrier &full = pipeline.full[state.stage];
-        full.arrive_expect_tx(STAGE);
-        bulk_copy<TILE_B>(stages.at + state.stage * STAGE + TILE_A, b(i), full);
-        if (i == 0) ready();
-        bulk_copy<TILE_A>(stages.at + state.stage * STAGE, a(i), full);
+        if (i >= first) copy_weight(i);
+        bulk_copy<TILE_A>(stages.at + state.stage * STAGE, a(i), pipeline.full[state.stage]);
     }
 }
 
-// main += the product of a step, by a consumer warpgroup. Tensor cores truncate when they add, so they sum the products of
-// leading terms over TILE_K only; float32 additions sum the results.
+// main += the product of a step, by a consumer warpgroup. Its columns keep their scales. Tensor cores truncate when they add, so
+// they sum the products over SCALE_K only, the smallest first; float32 additions sum the results.
 __device__ __forceinline__ void multiply(
     const Stages &stages, PipelineState<STAGES> &state, int k_tiles, float (&main)[SUMS]) {
     TilePipeline &pipeline = stages.pipeline();
-    float leading[SUMS], low_order[SUMS];
-    int last = 0;
-    for (int i = 0; i < k_tiles; i++) {
+    for (int i = 0; i < k_tiles; i++, state.advance()) {
         pipeline.wait_full(state);
-        wgmma_fence();
         #pragma unroll
-        for (int k = 0; k < 4; k++)
-            wgmma<BFLOAT16>(leading, stages.a(state.stage, 0) + k * DESCRIPTOR_K_STEP,
-                stages.b(state.stage, 0) + k * DESCRIPTOR_K_STEP, k > 0);
-        wgmma_commit_group();
-        wgmma_wait_group<1>();
-        if (i > 0 && threadIdx.x % WARP == 0) pipeline.empty[last].arrive();
-        #pragma unroll
-        for (int k = 0; k < 4; k++)
+        for (int part = 0; part < TILE_K / SCALE_K; part++) {
+            float sums[SUMS];
+            wgmma_fence();
             #pragma unroll
-            for (int p = 0; p < LOW_ORDER_PAIRS; p++)
-                wgmma<BFLOAT16>(low_order, stages.a(state.stage, low_order_pair(p).a) + k * DESCRIPTOR_K_STEP,
-                    stages.b(state.stage, low_order_pair(p).b) + k * DESCRIPTOR_K_STEP, i + k + p > 0);
-        wgmma_commit_group();
-        wgmma_wait_group<1>();
-        wgmma_fence_operand(leading);
-        #pragma unroll
-        for (int j = 0; j < SUMS; j++) main[j] += leading[j];
-        last = state.stage;
-        state.advance();
+            for (int pair = 0; pair < 3; pair++) // low x high, high x low, high x high
+                #pragma unroll
+                for (int k = 0; k < SCALE_K / 16; k++) {
+                    const int at = (part * (SCALE_K / 16) + k) * DESCRIPTOR_K_STEP;
+                    wgmma<FP16X2>(sums, stages.a(state.stage, pair == 0) + at, stages.b(state.stage, pair == 1) + at, pair + k > 0);
+                }
+            wgmma_commit_group();
+            const float scales[] = {stages.row_scale(state.stage, part, 0), stages.row_scale(state.stage, part, 1)};
+            wgmma_wait_group<0>();
+            wgmma_fence_operand(sums);
+            if (part == TILE_K / SCALE_K - 1 && threadIdx.x % WARP == 0) pipeline.empty[state.stage].arrive();
+            #pragma unroll
+            for (int j = 0; j < SUMS; j++) main[j] = fma(sums[j], scales[j / 2 % 2], main[j]);
+        }
     }
-    wgmma_wait_group<0>();
-    wgmma_fence_operand(low_order);
-    if (threadIdx.x % WARP == 0) pipeline.empty[last].arrive();
-    #pragma unroll
-    for (int j = 0; j < SUMS; j++) main[j] += low_order[j];
 }
 
 // Returns x, and hides its value from the compiler, which would compute addresses from it before a loop and hold them in
@@ -154,6 +203,13 @@ __device__ __forceinline__ void init_pipeline(const Stages &stages) {
         fence_mbarrier_init();
     }
     __syncthreads();
+}
+
+// By all consumer threads: brings the inverse scales of the product's columns to shared memory.
+__device__ __forceinline__ void load_column_scales(const Stages &stages, const float *from) {
+    const int thread = threadIdx.x - WARPGROUP;
+    if (thread < TILE_N) stages.column_scales()[thread] = from[thread];
+    named_barrier_sync(CONSUMER_THREADS);
 }
 
 // By all consumer threads: makes what they have written to scratch visible to the blocks that wait at this counter.

@@ -49,59 +49,87 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
     int tile = part / SPLITS, split = part % SPLITS;
     const int first_k = Packed::K_TILES * split / SPLITS, k_tiles = Packed::K_TILES * (split + 1) / SPLITS - first_k;
     PipelineState<STAGES> state;
+#if LSTM
+    const T *const states = c, *const first_states = c0;
+#else
+    const T *const states = y, *const first_states = h0;
+#endif
+    // The index of step k of a row among all rows and steps.
+    const auto at = [&](int64_t row, int k) { return row * length + (reverse ? (int)length - 1 - k : k); };
     if (threadIdx.x < WARPGROUP) {
-        warpgroup_reg_dealloc<24>();
-        if (threadIdx.x > 0) return;
+        // By a warp: brings what this block reads in step k to L2.
+        const auto prefetch = [&](int group, int k) {
+            constexpr int UNITS = TILE_N / SPLITS;
+            for (int i = threadIdx.x; i < TILE_ROWS; i += WARP) {
+                const int64_t row = group * TILE_ROWS + i;
+                if (row >= rows) continue;
+                const int64_t step = at(row, k), first = part * UNITS;
+#if GATED
+                #pragma unroll
+                for (int g = 0; g < 4; g++) prefetch_l2(saved + step * (4 * HIDDEN) + g * HIDDEN + first, UNITS);
+#endif
+#if ALL
+                prefetch_l2(ct_y + step * HIDDEN + first, UNITS);
+#endif
+                if (k > 0) prefetch_l2(states + at(row, k - 1) * HIDDEN + first, UNITS);
+#if LSTM
+                if (k > 0) prefetch_l2(y + at(row, k - 1) * HIDDEN + first, UNITS);
+#endif
+            }
+        };
+        warpgroup_reg_dealloc<40>();
+        if (threadIdx.x >= WARP) return;
         for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS)
-            for (int done = 0; done < length; done++)
-                produce(
+            for (int done = 0; done < length; done++) {
+                if (threadIdx.x == 0) produce(
                     stages, state, k_tiles, [&](int i) { return layout.exchanged(group, done % 2, first_k + i); },
                     [&](int i) { return layout.weight(tile, first_k + i); },
                     [&] {
                         wait_for_count(layout.counters(group), (done + 1) * PARTS);
                         fence_proxy_async_global();
                     });
+                __syncwarp();
+                if (done + 1 < length) prefetch(group, (int)length - 2 - done);
+            }
         return;
     }
-    warpgroup_reg_alloc<240>();
+    warpgroup_reg_alloc<232>();
+    load_column_scales(stages, layout.inverse_scales(tile));
     const int thread = threadIdx.x - WARPGROUP;
-#if LSTM
-    const T *const states = c;
-#else
-    const T *const states = y;
-#endif
     for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS) {
         int *const counters = layout.counters(group);
         int row = thread / WARPGROUP * 64 + accumulator_row(0);
         int first_unit = tile * TILE_N + split * (TILE_N / SPLITS) + accumulator_column(0);
         const auto row_at = [&](int half) { return (int64_t)(group * TILE_ROWS + row + 8 * half); };
         const auto exists = [&](int half) { return row_at(half) < rows; };
-        // The index of step k of a row among all rows and steps.
-        const auto at = [&](int half, int k) { return row_at(half) * length + (reverse ? (int)length - 1 - k : k); };
+        const auto step_at = [&](int half, int k) { return at(row_at(half), k); };
         const auto unit_of = [&](int sub) { return first_unit + 8 * sub; }; // and the next one
+        // Two neighbouring numbers of a row, 0 where the row does not exist.
+        const auto pair = [&](const T *from, int half) { return exists(half) ? load<T, 2>(from) : Vector<T, 2>{}; };
+        // Those of an array of states before step k, of which `first` has the ones before the first step.
+        const auto before_step = [&](const T *all, const T *first, int k, int half, int unit) {
+            return pair((k ? all + step_at(half, k - 1) * HIDDEN : first + row_at(half) * HIDDEN) + unit, half);
+        };
         // What step k reads, of one of this thread's rows.
         const auto read = [&](int k, int half, Given (&given)[CHUNK_ELEMENTS]) {
-            const int64_t step = at(half, k), last = k ? at(half, k - 1) : row_at(half);
-            const auto pair = [&](const T *from) { return exists(half) ? load<T, 2>(from) : Vector<T, 2>{}; };
+            const int64_t step = step_at(half, k);
             #pragma unroll
             for (int j = 0; j < CHUNK_ELEMENTS; j += 2) {
                 const int unit = unit_of(j / 2);
-                Vector<T, 2> ct = {}, kept[4] = {}, cell = {};
+                Vector<T, 2> ct = {}, kept[4] = {}, last = {};
 #if ALL
-                ct = pair(ct_y + step * HIDDEN + unit);
+                ct = pair(ct_y + step * HIDDEN + unit, half);
 #endif
 #if GATED
                 #pragma unroll
-                for (int g = 0; g < 4; g++) kept[g] = pair(saved + step * (4 * HIDDEN) + g * HIDDEN + unit);
+                for (int g = 0; g < 4; g++) kept[g] = pair(saved + step * (4 * HIDDEN) + g * HIDDEN + unit, half);
+                last = before_step(states, first_states, k, half, unit);
 #endif
-#if LSTM
-                cell = pair((k ? c : c0) + last * HIDDEN + unit);
-#endif
-                const Vector<T, 2> state = pair(states + step * HIDDEN + unit), h = pair((k ? y : h0) + last * HIDDEN + unit);
+                const Vector<T, 2> state = pair(states + step * HIDDEN + unit, half);
                 #pragma unroll
                 for (int e = 0; e < 2; e++)
                     given[j + e] = {ct.lane[e], {kept[0].lane[e], kept[1].lane[e], kept[2].lane[e], kept[3].lane[e]},
-                        state.lane[e], cell.lane[e], h.lane[e]};
+                        state.lane[e], last.lane[e], last.lane[e]};
             }
         };
         // Item i of a thread is unit i % 8 of row i / 8.
@@ -109,10 +137,10 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
         #pragma unroll
         for (int i = 0; i < OWN; i += 2) {
             const int64_t from = row_at(i / 8) * HIDDEN + unit_of(i % 8 / 2);
-            const Vector<T, 2> v = exists(i / 8) ? load<T, 2>(ct_h + from) : Vector<T, 2>{};
+            const Vector<T, 2> v = pair(ct_h + from, i / 8);
             h[i] = v.lane[0], h[i + 1] = v.lane[1];
 #if LSTM
-            const Vector<T, 2> w = exists(i / 8) ? load<T, 2>(ct_c + from) : Vector<T, 2>{};
+            const Vector<T, 2> w = pair(ct_c + from, i / 8);
             stages.kept(i / 4).lane[i % 4] = w.lane[0], stages.kept(i / 4).lane[i % 4 + 1] = w.lane[1];
 #endif
         }
@@ -120,28 +148,45 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
         read(length - 1, 0, given);
         for (int done = 0; done < length; done++) {
             const int k = opaque(length) - 1 - done;
+            StepGrad made[2][CHUNK_ELEMENTS];
             #pragma unroll
             for (int half = 0; half < 2; half++) {
                 Given next[CHUNK_ELEMENTS];
                 if (half == 0) read(k, 1, next);
-                float by_sum[GATES][CHUNK_ELEMENTS];
-                const int64_t step = at(half, k);
+                float largest = 0;
                 #pragma unroll
-                for (int j = 0; j < CHUNK_ELEMENTS; j += 2) {
-                    const int unit = unit_of(j / 2);
-                    StepGrad made[2];
+                for (int j = 0; j < CHUNK_ELEMENTS; j++) {
+                    const Given &of = given[j];
+                    const T ct = ALL ? h[half * 8 + j] + of.ct : h[half * 8 + j];
+                    T &kept = stages.kept(half * 2 + j / 4).lane[j % 4];
+                    StepGrad &now = made[half][j] = step_grad_of(of, ct, LSTM ? kept : (T)0);
+                    if (LSTM || GRU) kept = LSTM ? now.cell : now.h;
                     #pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        const Given &of = given[j + e];
-                        const T ct = ALL ? h[half * 8 + j + e] + of.ct : h[half * 8 + j + e];
-                        T &kept = stages.kept(half * 2 + j / 4).lane[j % 4 + e];
-                        made[e] = step_grad_of(of, ct, LSTM ? kept : (T)0);
-                        if (LSTM || GRU) kept = LSTM ? made[e].cell : made[e].h;
-                        #pragma unroll
-                        for (int g = 0; g < GATES; g++) by_sum[g][j + e] = made[e].by_sum[g];
-                    }
-                    if (!exists(half)) continue;
-                    store<T, 2>(before, step * HIDDEN + unit, {given[j].hidden, given[j + 1].hidden});
+                    for (int g = 0; g < GATES; g++) largest = Max::of(largest, fabsf(now.by_sum[g]));
+                }
+                const Scale scale(over_lanes<Max, 4>(largest));
+                #pragma unroll
+                for (int g = 0; g < GATES; g++) {
+                    float x[CHUNK_ELEMENTS];
+                    #pragma unroll
+                    for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = made[half][j].by_sum[g];
+                    const int chunk = (part * GATES + g) * 4 + accumulator_column(0) / 2;
+                    store_exchanged(
+                        layout.exchanged(group, done % 2, chunk / CHUNKS), row + 8 * half, chunk % CHUNKS, x, scale);
+                }
+                #pragma unroll
+                for (int j = 0; j < CHUNK_ELEMENTS && half == 0; j++) given[j] = next[j];
+            }
+            publish(counters);
+            // The outputs are stored when other blocks no longer wait for this one.
+            #pragma unroll
+            for (int half = 0; half < 2; half++)
+                #pragma unroll
+                for (int j = 0; j < CHUNK_ELEMENTS && exists(half); j += 2) {
+                    const int unit = unit_of(j / 2);
+                    const int64_t step = step_at(half, k);
+                    const StepGrad &first = made[half][j], &second = made[half][j + 1];
+                    store<T, 2>(before, step * HIDDEN + unit, before_step(y, h0, k, half, unit));
                     // The cotangents of gate g of x or s, and their sums over the steps so far.
                     const auto put_gate = [&](T *all, T *total, int g, T first, T second) {
                         store<T, 2>(all, step * SUMS_OF_STEP + g * HIDDEN + unit, {first, second});
@@ -154,31 +199,24 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                     #pragma unroll
                     for (int g = 0; g < GATES; g++) {
 #if GRU
-                        put_gate(ds, ds_total, g, made[0].by_sum[g], made[1].by_sum[g]);
+                        put_gate(ds, ds_total, g, first.by_sum[g], second.by_sum[g]);
                         if (g == 2) {
-                            put_gate(dx, dx_total, g, made[0].by_candidate, made[1].by_candidate);
+                            put_gate(dx, dx_total, g, first.by_candidate, second.by_candidate);
                             continue;
                         }
 #endif
-                        put_gate(dx, dx_total, g, made[0].by_sum[g], made[1].by_sum[g]);
+                        put_gate(dx, dx_total, g, first.by_sum[g], second.by_sum[g]);
                     }
                 }
-                #pragma unroll
-                for (int g = 0; g < GATES; g++) {
-                    const int chunk = (g * HIDDEN + first_unit) / CHUNK_ELEMENTS + accumulator_column(0) / 2;
-                    store_chunk(layout.exchanged(group, done % 2, chunk / 8), TERM_A, row + 8 * half, chunk % 8, by_sum[g]);
-                }
-                #pragma unroll
-                for (int j = 0; j < CHUNK_ELEMENTS && half == 0; j++) given[j] = next[j];
-            }
-            publish(counters);
             float sums[SUMS] = {};
             multiply(stages, state, k_tiles, sums);
             row = opaque(row), first_unit = opaque(first_unit), tile = opaque(tile), split = opaque(split);
             #pragma unroll
-            for (int i = 0; i < SUMS; i += 4)
-                layout.partial(group, tile, i / OWN, split)[i % OWN / 4 * CONSUMER_THREADS + thread] =
-                    {sums[i], sums[i + 1], sums[i + 2], sums[i + 3]};
+            for (int i = 0; i < SUMS; i += 4) {
+                const Vector<float, 2> scale = load<float, 2>(stages.column_scales() + accumulator_column(i));
+                layout.partial(group, tile, i / OWN, split)[i % OWN / 4 * CONSUMER_THREADS + thread] = {
+                    sums[i] * scale.lane[0], sums[i + 1] * scale.lane[1], sums[i + 2] * scale.lane[0], sums[i + 3] * scale.lane[1]};
+            }
             publish(counters + 1 + tile);
             read(max(k - 1, 0), 0, given); // without a branch: the last numbers would stay in registers during the product
             if (threadIdx.x % WARP == 0) wait_for_count(counters + 1 + tile, (done + 1) * SPLITS);
