@@ -12,7 +12,7 @@
 // 2^-40 of the largest.
 //
 // Macros (GridDivision in grid_recurrent.py): HIDDEN, TILE_N (columns of a product in a block), SPLITS (blocks that divide K of
-// one tile), GRADIENT, LSTM, GRU, RELU, GATED.
+// one tile), GRADIENT, WEIGHT_GRAD (rnn/grid_weight_grad.cu follows the gradient), LSTM, GRU, RELU, GATED.
 #pragma once
 #include "common/collectives.cuh"
 #include "common/terms.cuh"
@@ -38,15 +38,38 @@ typedef Pipeline<STAGES> TilePipeline;
 constexpr int KEPT_UNITS = GRADIENT ? TILE_N / SPLITS : TILE_N / GATES;
 constexpr int KEPT = LSTM || (GRU && GRADIENT) ? TILE_ROWS * KEPT_UNITS * sizeof(T) : 0;
 constexpr int COLUMN_SCALES = TILE_N * sizeof(float);
+constexpr int MAXIMA = CONSUMER_THREADS / WARP * 2 * sizeof(float); // of each warp two
 constexpr int PIPELINE_BYTES = 96;
-constexpr int SHARED = 1024 + STAGES * STAGE + KEPT + COLUMN_SCALES + PIPELINE_BYTES; // 1024: alignment of the swizzle
+constexpr int SHARED = 1024 + STAGES * STAGE + KEPT + COLUMN_SCALES + MAXIMA + PIPELINE_BYTES; // 1024: alignment of the swizzle
 static_assert(sizeof(TilePipeline) <= PIPELINE_BYTES, "the barriers fit");
+constexpr int WEIGHT_GRAD_TILES = WEIGHT_GRAD ? SUMS_OF_STEP / TILE_ROWS * (HIDDEN / 128) : 0; // of 128 x 128
 #ifdef SHARED_BYTES
 static_assert(SHARED == SHARED_BYTES, "as `GridDivision.shared` in grid_recurrent.py says");
 #endif
 
+// The operands of rnn/grid_weight_grad.cu: for each step and group of rows packed tiles, of the cotangents of the sums and then of
+// the hidden states before the step. SCALED_ROWS rows of SCALED_COLUMNS columns have one scale.
+struct WeightGradOperands {
+    static constexpr int SCALED_ROWS = 64, SCALED_COLUMNS = 32;
+    static constexpr int COLUMNS = SUMS_OF_STEP + HIDDEN, FIRST_STATE = SUMS_OF_STEP / CHUNK_ELEMENTS; // FIRST_STATE: a chunk
+    static constexpr int TILE = TERMS * TERM_A;
+    int groups;
+    int64_t length;
+    char *scratch;
+
+    // Tile i of a step of a group.
+    __device__ __forceinline__ char *tile(int64_t step, int group, int i) const {
+        return scratch + ((step * groups + group) * (COLUMNS / TILE_K) + i) * TILE;
+    }
+    // The inverse scales of the first or the second SCALED_ROWS rows.
+    __device__ __forceinline__ float *inverse_scales(int64_t step, int group, int half) const {
+        return (float *)tile(length, 0, 0) + ((step * groups + group) * 2 + half) * (COLUMNS / SCALED_COLUMNS);
+    }
+};
+
 // Scratch: the counters of each group, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles
 // of what the blocks exchange (K), partial sums of tiles where K is divided, and the inverse scales of the weight's packed rows.
+// With WEIGHT_GRAD also those counters and numbers that rnn/grid_weight_grad.cu reads.
 template <int TILES, int K> struct Layout {
     static constexpr int K_TILES = K / TILE_K;
     static constexpr int64_t WEIGHT = (int64_t)TILES * K_TILES * TILE_B, BUFFER = (int64_t)K_TILES * TILE_A;
@@ -57,8 +80,10 @@ template <int TILES, int K> struct Layout {
 
     __device__ Layout(int64_t rows, char *scratch) : groups((rows + TILE_ROWS - 1) / TILE_ROWS), scratch(scratch) {}
     __device__ __forceinline__ int *counters(int group) const { return (int *)scratch + group * COUNTERS; }
+    __device__ __forceinline__ int *weight_grad_counters() const { return counters(groups); }
+    __device__ __forceinline__ int all_counters() const { return groups * COUNTERS + WEIGHT_GRAD_TILES; }
     __device__ __forceinline__ char *weight(int tile, int k_tile) const {
-        return scratch + (groups * COUNTERS * (int)sizeof(int) + 1023) / 1024 * 1024 + (int64_t)(tile * K_TILES + k_tile) * TILE_B;
+        return scratch + (all_counters() * (int)sizeof(int) + 1023) / 1024 * 1024 + (int64_t)(tile * K_TILES + k_tile) * TILE_B;
     }
     __device__ __forceinline__ char *exchanged(int group, int buffer, int k_tile) const {
         return weight(TILES, 0) + (group * 2 + buffer) * BUFFER + (int64_t)k_tile * TILE_A;
@@ -71,11 +96,18 @@ template <int TILES, int K> struct Layout {
     __device__ __forceinline__ float *inverse_scales(int tile) const {
         return (float *)(exchanged(groups, 0, 0) + (int64_t)groups * TILES * SPLITS * PARTIAL) + tile * TILE_N;
     }
+    __device__ __forceinline__ WeightGradOperands weight_grad(int64_t length) const {
+        return {groups, length, (char *)inverse_scales(TILES)};
+    }
 };
 
-// The index along K of element j of a packed chunk. Packed tiles permute each 32 of K, so that a chunk holds the units whose
-// accumulators, in a row of the product, one thread has.
+// The hidden unit of element j of a chunk. Packed tiles permute each 32 units, so that a chunk holds those whose accumulators, in
+// a row of the product, one thread has.
 __device__ __forceinline__ int unit_of_chunk(int chunk, int j) { return chunk / 4 * 32 + j / 2 * 8 + chunk % 4 * 2 + j % 2; }
+// The same of the sums of a step: those of 32 units, one gate after another, then those of the next 32 units.
+__device__ __forceinline__ int sum_of_chunk(int chunk, int j) {
+    return chunk / 4 % GATES * HIDDEN + unit_of_chunk(chunk / 4 / GATES * 4 + chunk % 4, j);
+}
 
 __device__ __forceinline__ float inverse_power_of_two(float x) { return __uint_as_float((254u << 23) - __float_as_uint(x)); }
 
@@ -121,8 +153,12 @@ struct Stages {
 
     __device__ Stages() : at((char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024)) {}
     __device__ __forceinline__ float *column_scales() const { return (float *)(at + STAGES * STAGE + KEPT); }
+    // The maxima of a warpgroup's warps.
+    __device__ __forceinline__ float *maxima(int warpgroup) const {
+        return column_scales() + TILE_N + warpgroup * (MAXIMA / 2 / sizeof(float));
+    }
     __device__ __forceinline__ TilePipeline &pipeline() const {
-        return *(TilePipeline *)(at + STAGES * STAGE + KEPT + COLUMN_SCALES);
+        return *(TilePipeline *)(at + STAGES * STAGE + KEPT + COLUMN_SCALES + MAXIMA);
     }
     // Kept numbers 4 i to 4 i + 3 of this thread. Eight of a row follow each other.
     __device__ __forceinline__ Vector<T, 4> &kept(int i) const {
@@ -203,6 +239,20 @@ __device__ __forceinline__ void init_pipeline(const Stages &stages) {
         fence_mbarrier_init();
     }
     __syncthreads();
+}
+
+// The maxima of two numbers over this thread's consumer warpgroup.
+__device__ __forceinline__ Vector<float, 2> largest_of_warpgroup(const Stages &stages, float first, float second) {
+    const int warpgroup = threadIdx.x / WARPGROUP - 1;
+    float *const maxima = stages.maxima(warpgroup);
+    const Vector<float, 2> of_warp = {over_lanes<Max, WARP>(first), over_lanes<Max, WARP>(second)};
+    if (threadIdx.x % WARP == 0) store<float, 2>(maxima, threadIdx.x % WARPGROUP / WARP * 2, of_warp);
+    named_barrier_sync(WARPGROUP, 2 + warpgroup);
+    Vector<float, 2> found = of_warp;
+    #pragma unroll
+    for (int i = 0; i < WARPGROUP / WARP; i++)
+        for (int e = 0; e < 2; e++) found.lane[e] = Max::of(found.lane[e], maxima[2 * i + e]);
+    return found;
 }
 
 // By all consumer threads: brings the inverse scales of the product's columns to shared memory.

@@ -21,8 +21,7 @@ constexpr float MIN_LARGEST = 0x1p-40f; // input products are multiplied by scal
 // Element j of a chunk of a packed row of the weight.
 __device__ __forceinline__ T element_of(const T *weight, int row, int chunk, int j) {
 #if GRADIENT
-    const int part = chunk / 4 / GATES, gate = chunk / 4 % GATES; // a block's units of a gate, then of the next one
-    return weight[(int64_t)(gate * HIDDEN + unit_of_chunk(part * 4 + chunk % 4, j)) * HIDDEN + row];
+    return weight[(int64_t)sum_of_chunk(chunk, j) * HIDDEN + row];
 #else
     return weight[(int64_t)weight_row(row / TILE_N, row % TILE_N) * HIDDEN + unit_of_chunk(chunk, j)];
 #endif
@@ -31,7 +30,7 @@ __device__ __forceinline__ T element_of(const T *weight, int row, int chunk, int
 KERNEL __launch_bounds__(PACK_THREADS) grid_pack(const T *weight, const T *h0, int64_t rows, char *scratch) {
     wait_for_inputs();
     const Packed layout(rows, scratch);
-    for (int64_t i = grid_index(); i < layout.groups * Packed::COUNTERS; i += grid_size()) ((int *)scratch)[i] = 0;
+    for (int64_t i = grid_index(); i < layout.all_counters(); i += grid_size()) ((int *)scratch)[i] = 0;
     // Neighbouring threads read neighbouring elements: the gradient has columns of the weight as packed rows.
     const int own = GRADIENT ? threadIdx.x % PACK_ROWS : threadIdx.x / SLICES;
     const int slice = GRADIENT ? threadIdx.x / PACK_ROWS : threadIdx.x % SLICES;

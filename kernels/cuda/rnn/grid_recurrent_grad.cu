@@ -31,7 +31,10 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
 #if GRU
     T *ds,
 #endif
-    T *before, T *dx_total,
+#if BEFORE
+    T *before,
+#endif
+    T *dx_total,
 #if GRU
     T *ds_total,
 #endif
@@ -132,6 +135,44 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                         state.lane[e], last.lane[e], last.lane[e]};
             }
         };
+#if WEIGHT_GRAD
+        // Packs what grid_weight_grad reads of step k.
+        const auto pack_weight_grad = [&](int k, const StepGrad (&made)[2][CHUNK_ELEMENTS]) {
+            const WeightGradOperands operands = layout.weight_grad(length);
+            float states[2][CHUNK_ELEMENTS], of_sums = 0, of_states = 0; // of_...: the largest magnitudes
+            #pragma unroll
+            for (int i = 0; i < 2 * CHUNK_ELEMENTS; i += 2) {
+                const Vector<T, 2> v = before_step(y, h0, k, i / 8, unit_of(i % 8 / 2));
+                states[i / 8][i % 8] = v.lane[0], states[i / 8][i % 8 + 1] = v.lane[1];
+            }
+            #pragma unroll
+            for (int half = 0; half < 2; half++) {
+                of_states = largest_of(states[half], of_states);
+                #pragma unroll
+                for (const StepGrad &one : made[half])
+                    #pragma unroll
+                    for (float x : one.by_sum) of_sums = Max::of(of_sums, fabsf(x));
+            }
+            const Vector<float, 2> largest = largest_of_warpgroup(stages, of_sums, of_states);
+            const Scale scale(largest.lane[0]), scale_of_states(largest.lane[1]);
+            const auto put = [&](int half, int chunk, const float (&x)[CHUNK_ELEMENTS], const Scale &scale) {
+                chunk += accumulator_column(0) / 2;
+                store_chunk(operands.tile(k, group, chunk / CHUNKS), TERM_A, row + 8 * half, chunk % CHUNKS, x, scale.factor);
+                if (thread % WARPGROUP == 0 && half == 0) operands.inverse_scales(k, group, thread / WARPGROUP)[chunk / 4] = scale.inverse;
+            };
+            #pragma unroll
+            for (int half = 0; half < 2; half++) {
+                put(half, WeightGradOperands::FIRST_STATE + part * 4, states[half], scale_of_states);
+                #pragma unroll
+                for (int g = 0; g < GATES; g++) {
+                    float x[CHUNK_ELEMENTS];
+                    #pragma unroll
+                    for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = made[half][j].by_sum[g];
+                    put(half, (part * GATES + g) * 4, x, scale);
+                }
+            }
+        };
+#endif
         // Item i of a thread is unit i % 8 of row i / 8.
         float h[OWN]; // cotangents of the hidden states
         #pragma unroll
@@ -186,7 +227,9 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                     const int unit = unit_of(j / 2);
                     const int64_t step = step_at(half, k);
                     const StepGrad &first = made[half][j], &second = made[half][j + 1];
+#if BEFORE
                     store<T, 2>(before, step * HIDDEN + unit, before_step(y, h0, k, half, unit));
+#endif
                     // The cotangents of gate g of x or s, and their sums over the steps so far.
                     const auto put_gate = [&](T *all, T *total, int g, T first, T second) {
                         store<T, 2>(all, step * SUMS_OF_STEP + g * HIDDEN + unit, {first, second});
@@ -208,6 +251,9 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                         put_gate(dx, dx_total, g, first.by_sum[g], second.by_sum[g]);
                     }
                 }
+#if WEIGHT_GRAD
+            pack_weight_grad(k, made);
+#endif
             float sums[SUMS] = {};
             multiply(stages, state, k_tiles, sums);
             row = opaque(row), first_unit = opaque(first_unit), tile = opaque(tile), split = opaque(split);

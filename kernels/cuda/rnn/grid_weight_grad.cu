@@ -1,0 +1,97 @@
+// The gradient of weight_hh: the cotangents of the sums of all steps, transposed, times the hidden states before each step, by
+// WGMMA in fp16x2. rnn/grid_recurrent_grad.cu has packed the operands (WeightGradOperands). K is their rows, those of a group in
+// all groups and steps. A block computes one split of K of a tile of 128 x 128; the first split of a tile adds the sums of the
+// others. One thread copies; two warpgroups multiply, each 64 rows of the tile.
+//
+// Macros (GridDivision in grid_recurrent.py): those of rnn/grid.cuh. WEIGHT_GRAD_SPLITS: of K.
+#include "rnn/grid.cuh"
+
+constexpr int TILE = 128, BOX = TILE_K, ROWS = WeightGradOperands::SCALED_ROWS; // BOX: columns of a packed tile; ROWS: K of a stage
+constexpr int BOX_BYTES = ROWS * 128, BOXES = TILE / BOX * TERMS;               // of one operand in a stage, each one term
+constexpr int OPERAND = BOXES * BOX_BYTES, COLUMN_TILES = HIDDEN / TILE;
+static_assert(SUMS == TILE / 2 && 2 * OPERAND <= STAGE, "the accumulators and the stages are those of grid.cuh");
+typedef Layout<HIDDEN / TILE_N, SUMS_OF_STEP> Packed;
+
+KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(T *dw, int64_t rows, int64_t length, char *scratch) {
+    wait_for_inputs();
+    const Packed layout(rows, scratch);
+    const WeightGradOperands operands = layout.weight_grad(length);
+    const Stages stages;
+    init_pipeline(stages);
+    TilePipeline &pipeline = stages.pipeline();
+    PipelineState<STAGES> state;
+    const int tile = blockIdx.x % WEIGHT_GRAD_TILES, split = blockIdx.x / WEIGHT_GRAD_TILES;
+    const int tile_row = tile / COLUMN_TILES, tile_column = tile % COLUMN_TILES;
+    const int64_t all = length * layout.groups * 2; // halves of groups, of all steps
+    const int64_t begin = all * split / WEIGHT_GRAD_SPLITS, end = all * (split + 1) / WEIGHT_GRAD_SPLITS;
+    if (threadIdx.x < WARPGROUP) {
+        warpgroup_reg_dealloc<40>();
+        if (threadIdx.x > 0) return;
+        for (int64_t i = begin; i < end; i++, state.advance()) {
+            pipeline.wait_empty(state);
+            Mbarrier &full = pipeline.full[state.stage];
+            full.arrive_expect_tx(2 * OPERAND);
+            char *const to = stages.at + state.stage * STAGE;
+            for (int box = 0; box < 2 * BOXES; box++) {
+                const int first = box < BOXES ? tile_row : SUMS_OF_STEP / TILE + tile_column;
+                const char *const from = operands.tile(i / 2 / layout.groups, i / 2 % layout.groups, first * (TILE / BOX) + box % BOXES / TERMS);
+                bulk_copy<BOX_BYTES>(to + box * BOX_BYTES, from + box % TERMS * TERM_A + i % 2 * BOX_BYTES, full);
+            }
+        }
+        return;
+    }
+    warpgroup_reg_alloc<232>();
+    const int warpgroup = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x - WARPGROUP;
+    // The first of 16 rows of K, which are contiguous along M or N.
+    const auto operand = [&](const char *boxes, int k) {
+        return smem_descriptor(boxes + k * 16 * 128, TERMS * BOX_BYTES, 8 * 128, SWIZZLE_128B);
+    };
+    float main[SUMS] = {};
+    for (int64_t i = begin; i < end; i++, state.advance()) {
+        const float *const scales = operands.inverse_scales(i / 2 / layout.groups, i / 2 % layout.groups, i % 2);
+        const float of_row = scales[tile_row * 4 + warpgroup * 2 + threadIdx.x % WARPGROUP / (2 * WARP)];
+        const Vector<float, 4> of_columns = load<float, 4>(scales + SUMS_OF_STEP / 32 + tile_column * 4);
+        pipeline.wait_full(state);
+        const char *const a = stages.at + state.stage * STAGE + warpgroup * (TERMS * BOX_BYTES);
+        const char *const b = stages.at + state.stage * STAGE + OPERAND;
+        float sums[SUMS];
+        wgmma_fence();
+        #pragma unroll
+        for (int pair = 0; pair < 3; pair++) // low x high, high x low, high x high
+            #pragma unroll
+            for (int k = 0; k < ROWS / 16; k++)
+                wgmma<FP16X2, true, true>(sums, operand(a + (pair == 0) * BOX_BYTES, k), operand(b + (pair == 1) * BOX_BYTES, k), pair + k > 0);
+        wgmma_commit_group();
+        wgmma_wait_group<0>();
+        wgmma_fence_operand(sums);
+        if (threadIdx.x % WARP == 0) pipeline.empty[state.stage].arrive();
+        #pragma unroll
+        for (int j = 0; j < SUMS; j++) main[j] = fma(sums[j], of_row * of_columns.lane[j / 16], main[j]);
+    }
+#if WEIGHT_GRAD_SPLITS > 1
+    // The other splits: after the operands.
+    const auto partial = [&](int split) {
+        return (float4 *)operands.inverse_scales(length, 0, 0) + ((int64_t)(split - 1) * WEIGHT_GRAD_TILES + tile) * (TILE * TILE / 4) + thread;
+    };
+    int *const counter = layout.weight_grad_counters() + tile;
+    if (split > 0) {
+        #pragma unroll
+        for (int j = 0; j < SUMS; j += 4) partial(split)[j / 4 * CONSUMER_THREADS] = {main[j], main[j + 1], main[j + 2], main[j + 3]};
+        publish(counter);
+        return;
+    }
+    if (threadIdx.x % WARP == 0) wait_for_count(counter, WEIGHT_GRAD_SPLITS - 1);
+    __syncwarp();
+    for (int other = 1; other < WEIGHT_GRAD_SPLITS; other++) // in this order in each run
+        #pragma unroll
+        for (int j = 0; j < SUMS; j += 4) {
+            const float4 v = load_shared_by_blocks(partial(other) + j / 4 * CONSUMER_THREADS);
+            main[j] += v.x, main[j + 1] += v.y, main[j + 2] += v.z, main[j + 3] += v.w;
+        }
+#endif
+    #pragma unroll
+    for (int j = 0; j < SUMS; j += 2) {
+        const int down = tile_row * TILE + warpgroup * 64 + accumulator_row(j), right = tile_column * TILE + accumulator_column(j);
+        store<T, 2>(dw, (int64_t)sum_of_chunk(down / 8, down % 8) * HIDDEN + unit_of_chunk(right / 8, right % 8), {main[j], main[j + 1]});
+    }
+}
