@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,28 @@ def test_a_shared_launch_does_not_exceed_the_limit_of_arguments() -> None:
     program = stage(f, ON_GPU).program([np.ones((4, 5)) for _ in range(600)])
     assert len(program.equations) == 3
     assert all(len(e.inputs) + len(e.outputs) <= MAX_POINTERS for e in program.equations)
+
+
+def lstm_gradients(precision: str, *xs: Any) -> Any:
+    def loss(*xs: Any) -> Any:
+        return ops.sum(ops.sin(ops.lstm(*xs)[0]))
+
+    return ops.matmul_precision(precision)(ad.grad(loss, range(len(xs))))(*xs)
+
+
+@pytest.mark.parametrize(("hidden", "precision"), [(384, "full"), (384, "tf32"), (128, "full")])
+def test_a_large_recurrent_gradient_computes_that_of_the_weight(hidden: int, precision: str) -> None:
+    """In float32. The kernel does not round operands; small networks are faster in clusters."""
+    rng = np.random.default_rng(0)
+    shapes = (3, 2, 5), (4 * hidden, 5), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)
+    arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]
+    traced = stage(partial(lstm_gradients, precision), passes.SIMPLIFY).program(*map(ad.array, arrays))
+    fused = passes.fuse_recurrent_gradients(traced, H200)
+    joined = (hidden, precision) == (384, "full")
+    assert [name for name in names(fused) if "_grad" in name] == ["lstm_weight_grad" if joined else "lstm_grad"]
+    assert names(traced).count("matmul") - names(fused).count("matmul") == joined
+    for found, expected in zip(evaluated(fused, arrays), evaluated(traced, arrays), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def precisions(*overrides: str) -> dict[str, set[str]]:

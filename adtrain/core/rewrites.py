@@ -13,5 +13,5 @@ WITH_BIAS_GRADIENT: dict[Primitive, tuple[int, Primitive]] = {}
 channel: the gradient of the bias."""
 
 WITH_WEIGHT_GRADIENT: dict[Primitive, tuple[int, int, Primitive]] = {}
-"""The gradient of a recurrent primitive -> (a, b, variant). The variant returns the product of the outputs at positions a
-and b, the first one transposed, in place of the second: the gradient of weight_hh."""
+"""The gradient of a recurrent primitive -> (a, b, variant). In place of output b the variant returns its product with
+output a, which is transposed: the gradient of weight_hh."""

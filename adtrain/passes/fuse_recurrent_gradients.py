@@ -34,7 +34,9 @@ def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
             variant.name, target, *types, **gradient.params
         ):
             continue
-        views = [e for e in program.equations if e.has(Trait.RESHAPE) and _before_reshapes(e.inputs[0], producer) is before]
+        views = [
+            e for e in program.equations if e.has(Trait.RESHAPE) and _before_reshapes(e.inputs[0], producer) is before
+        ]
         unneeded = {before, *(e.outputs[0] for e in views)}
         readers = {e for v in unneeded for e in program.readers.get(v, ())}
         if readers == {product, *views} and unneeded.isdisjoint(program.outputs):

@@ -171,7 +171,7 @@ def _over_grid(target: Target, cell: str, gradient: bool, *types: Any) -> tuple[
 
 def _rule(cell: str, gradient: bool) -> CudaRule:
     def candidates(target: Target, *types: Any, reverse: bool) -> list[CudaKernel]:
-        """Those of `_in_clusters`, and the one over the whole grid, which comes first if its estimate is the shortest."""
+        """Those of `_in_clusters`, and the one over the grid, which comes first if its estimate is the shortest."""
         clusters = [kernel(cell, division, types, reverse) for division in _in_clusters(target, gradient, *types)]
         grid, is_first = _over_grid(target, cell, gradient, *types)
         found = [] if grid is None else [grid_kernel(grid, target, types, reverse)]
