@@ -7,9 +7,9 @@
 // It is contiguous, so a bulk copy loads it. One thread of a block copies; two warpgroups multiply, each half of the rows, and
 // compute the formulas from their accumulators.
 //
-// A row of the weight has one scale. A row of what the blocks exchange has one for each SCALE_K elements, because each block
-// computes another part of the row. Elements of at least 2^-15 of the largest one keep 22 bits; smaller ones have errors of up to
-// 2^-40 of the largest.
+// A row of the weight has one scale, and so have hidden states: none exceeds 1 and those before the first step. A row of
+// cotangents has one for each SCALE_K elements, because each block computes another part of the row. Elements of at least 2^-15
+// of the largest one keep 22 bits; smaller ones have errors of up to 2^-40 of the largest.
 //
 // Macros (GridDivision in grid_recurrent.py): HIDDEN, TILE_N (columns of a product in a block), SPLITS (blocks that divide K of
 // one tile), GRADIENT, WEIGHT_GRAD (rnn/grid_weight_grad.cu follows the gradient), LSTM, GRU, RELU, GATED.
@@ -24,7 +24,7 @@
 
 constexpr int SUMS_OF_STEP = GATES * HIDDEN;
 constexpr int TILE_ROWS = 128, TILE_K = 64, TERMS = 2, STAGES = 3;
-constexpr int SCALE_K = GRADIENT && GATES % 2 == 0 ? 64 : 32; // of the units of a block: 32 states, or the cotangents of gates
+constexpr int SCALE_K = GRADIENT && GATES % 2 == 1 ? 32 : 64; // of 32 units of one gate, or of two
 constexpr int CONSUMER_THREADS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMER_THREADS;
 constexpr int SUMS = TILE_N / 2; // accumulators of a thread
 constexpr int CHUNK_ELEMENTS = 8, CHUNKS = TILE_K / CHUNK_ELEMENTS; // of a row of a packed tile
@@ -101,9 +101,12 @@ template <int TILES, int K> struct Layout {
     }
 };
 
-// The hidden unit of element j of a chunk. Packed tiles permute each 32 units, so that a chunk holds those whose accumulators, in
-// a row of the product, one thread has.
-__device__ __forceinline__ int unit_of_chunk(int chunk, int j) { return chunk / 4 * 32 + j / 2 * 8 + chunk % 4 * 2 + j % 2; }
+// The hidden units of a thread: in each row, of 32 units, a chunk of two vectors of four neighbours. Lanes with neighbouring
+// chunks have neighbouring vectors. The rows of the packed weight, columns of accumulators, are in this order.
+__device__ __forceinline__ int unit_of_chunk(int chunk, int j) { return chunk / 4 * 32 + j / 4 * 16 + chunk % 4 * 4 + j % 4; }
+__device__ __forceinline__ int unit_of_column(int column) {
+    return unit_of_chunk(column / 32 * 4 + column % 8 / 2, column % 32 / 8 * 2 + column % 2);
+}
 // The same of the sums of a step: those of 32 units, one gate after another, then those of the next 32 units.
 __device__ __forceinline__ int sum_of_chunk(int chunk, int j) {
     return chunk / 4 % GATES * HIDDEN + unit_of_chunk(chunk / 4 / GATES * 4 + chunk % 4, j);
@@ -138,12 +141,12 @@ __device__ __forceinline__ float &inverse_scale(char *tile, int part, int row) {
     return ((float *)(tile + TERMS * TERM_A))[part * TILE_ROWS + row];
 }
 
-// Stores a chunk of what the blocks exchange. `scale` is that of the row's SCALE_K elements to which it belongs.
+// Stores a chunk of what the blocks exchange. The scale is that of the row's SCALE_K elements to which it belongs.
 __device__ __forceinline__ void store_exchanged(
-    char *tile, int row, int chunk, const float (&x)[CHUNK_ELEMENTS], const Scale &scale) {
+    char *tile, int row, int chunk, const float (&x)[CHUNK_ELEMENTS], float scale, float inverse) {
     constexpr int SCALED = SCALE_K / CHUNK_ELEMENTS;
-    store_chunk(tile, TERM_A, row, chunk, x, scale.factor);
-    if (chunk % SCALED == 0) inverse_scale(tile, chunk / SCALED, row) = scale.inverse;
+    store_chunk(tile, TERM_A, row, chunk, x, scale);
+    if (chunk % SCALED == 0) inverse_scale(tile, chunk / SCALED, row) = inverse;
 }
 
 // The block's shared memory: stages, numbers that are kept, the inverse scales of the product's columns, then the barriers of the

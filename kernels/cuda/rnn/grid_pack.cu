@@ -11,7 +11,7 @@ typedef Layout<SUMS_OF_STEP / TILE_N, HIDDEN> Packed;
 // The row of weight_hh that is row r of packed tile `tile`. Eight units at a time, a tile has their rows of the first gate,
 // then of the second one, and so on. So a thread's accumulators hold all gates of its units.
 __device__ __forceinline__ int weight_row(int tile, int r) {
-    return r / 8 % GATES * HIDDEN + tile * (TILE_N / GATES) + r / 8 / GATES * 8 + r % 8;
+    return r / 8 % GATES * HIDDEN + tile * (TILE_N / GATES) + unit_of_column(r / 8 / GATES * 8 + r % 8);
 }
 
 constexpr int PACK_THREADS = 256, PACK_ROWS = 8, SLICES = PACK_THREADS / PACK_ROWS;
@@ -21,7 +21,7 @@ constexpr float MIN_LARGEST = 0x1p-40f; // input products are multiplied by scal
 // Element j of a chunk of a packed row of the weight.
 __device__ __forceinline__ T element_of(const T *weight, int row, int chunk, int j) {
 #if GRADIENT
-    return weight[(int64_t)sum_of_chunk(chunk, j) * HIDDEN + row];
+    return weight[(int64_t)sum_of_chunk(chunk, j) * HIDDEN + unit_of_column(row)];
 #else
     return weight[(int64_t)weight_row(row / TILE_N, row % TILE_N) * HIDDEN + unit_of_chunk(chunk, j)];
 #endif
@@ -57,15 +57,18 @@ KERNEL __launch_bounds__(PACK_THREADS) grid_pack(const T *weight, const T *h0, i
         __syncthreads();
     }
 #if !GRADIENT
-    for (int64_t i = grid_index(); i < rows * K_CHUNKS; i += grid_size()) {
-        const int row = i / K_CHUNKS, chunk = i % K_CHUNKS;
-        const T *const from = h0 + (int64_t)row * HIDDEN;
-        float x[CHUNK_ELEMENTS], largest = 0;
-        #pragma unroll
-        for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = from[unit_of_chunk(chunk, j)];
-        for (int j = 0; j < SCALE_K; j++) largest = Max::of(largest, fabsf(from[chunk * CHUNK_ELEMENTS / SCALE_K * SCALE_K + j]));
-        store_exchanged(
-            layout.exchanged(row / TILE_ROWS, 0, chunk / CHUNKS), row % TILE_ROWS, chunk % CHUNKS, x, Scale(largest));
+    const int warp = grid_index() / WARP, lane = threadIdx.x % WARP;
+    for (int64_t row = warp; row < rows; row += grid_size() / WARP) {
+        float largest = 1; // of all hidden states of the row
+        for (int i = lane; i < HIDDEN; i += WARP) largest = Max::of(largest, fabsf(h0[row * HIDDEN + i]));
+        const Scale scale(over_lanes<Max, WARP>(largest));
+        for (int chunk = lane; chunk < K_CHUNKS; chunk += WARP) {
+            float x[CHUNK_ELEMENTS];
+            #pragma unroll
+            for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = h0[row * HIDDEN + unit_of_chunk(chunk, j)];
+            store_exchanged(layout.exchanged(row / TILE_ROWS, 0, chunk / CHUNKS), row % TILE_ROWS, chunk % CHUNKS, x,
+                scale.factor, scale.inverse);
+        }
     }
 #endif
 }

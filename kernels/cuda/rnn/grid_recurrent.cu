@@ -30,140 +30,134 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
     init_pipeline(stages);
     const int part = blockIdx.x % PARTS;
     PipelineState<STAGES> state;
-    // The index of step k of a row among all rows and steps.
-    const auto at = [&](int64_t row, int k) { return row * length + (reverse ? (int)length - 1 - k : k); };
     if (threadIdx.x < WARPGROUP) {
-        // By a warp: brings this block's input products of a step to L2.
-        const auto prefetch = [&](int group, int k) {
-            for (int i = threadIdx.x; i < TILE_ROWS * GATES; i += WARP) {
-                const int64_t row = group * TILE_ROWS + i / GATES;
-                if (row < rows) prefetch_l2(x + at(row, k) * SUMS_OF_STEP + i % GATES * HIDDEN + part * UNITS, UNITS);
-            }
-        };
         warpgroup_reg_dealloc<40>();
-        if (threadIdx.x >= WARP) return;
+        if (threadIdx.x > 0) return;
         for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS)
-            for (int k = 0; k < length; k++) {
-                if (threadIdx.x == 0) produce(
+            for (int k = 0; k < length; k++)
+                produce(
                     stages, state, Packed::K_TILES, [&](int i) { return layout.exchanged(group, k % 2, i); },
                     [&](int i) { return layout.weight(part, i); },
                     [&] {
                         wait_for_count(layout.counters(group), k * PARTS);
                         fence_proxy_async_global();
                     });
-                __syncwarp();
-                if (k + 1 < length) prefetch(group, k + 1);
-            }
         return;
     }
     warpgroup_reg_alloc<232>();
     load_column_scales(stages, layout.inverse_scales(part));
     for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS) {
         const int steps = length;
-        int row = (threadIdx.x / WARPGROUP - 1) * 64 + accumulator_row(0), first_unit = part * UNITS + accumulator_column(0);
+        int row = (threadIdx.x / WARPGROUP - 1) * 64 + accumulator_row(0), first_unit = part * UNITS + threadIdx.x % 4 * VECTOR;
         const auto row_at = [&](int half) { return (int64_t)(group * TILE_ROWS + row + 8 * half); };
         const auto exists = [&](int half) { return row_at(half) < rows; };
-        const auto step_at = [&](int half, int k) { return at(row_at(half), k); };
-        const auto unit_of = [&](int sub) { return first_unit + 8 * sub; }; // and the next one
-        // The inverse scales of the columns of accumulators i and i + 1.
-        const auto column_scales = [&](int i) { return load<float, 2>(stages.column_scales() + accumulator_column(i)); };
+        // The index of step k of a row among all rows and steps.
+        const auto at = [&](int half, int k) { return row_at(half) * steps + (reverse ? steps - 1 - k : k); };
+        const auto unit_of = [&](int vector) { return first_unit + 16 * vector; }; // the first of four units
+        // The accumulator of element e of a vector, and the inverse scales of the columns of elements e and e + 1.
+        const auto sum_of = [&](int vector, int gate, int half, int e) {
+            return ((vector * 2 + e / 2) * GATES + gate) * 4 + half * 2 + e % 2;
+        };
+        const auto column_scales = [&](int vector, int gate, int e) {
+            return load<float, 2>(stages.column_scales() + accumulator_column(sum_of(vector, gate, 0, e)));
+        };
+        float inverse_scales[2]; // of hidden states
+        #pragma unroll
+        for (int half = 0; half < 2; half++)
+            inverse_scales[half] = exists(half) ? inverse_scale(layout.exchanged(group, 0, 0), 0, row + 8 * half) : 1;
 #if LSTM
         #pragma unroll
-        for (int i = 0; i < 16; i += 2) {
-            const Vector<T, 2> v = exists(i / 8) ? load<T, 2>(c0 + row_at(i / 8) * HIDDEN + unit_of(i % 8 / 2)) : Vector<T, 2>{};
-            stages.kept(i / 4).lane[i % 4] = v.lane[0], stages.kept(i / 4).lane[i % 4 + 1] = v.lane[1];
-        }
+        for (int i = 0; i < 4; i++)
+            stages.kept(i) =
+                exists(i / 2) ? load<T, VECTOR>(c0 + row_at(i / 2) * HIDDEN + unit_of(i % 2)) : Vector<T, VECTOR>{};
 #endif
         for (int k = 0; k < steps; k++) {
             // They start from input products and biases, a GRU's candidate from bias_hh alone, times the scales of the columns.
             float sums[SUMS];
             #pragma unroll
-            for (int sub = 0; sub < UNITS / 8; sub++)
+            for (int v = 0; v < UNITS / 16; v++)
                 #pragma unroll
                 for (int g = 0; g < GATES; g++) {
-                    Vector<T, 2> b = load<T, 2>(bias + g * HIDDEN + unit_of(sub));
+                    Vector<T, VECTOR> b = load<T, VECTOR>(bias + g * HIDDEN + unit_of(v));
 #if GRU
-                    const Vector<T, 2> bx = load<T, 2>(bias_x + g * HIDDEN + unit_of(sub));
-                    if (g < 2) b.lane[0] += bx.lane[0], b.lane[1] += bx.lane[1];
+                    const Vector<T, VECTOR> bx = load<T, VECTOR>(bias_x + g * HIDDEN + unit_of(v));
+                    #pragma unroll
+                    for (int e = 0; e < VECTOR && g < 2; e++) b.lane[e] += bx.lane[e];
 #endif
-                    const int first = (sub * GATES + g) * 4;
-                    const Vector<float, 2> inverse = column_scales(first);
                     #pragma unroll
                     for (int half = 0; half < 2; half++) {
-                        Vector<T, 2> in = {};
+                        Vector<T, VECTOR> in = {};
                         if (exists(half) && !(GRU && g == 2))
-                            in = load<T, 2>(x + step_at(half, k) * SUMS_OF_STEP + g * HIDDEN + unit_of(sub));
+                            in = load<T, VECTOR>(x + at(half, k) * SUMS_OF_STEP + g * HIDDEN + unit_of(v));
                         #pragma unroll
-                        for (int e = 0; e < 2; e++)
-                            sums[first + 2 * half + e] = (in.lane[e] + b.lane[e]) * inverse_power_of_two(inverse.lane[e]);
+                        for (int e = 0; e < VECTOR; e++)
+                            sums[sum_of(v, g, half, e)] = (in.lane[e] + b.lane[e]) * inverse_power_of_two(column_scales(v, g, e / 2 * 2).lane[e % 2]);
                     }
                 }
             multiply(stages, state, Packed::K_TILES, sums);
             row = opaque(row), first_unit = opaque(first_unit);
-            #pragma unroll
-            for (int i = 0; i < SUMS; i += 4) {
-                const Vector<float, 2> inverse = column_scales(i);
-                #pragma unroll
-                for (int e = 0; e < 4; e++) sums[i + e] *= inverse.lane[e % 2];
-            }
             Step made[UNITS / 16][CHUNK_ELEMENTS];
             #pragma unroll
             for (int i = 0; i < UNITS / 16; i++) { // of each row, a chunk of what the blocks exchange
                 const int half = i % 2;
                 float h[CHUNK_ELEMENTS] = {};
                 #pragma unroll
-                for (int j = 0; j < CHUNK_ELEMENTS && exists(half); j += 2) {
-                    const int sub = i / 2 * 4 + j / 2, unit = unit_of(sub);
-                    const int64_t step = step_at(half, k);
+                for (int j = 0; j < CHUNK_ELEMENTS && exists(half); j += VECTOR) {
+                    const int v = i / 2 * 2 + j / VECTOR;
 #if GRU
-                    Vector<T, 2> candidate = load<T, 2>(x + step * SUMS_OF_STEP + 2 * HIDDEN + unit);
-                    const Vector<T, 2> bx = load<T, 2>(bias_x + 2 * HIDDEN + unit);
-                    candidate.lane[0] += bx.lane[0], candidate.lane[1] += bx.lane[1];
-                    const Vector<T, 2> before =
-                        load<T, 2>((k ? y + step_at(half, k - 1) * HIDDEN : h0 + row_at(half) * HIDDEN) + unit);
+                    Vector<T, VECTOR> candidate = load<T, VECTOR>(x + at(half, k) * SUMS_OF_STEP + 2 * HIDDEN + unit_of(v));
+                    const Vector<T, VECTOR> bx = load<T, VECTOR>(bias_x + 2 * HIDDEN + unit_of(v));
+                    const Vector<T, VECTOR> before =
+                        load<T, VECTOR>((k ? y + at(half, k - 1) * HIDDEN : h0 + row_at(half) * HIDDEN) + unit_of(v));
 #endif
                     #pragma unroll
-                    for (int e = 0; e < 2; e++) {
+                    for (int e = 0; e < VECTOR; e++) {
                         T in[GATES] = {}, s[GATES];
                         #pragma unroll
-                        for (int g = 0; g < GATES; g++) s[g] = sums[(sub * GATES + g) * 4 + 2 * half + e];
+                        for (int g = 0; g < GATES; g++)
+                            s[g] = sums[sum_of(v, g, half, e)] * column_scales(v, g, e / 2 * 2).lane[e % 2];
+                        Step &now = made[i][j + e];
 #if LSTM
-                        T &cell = stages.kept(half * 2 + j / 4).lane[j % 4 + e];
-                        made[i][j + e] = step_of(in, s, 0, cell);
-                        cell = made[i][j + e].cell;
+                        T &cell = stages.kept(half * 2 + j / VECTOR).lane[e];
+                        now = step_of(in, s, 0, cell);
+                        cell = now.cell;
 #elif GRU
-                        in[2] = candidate.lane[e];
-                        made[i][j + e] = step_of(in, s, before.lane[e], 0);
+                        in[2] = candidate.lane[e] + bx.lane[e];
+                        now = step_of(in, s, before.lane[e], 0);
 #else
-                        made[i][j + e] = step_of(in, s, 0, 0);
+                        now = step_of(in, s, 0, 0);
 #endif
-                        h[j + e] = made[i][j + e].h;
+                        h[j + e] = now.h;
                     }
                 }
-                const int chunk = (part * UNITS + i / 2 * 32) / CHUNK_ELEMENTS + accumulator_column(0) / 2;
+                const int chunk = (part * UNITS + i / 2 * 32) / CHUNK_ELEMENTS + threadIdx.x % 4;
                 store_exchanged(layout.exchanged(group, (k + 1) % 2, chunk / CHUNKS), row + 8 * half, chunk % CHUNKS, h,
-                    Scale(over_lanes<Max, 4>(largest_of(h))));
+                    inverse_power_of_two(inverse_scales[half]), inverse_scales[half]);
             }
             publish(layout.counters(group));
             // The outputs are stored when other blocks no longer wait for this one.
             #pragma unroll
             for (int i = 0; i < UNITS / 16; i++)
                 #pragma unroll
-                for (int j = 0; j < CHUNK_ELEMENTS && exists(i % 2); j += 2) {
-                    const int half = i % 2, unit = unit_of(i / 2 * 4 + j / 2);
-                    const int64_t step = step_at(half, k), last = row_at(half) * HIDDEN + unit;
-                    const Step &first = made[i][j], &second = made[i][j + 1];
-                    const auto put = [&](T *to, T first, T second) { store<T, 2>(to, 0, {first, second}); };
+                for (int j = 0; j < CHUNK_ELEMENTS && exists(i % 2); j += VECTOR) {
+                    const int half = i % 2, unit = unit_of(i / 2 * 2 + j / VECTOR);
+                    const int64_t step = at(half, k), last = row_at(half) * HIDDEN + unit;
+                    const auto put = [&](T *to, auto number) {
+                        store<T, VECTOR>(to, 0, {number(made[i][j]), number(made[i][j + 1]), number(made[i][j + 2]), number(made[i][j + 3])});
+                    };
+                    const auto h = [](const Step &one) { return one.h; };
 #if LSTM
-                    put(c + step * HIDDEN + unit, first.cell, second.cell);
-                    if (k == steps - 1) put(c_last + last, first.cell, second.cell);
+                    const auto cell = [](const Step &one) { return one.cell; };
+                    put(c + step * HIDDEN + unit, cell);
+                    if (k == steps - 1) put(c_last + last, cell);
 #endif
 #if GATED
                     #pragma unroll
-                    for (int g = 0; g < 4; g++) put(saved + step * (4 * HIDDEN) + g * HIDDEN + unit, first.kept[g], second.kept[g]);
+                    for (int g = 0; g < 4; g++)
+                        put(saved + step * (4 * HIDDEN) + g * HIDDEN + unit, [&](const Step &one) { return one.kept[g]; });
 #endif
-                    put(y + step * HIDDEN + unit, first.h, second.h);
-                    if (k == steps - 1) put(h_last + last, first.h, second.h);
+                    put(y + step * HIDDEN + unit, h);
+                    if (k == steps - 1) put(h_last + last, h);
                 }
         }
     }

@@ -57,43 +57,18 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
 #else
     const T *const states = y, *const first_states = h0;
 #endif
-    // The index of step k of a row among all rows and steps.
-    const auto at = [&](int64_t row, int k) { return row * length + (reverse ? (int)length - 1 - k : k); };
     if (threadIdx.x < WARPGROUP) {
-        // By a warp: brings what this block reads in step k to L2.
-        const auto prefetch = [&](int group, int k) {
-            constexpr int UNITS = TILE_N / SPLITS;
-            for (int i = threadIdx.x; i < TILE_ROWS; i += WARP) {
-                const int64_t row = group * TILE_ROWS + i;
-                if (row >= rows) continue;
-                const int64_t step = at(row, k), first = part * UNITS;
-#if GATED
-                #pragma unroll
-                for (int g = 0; g < 4; g++) prefetch_l2(saved + step * (4 * HIDDEN) + g * HIDDEN + first, UNITS);
-#endif
-#if ALL
-                prefetch_l2(ct_y + step * HIDDEN + first, UNITS);
-#endif
-                if (k > 0) prefetch_l2(states + at(row, k - 1) * HIDDEN + first, UNITS);
-#if LSTM
-                if (k > 0) prefetch_l2(y + at(row, k - 1) * HIDDEN + first, UNITS);
-#endif
-            }
-        };
         warpgroup_reg_dealloc<40>();
-        if (threadIdx.x >= WARP) return;
+        if (threadIdx.x > 0) return;
         for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS)
-            for (int done = 0; done < length; done++) {
-                if (threadIdx.x == 0) produce(
+            for (int done = 0; done < length; done++)
+                produce(
                     stages, state, k_tiles, [&](int i) { return layout.exchanged(group, done % 2, first_k + i); },
                     [&](int i) { return layout.weight(tile, first_k + i); },
                     [&] {
                         wait_for_count(layout.counters(group), (done + 1) * PARTS);
                         fence_proxy_async_global();
                     });
-                __syncwarp();
-                if (done + 1 < length) prefetch(group, (int)length - 2 - done);
-            }
         return;
     }
     warpgroup_reg_alloc<232>();
@@ -102,35 +77,38 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
     for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS) {
         int *const counters = layout.counters(group);
         int row = thread / WARPGROUP * 64 + accumulator_row(0);
-        int first_unit = tile * TILE_N + split * (TILE_N / SPLITS) + accumulator_column(0);
+        int first_unit = part * (TILE_N / SPLITS) + threadIdx.x % 4 * VECTOR;
         const auto row_at = [&](int half) { return (int64_t)(group * TILE_ROWS + row + 8 * half); };
         const auto exists = [&](int half) { return row_at(half) < rows; };
-        const auto step_at = [&](int half, int k) { return at(row_at(half), k); };
-        const auto unit_of = [&](int sub) { return first_unit + 8 * sub; }; // and the next one
-        // Two neighbouring numbers of a row, 0 where the row does not exist.
-        const auto pair = [&](const T *from, int half) { return exists(half) ? load<T, 2>(from) : Vector<T, 2>{}; };
+        // The index of step k of a row among all rows and steps.
+        const auto at = [&](int half, int k) { return row_at(half) * length + (reverse ? (int)length - 1 - k : k); };
+        const auto unit_of = [&](int vector) { return first_unit + 16 * vector; }; // the first of four units
+        // Four neighbouring numbers of a row, 0 where the row does not exist.
+        const auto four = [&](const T *from, int half) {
+            return exists(half) ? load<T, VECTOR>(from) : Vector<T, VECTOR>{};
+        };
         // Those of an array of states before step k, of which `first` has the ones before the first step.
         const auto before_step = [&](const T *all, const T *first, int k, int half, int unit) {
-            return pair((k ? all + step_at(half, k - 1) * HIDDEN : first + row_at(half) * HIDDEN) + unit, half);
+            return four((k ? all + at(half, k - 1) * HIDDEN : first + row_at(half) * HIDDEN) + unit, half);
         };
         // What step k reads, of one of this thread's rows.
         const auto read = [&](int k, int half, Given (&given)[CHUNK_ELEMENTS]) {
-            const int64_t step = step_at(half, k);
+            const int64_t step = at(half, k);
             #pragma unroll
-            for (int j = 0; j < CHUNK_ELEMENTS; j += 2) {
-                const int unit = unit_of(j / 2);
-                Vector<T, 2> ct = {}, kept[4] = {}, last = {};
+            for (int j = 0; j < CHUNK_ELEMENTS; j += VECTOR) {
+                const int unit = unit_of(j / VECTOR);
+                Vector<T, VECTOR> ct = {}, kept[4] = {}, last = {};
 #if ALL
-                ct = pair(ct_y + step * HIDDEN + unit, half);
+                ct = four(ct_y + step * HIDDEN + unit, half);
 #endif
 #if GATED
                 #pragma unroll
-                for (int g = 0; g < 4; g++) kept[g] = pair(saved + step * (4 * HIDDEN) + g * HIDDEN + unit, half);
+                for (int g = 0; g < 4; g++) kept[g] = four(saved + step * (4 * HIDDEN) + g * HIDDEN + unit, half);
                 last = before_step(states, first_states, k, half, unit);
 #endif
-                const Vector<T, 2> state = pair(states + step * HIDDEN + unit, half);
+                const Vector<T, VECTOR> state = four(states + step * HIDDEN + unit, half);
                 #pragma unroll
-                for (int e = 0; e < 2; e++)
+                for (int e = 0; e < VECTOR; e++)
                     given[j + e] = {ct.lane[e], {kept[0].lane[e], kept[1].lane[e], kept[2].lane[e], kept[3].lane[e]},
                         state.lane[e], last.lane[e], last.lane[e]};
             }
@@ -141,9 +119,10 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             const WeightGradOperands operands = layout.weight_grad(length);
             float states[2][CHUNK_ELEMENTS], of_sums = 0, of_states = 0; // of_...: the largest magnitudes
             #pragma unroll
-            for (int i = 0; i < 2 * CHUNK_ELEMENTS; i += 2) {
-                const Vector<T, 2> v = before_step(y, h0, k, i / 8, unit_of(i % 8 / 2));
-                states[i / 8][i % 8] = v.lane[0], states[i / 8][i % 8 + 1] = v.lane[1];
+            for (int i = 0; i < 2 * CHUNK_ELEMENTS; i += VECTOR) {
+                const Vector<T, VECTOR> v = before_step(y, h0, k, i / CHUNK_ELEMENTS, unit_of(i % CHUNK_ELEMENTS / VECTOR));
+                #pragma unroll
+                for (int e = 0; e < VECTOR; e++) states[i / CHUNK_ELEMENTS][i % CHUNK_ELEMENTS + e] = v.lane[e];
             }
             #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -156,7 +135,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             const Vector<float, 2> largest = largest_of_warpgroup(stages, of_sums, of_states);
             const Scale scale(largest.lane[0]), scale_of_states(largest.lane[1]);
             const auto put = [&](int half, int chunk, const float (&x)[CHUNK_ELEMENTS], const Scale &scale) {
-                chunk += accumulator_column(0) / 2;
+                chunk += threadIdx.x % 4;
                 store_chunk(operands.tile(k, group, chunk / CHUNKS), TERM_A, row + 8 * half, chunk % CHUNKS, x, scale.factor);
                 if (thread % WARPGROUP == 0 && half == 0) operands.inverse_scales(k, group, thread / WARPGROUP)[chunk / 4] = scale.inverse;
             };
@@ -176,13 +155,13 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
         // Item i of a thread is unit i % 8 of row i / 8.
         float h[OWN]; // cotangents of the hidden states
         #pragma unroll
-        for (int i = 0; i < OWN; i += 2) {
-            const int64_t from = row_at(i / 8) * HIDDEN + unit_of(i % 8 / 2);
-            const Vector<T, 2> v = pair(ct_h + from, i / 8);
-            h[i] = v.lane[0], h[i + 1] = v.lane[1];
+        for (int i = 0; i < OWN; i += VECTOR) {
+            const int64_t from = row_at(i / 8) * HIDDEN + unit_of(i % 8 / VECTOR);
+            const Vector<T, VECTOR> v = four(ct_h + from, i / 8);
+            #pragma unroll
+            for (int e = 0; e < VECTOR; e++) h[i + e] = v.lane[e];
 #if LSTM
-            const Vector<T, 2> w = pair(ct_c + from, i / 8);
-            stages.kept(i / 4).lane[i % 4] = w.lane[0], stages.kept(i / 4).lane[i % 4 + 1] = w.lane[1];
+            stages.kept(i / VECTOR) = four(ct_c + from, i / 8);
 #endif
         }
         Given given[CHUNK_ELEMENTS];
@@ -211,9 +190,9 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                     float x[CHUNK_ELEMENTS];
                     #pragma unroll
                     for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = made[half][j].by_sum[g];
-                    const int chunk = (part * GATES + g) * 4 + accumulator_column(0) / 2;
-                    store_exchanged(
-                        layout.exchanged(group, done % 2, chunk / CHUNKS), row + 8 * half, chunk % CHUNKS, x, scale);
+                    const int chunk = (part * GATES + g) * 4 + threadIdx.x % 4;
+                    store_exchanged(layout.exchanged(group, done % 2, chunk / CHUNKS), row + 8 * half, chunk % CHUNKS, x,
+                        scale.factor, scale.inverse);
                 }
                 #pragma unroll
                 for (int j = 0; j < CHUNK_ELEMENTS && half == 0; j++) given[j] = next[j];
@@ -223,37 +202,40 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             #pragma unroll
             for (int half = 0; half < 2; half++)
                 #pragma unroll
-                for (int j = 0; j < CHUNK_ELEMENTS && exists(half); j += 2) {
-                    const int unit = unit_of(j / 2);
-                    const int64_t step = step_at(half, k);
-                    const StepGrad &first = made[half][j], &second = made[half][j + 1];
+                for (int j = 0; j < CHUNK_ELEMENTS && exists(half); j += VECTOR) {
+                    const int unit = unit_of(j / VECTOR);
+                    const int64_t step = at(half, k);
 #if BEFORE
-                    store<T, 2>(before, step * HIDDEN + unit, before_step(y, h0, k, half, unit));
+                    store<T, VECTOR>(before, step * HIDDEN + unit, before_step(y, h0, k, half, unit));
 #endif
                     // The cotangents of gate g of x or s, and their sums over the steps so far.
-                    const auto put_gate = [&](T *all, T *total, int g, T first, T second) {
-                        store<T, 2>(all, step * SUMS_OF_STEP + g * HIDDEN + unit, {first, second});
+                    const auto put_gate = [&](T *all, T *total, int g, auto number) {
+                        const StepGrad *const of = made[half] + j;
+                        const Vector<T, VECTOR> x = {number(of[0]), number(of[1]), number(of[2]), number(of[3])};
+                        store<T, VECTOR>(all, step * SUMS_OF_STEP + g * HIDDEN + unit, x);
                         T *const to = total + row_at(half) * SUMS_OF_STEP + g * HIDDEN + unit;
                         if (done)
-                            add_in_memory(to, first, second);
+                            add_in_memory(to, x);
                         else
-                            store<T, 2>(to, 0, {first, second});
+                            store<T, VECTOR>(to, 0, x);
                     };
                     #pragma unroll
                     for (int g = 0; g < GATES; g++) {
+                        const auto by_sum = [&](const StepGrad &one) { return one.by_sum[g]; };
 #if GRU
-                        put_gate(ds, ds_total, g, first.by_sum[g], second.by_sum[g]);
+                        put_gate(ds, ds_total, g, by_sum);
                         if (g == 2) {
-                            put_gate(dx, dx_total, g, first.by_candidate, second.by_candidate);
+                            put_gate(dx, dx_total, g, [](const StepGrad &one) { return one.by_candidate; });
                             continue;
                         }
 #endif
-                        put_gate(dx, dx_total, g, first.by_sum[g], second.by_sum[g]);
+                        put_gate(dx, dx_total, g, by_sum);
                     }
                 }
 #if WEIGHT_GRAD
             pack_weight_grad(k, made);
 #endif
+            read(max(k - 1, 0), 0, given); // during the product; without a branch, which would keep the last numbers
             float sums[SUMS] = {};
             multiply(stages, state, k_tiles, sums);
             row = opaque(row), first_unit = opaque(first_unit), tile = opaque(tile), split = opaque(split);
@@ -264,7 +246,6 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                     sums[i] * scale.lane[0], sums[i + 1] * scale.lane[1], sums[i + 2] * scale.lane[0], sums[i + 3] * scale.lane[1]};
             }
             publish(counters + 1 + tile);
-            read(max(k - 1, 0), 0, given); // without a branch: the last numbers would stay in registers during the product
             if (threadIdx.x % WARP == 0) wait_for_count(counters + 1 + tile, (done + 1) * SPLITS);
             __syncwarp();
             float found[OWN] = {}; // in the order of accumulators
@@ -280,12 +261,12 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             for (int i = 0; i < OWN; i++) h[i] = found[i % 8 / 2 * 4 + i / 8 * 2 + i % 2] + (GRU ? stages.kept(i / 4).lane[i % 4] : (T)0);
         }
         #pragma unroll
-        for (int i = 0; i < OWN; i += 2) {
+        for (int i = 0; i < OWN; i += VECTOR) {
             if (!exists(i / 8)) continue;
-            const int64_t to = row_at(i / 8) * HIDDEN + unit_of(i % 8 / 2);
-            store<T, 2>(dh, to, {h[i], h[i + 1]});
+            const int64_t to = row_at(i / 8) * HIDDEN + unit_of(i % 8 / VECTOR);
+            store<T, VECTOR>(dh, to, {h[i], h[i + 1], h[i + 2], h[i + 3]});
 #if LSTM
-            store<T, 2>(dc, to, {stages.kept(i / 4).lane[i % 4], stages.kept(i / 4).lane[i % 4 + 1]});
+            store<T, VECTOR>(dc, to, stages.kept(i / VECTOR));
 #endif
         }
     }
