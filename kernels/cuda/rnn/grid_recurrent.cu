@@ -71,9 +71,24 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
             stages.kept(i) =
                 exists(i / 2) ? load<T, VECTOR>(c0 + row_at(i / 2) * HIDDEN + unit_of(i % 2)) : Vector<T, VECTOR>{};
 #endif
+        // The input products of step k, but those of a GRU's candidate.
+        const auto read = [&](int k, float (&sums)[SUMS]) {
+            #pragma unroll
+            for (int v = 0; v < UNITS / 16; v++)
+                #pragma unroll
+                for (int i = 0; i < 2 * GATES; i++) {
+                    const int g = i / 2, half = i % 2;
+                    Vector<T, VECTOR> in = {};
+                    if (exists(half) && !(GRU && g == 2))
+                        in = load<T, VECTOR>(x + at(half, k) * SUMS_OF_STEP + g * HIDDEN + unit_of(v));
+                    #pragma unroll
+                    for (int e = 0; e < VECTOR; e++) sums[sum_of(v, g, half, e)] = in.lane[e];
+                }
+        };
+        float sums[SUMS];
+        read(0, sums);
         for (int k = 0; k < steps; k++) {
-            // They start from input products and biases, a GRU's candidate from bias_hh alone, times the scales of the columns.
-            float sums[SUMS];
+            // They start from input products and biases, times the scales of the columns. Those of a GRU's candidate are added later.
             #pragma unroll
             for (int v = 0; v < UNITS / 16; v++)
                 #pragma unroll
@@ -85,13 +100,10 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                     for (int e = 0; e < VECTOR && g < 2; e++) b.lane[e] += bx.lane[e];
 #endif
                     #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        Vector<T, VECTOR> in = {};
-                        if (exists(half) && !(GRU && g == 2))
-                            in = load<T, VECTOR>(x + at(half, k) * SUMS_OF_STEP + g * HIDDEN + unit_of(v));
-                        #pragma unroll
-                        for (int e = 0; e < VECTOR; e++)
-                            sums[sum_of(v, g, half, e)] = (in.lane[e] + b.lane[e]) * inverse_power_of_two(column_scales(v, g, e / 2 * 2).lane[e % 2]);
+                    for (int i = 0; i < 2 * VECTOR; i++) {
+                        const int half = i / VECTOR, e = i % VECTOR;
+                        float &sum = sums[sum_of(v, g, half, e)];
+                        sum = (sum + b.lane[e]) * inverse_power_of_two(column_scales(v, g, e / 2 * 2).lane[e % 2]);
                     }
                 }
             multiply(stages, state, Packed::K_TILES, sums);
@@ -135,7 +147,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                     inverse_power_of_two(inverse_scales[half]), inverse_scales[half]);
             }
             publish(layout.counters(group));
-            // The outputs are stored when other blocks no longer wait for this one.
+            // The outputs are stored when other blocks no longer wait for this one. Stores would delay the reads behind them.
+            read(min(k + 1, steps - 1), sums);
             #pragma unroll
             for (int i = 0; i < UNITS / 16; i++)
                 #pragma unroll

@@ -198,7 +198,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                 for (int j = 0; j < CHUNK_ELEMENTS && half == 0; j++) given[j] = next[j];
             }
             publish(counters);
-            // The outputs are stored when other blocks no longer wait for this one.
+            // The outputs are stored when other blocks no longer wait for this one. Stores would delay the reads behind them.
+            read(max(k - 1, 0), 0, given);
             #pragma unroll
             for (int half = 0; half < 2; half++)
                 #pragma unroll
@@ -235,7 +236,6 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
 #if WEIGHT_GRAD
             pack_weight_grad(k, made);
 #endif
-            read(max(k - 1, 0), 0, given); // during the product; without a branch, which would keep the last numbers
             float sums[SUMS] = {};
             multiply(stages, state, k_tiles, sums);
             row = opaque(row), first_unit = opaque(first_unit), tile = opaque(tile), split = opaque(split);
