@@ -155,22 +155,24 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                 for (int j = 0; j < CHUNK_ELEMENTS && exists(i % 2); j += VECTOR) {
                     const int half = i % 2, unit = unit_of(i / 2 * 2 + j / VECTOR);
                     const int64_t step = at(half, k), last = row_at(half) * HIDDEN + unit;
-                    const auto put = [&](T *to, auto number) {
-                        store<T, VECTOR>(to, 0, {number(made[i][j]), number(made[i][j + 1]), number(made[i][j + 2]), number(made[i][j + 3])});
-                    };
-                    const auto h = [](const Step &one) { return one.h; };
+                    Vector<T, VECTOR> h, cell, kept[4];
+                    #pragma unroll
+                    for (int e = 0; e < VECTOR; e++) {
+                        const Step &one = made[i][j + e];
+                        h.lane[e] = one.h, cell.lane[e] = one.cell;
+                        #pragma unroll
+                        for (int g = 0; g < 4; g++) kept[g].lane[e] = one.kept[g];
+                    }
 #if LSTM
-                    const auto cell = [](const Step &one) { return one.cell; };
-                    put(c + step * HIDDEN + unit, cell);
-                    if (k == steps - 1) put(c_last + last, cell);
+                    store<T, VECTOR>(c, step * HIDDEN + unit, cell);
+                    if (k == steps - 1) store<T, VECTOR>(c_last, last, cell);
 #endif
 #if GATED
                     #pragma unroll
-                    for (int g = 0; g < 4; g++)
-                        put(saved + step * (4 * HIDDEN) + g * HIDDEN + unit, [&](const Step &one) { return one.kept[g]; });
+                    for (int g = 0; g < 4; g++) store<T, VECTOR>(saved, step * (4 * HIDDEN) + g * HIDDEN + unit, kept[g]);
 #endif
-                    put(y + step * HIDDEN + unit, h);
-                    if (k == steps - 1) put(h_last + last, h);
+                    store<T, VECTOR>(y, step * HIDDEN + unit, h);
+                    if (k == steps - 1) store<T, VECTOR>(h_last, last, h);
                 }
         }
     }

@@ -210,9 +210,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                     store<T, VECTOR>(before, step * HIDDEN + unit, before_step(y, h0, k, half, unit));
 #endif
                     // The cotangents of gate g of x or s, and their sums over the steps so far.
-                    const auto put_gate = [&](T *all, T *total, int g, auto number) {
-                        const StepGrad *const of = made[half] + j;
-                        const Vector<T, VECTOR> x = {number(of[0]), number(of[1]), number(of[2]), number(of[3])};
+                    const auto put_gate = [&](T *all, T *total, int g, const Vector<T, VECTOR> &x) {
                         store<T, VECTOR>(all, step * SUMS_OF_STEP + g * HIDDEN + unit, x);
                         T *const to = total + row_at(half) * SUMS_OF_STEP + g * HIDDEN + unit;
                         if (done)
@@ -220,13 +218,14 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                         else
                             store<T, VECTOR>(to, 0, x);
                     };
+                    const StepGrad *const of = made[half] + j;
                     #pragma unroll
                     for (int g = 0; g < GATES; g++) {
-                        const auto by_sum = [&](const StepGrad &one) { return one.by_sum[g]; };
+                        const Vector<T, VECTOR> by_sum = {of[0].by_sum[g], of[1].by_sum[g], of[2].by_sum[g], of[3].by_sum[g]};
 #if GRU
                         put_gate(ds, ds_total, g, by_sum);
                         if (g == 2) {
-                            put_gate(dx, dx_total, g, [](const StepGrad &one) { return one.by_candidate; });
+                            put_gate(dx, dx_total, g, {of[0].by_candidate, of[1].by_candidate, of[2].by_candidate, of[3].by_candidate});
                             continue;
                         }
 #endif
