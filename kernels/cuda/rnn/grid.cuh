@@ -40,30 +40,31 @@ constexpr int KEPT = LSTM || (GRU && GRADIENT) ? TILE_ROWS * KEPT_UNITS * sizeof
 constexpr int COLUMN_SCALES = TILE_N * sizeof(float);
 constexpr int MAXIMA = CONSUMER_THREADS / WARP * 2 * sizeof(float); // of each warp two
 constexpr int PIPELINE_BYTES = 96;
-constexpr int SHARED = 1024 + STAGES * STAGE + KEPT + COLUMN_SCALES + MAXIMA + PIPELINE_BYTES; // 1024: alignment of the swizzle
+constexpr int ALIGNMENT = 1024; // of the swizzle
+constexpr int SHARED = ALIGNMENT + STAGES * STAGE + KEPT + COLUMN_SCALES + MAXIMA + PIPELINE_BYTES;
 static_assert(sizeof(TilePipeline) <= PIPELINE_BYTES, "the barriers fit");
-constexpr int WEIGHT_GRAD_TILES = WEIGHT_GRAD ? SUMS_OF_STEP / TILE_ROWS * (HIDDEN / 128) : 0; // of 128 x 128
+constexpr int WEIGHT_GRAD_TILE = 128; // rows and columns of a tile of the gradient of weight_hh
+constexpr int WEIGHT_GRAD_TILES = WEIGHT_GRAD ? SUMS_OF_STEP / WEIGHT_GRAD_TILE * (HIDDEN / WEIGHT_GRAD_TILE) : 0;
 #ifdef SHARED_BYTES
 static_assert(SHARED == SHARED_BYTES, "as `GridDivision.shared` in grid_recurrent.py says");
 #endif
 
-// The operands of rnn/grid_weight_grad.cu: for each step and group of rows packed tiles, of the cotangents of the sums and then of
-// the hidden states before the step. SCALED_ROWS rows of SCALED_COLUMNS columns have one scale.
+// The operands of rnn/grid_weight_grad.cu: for each step of each group of rows packed tiles, of the cotangents of the sums and
+// then of the hidden states before the step. SCALED_ROWS rows of SCALED_COLUMNS columns have one scale.
 struct WeightGradOperands {
     static constexpr int SCALED_ROWS = 64, SCALED_COLUMNS = 32;
-    static constexpr int COLUMNS = SUMS_OF_STEP + HIDDEN, FIRST_STATE = SUMS_OF_STEP / CHUNK_ELEMENTS; // FIRST_STATE: a chunk
+    static constexpr int COLUMNS = SUMS_OF_STEP + HIDDEN, FIRST_STATE = SUMS_OF_STEP / CHUNK_ELEMENTS; // a chunk
     static constexpr int TILE = TERMS * TERM_A;
-    int groups;
-    int64_t length;
+    int64_t steps; // those of one group after those of another
     char *scratch;
 
-    // Tile i of a step of a group.
-    __device__ __forceinline__ char *tile(int64_t step, int group, int i) const {
-        return scratch + ((step * groups + group) * (COLUMNS / TILE_K) + i) * TILE;
+    // Tile i of a step.
+    __device__ __forceinline__ char *tile(int64_t step, int i) const {
+        return scratch + (step * (COLUMNS / TILE_K) + i) * TILE;
     }
     // The inverse scales of the first or the second SCALED_ROWS rows.
-    __device__ __forceinline__ float *inverse_scales(int64_t step, int group, int half) const {
-        return (float *)tile(length, 0, 0) + ((step * groups + group) * 2 + half) * (COLUMNS / SCALED_COLUMNS);
+    __device__ __forceinline__ float *inverse_scales(int64_t step, int half) const {
+        return (float *)tile(steps, 0) + (step * 2 + half) * (COLUMNS / SCALED_COLUMNS);
     }
 };
 
@@ -97,7 +98,7 @@ template <int TILES, int K> struct Layout {
         return (float *)(exchanged(groups, 0, 0) + (int64_t)groups * TILES * SPLITS * PARTIAL) + tile * TILE_N;
     }
     __device__ __forceinline__ WeightGradOperands weight_grad(int64_t length) const {
-        return {groups, length, (char *)inverse_scales(TILES)};
+        return {length * groups, (char *)inverse_scales(TILES)};
     }
 };
 
@@ -149,8 +150,8 @@ __device__ __forceinline__ void store_exchanged(
     if (chunk % SCALED == 0) inverse_scale(tile, chunk / SCALED, row) = inverse;
 }
 
-// The block's shared memory: stages, numbers that are kept, the inverse scales of the product's columns, then the barriers of the
-// stages.
+// The block's shared memory: stages, numbers that are kept, the inverse scales of the product's columns, maxima of warps, then the
+// barriers of the stages.
 struct Stages {
     char *at;
 
@@ -216,7 +217,8 @@ __device__ __forceinline__ void multiply(
                 #pragma unroll
                 for (int k = 0; k < SCALE_K / 16; k++) {
                     const int at = (part * (SCALE_K / 16) + k) * DESCRIPTOR_K_STEP;
-                    wgmma<FP16X2>(sums, stages.a(state.stage, pair == 0) + at, stages.b(state.stage, pair == 1) + at, pair + k > 0);
+                    const uint64_t a = stages.a(state.stage, pair == 0) + at, b = stages.b(state.stage, pair == 1) + at;
+                    wgmma<FP16X2>(sums, a, b, pair + k > 0);
                 }
             wgmma_commit_group();
             const float scales[] = {stages.row_scale(state.stage, part, 0), stages.row_scale(state.stage, part, 1)};

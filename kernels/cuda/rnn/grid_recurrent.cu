@@ -31,7 +31,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
     const int part = blockIdx.x % PARTS;
     PipelineState<STAGES> state;
     if (threadIdx.x < WARPGROUP) {
-        warpgroup_reg_dealloc<40>();
+        warpgroup_reg_dealloc<24>();
         if (threadIdx.x > 0) return;
         for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS)
             for (int k = 0; k < length; k++)
@@ -44,7 +44,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                     });
         return;
     }
-    warpgroup_reg_alloc<232>();
+    warpgroup_reg_alloc<240>();
     load_column_scales(stages, layout.inverse_scales(part));
     for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS) {
         const int steps = length;
@@ -85,10 +85,10 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                     for (int e = 0; e < VECTOR; e++) sums[sum_of(v, g, half, e)] = in.lane[e];
                 }
         };
-        float sums[SUMS];
+        float sums[SUMS]; // of the gates of a step
         read(0, sums);
         for (int k = 0; k < steps; k++) {
-            // They start from input products and biases, times the scales of the columns. Those of a GRU's candidate are added later.
+            // They start from input products and biases, times the scales of the columns. A GRU's candidate has its own later.
             #pragma unroll
             for (int v = 0; v < UNITS / 16; v++)
                 #pragma unroll

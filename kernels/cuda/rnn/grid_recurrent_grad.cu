@@ -58,7 +58,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
     const T *const states = y, *const first_states = h0;
 #endif
     if (threadIdx.x < WARPGROUP) {
-        warpgroup_reg_dealloc<40>();
+        warpgroup_reg_dealloc<24>();
         if (threadIdx.x > 0) return;
         for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS)
             for (int done = 0; done < length; done++)
@@ -71,7 +71,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                     });
         return;
     }
-    warpgroup_reg_alloc<232>();
+    warpgroup_reg_alloc<240>();
     load_column_scales(stages, layout.inverse_scales(tile));
     const int thread = threadIdx.x - WARPGROUP;
     for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS) {
@@ -136,8 +136,10 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             const Scale scale(largest.lane[0]), scale_of_states(largest.lane[1]);
             const auto put = [&](int half, int chunk, const float (&x)[CHUNK_ELEMENTS], const Scale &scale) {
                 chunk += threadIdx.x % 4;
-                store_chunk(operands.tile(k, group, chunk / CHUNKS), TERM_A, row + 8 * half, chunk % CHUNKS, x, scale.factor);
-                if (thread % WARPGROUP == 0 && half == 0) operands.inverse_scales(k, group, thread / WARPGROUP)[chunk / 4] = scale.inverse;
+                char *const packed = operands.tile(group * length + k, chunk / CHUNKS);
+                store_chunk(packed, TERM_A, row + 8 * half, chunk % CHUNKS, x, scale.factor);
+                if (thread % WARPGROUP == 0 && half == 0)
+                    operands.inverse_scales(group * length + k, thread / WARPGROUP)[chunk / 4] = scale.inverse;
             };
             #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -225,7 +227,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
 #if GRU
                         put_gate(ds, ds_total, g, by_sum);
                         if (g == 2) {
-                            put_gate(dx, dx_total, g, {of[0].by_candidate, of[1].by_candidate, of[2].by_candidate, of[3].by_candidate});
+                            put_gate(dx, dx_total, g,
+                                {of[0].by_candidate, of[1].by_candidate, of[2].by_candidate, of[3].by_candidate});
                             continue;
                         }
 #endif
@@ -240,9 +243,9 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             row = opaque(row), first_unit = opaque(first_unit), tile = opaque(tile), split = opaque(split);
             #pragma unroll
             for (int i = 0; i < SUMS; i += 4) {
-                const Vector<float, 2> scale = load<float, 2>(stages.column_scales() + accumulator_column(i));
-                layout.partial(group, tile, i / OWN, split)[i % OWN / 4 * CONSUMER_THREADS + thread] = {
-                    sums[i] * scale.lane[0], sums[i + 1] * scale.lane[1], sums[i + 2] * scale.lane[0], sums[i + 3] * scale.lane[1]};
+                const Vector<float, 2> by = load<float, 2>(stages.column_scales() + accumulator_column(i));
+                layout.partial(group, tile, i / OWN, split)[i % OWN / 4 * CONSUMER_THREADS + thread] = {sums[i] * by.lane[0],
+                    sums[i + 1] * by.lane[1], sums[i + 2] * by.lane[0], sums[i + 3] * by.lane[1]};
             }
             publish(counters + 1 + tile);
             if (threadIdx.x % WARP == 0) wait_for_count(counters + 1 + tile, (done + 1) * SPLITS);
