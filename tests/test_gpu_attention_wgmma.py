@@ -50,17 +50,21 @@ def test_wgmma_computes_values_and_gradients(
     keys = queries if causal else keys
     rng = np.random.default_rng(0)
     q, k, v, ct = (rng.normal(size=(heads, n, width)) for n in (queries, keys, keys, queries))
-    params = {"causal": causal, "scale": 1 / math.sqrt(width), "dropout": 0.0, "stream": 0, "precision": "bfloat16"}
-    check(gpu, attention_p, 3, [q, k, v], params)
-    kept = attention_p.reference(q, k, v, **params | {"precision": "full"})
-    check(gpu, attention_grad_p, 3, [q, k, v, *kept, ct], params)
+    full = {"causal": causal, "scale": 1 / math.sqrt(width), "dropout": 0.0, "stream": 0, "precision": "full"}
+    check(gpu, attention_p, 3, [q, k, v], full | {"precision": "bfloat16"})
+    grad = [q, k, v, *attention_p.reference(q, k, v, **full), ct]
+    check(gpu, attention_grad_p, 3, grad, full | {"precision": "bfloat16"})
+    if width <= 64:
+        check(gpu, attention_grad_p, 3, grad, full)
 
 
 @pytest.mark.parametrize(("length", "width"), [(100, 16), (500, 128)])
 def test_wgmma_reads_and_writes_the_heads_of_one_array(gpu: Any, length: int, width: int) -> None:
     rng = np.random.default_rng(0)
     x, ct = rng.normal(size=(3, length, 9 * width)), rng.normal(size=(3, length, 3 * width))
-    params = {"heads": 3, "causal": True, "scale": 0.2, "dropout": 0.0, "stream": 0, "precision": "bfloat16"}
-    check(gpu, self_attention_p, 1, [x], params)
-    kept = self_attention_p.reference(x, **params | {"precision": "full"})
-    check(gpu, self_attention_grad_p, 1, [x, *kept, ct], params)
+    full = {"heads": 3, "causal": True, "scale": 0.2, "dropout": 0.0, "stream": 0, "precision": "full"}
+    check(gpu, self_attention_p, 1, [x], full | {"precision": "bfloat16"})
+    grad = [x, *self_attention_p.reference(x, **full), ct]
+    check(gpu, self_attention_grad_p, 1, grad, full | {"precision": "bfloat16"})
+    if width <= 64:
+        check(gpu, self_attention_grad_p, 1, grad, full)

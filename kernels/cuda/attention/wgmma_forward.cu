@@ -114,7 +114,7 @@ static __device__ __forceinline__ void consume(Barriers &barriers, const SharedT
             wgmma_fence();
             #pragma unroll
             for (int i = 0; i < BLOCK_K / 16; i++)
-                wgmma_registers<true>(outputs, weights + 4 * i, along_rows<BLOCK_K>(v, i), true);
+                wgmma_registers<BFLOAT16, true>(outputs, weights + 4 * i, along_rows<BLOCK_K>(v, i), true);
             wgmma_commit_group();
         };
         barriers.q.wait_full(at_q);

@@ -106,7 +106,7 @@ static __device__ __forceinline__ void consume(T *out, T *logsumexp, Barriers &b
                 wgmma_fence();
                 #pragma unroll
                 for (int i = 0; i < UNIT_ROWS / 16; i++)
-                    wgmma_registers<true>(outputs, weights + 4 * i, along_rows<UNIT_ROWS>(v + j * UNIT_BYTES, i), true);
+                    wgmma_registers<BFLOAT16, true>(outputs, weights + 4 * i, along_rows<UNIT_ROWS>(v + j * UNIT_BYTES, i), true);
                 wgmma_commit_group();
                 wgmma_wait_group<0>();
                 wgmma_fence_operand(outputs);

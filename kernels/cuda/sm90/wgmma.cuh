@@ -134,25 +134,31 @@ __device__ __forceinline__ void wgmma(float (&sums)[SUMS], uint64_t a, uint64_t 
 }
 #undef CASE
 
-// The same for bfloat16 and 16 of K, with A in registers: two neighbours of K a word, in the layout of accumulators. So word
-// i of four holds accumulators 2 i and 2 i + 1 of eight.
+// The same for bfloat16 or float16 (FP16X2) and 16 of K, with A in registers: two neighbours of K a word, in the layout of
+// accumulators. So word i of four holds accumulators 2 i and 2 i + 1 of eight.
 #define REGISTER_WIDTHS(CASE) \
     CASE(32, 64, 32, 33, 34, 35, 36, 37, 38) \
     CASE(64, 128, 64, 65, 66, 67, 68, 69, 70)
-#define CASE(COUNT, N, A0, A1, A2, A3, B, P, Y)                                                                       \
-    if constexpr (SUMS == COUNT)                                                                                      \
-        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #P ", 0;\n"                                          \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGS_##COUNT "}, {%" #A0 ", %" #A1  \
-                     ", %" #A2 ", %" #A3 "}, %" #B ", add, 1, 1, %" #Y ";\n}"                                        \
-                     : SUMS_##COUNT                                                                                   \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));
-template <bool TRANS_B, int SUMS>
+#define OF_TYPE(TYPE, COUNT, N, A0, A1, A2, A3, B, P, Y)                                                              \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #P ", 0;\n"                                              \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGS_##COUNT "}, {%" #A0 ", %" #A1 \
+                 ", %" #A2 ", %" #A3 "}, %" #B ", add, 1, 1, %" #Y ";\n}"                                            \
+                 : SUMS_##COUNT                                                                                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B))
+#define CASE(COUNT, N, A0, A1, A2, A3, B, P, Y)                              \
+    if constexpr (SUMS == COUNT && KIND == FP16X2)                           \
+        OF_TYPE("f16", COUNT, N, A0, A1, A2, A3, B, P, Y);                   \
+    else if constexpr (SUMS == COUNT)                                        \
+        OF_TYPE("bf16", COUNT, N, A0, A1, A2, A3, B, P, Y);
+template <MmaKind KIND, bool TRANS_B, int SUMS>
 __device__ __forceinline__ void wgmma_registers(
     float (&sums)[SUMS], const uint32_t *a, uint64_t b, bool accumulate) {
     static_assert(SUMS == 32 || SUMS == 64, "a width of REGISTER_WIDTHS");
+    static_assert(KIND == BFLOAT16 || KIND == FP16X2, "a type with 16 bits");
     REGISTER_WIDTHS(CASE)
 }
 #undef CASE
+#undef OF_TYPE
 #undef REGISTER_WIDTHS
 
 // The same for bfloat16 and a 2:4 sparse A, for 32 of K: of four neighbouring k at most two are not 0, and A holds two.

@@ -25,6 +25,14 @@ static uint64_t smem_descriptor(const void *from, int leading, int stride, Swizz
     return at >> 4 | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 | (uint64_t)swizzle << 62;
 }
 
+// The number in the lower half of a word.
+template <MmaKind KIND> static float half_value(uint32_t word) {
+    if (KIND != FP16X2) return __uint_as_float(word << 16);
+    float low, high;
+    unpack_half2(word, low, high);
+    return low;
+}
+
 // The matrix that a descriptor describes. PTX ISA, "Strides".
 struct DescribedOperand {
     int start, leading, stride;
@@ -47,10 +55,7 @@ struct DescribedOperand {
         }
         uint16_t bits;
         memcpy(&bits, shared_bytes + at, 2);
-        if (KIND != FP16X2) return __uint_as_float((uint32_t)bits << 16);
-        float low, high;
-        unpack_half2(bits, low, high);
-        return low;
+        return half_value<KIND>(bits);
     }
     // The k of a row are contiguous.
     template <MmaKind KIND> float k_major(int row, int k) const {
@@ -101,17 +106,17 @@ void wgmma(float (&sums)[SUMS], uint64_t a, uint64_t b, bool accumulate) {
         [&](int row, int k) { return of_a.element<KIND>(row, k, TRANS_A); },
         [&](int column, int k) { return of_b.element<KIND>(column, k, TRANS_B); });
 }
-template <bool TRANS_B, int SUMS>
+template <MmaKind KIND, bool TRANS_B, int SUMS>
 void wgmma_registers(float (&sums)[SUMS], const uint32_t *a, uint64_t b, bool accumulate) {
     const DescribedOperand of_b(b);
     float rows[2][16];
     for (int k = 0; k < 16; k++)
         for (int i = 0; i < 2; i++) {
             const uint32_t word = __shfl_sync(FULL_MASK, a[k / 8 * 2 + i], threadIdx.x % WARP / 4 * 4 + k / 2 % 4);
-            rows[i][k] = __uint_as_float(k % 2 ? word & 0xffff0000 : word << 16);
+            rows[i][k] = half_value<KIND>(word >> k % 2 * 16);
         }
     multiply(sums, accumulate, 16, [&](int row, int k) { return rows[row % 16 / 8][k]; },
-        [&](int column, int k) { return of_b.element<BFLOAT16>(column, k, TRANS_B); });
+        [&](int column, int k) { return of_b.element<KIND>(column, k, TRANS_B); });
 }
 // Of four k, the two of A that `metadata` names; lanes 0 and 1 of four hold those of the first and the last 16 k of two rows.
 template <bool TRANS_A, bool TRANS_B, int SUMS> void wgmma_sparse(

@@ -1,4 +1,4 @@
-"""Attention in bfloat16 on Hopper by TMA and wgmma: `attention/wgmma_*.cu`."""
+"""Attention on Hopper by TMA and wgmma, `attention/wgmma_*.cu`: in bfloat16, and the gradient in fp16x2."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.attention.problem import Candidates, Problem, waves
 
@@ -34,15 +35,22 @@ class ForwardTile(NamedTuple):
 
 
 class BackwardTile(NamedTuple):
-    """Rows of a tile of queries and of keys; tiles of queries and of cotangents in shared memory."""
+    """Rows of a tile of queries and of keys; tiles of queries and of cotangents in shared memory; terms of operands."""
 
     queries: int
     keys: int
     stages: int
+    terms: int
+
+    @property
+    def stats(self) -> int:
+        """Numbers about a tile of queries: two of each row, and in fp16x2 two inverse scales, padded to 16 bytes."""
+        return 2 * self.queries + (4 if self.terms == 2 else 0)
 
     def shared(self, width: int) -> int:
-        tiles = 2 * (self.keys + self.stages * self.queries) * width * 2 + 2 * self.queries * self.keys * 2
-        return tiles + self.queries * (width + 2 * self.stages) * 4 + ALIGNMENT
+        operands = 2 * (self.keys + self.stages * self.queries) * width * 2 * self.terms
+        scores, by_q = 2 * self.queries * self.keys * 2, self.queries * width * 4 * self.terms
+        return operands + scores + by_q + self.stages * self.stats * 4 + ALIGNMENT
 
 
 class ShortTile(NamedTuple):
@@ -60,33 +68,40 @@ FORWARD_TILES: Mapping[int, tuple[ForwardTile, ...]] = {
     64: (ForwardTile(192, 128, 2), ForwardTile(128, 128, 3)),
     128: (ForwardTile(128, 176, 2), ForwardTile(128, 128, 2)),
 }
-BACKWARD_TILES: Mapping[int, tuple[BackwardTile, ...]] = {
-    64: (BackwardTile(128, 128, 2),),
-    128: (BackwardTile(64, 128, 2),),
-}
 """By packed width, the fastest first for long sequences."""
+BACKWARD_TILES = {
+    (64, 1): BackwardTile(128, 128, 2, 1),
+    (128, 1): BackwardTile(64, 128, 2, 1),
+    (64, 2): BackwardTile(64, 128, 2, 2),
+}
+"""By packed width and terms of an operand."""
+GROUP = 64
+"""Rows with one scale in fp16x2."""
 UNIT_BYTES, MAX_UNITS = 16 << 10, 7
 """A unit is 128 rows of 64 columns or 64 rows of 128; so many are in a buffer of `attention/wgmma_short_forward.cu`."""
 HEAD_GROUP = 8
 """Heads whose tiles are computed at the same time if they are causal, so that long and short tiles mix."""
-SPEED = {False: 5.2e12, True: 4.2e12}
-"""FLOP/s of a multiprocessor, forward and in the gradient."""
-BYTES, SHORT_BYTES = {False: 28, True: 50}, 19
+SPEED = {(False, 1): 5.2e12, (True, 1): 4.2e12, (True, 2): 1.5e12}
+"""FLOP/s of a multiprocessor, forward and in the gradient, by terms of an operand."""
+BYTES, SHORT_BYTES = {(False, 1): 28, (True, 1): 50, (True, 2): 80}, 19
 """Memory traffic of an element of q, k or v in all launches; in the kernel for short sequences."""
 BANDWIDTH, START = 4e12, 4e-6
 """Bytes per second of memory; seconds of a launch."""
 
 
 def candidates(target: Target, problem: Problem) -> Candidates | None:
-    """Kernels for `bfloat16` without mask and dropout, with a positive scale; None for other problems."""
-    x = problem.lengths
-    suits = problem.precision == "bfloat16" and problem.dtype == np.float32 and not problem.optional
-    if target.capability != CAPABILITY or not suits or x.width > WIDTHS[-1] or problem.options[0] <= 0:
+    """Kernels for `bfloat16`, and for the gradient in full precision, without mask and dropout, with a positive scale.
+
+    None for other problems.
+    """
+    suits = problem.dtype == np.float32 and not problem.optional and problem.options[0] > 0
+    if target.capability != CAPABILITY or not suits or problem.lengths.width > WIDTHS[-1]:
         return None
     if problem.gradient:
-        of_gradient = BACKWARD_TILES[packed_width(problem)]
-        kernels = [_backward(target, problem, tile) for tile in of_gradient]
-        return Candidates(_seconds(target, problem, of_gradient[0]), kernels)
+        tile = BACKWARD_TILES.get((packed_width(problem), terms_of(problem)))
+        return None if tile is None else Candidates(_seconds(target, problem, tile), [_backward(target, problem, tile)])
+    if problem.precision != "bfloat16":
+        return None
     tiles = FORWARD_TILES[packed_width(problem)]
     kernels = [_forward(target, problem, tile) for tile in tiles]
     short = short_tile(problem)
@@ -106,11 +121,17 @@ def _elements(problem: Problem) -> float:
 def _seconds(target: Target, problem: Problem, tile: ForwardTile | BackwardTile) -> float:
     """The estimated time of packing, of the products, and of unpacking."""
     x, gradient, (queries, keys) = problem.lengths, problem.gradient, packed_rows(problem, tile)
+    kind = gradient, terms_of(problem)
     products, own, others = (10, tile.keys, queries) if gradient else (4, tile.queries, keys)
     rounds = waves(x.batch * (keys if gradient else queries) // own, 1, target)
     flops = rounds * products * own * others * packed_width(problem) * (0.5 if problem.causal else 1)
     launches = 3 if gradient else 2
-    return launches * START + flops / SPEED[gradient] + _elements(problem) * BYTES[gradient] / BANDWIDTH
+    return launches * START + flops / SPEED[kind] + _elements(problem) * BYTES[kind] / BANDWIDTH
+
+
+def terms_of(problem: Problem) -> int:
+    """The 16-bit numbers that an operand is the sum of: one bfloat16, or in full precision two float16. 0 in tf32."""
+    return {"bfloat16": 1, FULL: 2}.get(problem.precision, 0)
 
 
 def packed_width(problem: Problem) -> int:
@@ -132,7 +153,7 @@ def _launch(
     **more: Any,
 ) -> CudaLaunch:
     """A launch with ``numbers`` after batch, heads, queries and keys."""
-    x, own = problem.lengths, {"CAUSAL": int(problem.causal)}
+    x, own = problem.lengths, {"CAUSAL": int(problem.causal), "OPERAND_TERMS": terms_of(problem)}
     widths = {"HEAD_WIDTH": x.width, "PACKED_WIDTH": packed_width(problem)}
     return CudaLaunch(
         f"attention/{file}",
@@ -221,14 +242,16 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
     x, width, (queries, keys) = problem.lengths, packed_width(problem), packed_rows(problem, tile)
     by_q, by_k, by_v = problem.results
     definitions, rows = {**_blocks(tile), **_loads(problem)}, x.batch * queries
+    longest, fp16x2 = x.batch * max(queries, keys), tile.terms == 2
+    of_groups = {"blocks": (longest // GROUP, 4), "threads": PACK_THREADS}
     pack = _launch(
         problem,
-        "wgmma_pack_grad.cu",
-        "attention_pack_grad",
+        "wgmma_pack_grad_fp16x2.cu" if fp16x2 else "wgmma_pack_grad.cu",
+        "attention_pack_grad_fp16x2" if fp16x2 else "attention_pack_grad",
         (x.row, x.out_row, _step(problem)),
         definitions,
         operands=(*problem.inputs, *problem.kept),
-        **_pack_blocks(x.batch * max(queries, keys) * width // CHUNK, 4),
+        **(of_groups if fp16x2 else _pack_blocks(longest * width // CHUNK, 4)),
     )
     shared = tile.shared(width)
     key_tiles = keys // tile.keys
@@ -250,12 +273,13 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
     )
     unpack = _launch(
         problem,
-        "wgmma_pack_grad.cu",
+        "wgmma_unpack_grad.cu",
         "attention_unpack_grad",
         (x.row, problem.options[0]),
         definitions,
         operands=(by_q,),
         **_pack_blocks(rows * width // 4),
     )
-    packed = (2 * rows + 2 * x.batch * keys) * width * 2
-    return CudaKernel((pack, backward, unpack), packed + rows * (2 + width) * 4 + rows // tile.queries * 4)
+    packed = 2 * (rows + x.batch * keys) * width * 2 * tile.terms
+    of_tiles = rows // tile.queries * (tile.stats + 1) + rows * width + (x.batch * keys // GROUP * 2 if fp16x2 else 0)
+    return CudaKernel((pack, backward, unpack), packed + of_tiles * 4)

@@ -1,0 +1,163 @@
+// The gradient of attention by WGMMA: the cotangents of keys and values, and those of queries in the layout of accumulators
+// (wgmma_scratch.cuh). Persistent and warp-specialised: a block computes a tile of BLOCK_K keys of a head and loops over tiles
+// of BLOCK_Q queries. One thread issues copies; each of two warpgroups computes 64 keys. Its accumulators are the transposed
+// scores (keys x queries), which are operands of the next products without leaving registers. The warpgroups' code is in
+// wgmma_backward_bfloat16.cuh and wgmma_backward_fp16x2.cuh.
+//
+// The cotangents of a tile of queries are a sum over the tiles of keys, and so over blocks. Two threads of each block add its
+// terms to global memory by bulk copies. The blocks of a head take turns in a fixed order, so each run gives the same bits: see
+// KeyTile.
+//
+// Macros: also QUERY_STAGES: tiles of queries and of cotangents in shared memory; ROTATED.
+#pragma once
+#include "attention/wgmma_scratch.cuh"
+#include "sm90/stmatrix.cuh"
+#include "sm90/turn.cuh"
+
+constexpr int CONSUMER_THREADS = 2 * WARPGROUP, CONSUMER_WARPS = CONSUMER_THREADS / WARP, THREADS = 3 * WARPGROUP;
+constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>, STATS_BYTES = STATS * 4;
+constexpr int SCORE_BYTES = BLOCK_Q * BLOCK_K * 2, BY_Q_BYTES = BY_Q_TILE * 4;
+constexpr int SCORES = BLOCK_Q / 2, SUMS = PACKED_WIDTH / 2, BY_Q_SUMS = 32; // accumulators of a thread
+static_assert(BLOCK_K == 128 && OPERAND_TERMS * BLOCK_Q * PACKED_WIDTH == 64 * 128, "two warpgroups share the products");
+// In fp16x2 each warpgroup has a buffer for the cotangents of queries, summed over its own 64 keys. In bfloat16 both share the
+// sums over BLOCK_K keys.
+constexpr int BY_Q_BUFFERS = OPERAND_TERMS;
+#ifdef SHARED_BYTES // and the alignment of the tiles to 1024
+static_assert(2 * K_BYTES + QUERY_STAGES * (2 * Q_BYTES + STATS_BYTES) + 2 * SCORE_BYTES + BY_Q_BUFFERS * BY_Q_BYTES + 1024 ==
+                  SHARED_BYTES, "as wgmma.py says");
+#endif
+
+// by_scores: in bfloat16 two buffers of both warpgroups, in fp16x2 a buffer of both terms for each warpgroup.
+struct SharedTiles {
+    char *k, *v, *q, *ct, *by_scores, *by_q, *stats;
+
+    __device__ __forceinline__ SharedTiles() {
+        k = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024), v = k + K_BYTES, q = v + K_BYTES;
+        ct = q + QUERY_STAGES * Q_BYTES, by_scores = ct + QUERY_STAGES * Q_BYTES, by_q = by_scores + 2 * SCORE_BYTES;
+        stats = by_q + BY_Q_BUFFERS * BY_Q_BYTES;
+    }
+};
+
+// `keys`: k and v. `by_q_full`: consumers have stored their sums; one for each adding thread. `by_q_empty`: a buffer is read.
+struct Barriers {
+    Pipeline<1> keys;
+    Pipeline<QUERY_STAGES> q, ct;
+    Mbarrier by_q_full[2], by_q_empty[BY_Q_BUFFERS];
+};
+
+// A tile of keys of a head, and the tiles of queries that attend to it.
+//
+// The key tiles of a head start at different tiles of queries. A causal one starts at its diagonal. If ROTATED, key tile n of N
+// starts at n / N of the tiles of queries and wraps around after the last one. Key tiles add to a tile of queries in the order in
+// which they reach it if all start at once. First come those that start at it or before, then the others, both by descending
+// number. So blocks hardly wait.
+//
+// No deadlock: without ROTATED a key tile waits only for larger numbers, which blocks take first. With ROTATED the key tiles of
+// a head must be resident at the same time; wgmma.py sets it only where there are no more of them than multiprocessors. Blocks
+// take causal key tiles by number, those of all heads before the next number, because key tiles of one number are equally long.
+struct KeyTile {
+    int64_t head;
+    int tiles, number, first, query_tiles, first_tile, steps;
+
+    __device__ __forceinline__ KeyTile(int i, int batch, int queries, int keys) {
+        tiles = (keys + BLOCK_K - 1) / BLOCK_K, query_tiles = (queries + BLOCK_Q - 1) / BLOCK_Q;
+        head = CAUSAL ? i % batch : i / tiles, number = tiles - 1 - (CAUSAL ? i / batch : i % tiles), first = number * BLOCK_K;
+        first_tile = CAUSAL ? first / BLOCK_Q : ROTATED ? number * query_tiles / tiles : 0;
+        steps = CAUSAL ? query_tiles - first_tile : query_tiles;
+    }
+    __device__ __forceinline__ int query_tile(int step) const {
+        const int at = first_tile + step;
+        return at < query_tiles ? at : at - query_tiles;
+    }
+    // The number of key tiles that come before this one at a tile of queries.
+    __device__ __forceinline__ int turn(int query_tile) const {
+        const int begun = CAUSAL ? min(tiles, query_tile * BLOCK_Q / BLOCK_K + 1)
+                        : ROTATED ? ((query_tile + 1) * tiles + query_tiles - 1) / query_tiles
+                                  : tiles;
+        return begun - 1 - number + (number < begun ? 0 : tiles);
+    }
+};
+
+// Writes the cotangents of a thread's keys and values. first: the first key of its warpgroup.
+static __device__ __forceinline__ void store_sums(T *by_k, T *by_v, const float (&k_sums)[SUMS], const float (&v_sums)[SUMS],
+    float k_factor, float v_factor, const KeyTile &tile, int first, int heads, int keys, int64_t row) {
+    #pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int key = first + accumulator_row(2 * r);
+        if (key >= keys) continue;
+        const int64_t to = (tile.head / heads * keys + key) * row + tile.head % heads * HEAD_WIDTH;
+        #pragma unroll
+        for (int n = 2 * r; n < SUMS; n += 4) {
+            const int column = accumulator_column(n);
+            store_pair(by_k + to, column, k_sums[n] * k_factor, k_sums[n + 1] * k_factor);
+            store_pair(by_v + to, column, v_sums[n] * v_factor, v_sums[n + 1] * v_factor);
+        }
+    }
+}
+
+// The producer thread: issues the copies for all tiles of this block.
+static __device__ __forceinline__ void produce(
+    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys) {
+    PipelineState<1> at_keys;
+    PipelineState<QUERY_STAGES> at;
+    for (int i = blockIdx.x; i < tiles; i += gridDim.x, at_keys.advance()) {
+        const KeyTile tile(i, batch, queries, keys);
+        barriers.keys.wait_empty(at_keys);
+        barriers.keys.full[0].arrive_expect_tx(2 * K_BYTES);
+        packed.k.load<BLOCK_K>(shared.k, tile.head, tile.first, barriers.keys.full[0]);
+        packed.v.load<BLOCK_K>(shared.v, tile.head, tile.first, barriers.keys.full[0]);
+        #pragma unroll 1
+        for (int step = 0; step < tile.steps; step++, at.advance()) {
+            const int first = tile.query_tile(step) * BLOCK_Q;
+            Mbarrier &q_full = barriers.q.full[at.stage], &ct_full = barriers.ct.full[at.stage];
+            barriers.q.wait_empty(at);
+            q_full.arrive_expect_tx(Q_BYTES + STATS_BYTES);
+            packed.q.load<BLOCK_Q>(shared.q + at.stage * Q_BYTES, tile.head, first, q_full);
+            bulk_copy<STATS_BYTES>(shared.stats + at.stage * STATS_BYTES,
+                (const char *)(packed.stats + packed.tile(tile.head, first) * STATS), q_full);
+            barriers.ct.wait_empty(at);
+            ct_full.arrive_expect_tx(Q_BYTES);
+            packed.ct.load<BLOCK_Q>(shared.ct + at.stage * Q_BYTES, tile.head, first, ct_full);
+        }
+    }
+}
+
+// One of two threads that add the cotangents of queries. If the warpgroups share a buffer, thread 0 takes even steps and
+// thread 1 odd ones, counted over all tiles. Else thread `own` adds the sums of that warpgroup in every step.
+static __device__ __forceinline__ void add_by_q(
+    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared,
+    int tiles, int batch, int queries, int keys, int own) {
+    constexpr bool SHARED_SUMS = BY_Q_BUFFERS == 1;
+    const int buffer = SHARED_SUMS ? 0 : own;
+    PipelineState<SHARED_SUMS ? 2 : 1> at; // the thread of a step, and the parity of its phase
+    for (int i = blockIdx.x; i < tiles; i += gridDim.x) {
+        const KeyTile tile(i, batch, queries, keys);
+        #pragma unroll 1
+        for (int step = 0; step < tile.steps; step++, at.advance()) {
+            if (SHARED_SUMS && at.stage != own) continue;
+            const int query_tile = tile.query_tile(step), turn = tile.turn(query_tile) * BY_Q_BUFFERS + buffer;
+            const int64_t number = tile.head * tile.query_tiles + query_tile;
+            float *const to = packed.by_q + number * BY_Q_TILE;
+            barriers.by_q_full[own].wait(at.phase);
+            wait_for_turn(packed.turns + number, turn);
+            if (turn == 0)
+                bulk_store<BY_Q_BYTES>(to, shared.by_q + buffer * BY_Q_BYTES);
+            else
+                bulk_add<BY_Q_BYTES>(to, shared.by_q + buffer * BY_Q_BYTES);
+            bulk_wait_read();
+            barriers.by_q_empty[buffer].arrive();
+            bulk_wait();
+            pass_turn(packed.turns + number);
+        }
+    }
+}
+
+// The statistics for the columns of this thread's accumulators 4 i and 4 i + 1.
+__device__ __forceinline__ Vector<float, 2> pair_of(const char *stats, int i) {
+    return load<float, 2>((const float *)stats + accumulator_column(4 * i));
+}
+
+// Releases a stage, or the keys, by one arrival of this warp.
+__device__ __forceinline__ void release(Mbarrier &empty) {
+    if (threadIdx.x % WARP == 0) empty.arrive();
+}
