@@ -8,8 +8,8 @@
 // compute the formulas from their accumulators.
 //
 // A row of the weight has one scale. A row of what the blocks exchange has one for each SCALE_K elements, because each block
-// computes another part of the row. Elements of at least 2^-15 of the largest one keep 22 bits; smaller ones have errors of up to
-// 2^-40 of the largest.
+// computes another part of the row. Elements of at least 2^-15 of the largest one keep 22 bits; smaller ones have errors of up
+// to 2^-40 of the largest.
 //
 // Macros (GridDivision in grid_recurrent.py): HIDDEN, TILE_N (columns of a product in a block), SPLITS (blocks that divide K of
 // one tile), GRADIENT, WEIGHT_GRAD (rnn/grid_weight_grad.cu follows the gradient), LSTM, GRU, RELU, GATED.
@@ -40,18 +40,20 @@ constexpr int KEPT = LSTM || (GRU && GRADIENT) ? TILE_ROWS * KEPT_UNITS * sizeof
 constexpr int COLUMN_SCALES = TILE_N * sizeof(float);
 constexpr int MAXIMA = CONSUMER_THREADS / WARP * 2 * sizeof(float); // of each warp two
 constexpr int PIPELINE_BYTES = 96;
-constexpr int SHARED = 1024 + STAGES * STAGE + KEPT + COLUMN_SCALES + MAXIMA + PIPELINE_BYTES; // 1024: alignment of the swizzle
+constexpr int ALIGNMENT = 1024; // of the swizzle
+constexpr int SHARED = ALIGNMENT + STAGES * STAGE + KEPT + COLUMN_SCALES + MAXIMA + PIPELINE_BYTES;
 static_assert(sizeof(TilePipeline) <= PIPELINE_BYTES, "the barriers fit");
-constexpr int WEIGHT_GRAD_TILES = WEIGHT_GRAD ? SUMS_OF_STEP / TILE_ROWS * (HIDDEN / 128) : 0; // of 128 x 128
+constexpr int WEIGHT_GRAD_TILE = 128; // rows and columns of a tile of the gradient of weight_hh
+constexpr int WEIGHT_GRAD_TILES = WEIGHT_GRAD ? SUMS_OF_STEP / WEIGHT_GRAD_TILE * (HIDDEN / WEIGHT_GRAD_TILE) : 0;
 #ifdef SHARED_BYTES
 static_assert(SHARED == SHARED_BYTES, "as `GridDivision.shared` in grid_recurrent.py says");
 #endif
 
-// The operands of rnn/grid_weight_grad.cu: for each step and group of rows packed tiles, of the cotangents of the sums and then of
-// the hidden states before the step. SCALED_ROWS rows of SCALED_COLUMNS columns have one scale.
+// The operands of rnn/grid_weight_grad.cu: for each step and group of rows packed tiles, of the cotangents of the sums and then
+// of the hidden states before the step. SCALED_ROWS rows of SCALED_COLUMNS columns have one scale.
 struct WeightGradOperands {
     static constexpr int SCALED_ROWS = 64, SCALED_COLUMNS = 32;
-    static constexpr int COLUMNS = SUMS_OF_STEP + HIDDEN, FIRST_STATE = SUMS_OF_STEP / CHUNK_ELEMENTS; // FIRST_STATE: a chunk
+    static constexpr int COLUMNS = SUMS_OF_STEP + HIDDEN, FIRST_STATE = SUMS_OF_STEP / CHUNK_ELEMENTS; // a chunk
     static constexpr int TILE = TERMS * TERM_A;
     int groups;
     int64_t length;
@@ -68,8 +70,8 @@ struct WeightGradOperands {
 };
 
 // Scratch: the counters of each group, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles
-// of what the blocks exchange (K), partial sums of tiles where K is divided, and the inverse scales of the weight's packed rows.
-// With WEIGHT_GRAD also those counters and numbers that rnn/grid_weight_grad.cu reads.
+// of what the blocks exchange (K), partial sums of tiles where K is divided, and the inverse scales of the weight's packed
+// rows. With WEIGHT_GRAD also the counters of rnn/grid_weight_grad.cu, its operands, and its partial sums.
 template <int TILES, int K> struct Layout {
     static constexpr int K_TILES = K / TILE_K;
     static constexpr int64_t WEIGHT = (int64_t)TILES * K_TILES * TILE_B, BUFFER = (int64_t)K_TILES * TILE_A;
@@ -101,8 +103,8 @@ template <int TILES, int K> struct Layout {
     }
 };
 
-// The hidden unit of element j of a chunk. Packed tiles permute each 32 units, so that a chunk holds those whose accumulators, in
-// a row of the product, one thread has.
+// The hidden unit of element j of a chunk. Packed tiles permute each 32 units, so that a chunk holds those whose accumulators,
+// in a row of the product, one thread has.
 __device__ __forceinline__ int unit_of_chunk(int chunk, int j) { return chunk / 4 * 32 + j / 2 * 8 + chunk % 4 * 2 + j % 2; }
 // The same of the sums of a step: those of 32 units, one gate after another, then those of the next 32 units.
 __device__ __forceinline__ int sum_of_chunk(int chunk, int j) {
@@ -146,8 +148,8 @@ __device__ __forceinline__ void store_exchanged(
     if (chunk % SCALED == 0) inverse_scale(tile, chunk / SCALED, row) = scale.inverse;
 }
 
-// The block's shared memory: stages, numbers that are kept, the inverse scales of the product's columns, then the barriers of the
-// stages.
+// The block's shared memory: stages, numbers that are kept, the inverse scales of the product's columns, maxima of warps, then
+// the barriers of the stages.
 struct Stages {
     char *at;
 
@@ -197,8 +199,8 @@ template <class A, class B, class Ready> __device__ __forceinline__ void produce
     }
 }
 
-// main += the product of a step, by a consumer warpgroup. Its columns keep their scales. Tensor cores truncate when they add, so
-// they sum the products over SCALE_K only, the smallest first; float32 additions sum the results.
+// main += the product of a step, by a consumer warpgroup. Its columns keep their scales. Tensor cores truncate when they add,
+// so they sum the products over SCALE_K only, the smallest first; float32 additions sum the results.
 __device__ __forceinline__ void multiply(
     const Stages &stages, PipelineState<STAGES> &state, int k_tiles, float (&main)[SUMS]) {
     TilePipeline &pipeline = stages.pipeline();
@@ -213,7 +215,8 @@ __device__ __forceinline__ void multiply(
                 #pragma unroll
                 for (int k = 0; k < SCALE_K / 16; k++) {
                     const int at = (part * (SCALE_K / 16) + k) * DESCRIPTOR_K_STEP;
-                    wgmma<FP16X2>(sums, stages.a(state.stage, pair == 0) + at, stages.b(state.stage, pair == 1) + at, pair + k > 0);
+                    const uint64_t a = stages.a(state.stage, pair == 0) + at, b = stages.b(state.stage, pair == 1) + at;
+                    wgmma<FP16X2>(sums, a, b, pair + k > 0);
                 }
             wgmma_commit_group();
             const float scales[] = {stages.row_scale(state.stage, part, 0), stages.row_scale(state.stage, part, 1)};

@@ -63,7 +63,8 @@ KERNEL __launch_bounds__(PACK_THREADS) grid_pack(const T *weight, const T *h0, i
         float x[CHUNK_ELEMENTS], largest = 0;
         #pragma unroll
         for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = from[unit_of_chunk(chunk, j)];
-        for (int j = 0; j < SCALE_K; j++) largest = Max::of(largest, fabsf(from[chunk * CHUNK_ELEMENTS / SCALE_K * SCALE_K + j]));
+        const int first = chunk * CHUNK_ELEMENTS / SCALE_K * SCALE_K;
+        for (int j = 0; j < SCALE_K; j++) largest = Max::of(largest, fabsf(from[first + j]));
         store_exchanged(
             layout.exchanged(row / TILE_ROWS, 0, chunk / CHUNKS), row % TILE_ROWS, chunk % CHUNKS, x, Scale(largest));
     }

@@ -30,30 +30,18 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
     init_pipeline(stages);
     const int part = blockIdx.x % PARTS;
     PipelineState<STAGES> state;
-    // The index of step k of a row among all rows and steps.
-    const auto at = [&](int64_t row, int k) { return row * length + (reverse ? (int)length - 1 - k : k); };
     if (threadIdx.x < WARPGROUP) {
-        // By a warp: brings this block's input products of a step to L2.
-        const auto prefetch = [&](int group, int k) {
-            for (int i = threadIdx.x; i < TILE_ROWS * GATES; i += WARP) {
-                const int64_t row = group * TILE_ROWS + i / GATES;
-                if (row < rows) prefetch_l2(x + at(row, k) * SUMS_OF_STEP + i % GATES * HIDDEN + part * UNITS, UNITS);
-            }
-        };
         warpgroup_reg_dealloc<40>();
-        if (threadIdx.x >= WARP) return;
+        if (threadIdx.x > 0) return;
         for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS)
-            for (int k = 0; k < length; k++) {
-                if (threadIdx.x == 0) produce(
+            for (int k = 0; k < length; k++)
+                produce(
                     stages, state, Packed::K_TILES, [&](int i) { return layout.exchanged(group, k % 2, i); },
                     [&](int i) { return layout.weight(part, i); },
                     [&] {
                         wait_for_count(layout.counters(group), k * PARTS);
                         fence_proxy_async_global();
                     });
-                __syncwarp();
-                if (k + 1 < length) prefetch(group, k + 1);
-            }
         return;
     }
     warpgroup_reg_alloc<232>();
@@ -63,19 +51,21 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
         int row = (threadIdx.x / WARPGROUP - 1) * 64 + accumulator_row(0), first_unit = part * UNITS + accumulator_column(0);
         const auto row_at = [&](int half) { return (int64_t)(group * TILE_ROWS + row + 8 * half); };
         const auto exists = [&](int half) { return row_at(half) < rows; };
-        const auto step_at = [&](int half, int k) { return at(row_at(half), k); };
+        // The index of step k of a row among all rows and steps.
+        const auto at = [&](int half, int k) { return row_at(half) * length + (reverse ? (int)length - 1 - k : k); };
         const auto unit_of = [&](int sub) { return first_unit + 8 * sub; }; // and the next one
         // The inverse scales of the columns of accumulators i and i + 1.
         const auto column_scales = [&](int i) { return load<float, 2>(stages.column_scales() + accumulator_column(i)); };
 #if LSTM
         #pragma unroll
         for (int i = 0; i < 16; i += 2) {
-            const Vector<T, 2> v = exists(i / 8) ? load<T, 2>(c0 + row_at(i / 8) * HIDDEN + unit_of(i % 8 / 2)) : Vector<T, 2>{};
+            const int64_t from = row_at(i / 8) * HIDDEN + unit_of(i % 8 / 2);
+            const Vector<T, 2> v = exists(i / 8) ? load<T, 2>(c0 + from) : Vector<T, 2>{};
             stages.kept(i / 4).lane[i % 4] = v.lane[0], stages.kept(i / 4).lane[i % 4 + 1] = v.lane[1];
         }
 #endif
         for (int k = 0; k < steps; k++) {
-            // They start from input products and biases, a GRU's candidate from bias_hh alone, times the scales of the columns.
+            // The sums start from input products and biases, a GRU's candidate from bias_hh alone, times the columns' scales.
             float sums[SUMS];
             #pragma unroll
             for (int sub = 0; sub < UNITS / 8; sub++)
@@ -92,7 +82,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                     for (int half = 0; half < 2; half++) {
                         Vector<T, 2> in = {};
                         if (exists(half) && !(GRU && g == 2))
-                            in = load<T, 2>(x + step_at(half, k) * SUMS_OF_STEP + g * HIDDEN + unit_of(sub));
+                            in = load<T, 2>(x + at(half, k) * SUMS_OF_STEP + g * HIDDEN + unit_of(sub));
                         #pragma unroll
                         for (int e = 0; e < 2; e++)
                             sums[first + 2 * half + e] = (in.lane[e] + b.lane[e]) * inverse_power_of_two(inverse.lane[e]);
@@ -114,13 +104,13 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                 #pragma unroll
                 for (int j = 0; j < CHUNK_ELEMENTS && exists(half); j += 2) {
                     const int sub = i / 2 * 4 + j / 2, unit = unit_of(sub);
-                    const int64_t step = step_at(half, k);
+                    const int64_t step = at(half, k);
 #if GRU
                     Vector<T, 2> candidate = load<T, 2>(x + step * SUMS_OF_STEP + 2 * HIDDEN + unit);
                     const Vector<T, 2> bx = load<T, 2>(bias_x + 2 * HIDDEN + unit);
                     candidate.lane[0] += bx.lane[0], candidate.lane[1] += bx.lane[1];
                     const Vector<T, 2> before =
-                        load<T, 2>((k ? y + step_at(half, k - 1) * HIDDEN : h0 + row_at(half) * HIDDEN) + unit);
+                        load<T, 2>((k ? y + at(half, k - 1) * HIDDEN : h0 + row_at(half) * HIDDEN) + unit);
 #endif
                     #pragma unroll
                     for (int e = 0; e < 2; e++) {
@@ -151,16 +141,17 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                 #pragma unroll
                 for (int j = 0; j < CHUNK_ELEMENTS && exists(i % 2); j += 2) {
                     const int half = i % 2, unit = unit_of(i / 2 * 4 + j / 2);
-                    const int64_t step = step_at(half, k), last = row_at(half) * HIDDEN + unit;
+                    const int64_t step = at(half, k), last = row_at(half) * HIDDEN + unit;
                     const Step &first = made[i][j], &second = made[i][j + 1];
-                    const auto put = [&](T *to, T first, T second) { store<T, 2>(to, 0, {first, second}); };
+                    const auto put = [&](T *to, T x, T next) { store<T, 2>(to, 0, {x, next}); };
 #if LSTM
                     put(c + step * HIDDEN + unit, first.cell, second.cell);
                     if (k == steps - 1) put(c_last + last, first.cell, second.cell);
 #endif
 #if GATED
                     #pragma unroll
-                    for (int g = 0; g < 4; g++) put(saved + step * (4 * HIDDEN) + g * HIDDEN + unit, first.kept[g], second.kept[g]);
+                    for (int g = 0; g < 4; g++)
+                        put(saved + step * (4 * HIDDEN) + g * HIDDEN + unit, first.kept[g], second.kept[g]);
 #endif
                     put(y + step * HIDDEN + unit, first.h, second.h);
                     if (k == steps - 1) put(h_last + last, first.h, second.h);

@@ -1,6 +1,9 @@
 // The gradient of a recurrent network, all steps in one launch: see rnn/grid.cuh. The cotangents of the sums of a step times
-// weight_hh are those of the hidden states before. SPLITS blocks divide K of a tile of this product: each adds the partial sums of
-// its own columns, and computes the formulas for these hidden units.
+// weight_hh are those of the hidden states before. SPLITS blocks divide K of a tile of this product: each adds the partial sums
+// of its own columns, and computes the formulas for these hidden units.
+//
+// Macros besides those of rnn/grid.cuh: ALL (there are cotangents of all hidden states), BEFORE (the hidden states before each
+// step are an output).
 #include "rnn/grid.cuh"
 
 constexpr int TILES = HIDDEN / TILE_N, PARTS = TILES * SPLITS;
@@ -57,43 +60,18 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
 #else
     const T *const states = y, *const first_states = h0;
 #endif
-    // The index of step k of a row among all rows and steps.
-    const auto at = [&](int64_t row, int k) { return row * length + (reverse ? (int)length - 1 - k : k); };
     if (threadIdx.x < WARPGROUP) {
-        // By a warp: brings what this block reads in step k to L2.
-        const auto prefetch = [&](int group, int k) {
-            constexpr int UNITS = TILE_N / SPLITS;
-            for (int i = threadIdx.x; i < TILE_ROWS; i += WARP) {
-                const int64_t row = group * TILE_ROWS + i;
-                if (row >= rows) continue;
-                const int64_t step = at(row, k), first = part * UNITS;
-#if GATED
-                #pragma unroll
-                for (int g = 0; g < 4; g++) prefetch_l2(saved + step * (4 * HIDDEN) + g * HIDDEN + first, UNITS);
-#endif
-#if ALL
-                prefetch_l2(ct_y + step * HIDDEN + first, UNITS);
-#endif
-                if (k > 0) prefetch_l2(states + at(row, k - 1) * HIDDEN + first, UNITS);
-#if LSTM
-                if (k > 0) prefetch_l2(y + at(row, k - 1) * HIDDEN + first, UNITS);
-#endif
-            }
-        };
         warpgroup_reg_dealloc<40>();
-        if (threadIdx.x >= WARP) return;
+        if (threadIdx.x > 0) return;
         for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS)
-            for (int done = 0; done < length; done++) {
-                if (threadIdx.x == 0) produce(
+            for (int done = 0; done < length; done++)
+                produce(
                     stages, state, k_tiles, [&](int i) { return layout.exchanged(group, done % 2, first_k + i); },
                     [&](int i) { return layout.weight(tile, first_k + i); },
                     [&] {
                         wait_for_count(layout.counters(group), (done + 1) * PARTS);
                         fence_proxy_async_global();
                     });
-                __syncwarp();
-                if (done + 1 < length) prefetch(group, (int)length - 2 - done);
-            }
         return;
     }
     warpgroup_reg_alloc<232>();
@@ -105,17 +83,18 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
         int first_unit = tile * TILE_N + split * (TILE_N / SPLITS) + accumulator_column(0);
         const auto row_at = [&](int half) { return (int64_t)(group * TILE_ROWS + row + 8 * half); };
         const auto exists = [&](int half) { return row_at(half) < rows; };
-        const auto step_at = [&](int half, int k) { return at(row_at(half), k); };
+        // The index of step k of a row among all rows and steps.
+        const auto at = [&](int half, int k) { return row_at(half) * length + (reverse ? (int)length - 1 - k : k); };
         const auto unit_of = [&](int sub) { return first_unit + 8 * sub; }; // and the next one
         // Two neighbouring numbers of a row, 0 where the row does not exist.
         const auto pair = [&](const T *from, int half) { return exists(half) ? load<T, 2>(from) : Vector<T, 2>{}; };
         // Those of an array of states before step k, of which `first` has the ones before the first step.
         const auto before_step = [&](const T *all, const T *first, int k, int half, int unit) {
-            return pair((k ? all + step_at(half, k - 1) * HIDDEN : first + row_at(half) * HIDDEN) + unit, half);
+            return pair((k ? all + at(half, k - 1) * HIDDEN : first + row_at(half) * HIDDEN) + unit, half);
         };
         // What step k reads, of one of this thread's rows.
         const auto read = [&](int k, int half, Given (&given)[CHUNK_ELEMENTS]) {
-            const int64_t step = step_at(half, k);
+            const int64_t step = at(half, k);
             #pragma unroll
             for (int j = 0; j < CHUNK_ELEMENTS; j += 2) {
                 const int unit = unit_of(j / 2);
@@ -157,8 +136,10 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             const Scale scale(largest.lane[0]), scale_of_states(largest.lane[1]);
             const auto put = [&](int half, int chunk, const float (&x)[CHUNK_ELEMENTS], const Scale &scale) {
                 chunk += accumulator_column(0) / 2;
-                store_chunk(operands.tile(k, group, chunk / CHUNKS), TERM_A, row + 8 * half, chunk % CHUNKS, x, scale.factor);
-                if (thread % WARPGROUP == 0 && half == 0) operands.inverse_scales(k, group, thread / WARPGROUP)[chunk / 4] = scale.inverse;
+                char *const packed = operands.tile(k, group, chunk / CHUNKS);
+                store_chunk(packed, TERM_A, row + 8 * half, chunk % CHUNKS, x, scale.factor);
+                if (thread % WARPGROUP == 0 && half == 0)
+                    operands.inverse_scales(k, group, thread / WARPGROUP)[chunk / 4] = scale.inverse;
             };
             #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -225,7 +206,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                 #pragma unroll
                 for (int j = 0; j < CHUNK_ELEMENTS && exists(half); j += 2) {
                     const int unit = unit_of(j / 2);
-                    const int64_t step = step_at(half, k);
+                    const int64_t step = at(half, k);
                     const StepGrad &first = made[half][j], &second = made[half][j + 1];
 #if BEFORE
                     store<T, 2>(before, step * HIDDEN + unit, before_step(y, h0, k, half, unit));
@@ -259,9 +240,9 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             row = opaque(row), first_unit = opaque(first_unit), tile = opaque(tile), split = opaque(split);
             #pragma unroll
             for (int i = 0; i < SUMS; i += 4) {
-                const Vector<float, 2> scale = load<float, 2>(stages.column_scales() + accumulator_column(i));
-                layout.partial(group, tile, i / OWN, split)[i % OWN / 4 * CONSUMER_THREADS + thread] = {
-                    sums[i] * scale.lane[0], sums[i + 1] * scale.lane[1], sums[i + 2] * scale.lane[0], sums[i + 3] * scale.lane[1]};
+                const Vector<float, 2> by = load<float, 2>(stages.column_scales() + accumulator_column(i));
+                layout.partial(group, tile, i / OWN, split)[i % OWN / 4 * CONSUMER_THREADS + thread] = {sums[i] * by.lane[0],
+                    sums[i + 1] * by.lane[1], sums[i + 2] * by.lane[0], sums[i + 3] * by.lane[1]};
             }
             publish(counters + 1 + tile);
             read(max(k - 1, 0), 0, given); // without a branch: the last numbers would stay in registers during the product
@@ -277,7 +258,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                     found[i] += v.x, found[i + 1] += v.y, found[i + 2] += v.z, found[i + 3] += v.w;
                 }
             #pragma unroll
-            for (int i = 0; i < OWN; i++) h[i] = found[i % 8 / 2 * 4 + i / 8 * 2 + i % 2] + (GRU ? stages.kept(i / 4).lane[i % 4] : (T)0);
+            for (int i = 0; i < OWN; i++)
+                h[i] = found[i % 8 / 2 * 4 + i / 8 * 2 + i % 2] + (GRU ? stages.kept(i / 4).lane[i % 4] : (T)0);
         }
         #pragma unroll
         for (int i = 0; i < OWN; i += 2) {

@@ -1,14 +1,15 @@
 // The gradient of weight_hh: the cotangents of the sums of all steps, transposed, times the hidden states before each step, by
-// WGMMA in fp16x2. rnn/grid_recurrent_grad.cu has packed the operands (WeightGradOperands). K is their rows, those of a group in
-// all groups and steps. A block computes one split of K of a tile of 128 x 128; the first split of a tile adds the sums of the
-// others. One thread copies; two warpgroups multiply, each 64 rows of the tile.
+// WGMMA in fp16x2. rnn/grid_recurrent_grad.cu has packed the operands (WeightGradOperands). K is the rows of all groups in all
+// steps. A block computes one split of K of a tile of 128 x 128; the first split of a tile adds the sums of the others. One
+// thread copies; two warpgroups multiply, each 64 rows of the tile.
 //
 // Macros (GridDivision in grid_recurrent.py): those of rnn/grid.cuh. WEIGHT_GRAD_SPLITS: of K.
 #include "rnn/grid.cuh"
 
-constexpr int TILE = 128, BOX = TILE_K, ROWS = WeightGradOperands::SCALED_ROWS; // BOX: columns of a packed tile; ROWS: K of a stage
-constexpr int BOX_BYTES = ROWS * 128, BOXES = TILE / BOX * TERMS;               // of one operand in a stage, each one term
-constexpr int OPERAND = BOXES * BOX_BYTES, COLUMN_TILES = HIDDEN / TILE;
+// A stage has K_OF_STAGE of K. An operand of a stage is boxes of TILE_K columns of the tile, each with one term.
+constexpr int TILE = WEIGHT_GRAD_TILE, COLUMN_TILES = HIDDEN / TILE, K_OF_STAGE = WeightGradOperands::SCALED_ROWS;
+constexpr int BOX_BYTES = K_OF_STAGE * 128, BOXES = TILE / TILE_K * TERMS, OPERAND = BOXES * BOX_BYTES;
+constexpr int SCALED = WeightGradOperands::SCALED_COLUMNS;
 static_assert(SUMS == TILE / 2 && 2 * OPERAND <= STAGE, "the accumulators and the stages are those of grid.cuh");
 typedef Layout<HIDDEN / TILE_N, SUMS_OF_STEP> Packed;
 
@@ -22,7 +23,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(T *dw, int64_t rows, int64
     PipelineState<STAGES> state;
     const int tile = blockIdx.x % WEIGHT_GRAD_TILES, split = blockIdx.x / WEIGHT_GRAD_TILES;
     const int tile_row = tile / COLUMN_TILES, tile_column = tile % COLUMN_TILES;
-    const int64_t all = length * layout.groups * 2; // halves of groups, of all steps
+    const int64_t all = length * layout.groups * 2; // stages: halves of the groups of all steps
     const int64_t begin = all * split / WEIGHT_GRAD_SPLITS, end = all * (split + 1) / WEIGHT_GRAD_SPLITS;
     if (threadIdx.x < WARPGROUP) {
         warpgroup_reg_dealloc<40>();
@@ -33,24 +34,25 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(T *dw, int64_t rows, int64
             full.arrive_expect_tx(2 * OPERAND);
             char *const to = stages.at + state.stage * STAGE;
             for (int box = 0; box < 2 * BOXES; box++) {
-                const int first = box < BOXES ? tile_row : SUMS_OF_STEP / TILE + tile_column;
-                const char *const from = operands.tile(i / 2 / layout.groups, i / 2 % layout.groups, first * (TILE / BOX) + box % BOXES / TERMS);
-                bulk_copy<BOX_BYTES>(to + box * BOX_BYTES, from + box % TERMS * TERM_A + i % 2 * BOX_BYTES, full);
+                const int at = box < BOXES ? tile_row : SUMS_OF_STEP / TILE + tile_column;
+                const char *const packed = operands.tile(
+                    i / 2 / layout.groups, i / 2 % layout.groups, at * (TILE / TILE_K) + box % BOXES / TERMS);
+                bulk_copy<BOX_BYTES>(to + box * BOX_BYTES, packed + box % TERMS * TERM_A + i % 2 * BOX_BYTES, full);
             }
         }
         return;
     }
     warpgroup_reg_alloc<232>();
     const int warpgroup = threadIdx.x / WARPGROUP - 1, thread = threadIdx.x - WARPGROUP;
-    // The first of 16 rows of K, which are contiguous along M or N.
-    const auto operand = [&](const char *boxes, int k) {
-        return smem_descriptor(boxes + k * 16 * 128, TERMS * BOX_BYTES, 8 * 128, SWIZZLE_128B);
+    // The descriptor of 16 of K of a term, which is contiguous along M or N.
+    const auto operand = [&](const char *boxes, int term, int k) {
+        return smem_descriptor(boxes + term * BOX_BYTES + k * 16 * 128, TERMS * BOX_BYTES, 8 * 128, SWIZZLE_128B);
     };
     float main[SUMS] = {};
     for (int64_t i = begin; i < end; i++, state.advance()) {
         const float *const scales = operands.inverse_scales(i / 2 / layout.groups, i / 2 % layout.groups, i % 2);
-        const float of_row = scales[tile_row * 4 + warpgroup * 2 + threadIdx.x % WARPGROUP / (2 * WARP)];
-        const Vector<float, 4> of_columns = load<float, 4>(scales + SUMS_OF_STEP / 32 + tile_column * 4);
+        const float of_row = scales[tile_row * (TILE / SCALED) + warpgroup * 2 + threadIdx.x % WARPGROUP / (2 * WARP)];
+        const Vector<float, 4> of_columns = load<float, 4>(scales + SUMS_OF_STEP / SCALED + tile_column * (TILE / SCALED));
         pipeline.wait_full(state);
         const char *const a = stages.at + state.stage * STAGE + warpgroup * (TERMS * BOX_BYTES);
         const char *const b = stages.at + state.stage * STAGE + OPERAND;
@@ -59,24 +61,26 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(T *dw, int64_t rows, int64
         #pragma unroll
         for (int pair = 0; pair < 3; pair++) // low x high, high x low, high x high
             #pragma unroll
-            for (int k = 0; k < ROWS / 16; k++)
-                wgmma<FP16X2, true, true>(sums, operand(a + (pair == 0) * BOX_BYTES, k), operand(b + (pair == 1) * BOX_BYTES, k), pair + k > 0);
+            for (int k = 0; k < K_OF_STAGE / 16; k++)
+                wgmma<FP16X2, true, true>(sums, operand(a, pair == 0, k), operand(b, pair == 1, k), pair + k > 0);
         wgmma_commit_group();
         wgmma_wait_group<0>();
         wgmma_fence_operand(sums);
         if (threadIdx.x % WARP == 0) pipeline.empty[state.stage].arrive();
         #pragma unroll
-        for (int j = 0; j < SUMS; j++) main[j] = fma(sums[j], of_row * of_columns.lane[j / 16], main[j]);
+        for (int j = 0; j < SUMS; j++) main[j] = fma(sums[j], of_row * of_columns.lane[j * 2 / SCALED], main[j]);
     }
 #if WEIGHT_GRAD_SPLITS > 1
-    // The other splits: after the operands.
+    // The sums of this thread in another split than the first, which are behind the operands in scratch.
     const auto partial = [&](int split) {
-        return (float4 *)operands.inverse_scales(length, 0, 0) + ((int64_t)(split - 1) * WEIGHT_GRAD_TILES + tile) * (TILE * TILE / 4) + thread;
+        const int64_t at = ((int64_t)(split - 1) * WEIGHT_GRAD_TILES + tile) * (TILE * TILE / 4);
+        return (float4 *)operands.inverse_scales(length, 0, 0) + at + thread;
     };
     int *const counter = layout.weight_grad_counters() + tile;
     if (split > 0) {
         #pragma unroll
-        for (int j = 0; j < SUMS; j += 4) partial(split)[j / 4 * CONSUMER_THREADS] = {main[j], main[j + 1], main[j + 2], main[j + 3]};
+        for (int j = 0; j < SUMS; j += 4)
+            partial(split)[j / 4 * CONSUMER_THREADS] = {main[j], main[j + 1], main[j + 2], main[j + 3]};
         publish(counter);
         return;
     }
@@ -91,7 +95,9 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(T *dw, int64_t rows, int64
 #endif
     #pragma unroll
     for (int j = 0; j < SUMS; j += 2) {
-        const int down = tile_row * TILE + warpgroup * 64 + accumulator_row(j), right = tile_column * TILE + accumulator_column(j);
-        store<T, 2>(dw, (int64_t)sum_of_chunk(down / 8, down % 8) * HIDDEN + unit_of_chunk(right / 8, right % 8), {main[j], main[j + 1]});
+        const int down = tile_row * TILE + warpgroup * 64 + accumulator_row(j);
+        const int right = tile_column * TILE + accumulator_column(j);
+        const int64_t row = sum_of_chunk(down / 8, down % 8);
+        store<T, 2>(dw, row * HIDDEN + unit_of_chunk(right / 8, right % 8), {main[j], main[j + 1]});
     }
 }
