@@ -20,7 +20,7 @@ ROW_BYTES, SCALE_BYTES = 128, 1024
 """Of a row of a term of a packed tile; of all scales in a packed tile of what blocks exchange."""
 TILE_N = {"lstm": 128, "gru": 96, "rnn_tanh": 64}
 """Columns of a block's product: all gates of 32 hidden units, or of 64. Hidden states of rnn_relu may be infinite;
-bfloat16 terms would turn them into NaN."""
+float16 terms would turn them into NaN."""
 GRADIENT_TILE_N, SPLITS = 128, 4
 THREADS, PACK_THREADS = 384, 256
 ALIGNMENT, MAXIMA, PIPELINE_BYTES = 1024, 16, 96

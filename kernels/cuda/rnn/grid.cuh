@@ -69,8 +69,8 @@ struct WeightGradOperands {
 };
 
 // Scratch: the counters of each group, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles
-// of what the blocks exchange (K), partial sums of tiles where K is divided, and the inverse scales of the weight's packed rows.
-// With WEIGHT_GRAD also those counters and numbers that rnn/grid_weight_grad.cu reads.
+// of what the blocks exchange (K), partial sums of tiles where K is divided, and the inverse scales of the weight's packed
+// rows. With WEIGHT_GRAD also the counters of rnn/grid_weight_grad.cu, its operands, and its partial sums.
 template <int TILES, int K> struct Layout {
     static constexpr int K_TILES = K / TILE_K;
     static constexpr int64_t WEIGHT = (int64_t)TILES * K_TILES * TILE_B, BUFFER = (int64_t)K_TILES * TILE_A;
@@ -201,8 +201,8 @@ template <class A, class B, class Ready> __device__ __forceinline__ void produce
     }
 }
 
-// main += the product of a step, by a consumer warpgroup. Its columns keep their scales. Tensor cores truncate when they add, so
-// they sum the products over SCALE_K only, the smallest first; float32 additions sum the results.
+// main += the product of a step, by a consumer warpgroup. Its columns keep their scales. Tensor cores truncate when they add,
+// so they sum the products over SCALE_K only, the smallest first; float32 additions sum the results.
 __device__ __forceinline__ void multiply(
     const Stages &stages, PipelineState<STAGES> &state, int k_tiles, float (&main)[SUMS]) {
     TilePipeline &pipeline = stages.pipeline();

@@ -1,6 +1,9 @@
 // The gradient of a recurrent network, all steps in one launch: see rnn/grid.cuh. The cotangents of the sums of a step times
-// weight_hh are those of the hidden states before. SPLITS blocks divide K of a tile of this product: each adds the partial sums of
-// its own columns, and computes the formulas for these hidden units.
+// weight_hh are those of the hidden states before. SPLITS blocks divide K of a tile of this product: each adds the partial sums
+// of its own columns, and computes the formulas for these hidden units.
+//
+// Macros besides those of rnn/grid.cuh: ALL (there are cotangents of all hidden states), BEFORE (the hidden states before each
+// step are an output).
 #include "rnn/grid.cuh"
 
 constexpr int TILES = HIDDEN / TILE_N, PARTS = TILES * SPLITS;
@@ -260,7 +263,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                     found[i] += v.x, found[i + 1] += v.y, found[i + 2] += v.z, found[i + 3] += v.w;
                 }
             #pragma unroll
-            for (int i = 0; i < OWN; i++) h[i] = found[i % 8 / 2 * 4 + i / 8 * 2 + i % 2] + (GRU ? stages.kept(i / 4).lane[i % 4] : (T)0);
+            for (int i = 0; i < OWN; i++)
+                h[i] = found[i % 8 / 2 * 4 + i / 8 * 2 + i % 2] + (GRU ? stages.kept(i / 4).lane[i % 4] : (T)0);
         }
         #pragma unroll
         for (int i = 0; i < OWN; i += VECTOR) {
