@@ -98,12 +98,12 @@ class GridDivision:
 
     def scratch(self, target: Target) -> int:
         """Bytes of `Layout` in `rnn/grid.cuh`."""
-        counters = -(-(self.groups * (1 + self.tiles) + self.weight_grad_tiles) * 4 // 1024) * 1024
+        counters = -(-(self.groups * (self.parts + (self.tiles if self.splits > 1 else 0)) + self.weight_grad_tiles) * 4 // 1024) * 1024
         k_tiles = self.inner // TILE_K
         columns, buffers = self.tiles * self.tile_n, 2 * self.groups
         weight = k_tiles * TERMS * ROW_BYTES * columns
         exchanged = k_tiles * buffers * (TERMS * ROW_BYTES * TILE_ROWS + SCALE_BYTES)
-        partial = self.groups * self.parts * TILE_ROWS * self.tile_n * 4 if self.splits > 1 else 0
+        partial = buffers * self.parts * TILE_ROWS * self.tile_n * 4 if self.splits > 1 else 0
         return counters + weight + exchanged + partial + columns * 4 + self._weight_grad_scratch(target)
 
     def _weight_grad_scratch(self, target: Target) -> int:

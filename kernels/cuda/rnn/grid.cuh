@@ -69,19 +69,22 @@ struct WeightGradOperands {
 };
 
 // Scratch: the counters of each group, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles
-// of what the blocks exchange (K), partial sums of tiles where K is divided, and the inverse scales of the weight's packed
+// of what the blocks exchange (K) and of partial sums of tiles where K is divided, and the inverse scales of the weight's packed
 // rows. With WEIGHT_GRAD also the counters of rnn/grid_weight_grad.cu, its operands, and its partial sums.
 template <int TILES, int K> struct Layout {
-    static constexpr int K_TILES = K / TILE_K;
+    static constexpr int K_TILES = K / TILE_K, PARTS = TILES * SPLITS, PART_K = K / PARTS; // PART_K: of K, what a block stores
     static constexpr int64_t WEIGHT = (int64_t)TILES * K_TILES * TILE_B, BUFFER = (int64_t)K_TILES * TILE_A;
     static constexpr int64_t PARTIAL = SPLITS > 1 ? TILE_ROWS * TILE_N * sizeof(float) : 0; // bytes of a split's sums of a tile
-    static constexpr int COUNTERS = 1 + TILES; // of a group: one for all of its blocks, and one for the blocks of each tile
+    static constexpr int COUNTERS = PARTS + (SPLITS > 1 ? TILES : 0); // of a group
     int groups;
     char *scratch;
 
     __device__ Layout(int64_t rows, char *scratch) : groups((rows + TILE_ROWS - 1) / TILE_ROWS), scratch(scratch) {}
-    __device__ __forceinline__ int *counters(int group) const { return (int *)scratch + group * COUNTERS; }
-    __device__ __forceinline__ int *weight_grad_counters() const { return counters(groups); }
+    // The steps for which a block has stored its part of what the blocks exchange.
+    __device__ __forceinline__ int *exchanges(int group, int part) const { return (int *)scratch + group * COUNTERS + part; }
+    // The partial sums of a tile that have been stored, of all steps.
+    __device__ __forceinline__ int *partials(int group, int tile) const { return exchanges(group, PARTS + tile); }
+    __device__ __forceinline__ int *weight_grad_counters() const { return exchanges(groups, 0); }
     __device__ __forceinline__ int all_counters() const { return groups * COUNTERS + WEIGHT_GRAD_TILES; }
     __device__ __forceinline__ char *weight(int tile, int k_tile) const {
         return scratch + (all_counters() * (int)sizeof(int) + 1023) / 1024 * 1024 + (int64_t)(tile * K_TILES + k_tile) * TILE_B;
@@ -89,13 +92,19 @@ template <int TILES, int K> struct Layout {
     __device__ __forceinline__ char *exchanged(int group, int buffer, int k_tile) const {
         return weight(TILES, 0) + (group * 2 + buffer) * BUFFER + (int64_t)k_tile * TILE_A;
     }
+    // Waits until packed tile k_tile of what the blocks exchange has been stored for this many steps.
+    __device__ __forceinline__ void wait_for_exchanged(int group, int k_tile, int steps) const {
+        for (int part = k_tile * TILE_K / PART_K; part * PART_K < (k_tile + 1) * TILE_K; part++)
+            wait_for_count(exchanges(group, part), steps);
+        fence_proxy_async_global();
+    }
     // The partial sums of split `from` that block `to` of a tile adds: (SUMS / SPLITS / 4) x CONSUMER_THREADS float4.
-    __device__ __forceinline__ float4 *partial(int group, int tile, int to, int from) const {
-        const int64_t at = ((int64_t)(group * TILES + tile) * SPLITS + to) * SPLITS + from;
+    __device__ __forceinline__ float4 *partial(int group, int buffer, int tile, int to, int from) const {
+        const int64_t at = ((int64_t)((group * 2 + buffer) * TILES + tile) * SPLITS + to) * SPLITS + from;
         return (float4 *)(exchanged(groups, 0, 0) + at * (PARTIAL / SPLITS));
     }
     __device__ __forceinline__ float *inverse_scales(int tile) const {
-        return (float *)(exchanged(groups, 0, 0) + (int64_t)groups * TILES * SPLITS * PARTIAL) + tile * TILE_N;
+        return (float *)(exchanged(groups, 0, 0) + (int64_t)groups * 2 * TILES * SPLITS * PARTIAL) + tile * TILE_N;
     }
     __device__ __forceinline__ WeightGradOperands weight_grad(int64_t length) const {
         return {length * groups, (char *)inverse_scales(TILES)};
@@ -180,7 +189,7 @@ struct Stages {
     }
 };
 
-// By one thread: copies packed tiles a(i) (states or cotangents) and b(i) (weight) of a step. ready() waits until other blocks
+// By one thread: copies packed tiles a(i) (states or cotangents) and b(i) (weight) of a step. ready(i) waits until other blocks
 // have written the former; the first tiles of the weight are copied before it.
 template <class A, class B, class Ready> __device__ __forceinline__ void produce(
     const Stages &stages, PipelineState<STAGES> &state, int k_tiles, A a, B b, Ready ready) {
@@ -194,8 +203,8 @@ template <class A, class B, class Ready> __device__ __forceinline__ void produce
     };
     const int first = min(STAGES, k_tiles);
     for (int i = 0; i < first; i++) copy_weight(i);
-    ready();
     for (int i = 0; i < k_tiles; i++, state.advance()) {
+        ready(i);
         if (i >= first) copy_weight(i);
         bulk_copy<TILE_A>(stages.at + state.stage * STAGE, a(i), pipeline.full[state.stage]);
     }

@@ -33,15 +33,14 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
     if (threadIdx.x < WARPGROUP) {
         warpgroup_reg_dealloc<24>();
         if (threadIdx.x > 0) return;
+        // A block first multiplies its own tile.
+        const auto tile_of = [&](int i) { return (part * Packed::PART_K / TILE_K + i) % Packed::K_TILES; };
         for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS)
             for (int k = 0; k < length; k++)
                 produce(
-                    stages, state, Packed::K_TILES, [&](int i) { return layout.exchanged(group, k % 2, i); },
-                    [&](int i) { return layout.weight(part, i); },
-                    [&] {
-                        wait_for_count(layout.counters(group), k * PARTS);
-                        fence_proxy_async_global();
-                    });
+                    stages, state, Packed::K_TILES, [&](int i) { return layout.exchanged(group, k % 2, tile_of(i)); },
+                    [&](int i) { return layout.weight(part, tile_of(i)); },
+                    [&](int i) { layout.wait_for_exchanged(group, tile_of(i), k); });
         return;
     }
     warpgroup_reg_alloc<240>();
@@ -146,7 +145,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
                 store_exchanged(layout.exchanged(group, (k + 1) % 2, chunk / CHUNKS), row + 8 * half, chunk % CHUNKS, h,
                     inverse_power_of_two(inverse_scales[half]), inverse_scales[half]);
             }
-            publish(layout.counters(group));
+            publish(layout.exchanges(group, part));
             // The outputs are stored when other blocks no longer wait for this one. Stores would delay the reads behind them.
             read(min(k + 1, steps - 1), sums);
             #pragma unroll

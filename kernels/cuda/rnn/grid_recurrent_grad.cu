@@ -68,17 +68,13 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                 produce(
                     stages, state, k_tiles, [&](int i) { return layout.exchanged(group, done % 2, first_k + i); },
                     [&](int i) { return layout.weight(tile, first_k + i); },
-                    [&] {
-                        wait_for_count(layout.counters(group), (done + 1) * PARTS);
-                        fence_proxy_async_global();
-                    });
+                    [&](int i) { layout.wait_for_exchanged(group, first_k + i, done + 1); });
         return;
     }
     warpgroup_reg_alloc<240>();
     load_column_scales(stages, layout.inverse_scales(tile));
     const int thread = threadIdx.x - WARPGROUP;
     for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS) {
-        int *const counters = layout.counters(group);
         int row = thread / WARPGROUP * 64 + accumulator_row(0);
         int first_unit = part * (TILE_N / SPLITS) + threadIdx.x % 4 * VECTOR;
         const auto row_at = [&](int half) { return (int64_t)(group * TILE_ROWS + row + 8 * half); };
@@ -202,7 +198,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                 #pragma unroll
                 for (int j = 0; j < CHUNK_ELEMENTS && half == 0; j++) given[j] = next[j];
             }
-            publish(counters);
+            publish(layout.exchanges(group, part));
             // The outputs are stored when other blocks no longer wait for this one. Stores would delay the reads behind them.
             read(max(k - 1, 0), 0, given);
             #pragma unroll
@@ -247,11 +243,11 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             #pragma unroll
             for (int i = 0; i < SUMS; i += 4) {
                 const Vector<float, 2> by = load<float, 2>(stages.column_scales() + accumulator_column(i));
-                layout.partial(group, tile, i / OWN, split)[i % OWN / 4 * CONSUMER_THREADS + thread] = {sums[i] * by.lane[0],
+                layout.partial(group, done % 2, tile, i / OWN, split)[i % OWN / 4 * CONSUMER_THREADS + thread] = {sums[i] * by.lane[0],
                     sums[i + 1] * by.lane[1], sums[i + 2] * by.lane[0], sums[i + 3] * by.lane[1]};
             }
-            publish(counters + 1 + tile);
-            if (threadIdx.x % WARP == 0) wait_for_count(counters + 1 + tile, (done + 1) * SPLITS);
+            publish(layout.partials(group, tile));
+            if (threadIdx.x % WARP == 0) wait_for_count(layout.partials(group, tile), (done + 1) * SPLITS);
             __syncwarp();
             float found[OWN] = {}; // in the order of accumulators
             #pragma unroll
@@ -259,7 +255,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                 #pragma unroll
                 for (int from = 0; from < SPLITS; from++) { // in this order in each run
                     const float4 v =
-                        load_shared_by_blocks(layout.partial(group, tile, split, from) + i / 4 * CONSUMER_THREADS + thread);
+                        load_shared_by_blocks(layout.partial(group, done % 2, tile, split, from) + i / 4 * CONSUMER_THREADS + thread);
                     found[i] += v.x, found[i + 1] += v.y, found[i + 2] += v.z, found[i + 3] += v.w;
                 }
             #pragma unroll
