@@ -22,7 +22,7 @@ TILE_N = {"lstm": 128, "gru": 96, "rnn_tanh": 64}
 """Columns of a block's product: all gates of 32 hidden units, or of 64. Hidden states of rnn_relu may be infinite;
 float16 terms would turn them into NaN."""
 GRADIENT_TILE_N, SPLITS = 128, 4
-THREADS, PACK_THREADS = 384, 256
+THREADS, PACK_THREADS, CONSUMER_WARPS = 384, 256, 8
 ALIGNMENT, MAXIMA, PIPELINE_BYTES = 1024, 16, 96
 """Of the stages in shared memory; maxima of warps; bytes of the stages' barriers."""
 WEIGHT_GRAD_TILE, SCALED_COLUMNS = 128, 32
@@ -107,13 +107,15 @@ class GridDivision:
         return counters + weight + exchanged + partial + columns * 4 + self._weight_grad_scratch(target)
 
     def _weight_grad_scratch(self, target: Target) -> int:
-        """Bytes of `WeightGradOperands` in `rnn/grid.cuh`, and the partial sums of `rnn/grid_weight_grad.cu`."""
+        """Bytes of `WeightGradOperands` in `rnn/grid.cuh`, and of the partial sums of `rnn/grid_weight_grad.cu`."""
         if not self.weight_grad:
             return 0
         columns, steps = self.lengths.sums + self.lengths.hidden, self.lengths.length * self.groups
         scales = 2 * columns // SCALED_COLUMNS * 4
+        of_biases = self.lengths.sums + (self.lengths.hidden if self.cell == "gru" else 0)
+        bias_sums = self.groups * CONSUMER_WARPS * of_biases * 4
         partial = (self.weight_grad_splits(target) - 1) * self.weight_grad_tiles * WEIGHT_GRAD_TILE**2 * 4
-        return steps * (columns // TILE_K * TERMS * ROW_BYTES * TILE_ROWS + scales) + partial
+        return steps * (columns // TILE_K * TERMS * ROW_BYTES * TILE_ROWS + scales) + bias_sums + partial
 
     def fits(self, target: Target, dtype: np.dtype) -> bool:
         if target.capability != CAPABILITY or dtype != np.float32 or self.cell not in TILE_N or not self.groups:
@@ -144,9 +146,11 @@ def grid_kernel(division: GridDivision, target: Target, types: Sequence[Any], re
     }  # fmt: skip
     with_shared = macros | {"SHARED_BYTES": division.shared}
     gru = division.cell == "gru"
-    # The positions of the arguments, and that of the gradient of weight_hh or the hidden states before the steps.
+    # The positions of the arguments, and those of the gradients of weight_hh and the biases.
     weight, h0 = 1, (3 if division.cell == "lstm" else 2) if division.gradient else 4 if gru else 3
-    product = len(types) + (2 if gru else 1)
+    biases = 2 if gru else 1
+    first = len(types) + biases
+    weight_grads = range(first, first + 1 + biases)
     pack = CudaLaunch(
         "rnn/grid_pack.cu",
         "grid_pack",
@@ -160,10 +164,9 @@ def grid_kernel(division: GridDivision, target: Target, types: Sequence[Any], re
     name = "grid_recurrent_grad" if division.gradient else "grid_recurrent"
     of_steps = with_shared
     if division.gradient:
-        optional = {"ALL": reads_all_cotangents(division.cell, types), "BEFORE": not division.weight_grad}
-        of_steps = with_shared | {macro: int(present) for macro, present in optional.items()}
+        of_steps = with_shared | {"ALL": int(reads_all_cotangents(division.cell, types))}
     states = 2 if division.cell == "lstm" else 1
-    others = (i for i in range(product + 1 + (2 if gru else 1) + states) if i != product)
+    others = (i for i in range(weight_grads.stop + states) if i not in weight_grads)
     steps = CudaLaunch(
         f"rnn/{name}.cu",
         name,
@@ -188,7 +191,7 @@ def grid_kernel(division: GridDivision, target: Target, types: Sequence[Any], re
         threads=THREADS,
         shared=division.shared,
         definitions=with_shared | {"WEIGHT_GRAD_SPLITS": splits},
-        operands=(product,),
+        operands=tuple(weight_grads),
         cooperative=splits > 1,
     )
     return CudaKernel((pack, steps, weight_grad), division.scratch(target))

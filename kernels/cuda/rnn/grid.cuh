@@ -25,7 +25,7 @@
 constexpr int SUMS_OF_STEP = GATES * HIDDEN;
 constexpr int TILE_ROWS = 128, TILE_K = 64, TERMS = 2, STAGES = 3;
 constexpr int SCALE_K = GRADIENT && GATES % 2 == 1 ? 32 : 64; // of 32 units of one gate, or of two
-constexpr int CONSUMER_THREADS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMER_THREADS;
+constexpr int CONSUMER_THREADS = 2 * WARPGROUP, CONSUMER_WARPS = CONSUMER_THREADS / WARP, THREADS = WARPGROUP + CONSUMER_THREADS;
 constexpr int SUMS = TILE_N / 2; // accumulators of a thread
 constexpr int CHUNK_ELEMENTS = 8, CHUNKS = TILE_K / CHUNK_ELEMENTS; // of a row of a packed tile
 typedef Vector<uint32_t, 4> Chunk;                                  // of one term
@@ -49,13 +49,17 @@ constexpr int WEIGHT_GRAD_TILES = WEIGHT_GRAD ? SUMS_OF_STEP / WEIGHT_GRAD_TILE 
 static_assert(SHARED == SHARED_BYTES, "as `GridDivision.shared` in grid_recurrent.py says");
 #endif
 
-// The operands of rnn/grid_weight_grad.cu: for each step of each group of rows packed tiles, of the cotangents of the sums and
-// then of the hidden states before the step. SCALED_ROWS rows of SCALED_COLUMNS columns have one scale.
+// What rnn/grid_weight_grad.cu reads: for each step of each group of rows packed tiles, of the cotangents of the sums and then of
+// the hidden states before the step. SCALED_ROWS rows of SCALED_COLUMNS columns have one scale. Then, for each consumer warp of
+// each group, the sums over its rows and all steps that the gradients of the biases add: those of the cotangents of the sums,
+// and of the input of a GRU's candidate.
 struct WeightGradOperands {
     static constexpr int SCALED_ROWS = 64, SCALED_COLUMNS = 32;
     static constexpr int COLUMNS = SUMS_OF_STEP + HIDDEN, FIRST_STATE = SUMS_OF_STEP / CHUNK_ELEMENTS; // a chunk
     static constexpr int TILE = TERMS * TERM_A;
+    static constexpr int BIAS_COLUMNS = SUMS_OF_STEP + (GRU ? HIDDEN : 0);
     int64_t steps; // those of one group after those of another
+    int groups;
     char *scratch;
 
     // Tile i of a step.
@@ -66,11 +70,15 @@ struct WeightGradOperands {
     __device__ __forceinline__ float *inverse_scales(int64_t step, int half) const {
         return (float *)tile(steps, 0) + (step * 2 + half) * (COLUMNS / SCALED_COLUMNS);
     }
+    __device__ __forceinline__ float *bias_sums(int group, int warp) const {
+        return inverse_scales(steps, 0) + (int64_t)(group * CONSUMER_WARPS + warp) * BIAS_COLUMNS;
+    }
+    __device__ __forceinline__ float4 *partials() const { return (float4 *)bias_sums(groups, 0); }
 };
 
 // Scratch: the counters of each group, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles
 // of what the blocks exchange (K) and of partial sums of tiles where K is divided, and the inverse scales of the weight's packed
-// rows. With WEIGHT_GRAD also the counters of rnn/grid_weight_grad.cu, its operands, and its partial sums.
+// rows. With WEIGHT_GRAD also the counters of rnn/grid_weight_grad.cu, what it reads, and its partial sums.
 template <int TILES, int K> struct Layout {
     static constexpr int K_TILES = K / TILE_K, PARTS = TILES * SPLITS, PART_K = K / PARTS; // PART_K: of K, what a block stores
     static constexpr int64_t WEIGHT = (int64_t)TILES * K_TILES * TILE_B, BUFFER = (int64_t)K_TILES * TILE_A;
@@ -107,7 +115,7 @@ template <int TILES, int K> struct Layout {
         return (float *)(exchanged(groups, 0, 0) + (int64_t)groups * 2 * TILES * SPLITS * PARTIAL) + tile * TILE_N;
     }
     __device__ __forceinline__ WeightGradOperands weight_grad(int64_t length) const {
-        return {length * groups, (char *)inverse_scales(TILES)};
+        return {length * groups, groups, (char *)inverse_scales(TILES)};
     }
 };
 

@@ -2,14 +2,30 @@
 // weight_hh are those of the hidden states before. SPLITS blocks divide K of a tile of this product: each adds the partial sums
 // of its own columns, and computes the formulas for these hidden units.
 //
-// Macros besides those of rnn/grid.cuh: ALL (there are cotangents of all hidden states), BEFORE (the hidden states before each
-// step are an output).
+// Without WEIGHT_GRAD the hidden states before each step are an output, and so are the sums of the cotangents of the sums over
+// the steps. With it rnn/grid_weight_grad.cu reads both from scratch.
+//
+// Macros besides those of rnn/grid.cuh: ALL (there are cotangents of all hidden states).
 #include "rnn/grid.cuh"
 
 constexpr int TILES = HIDDEN / TILE_N, PARTS = TILES * SPLITS;
 constexpr int OWN = SUMS / SPLITS; // accumulators of a thread that its block adds up: two rows of eight units
 typedef Layout<TILES, SUMS_OF_STEP> Packed;
 static_assert(HIDDEN % TILE_N == 0 && HIDDEN % TILE_K == 0 && OWN == 16, "whole tiles, and a chunk of each row in a thread");
+
+// Eight lanes with the same threadIdx.x % 4 have rows of the same units: lane / 4 gets the sum of element lane / 4.
+__device__ __forceinline__ float sum_over_rows(float (&x)[CHUNK_ELEMENTS]) {
+    #pragma unroll
+    for (int count = CHUNK_ELEMENTS / 2; count > 0; count /= 2) {
+        const bool second = threadIdx.x / 4 & count;
+        #pragma unroll
+        for (int j = 0; j < count; j++) {
+            const float other = shuffle_xor(second ? x[j] : x[j + count], 4 * count);
+            x[j] = (second ? x[j + count] : x[j]) + other;
+        }
+    }
+    return x[0];
+}
 
 KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
     const T *ct_h, const T *weight,
@@ -34,11 +50,10 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
 #if GRU
     T *ds,
 #endif
-#if BEFORE
-    T *before,
+#if !WEIGHT_GRAD
+    T *before, T *dx_total,
 #endif
-    T *dx_total,
-#if GRU
+#if !WEIGHT_GRAD && GRU
     T *ds_total,
 #endif
     T *dh,
@@ -167,6 +182,9 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
         }
         Given given[CHUNK_ELEMENTS];
         read(length - 1, 0, given);
+#if WEIGHT_GRAD
+        float bias_sums[GATES + GRU] = {};
+#endif
         for (int done = 0; done < length; done++) {
             const int k = opaque(length) - 1 - done;
             StepGrad made[2][CHUNK_ELEMENTS];
@@ -207,12 +225,13 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                 for (int j = 0; j < CHUNK_ELEMENTS && exists(half); j += VECTOR) {
                     const int unit = unit_of(j / VECTOR);
                     const int64_t step = at(half, k);
-#if BEFORE
+#if !WEIGHT_GRAD
                     store<T, VECTOR>(before, step * HIDDEN + unit, before_step(y, h0, k, half, unit));
 #endif
-                    // The cotangents of gate g of x or s, and their sums over the steps so far.
-                    const auto put_gate = [&](T *all, T *total, int g, const Vector<T, VECTOR> &x) {
+                    const auto put = [&](T *all, int g, const Vector<T, VECTOR> &x) {
                         store<T, VECTOR>(all, step * SUMS_OF_STEP + g * HIDDEN + unit, x);
+                    };
+                    const auto add = [&](T *total, int g, const Vector<T, VECTOR> &x) { // over the steps
                         T *const to = total + row_at(half) * SUMS_OF_STEP + g * HIDDEN + unit;
                         if (done)
                             add_in_memory(to, x);
@@ -223,18 +242,31 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                     #pragma unroll
                     for (int g = 0; g < GATES; g++) {
                         const Vector<T, VECTOR> by_sum = {of[0].by_sum[g], of[1].by_sum[g], of[2].by_sum[g], of[3].by_sum[g]};
+                        Vector<T, VECTOR> by_x = by_sum;
 #if GRU
-                        put_gate(ds, ds_total, g, by_sum);
-                        if (g == 2) {
-                            put_gate(dx, dx_total, g,
-                                {of[0].by_candidate, of[1].by_candidate, of[2].by_candidate, of[3].by_candidate});
-                            continue;
-                        }
+                        if (g == 2) by_x = {of[0].by_candidate, of[1].by_candidate, of[2].by_candidate, of[3].by_candidate};
+                        put(ds, g, by_sum);
 #endif
-                        put_gate(dx, dx_total, g, by_sum);
+                        put(dx, g, by_x);
+#if !WEIGHT_GRAD
+                        add(dx_total, g, by_x);
+#if GRU
+                        add(ds_total, g, by_sum);
+#endif
+#endif
                     }
                 }
 #if WEIGHT_GRAD
+            #pragma unroll
+            for (int g = 0; g < GATES + GRU; g++) {
+                float x[CHUNK_ELEMENTS] = {};
+                #pragma unroll
+                for (int i = 0; i < 2 * CHUNK_ELEMENTS; i++) {
+                    const StepGrad &one = made[i / CHUNK_ELEMENTS][i % CHUNK_ELEMENTS];
+                    x[i % CHUNK_ELEMENTS] += g == GATES ? one.by_candidate : one.by_sum[g % GATES];
+                }
+                bias_sums[g] += sum_over_rows(x);
+            }
             pack_weight_grad(k, made);
 #endif
             float sums[SUMS] = {};
@@ -262,6 +294,12 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             for (int i = 0; i < OWN; i++)
                 h[i] = found[i % 8 / 2 * 4 + i / 8 * 2 + i % 2] + (GRU ? stages.kept(i / 4).lane[i % 4] : (T)0);
         }
+#if WEIGHT_GRAD
+        const int lane = threadIdx.x % WARP, unit = unit_of(lane / 16) + lane / 4 % 4;
+        #pragma unroll
+        for (int g = 0; g < GATES + GRU; g++)
+            layout.weight_grad(length).bias_sums(group, thread / WARP)[g * HIDDEN + unit] = bias_sums[g];
+#endif
         #pragma unroll
         for (int i = 0; i < OWN; i += VECTOR) {
             if (!exists(i / 8)) continue;

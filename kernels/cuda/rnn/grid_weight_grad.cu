@@ -1,7 +1,7 @@
 // The gradient of weight_hh: the cotangents of the sums of all steps, transposed, times the hidden states before each step, by
 // WGMMA in fp16x2. rnn/grid_recurrent_grad.cu has packed the operands (WeightGradOperands). K is the rows of all groups in all
 // steps. A block computes one split of K of a tile of 128 x 128; the first split of a tile adds the sums of the others. One
-// thread copies; two warpgroups multiply, each 64 rows of the tile.
+// thread copies; two warpgroups multiply, each 64 rows of the tile. The other warps add up the gradients of the biases.
 //
 // Macros (GridDivision in grid_recurrent.py): those of rnn/grid.cuh. WEIGHT_GRAD_SPLITS: of K.
 #include "rnn/grid.cuh"
@@ -13,7 +13,13 @@ constexpr int BOX_BYTES = K_OF_STAGE * 128, BOXES = TILE / TILE_K * TERMS, OPERA
 static_assert(SUMS == TILE / 2 && 2 * OPERAND <= STAGE, "the accumulators and the stages are those of grid.cuh");
 typedef Layout<HIDDEN / TILE_N, SUMS_OF_STEP> Packed;
 
-KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(T *dw, int64_t rows, int64_t length, char *scratch) {
+KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(
+    T *dw, T *dx_total,
+#if GRU
+    T *ds_total,
+#endif
+    int64_t rows, int64_t length, char *scratch
+) {
     wait_for_inputs();
     const Packed layout(rows, scratch);
     const WeightGradOperands operands = layout.weight_grad(length);
@@ -27,6 +33,18 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(T *dw, int64_t rows, int64
     const int64_t begin = all * split / WEIGHT_GRAD_SPLITS, end = all * (split + 1) / WEIGHT_GRAD_SPLITS;
     if (threadIdx.x < WARPGROUP) {
         warpgroup_reg_dealloc<24>();
+        constexpr int OTHERS = WARPGROUP - WARP, BIAS_COLUMNS = WeightGradOperands::BIAS_COLUMNS;
+        for (int i = blockIdx.x * OTHERS + threadIdx.x - WARP; threadIdx.x >= WARP && i < BIAS_COLUMNS; i += gridDim.x * OTHERS) {
+            float sum = 0;
+            for (int warp = 0; warp < layout.groups * CONSUMER_WARPS; warp++) sum += operands.bias_sums(0, warp)[i];
+#if GRU
+            if (i < SUMS_OF_STEP) ds_total[i] = sum;
+            if (i < 2 * HIDDEN) dx_total[i] = sum;
+            if (i >= SUMS_OF_STEP) dx_total[i - HIDDEN] = sum;
+#else
+            dx_total[i] = sum;
+#endif
+        }
         if (threadIdx.x > 0) return;
         for (int64_t i = begin; i < end; i++, state.advance()) {
             pipeline.wait_empty(state);
@@ -70,10 +88,9 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(T *dw, int64_t rows, int64
         for (int j = 0; j < SUMS; j++) main[j] = fma(sums[j], of_row * of_columns.lane[j * 2 / SCALED], main[j]);
     }
 #if WEIGHT_GRAD_SPLITS > 1
-    // The sums of this thread in another split than the first, which are behind the operands in scratch.
+    // The sums of this thread in another split than the first.
     const auto partial = [&](int split) {
-        const int64_t at = ((int64_t)(split - 1) * WEIGHT_GRAD_TILES + tile) * (TILE * TILE / 4) + thread;
-        return (float4 *)operands.inverse_scales(length * layout.groups, 0) + at;
+        return operands.partials() + ((int64_t)(split - 1) * WEIGHT_GRAD_TILES + tile) * (TILE * TILE / 4) + thread;
     };
     int *const counter = layout.weight_grad_counters() + tile;
     if (split > 0) {
