@@ -13,6 +13,6 @@ WITH_BIAS_GRADIENT: dict[Primitive, tuple[int, Primitive]] = {}
 channel: the gradient of the bias."""
 
 WITH_WEIGHT_GRADIENTS: dict[Primitive, tuple[int, Primitive]] = {}
-"""The gradient of a recurrent primitive -> (n, variant), where n is the number of biases. In place of output n the variant
-returns its product with output n - 1, which is transposed: the gradient of weight_hh. In place of the next n outputs it
-returns their sums over the batch: the gradients of the biases."""
+"""The gradient of a recurrent primitive -> (n, variant), where n is the number of biases. In place of output n the
+variant returns its product with output n - 1, which is transposed: the gradient of weight_hh. In place of the next n
+outputs it returns their sums over the batch: the gradients of the biases."""

@@ -33,9 +33,7 @@ def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
         n, variant = WITH_WEIGHT_GRADIENTS[gradient.primitive]
         types = [v.type for v in gradient.inputs]
         outputs = list(gradient.outputs)
-        if outputs[n - 1 : n + 1] != [ds, before] or not cuda_kernels(
-            variant.name, target, *types, **gradient.params
-        ):
+        if outputs[n - 1 : n + 1] != [ds, before] or not cuda_kernels(variant.name, target, *types, **gradient.params):
             continue
         views = [
             e for e in program.equations if e.has(Trait.RESHAPE) and _before_reshapes(e.inputs[0], producer) is before

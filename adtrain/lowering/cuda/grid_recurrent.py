@@ -98,7 +98,8 @@ class GridDivision:
 
     def scratch(self, target: Target) -> int:
         """Bytes of `Layout` in `rnn/grid.cuh`."""
-        counters = -(-(self.groups * (self.parts + (self.tiles if self.splits > 1 else 0)) + self.weight_grad_tiles) * 4 // 1024) * 1024
+        of_group = self.parts + (self.tiles if self.splits > 1 else 0)
+        counters = -(-(self.groups * of_group + self.weight_grad_tiles) * 4 // 1024) * 1024
         k_tiles = self.inner // TILE_K
         columns, buffers = self.tiles * self.tile_n, 2 * self.groups
         weight = k_tiles * TERMS * ROW_BYTES * columns
@@ -107,7 +108,7 @@ class GridDivision:
         return counters + weight + exchanged + partial + columns * 4 + self._weight_grad_scratch(target)
 
     def _weight_grad_scratch(self, target: Target) -> int:
-        """Bytes of `WeightGradOperands` in `rnn/grid.cuh`, and of the partial sums of `rnn/grid_weight_grad.cu`."""
+        """Bytes of `WeightGradInputs` in `rnn/grid.cuh`, and of the partial sums of `rnn/grid_weight_grad.cu`."""
         if not self.weight_grad:
             return 0
         columns, steps = self.lengths.sums + self.lengths.hidden, self.lengths.length * self.groups

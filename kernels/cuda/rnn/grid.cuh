@@ -50,10 +50,10 @@ static_assert(SHARED == SHARED_BYTES, "as `GridDivision.shared` in grid_recurren
 #endif
 
 // What rnn/grid_weight_grad.cu reads: for each step of each group of rows packed tiles, of the cotangents of the sums and then of
-// the hidden states before the step. SCALED_ROWS rows of SCALED_COLUMNS columns have one scale. Then, for each consumer warp of
-// each group, the sums over its rows and all steps that the gradients of the biases add: those of the cotangents of the sums,
-// and of the input of a GRU's candidate.
-struct WeightGradOperands {
+// the hidden states before the step. SCALED_ROWS rows of SCALED_COLUMNS columns have one scale. For the biases, of each consumer
+// warp of each group: the cotangents of the sums, and of the input of a GRU's candidate, added over the warp's rows and all
+// steps.
+struct WeightGradInputs {
     static constexpr int SCALED_ROWS = 64, SCALED_COLUMNS = 32;
     static constexpr int COLUMNS = SUMS_OF_STEP + HIDDEN, FIRST_STATE = SUMS_OF_STEP / CHUNK_ELEMENTS; // a chunk
     static constexpr int TILE = TERMS * TERM_A;
@@ -78,9 +78,11 @@ struct WeightGradOperands {
 
 // Scratch: the counters of each group, packed tiles of the weight (TILES times K), for each group two buffers of packed tiles
 // of what the blocks exchange (K) and of partial sums of tiles where K is divided, and the inverse scales of the weight's packed
-// rows. With WEIGHT_GRAD also the counters of rnn/grid_weight_grad.cu, what it reads, and its partial sums.
+// rows. A block stores in one buffer while others may still read the other. With WEIGHT_GRAD also the counters of
+// rnn/grid_weight_grad.cu, what it reads, and its partial sums.
 template <int TILES, int K> struct Layout {
-    static constexpr int K_TILES = K / TILE_K, PARTS = TILES * SPLITS, PART_K = K / PARTS; // PART_K: of K, what a block stores
+    static constexpr int K_TILES = K / TILE_K;
+    static constexpr int PARTS = TILES * SPLITS, PART_K = K / PARTS; // the blocks of a group; of K, what a block stores
     static constexpr int64_t WEIGHT = (int64_t)TILES * K_TILES * TILE_B, BUFFER = (int64_t)K_TILES * TILE_A;
     static constexpr int64_t PARTIAL = SPLITS > 1 ? TILE_ROWS * TILE_N * sizeof(float) : 0; // bytes of a split's sums of a tile
     static constexpr int COUNTERS = PARTS + (SPLITS > 1 ? TILES : 0); // of a group
@@ -88,9 +90,9 @@ template <int TILES, int K> struct Layout {
     char *scratch;
 
     __device__ Layout(int64_t rows, char *scratch) : groups((rows + TILE_ROWS - 1) / TILE_ROWS), scratch(scratch) {}
-    // The steps for which a block has stored its part of what the blocks exchange.
+    // For how many steps a block has stored its part of what the blocks exchange.
     __device__ __forceinline__ int *exchanges(int group, int part) const { return (int *)scratch + group * COUNTERS + part; }
-    // The partial sums of a tile that have been stored, of all steps.
+    // How many partial sums of a tile have been stored, of all steps.
     __device__ __forceinline__ int *partials(int group, int tile) const { return exchanges(group, PARTS + tile); }
     __device__ __forceinline__ int *weight_grad_counters() const { return exchanges(groups, 0); }
     __device__ __forceinline__ int all_counters() const { return groups * COUNTERS + WEIGHT_GRAD_TILES; }
@@ -114,7 +116,7 @@ template <int TILES, int K> struct Layout {
     __device__ __forceinline__ float *inverse_scales(int tile) const {
         return (float *)(exchanged(groups, 0, 0) + (int64_t)groups * 2 * TILES * SPLITS * PARTIAL) + tile * TILE_N;
     }
-    __device__ __forceinline__ WeightGradOperands weight_grad(int64_t length) const {
+    __device__ __forceinline__ WeightGradInputs weight_grad(int64_t length) const {
         return {length * groups, groups, (char *)inverse_scales(TILES)};
     }
 };

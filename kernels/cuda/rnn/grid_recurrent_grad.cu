@@ -2,8 +2,8 @@
 // weight_hh are those of the hidden states before. SPLITS blocks divide K of a tile of this product: each adds the partial sums
 // of its own columns, and computes the formulas for these hidden units.
 //
-// Without WEIGHT_GRAD the hidden states before each step are an output, and so are the sums of the cotangents of the sums over
-// the steps. With it rnn/grid_weight_grad.cu reads both from scratch.
+// Without WEIGHT_GRAD the hidden states before each step are outputs, and so are the totals over the steps that the gradients of
+// the biases add. With WEIGHT_GRAD rnn/grid_weight_grad.cu computes both gradients from scratch (WeightGradInputs).
 //
 // Macros besides those of rnn/grid.cuh: ALL (there are cotangents of all hidden states).
 #include "rnn/grid.cuh"
@@ -13,7 +13,8 @@ constexpr int OWN = SUMS / SPLITS; // accumulators of a thread that its block ad
 typedef Layout<TILES, SUMS_OF_STEP> Packed;
 static_assert(HIDDEN % TILE_N == 0 && HIDDEN % TILE_K == 0 && OWN == 16, "whole tiles, and a chunk of each row in a thread");
 
-// Eight lanes with the same threadIdx.x % 4 have rows of the same units: lane / 4 gets the sum of element lane / 4.
+// Adds over the eight lanes with the same threadIdx.x % 4, which have rows of the same units. Each gets the sum of element
+// lane / 4.
 __device__ __forceinline__ float sum_over_rows(float (&x)[CHUNK_ELEMENTS]) {
     #pragma unroll
     for (int count = CHUNK_ELEMENTS / 2; count > 0; count /= 2) {
@@ -130,7 +131,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
 #if WEIGHT_GRAD
         // Packs what grid_weight_grad reads of step k.
         const auto pack_weight_grad = [&](int k, const StepGrad (&made)[2][CHUNK_ELEMENTS]) {
-            const WeightGradOperands operands = layout.weight_grad(length);
+            const WeightGradInputs inputs = layout.weight_grad(length);
             float states[2][CHUNK_ELEMENTS], of_sums = 0, of_states = 0; // of_...: the largest magnitudes
             #pragma unroll
             for (int i = 0; i < 2 * CHUNK_ELEMENTS; i += VECTOR) {
@@ -150,14 +151,14 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             const Scale scale(largest.lane[0]), scale_of_states(largest.lane[1]);
             const auto put = [&](int half, int chunk, const float (&x)[CHUNK_ELEMENTS], const Scale &scale) {
                 chunk += threadIdx.x % 4;
-                char *const packed = operands.tile(group * length + k, chunk / CHUNKS);
+                char *const packed = inputs.tile(group * length + k, chunk / CHUNKS);
                 store_chunk(packed, TERM_A, row + 8 * half, chunk % CHUNKS, x, scale.factor);
                 if (thread % WARPGROUP == 0 && half == 0)
-                    operands.inverse_scales(group * length + k, thread / WARPGROUP)[chunk / 4] = scale.inverse;
+                    inputs.inverse_scales(group * length + k, thread / WARPGROUP)[chunk / 4] = scale.inverse;
             };
             #pragma unroll
             for (int half = 0; half < 2; half++) {
-                put(half, WeightGradOperands::FIRST_STATE + part * 4, states[half], scale_of_states);
+                put(half, WeightGradInputs::FIRST_STATE + part * 4, states[half], scale_of_states);
                 #pragma unroll
                 for (int g = 0; g < GATES; g++) {
                     float x[CHUNK_ELEMENTS];
@@ -275,8 +276,9 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             #pragma unroll
             for (int i = 0; i < SUMS; i += 4) {
                 const Vector<float, 2> by = load<float, 2>(stages.column_scales() + accumulator_column(i));
-                layout.partial(group, done % 2, tile, i / OWN, split)[i % OWN / 4 * CONSUMER_THREADS + thread] = {sums[i] * by.lane[0],
-                    sums[i + 1] * by.lane[1], sums[i + 2] * by.lane[0], sums[i + 3] * by.lane[1]};
+                float4 *const to = layout.partial(group, done % 2, tile, i / OWN, split);
+                to[i % OWN / 4 * CONSUMER_THREADS + thread] = {
+                    sums[i] * by.lane[0], sums[i + 1] * by.lane[1], sums[i + 2] * by.lane[0], sums[i + 3] * by.lane[1]};
             }
             publish(layout.partials(group, tile));
             if (threadIdx.x % WARP == 0) wait_for_count(layout.partials(group, tile), (done + 1) * SPLITS);
@@ -286,8 +288,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
             for (int i = 0; i < OWN; i += 4)
                 #pragma unroll
                 for (int from = 0; from < SPLITS; from++) { // in this order in each run
-                    const float4 v =
-                        load_shared_by_blocks(layout.partial(group, done % 2, tile, split, from) + i / 4 * CONSUMER_THREADS + thread);
+                    const float4 *const sums_of = layout.partial(group, done % 2, tile, split, from);
+                    const float4 v = load_shared_by_blocks(sums_of + i / 4 * CONSUMER_THREADS + thread);
                     found[i] += v.x, found[i + 1] += v.y, found[i + 2] += v.z, found[i + 3] += v.w;
                 }
             #pragma unroll
@@ -295,7 +297,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent_grad(
                 h[i] = found[i % 8 / 2 * 4 + i / 8 * 2 + i % 2] + (GRU ? stages.kept(i / 4).lane[i % 4] : (T)0);
         }
 #if WEIGHT_GRAD
-        const int lane = threadIdx.x % WARP, unit = unit_of(lane / 16) + lane / 4 % 4;
+        const int lane = threadIdx.x % WARP, unit = unit_of(lane / 16) + lane / 4 % VECTOR;
         #pragma unroll
         for (int g = 0; g < GATES + GRU; g++)
             layout.weight_grad(length).bias_sums(group, thread / WARP)[g * HIDDEN + unit] = bias_sums[g];

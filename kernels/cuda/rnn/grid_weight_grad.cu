@@ -1,5 +1,5 @@
 // The gradient of weight_hh: the cotangents of the sums of all steps, transposed, times the hidden states before each step, by
-// WGMMA in fp16x2. rnn/grid_recurrent_grad.cu has packed the operands (WeightGradOperands). K is the rows of all groups in all
+// WGMMA in fp16x2. rnn/grid_recurrent_grad.cu has packed the operands (WeightGradInputs). K is the rows of all groups in all
 // steps. A block computes one split of K of a tile of 128 x 128; the first split of a tile adds the sums of the others. One
 // thread copies; two warpgroups multiply, each 64 rows of the tile. The other warps add up the gradients of the biases.
 //
@@ -7,22 +7,22 @@
 #include "rnn/grid.cuh"
 
 // A stage has K_OF_STAGE of K. An operand of a stage is boxes of TILE_K columns of the tile, each with one term.
-constexpr int TILE = WEIGHT_GRAD_TILE, COLUMN_TILES = HIDDEN / TILE, K_OF_STAGE = WeightGradOperands::SCALED_ROWS;
-constexpr int SCALED = WeightGradOperands::SCALED_COLUMNS;
+constexpr int TILE = WEIGHT_GRAD_TILE, COLUMN_TILES = HIDDEN / TILE, K_OF_STAGE = WeightGradInputs::SCALED_ROWS;
+constexpr int SCALED = WeightGradInputs::SCALED_COLUMNS;
 constexpr int BOX_BYTES = K_OF_STAGE * 128, BOXES = TILE / TILE_K * TERMS, OPERAND = BOXES * BOX_BYTES;
 static_assert(SUMS == TILE / 2 && 2 * OPERAND <= STAGE, "the accumulators and the stages are those of grid.cuh");
 typedef Layout<HIDDEN / TILE_N, SUMS_OF_STEP> Packed;
 
 KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(
-    T *dw, T *dx_total,
+    T *dw, T *dx_sum,
 #if GRU
-    T *ds_total,
+    T *ds_sum,
 #endif
     int64_t rows, int64_t length, char *scratch
 ) {
     wait_for_inputs();
     const Packed layout(rows, scratch);
-    const WeightGradOperands operands = layout.weight_grad(length);
+    const WeightGradInputs inputs = layout.weight_grad(length);
     const Stages stages;
     init_pipeline(stages);
     TilePipeline &pipeline = stages.pipeline();
@@ -33,16 +33,16 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(
     const int64_t begin = all * split / WEIGHT_GRAD_SPLITS, end = all * (split + 1) / WEIGHT_GRAD_SPLITS;
     if (threadIdx.x < WARPGROUP) {
         warpgroup_reg_dealloc<24>();
-        constexpr int OTHERS = WARPGROUP - WARP, BIAS_COLUMNS = WeightGradOperands::BIAS_COLUMNS;
+        constexpr int OTHERS = WARPGROUP - WARP, BIAS_COLUMNS = WeightGradInputs::BIAS_COLUMNS;
         for (int i = blockIdx.x * OTHERS + threadIdx.x - WARP; threadIdx.x >= WARP && i < BIAS_COLUMNS; i += gridDim.x * OTHERS) {
             float sum = 0;
-            for (int warp = 0; warp < layout.groups * CONSUMER_WARPS; warp++) sum += operands.bias_sums(0, warp)[i];
+            for (int warp = 0; warp < layout.groups * CONSUMER_WARPS; warp++) sum += inputs.bias_sums(0, warp)[i];
 #if GRU
-            if (i < SUMS_OF_STEP) ds_total[i] = sum;
-            if (i < 2 * HIDDEN) dx_total[i] = sum;
-            if (i >= SUMS_OF_STEP) dx_total[i - HIDDEN] = sum;
+            if (i < SUMS_OF_STEP) ds_sum[i] = sum;
+            if (i < 2 * HIDDEN) dx_sum[i] = sum;
+            if (i >= SUMS_OF_STEP) dx_sum[i - HIDDEN] = sum;
 #else
-            dx_total[i] = sum;
+            dx_sum[i] = sum;
 #endif
         }
         if (threadIdx.x > 0) return;
@@ -53,7 +53,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(
             char *const to = stages.at + state.stage * STAGE;
             for (int box = 0; box < 2 * BOXES; box++) {
                 const int at = box < BOXES ? tile_row : SUMS_OF_STEP / TILE + tile_column;
-                const char *const packed = operands.tile(i / 2, at * (TILE / TILE_K) + box % BOXES / TERMS);
+                const char *const packed = inputs.tile(i / 2, at * (TILE / TILE_K) + box % BOXES / TERMS);
                 bulk_copy<BOX_BYTES>(to + box * BOX_BYTES, packed + box % TERMS * TERM_A + i % 2 * BOX_BYTES, full);
             }
         }
@@ -67,7 +67,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(
     };
     float main[SUMS] = {};
     for (int64_t i = begin; i < end; i++, state.advance()) {
-        const float *const scales = operands.inverse_scales(i / 2, i % 2);
+        const float *const scales = inputs.inverse_scales(i / 2, i % 2);
         const float of_row = scales[(tile_row * TILE + thread / WARP * 16) / SCALED];
         const Vector<float, 4> of_columns = load<float, 4>(scales + (SUMS_OF_STEP + tile_column * TILE) / SCALED);
         pipeline.wait_full(state);
@@ -90,7 +90,7 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(
 #if WEIGHT_GRAD_SPLITS > 1
     // The sums of this thread in another split than the first.
     const auto partial = [&](int split) {
-        return operands.partials() + ((int64_t)(split - 1) * WEIGHT_GRAD_TILES + tile) * (TILE * TILE / 4) + thread;
+        return inputs.partials() + ((int64_t)(split - 1) * WEIGHT_GRAD_TILES + tile) * (TILE * TILE / 4) + thread;
     };
     int *const counter = layout.weight_grad_counters() + tile;
     if (split > 0) {
