@@ -38,6 +38,7 @@ class CKernel:
             argument's position first. For primitives with any number of arguments.
         checked: the function returns int: 0, or 1 where an index is out of range. The caller then raises ShapeError,
             which names the operation and its scope.
+        in_place: numbers of an output and of an argument that may have the same memory, if their types are equal.
     """
 
     file: str
@@ -51,6 +52,7 @@ class CKernel:
     prepared: int | Callable[..., int] = 0
     each: bool = False
     checked: bool = False
+    in_place: tuple[tuple[int, int], ...] = ()
 
     def element_types(self, *types: Any, **params: Any) -> tuple[np.dtype, ...]:
         """T, or T and U."""
