@@ -117,8 +117,8 @@ def assert_plan_holds(program: Program, plan: MemoryPlan, sizes: Callable[[Equat
 
 
 def may_overwrite(equation: Equation) -> bool:
-    """Whether a result may overwrite an argument: an elementwise equation, a C kernel that allows it, or a fused equation
-    that contains one of these."""
+    """Whether a result may overwrite an argument: the equation, or one inside of a fused one, is elementwise or has a C
+    kernel that allows it."""
     body = equation.params.get("body")
     if equation.primitive is loops_p or elementwise(equation):
         return True
