@@ -25,6 +25,7 @@
    Each element is a sum over k in the same order, whatever the block, the tile and the thread that computes it: results
    do not depend on the number of threads. */
 
+#define PREFETCH_C /* in tile.h */
 #include "gemv.h"
 
 enum {

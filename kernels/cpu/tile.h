@@ -34,8 +34,10 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
     for (int i = 0; i < rows; i++) {
         UNROLL
         for (int j = 0; j < vectors; j++) sum[i][j] = (Vector){};
-        __builtin_prefetch(c + i * ld, 1); /* C is needed when the sums are done */
+#ifdef PREFETCH_C /* C may be in memory; it is needed when the sums are done */
+        __builtin_prefetch(c + i * ld, 1);
         __builtin_prefetch(c + i * ld + columns - 1, 1);
+#endif
     }
     for (int64_t p = 0; p < depth; p++, a += step, b += TILE_COLUMNS) {
         Vector row[2];
