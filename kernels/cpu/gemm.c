@@ -31,7 +31,7 @@
 enum {
     DEPTH = 2048 / sizeof(T),
     PANELS = 192 * 1024 / sizeof(T), /* elements of B in L2 */
-    BLOCK_ROWS = 256,
+    BLOCK_ROWS = VECTOR_BYTES == 64 ? 256 : 192, /* L2 has 1 MiB where there is AVX-512, 512 KiB elsewhere */
     BLOCK_COLUMNS = 1024 / sizeof(T),
     BLOCK_LD = BLOCK_COLUMNS + 64 / sizeof(T), /* not a power of two */
     MIN_WORK = 1 << 16, /* multiply-adds from which on a second thread is worth it */
