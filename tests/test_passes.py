@@ -64,6 +64,17 @@ def test_a_factor_that_varies_along_the_summed_axes_stays_in_the_sum() -> None:
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-15)
 
 
+def test_a_number_in_a_product_is_a_factor_like_others() -> None:
+    def f(x: Any, row: Any) -> Any:
+        half = ops.full((2, 3), 0.5, np.float64)
+        return ops.sum(x * half, 0), ops.sum(x * row, 0), ops.sum(x * half * row, 0)
+
+    args = X, np.arange(1.0, 4)
+    assert names(stage(f, [passes.share_sums]).program(*args)).count("sum") == 2
+    for a, b in zip(stage(f, [passes.share_sums])(*args), f(*args), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-15)
+
+
 def test_positive_and_negative_zero_are_not_merged() -> None:
     def f(x: Any) -> Any:
         return x * ops.full((2, 3), 0.0, np.float64), x * ops.full((2, 3), -0.0, np.float64)

@@ -25,24 +25,28 @@ def share_sums(program: Program) -> Program:
     equations: list[Equation] = []
     for e in program.equations:
         if e.primitive.name == "mul":
-            factors = [v for v in e.inputs if v in producer and producer[v].has(Trait.BROADCAST)]
-            others = [split.get(v, (v, ())) for v in e.inputs if v not in factors]
-            rest = frozenset(v for v, _ in others)
+            repeated = [v for v in e.inputs if v in producer and _repeats_an_argument(producer[v])]
+            others = [split.get(v, (v, ())) for v in e.inputs if v not in repeated]
             if others:
-                product = next(iter(rest)) if len(others) == 1 else products.setdefault(rest, e.outputs[0])
-                taken = (producer[v].inputs for v in factors)
-                split[e.outputs[0]] = product, tuple(v for vs in (*(vs for _, vs in others), *taken) for v in vs)
+                rest = frozenset(product for product, _ in others)
+                product = others[0][0] if len(others) == 1 else products.setdefault(rest, e.outputs[0])
+                factors = [factor for _, found in others for factor in found]
+                split[e.outputs[0]] = product, (*factors, *(producer[v].inputs[0] for v in repeated))
         elif e.primitive.name == "sum":
             (x,), (out,), axes = e.inputs, e.outputs, e.params["axes"]
-            product, factors_of_x = split.get(x, (x, ()))
+            product, of_x = split.get(x, (x, ()))
             known = sums.get((product, axes))
-            if not factors_of_x:
+            if not of_x:
                 sums.setdefault((product, axes), out)
-            elif known and all(_rest(v, x, axes) == out.type.shape for v in factors_of_x):
-                equations += _multiplied(e, known, factors_of_x)
+            elif known and all(_rest(factor, x, axes) == out.type.shape for factor in of_x):
+                equations += _multiplied(e, known, of_x)
                 continue
         equations.append(e)
     return replace(program, equations=tuple(equations))
+
+
+def _repeats_an_argument(equation: Equation) -> bool:
+    return equation.has(Trait.BROADCAST) and bool(equation.inputs)
 
 
 def _rest(factor: Variable, x: Variable, axes: tuple[int, ...]) -> Shape | None:
@@ -56,21 +60,13 @@ def _rest(factor: Variable, x: Variable, axes: tuple[int, ...]) -> Shape | None:
 def _multiplied(equation: Equation, total: Variable, factors: tuple[Variable, ...]) -> list[Equation]:
     """Equations that compute the output of `equation` as a product of `total` and `factors`."""
     (out,) = equation.outputs
+    shape = {"shape": out.type.shape}
     found = []
-    for i, factor in enumerate(factors):
-        scale = Variable(out.type, out.device)
-        found.append(
-            replace(
-                equation,
-                primitive=PRIMITIVES["reshape"],
-                inputs=(factor,),
-                params={"shape": out.type.shape},
-                outputs=(scale,),
-            )
-        )
-        product = out if i == len(factors) - 1 else Variable(out.type, out.device)
-        found.append(
-            replace(equation, primitive=PRIMITIVES["mul"], inputs=(total, scale), params={}, outputs=(product,))
-        )
+    for factor in factors:
+        scale, product = (Variable(out.type, out.device) for _ in range(2))
+        found += [
+            replace(equation, primitive=PRIMITIVES["reshape"], inputs=(factor,), params=shape, outputs=(scale,)),
+            replace(equation, primitive=PRIMITIVES["mul"], inputs=(total, scale), params={}, outputs=(product,)),
+        ]
         total = product
-    return found
+    return [*found[:-1], replace(found[-1], outputs=(out,))]

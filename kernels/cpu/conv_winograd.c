@@ -167,7 +167,7 @@ static void add_transposed(const T *gradient, int64_t rows, int64_t out, T *dw) 
         }
 }
 
-/* The products of this image are added to sums [position][channel][out channel]. */
+/* The products of this image are added to the sums [position][channel][out channel] at `collected`, not yet to dw. */
 void FN(conv2d_weight_grad_winograd)(const T *x, const T *g, T *dw, CONV_NUMBERS, int64_t block_tiles, char *scratch,
                                      char *collected) {
     const Conv v = CONV;
