@@ -45,7 +45,6 @@ from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.regions import optimize_regions
 from adtrain.passes.share_member_launches import share_counters, share_first_launch
-from adtrain.passes.share_sums import share_sums
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 from adtrain.passes.sink_reshapes import sink_reshapes
 from adtrain.passes.store_bfloat16 import store_bfloat16
@@ -54,7 +53,6 @@ SIMPLIFY = (fold_collectives, fold_constants, simplify_reshapes, merge_common_su
 """The passes that remove work without changing any bit of the results."""
 
 FUSE_CPU = (
-    share_sums,
     flatten_rows,
     fuse_map_reduce,
     remove_dead_code,
@@ -216,7 +214,6 @@ __all__ = [
     "plan_memory",
     "readers_first",
     "remove_dead_code",
-    "share_sums",
     "simplify_reshapes",
     "sink_reshapes",
     "store_bfloat16",
