@@ -68,6 +68,7 @@ class _Item:
         scratch: offset in the thread's scratch of the bytes for kernels.
         own: the values that are computed here.
         prepared: for each equation whose kernel has a prepare function, the offset of its result in scratch.
+        collected: the same for each equation whose kernel has a finish function, and what that function adds.
     """
 
     writer: Writer
@@ -76,13 +77,24 @@ class _Item:
     scratch: int
     own: frozenset[Variable]
     prepared: dict[Equation, int]
+    collected: dict[Equation, int]
 
     def prepare(self, equation: Equation) -> str:
         """C that prepares what the equation's kernel needs for all items."""
         flags = zip(equation.inputs, _how(equation).flags, strict=True)
         shared = [(pointer(v, const=True), self.place(v)) for v, flag in flags if not flag]
         memory = f"team->scratch + {self.prepared[equation]}"
-        return self.writer.prepare(_kernel(equation), equation, item_types(equation), shared, memory)
+        return self.writer.call_beside(_kernel(equation), "prepare", equation, item_types(equation), shared, memory)
+
+    def start(self, equation: Equation) -> str:
+        """C before the first item of a sum whose kernel has a finish function."""
+        return f"memset(team->scratch + {self.collected[equation]}, 0, {_bytes(equation, 'collected')});"
+
+    def finish(self, equation: Equation) -> str:
+        """C after the last item of such a sum."""
+        outputs = [(pointer(v), self.addresses[v]) for v in equation.outputs]
+        memory = f"team->scratch + {self.collected[equation]}"
+        return self.writer.call_beside(_kernel(equation), "finish", equation, item_types(equation), outputs, memory)
 
     def lines(self, equation: Equation) -> list[str]:
         """C that computes this item of an equation's outputs."""
@@ -101,8 +113,9 @@ class _Item:
             given = [*(of[v] for v in body.inputs), *results]
             return [f"{item_loops(self.writer, body)}({', '.join(given)});"]
         fetch = self._fetch_row(equation) if equation.has(Trait.GATHER) else []
-        memory = [f"team->scratch + {self.scratch}"] if _scratch(equation) else []
-        memory += [f"team->scratch + {at}" for e, at in self.prepared.items() if e is equation]
+        memory = [f"team->scratch + {self.scratch}"] if _bytes(equation, "scratch") else []
+        for offsets in (self.prepared, self.collected):
+            memory += [f"team->scratch + {at}" for e, at in offsets.items() if e is equation]
         call = self.writer.call(_kernel(equation), equation, item_types(equation), [*arguments, *results], memory)
         return [*fetch, *call]
 
@@ -127,16 +140,11 @@ def _kernel(equation: Equation) -> CKernel:
     return kernel
 
 
-def _scratch(equation: Equation) -> int:
+def _bytes(equation: Equation, memory: str) -> int:
+    """The bytes of "scratch", "prepared" or "collected" that the equation's kernel needs."""
     if _is_loops(equation) or equation.has(Trait.RESHAPE):
         return 0
-    return int(value_for(_kernel(equation).scratch, *item_types(equation), **equation.params))
-
-
-def _prepared(equation: Equation) -> int:
-    if _is_loops(equation) or equation.has(Trait.RESHAPE):
-        return 0
-    return int(value_for(_kernel(equation).prepared, *item_types(equation), **equation.params))
+    return int(value_for(getattr(_kernel(equation), memory), *item_types(equation), **equation.params))
 
 
 def item_types(equation: Equation) -> list[Any]:
@@ -157,21 +165,23 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
     body = body_of(equation)
     count = _how(body.equations[0]).count
     addresses, scratch = _addresses(body, place)
-    prepared: dict[Equation, int] = {}
-    for e in body.equations:
-        if _prepared(e):
-            prepared[e] = scratch
-            scratch += aligned(_prepared(e))
-    writer.scratch = max(writer.scratch, scratch + max(map(_scratch, body.equations)))
+    kept: dict[str, dict[Equation, int]] = {"prepared": {}, "collected": {}}
+    for memory, offsets in kept.items():
+        for e in body.equations:
+            if size := _bytes(e, memory):
+                offsets[e] = scratch
+                scratch += aligned(size)
+    writer.scratch = max(writer.scratch, scratch + max(_bytes(e, "scratch") for e in body.equations))
     sums = _SumsOverItems(body, count, workspace)
     addresses |= sums.addresses()
 
     own = frozenset(v for e in body.equations for v in e.outputs)
-    item = _Item(writer, place, addresses, scratch, own, prepared)
-    before = [item.prepare(e) for e in prepared]
+    item = _Item(writer, place, addresses, scratch, own, **kept)
+    before = [item.prepare(e) for e in item.prepared]
     inside = [line for e in body.equations for line in item.lines(e)]
     if sums.sum_at:
-        return [*before, *sums.lines(inside, place)]
+        starts, ends = ([f(e) for e in item.collected] for f in (item.start, item.finish))
+        return [*before, *sums.lines(starts, inside, ends, place)]
     size = sum(nbytes(v) for v in body.outputs) // max(count, 1)
     schedule = "static" if size < SMALL_ITEM else "dynamic, 1"
     loop = [f"#pragma omp for schedule({schedule}) nowait", f"for (int64_t n = 0; n < {count}; n++) {{"]
@@ -218,9 +228,9 @@ class _SumsOverItems:
         """The C type of the totals of a sum."""
         return "double" if self.blocks and v.type.dtype.kind == "f" else c_type(v.type.dtype)
 
-    def _items(self, inside: Sequence[str]) -> list[str]:
+    def _items(self, starts: Sequence[str], inside: Sequence[str], ends: Sequence[str]) -> list[str]:
         """C that sums the items `first` to `last` - 1 of a part."""
-        add = ["for (int64_t n = first; n < last; n++) {", *(f"    {line}" for line in inside), "}"]
+        add = [*starts, "for (int64_t n = first; n < last; n++) {", *(f"    {line}" for line in inside), "}", *ends]
         if not self.blocks:
             return [f"memset(part, 0, {self.size});", *add]
         lines = [f"memset(part, 0, {self.block_at});", "const int64_t part_end = last;"]
@@ -233,14 +243,21 @@ class _SumsOverItems:
             lines += [f"    for (int64_t i = 0; i < {v.size}; i++) {total} += ({address})[i];"]
         return [*lines, "}"]
 
-    def lines(self, inside: Sequence[str], place: Callable[[Variable], str]) -> list[str]:
-        """C for the parts, to which `inside` adds one item, and for the sums of the parts."""
+    def lines(
+        self, starts: Sequence[str], inside: Sequence[str], ends: Sequence[str], place: Callable[[Variable], str]
+    ) -> list[str]:
+        """C for the parts, to which `inside` adds one item, and for the sums of the parts.
+
+        Args:
+            starts: C before the first item of a part or block.
+            ends: C after the last one.
+        """
         lines = [
             "#pragma omp for schedule(dynamic, 1) nowait",
             f"for (int64_t p = 0; p < {self.parts}; p++) {{",
             f"    char *part = {self.workspace} + p * {self.stride};",
             f"    int64_t first = {self.count} * p / {self.parts}, last = {self.count} * (p + 1) / {self.parts};",
-            *(f"    {line}" for line in self._items(inside)),
+            *(f"    {line}" for line in self._items(starts, inside, ends)),
             "}",
             "#pragma omp barrier",
             "int64_t begin, end;",
