@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from adtrain.backends.cuda.codegen.block_steps import Step, lanes_for
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.one_block_forms import Step, lanes_for
 from adtrain.backends.cuda.codegen.part import Part, indented
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, literal

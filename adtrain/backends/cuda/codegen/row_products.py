@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from adtrain.backends.cuda.codegen.block_steps import Form, Names, Step
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.one_block import part_of
-from adtrain.backends.cuda.codegen.one_block_forms import Form, Names, Step, form_of
+from adtrain.backends.cuda.codegen.one_block_forms import form_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
 from adtrain.backends.cuda.codegen.row_attention import FORMS as ATTENTION_FORMS
 from adtrain.backends.cuda.codegen.row_attention import WARP
