@@ -11,12 +11,12 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import divided
 from adtrain.codegen.elementwise import axes_of, statements
 from adtrain.codegen.expressions import c_type, literal
-from adtrain.core.fused import body_of, loops_p
+from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import Shape
 from adtrain.lowering.shapes import contiguous_strides, split_at
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 
 REDUCTIONS = {"sum": "Sum", "max": "Max", "min": "Min"}
 """Of each reduction its operation in `common/collectives.cuh`."""
@@ -217,7 +217,7 @@ FORMS: Mapping[str, Form] = {
 
 def form_of(equation: Equation) -> Form:
     """How one thread block computes an equation."""
-    if equation.primitive is loops_p or elementwise(equation):
+    if by_element(equation):
         return _elementwise
     return _matmul if equation.has(Trait.MATMUL) else FORMS[equation.primitive.name]
 
