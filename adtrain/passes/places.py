@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from adtrain.core.fused import FUSED, exchanged_update_p, loops_p, per_member_p, resident_steps_p
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 
 
 class Place(NamedTuple):
@@ -40,7 +40,7 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
         return not readers
     if argument not in equation.inputs:
         return True
-    return (elementwise(equation) or equation.primitive is loops_p) and argument.type == result.type
+    return by_element(equation) and argument.type == result.type
 
 
 def _overwrites_members(equation: Equation, argument: Variable, result: Variable) -> bool:

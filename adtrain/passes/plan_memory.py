@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from adtrain.core.communicator import Communicator
-from adtrain.core.fused import loops_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import c_kernels
 from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.place_exchanges import SlotPlanner, Slots
 from adtrain.passes.places import Place, nbytes, overwrites
 
@@ -180,7 +179,7 @@ def _donated(program: Program) -> dict[Variable, Variable]:
 def _overwritable(equation: Equation, out: Variable, root: dict[Variable, Variable]) -> list[Variable]:
     """The arguments whose memory `out` may take if it has their type."""
     roots = [root[v] for v in equation.inputs]
-    if elementwise(equation) or equation.primitive is loops_p:
+    if by_element(equation):
         parts = {root[v] for v in equation.inputs if nbytes(v) != nbytes(root[v])}  # they are read at other places
         return [v for v in equation.inputs if root[v] not in parts]
     kernels = c_kernels(equation.primitive.name) if out.device == "cpu" else ()

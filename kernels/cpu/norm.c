@@ -15,8 +15,8 @@ typedef struct {
     int64_t a, b, c, d;
 } Lengths;
 
-/* The sum over `rows` rows of d elements, `step` apart, of the elements, or with `squared` of their squared deviations
-   from `centre`. */
+/* The sum of x - centre, or with `squared` of (x - centre)^2, over `rows` rows of d elements. Rows are `step` apart. The
+   sum is in T; there are at most BLOCK elements. */
 SPECIALISED double sum_block(const T *x, int64_t rows, int64_t d, int64_t step, T centre, const bool squared) {
     Vector sums[4] = {};
     T rest = 0;
@@ -25,20 +25,23 @@ SPECIALISED double sum_block(const T *x, int64_t rows, int64_t d, int64_t step, 
         for (; i + 4 * LANES <= d; i += 4 * LANES)
             UNROLL for (int j = 0; j < 4; j++) {
                 const Vector y = load(x + i + j * LANES) - centre;
-                sums[j] += squared ? y * y : load(x + i + j * LANES);
+                sums[j] += squared ? y * y : y;
             }
         for (; i + LANES <= d; i += LANES) {
             const Vector y = load(x + i) - centre;
-            sums[0] += squared ? y * y : load(x + i);
+            sums[0] += squared ? y * y : y;
         }
-        for (; i < d; i++) rest += squared ? (x[i] - centre) * (x[i] - centre) : x[i];
+        for (; i < d; i++) {
+            const T y = x[i] - centre;
+            rest += squared ? y * y : y;
+        }
     }
     const Vector sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     UNROLL for (int j = 0; j < LANES; j++) rest += sum[j];
     return rest;
 }
 
-/* The same for any number of elements. */
+/* The same for any number of elements: the sums of blocks are added in double. */
 SPECIALISED double sum_rows(const T *x, int64_t rows, int64_t d, int64_t step, T centre, const bool squared) {
     const int64_t group = max_i64(BLOCK / max_i64(d, 1), 1);
     double total = 0;

@@ -21,7 +21,7 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena, aligned
 from adtrain.passes.batchwise import Batchwise, batchwise, item_kernel
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes
 
 PARTS, PARTS_OF_LARGE = 16, 8
@@ -107,7 +107,7 @@ class _Item:
             (source,), (target,) = arguments, results
             size = nbytes(equation.outputs[0]) // equation.outputs[0].type.shape[0]
             return [] if source == target else [f"memcpy({target}, {source}, {size});"]
-        if _is_loops(equation):
+        if by_element(equation):
             body = body_of(equation)
             of = dict(zip(equation.inputs, arguments, strict=True))
             given = [*(of[v] for v in body.inputs), *results]
@@ -130,10 +130,6 @@ class _Item:
         return [f"if (n + {ROWS_AHEAD} < {indices.type.shape[0]}) {fetch}"]
 
 
-def _is_loops(equation: Equation) -> bool:
-    return elementwise(equation) or equation.primitive is loops_p
-
-
 def _kernel(equation: Equation) -> CKernel:
     kernel = item_kernel(equation)
     assert kernel is not None
@@ -142,7 +138,7 @@ def _kernel(equation: Equation) -> CKernel:
 
 def _bytes(equation: Equation, memory: str) -> int:
     """The bytes of "scratch", "prepared" or "collected" that the equation's kernel needs."""
-    if _is_loops(equation) or equation.has(Trait.RESHAPE):
+    if by_element(equation) or equation.has(Trait.RESHAPE):
         return 0
     return int(value_for(getattr(_kernel(equation), memory), *item_types(equation), **equation.params))
 

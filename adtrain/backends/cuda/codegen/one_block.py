@@ -10,7 +10,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from adtrain.backends.cuda.codegen.one_block_forms import Form, Step, form_of, is_checked
+from adtrain.backends.cuda.codegen.block_steps import Form, Step
+from adtrain.backends.cuda.codegen.index_forms import is_checked
+from adtrain.backends.cuda.codegen.one_block_forms import form_of
 from adtrain.backends.cuda.codegen.part import Part, aligned, divided, indented
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, renamed

@@ -11,18 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from adtrain.backends.cuda.codegen.one_block_forms import (
-    REDUCTIONS,
-    WARP,
-    Form,
-    Names,
-    Step,
-    form_of,
-    lanes_for,
-    matmul,
-    overlapped_take,
-    reduction,
-)
+from adtrain.backends.cuda.codegen.block_steps import WARP, Form, Names, Step, lanes_for
+from adtrain.backends.cuda.codegen.index_forms import overlapped_take
+from adtrain.backends.cuda.codegen.one_block_forms import REDUCTIONS, form_of, matmul, reduction
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, fuse, product_p, row_fused_p

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 
 from adtrain.backends.cuda.codegen.part import aligned
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of, loops_p
+from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Program, Variable
 from adtrain.passes.cluster_shards import ClusterShards
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes
 from adtrain.passes.resident_layer import ResidentLayer, carried
 
@@ -190,14 +190,14 @@ class ResidentPlaces:
         (e,) = (e for e in programs[at].equations if new in e.outputs)
         later = any(old in program.inputs for program in programs[at + 1 :])
         alone = [*programs[at].readers.get(old, [])] in ([], [e])
-        return _by_element(e) and alone and not later and before not in map(self._source, self.update_arguments)
+        return by_element(e) and alone and not later and before not in map(self._source, self.update_arguments)
 
     def values_in_outputs(self, segment: Program) -> dict[Variable, Variable]:
         """The values that an elementwise equation may replace by an output in the same memory, and these outputs."""
         made = {v for e in segment.equations if not e.has(Trait.RESHAPE) for v in e.outputs} - {*segment.outputs}
         kept = {self._part(self.carried[v]) for v in self.replaced}  # the old value is still needed
         found: dict[Variable, Variable] = {}
-        for e in filter(_by_element, segment.equations):
+        for e in filter(by_element, segment.equations):
             old = [v for v in e.inputs if v in made and len(segment.readers[v]) == 1]
             for y in (v for v in e.outputs if v in segment.outputs and v not in kept):
                 v = next((v for v in old if v.type == y.type and v not in found), None)
@@ -214,10 +214,6 @@ class ResidentPlaces:
 def gradient_of(layer: ResidentLayer) -> Variable:
     """The gradient of the outputs of the layer."""
     return body_of(layer.backward).equations[0].inputs[0]
-
-
-def _by_element(equation: Equation) -> bool:
-    return equation.primitive is loops_p or elementwise(equation)
 
 
 def _cast(v: Variable, place: str) -> str:

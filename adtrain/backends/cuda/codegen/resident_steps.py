@@ -102,7 +102,7 @@ class _Writer:
             *self._update(),
             *self._input_of_byte(),
             f"typedef ResidentLayer<{lengths}> Layer;",
-            f'static_assert(Layer::RESIDENT + Layer::SUMS == {resident}, "as planned");',
+            f'static_assert(Layer::RESIDENT + Layer::SUMS_AND_ROWS == {resident}, "as planned");',
             f'static_assert(Layer::WORKSPACE == {workspace}, "as planned");',
             "",
             "KERNEL CLUSTER_DIMS __launch_bounds__(THREADS) resident_steps(",
