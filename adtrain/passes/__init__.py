@@ -48,6 +48,7 @@ from adtrain.passes.share_member_launches import share_counters, share_first_lau
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 from adtrain.passes.sink_reshapes import sink_reshapes
 from adtrain.passes.store_bfloat16 import store_bfloat16
+from adtrain.passes.stream_layer import stream_layer
 
 SIMPLIFY = (fold_collectives, fold_constants, simplify_reshapes, merge_common_subexpressions, remove_dead_code)
 """The passes that remove work without changing any bit of the results."""
@@ -83,9 +84,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
             fuse_products,
             fuse_gathers,
             share_first_launch,
-            share_counters,
-            readers_first,
-            partial(fuse_resident_steps, target=target),
+            partial(_stay_or_stream, target=target),
         )
     return (
         flatten_rows,
@@ -113,6 +112,14 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_horizontally, target=target),
         readers_first,
     )
+
+
+def _stay_or_stream(program: Program, target: Target) -> Program:
+    """The last passes of a Program by member. The first layer stays on chip if it can, else it is streamed."""
+    resident = fuse_resident_steps(readers_first(share_counters(program)), target)
+    if len(resident.equations) == 1:
+        return resident
+    return readers_first(share_counters(stream_layer(program, target)))
 
 
 def _member_fusions(target: Target) -> Sequence[Pass]:
@@ -217,4 +224,5 @@ __all__ = [
     "simplify_reshapes",
     "sink_reshapes",
     "store_bfloat16",
+    "stream_layer",
 ]

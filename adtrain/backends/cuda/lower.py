@@ -21,6 +21,7 @@ from adtrain.backends.cuda.codegen.register_rows import THREADS as ROW_THREADS
 from adtrain.backends.cuda.codegen.resident_steps import resident_steps
 from adtrain.backends.cuda.codegen.row_fused import MEMBER_RESIDENT, row_fused
 from adtrain.backends.cuda.codegen.row_products import row_products_kernel
+from adtrain.backends.cuda.codegen.streamed_layer import streamed_layer
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
@@ -37,6 +38,7 @@ from adtrain.core.fused import (
     resident_steps_p,
     row_fused_p,
     row_products_p,
+    streamed_layer_p,
 )
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Trait
@@ -179,6 +181,8 @@ class Lowering:
             return [peer_exchanges(equation, self.target)]
         if equation.primitive is resident_steps_p:
             return [resident_steps(equation, self._inline_products, self.target)]
+        if equation.primitive is streamed_layer_p:
+            return [streamed_layer(equation, self.target)]
         if equation.primitive is per_member_p:
             return self._of_members(equation)
         return []
