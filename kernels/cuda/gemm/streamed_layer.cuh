@@ -279,15 +279,15 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
             for (int k = 0; k < 4; k++) {
                 const float sum = found[k] * (scale / WEIGHT_SCALE);
                 const uint8_t *const example = table + rows[which * BATCH + row];
-                found[k] = (finite(sum) ? sum : scale * float32_sum(weights + (unit + k) * INPUTS, example)) + shift * of_weights[k];
+                found[k] = (finite(sum) ? sum : scale * exact_sum(weights + (unit + k) * INPUTS, example)) + shift * of_weights[k];
             }
             epilogue(row, unit, found);
         }
     }
-    // The sum of weight * byte over the inputs, in float32: for units with a weight that is too large for float16.
-    static __device__ __noinline__ float float32_sum(const float *weights, const uint8_t *bytes) {
-        float sum = 0;
-        for (int i = 0; i < INPUTS; i++) sum = fmaf(weights[i], bytes[i], sum);
-        return sum;
+    // The sum of weight * byte over the inputs: for units with a weight that is too large for float16.
+    static __device__ __noinline__ float exact_sum(const float *weights, const uint8_t *bytes) {
+        double sum = 0;
+        for (int i = 0; i < INPUTS; i++) sum += (double)weights[i] * bytes[i];
+        return (float)sum;
     }
 };

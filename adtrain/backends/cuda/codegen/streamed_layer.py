@@ -49,7 +49,7 @@ class _Writer:
         else:
             update = layer.backward[1]
             shape = self.units, self.inputs
-            self.before = [v for v in update.inputs if v.type.shape == shape]
+            self.before = [v for v in epilogue(update).inputs if v.type.shape == shape]
             self.after = sorted(update.outputs, key=lambda v: v is not weights)
 
     def kernel(self, target: Target) -> Kernel:
