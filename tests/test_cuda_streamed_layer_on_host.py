@@ -10,6 +10,7 @@ from cuda_on_host import Host, host
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu, results
 from test_cuda_resident_steps_on_host import arguments_of, assert_near, step_program
 
+from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core.fused import per_member_p
@@ -149,6 +150,17 @@ def test_old_gpus_and_little_shared_memory_stream_nothing() -> None:
         assert not streamed_equations(step_program(2, target=target))
 
 
-def test_wide_layers_are_streamed_on_an_h200() -> None:
-    layers = "model.layers=[{linear: 512}, relu, {linear: 256}, relu, {linear: 10}]"
-    assert len(streamed_equations(step_program(2, layers, "data.batch_size=64", target=BY_MEMBER))) == 2
+@pytest.mark.parametrize(
+    ("layers", "batch", "units"),
+    [
+        ("[{linear: 512}, relu, {linear: 256}, relu, {linear: 10}]", 64, 32),
+        ("[{linear: 1024}, tanh, {linear: 10}]", 48, 32),
+        ("[{linear: 528}, layer_norm, relu, {linear: 10}]", 32, 16),
+    ],
+)
+def test_wide_layers_are_streamed_on_an_h200(layers: str, batch: int, units: int) -> None:
+    program = step_program(2, f"model.layers={layers}", f"data.batch_size={batch}", target=BY_MEMBER)
+    for e in streamed_equations(program):
+        (launch,) = Lowering(BY_MEMBER).launches(e)
+        assert isinstance(launch, LaunchPlan)
+        assert launch.size.blocks == (program.inputs[0].type.shape[1] // units, 2, 1)
