@@ -20,12 +20,13 @@ constexpr float WEIGHT_SCALE = 128;
 
 constexpr int PREFETCH = 3; // chunks that a warp prefetches to L2 ahead of the one that it loads
 
-// A tile is 16 units. A group of warps has a warp for each tile, and the groups divide the inputs.
+// A tile is 16 units. A group of warps has a warp for each tile. Neighbouring groups have neighbouring chunks of inputs, so that
+// a block reads and writes long pieces of rows at a time.
 template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
     typedef Vector<float, 4> Four;
     static constexpr int CHUNKS = INPUTS / CHUNK, COLUMNS = BATCH / 8, K_STEPS = BATCH / 16, WARPS = THREADS / WARP;
     static constexpr int TILES = UNITS / 16, GROUPS = WARPS / TILES, FRAGMENT_PAIRS = (TILES * K_STEPS + WARPS - 1) / WARPS;
-    static_assert(INPUTS % CHUNK == 0 && UNITS % 16 == 0 && BATCH % 16 == 0 && GROUPS * TILES == WARPS, "whole tiles");
+    static_assert(INPUTS % CHUNK == 0 && UNITS % 16 == 0 && BATCH % 16 == 0 && GROUPS * TILES == WARPS && GROUPS <= CHUNKS, "whole tiles");
 
     // Bytes of shared memory. A row of a batch begins 16 bytes after a multiple of 128, so that lanes read without bank conflicts.
     static constexpr int PITCH = INPUTS + (16 - INPUTS % 128 + 128) % 128, BATCH_BYTES = BATCH * PITCH;
@@ -37,15 +38,14 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
     float *const weight_sums, *const gradient_sums, *const gradient_maxima; // [group][unit]; [K step][unit]
     uint32_t *const rows; // where the examples of each batch begin in the table
     const float scale, shift;
-    const int tile, group, lane, g, c, begin, end; // chunks of inputs from begin to end are this warp's
+    const int tile, group, lane, g, c;
 
     // size: bytes of shared memory for `batches`.
     __device__ StreamedLayer(int size, float scale, float shift)
         : batches((char *)shared_bytes), fragments(batches + size), weight_sums((float *)(fragments + FRAGMENTS)),
           gradient_sums(weight_sums + GROUPS * UNITS), gradient_maxima(gradient_sums + K_STEPS * UNITS),
           rows((uint32_t *)(gradient_maxima + K_STEPS * UNITS)), scale(scale), shift(shift),
-          tile(threadIdx.x / WARP % TILES), group(threadIdx.x / WARP / TILES), lane(threadIdx.x % WARP), g(lane / 4), c(lane % 4),
-          begin(group * CHUNKS / GROUPS), end((group + 1) * CHUNKS / GROUPS) {}
+          tile(threadIdx.x / WARP % TILES), group(threadIdx.x / WARP / TILES), lane(threadIdx.x % WARP), g(lane / 4), c(lane % 4) {}
 
     // Sets where the examples of a batch begin in the table of `count` examples. indices: of the examples of all batches. A barrier
     // of the block must follow.
@@ -165,6 +165,16 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
         return Scale(largest);
     }
 
+    // Stores four numbers by one instruction. The compiler makes four of an assignment.
+    static __device__ __forceinline__ void write(float *to, const Four &four) {
+#if __CUDA_ARCH__ >= 800
+        asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
+            ::"l"(to), "f"(four.lane[0]), "f"(four.lane[1]), "f"(four.lane[2]), "f"(four.lane[3]) : "memory");
+#else
+        *(Four *)to = four;
+#endif
+    }
+
     // The weights and their optimizer state that this lane has of a chunk.
     struct Loaded {
         Four of[STATES][2];
@@ -175,12 +185,17 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
             #pragma unroll
             for (int half = 0; half < 2; half++) loaded.of[s][half] = ::load<float, 4>(from[s] + index(chunk, half));
     }
-    // Prefetches `count` chunks to L2, from `chunk` on.
-    __device__ __forceinline__ void prefetch(const float *const (&from)[STATES], int chunk, int count) const {
-        if (chunk + count > end) return;
+    // Prefetches a chunk to L2: 64 bytes of each of 16 units.
+    __device__ __forceinline__ void prefetch(const float *const (&from)[STATES], int chunk) const {
+        if (chunk >= CHUNKS) return;
         #pragma unroll
         for (int s = 0; s < STATES; s++)
-            if (lane / 16 == s % 2) prefetch_l2(from[s] + (tile * 16 + lane % 16) * INPUTS + chunk * CHUNK, count * CHUNK);
+            prefetch_l2(from[s] + (tile * 16 + lane / 2) * INPUTS + chunk * CHUNK + lane % 2 * (CHUNK / 2), 1);
+    }
+    // Prefetches the first chunks of this warp.
+    __device__ __forceinline__ void prefetch_first(const float *const (&from)[STATES]) const {
+        #pragma unroll
+        for (int i = 0; i <= PREFETCH; i++) prefetch(from, group + i * GROUPS);
     }
 
     // If UPDATES, computes the gradient for this batch and updates the weights; update(gradient, numbers) changes a weight and its
@@ -198,12 +213,12 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
                 shifts[half] = shift * sum, scales[half] = scale * gradient_scale(tile, half).inverse;
             }
         Loaded ahead;
-        load(ahead, from, begin);
+        load(ahead, from, group);
         #pragma unroll 1
-        for (int chunk = begin; chunk < end; chunk++) {
+        for (int chunk = group; chunk < CHUNKS; chunk += GROUPS) {
             Loaded now = ahead;
-            load(ahead, from, min(chunk + 1, end - 1));
-            prefetch(from, chunk + PREFETCH, 1);
+            if (chunk + GROUPS < CHUNKS) load(ahead, from, chunk + GROUPS);
+            prefetch(from, chunk + (PREFETCH + 1) * GROUPS);
             if (UPDATES) {
                 uint32_t bytes[COLUMNS];
                 read_bytes(bytes, 0, chunk);
@@ -235,7 +250,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
                         for (int s = 0; s < STATES; s++) now.of[s][half].lane[i] = numbers[s];
                     }
                     #pragma unroll
-                    for (int s = 0; s < STATES; s++) store(to[s], index(chunk, half), now.of[s][half]);
+                    for (int s = 0; s < STATES; s++) write(to[s] + index(chunk, half), now.of[s][half]);
                 }
             }
             if (MULTIPLIES) {

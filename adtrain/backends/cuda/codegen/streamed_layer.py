@@ -90,7 +90,7 @@ class _Writer:
         yield f"const Layer layer({layer.batch_bytes}, (of_255 - of_0) / 255, of_0);"
         yield f"const float *const from[{states}] = {{{self._rows(self.before)}}};"
         yield f"float *const to[{states}] = {{{self._rows(self.after)}}};"
-        yield "layer.prefetch(from, layer.begin, PREFETCH + 1);"
+        yield "layer.prefetch_first(from);"
         for which, (gather, _) in enumerate(pairs):
             examples, indices = table_gathers(gather)
             place = f"{self.pointers[indices.inputs[0]]}, *{self.pointers[indices.inputs[1]]}"
