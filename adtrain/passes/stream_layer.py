@@ -119,7 +119,7 @@ def stream_layer(program: Program, target: Target) -> Program:
             continue
         own = dict.fromkeys(streamed[v] for v in e.outputs if v in streamed)
         if own:
-            equations += _without(e, set(streamed))
+            equations += without(e, set(streamed))
         else:
             equations.append(e)
         for x in own:
@@ -137,7 +137,7 @@ def of_members(
     return replace(one, primitive=per_member_p, inputs=tuple(inputs), outputs=tuple(outputs), params=params)
 
 
-def _without(equation: Equation, removed: set[Variable]) -> Iterator[Equation]:
+def without(equation: Equation, removed: set[Variable]) -> Iterator[Equation]:
     """A `per_member` equation without those of its members that compute `removed` values, if others are left."""
     body: Program = equation.params["body"]
     (one,) = body.equations

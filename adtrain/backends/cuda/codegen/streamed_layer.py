@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, indented
+from adtrain.backends.cuda.codegen.layer_update import update_arguments, update_struct, updated_arrays
+from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, blocks_that_fit, indented
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.elementwise import statements
@@ -15,11 +15,6 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.resident_layer import input_of_byte, table_gathers
 from adtrain.passes.stream_layer import THREADS, StreamedLayer, streamed_layer_of
-
-RESERVED = 1 << 10
-"""Bytes of shared memory of a block that the driver uses."""
-MAX_RESIDENT = 2
-"""Blocks of a multiprocessor: each has the registers that it needs."""
 
 
 def streamed_layer(equation: Equation, target: Target) -> Kernel:
@@ -41,20 +36,20 @@ class _Writer:
         self.batch, self.inputs, self.units = layer.lengths
         self.operands = [*body.inputs, *body.outputs]
         self.pointers = {v: f"p{i}" for i, v in enumerate(self.operands)}
-        self.before, self.after = [], []
+        self.before: Sequence[Variable] = ()
+        self.after: Sequence[Variable] = ()
         weights = body_of(layer.forward[1]).equations[0].inputs[1] if layer.forward else None
         if layer.backward is None:
             assert weights is not None, "it has a product"
-            self.before = [weights]
+            self.before = (weights,)
         else:
             update = layer.backward[1]
-            shape = self.units, self.inputs
-            self.before = [v for v in epilogue(update).inputs if v.type.shape == shape]
+            self.before = updated_arrays(update)
             self.after = sorted(update.outputs, key=lambda v: v is not weights)
 
     def kernel(self, target: Target) -> Kernel:
         layer, block_units, shared = self.layer, self.layer.block_units, self.layer.shared
-        resident = min(MAX_RESIDENT, (target.shared + RESERVED) // (shared + RESERVED))
+        resident = blocks_that_fit(shared, target)
         written = set(self.body.outputs)
         parameters = [f"{pointer(v, const=v not in written)}{self.pointers[v]}" for v in self.operands]
         text = [
@@ -122,28 +117,16 @@ class _Writer:
         return ", ".join(f"{self.pointers[v]} + unit0 * {self.inputs}" for v in arrays)
 
     def _update_arguments(self) -> Sequence[Variable]:
-        """The single numbers that the update reads, such as the learning rate."""
-        if self.layer.backward is None:
-            return []
-        return [v for v in epilogue(self.layer.backward[1]).inputs if v not in self.before]
+        return update_arguments(self.layer.backward[1]) if self.layer.backward else []
 
     def _update(self) -> Iterator[str]:
-        """A struct that updates a weight and its optimizer state, given the gradient."""
-        numbers, states = self._update_arguments(), len(self.before)
-        body = []
+        """A struct that updates a weight and its optimizer state, or does nothing."""
         if self.layer.backward is not None:
-            product, *others = flat(body_of(self.layer.backward[1])).equations
-            values = {product.outputs[0]: "gradient"} | {v: f"a{i}" for i, v in enumerate(numbers)}
-            values |= {v: f"state[{i}]" for i, v in enumerate(self.before)}
-            program = Program(tuple(values), {}, tuple(others), tuple(self.after))
-            body = [*statements(program, values, [f"const float new{i}" for i in range(states)])]
-            body += [f"state[{i}] = new{i};" for i in range(states)]
-        yield "struct Update {"
-        yield from (f"    {c_type(v.type.dtype)} a{i};" for i, v in enumerate(numbers))
-        yield f"    __device__ __forceinline__ void operator()(float gradient, float (&state)[{states}]) const {{"
-        yield from indented(indented(body))
-        yield "    }"
-        yield "};"
+            yield from update_struct(self.layer.backward[1], self.before, self.after)
+        else:
+            yield "struct Update {"
+            yield "    __device__ __forceinline__ void operator()(float, float (&)[1]) const {}"
+            yield "};"
 
     def _input_of_byte(self) -> Iterator[str]:
         """A function from a byte to an input of the layer."""

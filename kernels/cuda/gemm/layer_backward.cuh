@@ -1,0 +1,253 @@
+// The gradients of a linear layer and the update of its weights, which are read once (Ampere and later). Each block has COLUMNS
+// inputs of the layer, for all its units: it computes the gradient of these inputs, and of their weights.
+//
+// Products are mma.sync in float16. A scaled float32 is the sum of two float16 terms (fp16x2), and three of the four products of
+// terms are added. The gradient of the outputs has one scale, the inputs of a block have one, and each tile of weights.
+//
+// A tile is 16 units x 16 inputs. Lane (g, c), g = lane / 4, c = lane % 4, has inputs 4c ... 4c + 3 of units g and g + 8. So two
+// neighbouring columns of the first product of a tile are inputs 4c and 4c + 1, and of the second one 4c + 2 and 4c + 3.
+#pragma once
+#include "common/terms.cuh"
+
+extern __shared__ __align__(16) unsigned char shared_bytes[];
+
+template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct LayerBackward {
+    typedef Vector<float, 4> Four;
+    typedef Vector<uint32_t, 2> Pairs;
+    static constexpr int TERMS = 2, WARPS = THREADS / WARP, ROW_TILES = BATCH / 16, UNIT_TILES = UNITS / 16;
+    static constexpr int INPUT_TILES = COLUMNS / 16, GROUPS = WARPS / INPUT_TILES; // a group of warps has every GROUPS-th tile of units
+    static constexpr int VECTORS = (BATCH * COLUMNS / 4 + THREADS - 1) / THREADS;
+    static_assert(BATCH % 16 == 0 && UNITS % 16 == 0 && COLUMNS % 16 == 0 && GROUPS * INPUT_TILES == WARPS, "whole tiles");
+
+    // Bytes of a row of terms. It begins 16 bytes after a multiple of 128, so that ldmatrix has no bank conflicts.
+    static constexpr int pitch(int columns) { return columns * 2 + (16 - columns * 2 % 128 + 128) % 128; }
+    static constexpr int GRADIENT_PITCH = pitch(UNITS), INPUT_PITCH = pitch(COLUMNS);
+    static constexpr int GRADIENT_BYTES = TERMS * BATCH * GRADIENT_PITCH, SUM_BYTES = GROUPS * BATCH * COLUMNS * 4;
+    static constexpr int FIRST_BYTES = GRADIENT_BYTES > SUM_BYTES ? GRADIENT_BYTES : SUM_BYTES;
+    static constexpr int INPUT_BYTES = TERMS * BATCH * INPUT_PITCH, SHARED = FIRST_BYTES + INPUT_BYTES + 2 * WARPS * 4;
+
+    char *const gradients; // terms of the gradient of the outputs; afterwards partial sums of that of the inputs
+    char *const inputs; // terms of the inputs. In a tile, the inputs of the first product come first
+    float *const maxima; // of each warp
+    const int first, tile, group, lane, g, c; // `first`: input of the block
+
+    __device__ explicit LayerBackward(int first)
+        : gradients((char *)shared_bytes), inputs(gradients + FIRST_BYTES), maxima((float *)(inputs + INPUT_BYTES)), first(first),
+          tile(threadIdx.x / WARP % INPUT_TILES), group(threadIdx.x / WARP / INPUT_TILES), lane(threadIdx.x % WARP), g(lane / 4),
+          c(lane % 4) {}
+
+    static __device__ __forceinline__ float largest_of(const Four &x, float largest) {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) largest = fmaxf(largest, fabsf(x.lane[i]));
+        return largest;
+    }
+    static __device__ __forceinline__ float largest_of_warp(float largest) {
+        #pragma unroll
+        for (int mask = 1; mask < WARP; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, mask));
+        return largest;
+    }
+    __device__ __forceinline__ Scale scale_of_block(int which) const {
+        float largest = 0;
+        #pragma unroll
+        for (int w = 0; w < WARPS; w++) largest = fmaxf(largest, maxima[which * WARPS + w]);
+        return Scale(largest);
+    }
+    // The terms of four numbers: [term][first or last two].
+    static __device__ __forceinline__ void split(const Four &x, float factor, Pairs (&terms)[TERMS]) {
+        #pragma unroll
+        for (int pair = 0; pair < 2; pair++) {
+            uint32_t of[TERMS];
+            split_terms<FLOAT16>(x.lane[2 * pair] * factor, x.lane[2 * pair + 1] * factor, of);
+            #pragma unroll
+            for (int term = 0; term < TERMS; term++) terms[term].lane[pair] = of[term];
+        }
+    }
+
+    // Loads both operands of the gradient of the weights, and returns the inverse of their scales. gradient: of the outputs. Ends
+    // with a barrier of the block.
+    __device__ __forceinline__ void load_operands(
+        const float *gradient, const float *x, float &gradient_inverse, float &input_inverse) const {
+        constexpr int ACROSS = UNITS / 4, COUNT = BATCH * ACROSS, ACROSS_INPUTS = COLUMNS / 4, COUNT_INPUTS = BATCH * ACROSS_INPUTS;
+        Four own[VECTORS];
+        float largest[2] = {};
+        #pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            const int at = threadIdx.x + i * THREADS;
+            own[i] = Four{};
+            if (at < COUNT_INPUTS)
+                own[i] = ::load<float, 4>(x + at / ACROSS_INPUTS * INPUTS + first + at % ACROSS_INPUTS * 4);
+            largest[1] = largest_of(own[i], largest[1]);
+        }
+        #pragma unroll 8
+        for (int at = threadIdx.x; at < COUNT; at += THREADS)
+            largest[0] = largest_of(::load<float, 4>(gradient + at * 4), largest[0]);
+        #pragma unroll
+        for (int which = 0; which < 2; which++) {
+            const float of_warp = largest_of_warp(largest[which]);
+            if (lane == 0) maxima[which * WARPS + threadIdx.x / WARP] = of_warp;
+        }
+        __syncthreads();
+        const Scale scales[2] = {scale_of_block(0), scale_of_block(1)};
+        gradient_inverse = scales[0].inverse, input_inverse = scales[1].inverse;
+        #pragma unroll 8
+        for (int at = threadIdx.x; at < COUNT; at += THREADS) {
+            Pairs terms[TERMS];
+            split(::load<float, 4>(gradient + at * 4), scales[0].factor, terms);
+            #pragma unroll
+            for (int term = 0; term < TERMS; term++)
+                *(Pairs *)(gradients + (term * BATCH + at / ACROSS) * GRADIENT_PITCH + at % ACROSS * 8) = terms[term];
+        }
+        #pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            const int at = threadIdx.x + i * THREADS, row = at / ACROSS_INPUTS, column = at % ACROSS_INPUTS;
+            if (at >= COUNT_INPUTS) continue;
+            Pairs terms[TERMS];
+            split(own[i], scales[1].factor, terms);
+            #pragma unroll
+            for (int term = 0; term < TERMS; term++)
+                #pragma unroll
+                for (int pair = 0; pair < 2; pair++)
+                    *(uint32_t *)(inputs + (term * BATCH + row) * INPUT_PITCH + column / 4 * 32 + pair * 16 + column % 4 * 4)
+                        = terms[term].lane[pair];
+        }
+        __syncthreads();
+    }
+
+    // The index of the first of four numbers of this lane, of unit g (half 0) or g + 8 (half 1) of a tile of units.
+    __device__ __forceinline__ int index(int of_units, int half) const {
+        return (of_units * 16 + half * 8 + g) * INPUTS + first + tile * 16 + c * 4;
+    }
+    struct Loaded {
+        Four of[STATES][2];
+    };
+    __device__ __forceinline__ void load(Loaded &loaded, const float *const (&from)[STATES], int of_units) const {
+        #pragma unroll
+        for (int s = 0; s < STATES; s++)
+            #pragma unroll
+            for (int half = 0; half < 2; half++) loaded.of[s][half] = ::load<float, 4>(from[s] + index(of_units, half));
+    }
+    // Stores four numbers by one instruction. The compiler makes four of an assignment.
+    static __device__ __forceinline__ void write(float *to, const Four &four) {
+#if __CUDA_ARCH__ >= 800
+        asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
+            ::"l"(to), "f"(four.lane[0]), "f"(four.lane[1]), "f"(four.lane[2]), "f"(four.lane[3]) : "memory");
+#else
+        *(Four *)to = four;
+#endif
+    }
+
+    // c += the three largest of the four products of terms, the small ones first.
+    static __device__ __forceinline__ void multiply(
+        float (&sums)[4], const uint32_t (&a)[TERMS][4], const uint32_t (&b)[TERMS][2]) {
+        multiply_add<FLOAT16>(sums, a[1], b[0][0], b[0][1]);
+        multiply_add<FLOAT16>(sums, a[0], b[1][0], b[1][1]);
+        multiply_add<FLOAT16>(sums, a[0], b[0][0], b[0][1]);
+    }
+
+    // The gradient of a tile of weights, without scales: [first or last two of four inputs][as in a result of mma].
+    __device__ __forceinline__ void weight_gradient(float (&found)[2][4], int of_units) const {
+        #pragma unroll
+        for (int step = 0; step < ROW_TILES; step++) {
+            uint32_t a[TERMS][4], b[TERMS][4];
+            #pragma unroll
+            for (int term = 0; term < TERMS; term++) {
+                const int row = term * BATCH + step * 16 + lane % 8;
+                load_matrices<true>(a[term], shared_address(gradients + (row + lane / 16 * 8) * GRADIENT_PITCH + of_units * 32 + lane / 8 % 2 * 16));
+                load_matrices<true>(b[term], shared_address(inputs + (row + lane / 8 % 2 * 8) * INPUT_PITCH + tile * 32 + lane / 16 * 16));
+            }
+            #pragma unroll
+            for (int pair = 0; pair < 2; pair++) {
+                const uint32_t of_pair[TERMS][2] = {{b[0][2 * pair], b[0][2 * pair + 1]}, {b[1][2 * pair], b[1][2 * pair + 1]}};
+                multiply(found[pair], a, of_pair);
+            }
+        }
+    }
+
+    // sums += the product of the gradient of the outputs and a tile of weights.
+    __device__ __forceinline__ void input_gradient(float (&sums)[ROW_TILES][2][4], const Four (&weights)[2], int of_units) const {
+        const Scale scale(largest_of_warp(largest_of(weights[1], largest_of(weights[0], 0))));
+        uint32_t b[2][TERMS][2]; // [first or last two of four inputs][term][half of the units]
+        #pragma unroll
+        for (int half = 0; half < 2; half++) {
+            Pairs terms[TERMS];
+            split(weights[half], scale.factor, terms);
+            #pragma unroll
+            for (int term = 0; term < TERMS; term++)
+                #pragma unroll
+                for (int pair = 0; pair < 2; pair++) b[pair][term][half] = transposed_matrix(terms[term].lane[pair]);
+        }
+        #pragma unroll
+        for (int rows = 0; rows < ROW_TILES; rows++) {
+            uint32_t a[TERMS][4];
+            #pragma unroll
+            for (int term = 0; term < TERMS; term++) {
+                const int row = term * BATCH + rows * 16 + lane / 8 % 2 * 8 + lane % 8;
+                load_matrices<false>(a[term], shared_address(gradients + row * GRADIENT_PITCH + of_units * 32 + lane / 16 * 16));
+            }
+            #pragma unroll
+            for (int pair = 0; pair < 2; pair++) {
+                float found[4] = {};
+                multiply(found, a, b[pair]);
+                #pragma unroll
+                for (int i = 0; i < 4; i++) sums[rows][pair][i] = fmaf(found[i], scale.inverse, sums[rows][pair][i]);
+            }
+        }
+    }
+
+    // Computes both gradients and updates the weights. from, to: the weights, then their optimizer state; before and after.
+    // update(gradient, numbers) changes a weight and its optimizer state. Calls epilogue(row of the batch, input, gradients of four
+    // inputs from `input` on).
+    template <class Update, class Epilogue> __device__ __forceinline__ void run(const float *gradient, const float *x,
+        const float *const (&from)[STATES], float *const (&to)[STATES], const Update &update, const Epilogue &epilogue) const {
+        Loaded ahead;
+        if (group < UNIT_TILES) load(ahead, from, group);
+        float gradient_inverse, input_inverse;
+        load_operands(gradient, x, gradient_inverse, input_inverse);
+        float sums[ROW_TILES][2][4] = {};
+        #pragma unroll 1
+        for (int of_units = group; of_units < UNIT_TILES; of_units += GROUPS) {
+            Loaded now = ahead;
+            if (of_units + GROUPS < UNIT_TILES) load(ahead, from, of_units + GROUPS);
+            input_gradient(sums, now.of[0], of_units);
+            float found[2][4] = {};
+            weight_gradient(found, of_units);
+            #pragma unroll
+            for (int half = 0; half < 2; half++) {
+                #pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float numbers[STATES];
+                    #pragma unroll
+                    for (int s = 0; s < STATES; s++) numbers[s] = now.of[s][half].lane[i];
+                    update(found[i / 2][2 * half + i % 2] * gradient_inverse * input_inverse, numbers);
+                    #pragma unroll
+                    for (int s = 0; s < STATES; s++) now.of[s][half].lane[i] = numbers[s];
+                }
+                #pragma unroll
+                for (int s = 0; s < STATES; s++) write(to[s] + index(of_units, half), now.of[s][half]);
+            }
+        }
+        __syncthreads(); // all warps have read the gradient
+        float *const partial = (float *)gradients;
+        #pragma unroll
+        for (int rows = 0; rows < ROW_TILES; rows++)
+            #pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const Four four = {sums[rows][0][2 * half], sums[rows][0][2 * half + 1], sums[rows][1][2 * half], sums[rows][1][2 * half + 1]};
+                *(Four *)(partial + (group * BATCH + rows * 16 + half * 8 + g) * COLUMNS + tile * 16 + c * 4) = four;
+            }
+        __syncthreads();
+        for (int i = threadIdx.x; i < BATCH * COLUMNS / 4; i += THREADS) {
+            const int row = i / (COLUMNS / 4), column = i % (COLUMNS / 4) * 4;
+            float found[4] = {};
+            #pragma unroll
+            for (int of_group = 0; of_group < GROUPS; of_group++) {
+                const Four four = *(const Four *)(partial + (of_group * BATCH + row) * COLUMNS + column);
+                #pragma unroll
+                for (int k = 0; k < 4; k++) found[k] += four.lane[k];
+            }
+            #pragma unroll
+            for (int k = 0; k < 4; k++) found[k] *= gradient_inverse;
+            epilogue(row, first + column, found);
+        }
+    }
+};
