@@ -18,8 +18,6 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 // 2^-32, or 2^-22 of the weight.
 constexpr float WEIGHT_SCALE = 128;
 
-constexpr int PREFETCH = 3; // chunks that a warp prefetches to L2 ahead of the one that it loads
-
 // A tile is 16 units. A group of warps has a warp for each tile. Neighbouring groups have neighbouring chunks of inputs, so that
 // a block reads and writes long pieces of rows at a time.
 template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
@@ -185,24 +183,12 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
             #pragma unroll
             for (int half = 0; half < 2; half++) loaded.of[s][half] = ::load<float, 4>(from[s] + index(chunk, half));
     }
-    // Prefetches a chunk to L2: 64 bytes of each of 16 units.
-    __device__ __forceinline__ void prefetch(const float *const (&from)[STATES], int chunk) const {
-        if (chunk >= CHUNKS) return;
-        #pragma unroll
-        for (int s = 0; s < STATES; s++)
-            prefetch_l2(from[s] + (tile * 16 + lane / 2) * INPUTS + chunk * CHUNK + lane % 2 * (CHUNK / 2), 1);
-    }
-    // Prefetches the first chunks of this warp.
-    __device__ __forceinline__ void prefetch_first(const float *const (&from)[STATES]) const {
-        #pragma unroll
-        for (int i = 0; i <= PREFETCH; i++) prefetch(from, group + i * GROUPS);
-    }
-
     // If UPDATES, computes the gradient for this batch and updates the weights; update(gradient, numbers) changes a weight and its
     // optimizer state. If MULTIPLIES, multiplies the weights by the next batch, which is the second one if UPDATES. from, to: this block's rows of weights and state.
+    // ahead: the first chunk of this warp.
     template <bool UPDATES, bool MULTIPLIES, class Update>
     __device__ __forceinline__ void pass(
-        Outputs &outputs, const float *const (&from)[STATES], float *const (&to)[STATES], const Update &update) const {
+        Outputs &outputs, Loaded &ahead, const float *const (&from)[STATES], float *const (&to)[STATES], const Update &update) const {
         float shifts[2], scales[2];
         if (UPDATES)
             #pragma unroll
@@ -212,13 +198,10 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
                 for (int step = 0; step < K_STEPS; step++) sum += gradient_sums[step * UNITS + tile * 16 + half * 8 + g];
                 shifts[half] = shift * sum, scales[half] = scale * gradient_scale(tile, half).inverse;
             }
-        Loaded ahead;
-        load(ahead, from, group);
         #pragma unroll 1
         for (int chunk = group; chunk < CHUNKS; chunk += GROUPS) {
             Loaded now = ahead;
             if (chunk + GROUPS < CHUNKS) load(ahead, from, chunk + GROUPS);
-            prefetch(from, chunk + (PREFETCH + 1) * GROUPS);
             if (UPDATES) {
                 uint32_t bytes[COLUMNS];
                 read_bytes(bytes, 0, chunk);

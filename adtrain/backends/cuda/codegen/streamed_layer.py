@@ -85,7 +85,8 @@ class _Writer:
         yield f"const Layer layer({layer.batch_bytes}, (of_255 - of_0) / 255, of_0);"
         yield f"const float *const from[{states}] = {{{self._rows(self.before)}}};"
         yield f"float *const to[{states}] = {{{self._rows(self.after)}}};"
-        yield "layer.prefetch_first(from);"
+        yield "Layer::Loaded ahead;"
+        yield "layer.load(ahead, from, layer.group);"
         for which, (gather, _) in enumerate(pairs):
             examples, indices = table_gathers(gather)
             place = f"{self.pointers[indices.inputs[0]]}, *{self.pointers[indices.inputs[1]]}"
@@ -102,7 +103,7 @@ class _Writer:
         yield f"const Update update = {{{', '.join(f'*{self.pointers[v]}' for v in self._update_arguments())}}};"
         yield "Layer::Outputs outputs;"
         flags = ", ".join("true" if pair is not None else "false" for pair in (layer.backward, layer.forward))
-        yield f"layer.pass<{flags}>(outputs, from, to, update);"
+        yield f"layer.pass<{flags}>(outputs, ahead, from, to, update);"
         if layer.forward is not None:
             after: Epilogue = epilogue(layer.forward[1])
             pointers = ", ".join(self.pointers[v] for v in (*after.inputs, *after.outputs))
