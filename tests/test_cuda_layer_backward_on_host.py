@@ -1,4 +1,4 @@
-"""The gradients and the update of a layer in one kernel, compiled for the CPU: against NumPy, and by the number of members."""
+"""The gradients and the update of a layer in one kernel, compiled for the CPU: against NumPy, and by member."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ has the equations that would otherwise be launches. Its outputs replace its firs
 
 
 streamed_layer_p: Primitive = _fused("streamed_layer")
-"""The first layer of one member, whose inputs are gathered bytes: its product, or the gradient and update of its weights,
-or the update and then the product of the next step. The weights are read and written once."""
+"""The first layer of one member, whose inputs are gathered bytes: its product, or the gradient and update of its
+weights, or the update and then the product of the next step. The weights are read and written once."""
 
 layer_backward_p: Primitive = _fused("layer_backward")
 """The gradient of the inputs of a linear layer of one member, and the gradient and update of its weights."""

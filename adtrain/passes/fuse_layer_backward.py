@@ -15,12 +15,11 @@ from adtrain.core.fused import body_of, fuse, horizontal_p, layer_backward_p, pe
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.passes.stream_layer import MIN_CAPABILITY, ROW_ALIGNMENT, THREADS, TERMS, TILE, WARPS, of_members, without
+from adtrain.passes.resident_layer import MAX_BATCH, TILE
+from adtrain.passes.stream_layer import MIN_CAPABILITY, ROW_ALIGNMENT, TERMS, WARPS, of_members, without
 
 BLOCK_INPUTS = 64, 32, 16
 """Inputs of the layer that a block may have."""
-MAX_BATCH = 64
-"""Examples of the largest batch whose gradients fit in the registers of a warp."""
 
 
 @dataclass(frozen=True)

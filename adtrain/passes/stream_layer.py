@@ -52,22 +52,15 @@ class StreamedLayer:
         return next(n for n in BLOCK_UNITS if self.lengths[2] % n == 0)
 
     @property
-    def batch_bytes(self) -> int:
-        """Bytes of shared memory for batches, or for partial sums."""
+    def shared(self) -> int:
+        """Bytes of shared memory of a block: batches or partial sums, the gradient, sums, and where examples begin."""
         batch, inputs, _ = self.lengths
         whole, rest = ROW_ALIGNMENT
-        pitch = inputs + (rest - inputs) % whole
-        groups = WARPS * TILE // self.block_units
         batches = (self.backward is not None) + (self.forward is not None)
-        return max(batches * batch * pitch, groups * self.block_units * batch * 4)
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory of a block."""
-        batch, _, _ = self.lengths
         groups, k_steps = WARPS * TILE // self.block_units, batch // TILE
+        first = max(batches * batch * (inputs + (rest - inputs) % whole), groups * self.block_units * batch * 4)
         fragments = TERMS * 2 * self.block_units * batch
-        return self.batch_bytes + fragments + (groups + 2 * k_steps) * self.block_units * 4 + 2 * batch * 4
+        return first + fragments + (groups + 2 * k_steps) * self.block_units * 4 + 2 * batch * 4
 
 
 def streamed_layer_of(equation: Equation) -> StreamedLayer:
@@ -106,8 +99,8 @@ def stream_layer(program: Program, target: Target) -> Program:
     views = [e for e in body.equations if e.has(Trait.RESHAPE) and e.inputs[0] is layer.gather.outputs[0]]
     made = []
     for e in (layer.forward, layer.backward):
-        own = [layer.gather, *(view for view in views if view.outputs[0] in e.inputs), e]
-        made.append(fuse(streamed_layer_p, own, e.outputs))
+        parts = [layer.gather, *(view for view in views if view.outputs[0] in e.inputs), e]
+        made.append(fuse(streamed_layer_p, parts, e.outputs))
     both = StreamedLayer((layer.gather, layer.backward), (layer.gather, layer.forward))
     if both.shared > target.shared:
         return program

@@ -20,7 +20,10 @@ constexpr float WEIGHT_SCALE = 128;
 
 // A tile is 16 units. A group of warps has a warp for each tile. Neighbouring groups have neighbouring chunks of inputs, so that
 // a block reads and writes long pieces of rows at a time.
-template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
+//
+// If UPDATES, it computes the gradient for a batch and updates the weights. If MULTIPLIES, it multiplies the weights by a batch, the
+// next one if both.
+template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTIPLIES> struct StreamedLayer {
     typedef Vector<float, 4> Four;
     static constexpr int CHUNKS = INPUTS / CHUNK, COLUMNS = BATCH / 8, K_STEPS = BATCH / 16, WARPS = THREADS / WARP;
     static constexpr int TILES = UNITS / 16, GROUPS = WARPS / TILES, FRAGMENT_PAIRS = (TILES * K_STEPS + WARPS - 1) / WARPS;
@@ -29,7 +32,10 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
     // Bytes of shared memory. A row of a batch begins 16 bytes after a multiple of 128, so that lanes read without bank conflicts.
     static constexpr int PITCH = INPUTS + (16 - INPUTS % 128 + 128) % 128, BATCH_BYTES = BATCH * PITCH;
     static constexpr int PARTIAL_SUMS = GROUPS * UNITS * BATCH * 4, FRAGMENTS = SPLIT_TERMS * TILES * K_STEPS * WARP * 16;
+    static constexpr int BATCHES = (UPDATES + MULTIPLIES) * BATCH_BYTES, FIRST_BYTES = BATCHES > PARTIAL_SUMS ? BATCHES : PARTIAL_SUMS;
     static constexpr int SUMS = (GROUPS + 2 * K_STEPS) * UNITS * 4, ROWS = 2 * BATCH * 4;
+    static constexpr int SHARED = FIRST_BYTES + FRAGMENTS + SUMS + ROWS;
+    static constexpr int NEXT = UPDATES; // the batch that weights are multiplied by
 
     char *const batches; // this batch and the next one, or only one of them; afterwards partial sums of the outputs
     char *const fragments; // the gradient of the outputs, as an operand
@@ -38,9 +44,8 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
     const float scale, shift;
     const int tile, group, lane, g, c;
 
-    // size: bytes of shared memory for `batches`.
-    __device__ StreamedLayer(int size, float scale, float shift)
-        : batches((char *)shared_bytes), fragments(batches + size), weight_sums((float *)(fragments + FRAGMENTS)),
+    __device__ StreamedLayer(float scale, float shift)
+        : batches((char *)shared_bytes), fragments(batches + FIRST_BYTES), weight_sums((float *)(fragments + FRAGMENTS)),
           gradient_sums(weight_sums + GROUPS * UNITS), gradient_maxima(gradient_sums + K_STEPS * UNITS),
           rows((uint32_t *)(gradient_maxima + K_STEPS * UNITS)), scale(scale), shift(shift),
           tile(threadIdx.x / WARP % TILES), group(threadIdx.x / WARP / TILES), lane(threadIdx.x % WARP), g(lane / 4), c(lane % 4) {}
@@ -183,11 +188,9 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
             #pragma unroll
             for (int half = 0; half < 2; half++) loaded.of[s][half] = ::load<float, 4>(from[s] + index(chunk, half));
     }
-    // If UPDATES, computes the gradient for this batch and updates the weights; update(gradient, numbers) changes a weight and its
-    // optimizer state. If MULTIPLIES, multiplies the weights by the next batch, which is the second one if UPDATES. from, to: this block's rows of weights and state.
-    // ahead: the first chunk of this warp.
-    template <bool UPDATES, bool MULTIPLIES, class Update>
-    __device__ __forceinline__ void pass(
+    // Goes over the weights once. from, to: this block's rows of weights and state, before and after. ahead: the first chunk of this
+    // warp. update(gradient, numbers) changes a weight and its optimizer state.
+    template <class Update> __device__ __forceinline__ void pass(
         Outputs &outputs, Loaded &ahead, const float *const (&from)[STATES], float *const (&to)[STATES], const Update &update) const {
         float shifts[2], scales[2];
         if (UPDATES)
@@ -238,16 +241,16 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
             }
             if (MULTIPLIES) {
                 uint32_t bytes[COLUMNS];
-                read_bytes(bytes, UPDATES, chunk);
+                read_bytes(bytes, NEXT, chunk);
                 multiply(outputs, now.of[0], bytes);
             }
         }
     }
 
     // Adds the partial sums of all groups, in a fixed order. Calls epilogue(row of the batch, unit, outputs of four units from `unit`
-    // on). which: the batch. weights: this block's rows.
+    // on). weights: this block's rows.
     template <typename Epilogue> __device__ __forceinline__ void finish(
-        const Outputs &outputs, int which, const uint8_t *table, const float *weights, const Epilogue &epilogue) const {
+        const Outputs &outputs, const uint8_t *table, const float *weights, const Epilogue &epilogue) const {
         float *const sums = (float *)batches;
         #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -276,7 +279,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct StreamedLayer {
             #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const float sum = found[k] * (scale / WEIGHT_SCALE);
-                const uint8_t *const example = table + rows[which * BATCH + row];
+                const uint8_t *const example = table + rows[NEXT * BATCH + row];
                 found[k] = (finite(sum) ? sum : scale * exact_sum(weights + (unit + k) * INPUTS, example)) + shift * of_weights[k];
             }
             epilogue(row, unit, found);

@@ -22,6 +22,7 @@ def layer_backward(equation: Equation, target: Target) -> Kernel:
     x = body_of(layer.of_weights).equations[0].inputs[1]
     before = sorted(updated_arrays(layer.of_weights), key=lambda v: v is not weights)
     after = layer.of_weights.outputs
+    resident = blocks_that_fit(layer.shared, target)
     operands = [*body.inputs, *body.outputs]
     pointers = {v: f"p{i}" for i, v in enumerate(operands)}
     parameters = [f"{pointer(v, const=v not in body.outputs)}{pointers[v]}" for v in operands]
@@ -37,7 +38,7 @@ def layer_backward(equation: Equation, target: Target) -> Kernel:
         f"typedef LayerBackward<{batch}, {units}, {inputs}, {layer.block_inputs}, {len(before)}> Layer;",
         f'static_assert(Layer::SHARED == {layer.shared}, "as planned");',
         "",
-        f"KERNEL __launch_bounds__(THREADS, {blocks_that_fit(layer.shared, target)}) layer_backward({', '.join(parameters)})",
+        f"KERNEL __launch_bounds__(THREADS, {resident}) layer_backward({', '.join(parameters)})",
         "{",
         f"    {FIRST_STATEMENT}",
         f"    const Layer layer(blockIdx.x * {layer.block_inputs});",

@@ -26,7 +26,11 @@ def update_arguments(update: Equation) -> Sequence[Variable]:
 
 
 def update_struct(update: Equation, before: Sequence[Variable], after: Sequence[Variable]) -> Iterator[str]:
-    """A struct `Update`, which holds the `update_arguments`. It updates numbers of the arrays `before`, given the gradient."""
+    """A struct `Update` that updates a number of each array, given the gradient. It holds the `update_arguments`.
+
+    Args:
+        before, after: the arrays, in the order of the numbers.
+    """
     numbers = update_arguments(update)
     product, *others = flat(body_of(update)).equations
     values = {product.outputs[0]: "gradient"} | {v: f"a{i}" for i, v in enumerate(numbers)}

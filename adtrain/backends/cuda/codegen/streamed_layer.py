@@ -50,6 +50,7 @@ class _Writer:
     def kernel(self, target: Target) -> Kernel:
         layer, block_units, shared = self.layer, self.layer.block_units, self.layer.shared
         resident = blocks_that_fit(shared, target)
+        flags = ", ".join("true" if pair else "false" for pair in (layer.backward, layer.forward))
         written = set(self.body.outputs)
         parameters = [f"{pointer(v, const=v not in written)}{self.pointers[v]}" for v in self.operands]
         text = [
@@ -60,8 +61,8 @@ class _Writer:
             *([epilogue(layer.forward[1], "Forward").text] if layer.forward else []),
             *self._update(),
             *self._input_of_byte(),
-            f"typedef StreamedLayer<{self.inputs}, {block_units}, {self.batch}, {len(self.before)}> Layer;",
-            f'static_assert({layer.batch_bytes} + Layer::FRAGMENTS + Layer::SUMS + Layer::ROWS == {shared}, "as planned");',
+            f"typedef StreamedLayer<{self.inputs}, {block_units}, {self.batch}, {len(self.before)}, {flags}> Layer;",
+            f'static_assert(Layer::SHARED == {shared}, "as planned");',
             "",
             f"KERNEL __launch_bounds__(THREADS, {resident}) streamed_layer({', '.join(parameters)}, int *bad)",
             "{",
@@ -82,7 +83,7 @@ class _Writer:
         arguments = "".join(f", *{self.pointers[v]}" for v in numbers)
         yield f"const int unit0 = blockIdx.x * {layer.block_units};"
         yield f"const float of_0 = input_of_byte(0{arguments}), of_255 = input_of_byte(255{arguments});"
-        yield f"const Layer layer({layer.batch_bytes}, (of_255 - of_0) / 255, of_0);"
+        yield "const Layer layer((of_255 - of_0) / 255, of_0);"
         yield f"const float *const from[{states}] = {{{self._rows(self.before)}}};"
         yield f"float *const to[{states}] = {{{self._rows(self.after)}}};"
         yield "Layer::Loaded ahead;"
@@ -102,14 +103,13 @@ class _Writer:
         yield "__syncthreads();"
         yield f"const Update update = {{{', '.join(f'*{self.pointers[v]}' for v in self._update_arguments())}}};"
         yield "Layer::Outputs outputs;"
-        flags = ", ".join("true" if pair is not None else "false" for pair in (layer.backward, layer.forward))
-        yield f"layer.pass<{flags}>(outputs, ahead, from, to, update);"
+        yield "layer.pass(outputs, ahead, from, to, update);"
         if layer.forward is not None:
             after: Epilogue = epilogue(layer.forward[1])
             pointers = ", ".join(self.pointers[v] for v in (*after.inputs, *after.outputs))
             weights = "to[0]" if layer.backward is not None else "from[0]"
             yield f"const Forward epilogue = {{{pointers}}};"
-            yield f"layer.finish(outputs, {len(pairs) - 1}, {table}, {weights}, [&](int row, int unit, const float (&value)[4]) {{"
+            yield f"layer.finish(outputs, {table}, {weights}, [&](int row, int unit, const float (&value)[4]) {{"
             yield f"    epilogue(0, row, unit0 + unit, (int64_t)row * {self.units} + unit0 + unit, value);"
             yield "});"
 
