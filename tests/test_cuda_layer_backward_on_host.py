@@ -70,6 +70,30 @@ def test_a_gradient_that_is_not_finite_gives_gradients_that_are_not_finite(host:
         assert not np.isfinite(x[0, 5]).any()
 
 
+def test_units_and_inputs_of_any_magnitude_have_exact_gradients(host: Host) -> None:
+    host.lowering = Lowering(SMALL_SHARED)
+    (e,) = fused(streamed(1, TWO_HIDDEN, "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"))
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=v.type.shape).astype(v.type.dtype) for v in e.inputs]
+    of_inputs, of_weights = e.params["body"].equations[0].params["body"].equations
+    known = dict(zip(e.params["body"].inputs, arrays, strict=True))
+    gradient, weights = (known[v] for v in of_inputs.params["body"].equations[0].inputs)
+    x = known[of_weights.params["body"].equations[0].inputs[1]]
+    gradient *= 10.0 ** rng.integers(-12, 1, (1, 1, gradient.shape[2]))
+    x *= 10.0 ** rng.integers(-12, 1, (1, 1, x.shape[2]))
+    for v, array in known.items():
+        if (array.shape == weights.shape and array is not weights) or (v in of_inputs.inputs and not v.type.shape):
+            array[...] = 0  # the momentum, and the constants of the gradient of relu
+    found = host.computed(e, None, arrays)
+    momentum = min((1, 2), key=lambda i: np.abs(found[i]).min())
+    expected = gradient[0].T.astype(np.float64) @ x[0]
+    bound = np.abs(gradient[0]).T.astype(np.float64) @ np.abs(x[0])
+    assert (np.abs(found[momentum][0] - expected) <= 3e-7 * bound).all()
+    expected = (gradient[0].astype(np.float64) @ weights[0]) * (x[0] > 0)
+    bound = np.abs(gradient[0]).astype(np.float64) @ np.abs(weights[0])
+    assert (np.abs(found[0][0] - expected) <= 3e-7 * bound).all()
+
+
 @pytest.mark.parametrize(
     ("settings", "target"),
     [

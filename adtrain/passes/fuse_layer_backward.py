@@ -20,6 +20,8 @@ from adtrain.passes.stream_layer import MIN_CAPABILITY, ROW_ALIGNMENT, TERMS, WA
 
 BLOCK_INPUTS = 64, 32, 16
 """Inputs of the layer that a block may have."""
+MAX_UNITS = 4 * WARPS * 32
+"""Units of the largest layer: a thread loads four."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,12 @@ class LayerBackward:
 
         groups = WARPS * TILE // self.block_inputs
         sums = groups * batch * self.block_inputs * 4
-        return max(terms(units), sums) + terms(self.block_inputs) + 2 * WARPS * 4
+        return max(terms(units), sums) + terms(self.block_inputs) + (units + self.block_inputs) * 4
 
     def fits(self, target: Target) -> bool:
         batch, inputs, units = self.lengths
         tiled = not (batch % TILE or inputs % TILE or units % TILE) and batch <= MAX_BATCH
-        return tiled and self.shared <= target.shared
+        return tiled and units <= MAX_UNITS and self.shared <= target.shared
 
 
 def layer_backward_of(equation: Equation) -> LayerBackward:

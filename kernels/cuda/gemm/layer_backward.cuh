@@ -2,7 +2,8 @@
 // inputs of the layer, for all its units: it computes the gradient of these inputs, and of their weights.
 //
 // Products are mma.sync in float16. A scaled float32 is the sum of two float16 terms (fp16x2), and three of the four products of
-// terms are added. The gradient of the outputs has one scale, the inputs of a block have one, and each tile of weights.
+// terms are added. Each unit has a scale of the gradient of its outputs, each input has one, and each tile of weights. The tile is
+// multiplied by the inverse scales of its units.
 //
 // A tile is 16 units x 16 inputs. Lane (g, c), g = lane / 4, c = lane % 4, has inputs 4c ... 4c + 3 of units g and g + 8. So two
 // neighbouring columns of the first product of a tile are inputs 4c and 4c + 1, and of the second one 4c + 2 and 4c + 3.
@@ -16,100 +17,91 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
     typedef Vector<uint32_t, 2> Pairs;
     static constexpr int TERMS = 2, WARPS = THREADS / WARP, ROW_TILES = BATCH / 16, UNIT_TILES = UNITS / 16;
     static constexpr int INPUT_TILES = COLUMNS / 16, GROUPS = WARPS / INPUT_TILES; // a group of warps has every GROUPS-th tile of units
-    static constexpr int VECTORS = (BATCH * COLUMNS / 4 + THREADS - 1) / THREADS;
     static_assert(BATCH % 16 == 0 && UNITS % 16 == 0 && COLUMNS % 16 == 0 && GROUPS * INPUT_TILES == WARPS, "whole tiles");
+    static_assert(UNITS / 4 <= THREADS, "a thread has four units");
 
     // Bytes of a row of terms. It begins 16 bytes after a multiple of 128, so that ldmatrix has no bank conflicts.
     static constexpr int pitch(int columns) { return columns * 2 + (16 - columns * 2 % 128 + 128) % 128; }
     static constexpr int GRADIENT_PITCH = pitch(UNITS), INPUT_PITCH = pitch(COLUMNS);
     static constexpr int GRADIENT_BYTES = TERMS * BATCH * GRADIENT_PITCH, SUM_BYTES = GROUPS * BATCH * COLUMNS * 4;
     static constexpr int FIRST_BYTES = GRADIENT_BYTES > SUM_BYTES ? GRADIENT_BYTES : SUM_BYTES;
-    static constexpr int INPUT_BYTES = TERMS * BATCH * INPUT_PITCH, SHARED = FIRST_BYTES + INPUT_BYTES + 2 * WARPS * 4;
+    static constexpr int INPUT_BYTES = TERMS * BATCH * INPUT_PITCH, SHARED = FIRST_BYTES + INPUT_BYTES + (UNITS + COLUMNS) * 4;
 
     char *const gradients; // terms of the gradient of the outputs; afterwards partial sums of that of the inputs
     char *const inputs; // terms of the inputs. In a tile, the inputs of the first product come first
-    float *const maxima; // of each warp
+    uint32_t *const maxima; // the bits of the largest magnitude of each unit's gradient, then of each input of the block
     const int first, tile, group, lane, g, c; // `first`: input of the block
 
     __device__ explicit LayerBackward(int first)
-        : gradients((char *)shared_bytes), inputs(gradients + FIRST_BYTES), maxima((float *)(inputs + INPUT_BYTES)), first(first),
+        : gradients((char *)shared_bytes), inputs(gradients + FIRST_BYTES), maxima((uint32_t *)(inputs + INPUT_BYTES)), first(first),
           tile(threadIdx.x / WARP % INPUT_TILES), group(threadIdx.x / WARP / INPUT_TILES), lane(threadIdx.x % WARP), g(lane / 4),
           c(lane % 4) {}
 
-    static __device__ __forceinline__ float largest_of(const Four &x, float largest) {
-        #pragma unroll
-        for (int i = 0; i < 4; i++) largest = fmaxf(largest, fabsf(x.lane[i]));
-        return largest;
-    }
-    static __device__ __forceinline__ float largest_of_warp(float largest) {
-        #pragma unroll
-        for (int mask = 1; mask < WARP; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, mask));
-        return largest;
-    }
-    __device__ __forceinline__ Scale scale_of_block(int which) const {
-        float largest = 0;
-        #pragma unroll
-        for (int w = 0; w < WARPS; w++) largest = fmaxf(largest, maxima[which * WARPS + w]);
-        return Scale(largest);
-    }
+    // The scale of a unit's gradient, or behind the units, of an input.
+    __device__ __forceinline__ Scale scale(int column) const { return Scale(__uint_as_float(maxima[column])); }
+
     // The terms of four numbers: [term][first or last two].
-    static __device__ __forceinline__ void split(const Four &x, float factor, Pairs (&terms)[TERMS]) {
+    static __device__ __forceinline__ void split(const Four &x, const float (&factors)[4], Pairs (&terms)[TERMS]) {
         #pragma unroll
         for (int pair = 0; pair < 2; pair++) {
             uint32_t of[TERMS];
-            split_terms<FLOAT16>(x.lane[2 * pair] * factor, x.lane[2 * pair + 1] * factor, of);
+            split_terms<FLOAT16>(x.lane[2 * pair] * factors[2 * pair], x.lane[2 * pair + 1] * factors[2 * pair + 1], of);
             #pragma unroll
             for (int term = 0; term < TERMS; term++) terms[term].lane[pair] = of[term];
         }
     }
 
-    // Loads both operands of the gradient of the weights, and returns the inverse of their scales. gradient: of the outputs. Ends
-    // with a barrier of the block.
-    __device__ __forceinline__ void load_operands(
-        const float *gradient, const float *x, float &gradient_inverse, float &input_inverse) const {
-        constexpr int ACROSS = UNITS / 4, COUNT = BATCH * ACROSS, ACROSS_INPUTS = COLUMNS / 4, COUNT_INPUTS = BATCH * ACROSS_INPUTS;
-        Four own[VECTORS];
-        float largest[2] = {};
-        #pragma unroll
-        for (int i = 0; i < VECTORS; i++) {
-            const int at = threadIdx.x + i * THREADS;
-            own[i] = Four{};
-            if (at < COUNT_INPUTS)
-                own[i] = ::load<float, 4>(x + at / ACROSS_INPUTS * INPUTS + first + at % ACROSS_INPUTS * 4);
-            largest[1] = largest_of(own[i], largest[1]);
-        }
+    // Calls take(row of the batch, column, four numbers) for this thread's numbers. It has the same columns in all rows.
+    template <int COUNT, class Take> static __device__ __forceinline__ void for_each_row(
+        const float *from, int row_length, const Take &take) {
+        constexpr int ACROSS = COUNT / 4, DOWN = THREADS / ACROSS;
+        const int column = threadIdx.x % ACROSS * 4;
+        if (threadIdx.x >= ACROSS * DOWN) return;
         #pragma unroll 8
-        for (int at = threadIdx.x; at < COUNT; at += THREADS)
-            largest[0] = largest_of(::load<float, 4>(gradient + at * 4), largest[0]);
+        for (int row = threadIdx.x / ACROSS; row < BATCH; row += DOWN)
+            take(row, column, ::load<float, 4>(from + row * row_length + column));
+    }
+    // Sets the largest magnitudes of columns.
+    template <int COUNT> static __device__ __forceinline__ void find_maxima(const float *from, int row_length, uint32_t *maxima) {
+        float largest[4] = {};
+        int first_column = -1;
+        for_each_row<COUNT>(from, row_length, [&](int, int column, const Four &x) {
+            first_column = column;
+            #pragma unroll
+            for (int i = 0; i < 4; i++) largest[i] = fmaxf(largest[i], fabsf(x.lane[i]));
+        });
+        if (first_column < 0) return;
         #pragma unroll
-        for (int which = 0; which < 2; which++) {
-            const float of_warp = largest_of_warp(largest[which]);
-            if (lane == 0) maxima[which * WARPS + threadIdx.x / WARP] = of_warp;
-        }
+        for (int i = 0; i < 4; i++) atomicMax(maxima + first_column + i, __float_as_uint(largest[i]));
+    }
+    // Stores the terms of columns. place(column): the byte of four columns in a row of terms, and the distance of the last two.
+    template <int COUNT, int ROW_BYTES, class Place> static __device__ __forceinline__ void store_terms(
+        const float *from, int row_length, const uint32_t *maxima, char *to, const Place &place) {
+        const int own = threadIdx.x % (COUNT / 4) * 4;
+        float factors[4];
+        #pragma unroll
+        for (int i = 0; i < 4; i++) factors[i] = Scale(__uint_as_float(maxima[own + i])).factor;
+        for_each_row<COUNT>(from, row_length, [&](int row, int column, const Four &x) {
+            Pairs terms[TERMS];
+            split(x, factors, terms);
+            #pragma unroll
+            for (int term = 0; term < TERMS; term++) place(to + (term * BATCH + row) * ROW_BYTES, column, terms[term]);
+        });
+    }
+    // Loads both operands of the gradient of the weights. gradient: of the outputs. Ends with a barrier of the block.
+    __device__ __forceinline__ void load_operands(const float *gradient, const float *x) const {
+        for (int i = threadIdx.x; i < UNITS + COLUMNS; i += THREADS) maxima[i] = 0;
         __syncthreads();
-        const Scale scales[2] = {scale_of_block(0), scale_of_block(1)};
-        gradient_inverse = scales[0].inverse, input_inverse = scales[1].inverse;
-        #pragma unroll 8
-        for (int at = threadIdx.x; at < COUNT; at += THREADS) {
-            Pairs terms[TERMS];
-            split(::load<float, 4>(gradient + at * 4), scales[0].factor, terms);
+        find_maxima<UNITS>(gradient, UNITS, maxima);
+        find_maxima<COLUMNS>(x + first, INPUTS, maxima + UNITS);
+        __syncthreads();
+        store_terms<UNITS, GRADIENT_PITCH>(gradient, UNITS, maxima, gradients,
+            [](char *row, int column, const Pairs &pairs) { *(Pairs *)(row + column * 2) = pairs; });
+        store_terms<COLUMNS, INPUT_PITCH>(x + first, INPUTS, maxima + UNITS, inputs, [](char *row, int column, const Pairs &pairs) {
             #pragma unroll
-            for (int term = 0; term < TERMS; term++)
-                *(Pairs *)(gradients + (term * BATCH + at / ACROSS) * GRADIENT_PITCH + at % ACROSS * 8) = terms[term];
-        }
-        #pragma unroll
-        for (int i = 0; i < VECTORS; i++) {
-            const int at = threadIdx.x + i * THREADS, row = at / ACROSS_INPUTS, column = at % ACROSS_INPUTS;
-            if (at >= COUNT_INPUTS) continue;
-            Pairs terms[TERMS];
-            split(own[i], scales[1].factor, terms);
-            #pragma unroll
-            for (int term = 0; term < TERMS; term++)
-                #pragma unroll
-                for (int pair = 0; pair < 2; pair++)
-                    *(uint32_t *)(inputs + (term * BATCH + row) * INPUT_PITCH + column / 4 * 32 + pair * 16 + column % 4 * 4)
-                        = terms[term].lane[pair];
-        }
+            for (int pair = 0; pair < 2; pair++)
+                *(uint32_t *)(row + column / 16 * 32 + pair * 16 + column % 16) = pairs.lane[pair];
+        });
         __syncthreads();
     }
 
@@ -164,13 +156,26 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
     }
 
     // sums += the product of the gradient of the outputs and a tile of weights.
-    __device__ __forceinline__ void input_gradient(float (&sums)[ROW_TILES][2][4], const Four (&weights)[2], int of_units) const {
-        const Scale scale(largest_of_warp(largest_of(weights[1], largest_of(weights[0], 0))));
+    __device__ __forceinline__ void input_gradient(
+        float (&sums)[ROW_TILES][2][4], const Four (&weights)[2], const float (&unit_inverses)[2], int of_units) const {
+        Four scaled[2];
+        float largest = 0;
+        #pragma unroll
+        for (int half = 0; half < 2; half++)
+            #pragma unroll
+            for (int i = 0; i < 4; i++) {
+                scaled[half].lane[i] = weights[half].lane[i] * unit_inverses[half];
+                largest = fmaxf(largest, fabsf(scaled[half].lane[i]));
+            }
+        #pragma unroll
+        for (int mask = 1; mask < WARP; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, mask));
+        const Scale of_tile(largest);
+        const float factors[4] = {of_tile.factor, of_tile.factor, of_tile.factor, of_tile.factor};
         uint32_t b[2][TERMS][2]; // [first or last two of four inputs][term][half of the units]
         #pragma unroll
         for (int half = 0; half < 2; half++) {
             Pairs terms[TERMS];
-            split(weights[half], scale.factor, terms);
+            split(scaled[half], factors, terms);
             #pragma unroll
             for (int term = 0; term < TERMS; term++)
                 #pragma unroll
@@ -189,7 +194,7 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
                 float found[4] = {};
                 multiply(found, a, b[pair]);
                 #pragma unroll
-                for (int i = 0; i < 4; i++) sums[rows][pair][i] = fmaf(found[i], scale.inverse, sums[rows][pair][i]);
+                for (int i = 0; i < 4; i++) sums[rows][pair][i] = fmaf(found[i], of_tile.inverse, sums[rows][pair][i]);
             }
         }
     }
@@ -201,14 +206,17 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
         const float *const (&from)[STATES], float *const (&to)[STATES], const Update &update, const Epilogue &epilogue) const {
         Loaded ahead;
         if (group < UNIT_TILES) load(ahead, from, group);
-        float gradient_inverse, input_inverse;
-        load_operands(gradient, x, gradient_inverse, input_inverse);
+        load_operands(gradient, x);
+        float input_inverses[4];
+        #pragma unroll
+        for (int i = 0; i < 4; i++) input_inverses[i] = scale(UNITS + tile * 16 + c * 4 + i).inverse;
         float sums[ROW_TILES][2][4] = {};
         #pragma unroll 1
         for (int of_units = group; of_units < UNIT_TILES; of_units += GROUPS) {
             Loaded now = ahead;
             if (of_units + GROUPS < UNIT_TILES) load(ahead, from, of_units + GROUPS);
-            input_gradient(sums, now.of[0], of_units);
+            const float unit_inverses[2] = {scale(of_units * 16 + g).inverse, scale(of_units * 16 + 8 + g).inverse};
+            input_gradient(sums, now.of[0], unit_inverses, of_units);
             float found[2][4] = {};
             weight_gradient(found, of_units);
             #pragma unroll
@@ -218,7 +226,7 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
                     float numbers[STATES];
                     #pragma unroll
                     for (int s = 0; s < STATES; s++) numbers[s] = now.of[s][half].lane[i];
-                    update(found[i / 2][2 * half + i % 2] * gradient_inverse * input_inverse, numbers);
+                    update(found[i / 2][2 * half + i % 2] * unit_inverses[half] * input_inverses[i], numbers);
                     #pragma unroll
                     for (int s = 0; s < STATES; s++) now.of[s][half].lane[i] = numbers[s];
                 }
@@ -245,8 +253,6 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
                 #pragma unroll
                 for (int k = 0; k < 4; k++) found[k] += four.lane[k];
             }
-            #pragma unroll
-            for (int k = 0; k < 4; k++) found[k] *= gradient_inverse;
             epilogue(row, first + column, found);
         }
     }
