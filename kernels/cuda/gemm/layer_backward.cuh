@@ -128,16 +128,10 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
 #endif
     }
 
-    // c += the three largest of the four products of terms, the small ones first.
-    static __device__ __forceinline__ void multiply(
-        float (&sums)[4], const uint32_t (&a)[TERMS][4], const uint32_t (&b)[TERMS][2]) {
-        multiply_add<FLOAT16>(sums, a[1], b[0][0], b[0][1]);
-        multiply_add<FLOAT16>(sums, a[0], b[1][0], b[1][1]);
-        multiply_add<FLOAT16>(sums, a[0], b[0][0], b[0][1]);
-    }
-
-    // The gradient of a tile of weights, without scales: [first or last two of four inputs][as in a result of mma].
+    // The gradient of a tile of weights, without scales: [first or last two of four inputs][as in a result of mma]. Products of 16
+    // rows of the leading terms are added in float32, because tensor cores truncate.
     __device__ __forceinline__ void weight_gradient(float (&found)[2][4], int of_units) const {
+        float low[2][4] = {};
         #pragma unroll
         for (int step = 0; step < ROW_TILES; step++) {
             uint32_t a[TERMS][4], b[TERMS][4];
@@ -149,10 +143,18 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
             }
             #pragma unroll
             for (int pair = 0; pair < 2; pair++) {
-                const uint32_t of_pair[TERMS][2] = {{b[0][2 * pair], b[0][2 * pair + 1]}, {b[1][2 * pair], b[1][2 * pair + 1]}};
-                multiply(found[pair], a, of_pair);
+                multiply_add<FLOAT16>(low[pair], a[1], b[0][2 * pair], b[0][2 * pair + 1]);
+                multiply_add<FLOAT16>(low[pair], a[0], b[1][2 * pair], b[1][2 * pair + 1]);
+                float high[4] = {};
+                multiply_add<FLOAT16>(high, a[0], b[0][2 * pair], b[0][2 * pair + 1]);
+                #pragma unroll
+                for (int i = 0; i < 4; i++) found[pair][i] += high[i];
             }
         }
+        #pragma unroll
+        for (int pair = 0; pair < 2; pair++)
+            #pragma unroll
+            for (int i = 0; i < 4; i++) found[pair][i] += low[pair][i];
     }
 
     // sums += the product of the gradient of the outputs and a tile of weights.
@@ -192,7 +194,9 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
             #pragma unroll
             for (int pair = 0; pair < 2; pair++) {
                 float found[4] = {};
-                multiply(found, a, b[pair]);
+                multiply_add<FLOAT16>(found, a[1], b[pair][0][0], b[pair][0][1]);
+                multiply_add<FLOAT16>(found, a[0], b[pair][1][0], b[pair][1][1]);
+                multiply_add<FLOAT16>(found, a[0], b[pair][0][0], b[pair][0][1]);
                 #pragma unroll
                 for (int i = 0; i < 4; i++) sums[rows][pair][i] = fmaf(found[i], of_tile.inverse, sums[rows][pair][i]);
             }
