@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
     ("layers", "batch", "optimizer", "order"),
     [
         ("[{linear: 512}, relu, {linear: 256}, relu, {linear: 10}]", 64, SGD, "own"),
-        ("[{linear: 512}, tanh, {linear: 10}]", 48, "optimizer={adam: {lr: 0.001}}", "shared"),
+        ("[{linear: 512}, tanh, {linear: 96}, relu, {linear: 10}]", 48, "optimizer={adam: {lr: 0.001}}", "shared"),
         ("[{linear: 528}, layer_norm, relu, {linear: 10}]", 32, SGD, "own"),
     ],
     ids=["sgd", "adam", "units_in_blocks_of_16"],
