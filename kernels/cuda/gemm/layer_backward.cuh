@@ -118,15 +118,6 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
             #pragma unroll
             for (int half = 0; half < 2; half++) loaded.of[s][half] = ::load<float, 4>(from[s] + index(of_units, half));
     }
-    // Stores four numbers by one instruction. The compiler makes four of an assignment.
-    static __device__ __forceinline__ void write(float *to, const Four &four) {
-#if __CUDA_ARCH__ >= 800
-        asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
-            ::"l"(to), "f"(four.lane[0]), "f"(four.lane[1]), "f"(four.lane[2]), "f"(four.lane[3]) : "memory");
-#else
-        *(Four *)to = four;
-#endif
-    }
 
     // The gradient of a tile of weights, without scales: [first or last two of four inputs][as in a result of mma]. Products of 16
     // rows of the leading terms are added in float32, because tensor cores truncate.
@@ -235,7 +226,7 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
                     for (int s = 0; s < STATES; s++) now.of[s][half].lane[i] = numbers[s];
                 }
                 #pragma unroll
-                for (int s = 0; s < STATES; s++) write(to[s] + index(of_units, half), now.of[s][half]);
+                for (int s = 0; s < STATES; s++) store_four(to[s] + index(of_units, half), now.of[s][half]);
             }
         }
         __syncthreads(); // all warps have read the gradient

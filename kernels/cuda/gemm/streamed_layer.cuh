@@ -168,16 +168,6 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTI
         return Scale(largest);
     }
 
-    // Stores four numbers by one instruction. The compiler makes four of an assignment.
-    static __device__ __forceinline__ void write(float *to, const Four &four) {
-#if __CUDA_ARCH__ >= 800
-        asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
-            ::"l"(to), "f"(four.lane[0]), "f"(four.lane[1]), "f"(four.lane[2]), "f"(four.lane[3]) : "memory");
-#else
-        *(Four *)to = four;
-#endif
-    }
-
     // The weights and their optimizer state that this lane has of a chunk.
     struct Loaded {
         Four of[STATES][2];
@@ -236,7 +226,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTI
                         for (int s = 0; s < STATES; s++) now.of[s][half].lane[i] = numbers[s];
                     }
                     #pragma unroll
-                    for (int s = 0; s < STATES; s++) write(to[s] + index(chunk, half), now.of[s][half]);
+                    for (int s = 0; s < STATES; s++) store_four(to[s] + index(chunk, half), now.of[s][half]);
                 }
             }
             if (MULTIPLIES) {
