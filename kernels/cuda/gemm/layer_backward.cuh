@@ -16,7 +16,7 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
     typedef Vector<float, 4> Four;
     typedef Vector<uint32_t, 2> Pairs;
     static constexpr int TERMS = 2, WARPS = THREADS / WARP, ROW_TILES = BATCH / 16, UNIT_TILES = UNITS / 16;
-    static constexpr int INPUT_TILES = COLUMNS / 16, GROUPS = WARPS / INPUT_TILES; // a group of warps has every GROUPS-th tile of units
+    static constexpr int INPUT_TILES = COLUMNS / 16, GROUPS = WARPS / INPUT_TILES; // a group has every GROUPS-th tile of units
     static_assert(BATCH % 16 == 0 && UNITS % 16 == 0 && COLUMNS % 16 == 0 && GROUPS * INPUT_TILES == WARPS, "whole tiles");
     static_assert(UNITS / 4 <= THREADS, "a thread has four units");
 
@@ -128,9 +128,11 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
             uint32_t a[TERMS][4], b[TERMS][4];
             #pragma unroll
             for (int term = 0; term < TERMS; term++) {
-                const int row = term * BATCH + step * 16 + lane % 8;
-                load_matrices<true>(a[term], shared_address(gradients + (row + lane / 16 * 8) * GRADIENT_PITCH + of_units * 32 + lane / 8 % 2 * 16));
-                load_matrices<true>(b[term], shared_address(inputs + (row + lane / 8 % 2 * 8) * INPUT_PITCH + tile * 32 + lane / 16 * 16));
+                const int row = term * BATCH + step * 16 + lane % 8, second = lane / 8 % 2, third = lane / 16;
+                const char *const of_a = gradients + (row + third * 8) * GRADIENT_PITCH + of_units * 32 + second * 16;
+                const char *const of_b = inputs + (row + second * 8) * INPUT_PITCH + tile * 32 + third * 16;
+                load_matrices<true>(a[term], shared_address(of_a));
+                load_matrices<true>(b[term], shared_address(of_b));
             }
             #pragma unroll
             for (int pair = 0; pair < 2; pair++) {
@@ -235,7 +237,9 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
         for (int rows = 0; rows < ROW_TILES; rows++)
             #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const Four four = {sums[rows][0][2 * half], sums[rows][0][2 * half + 1], sums[rows][1][2 * half], sums[rows][1][2 * half + 1]};
+                Four four;
+                #pragma unroll
+                for (int i = 0; i < 4; i++) four.lane[i] = sums[rows][i / 2][2 * half + i % 2];
                 *(Four *)(partial + (group * BATCH + rows * 16 + half * 8 + g) * COLUMNS + tile * 16 + c * 4) = four;
             }
         __syncthreads();

@@ -27,7 +27,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTI
     typedef Vector<float, 4> Four;
     static constexpr int CHUNKS = INPUTS / CHUNK, COLUMNS = BATCH / 8, K_STEPS = BATCH / 16, WARPS = THREADS / WARP;
     static constexpr int TILES = UNITS / 16, GROUPS = WARPS / TILES, FRAGMENT_PAIRS = (TILES * K_STEPS + WARPS - 1) / WARPS;
-    static_assert(INPUTS % CHUNK == 0 && UNITS % 16 == 0 && BATCH % 16 == 0 && GROUPS * TILES == WARPS && GROUPS <= CHUNKS, "whole tiles");
+    static_assert(INPUTS % CHUNK == 0 && UNITS % 16 == 0 && BATCH % 16 == 0 && GROUPS * TILES == WARPS, "whole tiles");
 
     // Bytes of shared memory. A row of a batch begins 16 bytes after a multiple of 128, so that lanes read without bank conflicts.
     static constexpr int PITCH = INPUTS + (16 - INPUTS % 128 + 128) % 128, BATCH_BYTES = BATCH * PITCH;
@@ -173,6 +173,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTI
         Four of[STATES][2];
     };
     __device__ __forceinline__ void load(Loaded &loaded, const float *const (&from)[STATES], int chunk) const {
+        if (chunk >= CHUNKS) return;
         #pragma unroll
         for (int s = 0; s < STATES; s++)
             #pragma unroll
@@ -194,7 +195,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTI
         #pragma unroll 1
         for (int chunk = group; chunk < CHUNKS; chunk += GROUPS) {
             Loaded now = ahead;
-            if (chunk + GROUPS < CHUNKS) load(ahead, from, chunk + GROUPS);
+            load(ahead, from, chunk + GROUPS);
             if (UPDATES) {
                 uint32_t bytes[COLUMNS];
                 read_bytes(bytes, 0, chunk);
