@@ -14,7 +14,7 @@ from adtrain.core.fused import body_of, fuse, gather_p, horizontal_p, per_member
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.passes.fuse_resident_steps import _mapped, _of_one_member
+from adtrain.passes.fuse_resident_steps import mapped_variables, of_one_member
 from adtrain.passes.resident_layer import TILE, resident_layer
 
 MIN_CAPABILITY = (8, 0)
@@ -88,10 +88,10 @@ def stream_layer(program: Program, target: Target) -> Program:
     distinct = len(set(program.outputs)) == len(program.outputs)
     if target.capability < MIN_CAPABILITY or not program.carries or not distinct or len(counts) != 1:
         return program
-    mapped = _mapped(program)
+    mapped = mapped_variables(program)
     if any(mapped[e.outputs[0]] and e.primitive is not per_member_p for e in program.equations if not e.is_view):
         return program
-    body, names = _of_one_member(program, mapped)
+    body, names = of_one_member(program, mapped)
     layer = resident_layer(body)
     if layer is None:
         return program
