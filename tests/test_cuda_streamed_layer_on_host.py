@@ -10,6 +10,7 @@ from cuda_on_host import Host, host
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu, results
 from test_cuda_resident_steps_on_host import arguments_of, assert_near, step_program
 
+from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
@@ -164,3 +165,17 @@ def test_wide_layers_are_streamed_on_an_h200(layers: str, batch: int, units: int
         (launch,) = Lowering(BY_MEMBER).launches(e)
         assert isinstance(launch, LaunchPlan)
         assert launch.size.blocks == (program.inputs[0].type.shape[1] // units, 2, 1)
+
+
+@pytest.mark.needs_nvrtc
+@pytest.mark.parametrize("optimizer", ["sgd: {lr: 0.1, momentum: 0.9}", "adam: {lr: 0.001}"])
+def test_the_kernels_compile_without_spills(optimizer: str) -> None:
+    settings = "model.layers=[{linear: 512}, relu, {linear: 10}]", "data.batch_size=64", f"optimizer={{{optimizer}}}"
+    program = streamed_program(2, *settings, target=BY_MEMBER)
+    steady = prefetch_batch(program, BY_MEMBER).steady
+    assert steady is not None
+    for e in (*streamed_equations(program), *streamed_equations(steady)):
+        (launch,) = Lowering(BY_MEMBER).launches(e)
+        assert isinstance(launch, LaunchPlan)
+        log = compiler.compile_source(launch.source, compiler.architecture(BY_MEMBER.capability)).log
+        assert "0 bytes spill stores" in log

@@ -21,7 +21,7 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
     static_assert(UNITS / 4 <= THREADS, "a thread has four units");
 
     // Bytes of a row of terms. It begins 16 bytes after a multiple of 128, so that ldmatrix has no bank conflicts.
-    static constexpr int pitch(int columns) { return columns * 2 + (16 - columns * 2 % 128 + 128) % 128; }
+    static constexpr __host__ __device__ int pitch(int columns) { return columns * 2 + (16 - columns * 2 % 128 + 128) % 128; }
     static constexpr int GRADIENT_PITCH = pitch(UNITS), INPUT_PITCH = pitch(COLUMNS);
     static constexpr int GRADIENT_BYTES = TERMS * BATCH * GRADIENT_PITCH, SUM_BYTES = GROUPS * BATCH * COLUMNS * 4;
     static constexpr int FIRST_BYTES = GRADIENT_BYTES > SUM_BYTES ? GRADIENT_BYTES : SUM_BYTES;

@@ -18,6 +18,8 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 // 2^-32, or 2^-22 of the weight.
 constexpr float WEIGHT_SCALE = 128;
 
+constexpr int PREFETCH = 1; // chunks that a warp prefetches to L2, behind the one that it loads
+
 // A tile is 16 units. A group of warps has a warp for each tile. Neighbouring groups have neighbouring chunks of inputs, so that
 // a block reads and writes long pieces of rows at a time.
 //
@@ -28,6 +30,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTI
     static constexpr int CHUNKS = INPUTS / CHUNK, COLUMNS = BATCH / 8, K_STEPS = BATCH / 16, WARPS = THREADS / WARP;
     static constexpr int TILES = UNITS / 16, GROUPS = WARPS / TILES, FRAGMENT_PAIRS = (TILES * K_STEPS + WARPS - 1) / WARPS;
     static_assert(INPUTS % CHUNK == 0 && UNITS % 16 == 0 && BATCH % 16 == 0 && GROUPS * TILES == WARPS, "whole tiles");
+    static_assert(GROUPS <= CHUNKS, "a chunk for each group");
 
     // Bytes of shared memory. A row of a batch begins 16 bytes after a multiple of 128, so that lanes read without bank conflicts.
     static constexpr int PITCH = INPUTS + (16 - INPUTS % 128 + 128) % 128, BATCH_BYTES = BATCH * PITCH;
@@ -173,16 +176,28 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTI
         Four of[STATES][2];
     };
     __device__ __forceinline__ void load(Loaded &loaded, const float *const (&from)[STATES], int chunk) const {
-        if (chunk >= CHUNKS) return;
         #pragma unroll
         for (int s = 0; s < STATES; s++)
             #pragma unroll
             for (int half = 0; half < 2; half++) loaded.of[s][half] = ::load<float, 4>(from[s] + index(chunk, half));
     }
-    // Goes over the weights once. from, to: this block's rows of weights and state, before and after. ahead: the first chunk of this
-    // warp. update(gradient, numbers) changes a weight and its optimizer state.
+    // Prefetches a chunk to L2: 64 bytes of each of 16 units.
+    __device__ __forceinline__ void prefetch(const float *const (&from)[STATES], int chunk) const {
+        if (chunk >= CHUNKS) return;
+        #pragma unroll
+        for (int s = 0; s < STATES; s++)
+            prefetch_l2(from[s] + (tile * 16 + lane / 2) * INPUTS + chunk * CHUNK + lane % 2 * (CHUNK / 2), 1);
+    }
+    // Prefetches the first chunks of this warp.
+    __device__ __forceinline__ void prefetch_first(const float *const (&from)[STATES]) const {
+        #pragma unroll
+        for (int i = 0; i <= PREFETCH; i++) prefetch(from, group + i * GROUPS);
+    }
+
+    // Goes over the weights once. from, to: this block's rows of weights and state, before and after.
+    // update(gradient, numbers) changes a weight and its optimizer state.
     template <class Update> __device__ __forceinline__ void pass(
-        Outputs &outputs, Loaded &ahead, const float *const (&from)[STATES], float *const (&to)[STATES], const Update &update) const {
+        Outputs &outputs, const float *const (&from)[STATES], float *const (&to)[STATES], const Update &update) const {
         float shifts[2], scales[2];
         if (UPDATES)
             #pragma unroll
@@ -192,10 +207,13 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTI
                 for (int step = 0; step < K_STEPS; step++) sum += gradient_sums[step * UNITS + tile * 16 + half * 8 + g];
                 shifts[half] = shift * sum, scales[half] = scale * gradient_scale(tile, half).inverse;
             }
+        Loaded ahead;
+        load(ahead, from, group);
         #pragma unroll 1
         for (int chunk = group; chunk < CHUNKS; chunk += GROUPS) {
             Loaded now = ahead;
-            load(ahead, from, chunk + GROUPS);
+            if (chunk + GROUPS < CHUNKS) load(ahead, from, chunk + GROUPS);
+            prefetch(from, chunk + (PREFETCH + 1) * GROUPS);
             if (UPDATES) {
                 uint32_t bytes[COLUMNS];
                 read_bytes(bytes, 0, chunk);

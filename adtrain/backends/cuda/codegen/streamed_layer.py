@@ -86,8 +86,7 @@ class _Writer:
         yield "const Layer layer((of_255 - of_0) / 255, of_0);"
         yield f"const float *const from[{states}] = {{{self._rows(self.before)}}};"
         yield f"float *const to[{states}] = {{{self._rows(self.after)}}};"
-        yield "Layer::Loaded ahead;"
-        yield "layer.load(ahead, from, layer.group);"
+        yield "layer.prefetch_first(from);"
         for which, (gather, _) in enumerate(pairs):
             examples, indices = table_gathers(gather)
             place = f"{self.pointers[indices.inputs[0]]}, *{self.pointers[indices.inputs[1]]}"
@@ -103,7 +102,7 @@ class _Writer:
         yield "__syncthreads();"
         yield f"const Update update = {{{', '.join(f'*{self.pointers[v]}' for v in self._update_arguments())}}};"
         yield "Layer::Outputs outputs;"
-        yield "layer.pass(outputs, ahead, from, to, update);"
+        yield "layer.pass(outputs, from, to, update);"
         if layer.forward is not None:
             after: Epilogue = epilogue(layer.forward[1])
             pointers = ", ".join(self.pointers[v] for v in (*after.inputs, *after.outputs))
