@@ -52,7 +52,7 @@ class LayerBackward:
 
         groups = WARPS * TILE // self.block_inputs
         sums = groups * batch * self.block_inputs * 4
-        return max(terms(units), sums) + terms(self.block_inputs) + (units + self.block_inputs) * 4
+        return max(terms(units), sums) + terms(self.block_inputs) + (units + self.block_inputs + batch) * 4
 
     def fits(self, target: Target) -> bool:
         batch, inputs, units = self.lengths

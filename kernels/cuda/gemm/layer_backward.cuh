@@ -2,8 +2,9 @@
 // inputs of the layer, for all its units: it computes the gradient of these inputs, and of their weights.
 //
 // Products are mma.sync in float16. A scaled float32 is the sum of two float16 terms (fp16x2), and three of the four products of
-// terms are added. Each unit has a scale of the gradient of its outputs, each input has one, and each tile of weights. The tile is
-// multiplied by the inverse scales of its units.
+// terms are added. The gradient of the outputs has a scale for each example, then one for each unit. The inputs are multiplied by
+// the inverse scales of the examples, then each input has a scale. A tile of weights is multiplied by the inverse scales of its
+// units, then it has a scale.
 //
 // A tile is 16 units x 16 inputs. Lane (g, c), g = lane / 4, c = lane % 4, has inputs 4c ... 4c + 3 of units g and g + 8. So two
 // neighbouring columns of the first product of a tile are inputs 4c and 4c + 1, and of the second one 4c + 2 and 4c + 3.
@@ -21,15 +22,15 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
     static_assert(UNITS / 4 <= THREADS, "a thread has four units");
 
     // Bytes of a row of terms. It begins 16 bytes after a multiple of 128, so that ldmatrix has no bank conflicts.
-    static constexpr __host__ __device__ int pitch(int columns) { return columns * 2 + (16 - columns * 2 % 128 + 128) % 128; }
+    static __device__ constexpr int pitch(int columns) { return columns * 2 + (16 - columns * 2 % 128 + 128) % 128; }
     static constexpr int GRADIENT_PITCH = pitch(UNITS), INPUT_PITCH = pitch(COLUMNS);
     static constexpr int GRADIENT_BYTES = TERMS * BATCH * GRADIENT_PITCH, SUM_BYTES = GROUPS * BATCH * COLUMNS * 4;
     static constexpr int FIRST_BYTES = GRADIENT_BYTES > SUM_BYTES ? GRADIENT_BYTES : SUM_BYTES;
-    static constexpr int INPUT_BYTES = TERMS * BATCH * INPUT_PITCH, SHARED = FIRST_BYTES + INPUT_BYTES + (UNITS + COLUMNS) * 4;
+    static constexpr int INPUT_BYTES = TERMS * BATCH * INPUT_PITCH, SHARED = FIRST_BYTES + INPUT_BYTES + (UNITS + COLUMNS + BATCH) * 4;
 
     char *const gradients; // terms of the gradient of the outputs; afterwards partial sums of that of the inputs
     char *const inputs; // terms of the inputs. In a tile, the inputs of the first product come first
-    uint32_t *const maxima; // the bits of the largest magnitude of each unit's gradient, then of each input of the block
+    uint32_t *const maxima; // bits of the largest magnitudes: of the gradients of units, of inputs of the block, of examples
     const int first, tile, group, lane, g, c; // `first`: input of the block
 
     __device__ explicit LayerBackward(int first)
@@ -37,8 +38,8 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
           tile(threadIdx.x / WARP % INPUT_TILES), group(threadIdx.x / WARP / INPUT_TILES), lane(threadIdx.x % WARP), g(lane / 4),
           c(lane % 4) {}
 
-    // The scale of a unit's gradient, or behind the units, of an input.
-    __device__ __forceinline__ Scale scale(int column) const { return Scale(__uint_as_float(maxima[column])); }
+    // The scale of a unit's gradient, or behind the units, of an input, or behind these, of an example.
+    __device__ __forceinline__ Scale scale(int at) const { return Scale(__uint_as_float(maxima[at])); }
 
     // The terms of four numbers: [term][first or last two].
     static __device__ __forceinline__ void split(const Four &x, const float (&factors)[4], Pairs (&terms)[TERMS]) {
@@ -51,37 +52,58 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
         }
     }
 
-    // Calls take(row of the batch, column, four numbers) for this thread's numbers. It has the same columns in all rows.
-    template <int COUNT, class Take> static __device__ __forceinline__ void for_each_row(
-        const float *from, int row_length, const Take &take) {
+    // Calls take(example, column, four numbers) for this thread's numbers, multiplied by the scale of the example, or if INVERSE by
+    // the inverse. A thread has the same columns of all its examples.
+    template <int COUNT, bool INVERSE, class Take> __device__ __forceinline__ void for_each_example(
+        const float *from, int row_length, const Take &take) const {
         constexpr int ACROSS = COUNT / 4, DOWN = THREADS / ACROSS;
         const int column = threadIdx.x % ACROSS * 4;
         if (threadIdx.x >= ACROSS * DOWN) return;
-        #pragma unroll 8
-        for (int row = threadIdx.x / ACROSS; row < BATCH; row += DOWN)
-            take(row, column, ::load<float, 4>(from + row * row_length + column));
+        #pragma unroll 4
+        for (int row = threadIdx.x / ACROSS; row < BATCH; row += DOWN) {
+            Four x = ::load<float, 4>(from + row * row_length + column);
+            const Scale of_example = scale(UNITS + COLUMNS + row);
+            #pragma unroll
+            for (int i = 0; i < 4; i++) x.lane[i] *= INVERSE ? of_example.inverse : of_example.factor;
+            take(row, column, x);
+        }
     }
-    // Sets the largest magnitudes of columns.
-    template <int COUNT> static __device__ __forceinline__ void find_maxima(const float *from, int row_length, uint32_t *maxima) {
+    // Sets the largest magnitudes of examples. A warp has every WARPS-th one.
+    __device__ __forceinline__ void find_maxima_of_examples(const float *gradient) const {
+        #pragma unroll 4
+        for (int row = threadIdx.x / WARP; row < BATCH; row += WARPS) {
+            float largest = 0;
+            for (int column = lane * 4; column < UNITS; column += WARP * 4) {
+                const Four x = ::load<float, 4>(gradient + row * UNITS + column);
+                #pragma unroll
+                for (int i = 0; i < 4; i++) largest = fmaxf(largest, fabsf(x.lane[i]));
+            }
+            largest = largest_of_warp(largest);
+            if (lane == 0) maxima[UNITS + COLUMNS + row] = __float_as_uint(largest);
+        }
+    }
+    static __device__ __forceinline__ float largest_of_warp(float largest) {
+        #pragma unroll
+        for (int mask = 1; mask < WARP; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, mask));
+        return largest;
+    }
+    // Sets the largest magnitudes of columns, from maxima[at] on.
+    template <int COUNT, bool INVERSE> __device__ __forceinline__ void find_maxima(const float *from, int row_length, int at) const {
         float largest[4] = {};
-        int first_column = -1;
-        for_each_row<COUNT>(from, row_length, [&](int, int column, const Four &x) {
-            first_column = column;
+        for_each_example<COUNT, INVERSE>(from, row_length, [&](int, int, const Four &x) {
             #pragma unroll
             for (int i = 0; i < 4; i++) largest[i] = fmaxf(largest[i], fabsf(x.lane[i]));
         });
-        if (first_column < 0) return;
         #pragma unroll
-        for (int i = 0; i < 4; i++) atomicMax(maxima + first_column + i, __float_as_uint(largest[i]));
+        for (int i = 0; i < 4; i++) atomicMax(maxima + at + threadIdx.x % (COUNT / 4) * 4 + i, __float_as_uint(largest[i]));
     }
-    // Stores the terms of columns. place(column): the byte of four columns in a row of terms, and the distance of the last two.
-    template <int COUNT, int ROW_BYTES, class Place> static __device__ __forceinline__ void store_terms(
-        const float *from, int row_length, const uint32_t *maxima, char *to, const Place &place) {
-        const int own = threadIdx.x % (COUNT / 4) * 4;
+    // Stores the terms of columns, whose largest magnitudes begin at maxima[at]. place(row of terms, column, terms) stores four.
+    template <int COUNT, bool INVERSE, int ROW_BYTES, class Place> __device__ __forceinline__ void store_terms(
+        const float *from, int row_length, int at, char *to, const Place &place) const {
         float factors[4];
         #pragma unroll
-        for (int i = 0; i < 4; i++) factors[i] = Scale(__uint_as_float(maxima[own + i])).factor;
-        for_each_row<COUNT>(from, row_length, [&](int row, int column, const Four &x) {
+        for (int i = 0; i < 4; i++) factors[i] = scale(at + threadIdx.x % (COUNT / 4) * 4 + i).factor;
+        for_each_example<COUNT, INVERSE>(from, row_length, [&](int row, int column, const Four &x) {
             Pairs terms[TERMS];
             split(x, factors, terms);
             #pragma unroll
@@ -91,13 +113,14 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
     // Loads both operands of the gradient of the weights. gradient: of the outputs. Ends with a barrier of the block.
     __device__ __forceinline__ void load_operands(const float *gradient, const float *x) const {
         for (int i = threadIdx.x; i < UNITS + COLUMNS; i += THREADS) maxima[i] = 0;
+        find_maxima_of_examples(gradient);
         __syncthreads();
-        find_maxima<UNITS>(gradient, UNITS, maxima);
-        find_maxima<COLUMNS>(x + first, INPUTS, maxima + UNITS);
+        find_maxima<UNITS, false>(gradient, UNITS, 0);
+        find_maxima<COLUMNS, true>(x + first, INPUTS, UNITS);
         __syncthreads();
-        store_terms<UNITS, GRADIENT_PITCH>(gradient, UNITS, maxima, gradients,
+        store_terms<UNITS, false, GRADIENT_PITCH>(gradient, UNITS, 0, gradients,
             [](char *row, int column, const Pairs &pairs) { *(Pairs *)(row + column * 2) = pairs; });
-        store_terms<COLUMNS, INPUT_PITCH>(x + first, INPUTS, maxima + UNITS, inputs, [](char *row, int column, const Pairs &pairs) {
+        store_terms<COLUMNS, true, INPUT_PITCH>(x + first, INPUTS, UNITS, inputs, [](char *row, int column, const Pairs &pairs) {
             #pragma unroll
             for (int pair = 0; pair < 2; pair++)
                 *(uint32_t *)(row + column / 16 * 32 + pair * 16 + column % 16) = pairs.lane[pair];
@@ -162,9 +185,7 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
                 scaled[half].lane[i] = weights[half].lane[i] * unit_inverses[half];
                 largest = fmaxf(largest, fabsf(scaled[half].lane[i]));
             }
-        #pragma unroll
-        for (int mask = 1; mask < WARP; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL_MASK, largest, mask));
-        const Scale of_tile(largest);
+        const Scale of_tile(largest_of_warp(largest));
         const float factors[4] = {of_tile.factor, of_tile.factor, of_tile.factor, of_tile.factor};
         uint32_t b[2][TERMS][2]; // [first or last two of four inputs][term][half of the units]
         #pragma unroll
@@ -252,6 +273,9 @@ template <int BATCH, int UNITS, int INPUTS, int COLUMNS, int STATES> struct Laye
                 #pragma unroll
                 for (int k = 0; k < 4; k++) found[k] += four.lane[k];
             }
+            const float inverse = scale(UNITS + COLUMNS + row).inverse;
+            #pragma unroll
+            for (int k = 0; k < 4; k++) found[k] *= inverse;
             epilogue(row, first + column, found);
         }
     }
