@@ -38,7 +38,8 @@ PACKED = "Word word = 0;"
 PRODUCT = "__trap(); // no candidate on such a device"
 """In the files PATCHED, and in `gemm/mma.cuh`: what `host.h` has instead."""
 PATCHED = (
-    *("attention/attention.cuh", "common/block_ops.cuh", "gemm/streamed_layer.cuh", "gemm/tile.cuh"),
+    *("attention/attention.cuh", "common/block_ops.cuh", "gemm/layer_backward.cuh", "gemm/streamed_layer.cuh"),
+    "gemm/tile.cuh",
     "reduce/column_sum.cuh",
 )
 NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5, "SCATTER_NUMBERS": 6}

@@ -28,6 +28,7 @@ from adtrain.passes.fuse_elementwise import fuse_elementwise, is_loops
 from adtrain.passes.fuse_exchanges import fuse_exchanges
 from adtrain.passes.fuse_gathers import fuse_gathers
 from adtrain.passes.fuse_horizontally import fuse_horizontally, is_product
+from adtrain.passes.fuse_layer_backward import fuse_layer_backward
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_one_block import fuse_one_block
@@ -119,7 +120,7 @@ def _stay_or_stream(program: Program, target: Target) -> Program:
     resident = fuse_resident_steps(readers_first(share_counters(program)), target)
     if len(resident.equations) == 1:
         return resident
-    return readers_first(share_counters(stream_layer(program, target)))
+    return readers_first(share_counters(fuse_layer_backward(stream_layer(program, target), target)))
 
 
 def _member_fusions(target: Target) -> Sequence[Pass]:
@@ -201,6 +202,7 @@ __all__ = [
     "fuse_exchanges",
     "fuse_gathers",
     "fuse_horizontally",
+    "fuse_layer_backward",
     "fuse_map_reduce",
     "fuse_maxpool_gradients",
     "fuse_one_block",

@@ -12,6 +12,7 @@ import adtrain.lowering.cuda  # noqa: F401  registers the kernels
 from adtrain.backends.cuda.codegen.column_sum import column_sum_kernels
 from adtrain.backends.cuda.codegen.grouped_products import grouped_products
 from adtrain.backends.cuda.codegen.horizontal import horizontal
+from adtrain.backends.cuda.codegen.layer_backward import layer_backward
 from adtrain.backends.cuda.codegen.map_reduce import map_reduce_kernels
 from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
 from adtrain.backends.cuda.codegen.part import Kernel, for_members, kernel
@@ -31,6 +32,7 @@ from adtrain.core.fused import (
     conv_pool_p,
     grouped_products_p,
     horizontal_p,
+    layer_backward_p,
     map_reduce_p,
     one_block_p,
     peer_exchanges_p,
@@ -181,6 +183,8 @@ class Lowering:
             return [peer_exchanges(equation, self.target)]
         if equation.primitive is resident_steps_p:
             return [resident_steps(equation, self._inline_products, self.target)]
+        if equation.primitive is layer_backward_p:
+            return [layer_backward(equation, self.target)]
         if equation.primitive is streamed_layer_p:
             return [streamed_layer(equation, self.target)]
         if equation.primitive is per_member_p:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from adtrain.backends.cuda.codegen.layer_update import update_arguments, update_struct, updated_arrays
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, indented
+from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, blocks_that_fit, indented
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.elementwise import statements
@@ -15,11 +15,6 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.resident_layer import input_of_byte, table_gathers
 from adtrain.passes.stream_layer import THREADS, StreamedLayer, streamed_layer_of
-
-RESERVED = 1 << 10
-"""Bytes of shared memory of each block that the driver uses."""
-MAX_RESIDENT = 2
-"""Blocks of a multiprocessor, each with the registers that it needs."""
 
 
 def streamed_layer(equation: Equation, target: Target) -> Kernel:
@@ -54,7 +49,7 @@ class _Writer:
 
     def kernel(self, target: Target) -> Kernel:
         layer, block_units, shared = self.layer, self.layer.block_units, self.layer.shared
-        resident = min(MAX_RESIDENT, (target.shared + RESERVED) // (shared + RESERVED))
+        resident = blocks_that_fit(shared, target)
         flags = ", ".join("true" if pair else "false" for pair in (layer.backward, layer.forward))
         written = set(self.body.outputs)
         parameters = [f"{pointer(v, const=v not in written)}{self.pointers[v]}" for v in self.operands]
