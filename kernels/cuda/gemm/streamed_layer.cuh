@@ -2,7 +2,7 @@
 // block has UNITS rows of the weight matrix. It reads and writes them once: it computes the gradient, updates the weights in
 // registers, and multiplies the new weights by the next batch.
 //
-// Products are mma.sync in float16. A byte is exact in float16. A scaled float32 is the sum of two float16 terms with an error of
+// Products are mma.sync in float16. A byte is exactly a subnormal float16. A scaled float32 is the sum of two float16 terms with an error of
 // at most 2^-22 (fp16x2). So the product of both takes two mma. The input of the layer is scale * byte + shift.
 //
 // A chunk is 16 inputs. Lane (g, c), g = lane / 4, c = lane % 4, has inputs 4c ... 4c + 3 of units g and g + 8, and of rows g,
@@ -92,7 +92,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTI
         float values[COLUMNS][4] = {}, weight_sums[2] = {};
     };
 
-    // outputs += WEIGHT_SCALE * weights * bytes, for a chunk.
+    // outputs += WEIGHT_SCALE * weights * BYTE_SCALE * bytes, for a chunk.
     __device__ __forceinline__ void multiply(Outputs &outputs, const Four (&weights)[2], const uint32_t (&bytes)[COLUMNS]) const {
         uint32_t terms[4][SPLIT_TERMS];
         #pragma unroll
@@ -205,7 +205,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTI
                 float sum = 0;
                 #pragma unroll
                 for (int step = 0; step < K_STEPS; step++) sum += gradient_sums[step * UNITS + tile * 16 + half * 8 + g];
-                shifts[half] = shift * sum, scales[half] = scale * gradient_scale(tile, half).inverse;
+                shifts[half] = shift * sum, scales[half] = scale / BYTE_SCALE * gradient_scale(tile, half).inverse;
             }
         Loaded ahead;
         load(ahead, from, group);
@@ -287,7 +287,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES, bool UPDATES, bool MULTI
             }
             #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float sum = found[k] * (scale / WEIGHT_SCALE);
+                const float sum = found[k] * (scale / (WEIGHT_SCALE * BYTE_SCALE));
                 const uint8_t *const example = table + rows[NEXT * BATCH + row];
                 found[k] = (finite(sum) ? sum : scale * exact_sum(weights + (unit + k) * INPUTS, example)) + shift * of_weights[k];
             }
