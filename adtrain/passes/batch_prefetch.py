@@ -16,6 +16,7 @@ from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fuse_horizontally import MAX_POINTERS, blocks_in_launch, fuse_horizontally
 from adtrain.passes.place_collectives import exchanges_data
 from adtrain.passes.readers_first import readers_first
+from adtrain.passes.stream_layer import joined, streamed_equations
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     that exchange stay as they are.
     """
     undivided = PrefetchedRuns((), None, program)
+    if streamed := streamed_equations(program):
+        return _prefetch_product(program, *streamed) or undivided
     exchanges = [i for i, e in enumerate(program.equations) if exchanges_data(e)]
     if not program.carries or not any(e.primitive is horizontal_p for e in program.equations):
         return undivided
@@ -89,6 +92,30 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     if not saves or _shared(steady.equations, new) != _shared(rest, new):
         return undivided
     return PrefetchedRuns(prologue, steady, replace(program, inputs=inputs, equations=tuple(rest)))
+
+
+def _prefetch_product(program: Program, product: Equation, update: Equation) -> PrefetchedRuns | None:
+    """The runs of a Program whose first layer is streamed: the update of a run also computes the next run's product.
+
+    None if another equation reads the new weights, or if the product reads more than inputs.
+    """
+    known = {*program.inputs, *program.constants}
+    read = {v for e in program.equations for v in e.inputs}
+    if not known.issuperset(product.inputs) or not read.isdisjoint(update.outputs):
+        return None
+    next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
+    (result,) = product.outputs
+    following = Variable(result.type, result.device)
+    rest = tuple(e for e in program.equations if e is not product)
+    inputs = (*program.inputs, result)
+    steady = Program(
+        inputs,
+        program.constants,
+        (*(e for e in rest if e is not update), joined(update, product, next_value, following)),
+        (*program.outputs, following),
+        program.donated | {result},
+    )
+    return PrefetchedRuns([product], steady, replace(program, inputs=inputs, equations=rest))
 
 
 def _after_exchanges(program: Program, needed: set[Variable], target: Target) -> Program:
