@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from browser import BROWSERS, Browser, installed, started
+from forked_commands import Commands
 from hypothesis import settings
 
 from adtrain.backends.cpu import CpuBackend
@@ -48,6 +49,7 @@ def has_gpu_driver() -> bool:
     return True
 
 
+COMPILE, MEMORY = CpuBackend.compile, CpuBackend.memory
 GIVEN_CC = os.environ.get("CC", "")
 QUICK = (
     "-O1 -fexpensive-optimizations -fno-asynchronous-unwind-tables -fno-forward-propagate -fno-move-loop-invariants"
@@ -87,9 +89,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_finish() -> None:
-    """What the tests are made of lives to the end: the garbage collector need not look at it again."""
+    """What the tests are made of lives to the end: the garbage collector need not look at it again.
+
+    With Python's own threshold, of 700 new objects, it would take a twentieth of the time of all tests.
+    """
     gc.freeze()
+    gc.set_threshold(20_000)
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Find the last garbage, which pytest warns of where it must be closed. Then pytest looks for more, five times."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -169,15 +181,39 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield running
 
 
-@pytest.fixture(autouse=True)
-def on_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session")
+def server() -> Iterator[Commands]:
+    """Has imported adtrain, to run commands of all tests."""
+    commands = Commands()
+    yield commands
+    commands.close()
+
+
+@pytest.fixture
+def commands(server: Commands) -> Iterator[Commands]:
+    """Runs commands in processes of their own, forked to start quickly. One that still runs is killed at the end."""
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def on_numpy() -> Iterator[None]:
     """Programs run by the functions that run eagerly: nothing is compiled, and results are the same to the last bit.
 
-    Tests of compiled Programs are marked so.
+    Tests of compiled Programs are marked so. What fixtures of modules run is not compiled even there.
     """
-    if request.node.get_closest_marker("compiled") is None:
-        monkeypatch.setattr(CpuBackend, "compile", lambda self, program, lowered=None: NumpyProgram(program))
-        monkeypatch.setattr(CpuBackend, "memory", lambda self, program: memory(program))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuBackend, "compile", lambda self, program, lowered=None: NumpyProgram(program))
+        patch.setattr(CpuBackend, "memory", lambda self, program: memory(program))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def compiled_where_marked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests marked `compiled` compile their Programs."""
+    if request.node.get_closest_marker("compiled") is not None:
+        monkeypatch.setattr(CpuBackend, "compile", COMPILE)
+        monkeypatch.setattr(CpuBackend, "memory", MEMORY)
 
 
 @pytest.fixture

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-CLOSED, FULL = "closed", "full"
-"""A pipe that nobody reads, and a full disk."""
+from waiting import PATIENCE
 
-HELPER = """\
-import gc, importlib, json, os, sys
+CLOSED, FULL, LOST = "closed", "full", "/dev/null"
+"""A pipe that nobody reads, a full disk, and where output is thrown away."""
+
+SERVER = """\
+import gc, importlib, json, os, signal, sys
 from adtrain.cli import main
 
 for name in main.COMMANDS:
@@ -35,38 +38,86 @@ def signalled(function, number):
         return inner(*arguments, **options)
     setattr(sys.modules[module], name, run)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job would inherit that it is ignored,
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and a command of nohup this one
 gc.freeze()  # or each child would copy the memory of all objects
-codes = []
-for arguments, streams, function, number in json.load(sys.stdin):
+for line in sys.stdin:
+    arguments, out, err, before, folder, environment = json.loads(line)
     child = os.fork()
     if not child:
-        for i, what in enumerate(streams):
-            os.dup2(stream(what), i + 1)
-        if function:
-            signalled(function, number)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        os.dup2(stream(out), 1)
+        os.dup2(stream(err), 2)
+        exec(before)
         sys.argv = ["adtrain", *arguments]
         main.main()
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(json.dumps(codes))
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
 class Case(NamedTuple):
-    """A command, where its outputs go (CLOSED, FULL or a file), and a signal that comes when a function is called."""
+    """A command, where its outputs go (CLOSED, FULL or a file), and Python code that runs before it.
+
+    `signalled(function, number)` in that code lets a signal come when the function, a dotted name, is called.
+    """
 
     arguments: str
-    out: str
-    err: str
-    function: str = ""
-    number: int = 0
+    out: str = LOST
+    err: str = LOST
+    before: str = ""
 
 
-def exit_codes(cases: Sequence[Case], folder: Path) -> list[int]:
-    """The exit code of each command, run in the folder; negative for one that a signal ended."""
-    given = json.dumps([[case.arguments.split(), [case.out, case.err], case.function, case.number] for case in cases])
-    done = subprocess.run(
-        [sys.executable, "-c", HELPER], input=given, stdout=subprocess.PIPE, text=True, cwd=folder, check=True,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-    )  # fmt: skip
-    codes: list[int] = json.loads(done.stdout)
-    return codes
+class Commands:
+    """Runs one command after another, in the current folder and environment."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a process with more threads must not be forked
+        self.server = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+            bufsize=0,  # or a line that is in a buffer would not be seen by `select`
+        )  # fmt: skip
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        self.requests, self.answers = self.server.stdin, self.server.stdout
+        self.pid = 0
+        """The process of the command that runs; 0 if none does."""
+
+    def start(self, case: Case) -> int:
+        """Start the command. Returns its process id."""
+        arguments, *others = case
+        given = [arguments.split(), *others, str(Path.cwd()), dict(os.environ)]
+        self.requests.write(json.dumps(given).encode() + b"\n")
+        self.pid = int(self.answers.readline())
+        return self.pid
+
+    def wait(self) -> int:
+        """Wait for the command's end. Returns its exit code, negative if a signal ended it."""
+        assert self._has_ended(PATIENCE), f"waited {PATIENCE} s in vain"
+        code, self.pid = int(self.answers.readline()), 0
+        return code
+
+    def poll(self) -> bool | None:
+        """None while the command runs, as of a `Popen`."""
+        return self._has_ended(0) or None
+
+    def run(self, case: Case) -> int:
+        """The command's exit code."""
+        self.start(case)
+        return self.wait()
+
+    def kill(self) -> None:
+        """Kill the command that runs, if one does."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def close(self) -> None:
+        self.server.communicate()
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Whether the command ends within the time."""
+        return bool(select.select([self.answers], [], [], seconds)[0])

@@ -107,9 +107,10 @@ def split_fp16x2(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def tensor_core_sum(sums: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """sums + A B^T by tensor cores, 16 k at once: addends are aligned to the largest one and truncated."""
     terms = np.empty((17, len(a), len(b)))
-    for i in range(0, a.shape[1], 16):
+    a, b = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
+    for i in range(0, len(a), 16):
         terms[0] = sums
-        products = np.multiply(a.T[i : i + 16, :, None], b.T[i : i + 16, None, :], out=terms[1 : 1 + a.shape[1] - i])
+        products = np.multiply(a[i : i + 16, :, None], b[i : i + 16, None, :], out=terms[1 : 1 + len(a) - i])
         addends = terms[: 1 + len(products)]
         unit = np.ldexp(1.0, np.frexp(np.maximum(addends.max(0), -addends.min(0)))[1] - BITS)
         addends /= unit

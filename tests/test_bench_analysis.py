@@ -23,7 +23,6 @@ from adtrain.bench.text.analysis import tables
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.sampling import Timing
 
-pytestmark = pytest.mark.compiled
 BOTH = [LabelledDevice("cpu", "cpu"), LabelledDevice("gpu", "cpu")]
 LABELS = ["cpu", "gpu", "gpu+copies"]
 

@@ -17,7 +17,7 @@ from adtrain.core.errors import OptionError
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="states of processes are read from /proc")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def worker() -> Iterator[WorkerProcess]:
     with started(["numpy"], "cpu", 1) as workers:
         yield workers["numpy"]

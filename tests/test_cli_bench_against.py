@@ -5,7 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import bench_samples
 import pytest
@@ -15,16 +18,34 @@ from waiting import PATIENCE, wait_until
 
 from adtrain.bench import page
 from adtrain.bench.peers import comparison, systems
+from adtrain.bench.peers.processes import WorkerProcess
 from adtrain.bench.timing import roofline
 from adtrain.cli.main import cli
 
 LAYERS = "[{conv2d: {out_channels: 4, kernel_size: 3}}, relu, flatten, {linear: 3}]"
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[dict[str, WorkerProcess]]:
+    """The worker processes that the tests have started, one for each system. The next test uses them too."""
+    workers: dict[str, WorkerProcess] = {}
+    yield workers
+    for worker in workers.values():
+        worker.close()
+
+
 @pytest.fixture(autouse=True)
-def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(running: dict[str, WorkerProcess], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short samples, no roofline, and workers that are running already."""
     bench_samples.shorten(monkeypatch)
     monkeypatch.setattr(roofline, "known", lambda device: None)
+
+    def started(names: Sequence[str], *arguments: Any) -> AbstractContextManager[dict[str, WorkerProcess]]:
+        for name in set(names) - set(running):
+            running[name] = WorkerProcess(name, *arguments)
+        return nullcontext({name: running[name] for name in names})
+
+    monkeypatch.setattr("adtrain.bench.peers.result.started", started)
 
 
 def bench(*arguments: str, columns: int = 100) -> Result:

@@ -42,11 +42,13 @@ def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return trained
 
 
-@pytest.mark.compiled  # as the run was
-def test_eval_reproduces_the_score_in_the_summary(here: Path) -> None:
+@pytest.mark.compiled
+def test_eval_reproduces_the_score_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(write_config(tmp_path), tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
     found = json.loads(run("eval", "run", "--json").stdout)
     assert list(found) == ["run", "device", "images", "test", "metrics", "seconds", "images_per_second"]
-    assert found["test"] == json.loads((here / "run" / "summary.json").read_text())["test"]
+    assert found["test"] == json.loads(Path("run/summary.json").read_text())["test"]
     assert found["images"] == 30
     text = run("eval", "run").stdout.splitlines()
     assert text[0] == f"test    loss {found['test']['loss']:.4f}, accuracy {found['test']['accuracy']:.2%} of 30 images"

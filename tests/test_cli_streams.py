@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from forked_commands import CLOSED, FULL, Case, exit_codes
+from forked_commands import CLOSED, FULL, Case, Commands
 from training_runs import write_config
 
 from adtrain.cli.main import USAGE, cli
@@ -27,29 +27,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
 PRINTING = ["--help", "eval --help", "data list", "report run -o page.html", "compare run"]
 
 
-def test_a_command_whose_output_nobody_reads_or_takes_says_so_by_its_exit_code(folder: Path, tmp_path: Path) -> None:
+def test_a_command_whose_output_nobody_reads_or_takes_says_so_by_its_exit_code(
+    commands: Commands, tmp_path: Path
+) -> None:
     full, closed = tmp_path / "full", tmp_path / "closed"
     cases = [
         Case(arguments, out, err)
         for arguments in PRINTING
         for out, err in ((CLOSED, CLOSED), (CLOSED, str(closed)), (FULL, FULL), (FULL, str(full)))
     ]
-    assert exit_codes(cases, folder) == [BROKEN_PIPE, BROKEN_PIPE, USAGE, USAGE] * len(PRINTING)
+    assert list(map(commands.run, cases)) == [BROKEN_PIPE, BROKEN_PIPE, USAGE, USAGE] * len(PRINTING)
     assert closed.read_text() == ""
     assert full.read_text() == "adtrain: error: standard output: No space left on device\n" * len(PRINTING)
 
 
-def test_a_usage_error_has_its_exit_code_although_nobody_reads_the_message(folder: Path) -> None:
+def test_a_usage_error_has_its_exit_code_although_nobody_reads_the_message(commands: Commands) -> None:
     mistakes = ["", "nonsense", "eval", "eval run --nonsense", "eval nowhere"]
     cases = [Case(mistake, stream, stream) for mistake in mistakes for stream in (CLOSED, FULL)]
-    assert exit_codes(cases, folder) == [USAGE] * len(cases)
+    assert list(map(commands.run, cases)) == [USAGE] * len(cases)
 
 
-@pytest.mark.usefixtures("default_signals")
-def test_a_signal_ends_a_command_whose_output_nobody_reads(folder: Path, tmp_path: Path) -> None:
+def test_a_signal_ends_a_command_whose_output_nobody_reads(commands: Commands, folder: Path, tmp_path: Path) -> None:
     before, file = sorted(folder.rglob("*")), tmp_path / "messages"
     interrupted = {
         "eval run": "adtrain.training.evaluate",
@@ -57,14 +63,12 @@ def test_a_signal_ends_a_command_whose_output_nobody_reads(folder: Path, tmp_pat
         "bench --op relu": "numpy.random.default_rng",
         "data fetch fashion-mnist --mirror http://127.0.0.1:9": "urllib.request.urlopen",
     }
-    cases = [
-        Case(arguments, CLOSED, err, function, signal.SIGINT)
-        for arguments, function in interrupted.items()
-        for err in (CLOSED, str(file))
-    ]
-    evaluation, function = next(iter(interrupted.items()))
-    cases += [Case(evaluation, CLOSED, str(file), function, number) for number in (signal.SIGTERM, signal.SIGHUP)]
-    assert exit_codes(cases, folder) == [128 + case.number for case in cases]
+    for arguments, function in interrupted.items():
+        for err in (CLOSED, str(file)):
+            assert commands.run(Case(arguments, CLOSED, err, f"signalled({function!r}, {signal.SIGINT:d})")) == 130
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signalled = f"signalled('adtrain.training.evaluate', {number:d})"
+        assert commands.run(Case("eval run", CLOSED, str(file), signalled)) == 128 + number
     lines = [line for line in file.read_text().splitlines() if line and not line.startswith("bench: ")]
     assert lines == ["adtrain: interrupted"] * len(interrupted)  # the other signals need no message
     assert sorted(folder.rglob("*")) == before

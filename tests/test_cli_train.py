@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from forked_commands import Case, Commands
 from training_runs import write_config
-from waiting import PATIENCE, wait_until
+from waiting import wait_until
 
 from adtrain import config, training
 from adtrain.cli import main
@@ -44,12 +45,11 @@ def summary_of(result: Result) -> dict[str, Any]:
     return found
 
 
-def started(cfg: Path, *arguments: str, before: str = "") -> subprocess.Popen[str]:
-    """Start a process that trains, and wait until its first epoch is over."""
-    command = [sys.executable, "-c", before + SCRIPT, "train", str(cfg), "--device", "cpu", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_until(Path("runs/tiny/best.safetensors").exists, process)
-    return process
+def started(commands: Commands, before: str = "") -> int:
+    """Start a process that trains and does not end, and wait until its first epoch is over. Returns its id."""
+    pid = commands.start(Case("train tiny.yaml --device cpu --epochs 1000000", "out", "err", before))
+    wait_until(Path("runs/tiny/best.safetensors").exists, commands)
+    return pid
 
 
 SCORE = {"loss": float, "accuracy": float}
@@ -223,12 +223,12 @@ def test_a_loss_that_is_not_finite_ends_the_command(cfg: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(cfg: Path, number: int, code: int) -> None:
-    process = started(cfg, "--epochs", "1000000")
-    process.send_signal(number)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out) == (code, "")
-    *lines, last = err.splitlines()
+def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(
+    cfg: Path, commands: Commands, number: int, code: int
+) -> None:
+    os.kill(started(commands), number)
+    assert (commands.wait(), Path("out").read_text()) == (code, "")
+    *lines, last = Path("err").read_text().splitlines()
     note = "adtrain: stopping after the current steps; a second signal ends at once"
     assert lines.count(note) == 1  # the current steps may end an epoch
     expected = (note, "no C compiler")  # the second one where there is none
@@ -297,16 +297,13 @@ def test_debug_nan_does_not_change_the_result(cfg: Path) -> None:
     assert Path("runs/tiny/model.safetensors").read_bytes() == Path("plain/model.safetensors").read_bytes()
 
 
-def test_a_second_signal_ends_the_process_at_once_with_an_intact_checkpoint(cfg: Path) -> None:
-    slow = "from time import sleep; from adtrain.training import Recorder; Recorder.stopped = lambda *_: sleep(1e6); "
-    process = started(cfg, "--epochs", "1000000", before=slow)
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    while "stopping after" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
+def test_a_second_signal_ends_the_process_at_once_with_an_intact_checkpoint(cfg: Path, commands: Commands) -> None:
+    slow = "from time import sleep; from adtrain.training import Recorder; Recorder.stopped = lambda *_: sleep(1e6)"
+    pid = started(commands, slow)
+    os.kill(pid, signal.SIGINT)
+    wait_until(lambda: "stopping after" in Path("err").read_text(), commands)
+    os.kill(pid, signal.SIGINT)
+    assert commands.wait() == 130
     assert training.resume(Path("runs/tiny")).start.checkpoint.progress.step > 0
 
 
@@ -360,12 +357,11 @@ def test_quiet_prints_the_folder_only_and_verbose_more_than_usual(cfg: Path) -> 
     assert "found both --quiet and --verbose" in train(cfg, "-q", "-v", expect=2).stderr
 
 
-def test_quiet_keeps_warnings(cfg: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, "train", str(cfg), "-q", "--device", "cpu", "--profile-steps", "0"]
-    layers = "model.layers=[linear: 3, softmax]"
-    done = subprocess.run([*command, "--set", layers], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "runs/tiny\n")
-    (warning,) = done.stderr.splitlines()
+def test_quiet_keeps_warnings(cfg: Path, commands: Commands) -> None:
+    train = 'train tiny.yaml -q --device cpu --profile-steps 0 --set model.layers=[{"linear":3},softmax]'
+    assert commands.run(Case(train, "out", "err")) == 0
+    assert Path("out").read_text() == "runs/tiny\n"
+    (warning,) = Path("err").read_text().splitlines()
     assert warning.endswith("applies softmax itself: remove this layer")
 
 

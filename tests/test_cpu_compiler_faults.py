@@ -335,6 +335,40 @@ def test_a_compiler_is_ended_while_another_thread_starts_it(monkeypatch: pytest.
         assert done.result().returncode == -signal.SIGKILL
 
 
+@pytest.mark.usefixtures("default_signals")
+def test_a_compiler_is_ended_by_ctrl_c_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen, started = subprocess.Popen, list[subprocess.Popen[bytes]]()
+
+    def interrupted(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(command, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        toolchain._run(["sleep", f"{PATIENCE:.0f}"], ".")
+    assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("default_signals")
+def test_compilers_are_ended_by_ctrl_c_while_threads_for_them_start(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, submit = workshop.folder / "started", ThreadPoolExecutor.submit
+    workshop.set_compiler(before=f'case "$*" in *"-c program.c"*) : > {mark}; exec sleep {PATIENCE:.0f} ;; esac')
+
+    def interrupted(*arguments: Any) -> Any:
+        future = submit(*arguments)
+        wait_until(mark.exists)
+        signal.raise_signal(signal.SIGINT)
+        return future
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        entry()
+    assert not toolchain._running
+
+
 def runs(process: int) -> bool:
     """Whether a process has not ended. One that has ended may wait for its parent to notice."""
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -21,6 +22,7 @@ from test_cuda_sources import EXCHANGES, kernel_functions
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compile_processes import CompileProcesses
+from adtrain.backends.cuda.compile_queue import CompileQueue
 from adtrain.backends.cuda.compiler import ARCHITECTURES, Compiled, CudaCompilerError, Source, architecture, file_source
 from adtrain.backends.cuda.nvrtc import Nvrtc, Request
 from adtrain.backends.cuda.peer_window import macros
@@ -38,7 +40,7 @@ MAX_SPILLED = {
     "attention/fma_forward.cu": 64,
     "attention/mma_backward.cu": 96,
     "attention/mma_forward.cu": 96,
-    "attention/wgmma_backward.cu": 64,  # its producer threads, not its consumers
+    "attention/wgmma_backward.cu": 96,  # its producer threads; its consumers at most 16
     "gemm/pack.cu": 64,
     "grouped_products.cu": 16,
     "horizontal.cu": 1024,
@@ -180,12 +182,27 @@ def test_a_source_that_is_begun_twice_is_compiled_once_and_its_cubin_is_waited_f
 
     monkeypatch.setattr(compiler, "compile_source", compile_source)
     other = SOURCE._replace(name="begun.cu", text=SOURCE.text + "// begun")
-    (thread,) = set(compiler.begin([other, other], "90a"))
-    assert thread.is_alive()
-    assert list(compiler.begin([other], "90a")) == [thread]
+    (compilation,) = set(compiler.begin([other, other], "90a"))
+    assert not compilation.done()
+    assert list(compiler.begin([other], "90a")) == [compilation]
     go.set()
     assert compiler.cubin(other, "90a") == b"code"
     assert compiled == [other]
+
+
+def test_the_largest_source_that_waits_is_compiled_first() -> None:
+    queue, go, done = CompileQueue(), Event(), list[int]()
+    queue.most = 1
+
+    def compile_after(event: Event) -> None:
+        assert event.wait(10)
+
+    compilations = [queue.submit(2, partial(compile_after, go))]
+    compilations += [queue.submit(size, partial(done.append, size)) for size in (1, 3, 2)]
+    go.set()
+    for compilation in compilations:
+        compilation.result(10)
+    assert done == [3, 2, 1]
 
 
 def test_every_include_of_a_kernel_file_is_a_header_of_the_folder() -> None:

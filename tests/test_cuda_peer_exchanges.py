@@ -1,4 +1,4 @@
-"""Updates fused with exchanges between GPUs, with all ranks run by the CPU in one launch, block by block."""
+"""Updates fused with exchanges between GPUs, with the launches of all ranks run by the CPU, block by block."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from test_cuda_steps_on_host import drawn
 from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
-from adtrain import config
+from adtrain import config, ops
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.peer_window import SLOT_BYTES, window_bytes
+from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vectors, window_bytes
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.core.fused import body_of, peer_exchanges_p
+from adtrain.bench.scaling.worker import summed
+from adtrain.core.fused import body_of, exchanged_update_p, peer_exchanges_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.core.staging import Pass
+from adtrain.core.staging import Pass, stage
 from adtrain.core.target import H200
 from adtrain.passes import fuse_exchanges
 from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.places import Place, nbytes
 from adtrain.passes.plan_memory import plan_memory
+from adtrain.training import sharding
 from adtrain.training.preparation import outline
 
 __all__ = ["host"]
 
 NARROW = H200._replace(multiprocessors=3)
-LAUNCHES = 3
+LAUNCHES = 4
 SETTINGS = (
     "model.layers=[{linear: 256}, relu, {linear: 3}]",
     "optimizer={sgd: {lr: 0.1, momentum: 0.9, weight_decay: 0.01}}",
@@ -43,31 +45,55 @@ SETTINGS = (
 
 def step(path: Path | str, *settings: str, limit: int = SLOT_BYTES) -> Program:
     """The Program of a step of this rank."""
+    return outline(config.load(path, settings)).step_program(passes=passes(limit))
+
+
+def passes(limit: int) -> list[Pass]:
     fold, optimize, *place = placed_for_gpus()
-    passes: list[Pass] = [fold, optimize, partial(fuse_exchanges, limit=limit), *place]
-    return outline(config.load(path, settings)).step_program(passes=passes)
+    return [fold, optimize, partial(fuse_exchanges, limit=limit), *place]
 
 
 def exchanges(program: Program) -> list[Equation]:
     return [e for e in program.equations if e.primitive is peer_exchanges_p]
 
 
-def launch(host: Host, plan: LaunchPlan, operands: list[list[np.ndarray]], windows: list[np.ndarray]) -> None:
-    """Run the kernel on all ranks at the same time. The operands and the window of each rank are changed."""
+def launch(host: Host, plan: LaunchPlan, operands: list[list[list[np.ndarray]]], windows: list[np.ndarray]) -> None:
+    """Run launches of the kernel on all ranks, for each launch with the operands of each rank.
+
+    A rank begins a launch when its own last one has ended. The operands and the window of each rank are changed.
+    """
     ranks = len(windows)
     structs = [np.array([*(x.ctypes.data for x in windows), rank], np.int64) for rank in range(ranks)]
-    given = [[*(operands[rank][i] for i in plan.operands), structs[rank]] for rank in range(ranks)]
+    given = [[*(of[i] for i in plan.operands), structs[rank]] for each in operands for rank, of in enumerate(each)]
     pointers = (ctypes.c_void_p * sum(map(len, given)))(*(x.ctypes.data for row in given for x in row))
     parameters = re.search(r"peer_exchanges\(([^)]*)\)\n\{", plan.source.text)
     assert parameters is not None
     pointers_of = parameters.group(1).split(", ")[: len(plan.operands)]
     arguments = [f"({parameter.rpartition('*')[0]}*)own[{i}]" for i, parameter in enumerate(pointers_of)]
     arguments += ["&bad"] * plan.checked + [f"*(const Windows *)own[{len(arguments)}]"]
-    call = f"void **own = pointers + {len(given[0])} * blockIdx.y; peer_exchanges({', '.join(arguments)});"
-    entry = 'extern "C" void go(unsigned blocks, unsigned ranks, int threads, void **pointers) '
-    entry += f"{{ run({{blocks, ranks, 1}}, threads, [=] {{ {call} }}); }}"
+    entry = f"""
+    extern "C" void go(int launches, unsigned blocks, unsigned ranks, int threads, void **pointers) {{
+        static unsigned ended[{ranks}]; // blocks of each rank
+        memset(ended, 0, sizeof ended);
+        run({{blocks, ranks, 1}}, threads, [=] {{
+            for (int i = 0; i < launches; i++) {{
+                while (ended[blockIdx.y] < i * blocks) leave();
+                void **own = pointers + {len(given[0])} * (i * ranks + blockIdx.y);
+                peer_exchanges({", ".join(arguments)});
+                __syncthreads();
+                ended[blockIdx.y] += threadIdx.x == 0;
+            }}
+        }});
+    }}"""
     library = host.library(plan.source, [entry], ranks * plan.size.blocks[0])
-    library.go(plan.size.blocks[0], ranks, plan.size.threads, pointers)
+    library.go(len(operands), plan.size.blocks[0], ranks, plan.size.threads, pointers)
+
+
+def window(ranks: int) -> np.ndarray:
+    """A window that no rank has used."""
+    memory = np.zeros(window_bytes(ranks), np.uint8)
+    memory[slice(*slots_of_vectors(ranks))] = EMPTY
+    return memory
 
 
 def drawn_for_ranks(equations: list[Equation], rng: np.random.Generator) -> list[list[np.ndarray]]:
@@ -80,6 +106,12 @@ def drawn_for_ranks(equations: list[Equation], rng: np.random.Generator) -> list
     ]
 
 
+def gradients_sent(e: Equation) -> list[Variable]:
+    """The gradients that a `peer_exchanges` equation sends, a vector for each bucket."""
+    updates = [x for x in e.params["body"].equations if x.primitive is exchanged_update_p]
+    return [body_of(x).equations[0].inputs[0] for x in updates]
+
+
 def sent_by(e: Equation) -> tuple[Variable, ...]:
     return e.inputs if e.has(Trait.COLLECTIVE) else ()
 
@@ -89,33 +121,73 @@ def expected(equations: list[Equation], arguments: list[list[np.ndarray]], rank:
     return list(e.primitive.reference(*arguments[rank.rank], **e.params))
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def repeated_exchanges(path: Path, ranks: int, *settings: str) -> list[Equation]:
+    """The `peer_exchanges` equation of each rank in a repeated step."""
+
+    def of_rank(rank: ThreadRank) -> Equation:
+        _, (steps, _), _ = Layout(step(path, *settings), Lowering(NARROW)).runs(2)
+        return next(x.equation for x in steps if x.equation.primitive is peer_exchanges_p)
+
+    return on_ranks(ranks, of_rank)
+
+
+def plan_of(equations: list[Equation]) -> LaunchPlan:
+    """The launch that all ranks have."""
+    plans = [plan for e in equations for plan in Lowering(NARROW).launches(e) if isinstance(plan, LaunchPlan)]
+    assert len(plans) == len(equations)
+    assert len({(plan.source, tuple(plan.operands)) for plan in plans}) == 1
+    return plans[0]
+
+
+def check(
+    host: Host, equations: list[Equation], windows: list[np.ndarray], rng: np.random.Generator, launches: int = 1
+) -> None:
+    """Launch the kernel some times. Some elements of the gradients have the bits of empty slots."""
+    arguments = [drawn_for_ranks(equations, rng) for _ in range(launches)]
+    for of_rank in (x for each in arguments for x in each):
+        for sent in gradients_sent(equations[0]):
+            gradients = of_rank[equations[0].inputs.index(sent)]
+            gradients.reshape(-1).view(np.uint8).reshape(-1, gradients.itemsize)[::97] = EMPTY
+    results = [[[np.zeros(v.type.shape, v.type.dtype) for v in e.outputs] for e in equations] for _ in arguments]
+    operands = [[[*x, *y] for x, y in zip(*pair, strict=True)] for pair in zip(arguments, results, strict=True)]
+    launch(host, plan_of(equations), operands, windows)
+    for given, found in zip(arguments, results, strict=True):
+        right = on_ranks(len(windows), partial(expected, equations, given))
+        for x, y in zip((x for of in found for x in of), (y for of in right for y in of), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+RANKS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+
+
+@RANKS
 @pytest.mark.parametrize("optimizer", ["optimizer={sgd: {lr: 0.1}}", SETTINGS[1], "optimizer={adam: {lr: 0.01}}"])
 def test_the_kernel_computes_the_bits_of_the_separate_exchanges(
     tmp_path: Path, host: Host, ranks: int, optimizer: str
 ) -> None:
-    """Three launches, one after another, with the same windows. They take the indices of the next batch, too."""
-    path = write_config(tmp_path)
-
-    def repeated(rank: ThreadRank) -> Equation:
-        _, (steps, _), _ = Layout(step(path, SETTINGS[0], optimizer), Lowering(NARROW)).runs(2)
-        return next(x.equation for x in steps if x.equation.primitive is peer_exchanges_p)
-
-    equations = on_ranks(ranks, repeated)
+    """Launches of several ranks overlap. They take the indices of the next batch, too."""
+    equations = repeated_exchanges(write_config(tmp_path), ranks, SETTINGS[0], optimizer)
     assert "take" in [e.primitive.name for e in equations[0].params["body"].equations]
-    plans = [plan for e in equations for plan in Lowering(NARROW).launches(e) if isinstance(plan, LaunchPlan)]
-    assert len({plan.source for plan in plans}) == 1
-    assert len({tuple(plan.operands) for plan in plans}) == 1
-    assert plans[0].size.blocks[0] > 2
-    rng = np.random.default_rng(0)
-    windows = [np.zeros(window_bytes(ranks), np.uint8) for _ in range(ranks)]
-    for _ in range(LAUNCHES):
-        arguments = drawn_for_ranks(equations, rng)
-        results = [[np.zeros(v.type.shape, v.type.dtype) for v in e.outputs] for e in equations]
-        launch(host, plans[0], [[*x, *y] for x, y in zip(arguments, results, strict=True)], windows)
-        for found, right in zip(results, on_ranks(ranks, partial(expected, equations, arguments)), strict=True):
-            for x, y in zip(found, right, strict=True):
-                np.testing.assert_array_equal(x, y)
+    assert plan_of(equations).size.blocks[0] > 2
+    rng, windows = np.random.default_rng(0), [window(ranks) for _ in range(ranks)]
+    check(host, equations, windows, rng, LAUNCHES)
+
+
+@RANKS
+def test_kernels_with_other_buckets_and_types_share_windows(
+    tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    path = write_config(tmp_path)
+    one = repeated_exchanges(path, ranks, SETTINGS[0], "optimizer={sgd: {lr: 0.1}}")
+    monkeypatch.setattr(sharding, "BUCKET_BYTES", 1024)
+    buckets = repeated_exchanges(path, ranks, *SETTINGS)
+    doubles = repeated_exchanges(path, ranks, *SETTINGS, "training.precision=float64")
+    assert [len(gradients_sent(e[0])) for e in (one, buckets, doubles)] == [1, 3, 3]
+    assert {v.type.dtype for v in gradients_sent(doubles[0])} == {np.dtype(np.float64)}
+    rng, windows = np.random.default_rng(0), [window(ranks) for _ in range(ranks)]
+    for equations in (one, buckets, doubles, doubles, one, buckets):
+        check(host, equations, windows, rng)
+    assert all((w[slice(*slots_of_vectors(ranks))] == EMPTY).all() for w in windows)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lenet5-augmented"])
@@ -143,6 +215,14 @@ def test_small_equations_and_gathers_of_a_repeated_step_share_launches(name: str
         return sum(not placed.equation.is_view for placed in repeated)
 
     assert on_ranks(2, count) == [launches] * 2
+
+
+def test_the_sum_that_the_benchmark_times_is_exchanged_by_one_launch() -> None:
+    def names(rank: ThreadRank) -> list[str]:
+        staged = stage(summed, passes(SLOT_BYTES), donate=(0,))
+        return [e.primitive.name for e in staged.program(ops.zeros((1 << 16,))).equations if not e.is_view]
+
+    assert on_ranks(2, names) == [["add", "peer_exchanges"]] * 2
 
 
 def test_other_exchanges_have_ended_when_the_launch_with_updates_begins(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def arguments_of(program: Program, weights: float = 0.05) -> dict[Any, np.ndarra
             found[v] = rng.uniform(0, 0.1, shape)
         else:
             high = (256 if dtype == np.uint8 else 10) if shape else 1
-            found[v] = np.asarray(rng.integers(0, high, shape), dtype)
+            found[v] = np.asarray(rng.integers(0, high, shape, dtype), dtype)
     return found
 
 

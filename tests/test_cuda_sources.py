@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from adtrain.assets import asset_path
+from adtrain.backends.cuda import compiler
 
 KERNEL = re.compile(r"^KERNEL\b[^{;]*\b(?P<name>\w+)\([^{;()]*\)\s*\{\s*(?P<first>[^;{]*;)", re.MULTILINE)
 LATER = {"pack_matrices", "packed_gemm"}
@@ -39,3 +40,10 @@ def test_every_kernel_waits_for_its_inputs_first() -> None:
     assert len(first) > 20
     late = {kernel for kernel, statement in first.items() if statement != "wait_for_inputs();"}
     assert {name for _, name in late - EXCHANGES} == LATER
+
+
+def test_the_source_for_a_kernel_has_no_other_kernel() -> None:
+    for file, name in kernel_functions():
+        source = compiler.of_kernel(compiler.file_source(file, (), ()), name)
+        assert compiler.KERNEL.findall(source.text) == [name]
+        assert len(re.findall(r"^KERNEL\b", source.text, re.MULTILINE)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,15 @@ import pytest
 from cuda_on_host import Host, host
 from program_samples import ON_GPU
 
-from adtrain import config, training
-from adtrain.core.array import array
-from adtrain.core.fused import FUSED, body_of
-from adtrain.core.program import Equation, Variable
+from adtrain import config, ops, training
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.core.array import Value, array
+from adtrain.core.fused import FUSED, body_of, horizontal_p
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200
+from adtrain.core.types import Shape
 from adtrain.passes.batch_prefetch import prefetch_batch
 
 __all__ = ["host"]
@@ -43,16 +47,10 @@ def computed(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_launch_of_a_step_matches_the_reference(optimizer: str, host: Host) -> None:
-    """Including the launches of a step that prefetches the next batch."""
-    experiment = training.outline(config.load(CONFIG, [*SMALL, f"optimizer={optimizer}"]))
-    program = experiment.step_program(passes=ON_GPU)
-    rng = np.random.default_rng(0)
+def check(program: Program, host: Host, rng: np.random.Generator, more: Sequence[Equation] = ()) -> None:
+    """Compare the launches of the Program, and of more equations, with the reference."""
     known = {v: x.numpy() for v, x in program.constants.items()} | {v: drawn(v, rng) for v in program.inputs}
-    steady = prefetch_batch(program, H200).steady
-    assert steady is not None
-    for e in dict.fromkeys((*program.equations, *steady.equations)):
+    for e in dict.fromkeys((*program.equations, *more)):
         arrays = [known[v] for v in e.inputs]
         expected = computed(e, arrays)
         known |= {v: np.asarray(x).reshape(v.type.shape) for v, x in zip(e.outputs, expected, strict=True)}
@@ -61,3 +59,40 @@ def test_every_launch_of_a_step_matches_the_reference(optimizer: str, host: Host
         for v, found in zip(e.outputs, host.computed(e, None, arrays), strict=True):
             error = np.linalg.norm(np.subtract(found, known[v], dtype=np.float64))
             assert error <= TOLERANCE * np.linalg.norm(known[v].astype(np.float64)), f"{e.primitive.name} {v.type}"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_launch_of_a_step_matches_the_reference(optimizer: str, host: Host) -> None:
+    """Including the launches of a step that prefetches the next batch."""
+    experiment = training.outline(config.load(CONFIG, [*SMALL, f"optimizer={optimizer}"]))
+    program = experiment.step_program(passes=ON_GPU)
+    steady = prefetch_batch(program, H200).steady
+    assert steady is not None
+    check(program, host, np.random.default_rng(0), steady.equations)
+
+
+def affine(*xs: Value) -> list[Value]:
+    return [x * 2 + 1 for x in xs]
+
+
+def products(*xs: Value) -> list[Value]:
+    return affine(*(ops.matmul(a, b, transpose_a=True) for a, b in zip(xs[::2], xs[1::2], strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("f", "shapes"),
+    [
+        (affine, [(2401,), (7,), (70_000,)]),
+        (affine, [(8, 3), (1, 3)]),
+        (products, [(32, 64), (32, 96), (32, 128), (32, 72)]),  # 72 columns are no whole tiles
+    ],
+)
+def test_parts_of_different_lengths_match_the_reference(
+    f: Callable[..., list[Value]], shapes: list[Shape], host: Host
+) -> None:
+    program = stage(f, ON_GPU).program(*(np.ones(shape, "float32") for shape in shapes))
+    (equation,) = [e for e in program.equations if e.primitive is horizontal_p]
+    (launch,) = host.lowering.launches(equation)
+    assert isinstance(launch, LaunchPlan)
+    assert "const int n0 = member == 0" in launch.source.text
+    check(program, host, np.random.default_rng(0))

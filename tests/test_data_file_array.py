@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked_commands import Case, Commands
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from npz_files import parts, write_npz
 from training_runs import write_config, write_data
-from waiting import PATIENCE, wait_until
+from waiting import wait_until
 
 from adtrain import data
 from adtrain.data import DataError, idx, memory, npz
@@ -128,33 +127,29 @@ def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, monkeypatch: pyt
 
 
 STREAMED = """\
-from adtrain.cli.main import main
 from adtrain.data import idx
 from adtrain.training import examples
 idx.stays_in_file = lambda nbytes: True
 examples._copy_limit = lambda device: 0
-main()
 """
 
 
 @pytest.mark.parametrize("change", [truncate, copy_over])
 def test_a_training_whose_data_change_ends_with_one_line_and_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: Commands, change: Callable[[Path], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)
-    images, metrics = tmp_path / "data/train-images-idx3-ubyte", Path("run/metrics.jsonl")
-    arguments = ["tiny.yaml", "--eager", "--output-dir", "run", "--epochs", "100000"]
-    command = [sys.executable, "-c", STREAMED, "train", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: metrics.exists() and '"epoch"' in metrics.read_text(), process)
-        good = images.read_bytes()
-        change(images)
-        err = process.communicate(timeout=PATIENCE)[1]
-    assert process.returncode == 2
-    (line,) = [line for line in err.splitlines() if not line.startswith("epoch ")]
+    images, metrics, err = tmp_path / "data/train-images-idx3-ubyte", Path("run/metrics.jsonl"), Path("err")
+    train = "train tiny.yaml --eager --output-dir run --epochs 100000"
+    commands.start(Case(train, err=str(err), before=STREAMED))
+    wait_until(lambda: metrics.exists() and '"epoch"' in metrics.read_text(), commands)
+    good = images.read_bytes()
+    change(images)
+    assert commands.wait() == 2
+    (line,) = [line for line in err.read_text().splitlines() if not line.startswith("epoch ")]
     cause = f"{images}: was changed while it was in use; expected the same content until the end"
     assert line == f"adtrain: error: {cause}; continue with: adtrain train --resume run"
     images.write_bytes(good)
-    resume = ["train", "--resume", "run", "--eager", "--epochs", "1", "--profile-steps", "0"]
-    assert subprocess.run([sys.executable, "-c", STREAMED, *resume], capture_output=True).returncode == 0
+    resume = "train --resume run --eager --epochs 1 --profile-steps 0"
+    assert commands.run(Case(resume, before=STREAMED)) == 0

@@ -12,7 +12,6 @@ import pytest
 from sweep_runs import SGD, after, run, session
 
 from adtrain.backends.cpu import CpuBackend
-from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.sweeps import ensemble, member_run, wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import SweepResults
@@ -32,9 +31,7 @@ def files(path: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SweepResults]:
     folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:  # as `on_numpy` does for tests
-        patch.setattr(CpuBackend, "compile", lambda self, program, lowered=None: NumpyProgram(program))
-        return folder / "s", run(session(folder, SWEEP, *SETTINGS), folder / "s", halving=True).run()
+    return folder / "s", run(session(folder, SWEEP, *SETTINGS), folder / "s", halving=True).run()
 
 
 def test_failed_members_are_reported_and_ranked_last(uninterrupted: tuple[Path, SweepResults]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from click.testing import CliRunner
+from forked_commands import CLOSED, Case, Commands
 from hypothesis import given
 from hypothesis import strategies as st
 from training_runs import write_config
@@ -54,28 +55,22 @@ def last_line() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stop_writes_its_checkpoint_although_nobody_reads_the_messages(number: signal.Signals) -> None:
-    reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
-    assert reader.stdin is not None
-    with subprocess.Popen([*COMMAND, *LONG], stdout=reader.stdin, stderr=reader.stdin) as process:
-        reader.wait()
-        reader.stdin.close()
-        wait_until(lambda: '"epoch"' in metrics(), process)
-        process.send_signal(number)
-        assert process.wait(PATIENCE) == 128 + number
+def test_a_stop_writes_its_checkpoint_although_nobody_reads_the_messages(commands: Commands, number: int) -> None:
+    pid = commands.start(Case(" ".join(LONG), CLOSED, CLOSED))
+    wait_until(lambda: '"epoch"' in metrics(), commands)
+    os.kill(pid, number)
+    assert commands.wait() == 128 + number
     assert last_line()["kind"] == "stopped"
     assert Path("run/last.safetensors").exists()
 
 
-def test_hangups_stay_ignored_where_the_caller_ignores_them() -> None:
-    ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from adtrain.cli.main import main; main()"
-    with subprocess.Popen([sys.executable, "-c", ignore, *LONG], stderr=subprocess.DEVNULL) as process:
-        wait_until(lambda: '"epoch"' in metrics(), process)
-        process.send_signal(signal.SIGHUP)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 143
+def test_hangups_stay_ignored_where_the_caller_ignores_them(commands: Commands) -> None:
+    pid = commands.start(Case(" ".join(LONG), before="signal.signal(signal.SIGHUP, signal.SIG_IGN)"))
+    wait_until(lambda: '"epoch"' in metrics(), commands)
+    os.kill(pid, signal.SIGHUP)
+    os.kill(pid, signal.SIGTERM)
+    assert commands.wait() == 143
 
 
 @pytest.mark.parametrize("streams", ["2>/dev/full", "<&- >&- 2>&-"])
@@ -91,7 +86,7 @@ def test_a_stop_of_the_whole_group_lets_the_compiler_end(monkeypatch: pytest.Mon
     """Without it NumPy would take the first steps, whose results have other bytes than those of compiled code."""
     compiler = Path("cc").absolute()
     mark = Path("compiling").absolute()
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) touch {mark}; sleep 1;; esac\nexec gcc "$@" -O1\n')
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) touch {mark}; sleep 1;; esac\nexec gcc "$@" -O0\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
@@ -107,7 +102,7 @@ def test_a_stop_of_the_whole_group_lets_the_compiler_end(monkeypatch: pytest.Mon
 @pytest.mark.compiled
 def test_a_killed_compiler_ends_the_run_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Path("cc").absolute()
-    compiler.write_text('#!/bin/sh\ncase "$*" in *program.c*) kill -9 $$;; esac\nexec gcc "$@" -O1\n')
+    compiler.write_text('#!/bin/sh\ncase "$*" in *program.c*) kill -9 $$;; esac\nexec gcc "$@" -O0\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
@@ -128,7 +123,7 @@ def has_processes(group: int) -> bool:
 def test_a_second_signal_ends_a_compiler_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler, mark = Path("cc").absolute(), Path("compiling").absolute()
     endless = f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep {2 * PATIENCE:.0f}"
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) {endless};; esac\nexec gcc "$@" -O1\n')
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *program.c*) {endless};; esac\nexec gcc "$@" -O0\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
@@ -46,18 +47,20 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float, report: Callabl
     variables = {ADDRESS: f"127.0.0.1:{watchdog.port}", TOKEN: token}
     processes = start(ranks, [sys.executable, "-m", "adtrain", *arguments], variables)
     previous = _pass_on_signals(processes)
+    first_dead = math.inf
     try:
         while any(process.poll() is None for process in processes) and not over.wait(TICK_SECONDS):
-            if _dead_early(processes, watchdog):
-                over.wait(GRACE_SECONDS)  # others may have the same error
-                if dead := _dead_early(processes, watchdog):
+            if dead := _dead_early(processes, watchdog):
+                first_dead = min(first_dead, monotonic())
+                if monotonic() - first_dead > GRACE_SECONDS:  # others may have the same error
                     watchdog.end(None if 0 in dead else f"rank {dead[0]} has ended before the training began")
         codes = end(processes)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    if any(codes):
-        over.wait(GRACE_SECONDS)  # the watchdog may still have to say why
+    deadline = monotonic() + GRACE_SECONDS  # until then the watchdog may report a reason
+    while any(codes) and watchdog.undecided and monotonic() < deadline and not over.wait(TICK_SECONDS):
+        pass
     for line in filter(None, reasons):
         report(f"adtrain: error: {line}")
     if watchdog.code is not None:

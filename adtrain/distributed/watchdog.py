@@ -25,7 +25,7 @@ BEAT_SECONDS = 1.0
 TICK_SECONDS = 0.1
 """The longest time between two checks of the watchdog."""
 GRACE_SECONDS = 1.0
-"""How long after the report of an error the watchdog waits for others: rank 0 prints its own."""
+"""How long the watchdog waits after a rank has reported an error. Rank 0 may have the same one, and prints its own."""
 
 
 @dataclass
@@ -102,6 +102,11 @@ class Watchdog:
         self._send_to_all({"end": True})
 
     @property
+    def undecided(self) -> bool:
+        """Whether the watchdog may still end the job: a rank has failed, or has not reported that it is done."""
+        return any(rank.failed is not None or not rank.done for rank in list(self.known.values()))
+
+    @property
     def code(self) -> int | None:
         """The exit code of rank 0, if it has failed."""
         return next((rank.code for rank in self.known.values() if rank.rank == 0 and rank.failed is not None), None)
@@ -164,8 +169,8 @@ class Watchdog:
 
     def _check(self) -> None:
         now, ranks = monotonic(), [rank for rank in self.known.values() if rank.rank >= 0]
-        if self.failed_at is not None and now - self.failed_at > GRACE_SECONDS:
-            failed = [rank for rank in ranks if rank.failed is not None]
+        failed = [rank for rank in ranks if rank.failed is not None]
+        if self.failed_at is not None and (len(failed) == self.ranks or now - self.failed_at > GRACE_SECONDS):
             first = min(failed, key=lambda rank: rank.rank)
             self.end(None if first.rank == 0 else f"{first.name}: {first.failed}")
             return

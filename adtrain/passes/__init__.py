@@ -155,6 +155,12 @@ def fuse_exchanges_of_device(program: Program) -> Program:
     return fuse_exchanges(program, backend(_device(program)).fused_exchange_bytes())
 
 
+def passes_of_ranks(passes: Sequence[Pass]) -> Sequence[Pass]:
+    """The passes for a Program with exchanges. ``passes`` are applied to the parts between them."""
+    optimize = partial(optimize_regions, passes=(*passes, join_one_blocks))
+    return fold_collectives, optimize, fuse_exchanges_of_device, place_collectives_of_device, place_views
+
+
 def place_collectives_of_device(program: Program) -> Program:
     """``program`` after `place_collectives`, with early updates where exchanges run beside kernels."""
     return place_collectives(program, backend(_device(program)).overlaps_exchanges)
@@ -186,7 +192,6 @@ __all__ = [
     "fuse_convolutions",
     "fuse_elementwise",
     "fuse_exchanges",
-    "fuse_exchanges_of_device",
     "fuse_gathers",
     "fuse_horizontally",
     "fuse_map_reduce",
@@ -203,8 +208,8 @@ __all__ = [
     "join_one_blocks",
     "merge_common_subexpressions",
     "optimize_regions",
+    "passes_of_ranks",
     "place_collectives",
-    "place_collectives_of_device",
     "place_views",
     "plan_memory",
     "readers_first",

@@ -29,9 +29,11 @@ from adtrain.passes.join_horizontals import independent, join_loops, merge_indep
 from adtrain.passes.places import nbytes
 
 VECTOR = 16
-"""Bytes: slices of vectors must be multiples."""
+"""Bytes: slices of vectors must be multiples, and items of all-gathers start at multiples."""
 MAX_GATHERED = 4 << 10
-"""Bytes of a rank in an all-gather that runs in the same launch: one block does it."""
+"""The most bytes that a rank sends in an all-gather of the same launch: one block does it."""
+GATHERED_BYTES = 64 << 10
+"""The most bytes that a rank sends in all these all-gathers together."""
 
 
 def fuse_exchanges(program: Program, limit: int) -> Program:
@@ -52,7 +54,7 @@ def fuse_exchanges(program: Program, limit: int) -> Program:
         first, *others = (position[e] for e in members)
         for i in others:
             groups.merge(groups.of[first], groups.of[i])
-    return _one_launch(groups.rewritten(_alone), limit - total)
+    return _one_launch(groups.rewritten(_alone))
 
 
 def _without_horizontals(program: Program) -> Sequence[Equation]:
@@ -100,14 +102,14 @@ def _update(program: Program, exchange: Equation) -> list[Equation] | None:
     return [*members, update, after[0], joined[0]]
 
 
-def _one_launch(program: Program, space: int) -> Program:
-    """One equation for all updates, and for the all-gathers that are independent of them and have ``space`` bytes."""
+def _one_launch(program: Program) -> Program:
+    """One equation for all updates, and for short all-gathers that are independent of them."""
     groups = Groups(program)
     first, *others = (i for i, e in enumerate(program.equations) if e.primitive is peer_exchanges_p)
     for i in others:
         if not merge_independent(groups, first, i):
             raise AssertionError("fuse_exchanges: an update depends on another update")
-    chosen = set()
+    chosen, space = set(), GATHERED_BYTES
     for i, e in enumerate(program.equations):
         if e.primitive.name == "all_gather":
             size = -(-nbytes(e.inputs[0]) // VECTOR) * VECTOR

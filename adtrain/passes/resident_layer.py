@@ -165,7 +165,7 @@ def supersteps(body: Program, layer: ResidentLayer) -> dict[Equation, int]:
 
 
 def table_gathers(gather: Equation) -> Sequence[Equation]:
-    """The gather of the examples from the table of bytes, and that of their indices from the table of indices."""
+    """Two gathers: of the examples from the table of bytes, and of their indices from the table of indices."""
     body = body_of(gather)
     producer = {v: e for e in body.equations for v in e.outputs}
     examples = next(e for e in body.equations if e.has(Trait.GATHER) and e.inputs[0].type.dtype == BYTE)

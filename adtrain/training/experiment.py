@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,7 @@ from adtrain.core.staging import Pass, Staged, stage
 from adtrain.core.types import Shape
 from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
-from adtrain.passes import (
-    ALL,
-    SIMPLIFY,
-    fold_collectives,
-    fuse_exchanges_of_device,
-    join_one_blocks,
-    optimize_regions,
-    place_collectives_of_device,
-    place_views,
-)
+from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks
 from adtrain.training import sharded_step, warm_start
 from adtrain.training.network import Network
 from adtrain.training.program_cache import PersistentProgramCache, targets
@@ -245,10 +236,7 @@ class Experiment:
     def passes(self) -> Sequence[Pass]:
         """The passes that are applied to the step's Program."""
         passes = ALL if self.mode is Mode.FUSED else SIMPLIFY
-        if self.sharding is None:
-            return passes
-        optimize = partial(optimize_regions, passes=(*passes, join_one_blocks))
-        return fold_collectives, optimize, fuse_exchanges_of_device, place_collectives_of_device, place_views
+        return passes if self.sharding is None else passes_of_ranks(passes)
 
     def step_program(self, device: str = "cpu", passes: Sequence[Pass] | None = None) -> Program:
         """The Program of the logged step on full batches, after `passes` (default: `self.passes`). Nothing is run."""

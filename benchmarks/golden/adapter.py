@@ -173,7 +173,7 @@ def _launches(equation: Equation, kernel: Kernel | None) -> Iterator[Launch]:
         source = plan.source
         generated, _, own = source.text.partition(f'#line 1 "{source.name}"\n')
         macros = [option[2:].partition("=") for option in source.options if option.startswith("-D")]
-        assert not own or own == kernel_file(source.name)
+        assert not own or own == compiler.of_kernel(Source("", kernel_file(source.name)), plan.name).text
         yield Launch(
             plan.name,
             source.name,

@@ -15,6 +15,7 @@ extern "C" int abs(int);
 #define __forceinline__ inline
 #define __noinline__
 #define __launch_bounds__(...)
+#define __builtin_assume(condition)
 #define __grid_constant__
 #define __shared__ static
 #define __align__(n) alignas(n)

@@ -6,14 +6,14 @@ import functools
 import os
 import shlex
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.backends.cpu.toolchain import Compiler, CompilerError, KernelError, end_all
+from adtrain.backends.cpu.toolchain import Compiler, CompilerError, KernelError, blocked_signals, end_all
 from adtrain.cache import Cache
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
@@ -58,8 +58,10 @@ class Build:
             jobs = [functools.partial(self._program, site, program_source)]
             jobs += [functools.partial(self._kernel, site, key, objects[key]) for key in missing]
             with ThreadPoolExecutor(os.cpu_count()) as threads:  # threads that wait for processes
-                futures = [threads.submit(job) for job in jobs]
+                futures = list[Future[None]]()
                 try:
+                    with blocked_signals():  # so that `futures` has all jobs when Ctrl-C is delivered
+                        futures += [threads.submit(job) for job in jobs]
                     report_status(f"compiling 0 of {len(futures)} files")
                     for done, future in enumerate(as_completed(futures), 1):
                         report_status(f"compiling {done} of {len(futures)} files")

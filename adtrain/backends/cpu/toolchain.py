@@ -12,8 +12,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,29 +156,48 @@ def _run(command: Sequence[str], folder: str) -> subprocess.CompletedProcess[str
     """
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": folder}
     _starting.add(threading.get_ident())
-    try:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        _running.add(process)
-    except OSError as error:
-        message = f"{command[0]}: cannot be run ({error.strerror})"
-        if error.strerror in SHORTAGES:
-            raise CompilerKilled(f"{message}; {ADVICE}") from error
-        raise CompilerError(message) from error
-    finally:
-        _starting.discard(threading.get_ident())
-    with process:
+    with ExitStack() as blocked:
+        blocked.enter_context(blocked_signals())
         try:
-            messages = _messages(process, command[0])
-        except BaseException:
-            end_all()
-            raise
+            process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            _running.add(process)
+        except OSError as error:
+            message = f"{command[0]}: cannot be run ({error.strerror})"
+            if error.strerror in SHORTAGES:
+                raise CompilerKilled(f"{message}; {ADVICE}") from error
+            raise CompilerError(message) from error
         finally:
-            process.wait()
-            _running.discard(process)
+            _starting.discard(threading.get_ident())
+        with process:
+            try:
+                blocked.close()  # delivers a signal that has come
+                messages = _messages(process, command[0])
+            except BaseException:
+                end_all()
+                raise
+            finally:
+                process.wait()
+                _running.discard(process)
     return subprocess.CompletedProcess(process.args, process.returncode, messages)
+
+
+@contextmanager
+def blocked_signals() -> Iterator[None]:
+    """Block the signals that may come to a whole process group, in this thread and in what it starts.
+
+    Until a process has a session of its own, they would end it. A signal that comes meanwhile is delivered afterwards.
+    """
+    if os.name != "posix":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _messages(process: subprocess.Popen[bytes], program: str) -> str:

@@ -73,8 +73,11 @@ class CompileProcesses:
     def close(self) -> None:
         """End the processes that are idle."""
         with self.lock:
-            while self.idle:
-                _end(self.idle.pop())
+            ending, self.idle = self.idle, []
+        for process in ending:  # all at once: the system takes milliseconds to free the memory of each
+            process.kill()
+        for process in ending:
+            _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -11,15 +11,18 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from threading import BoundedSemaphore, Lock, Thread, main_thread
+from threading import Lock
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda.compile_processes import CompileProcesses
+from adtrain.backends.cuda.compile_queue import CompileQueue
 from adtrain.backends.cuda.nvrtc import Nvrtc, NvrtcError
 from adtrain.cache import digest, open_cache
 from adtrain.codegen.expressions import c_type
@@ -27,6 +30,9 @@ from adtrain.core.errors import AdtrainError, DeviceError, DeviceFault, OutOfMem
 from adtrain.core.status import report_status
 
 INCLUDE = re.compile(r'^[ \t]*#include "([^"]+)"', re.MULTILINE)
+
+KERNEL = re.compile(r"^KERNEL(?=(?:\s+(?:__\w+__\((?:[^()]|\([^()]*\))*\)|[A-Z_]+))*\s+(\w+)\()", re.MULTILINE)
+"""The word KERNEL of a kernel's definition. Launch bounds, macros and the name follow; the group is the name."""
 
 FLAGS = ("--std=c++17", "--minimal", "--ptxas-options=-v")
 """`--minimal` omits NVRTC's declarations of textures and surfaces, which take a third of its front end's time."""
@@ -39,10 +45,10 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_threads: dict[str, Thread] = {}
-"""The threads that compile, or have compiled, by the key of their cubin."""
+_queue = CompileQueue()
+_begun: dict[str, Future[None]] = {}
+"""The compilations that have begun, by the key of their cubin."""
 _lock = Lock()
-_processors = BoundedSemaphore(os.cpu_count() or 1)
 
 
 class CudaCompilerError(AdtrainError):
@@ -87,6 +93,13 @@ def _file_source(
     return Source(file, "".join(types) + f'#line 1 "{file}"\n{text}', macros)
 
 
+@functools.cache
+def of_kernel(source: Source, name: str) -> Source:
+    """The source for one of its kernels. The others become templates that nothing instantiates, which takes no time."""
+    text = KERNEL.sub(lambda found: "KERNEL" if found[1] == name else "template <int> __global__ void", source.text)
+    return source._replace(text=text)
+
+
 def cubin(source: Source, target: str) -> bytes:
     """The cubin of ``source`` for an architecture, from the user's cache if it was compiled before.
 
@@ -95,15 +108,14 @@ def cubin(source: Source, target: str) -> bytes:
     """
     key = fingerprint(source, target)
     with _lock:
-        thread = _threads.get(key)
-    while thread is not None and thread.is_alive():
-        done = sum(not other.is_alive() for other in _threads.values())
-        report_status(f"compiling {done} of {len(_threads)} kernels")
-        thread.join(0.1)
+        compilation = _begun.get(key)
+    while compilation is not None and not compilation.done():
+        report_status(f"compiling {sum(each.done() for each in _begun.values())} of {len(_begun)} kernels")
+        wait([compilation], 0.1)
     cache = open_cache("cuda")
-    found = cache.find(key, ".cubin")
+    found = cache.content(key, ".cubin")
     if found is not None:
-        return found.read_bytes()
+        return bytes(found)
     compiled = compile_source(source, target).cubin
     cache.store(key, ".cubin", compiled)
     return compiled
@@ -126,41 +138,36 @@ def load_cubin(source: Source, target: str, load: Callable[[bytes], T]) -> T:
         return load(cubin(source, target))
 
 
-def begin(sources: Iterable[Source], target: str) -> Sequence[Thread]:
-    """Begin to compile the sources that are not in the cache, in parallel; returns the threads that do it.
+def begin(sources: Iterable[Source], target: str) -> Sequence[Future[None]]:
+    """Begin to compile the sources that are not in the cache, in parallel; returns their compilations.
 
-    Long sources come first, because they take longest. A source that is being compiled already has its thread. `cubin`
-    raises the errors later.
+    A source that is being compiled already has its compilation. `cubin` raises the errors later.
     """
     longest_first = sorted(sources, key=lambda source: -len(source.text))
-    return [thread for source in longest_first if (thread := _begun(source, target)) is not None]
+    return [found for source in longest_first if (found := _compilation(source, target)) is not None]
 
 
-def _begun(source: Source, target: str) -> Thread | None:
+def _compilation(source: Source, target: str) -> Future[None] | None:
     try:
         key = fingerprint(source, target)
     except CudaCompilerError:
         return None
     with _lock:
-        found = _threads.get(key)
+        found = _begun.get(key)
         if found is None and open_cache("cuda").find(key, ".cubin") is None:
-            found = _threads[key] = Thread(target=_compile_into_cache, args=(source, target, key))
-            found.start()
+            found = _begun[key] = _queue.submit(len(source.text), partial(_compile_into_cache, source, target, key))
     return found
 
 
 def _compile_into_cache(source: Source, target: str, key: str) -> None:
-    # At the end of the process the main thread ends first; then nobody needs the cubin.
-    with _processors, suppress(AdtrainError):
-        if main_thread().is_alive():
-            open_cache("cuda").store(key, ".cubin", compile_source(source, target).cubin)
+    with suppress(AdtrainError):
+        open_cache("cuda").store(key, ".cubin", compile_source(source, target).cubin)
 
 
 def compile_all(sources: Iterable[Source], target: str) -> Iterator[None]:
     """Compile the sources into the cache, in parallel. Yields after each one. `cubin` raises the errors later."""
-    for thread in begin(sources, target):
-        thread.join()
-        yield
+    for compilation in begin(sources, target):
+        yield compilation.result()
 
 
 def fingerprint(source: Source, target: str) -> str:
@@ -169,7 +176,7 @@ def fingerprint(source: Source, target: str) -> str:
     Raises:
         CudaCompilerError: NVRTC is missing.
     """
-    headers = (word for pair in included(source) for word in pair)
+    headers = (word for name, text in included(source) for word in (name, _header(text).digest))
     return digest(version(), target, *FLAGS, *source.options, *headers, source.text)
 
 
@@ -178,16 +185,28 @@ def included(source: Source) -> list[tuple[str, str]]:
 
     They are looked for in `kernels/cuda`; for a file with an absolute path also in its folder.
     """
-    headers, found, unread = dict(_headers()), dict[str, str](), [source.text]
+    headers, found, names = dict(_headers()), dict[str, str](), INCLUDE.findall(source.text)
     folder = Path(source.name).parent if os.path.isabs(source.name) else None
-    while unread:
-        for name in INCLUDE.findall(unread.pop()):
-            if name not in headers and folder is not None and (folder / name).is_file():
-                headers[name] = (folder / name).read_text(encoding="utf-8")
-            if name in headers and name not in found:
-                found[name] = headers[name]
-                unread.append(headers[name])
+    while names:
+        name = names.pop()
+        if name not in headers and folder is not None and (folder / name).is_file():
+            headers[name] = (folder / name).read_text(encoding="utf-8")
+        if name in headers and name not in found:
+            found[name] = headers[name]
+            names += _header(headers[name]).includes
     return sorted(found.items())
+
+
+class _Header(NamedTuple):
+    """What is read once of a header: the names in its #include lines, and the digest of its text."""
+
+    includes: Sequence[str]
+    digest: str
+
+
+@functools.cache
+def _header(text: str) -> _Header:
+    return _Header(INCLUDE.findall(text), digest(text))
 
 
 def compile_source(source: Source, target: str) -> Compiled:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
-from adtrain.backends.cuda.compiler import Source, file_source
+from adtrain.backends.cuda.compiler import Source, file_source, of_kernel
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
@@ -123,12 +123,13 @@ def _plans(kernel: CudaKernel, operands: tuple[int, ...]) -> list[LaunchPlan]:
     """The launches of a candidate. A launch that names no operands gets all."""
 
     def plan(launch: CudaLaunch) -> LaunchPlan:
-        source = file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))
+        file = file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))
         numbers = tuple(float(x) if isinstance(x, float) else int(x) for x in launch.numbers)
         pointers = operands if launch.operands is None else tuple(operands[i] for i in launch.operands)
         scratch = kernel.scratch is not None
         return LaunchPlan(
-            source, launch.name, pointers, numbers, _size(launch), scratch, launch.checked, launch.cooperative
+            *(of_kernel(file, launch.name), launch.name, pointers, numbers, _size(launch), scratch),
+            *(launch.checked, launch.cooperative),
         )
 
     return [plan(launch) for launch in kernel.launches]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from adtrain.passes.fuse_exchanges import GATHERED_BYTES
+
 THREADS = 512
 """Threads of a block."""
 BLOCKS = 128
@@ -9,30 +11,38 @@ BLOCKS = 128
 CHUNK = 16 << 10
 """Bytes that a block of peer_exchange.cu reads from a peer at a time."""
 SLOT_BYTES = 4 << 20
-"""Bytes of a slot: the most that a rank sends to another at once in a launch with updates.
+"""Bytes of a slot of vectors: the most that a rank sends to another at once in a launch with updates.
 
 They take about 12 us at 344 GB/s. Longer exchanges gain more by running beside the kernels of the backward pass."""
+EMPTY = 0xFF
+"""Each byte of a slot of vectors before data arrives."""
 MAX_BLOCKS = 1024
 """Maximum blocks of any grid that uses windows."""
-MAX_WARPS = 4096
-"""Maximum warps of a grid in which each warp waits for the peers by itself."""
 
 
 def macros(ranks: int) -> dict[str, int]:
     """The macros of the kernels, by name."""
     slots_at = 2 * BLOCKS * ranks * CHUNK
-    flags_at = slots_at + 4 * ranks * SLOT_BYTES
+    items_at = slots_at + 4 * ranks * SLOT_BYTES
+    flags_at = items_at + 2 * ranks * GATHERED_BYTES
     return {
         "RANKS": ranks,
         "BLOCKS": BLOCKS,
         "CHUNK": CHUNK,
         "SLOTS_AT": slots_at,
         "SLOT": SLOT_BYTES,
+        "ITEM_SLOTS_AT": items_at,
+        "ITEM_SLOT": GATHERED_BYTES,
         "FLAGS_AT": flags_at,
-        "LAUNCHES_AT": flags_at + 4 * ranks * (MAX_BLOCKS + MAX_WARPS),
+        "LAUNCHES_AT": flags_at + 4 * ranks * MAX_BLOCKS,
         "MAX_BLOCKS": MAX_BLOCKS,
-        "MAX_WARPS": MAX_WARPS,
     }
+
+
+def slots_of_vectors(ranks: int) -> tuple[int, int]:
+    """The bytes of a window where the slots of vectors start and end."""
+    found = macros(ranks)
+    return found["SLOTS_AT"], found["ITEM_SLOTS_AT"]
 
 
 def copy_flags_at(ranks: int) -> int:

@@ -34,7 +34,7 @@ class Point(NamedTuple):
         efficiency: 1 is ideal. Weak, or strong on the CPU, where all numbers of ranks use the same cores: the time of
             a step with the first number of ranks, divided by this time. Strong on GPUs: also divided by the factor by
             which the number of ranks has grown.
-        exchange_us: the exchanges of a step alone; 0 where they were not measured.
+        exchange_us: the sum over all ranks of a vector as long as the gradients, alone; 0 where it was not measured.
         hidden: the fraction of the exchanges that other work hides: 1 minus the growth of a step divided by
             `exchange_us`; only for weak scaling.
     """

@@ -13,7 +13,7 @@ torch-graph: PyTorch, with the whole step and an all-reduce of the gradients in 
 
 
 class Request(NamedTuple):
-    """Steps of a config, or with `exchange_bytes` the exchanges of gradients of that size.
+    """Steps of a config, or with `exchange_bytes` the sum of a vector of that size over all ranks.
 
     Attributes:
         config: a path or a name.
@@ -35,7 +35,7 @@ class Request(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Microseconds of a step, or of the exchanges of a step, in each sample; and the bytes of the gradients."""
+    """Microseconds of a step, or of the sum of a vector over all ranks, in each sample; the bytes of the gradients."""
 
     ranks: int
     batch_size: int

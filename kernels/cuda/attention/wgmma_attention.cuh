@@ -1,12 +1,12 @@
 // Attention by WGMMA in bfloat16, and its gradient in fp16x2: what the kernels share. J. Shah et al., "FlashAttention-3", 2024.
 //
 // A first launch (wgmma_pack.cu, wgmma_pack_grad.cu) rounds q, k and v, and for the gradient the cotangent of the output, to
-// bfloat16 and packs them into scratch. A packed array is [head][half][row]: a half of a row has 64 columns, 128 bytes, in the
-// 128-byte swizzle. So eight rows, or any multiple, are contiguous, and one bulk copy brings them into shared memory as WGMMA
+// bfloat16 and packs them into scratch. A packed array is [head][segment][row]: a segment of a row has 64 columns, 128 bytes, in
+// the 128-byte swizzle. So eight rows, or any multiple, are contiguous, and one bulk copy brings them into shared memory as WGMMA
 // reads them. Padding is 0. Short sequences are not packed: see wgmma_short_forward.cu.
 //
-// In fp16x2 (docs/gpu.md) a row is scaled and split into two rows of float16, the terms: wgmma_pack_grad_fp16x2.cu. The halves
-// of the high term come before those of the low term.
+// In fp16x2 (docs/gpu.md) 64 rows have one scale, and a row is split into two rows of float16, the terms:
+// wgmma_pack_grad_fp16x2.cu. The first segment of a row has its high terms, the second its low terms.
 //
 // by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores.
 //
@@ -17,8 +17,8 @@
 #include "sm90/tma.cuh"
 #include "sm90/wgmma.cuh"
 
-constexpr int HALF_WIDTH = 64, ROW_BYTES = 128; // of a half of a row
-constexpr int HALVES = OPERAND_TERMS * PACKED_WIDTH / HALF_WIDTH;
+constexpr int SEGMENT_WIDTH = 64, ROW_BYTES = 128; // ROW_BYTES: of a segment
+constexpr int SEGMENTS = OPERAND_TERMS * PACKED_WIDTH / SEGMENT_WIDTH;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 // A packed array in scratch.
@@ -26,21 +26,21 @@ struct PackedArray {
     char *at;
     int64_t rows;
 
-    __device__ __forceinline__ char *row(int64_t head, int half, int64_t row) const {
-        return at + ((head * HALVES + half) * rows + row) * ROW_BYTES;
+    __device__ __forceinline__ char *row(int64_t head, int segment, int64_t row) const {
+        return at + ((head * SEGMENTS + segment) * rows + row) * ROW_BYTES;
     }
-    __device__ __forceinline__ char *end(int64_t batch) const { return at + batch * HALVES * rows * ROW_BYTES; }
+    __device__ __forceinline__ char *end(int64_t batch) const { return at + batch * SEGMENTS * rows * ROW_BYTES; }
 
-    // Starts to copy ROWS rows of all halves; `full` must expect TILE_BYTES<ROWS>.
+    // Starts to copy ROWS rows of all segments; `full` must expect TILE_BYTES<ROWS>.
     template <int ROWS> __device__ __forceinline__ void load(char *to, int64_t head, int64_t first, Mbarrier &full) const {
         #pragma unroll
-        for (int half = 0; half < HALVES; half++)
-            bulk_copy<ROWS * ROW_BYTES>(to + half * ROWS * ROW_BYTES, row(head, half, first), full);
+        for (int segment = 0; segment < SEGMENTS; segment++)
+            bulk_copy<ROWS * ROW_BYTES>(to + segment * ROWS * ROW_BYTES, row(head, segment, first), full);
     }
 };
 
-// Bytes of a tile in shared memory: its halves one after another.
-template <int ROWS> constexpr int TILE_BYTES = ROWS * HALVES * ROW_BYTES;
+// Bytes of a tile in shared memory: its segments one after another.
+template <int ROWS> constexpr int TILE_BYTES = ROWS * SEGMENTS * ROW_BYTES;
 
 // Descriptors of operands in a tile of ROWS rows. along_width: the width is K, and rows from `first` (a multiple of eight) on
 // are M or N. along_rows: the rows are K, and the width is M or N. `i`: the step of 16 along K.

@@ -48,13 +48,13 @@ struct Barriers {
 // A tile of keys of a head, and the tiles of queries that attend to it.
 //
 // The key tiles of a head start at different tiles of queries. A causal one starts at its diagonal. If ROTATED, key tile n of N
-// starts at n / N of the tiles of queries and wraps around after the last one. The turns at a tile of queries are the order in
-// which key tiles reach it if all start at once: first those that start at it or before, by descending number; then the others,
-// by descending number. So blocks hardly wait.
+// starts at n / N of the tiles of queries and wraps around after the last one. Key tiles add to a tile of queries in the order in
+// which they reach it if all start at once. First come those that start at it or before, then the others, both by descending
+// number. So blocks hardly wait.
 //
 // No deadlock: without ROTATED a key tile waits only for larger numbers, which blocks take first. With ROTATED the key tiles of
-// a head must be resident at the same time; wgmma.py sets it only where there are no more of them than multiprocessors. Causal
-// key tiles are taken by number, over all heads, because those of one number have the same length.
+// a head must be resident at the same time; wgmma.py sets it only where there are no more of them than multiprocessors. Blocks
+// take causal key tiles by number, those of all heads before the next number, because key tiles of one number are equally long.
 struct KeyTile {
     int64_t head;
     int tiles, number, first, query_tiles, first_tile, steps;
@@ -77,6 +77,23 @@ struct KeyTile {
         return begun - 1 - number + (number < begun ? 0 : tiles);
     }
 };
+
+// Writes the cotangents of a thread's keys and values. first: the first key of its warpgroup.
+static __device__ __forceinline__ void store_sums(T *by_k, T *by_v, const float (&k_sums)[SUMS], const float (&v_sums)[SUMS],
+    float k_factor, float v_factor, const KeyTile &tile, int first, int heads, int keys, int64_t row) {
+    #pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int key = first + accumulator_row(2 * r);
+        if (key >= keys) continue;
+        const int64_t to = (tile.head / heads * keys + key) * row + tile.head % heads * HEAD_WIDTH;
+        #pragma unroll
+        for (int n = 2 * r; n < SUMS; n += 4) {
+            const int column = accumulator_column(n);
+            store_pair(by_k + to, column, k_sums[n] * k_factor, k_sums[n + 1] * k_factor);
+            store_pair(by_v + to, column, v_sums[n] * v_factor, v_sums[n + 1] * v_factor);
+        }
+    }
+}
 
 // The producer thread: issues the copies for all tiles of this block.
 static __device__ __forceinline__ void produce(
@@ -105,10 +122,11 @@ static __device__ __forceinline__ void produce(
     }
 }
 
-// One of two threads that add the cotangents of queries. If the warpgroups share a buffer, thread 0 takes even steps and thread 1
-// odd ones, counted over all tiles. Else thread `own` adds the sums of that warpgroup in every step.
+// One of two threads that add the cotangents of queries. If the warpgroups share a buffer, thread 0 takes even steps and
+// thread 1 odd ones, counted over all tiles. Else thread `own` adds the sums of that warpgroup in every step.
 static __device__ __forceinline__ void add_by_q(
-    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared, int tiles, int batch, int queries, int keys, int own) {
+    const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared,
+    int tiles, int batch, int queries, int keys, int own) {
     constexpr bool SHARED_SUMS = BY_Q_BUFFERS == 1;
     const int buffer = SHARED_SUMS ? 0 : own;
     PipelineState<SHARED_SUMS ? 2 : 1> at; // the thread of a step, and the parity of its phase
@@ -118,8 +136,8 @@ static __device__ __forceinline__ void add_by_q(
         for (int step = 0; step < tile.steps; step++, at.advance()) {
             if (SHARED_SUMS && at.stage != own) continue;
             const int query_tile = tile.query_tile(step), turn = tile.turn(query_tile) * BY_Q_BUFFERS + buffer;
-            const int number = (int)tile.head * tile.query_tiles + query_tile;
-            float *const to = packed.by_q + (int64_t)number * BY_Q_TILE;
+            const int64_t number = tile.head * tile.query_tiles + query_tile;
+            float *const to = packed.by_q + number * BY_Q_TILE;
             barriers.by_q_full[own].wait(at.phase);
             wait_for_turn(packed.turns + number, turn);
             if (turn == 0)

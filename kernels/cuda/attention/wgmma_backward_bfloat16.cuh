@@ -120,17 +120,6 @@ static __device__ __forceinline__ void consume(const GradientScratch &, Barriers
         wgmma_fence_operand(k_sums);
         wgmma_fence_operand(v_sums);
         release(barriers.keys.empty[0]);
-        #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int key = first + accumulator_row(2 * r);
-            if (key >= keys) continue;
-            const int64_t to = (tile.head / heads * keys + key) * row + tile.head % heads * HEAD_WIDTH;
-            #pragma unroll
-            for (int n = 2 * r; n < SUMS; n += 4) {
-                const int column = accumulator_column(n);
-                store_pair(by_k + to, column, k_sums[n] * (scale / LOG2_E), k_sums[n + 1] * (scale / LOG2_E));
-                store_pair(by_v + to, column, v_sums[n], v_sums[n + 1]);
-            }
-        }
+        store_sums(by_k, by_v, k_sums, v_sums, scale / LOG2_E, 1, tile, first, heads, keys, row);
     }
 }

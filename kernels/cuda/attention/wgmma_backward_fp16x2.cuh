@@ -2,14 +2,14 @@
 // high and low; of their four products, low times low is omitted.
 //
 // Tensor cores truncate when they add. So they sum over 64 numbers, low-order products first, and float32 additions add up the
-// results. Probabilities are scaled by 2^PROBABILITY_EXPONENT. The cotangents of the scores of a warpgroup and a tile of queries
-// have a scale of their own.
+// results. Probabilities are scaled by 2^PROBABILITY_EXPONENT. The cotangents of the scores of a warpgroup and a tile of
+// queries have a scale of their own.
 #pragma once
 #include "attention/wgmma_backward.cuh"
 #include "common/terms.cuh"
 
-constexpr int STEPS = 4;                       // of 16 along the K of a product: the width, 64 queries or 64 keys
-constexpr int TERM_BYTES = SCORE_BYTES / 2;    // of a warpgroup's cotangents of scores
+constexpr int STEPS = 4;                    // of 16 along the K of a product: the width, 64 queries or 64 keys
+constexpr int TERM_BYTES = SCORE_BYTES / 2; // of a warpgroup's cotangents of scores
 constexpr float SMALLEST = 1.17549435e-38f, PROBABILITY_INVERSE = 1.0f / (1 << PROBABILITY_EXPONENT);
 static_assert(PACKED_WIDTH == 64 && BLOCK_Q == 64, "products over 64 numbers");
 
@@ -44,7 +44,8 @@ __device__ __forceinline__ float over_warpgroup(float x, Vector<float, 4> &of_wa
     return fmaxf(fmaxf(all.lane[0], all.lane[1]), fmaxf(all.lane[2], all.lane[3]));
 }
 
-// A consumer warpgroup.
+// A consumer warpgroup. of_k, of_v, of_q, of_ct: the inverses of the scales of its keys and values, and of a tile's queries and
+// cotangents.
 static __device__ __forceinline__ void consume(const GradientScratch &packed, Barriers &barriers, const SharedTiles &shared,
     T *by_k, T *by_v, int tiles, int batch, int heads, int queries, int keys, int64_t row, float scale) {
     __shared__ Vector<float, 4> of_warps[2];
@@ -104,7 +105,8 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             split(scores, 1, words);
             Accumulators v_part;
             start_products([&](int a, int b, int n, bool add) {
-                wgmma_registers<FP16X2, true>(v_part, words[a] + 4 * n, along_rows<BLOCK_Q>(ct + b * (BLOCK_Q * ROW_BYTES), n), add);
+                wgmma_registers<FP16X2, true>(
+                    v_part, words[a] + 4 * n, along_rows<BLOCK_Q>(ct + b * (BLOCK_Q * ROW_BYTES), n), add);
             });
 
             wgmma_wait_group<1>();
@@ -127,9 +129,11 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
 
             // The cotangents of the scores, with the queries of a key contiguous.
             #pragma unroll
-            for (int n = 0; n < 2 * STEPS; n++)
-                store_matrices(tile_of_scores + n / STEPS * TERM_BYTES + swizzle_128b(warp * 16 + lane % 16, n % STEPS * 2 + lane / 16),
-                    by_words[n / STEPS] + 4 * (n % STEPS));
+            for (int n = 0; n < 2 * STEPS; n++) {
+                const int term = n / STEPS, k_step = n % STEPS;
+                store_matrices(tile_of_scores + term * TERM_BYTES + swizzle_128b(warp * 16 + lane % 16, k_step * 2 + lane / 16),
+                    by_words[term] + 4 * k_step);
+            }
             fence_proxy_async();
             wgmma_wait_group<0>();
             wgmma_fence_operand(v_part);
@@ -166,17 +170,6 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
             for (int n = 0; n < SUMS; n++) k_sums[n] = fma(k_part[n], inverse * of_q, k_sums[n]);
         }
         release(barriers.keys.empty[0]);
-        #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int key = first + accumulator_row(2 * r);
-            if (key >= keys) continue;
-            const int64_t to = (tile.head / heads * keys + key) * row + tile.head % heads * HEAD_WIDTH;
-            #pragma unroll
-            for (int n = 2 * r; n < SUMS; n += 4) {
-                const int column = accumulator_column(n);
-                store_pair(by_k + to, column, k_sums[n] * (scale / LOG2_E), k_sums[n + 1] * (scale / LOG2_E));
-                store_pair(by_v + to, column, v_sums[n] * PROBABILITY_INVERSE, v_sums[n + 1] * PROBABILITY_INVERSE);
-            }
-        }
+        store_sums(by_k, by_v, k_sums, v_sums, scale / LOG2_E, PROBABILITY_INVERSE, tile, first, heads, keys, row);
     }
 }

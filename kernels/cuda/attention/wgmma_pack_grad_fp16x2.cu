@@ -5,6 +5,7 @@
 
 constexpr int PACK_THREADS = 256, MINE = GROUP * CHUNKS / PACK_THREADS; // MINE: chunks of a thread
 static_assert(BLOCK_Q == GROUP && GROUP * CHUNKS % PACK_THREADS == 0, "whole groups and chunks");
+static_assert(PACKED_WIDTH == SEGMENT_WIDTH, "a segment for each term");
 
 // The chunks of this thread.
 typedef float Chunks[MINE][CHUNK];
@@ -36,11 +37,11 @@ static __device__ __forceinline__ float store_rows(const Chunks &x, const Packed
             split_terms<FLOAT16>(x[i][2 * h] * scale.factor, x[i][2 * h + 1] * scale.factor, found);
             terms[0].lane[h] = found[0], terms[1].lane[h] = found[1];
         }
-        const int at = row_of(i), half = chunk_of() / 8;
+        const int at = row_of(i);
         #pragma unroll
         for (int t = 0; t < 2; t++) {
-            char *const rows = to.row(head, t * (HALVES / 2) + half, first + at / 8 * 8);
-            *(Vector<uint32_t, 4> *)(rows + swizzle_128b(at % 8, chunk_of() % 8)) = terms[t];
+            char *const rows = to.row(head, t, first + at / 8 * 8);
+            *(Vector<uint32_t, 4> *)(rows + swizzle_128b(at % 8, chunk_of())) = terms[t];
         }
     }
     return scale.inverse;

@@ -20,7 +20,8 @@ struct PackedInputs {
 constexpr int BY_Q_TILE = BLOCK_Q * PACKED_WIDTH; // elements
 // In fp16x2: the rows with one scale, and the exponent of the scale of probabilities.
 constexpr int GROUP = 64, PROBABILITY_EXPONENT = OPERAND_TERMS == 2 ? 14 : 0;
-constexpr int STATS = 2 * BLOCK_Q + (OPERAND_TERMS == 2 ? 4 : 0); // numbers of a tile in `stats`
+// Numbers of a tile in `stats` that are not of a row: two, padded to the 16 bytes of bulk copies. All numbers of a tile.
+constexpr int SCALES = OPERAND_TERMS == 2 ? 4 : 0, STATS = 2 * BLOCK_Q + SCALES;
 
 // The gradient in three launches: attention_pack_grad packs q, k, v and the cotangent, and computes the statistics of queries;
 // attention_wgmma_grad computes the cotangents of keys and values, and adds up those of the queries; attention_unpack_grad
@@ -39,7 +40,7 @@ struct GradientScratch {
         ct = {q.end(batch), q.rows};
         k = {ct.end(batch), rounded_up(keys, BLOCK_K)};
         v = {k.end(batch), k.rows};
-        stats = (float *)v.end(batch), by_q = stats + batch * q.rows / BLOCK_Q * STATS;
+        stats = (float *)v.end(batch), by_q = stats + 2 * batch * q.rows + batch * q.rows / BLOCK_Q * SCALES;
         inverses = by_q + batch * q.rows * PACKED_WIDTH;
         turns = (int *)(inverses + (OPERAND_TERMS == 2 ? batch * k.rows / GROUP * 2 : 0));
     }

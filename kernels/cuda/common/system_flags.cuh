@@ -1,4 +1,4 @@
-// Flags in memory by which thread blocks of several GPUs wait for each other.
+// Flags and data in memory for which threads of several GPUs wait.
 #pragma once
 #include "common/common.cuh"
 
@@ -14,4 +14,28 @@ __device__ __forceinline__ void wait_for_flag(const uint32_t *flag, uint32_t num
     do {
         asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
     } while ((int32_t)(seen - number) < 0);
+}
+
+// Loads neighbouring words of 4 or 8 bytes until none of them is `empty`. Each word may be stored by another GPU at any time.
+template <typename Word, int N>
+__device__ __forceinline__ void wait_for_words(Word (&words)[N], const Word *from, Word empty) {
+    bool complete;
+    do {
+        if constexpr (sizeof(Word) == 4 && N == 4)
+            asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from) : "memory");
+        else if constexpr (sizeof(Word) == 8 && N == 2)
+            asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(words[0]), "=l"(words[1]) : "l"(from) : "memory");
+        else
+            #pragma unroll
+            for (int i = 0; i < N; i++) {
+                if constexpr (sizeof(Word) == 4)
+                    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(words[i]) : "l"(from + i) : "memory");
+                else
+                    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(words[i]) : "l"(from + i) : "memory");
+            }
+        complete = true;
+        #pragma unroll
+        for (int i = 0; i < N; i++) complete = complete && words[i] != empty;
+    } while (!complete);
 }

@@ -14,7 +14,7 @@
 KERNEL peer_exchange(const char *sent, char *received, const __grid_constant__ Windows windows, int64_t size, int64_t all_gather)
 {
     const int64_t rank = windows.rank;
-    Rounds<> rounds(windows);
+    Rounds rounds(windows);
     for (int64_t start = (int64_t)blockIdx.x * CHUNK; start < size; start += (int64_t)gridDim.x * CHUNK) {
         const int64_t bytes = size - start < CHUNK ? size - start : CHUNK;
         const int64_t chunks = ((~rounds.number & 1) * BLOCKS + blockIdx.x) * (int64_t)RANKS * CHUNK;

@@ -1,10 +1,11 @@
-// Windows: memory of the GPUs of one host which each of them has mapped. Blocks, or warps, with the same number wait for each other.
+// Windows: memory of the GPUs of one host which each of them has mapped. A block waits only for the blocks of the peers that have
+// its number.
 //
-// A window has chunks (peer_exchange.cu), slots (peer_exchanges.cuh) and flags. Exchanges through windows run one after another, in
-// the same order and with the same grids on all ranks.
+// A window has chunks (peer_exchange.cu), slots and a counter of launches (peer_exchanges.cuh), flags of blocks, and flags of copy
+// engines (copy_exchange.py). Exchanges through windows run one after another, in the same order and with the same grids on all
+// ranks.
 //
-// Macros (peer_window.py): RANKS. MAX_BLOCKS: the most blocks of a grid. MAX_WARPS: the most warps that wait by themselves. FLAGS_AT:
-// the byte of a window where its flags start.
+// Macros (peer_window.py): RANKS. MAX_BLOCKS: the most blocks of a grid. FLAGS_AT: the byte of a window where its flags start.
 #pragma once
 #include "common/common.cuh"
 #include "common/system_flags.cuh"
@@ -16,22 +17,8 @@ struct Windows {
     __device__ __forceinline__ char *own() const { return of[rank]; }
 };
 
-// The threads that wait for the peers together.
-struct ByBlock {
-    static __device__ __forceinline__ int number() { return blockIdx.x; }
-    static __device__ __forceinline__ int thread() { return threadIdx.x; }
-    static __device__ __forceinline__ int threads() { return blockDim.x; }
-    static __device__ __forceinline__ void sync() { __syncthreads(); }
-};
-struct ByWarp {
-    static __device__ __forceinline__ int number() { return MAX_BLOCKS + (blockIdx.x * blockDim.x + threadIdx.x) / 32; }
-    static __device__ __forceinline__ int thread() { return threadIdx.x % 32; }
-    static __device__ __forceinline__ int threads() { return 32; }
-    static __device__ __forceinline__ void sync() { __syncwarp(); }
-};
-
-// Rounds of a block or warp. In each round it waits until the block or warp with the same number on every peer has begun it.
-template <typename Group = ByBlock> struct Rounds {
+// Rounds of a block. In each round it waits until the block with the same number on every peer has begun it.
+struct Rounds {
     const Windows &windows;
     uint32_t number; // of the last round
 
@@ -39,35 +26,35 @@ template <typename Group = ByBlock> struct Rounds {
         number = *flag(windows.own(), windows.rank);
     }
 
-    // The flag in a window that the same group of `rank` sets. A rank's flag in its own window keeps the number of the last round.
+    // The flag in a window that the same block of `rank` sets. A rank's flag in its own window keeps the number of the last round.
     __device__ __forceinline__ uint32_t *flag(char *window, int64_t rank) const {
-        return (uint32_t *)(window + FLAGS_AT) + rank * (MAX_BLOCKS + MAX_WARPS) + Group::number();
+        return (uint32_t *)(window + FLAGS_AT) + rank * MAX_BLOCKS + blockIdx.x;
     }
 
-    // All threads call it. What the same groups of the peers have written before this round is visible after it.
+    // All threads call it. What the same blocks of the peers have written before this round is visible after it.
     __device__ __forceinline__ void next() {
         number++;
-        Group::sync();
-        const int peer = Group::thread();
+        __syncthreads();
+        const int peer = threadIdx.x;
         if (peer < RANKS && peer != windows.rank) {
             set_flag(flag(windows.of[peer], windows.rank), number);
             wait_for_flag(flag(windows.own(), peer), number);
         }
-        Group::sync();
+        __syncthreads();
     }
 
     // Call after the last round.
     __device__ __forceinline__ void end() const {
-        if (Group::thread() == 0) *flag(windows.own(), windows.rank) = number;
+        if (threadIdx.x == 0) *flag(windows.own(), windows.rank) = number;
     }
 };
 
-// Copies bytes by the threads of a group.
-template <typename Group = ByBlock> __device__ __forceinline__ void copy_bytes(char *to, const char *from, int64_t size) {
+// Copies bytes by the threads of a block.
+__device__ __forceinline__ void copy_bytes(char *to, const char *from, int64_t size) {
     if ((((uintptr_t)to | (uintptr_t)from | (uintptr_t)size) & 15) == 0) {
         #pragma unroll 4
-        for (int64_t i = Group::thread(); i < size / 16; i += Group::threads()) store(to, 16 * i, load<char, 16>(from + 16 * i));
+        for (int64_t i = threadIdx.x; i < size / 16; i += blockDim.x) store(to, 16 * i, load<char, 16>(from + 16 * i));
     } else {
-        for (int64_t i = Group::thread(); i < size; i += Group::threads()) to[i] = from[i];
+        for (int64_t i = threadIdx.x; i < size; i += blockDim.x) to[i] = from[i];
     }
 }

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from adtrain.backends.cuda.codegen.column_sum import column_sum
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.one_block import SHARED, one_block
-from adtrain.backends.cuda.codegen.part import Kernel, Part, code_of, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, groups_of, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import column_sum_p
@@ -76,8 +76,7 @@ def parts_of(
         *(column_sum(e, threads) for e in members if e.primitive is column_sum_p),
         *(loops(e).part(threads, target) for e in members if is_loops(e)),
     ]
-    # Parts with equal code become neighbours, which share it.
-    return [part for code in dict.fromkeys(map(code_of, parts)) for part in parts if code_of(part) == code]
+    return [part for group in groups_of(parts) for part in group]
 
 
 def _same_threads(choices: Mapping[Equation, Sequence[BlockGemm]]) -> dict[Equation, BlockGemm]:
@@ -103,7 +102,11 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
     after = epilogue(equation, name)
     pointers = [f"x{i + 2}" for i in range(len(after.inputs))] + [f"y{i}" for i in range(len(after.outputs))]
     _, m, n, k = product.lengths
-    lengths, end = f"{m}, {n}, {k}", f"const {name} end = {{{', '.join(pointers)}}};"
+    # Of a small product only K must be a constant.
+    lengths, end = (
+        f"n0, n1, {k}" if product.small else f"{m}, {n}, {k}",
+        f"const {name} end = {{{', '.join(pointers)}}};",
+    )
     rows, columns = product.tile.m, product.tile.n
     shared = product.shared + staging_bytes(rows, columns, product.itemsize)
     fits = product.threads == threads and shared <= target.shared
@@ -130,6 +133,7 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
         definitions=after.text,
         blocks=product.blocks[0],
         shared=shared,
+        lengths=(m, n) if product.small else (),
     )
 
 

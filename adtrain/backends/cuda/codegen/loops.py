@@ -24,7 +24,15 @@ PART_BLOCKS = 2
 """Most blocks of a `Part` for each multiprocessor; larger parts loop."""
 MEMBER_VECTORS = 4
 """Vectors that a thread computes in a Program by member, where other members fill the device."""
+ELEMENT_LOOP = "for (auto i = first; i < n; i += step) {"
 VECTOR_LOOP = "for (auto g = first; g < vectors; g += step) {"
+ONCE = {
+    ELEMENT_LOOP: "if (const auto i = first; i < n) {",
+    VECTOR_LOOP: "if (const auto g = first; g < vectors) {",
+}
+"""What stands in place of a loop where each thread has at most one round."""
+REST_LOOP = "for (auto i = vectors * WIDTH + first; i < n; i += step) {"
+"""For the elements after the last whole vector, or for all of them if a pointer is not aligned."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +76,18 @@ class Loops:
     def part(self, threads: int, target: Target) -> Part:
         vectors = MEMBER_VECTORS if target.by_member else 1
         blocks = min(-(-self.vectors // (threads * vectors)), PART_BLOCKS * target.multiprocessors)
-        numbers = f"first = block * THREADS + threadIdx.x, step = {blocks} * THREADS, n = {self.elements}"
         kind = "int" if self.elements < 2**30 else "int64_t"
-        lines = [f"const {kind} {numbers};", *self.lines]
-        if vectors > 1:
-            lines = [line for x in lines for line in ([f"#pragma unroll {vectors}", x] if x == VECTOR_LOOP else [x])]
-        return Part(lines, self.inputs, self.outputs, blocks=blocks, checked=self.checked)
+        lines = [f"const {kind} first = block * THREADS + threadIdx.x, step = n1 * THREADS, n = n0;"]
+        for line in self.lines:
+            if line == VECTOR_LOOP and vectors > 1:
+                lines.append(f"#pragma unroll {vectors}")
+            elif line in ONCE and self.vectors <= blocks * threads:  # the compiler would unroll a loop
+                line = ONCE[line]
+            elif line == REST_LOOP:
+                lines.append("#pragma unroll 1  // at most one round, unless a pointer is not aligned")
+            lines.append(line)
+        lengths = self.elements, blocks
+        return Part(lines, self.inputs, self.outputs, blocks=blocks, checked=self.checked, lengths=lengths)
 
 
 def loops(equation: Equation) -> Loops:
@@ -157,9 +171,9 @@ class _Writer:
                 self.index[v] = f"(int64_t)({divided(f'({kind})i', [axis.length for axis in axes], steps)})"
 
     def lines(self) -> list[str]:
-        one = ["for (auto i = {}; i < n; i += step) {{", *indented(self._elements(1)), "}"]
+        one = [*indented(self._elements(1)), "}"]
         if self.width == 1:
-            return [*self.before, one[0].format("first"), *one[1:]]
+            return [*self.before, ELEMENT_LOOP, *one]
         pointers = [self.names[v] for v in self.index if v not in self.takes]
         pointers += [self.names[self.takes[v].inputs[0]] for v in self.index if v in self.takes]
         pointers += [f"y{i}" for i in range(len(self.program.outputs))]
@@ -172,8 +186,8 @@ class _Writer:
             "    const auto i = g * WIDTH;",
             *indented(self._elements(self.width)),
             "}",
-            one[0].format("vectors * WIDTH + first"),
-            *one[1:],
+            REST_LOOP,
+            *one,
         ]
 
     def _elements(self, width: int) -> list[str]:

@@ -48,10 +48,16 @@ Form = Callable[[Equation, Names, int], Sequence[Step]]
 """``form(equation, pointers of its variables, threads of the block)`` returns its steps."""
 
 
-def loop(count: int, lines: Sequence[str]) -> Step:
-    """`lines` for i = 0 ... count - 1."""
-    head = f"for (int i = t; i < {count}; i += THREADS) {{"
-    return Step(["#pragma unroll 4", head, *indented(lines), "}"], count)
+def loop(count: int, lines: Sequence[str], threads: int) -> Step:
+    """`lines` for i = 0 ... count - 1, divided among the threads of the block.
+
+    The compiler does not see that a thread has at most one i, and would unroll a loop.
+    """
+    if count <= threads:
+        head = [f"if (const int i = t; i < {count}) {{"]
+    else:
+        head = ["#pragma unroll 4", f"for (int i = t; i < {count}; i += THREADS) {{"]
+    return Step([*head, *indented(lines), "}"], count)
 
 
 def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -63,7 +69,7 @@ def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Ste
         lines.append(f"const {c_type(v.type.dtype)} b{k} = {names[v]}[{index}];")
         values[v] = f"b{k}"
     lines += statements(body, values, [f"{names[v]}[i]" for v in body.outputs])
-    return [loop(math.prod(body.outputs[0].type.shape), lines)]
+    return [loop(math.prod(body.outputs[0].type.shape), lines, threads)]
 
 
 def lanes_for(count: int, rows: int, threads: int) -> int:
@@ -154,7 +160,7 @@ def _take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     _, length, inner = split_at(x.type.shape, equation.params["axis"])
     at = f"i / {inner} % {indices.size}" if y.size != indices.size else "i"
     row = f"(i / {inner * indices.size} * {length}LL + index) * {inner} + i % {inner}"
-    return [_read_by_index(x, y, names, f"{names[indices]}[{at}]", length, row)]
+    return [_read_by_index(x, y, names, f"{names[indices]}[{at}]", length, row, threads)]
 
 
 def _take_along_axis(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -162,12 +168,12 @@ def _take_along_axis(equation: Equation, names: Names, threads: int) -> Sequence
     axis = equation.params["axis"]
     _, length, inner = split_at(x.type.shape, axis)
     row = f"(i / {inner * indices.type.shape[axis]} * {length}LL + index) * {inner} + i % {inner}"
-    return [_read_by_index(x, y, names, f"{names[indices]}[i]", length, row)]
+    return [_read_by_index(x, y, names, f"{names[indices]}[i]", length, row, threads)]
 
 
-def _read_by_index(x: Variable, y: Variable, names: Names, index: str, length: int, row: str) -> Step:
+def _read_by_index(x: Variable, y: Variable, names: Names, index: str, length: int, row: str, threads: int) -> Step:
     read = f"in_block::valid(index, {length}, bad) ? {names[x]}[{row}] : ({c_type(x.type.dtype)})0"
-    return loop(y.size, [f"const int64_t index = {index};", f"{names[y]}[i] = {read};"])
+    return loop(y.size, [f"const int64_t index = {index};", f"{names[y]}[i] = {read};"], threads)
 
 
 def _scatter_along_axis(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -184,7 +190,7 @@ def _scatter_along_axis(equation: Equation, names: Names, threads: int) -> Seque
         "}",
         f"{names[y]}[i] = sum;",
     ]
-    return [loop(y.size, lines)]
+    return [loop(y.size, lines, threads)]
 
 
 def _one_hot(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -192,7 +198,7 @@ def _one_hot(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     classes = equation.params["num_classes"]
     value = f"in_block::valid(index, {classes}, bad) && index == i % {classes}"
     lines = [f"const int64_t index = {names[indices]}[i / {classes}];", f"{names[y]}[i] = {value};"]
-    return [loop(y.size, lines)]
+    return [loop(y.size, lines, threads)]
 
 
 def _concatenate(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -204,7 +210,7 @@ def _concatenate(equation: Equation, names: Names, threads: int) -> Sequence[Ste
         own = row * x.type.shape[equation.params["axis"]]
         if own:
             place = f"i / {own} * {whole} + {start} + i % {own}"
-            lines += loop(x.size, [f"{names[y]}[{place}] = {names[x]}[i];"]).lines
+            lines += loop(x.size, [f"{names[y]}[{place}] = {names[x]}[i];"], threads).lines
         start, most = start + own, max(most, x.size)
     return [Step(lines, most)]
 
@@ -213,7 +219,7 @@ def _transpose(equation: Equation, names: Names, threads: int) -> Sequence[Step]
     (x,), (y,) = equation.inputs, equation.outputs
     steps = contiguous_strides(x.type.shape)
     place = divided("i", y.type.shape, [steps[axis] for axis in equation.params["axes"]])
-    return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{place}];"])]
+    return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{place}];"], threads)]
 
 
 def _slice(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -221,7 +227,7 @@ def _slice(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     steps = contiguous_strides(x.type.shape)
     start = sum(a * s for a, s in zip(equation.params["starts"], steps, strict=True))
     place = divided("i", y.type.shape, [a * s for a, s in zip(equation.params["steps"], steps, strict=True)])
-    return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{start} + {place}];"])]
+    return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{start} + {place}];"], threads)]
 
 
 def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate
+from math import gcd, prod
 
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import c_type, pointer
@@ -14,6 +15,9 @@ from adtrain.core.program import Variable
 # No contraction to FMA, so that an equation gives the same bits alone and fused.
 OPTIONS = ("--fmad=false",)
 FIRST_STATEMENT = "wait_for_inputs();"
+
+MAX_DIFFERENT = 16
+"""Maximum parts of different lengths that share code. A block selects its lengths and pointers from those of all."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Part:
         scratch: bytes of device memory.
         checked: whether it sets `*bad` where an index is out of range.
         peers: whether it exchanges data with other GPUs, through `windows` (kernels/cuda/index/peer_window.cuh).
+        lengths: int constants n0, n1, ... that the lines may use.
     """
 
     lines: Sequence[str]
@@ -45,6 +50,7 @@ class Part:
     scratch: int = 0
     checked: bool = False
     peers: bool = False
+    lengths: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -136,23 +142,30 @@ def aligned(size: int) -> int:
 def dispatch(
     parts: Sequence[Part], names: Mapping[Variable, str], number: str = "blockIdx.x", scratch: int = 0
 ) -> Iterator[str]:
-    """The code of each part for its blocks. Neighbouring parts with equal code share it and have their own pointers.
+    """The code of each part for its blocks. The parts of a group share it and have their own pointers and lengths.
 
     Args:
         number: the number of a block among the blocks of all parts, as C text.
         scratch: the byte where the scratch memory of the parts begins.
     """
-    groups = [tuple(group) for _, group in groupby(parts, key=code_of)]
+    groups = groups_of(parts)
     first, at = 0, scratch
     for i, group in enumerate(groups):
-        part, blocks = group[0], group[0].blocks
-        test = "{" if i == len(groups) - 1 else f"if ({number} < {first + blocks * len(group)}) {{"
+        part, starts = group[0], [*accumulate((each.blocks for each in group), initial=first)]
+        test = "{" if i == len(groups) - 1 else f"if ({number} < {starts[-1]}) {{"
         yield f"else {test}" if i else test
-        if len(group) == 1:
-            yield f"    const int block = {number} - {first}; (void)block;"
+        if len({each.blocks for each in group}) > 1:
+            yield f"    const int member = {' + '.join(f'({number} >= {start})' for start in starts[1:-1])};"
+            yield f"    const int block = {number} - ({_of_member(starts[:-1])}); (void)block;"
+        elif len(group) > 1:
+            yield f"    const int member = ({number} - {first}) / {part.blocks};"
+            yield f"    const int block = ({number} - {first}) % {part.blocks}; (void)block;"
         else:
-            yield f"    const int member = ({number} - {first}) / {blocks};"
-            yield f"    const int block = ({number} - {first}) % {blocks}; (void)block;"
+            yield f"    const int block = {number} - {first}; (void)block;"
+        for k, lengths in enumerate(zip(*(each.lengths for each in group), strict=True)):
+            yield f"    const {'int' if max(lengths) < 2**31 else 'int64_t'} n{k} = {_of_member(lengths)};"
+            if len(set(lengths)) > 1 and (divisor := gcd(*lengths, 64)) > 1:
+                yield f"    __builtin_assume(n{k} % {divisor} == 0);"  # for which tiles and vectors are whole
         for kind in "xy":
             columns = zip(*(each.inputs if kind == "x" else each.outputs for each in group), strict=True)
             for k, variables in enumerate(columns):
@@ -164,21 +177,30 @@ def dispatch(
             yield f"    char *const own = {place};"
         yield from indented(part.lines)
         yield "}"
-        first, at = first + blocks * len(group), at + aligned(part.scratch) * len(group)
+        first, at = starts[-1], at + aligned(part.scratch) * len(group)
 
 
-def code_of(part: Part) -> tuple[object, ...]:
-    """Equal for parts with equal code."""
-    dtypes = tuple(v.type.dtype for v in (*part.inputs, *part.outputs))
-    return tuple(part.lines), part.definitions, part.blocks, part.scratch, dtypes
+def groups_of(parts: Sequence[Part]) -> list[list[Part]]:
+    """The parts that share code. Their lengths and blocks may differ if they are few."""
+    equal = defaultdict[object, list[Part]](list)
+    for part in parts:
+        dtypes = tuple(v.type.dtype for v in (*part.inputs, *part.outputs))
+        equal[tuple(part.lines), part.definitions, part.scratch, dtypes].append(part)
+    found: list[list[Part]] = []
+    for group in equal.values():
+        alike = defaultdict[object, list[Part]](list)
+        for part in group:
+            alike[(part.lengths, part.blocks) if len(group) > MAX_DIFFERENT else None].append(part)
+        found += alike.values()
+    return found
 
 
-def _of_member(pointers: Sequence[str]) -> str:
-    """C text: the pointer of the part with number `member`."""
-    if len(set(pointers)) == 1:
-        return pointers[0]
-    *others, last = pointers
-    return " ".join(f"member == {i} ? {pointer} :" for i, pointer in enumerate(others)) + f" {last}"
+def _of_member(values: Sequence[object]) -> str:
+    """C text: the value of the part with number `member`."""
+    if len(set(values)) == 1:
+        return str(values[0])
+    *others, last = values
+    return " ".join(f"member == {i} ? {value} :" for i, value in enumerate(others)) + f" {last}"
 
 
 def indented(lines: Sequence[str]) -> list[str]:
@@ -191,7 +213,7 @@ def divided(index: str, lengths: Sequence[int], steps: Sequence[int]) -> str:
     for k in range(len(lengths) - 1, -1, -1):
         if steps[k] and lengths[k] > 1:
             quotient = index if below == 1 else f"{index} / {below}"
-            whole = below * lengths[k] == math.prod(lengths)
+            whole = below * lengths[k] == prod(lengths)
             place = quotient if whole else f"{quotient} % {lengths[k]}"
             terms.append(place if steps[k] == 1 else f"{place} * {steps[k]}")
         below *= lengths[k]

@@ -29,7 +29,7 @@ WARP = 32
 RESIDENT = 2
 """Blocks for which a multiprocessor has registers, so that other parts run while the updates wait for the peers."""
 SPAN = 16
-"""The elements of a block or warp are a multiple of this, so that they are whole vectors of any type."""
+"""The elements of a warp are a multiple of this, so that they are whole vectors of any type."""
 
 
 def peer_exchanges(equation: Equation, target: Target) -> Kernel:
@@ -38,15 +38,12 @@ def peer_exchanges(equation: Equation, target: Target) -> Kernel:
     updates = [e for e in members if e.primitive is exchanged_update_p]
     gathers = [e for e in members if e.has(Trait.COLLECTIVE) or e.primitive is gathered_p]
     ranks = body_of(updates[0]).equations[0].params["ranks"]
-    starts = [0, *accumulate(aligned(nbytes(body_of(e).equations[0].inputs[0])) for e in gathers)]
-    whole = len(updates) == 1 and _exchanges_whole(updates[0], ranks, SLOT_BYTES - starts[-1])
-    parts, at = list[Part](), starts[-1] if whole else 0
-    for i, e in enumerate(updates):
-        parts.append(_update(e, f"update{i}", at, ranks, target, len(gathers) if whole else None))
-        at += nbytes(body_of(e).equations[0].outputs[0]) // ranks
-    first = parts[0].blocks if whole else 0
-    for i, e in enumerate(gathers):
-        parts.append(_gathered(e, starts[i], first + i, first + len(gathers)))
+    slices = [nbytes(body_of(e).equations[0].outputs[0]) // ranks for e in updates]
+    items = [aligned(nbytes(body_of(e).equations[0].inputs[0])) for e in gathers]
+    whole = len(updates) == 1 and _exchanges_whole(updates[0], ranks)
+    parts = [_update(e, f"update{i}", sum(slices[:i]), ranks, target, whole) for i, e in enumerate(updates)]
+    parts += [_gathered(e, sum(items[:i])) for i, e in enumerate(gathers)]
+    parts = _with_shares(parts)
     others = [e for e in members if e not in updates and e not in gathers]
     parts += [loops(e).part(THREADS, target) if is_loops(e) else one_block(e, THREADS) for e in others]
     made = kernel("peer_exchanges", parts, THREADS, resident=RESIDENT)
@@ -54,13 +51,18 @@ def peer_exchanges(equation: Equation, target: Target) -> Kernel:
     return replace(made, source=made.source._replace(options=(*made.source.options, *options)))
 
 
-def _gathered(equation: Equation, at: int, number: int, blocks: int) -> Part:
+def _with_shares(parts: Sequence[Part]) -> list[Part]:
+    """The parts that exchange data, with a statement by which each block adds its share to the counter of launches."""
+    starts = [0, *accumulate(part.blocks for part in parts)]
+    added = (f"add_share(windows, {start} + block, {starts[-1]});" for start in starts)
+    return [replace(part, lines=[*part.lines, line]) for part, line in zip(parts, added, strict=False)]
+
+
+def _gathered(equation: Equation, at: int) -> Part:
     """The part of an all-gather, and of the small equations that read what it receives.
 
     Args:
         at: the byte in a slot where its items start.
-        number: the number of its block among the blocks of all exchanges with one round.
-        blocks: how many blocks these are.
     """
 
     def form(e: Equation) -> Form:
@@ -69,30 +71,30 @@ def _gathered(equation: Equation, at: int, number: int, blocks: int) -> Part:
     def gather(e: Equation, names: Names, threads: int) -> Sequence[Step]:
         sent, received = (names[v] for v in (*e.inputs, *e.outputs))
         places = f"(const char *){sent}, (char *){received}, {at}, {nbytes(e.inputs[0])}"
-        return [Step([f"gather_from_peers(windows, {places}, {number}, {blocks});"], threads)]
+        return [Step([f"gather_from_peers(windows, {places});"], threads)]
 
     body = body_of(equation)
     part = part_of(body, names_of(body), THREADS, forms=form)
     return replace(part, headers=(*part.headers, *HEADERS), peers=True)
 
 
-def _exchanges_whole(update: Equation, ranks: int, space: int) -> bool:
+def _exchanges_whole(update: Equation, ranks: int) -> bool:
     """Whether ranks exchange whole gradients, and each computes the whole update.
 
     This takes one round in place of two, and between two ranks it sends as many bytes. It is possible if no optimizer
-    state is divided among the ranks, and if the gradients have at most ``space`` bytes.
+    state is divided among the ranks, and if the gradients fit in a slot.
     """
     sent = body_of(update).equations[0].inputs[0]
     divided = any(v.size == sent.size // ranks for v in (*update.inputs, *update.outputs))
-    return ranks == 2 and not divided and nbytes(sent) <= space
+    return ranks == 2 and not divided and nbytes(sent) <= SLOT_BYTES
 
 
-def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, gathers: int | None) -> Part:
+def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, whole: bool) -> Part:
     """The part of an `exchanged_update` equation.
 
     Args:
         at: the byte in a slot where its slices, or its vectors, start.
-        gathers: if ranks exchange whole gradients, the number of all-gathers in the same launch. Otherwise None.
+        whole: whether ranks exchange whole gradients.
     """
     body: Program = equation.params["body"]
     producer = {v: e for e in body.equations for v in e.outputs}
@@ -117,34 +119,37 @@ def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, 
     def result(v: Variable) -> str:
         return f"part.updated({vector})" if v in gather.inputs else f"{outputs[v]} + part.start"
 
-    whole = gathers is not None
-    elements, parts = (length * ranks, THREADS // WARP) if whole else (length, 1)  # parts of a block
-    vectors = -(-elements * sent.type.dtype.itemsize // VECTOR)
+    elements = length * ranks if whole else length
+    vectors, warps = -(-elements * sent.type.dtype.itemsize // VECTOR), THREADS // WARP
     blocks = min(-(-vectors // THREADS), target.multiprocessors)
-    span = -(-elements // (blocks * parts * SPAN)) * SPAN
-    blocks = -(-elements // (span * parts))
-    kind, group = ("WholeExchange", "ByWarp") if whole else ("SliceExchange", "ByBlock")
+    span = -(-elements // (blocks * warps * SPAN)) * SPAN
+    blocks = -(-elements // (span * warps))
+    kind = "WholeExchange" if whole else "SliceExchange"
     lines = [
-        f"{kind}<{c_type(sent.type.dtype)}> part(windows, {at}, {elements}, {span}, block);",
+        f"const {kind}<{c_type(sent.type.dtype)}> part(windows, {at}, {elements}, {span}, block);",
         f"part.send({inputs[sent]});",
         f"{name}({', '.join([*map(argument, updated.inputs), *map(result, updated.outputs)])}, part.count);",
-        f"part.finish({vector}, block, {blocks + (gathers or 0)});",
+        f"part.finish({vector});",
     ]
-    definition = _function(name, updated, group, None if whole else gather.inputs[0])
+    arriving = [v for v in updated.inputs if (e := producer.get(v)) is not None and not e.has(Trait.SUBVIEW)]
+    definition = _function(name, updated, arriving, None if whole else gather.inputs[0])
     return Part(lines, equation.inputs, equation.outputs, HEADERS, definition, blocks, peers=True)
 
 
-def _function(name: str, loops: Loops, group: str, everywhere: Variable | None) -> str:
-    """A function that updates the elements of a block or warp. Its arguments are pointers to them, and their number.
+def _function(name: str, loops: Loops, arriving: Sequence[Variable], everywhere: Variable | None) -> str:
+    """A function that updates the elements of a warp. Its arguments are pointers to them, and their number.
 
     Args:
-        group: the threads that call it, a type of kernels/cuda/index/peer_window.cuh.
+        arriving: inputs that ranks send.
         everywhere: the result that is stored on all ranks, if there is one.
     """
-    parameters = [f"{pointer(v, const=True)}x{i}" for i, v in enumerate(loops.inputs)]
+    parameters = []
+    for i, v in enumerate(loops.inputs):
+        kind = f"const Arriving<{c_type(v.type.dtype)}> &" if v in arriving else pointer(v, const=True)
+        parameters.append(f"{kind}x{i}")
     for i, v in enumerate(loops.outputs):
         kind = f"const Everywhere<{c_type(v.type.dtype)}> &" if v is everywhere else pointer(v)
         parameters.append(f"{kind}y{i}")
-    lines = [f"const int first = {group}::thread(), step = {group}::threads();", *loops.lines]
+    lines = [f"const int first = threadIdx.x % {WARP}, step = {WARP};", *loops.lines]
     head = f"static __device__ __forceinline__ void {name}({', '.join(parameters)}, int n)"
     return "\n".join([head, "{", *indented(lines), "}"])

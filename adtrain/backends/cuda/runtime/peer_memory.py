@@ -10,7 +10,7 @@ import numpy as np
 import pycuda.driver as cuda
 
 from adtrain.backends.cuda.compiler import file_source
-from adtrain.backends.cuda.peer_window import BLOCKS, CHUNK, THREADS, macros, window_bytes
+from adtrain.backends.cuda.peer_window import BLOCKS, CHUNK, EMPTY, THREADS, macros, slots_of_vectors, window_bytes
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.core import communicator
@@ -48,6 +48,8 @@ def connected(device: Device) -> PeerMemory | None:
     own = device.reserve(size)
     with translated():
         cuda.memset_d8(int(own), 0, size)
+        slots, end = slots_of_vectors(communicator.current().size)
+        cuda.memset_d8(int(own) + slots, EMPTY, end - slots)
         cuda.Context.synchronize()  # before a peer sets a flag
     windows = mapped_by_all(own)
     return None if windows is None else PeerMemory(device, windows)

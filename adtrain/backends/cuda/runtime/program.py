@@ -218,7 +218,7 @@ class CudaProgram:
         times //= in_launch
         for steps, swaps in self.layout.runs(times):
             for equation, operands, byte in steps:
-                work, name = self.works[equation], _label(equation)
+                work = self.works[equation]
                 given = [addresses[i] + offset for i, offset in operands]
                 try:
                     if isinstance(work, ExchangeWork):
@@ -227,9 +227,10 @@ class CudaProgram:
                         work.record(given, self.base + byte, self.flagged[equation], overlap, in_launch)
                         overlap = overlap or bool(work.launches)
                 except DeviceError as error:
-                    raise DeviceError(f"{name} cannot be recorded in a CUDA graph: {error}") from None
+                    raise DeviceError(f"{_label(equation)} cannot be recorded in a CUDA graph: {error}") from None
                 if not recording(self.device.stream):
-                    raise DeviceError(f"{name} cannot be recorded in a CUDA graph: it waits for the device")
+                    reason = "it waits for the device"
+                    raise DeviceError(f"{_label(equation)} cannot be recorded in a CUDA graph: {reason}")
                 for v in self._to_join(equation, after_each is not None):
                     self.backend.exchanges.join(exchanges.pop(v))
                     overlap = False

@@ -44,7 +44,7 @@ class BackwardTile(NamedTuple):
 
     @property
     def stats(self) -> int:
-        """Numbers about a tile of queries: two of each row, and in fp16x2 the inverse scales."""
+        """Numbers about a tile of queries: two of each row, and in fp16x2 two inverse scales, padded to 16 bytes."""
         return 2 * self.queries + (4 if self.terms == 2 else 0)
 
     def shared(self, width: int) -> int:
@@ -81,7 +81,7 @@ UNIT_BYTES, MAX_UNITS = 16 << 10, 7
 """A unit is 128 rows of 64 columns or 64 rows of 128; so many are in a buffer of `attention/wgmma_short_forward.cu`."""
 HEAD_GROUP = 8
 """Heads whose tiles are computed at the same time if they are causal, so that long and short tiles mix."""
-SPEED = {(False, 1): 5.2e12, (True, 1): 4.2e12, (True, 2): 1.2e12}
+SPEED = {(False, 1): 5.2e12, (True, 1): 4.2e12, (True, 2): 1.5e12}
 """FLOP/s of a multiprocessor, forward and in the gradient, by terms of an operand."""
 BYTES, SHORT_BYTES = {(False, 1): 28, (True, 1): 50, (True, 2): 80}, 19
 """Memory traffic of an element of q, k or v in all launches; in the kernel for short sequences."""
@@ -99,7 +99,7 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
         return None
     if problem.gradient:
         tile = BACKWARD_TILES.get((packed_width(problem), terms_of(problem)))
-        return tile and Candidates(_seconds(target, problem, tile), [_backward(target, problem, tile)])
+        return None if tile is None else Candidates(_seconds(target, problem, tile), [_backward(target, problem, tile)])
     if problem.precision != "bfloat16":
         return None
     tiles = FORWARD_TILES[packed_width(problem)]
