@@ -22,14 +22,14 @@ KERNEL __launch_bounds__(THREADS, 1) attention_wgmma_grad(T *by_k, T *by_v, int6
     const int tiles = batch * ((keys + BLOCK_K - 1) / BLOCK_K);
     const SharedTiles shared;
     if (threadIdx.x < WARPGROUP) {
-        warpgroup_reg_dealloc<32>();
+        warpgroup_reg_dealloc<24>();
         const GradientScratch packed(scratch, batch, queries, keys);
         if (threadIdx.x == 0)
             produce(packed, barriers, shared, tiles, batch, queries, keys);
         else if (threadIdx.x == WARP || threadIdx.x == 2 * WARP)
             add_by_q(packed, barriers, shared, tiles, batch, queries, keys, threadIdx.x / WARP - 1);
     } else {
-        warpgroup_reg_alloc<232>();
+        warpgroup_reg_alloc<240>();
         const GradientScratch packed(scratch, batch, queries, keys);
         consume(packed, barriers, shared, by_k + step, by_v + 2 * step, tiles, batch, heads, queries, keys, row,
             (float)scale * LOG2_E);

@@ -10,7 +10,6 @@
 constexpr int PRODUCER_THREADS = 2 * WARPGROUP, THREADS = 2 * PRODUCER_THREADS;
 // A unit: the rows that a producer warpgroup loads at once, UNIT_CHUNKS chunks a thread.
 constexpr int UNIT_CHUNKS = 8, UNIT_ROWS = UNIT_CHUNKS * WARPGROUP / CHUNKS, UNIT_BYTES = TILE_BYTES<UNIT_ROWS>;
-constexpr int KEYS = 64, STEPS = KEY_UNITS * UNIT_ROWS / KEYS; // KEYS: keys that are multiplied at once
 constexpr int UNITS = QUERY_UNITS + 2 * KEY_UNITS, QUERY_ROWS = QUERY_UNITS * UNIT_ROWS; // of a buffer
 #ifdef SHARED_BYTES
 static_assert(2 * UNITS * UNIT_BYTES + 1024 == SHARED_BYTES, "as wgmma.py says");
@@ -81,52 +80,37 @@ static __device__ __forceinline__ void consume(T *out, T *logsumexp, Barriers &b
             const int first = task.first + in_task, unit = in_task / UNIT_ROWS;
             if (first >= queries) break;
             full[unit].wait(at.phase);
-            // The product for the scores of the next keys follows at once; that for the outputs overlaps their softmax.
-            const int steps = CAUSAL ? min(STEPS, first / KEYS + 1) : STEPS;
-            float outputs[OUTPUTS], scores[KEYS / 2];
-            uint32_t weights[KEYS / 4];
-            RunningSoftmax<KEYS / 2> softmax;
-            const auto start_scores = [&](int j) {
-                const int key_unit = j * KEYS / UNIT_ROWS;
-                full[QUERY_UNITS + key_unit].wait(at.phase);
+            float outputs[OUTPUTS];
+            RunningSoftmax<UNIT_ROWS / 2> softmax;
+            #pragma unroll
+            for (int i = 0; i < OUTPUTS; i++) outputs[i] = 0;
+            #pragma unroll 1
+            for (int j = 0; j < KEY_UNITS; j++) {
+                if (CAUSAL && j * UNIT_ROWS > first + 63) break;
+                float scores[UNIT_ROWS / 2];
+                uint32_t weights[UNIT_ROWS / 4];
+                full[QUERY_UNITS + j].wait(at.phase);
                 wgmma_fence();
                 #pragma unroll
                 for (int i = 0; i < PACKED_WIDTH / 16; i++)
                     wgmma<BFLOAT16>(scores, along_width<UNIT_ROWS>(q + unit * UNIT_BYTES, i, in_task % UNIT_ROWS),
-                        along_width<UNIT_ROWS>(k + key_unit * UNIT_BYTES, i, j * KEYS % UNIT_ROWS), i > 0);
+                        along_width<UNIT_ROWS>(k + j * UNIT_BYTES, i), i > 0);
                 wgmma_commit_group();
-            };
-            const auto start_outputs = [&](int j) {
-                const int key_unit = j * KEYS / UNIT_ROWS, step = j * KEYS % UNIT_ROWS / 16;
-                full[QUERY_UNITS + KEY_UNITS + key_unit].wait(at.phase);
+                wgmma_wait_group<0>();
+                wgmma_fence_operand(scores);
+                mask(scores, first, j * UNIT_ROWS, keys);
+                softmax.update(scores, scale);
+                softmax.rescale(outputs);
+                to_bfloat16(scores, weights);
+                full[QUERY_UNITS + KEY_UNITS + j].wait(at.phase);
                 wgmma_fence();
                 #pragma unroll
-                for (int i = 0; i < KEYS / 16; i++)
-                    wgmma_registers<BFLOAT16, true>(
-                        outputs, weights + 4 * i, along_rows<UNIT_ROWS>(v + key_unit * UNIT_BYTES, step + i), j + i > 0);
+                for (int i = 0; i < UNIT_ROWS / 16; i++)
+                    wgmma_registers<BFLOAT16, true>(outputs, weights + 4 * i, along_rows<UNIT_ROWS>(v + j * UNIT_BYTES, i), true);
                 wgmma_commit_group();
-            };
-            start_scores(0);
-            wgmma_wait_group<0>();
-            #pragma unroll 1
-            for (int j = 0;; j++) {
-                wgmma_fence_operand(scores);
-                mask(scores, first, j * KEYS, keys);
-                softmax.update(scores, scale);
                 wgmma_wait_group<0>();
-                to_bfloat16(scores, weights);
-                if (j > 0) {
-                    wgmma_fence_operand(outputs);
-                    softmax.rescale(outputs);
-                }
-                if (j + 1 == steps) break;
-                start_scores(j + 1);
-                start_outputs(j);
-                wgmma_wait_group<1>();
+                wgmma_fence_operand(outputs);
             }
-            start_outputs(steps - 1);
-            wgmma_wait_group<0>();
-            wgmma_fence_operand(outputs);
             const int64_t start = task.head / heads * queries * out_row + task.head % heads * HEAD_WIDTH;
             softmax.store_results(
                 outputs, scale, first, queries, out + start, out_row, logsumexp + task.head * queries);
