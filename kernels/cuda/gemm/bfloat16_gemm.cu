@@ -1,6 +1,6 @@
 // C = op(A) op(B) of matrices that are bfloat16 in memory, by WGMMA. Persistent and warp-specialised, as gemm/packed_gemm.cu: two
-// threads issue copies, one of each operand, so that both tensor maps are encoded at the same time; two consumer warpgroups
-// multiply, each half of a tile's rows.
+// threads issue copies, one of each operand, so that both tensor maps are encoded at the same time. Each consumer warpgroup
+// multiplies 64 rows of a tile.
 //
 // TMA loads tiles of 64 k with the 128-byte swizzle. A K-major operand is a box of rows with 128 bytes of k each. Of an operand
 // that is not K-major (MN_MAJOR_A, MN_MAJOR_B) a box has 64 rows of k, each with 128 bytes of rows of op(A) or columns of op(B).
@@ -8,17 +8,18 @@
 // SPLITS > 1: the tiles of the last wave, which do not fill all multiprocessors, are split along K (split-K). Their partial sums go
 // to scratch, tile by tile, and sum_bfloat16_splits adds them. `whole`: the number of tiles that are not split.
 //
-// Macros (Bfloat16Gemm in bfloat16.py): TILE_N, TILE_STAGES, SPLITS, MN_MAJOR_*. WIDE_C: maximum elements per store.
+// Macros (Bfloat16Gemm in bfloat16.py): TILE_M, TILE_N, TILE_STAGES, SPLITS, MN_MAJOR_*. WIDE_C: maximum elements per store.
 #include "sm90/pipeline.cuh"
 #include "sm90/tma.cuh"
 #include "sm90/warp_epilogue.cuh"
 
-constexpr int TILE_M = 128, TILE_K = 64, ROW_BYTES = TILE_K * 2, SUMS = TILE_N / 2;
-constexpr int CONSUMERS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMERS;
+constexpr int TILE_K = 64, ROW_BYTES = TILE_K * 2, SUMS = TILE_N / 2;
+constexpr int CONSUMER_ROWS = 64; // of a consumer warpgroup
+constexpr int CONSUMERS = TILE_M / CONSUMER_ROWS * WARPGROUP, THREADS = WARPGROUP + CONSUMERS;
 constexpr int SIZE_A = TILE_M * ROW_BYTES, SIZE = SIZE_A + TILE_N * ROW_BYTES; // of a stage
 constexpr int BOX_ROWS = 64, BOX_BYTES = BOX_ROWS * ROW_BYTES;                 // of an operand that is not K-major
 static_assert(1024 + TILE_STAGES * SIZE == SHARED_BYTES, "as `Bfloat16Tile.shared` in bfloat16.py says");
-static_assert(THREADS == BLOCK_THREADS, "as THREADS in bfloat16.py says");
+static_assert(THREADS == BLOCK_THREADS, "as `Bfloat16Tile.threads` in bfloat16.py says");
 
 struct alignas(128) TensorMaps {
     TensorMap a, b;
@@ -104,10 +105,10 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
     WarpStaging &staging, const Epilogue &epilogue, T *partial_sums) {
     typedef WarpEpilogue<(WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST), Epilogue> Stores;
     PipelineState<TILE_STAGES> state;
-    const int half = threadIdx.x / WARPGROUP - 1;
+    const int row = (threadIdx.x / WARPGROUP - 1) * CONSUMER_ROWS; // the first one of this warpgroup, in a tile
     for (int i = blockIdx.x; i < work.items(); i += gridDim.x) {
         const Item item(i, work);
-        const AccumulatorTile tile = {item.at, work.m, work.n, item.row + half * (TILE_M / 2), item.column};
+        const AccumulatorTile tile = {item.at, work.m, work.n, item.row + row, item.column};
         Stores::prefetch(tile, epilogue, TILE_N);
         float sums[SUMS];
         int last = 0;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
             wgmma_fence();
             #pragma unroll
             for (int step = 0; step < TILE_K / 16; step++)
-                wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums, descriptor<MN_MAJOR_A>(stage + half * (SIZE_A / 2), step),
+                wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums, descriptor<MN_MAJOR_A>(stage + row * ROW_BYTES, step),
                     descriptor<MN_MAJOR_B>(stage + SIZE_A, step), k_tile + step > item.begin);
             wgmma_commit_group();
             wgmma_wait_group<1>();
@@ -131,7 +132,7 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
         if (SPLITS == 1 || item.part < 0) {
             Stores(tile, epilogue, staging).store(sums);
         } else {
-            AccumulatorTile part = {item.at, TILE_M, TILE_N, half * (TILE_M / 2), 0};
+            AccumulatorTile part = {item.at, TILE_M, TILE_N, row, 0};
             part.at.item = item.part;
             const Store store = {partial_sums};
             WarpEpilogue<Store::WIDEST, Store>(part, store, staging).store(sums);
@@ -156,7 +157,7 @@ KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const uint16_t *a, const uint
     const Work work(batch, m, n, k, whole);
     char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
     if (warp < WARPGROUP / WARP) {
-        warpgroup_reg_dealloc<40>();
+        if (TILE_M > CONSUMER_ROWS) warpgroup_reg_dealloc<40>();
         const int64_t partial_sums = SPLITS > 1 ? (int64_t)SPLITS * work.split * TILE_M * TILE_N * 4 : 0; // bytes
         TensorMaps &maps = ((TensorMaps *)(scratch + partial_sums))[blockIdx.x];
         if (warp == 0) {
@@ -173,7 +174,7 @@ KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const uint16_t *a, const uint
                 });
         }
     } else {
-        warpgroup_reg_alloc<232>();
+        if (TILE_M > CONSUMER_ROWS) warpgroup_reg_alloc<232>();
         consume(work, pipeline, shared, staging[warp - WARPGROUP / WARP], epilogue, (T *)scratch);
     }
 }
