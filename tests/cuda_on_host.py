@@ -5,11 +5,9 @@ from __future__ import annotations
 import ctypes
 import re
 import shutil
-import struct
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
 from math import prod
 from pathlib import Path
 
@@ -42,9 +40,6 @@ PRODUCT = "__trap(); // no candidate on such a device"
 PATCHED = ("attention/attention.cuh", "common/block_ops.cuh", "gemm/tile.cuh", "reduce/column_sum.cuh")
 NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5, "SCATTER_NUMBERS": 6}
 """Parameters that a macro of `conv/implicit_gemm.cuh`, `pool/pool.cu` or `index/scatter.cu` stands for."""
-
-TENSOR_MAP = struct.Struct("Piiiii0P")
-"""`TensorMap` in `cuda_host/sm90/tma.cuh`."""
 
 
 class Host:
@@ -102,12 +97,8 @@ class Host:
         bits = [np.float64(n).view(np.int64) if isinstance(n, float) else n for n in task.numbers]
         bits += [runs] * task.repeats
         numbers = (ctypes.c_int64 * len(bits))(*map(int, bits))
-        maps = b"".join(
-            TENSOR_MAP.pack(operands[i].ctypes.data, columns, rows, matrices, box_rows, dtype.itemsize)
-            for i, dtype, matrices, rows, columns, box_rows in map(astuple, task.tensor_maps)
-        )
         grid, threads = (task.size.blocks, task.size.threads) if task.size.threads else ((4, 1, 1), 128)
-        library[f"go_{task.name}"](*grid, threads, maps, pointers, numbers, ctypes.c_void_p(memory.ctypes.data))
+        library[f"go_{task.name}"](*grid, threads, pointers, numbers, ctypes.c_void_p(memory.ctypes.data))
 
     def _libraries(self, launches: Sequence[LaunchPlan]) -> Mapping[Source, ctypes.CDLL]:
         """One of each source, with all of its kernels that are launched; compiled on two cores."""
@@ -152,12 +143,9 @@ class Host:
         present = re.sub(rf"#if ({absent})\n.*?#endif", "", found.group(1), flags=re.DOTALL)
         text = re.sub(r"#\w.*", "", present)
         parameters = [p.strip() for p in text.split(",") if p.strip()]
-        args, maps, pointers, numbers = [], 0, 0, 0
+        args, pointers, numbers = [], 0, 0
         for parameter in parameters:
-            if "TensorMap" in parameter:
-                args.append(f"((TensorMap *)maps)[{maps}]")
-                maps += 1
-            elif "Epilogue" in parameter:
+            if "Epilogue" in parameter:
                 args.append(f"*(Epilogue *)(pointers + {pointers})")
             elif parameter == "const Parts parts":
                 args.append(f"*(Parts *)(pointers + {pointers})")
@@ -179,7 +167,7 @@ class Host:
                 count = NUMBERS.get(parameter, 1)
                 args += [f"numbers[{i}]" for i in range(numbers, numbers + count)]
                 numbers += count
-        given = "int x, int y, int z, int threads, char *maps, void **pointers, int64_t *numbers, char *scratch"
+        given = "int x, int y, int z, int threads, void **pointers, int64_t *numbers, char *scratch"
         body = f"run({{(unsigned)x, (unsigned)y, (unsigned)z}}, threads, [=] {{ {task.name}({', '.join(args)}); }});"
         return f'extern "C" void go_{task.name}({given}) {{ {body} }}\n'
 

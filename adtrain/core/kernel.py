@@ -64,29 +64,8 @@ def value_for(field: Any, *types: Any, **params: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class TensorMap:
-    """An argument of type CUtensorMap: a batch of row-major matrices, from which TMA loads boxes of rows of 128 bytes.
-
-    Boxes are stored with the 128-byte swizzle. Elements outside a matrix are 0.
-
-    Args:
-        operand: the matrices, numbered as in `CudaLaunch.operands`. float32 is rounded to tf32, uint16 is bfloat16.
-        dtype: float32 or uint16.
-        matrices, rows, columns: their lengths.
-        box_rows: rows of a box.
-    """
-
-    operand: int
-    dtype: np.dtype
-    matrices: int
-    rows: int
-    columns: int
-    box_rows: int
-
-
-@dataclass(frozen=True)
 class CudaLaunch:
-    """One launch of a kernel: ``name([tensor maps...,] operands..., numbers...[, char *scratch][, int *bad])``.
+    """One launch of a kernel: ``name(operands..., numbers...[, char *scratch][, int *bad])``.
 
     Args:
         file: the source, relative to `kernels/cuda`, or an absolute path. It is compiled once for each combination of
@@ -104,7 +83,6 @@ class CudaLaunch:
         operands: the equation's inputs and outputs that the kernel gets as pointers, numbered in this order. None: all.
         checked: the kernel stores 1 in ``*bad`` where an index is out of range.
         cooperative: blocks wait for each other. The driver refuses the launch if not all of them can run at once.
-        tensor_maps: arguments before the operands.
     """
 
     file: str
@@ -119,7 +97,6 @@ class CudaLaunch:
     operands: tuple[int, ...] | None = None
     checked: bool = False
     cooperative: bool = False
-    tensor_maps: tuple[TensorMap, ...] = ()
 
     def label(self) -> str:
         """File, definitions and launch size: "gemm/gemm.cu TILE_M=64 numbers=1,128,512,784,4 threads=256"."""

@@ -11,7 +11,7 @@ from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
 from adtrain.backends.cuda.compiler import Source, file_source, of_kernel
 from adtrain.backends.cuda.vendor import LibraryCall
-from adtrain.core.kernel import CudaKernel, CudaLaunch, TensorMap
+from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
 
 
@@ -47,7 +47,6 @@ class LaunchPlan:
         cooperative: whether its blocks wait for each other.
         peers: whether it takes the windows of all ranks.
         repeats: whether it computes several runs of the equation. Their number is an argument after `numbers`.
-        tensor_maps: the arguments before the pointers. Their operands are positions, as those of `operands`.
     """
 
     source: Source
@@ -60,7 +59,6 @@ class LaunchPlan:
     cooperative: bool = False
     peers: bool = False
     repeats: bool = False
-    tensor_maps: tuple[TensorMap, ...] = ()
 
 
 class Plan(NamedTuple):
@@ -132,7 +130,6 @@ def _plans(kernel: CudaKernel, operands: tuple[int, ...]) -> list[LaunchPlan]:
         return LaunchPlan(
             *(of_kernel(file, launch.name), launch.name, pointers, numbers, _size(launch), scratch),
             *(launch.checked, launch.cooperative),
-            tensor_maps=tuple(replace(each, operand=operands[each.operand]) for each in launch.tensor_maps),
         )
 
     return [plan(launch) for launch in kernel.launches]

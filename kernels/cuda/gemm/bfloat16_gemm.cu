@@ -1,5 +1,6 @@
-// C = op(A) op(B) of matrices that are bfloat16 in memory, by WGMMA. Persistent and warp-specialised, as gemm/packed_gemm.cu: one
-// thread issues copies, each consumer warpgroup multiplies 64 rows of a tile.
+// C = op(A) op(B) of matrices that are bfloat16 in memory, by WGMMA. Persistent and warp-specialised, as gemm/packed_gemm.cu: two
+// threads issue copies, one of each operand, so that both tensor maps are encoded at the same time. Each consumer warpgroup
+// multiplies 64 rows of a tile.
 //
 // TMA loads tiles of 64 k with the 128-byte swizzle. A K-major operand is a box of rows with 128 bytes of k each. Of an operand
 // that is not K-major (MN_MAJOR_A, MN_MAJOR_B) a box has 64 rows of k, each with 128 bytes of rows of op(A) or columns of op(B).
@@ -19,6 +20,11 @@ constexpr int SIZE_A = TILE_M * ROW_BYTES, SIZE = SIZE_A + TILE_N * ROW_BYTES; /
 constexpr int BOX_ROWS = 64, BOX_BYTES = BOX_ROWS * ROW_BYTES;                 // of an operand that is not K-major
 static_assert(1024 + TILE_STAGES * SIZE == SHARED_BYTES, "as `Bfloat16Tile.shared` in bfloat16.py says");
 static_assert(THREADS == BLOCK_THREADS, "as `Bfloat16Tile.threads` in bfloat16.py says");
+
+struct alignas(128) TensorMaps {
+    TensorMap a, b;
+};
+static_assert(sizeof(TensorMaps) == TENSOR_MAPS_BYTES, "as TENSOR_MAPS_BYTES in bfloat16.py says");
 
 // The work of the grid: whole tiles of the results, and splits of others.
 struct Work {
@@ -66,19 +72,17 @@ template <bool MN_MAJOR, int ROWS> __device__ __forceinline__ void load_tile(
     }
 }
 
-// The producer thread: issues the copies for all items of this block.
-__device__ __forceinline__ void produce(const Work &work, Pipeline<TILE_STAGES> &pipeline, char *shared,
-    const TensorMap &map_a, const TensorMap &map_b) {
+// The producer thread of an operand: load(item, k_tile, stage, full) issues the copies of BYTES bytes, for all items of this block.
+template <int BYTES, class Load> __device__ __forceinline__ void produce(
+    const Work &work, Pipeline<TILE_STAGES> &pipeline, char *shared, const Load &load) {
     PipelineState<TILE_STAGES> state;
     for (int i = blockIdx.x; i < work.items(); i += gridDim.x) {
         const Item item(i, work);
         for (int k_tile = item.begin; k_tile < item.end; k_tile++, state.advance()) {
             pipeline.wait_empty(state);
             Mbarrier &full = pipeline.full[state.stage];
-            char *to = shared + state.stage * SIZE;
-            full.arrive_expect_tx(SIZE);
-            load_tile<MN_MAJOR_A, TILE_M>(map_a, to, item.row, k_tile * TILE_K, item.at.item, full);
-            load_tile<MN_MAJOR_B, TILE_N>(map_b, to + SIZE_A, item.column, k_tile * TILE_K, item.at.item, full);
+            full.arrive_expect_tx(BYTES);
+            load(item, k_tile, shared + state.stage * SIZE, full);
         }
     }
 }
@@ -136,27 +140,42 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const __grid_constant__ TensorMap map_a,
-    const __grid_constant__ TensorMap map_b, const uint16_t *, const uint16_t *, const Epilogue epilogue, int64_t batch,
-    int64_t m, int64_t n, int64_t k, int64_t whole, char *scratch) {
+KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const uint16_t *a, const uint16_t *b, const Epilogue epilogue,
+    int64_t batch, int64_t m, int64_t n, int64_t k, int64_t whole, char *scratch) {
     __shared__ Pipeline<TILE_STAGES> pipeline;
+    __shared__ TensorMaps in_shared;
     __shared__ WarpStaging staging[CONSUMERS / WARP];
-    if (threadIdx.x == 0) {
-        map_a.prefetch();
-        map_b.prefetch();
-        pipeline.init(1, CONSUMERS / WARP);
+    const int warp = threadIdx.x / WARP;
+    if (warp == 0) in_shared.a.make(a, MN_MAJOR_A ? m : k, MN_MAJOR_A ? k : m, batch, MN_MAJOR_A ? TILE_K : TILE_M);
+    if (warp == 1) in_shared.b.make(b, MN_MAJOR_B ? n : k, MN_MAJOR_B ? k : n, batch, MN_MAJOR_B ? TILE_K : TILE_N);
+    if (threadIdx.x == 2 * WARP) {
+        pipeline.init(2, CONSUMERS / WARP);
         fence_mbarrier_init();
     }
-    wait_for_inputs();
+    wait_for_inputs(); // maps and barriers read no inputs
     __syncthreads();
     const Work work(batch, m, n, k, whole);
     char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
-    if (threadIdx.x < WARPGROUP) {
+    if (warp < WARPGROUP / WARP) {
         if (TILE_M > CONSUMER_ROWS) warpgroup_reg_dealloc<40>();
-        if (threadIdx.x == 0) produce(work, pipeline, shared, map_a, map_b);
+        const int64_t partial_sums = SPLITS > 1 ? (int64_t)SPLITS * work.split * TILE_M * TILE_N * 4 : 0; // bytes
+        TensorMaps &maps = ((TensorMaps *)(scratch + partial_sums))[blockIdx.x];
+        if (warp == 0) {
+            maps.a.copy_from(in_shared.a);
+            if (threadIdx.x == 0)
+                produce<SIZE_A>(work, pipeline, shared, [&](const Item &item, int k_tile, char *stage, Mbarrier &full) {
+                    load_tile<MN_MAJOR_A, TILE_M>(maps.a, stage, item.row, k_tile * TILE_K, item.at.item, full);
+                });
+        } else if (warp == 1) {
+            maps.b.copy_from(in_shared.b);
+            if (threadIdx.x == WARP)
+                produce<SIZE - SIZE_A>(work, pipeline, shared, [&](const Item &item, int k_tile, char *stage, Mbarrier &full) {
+                    load_tile<MN_MAJOR_B, TILE_N>(maps.b, stage + SIZE_A, item.column, k_tile * TILE_K, item.at.item, full);
+                });
+        }
     } else {
         if (TILE_M > CONSUMER_ROWS) warpgroup_reg_alloc<232>();
-        consume(work, pipeline, shared, staging[threadIdx.x / WARP - WARPGROUP / WARP], epilogue, (T *)scratch);
+        consume(work, pipeline, shared, staging[warp - WARPGROUP / WARP], epilogue, (T *)scratch);
     }
 }
 

@@ -38,6 +38,11 @@ constexpr float LOW_SCALE = 0x1p-11f;                     // the unit of low ter
 constexpr int CHECKED_TILES = 32;                         // packed tiles of K after which the cancellation test reads sums
 constexpr int STATISTICS_TILES = 16;                      // the first packed tiles, which must have MIN_PRODUCTS products
 
+// The tensor maps of a block of gemm/packed_gemm.cu.
+struct alignas(128) TensorMaps {
+    TensorMap a, b;
+};
+
 // Statistics of a packed row. An FP16X2 result (scaled) goes to the float32 fallback
 // - if it is below the sum of the error floors of its row and column: errors of small elements may be visible;
 // - if its running sum has stayed below cancellation_level, unless skip_cancellation;
@@ -72,7 +77,8 @@ struct alignas(128) PrecisionVotes { // as large as a cache line, so that packed
 
 #ifdef ROW_STATS_BYTES
 static_assert(sizeof(RowStats) == ROW_STATS_BYTES && sizeof(PartialRowStats) == PARTIAL_ROW_STATS_BYTES &&
-        sizeof(FallbackList) == FALLBACK_LIST_BYTES && sizeof(PrecisionVotes) == PRECISION_VOTES_BYTES,
+        sizeof(FallbackList) == FALLBACK_LIST_BYTES && sizeof(PrecisionVotes) == PRECISION_VOTES_BYTES &&
+        sizeof(TensorMaps) == TENSOR_MAPS_BYTES,
     "as STRUCT_BYTES in packed.py says");
 #endif
 
@@ -93,6 +99,7 @@ struct PackedLayout {
     RowStats *stats;
     PartialRowStats *partial;
     char *packed;
+    TensorMaps *maps;
 
     __device__ PackedLayout(int64_t batch, int64_t m, int64_t n, int64_t k, char *scratch)
         : batch(batch), m(m), n(n), k(k) {
@@ -110,6 +117,7 @@ struct PackedLayout {
         stats = (RowStats *)(fallback + tiles);
         partial = (PartialRowStats *)(stats + row_blocks * PACKED_ROWS);
         packed = MMA_KIND == FP16X2 ? (char *)(partial + chunks * row_blocks * PACKED_ROWS) : scratch + split_bytes();
+        maps = (TensorMaps *)packed_tile(DIRECT_B ? blocks_a : row_blocks, 0, 1);
     }
 
     // Bytes of the partial sums of split-K.

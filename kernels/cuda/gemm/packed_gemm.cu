@@ -16,7 +16,7 @@ static_assert(TILE_STAGES * Stage<MMA_KIND == FP16X2 ? 2 : 1>::SIZE + 1024 == SH
 
 // The producer thread: issues the copies for all tiles of this block.
 template <int TERMS, int STAGES> __device__ __forceinline__ void produce(
-    const PackedLayout &layout, TilePipeline &pipeline, char *shared, const TensorMap *map_a, const TensorMap *map_b) {
+    const PackedLayout &layout, TilePipeline &pipeline, char *shared, const TensorMaps &maps) {
     constexpr int SIZE_A = Stage<TERMS>::SIZE_A, SIZE_B = Stage<TERMS>::SIZE_B, SIZE = Stage<TERMS>::SIZE;
     constexpr int COPIES = COLUMNS_OF_TILE < PACKED_ROWS ? TERMS : 1; // one for each term of half a packed tile of op(B)
     PipelineState<STAGES> state;
@@ -33,10 +33,10 @@ template <int TERMS, int STAGES> __device__ __forceinline__ void produce(
             Mbarrier &full = pipeline.full[state.stage];
             full.arrive_expect_tx(SIZE);
             if (DIRECT_A)
-                map_a->load(to, i * PACKED_K, at.row * PACKED_ROWS, at.item, full);
+                maps.a.load(to, i * PACKED_K, at.row * PACKED_ROWS, at.item, full);
             else
                 bulk_copy<SIZE_A>(to, a + (int64_t)i * SIZE_A, full);
-            if (DIRECT_B) map_b->load(to + SIZE_A, i * PACKED_K, column, at.item, full);
+            if (DIRECT_B) maps.b.load(to + SIZE_A, i * PACKED_K, column, at.item, full);
             #pragma unroll
             for (int j = 0; j < TILES_N && !DIRECT_B; j++) {
                 const char *from = b + (j * (int64_t)layout.k_tiles + i) * SIZE_A;
@@ -131,28 +131,13 @@ __device__ __forceinline__ void consume_rounded(
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 1) packed_gemm(
-#if DIRECT_A
-    const __grid_constant__ TensorMap matrices_a,
-#endif
-#if DIRECT_B
-    const __grid_constant__ TensorMap matrices_b,
-#endif
-    const T *, const T *, const Epilogue epilogue, int64_t batch, int64_t m, int64_t n, int64_t k, char *scratch) {
-    const TensorMap *map_a = nullptr, *map_b = nullptr;
-#if DIRECT_A
-    map_a = &matrices_a;
-#endif
-#if DIRECT_B
-    map_b = &matrices_b;
-#endif
+KERNEL __launch_bounds__(THREADS, 1) packed_gemm(const T *a, const T *b, const Epilogue epilogue, int64_t batch,
+    int64_t m, int64_t n, int64_t k, char *scratch) {
     const PackedLayout layout(batch, m, n, k, scratch);
     char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
     __shared__ TilePipeline pipeline;
     __shared__ int counts[3];
     if (threadIdx.x == 0) {
-        if (DIRECT_A) map_a->prefetch();
-        if (DIRECT_B) map_b->prefetch();
         pipeline.init(1, CONSUMER_THREADS / WARP);
         fence_mbarrier_init();
         counts[0] = counts[1] = counts[2] = 0;
@@ -162,13 +147,20 @@ KERNEL __launch_bounds__(THREADS, 1) packed_gemm(
     __syncthreads();
     if (threadIdx.x < WARPGROUP) {
         warpgroup_reg_dealloc<24>();
+        if (threadIdx.x >= (DIRECT_A || DIRECT_B ? WARP : 1)) return;
+        TensorMaps &maps = layout.maps[blockIdx.x];
+#if DIRECT_A || DIRECT_B
+        __shared__ TensorMaps in_shared;
+        if (DIRECT_A) maps.a.encode(in_shared.a, a, k, m, batch, PACKED_ROWS);
+        if (DIRECT_B) maps.b.encode(in_shared.b, b, k, n, batch, TILE_N);
         if (threadIdx.x > 0) return;
+#endif
         if constexpr (MMA_KIND != FP16X2)
-            produce<1, TILE_STAGES>(layout, pipeline, shared, map_a, map_b);
+            produce<1, TILE_STAGES>(layout, pipeline, shared, maps);
         else if (bf16x3)
-            produce<Bf16x3Terms::COUNT, Bf16x3Terms::STAGES>(layout, pipeline, shared, map_a, map_b);
+            produce<Bf16x3Terms::COUNT, Bf16x3Terms::STAGES>(layout, pipeline, shared, maps);
         else
-            produce<Fp16x2Terms::COUNT, Fp16x2Terms::STAGES>(layout, pipeline, shared, map_a, map_b);
+            produce<Fp16x2Terms::COUNT, Fp16x2Terms::STAGES>(layout, pipeline, shared, maps);
     } else {
         warpgroup_reg_alloc<240>();
         if constexpr (MMA_KIND != FP16X2)

@@ -30,13 +30,34 @@ __device__ __forceinline__ void bulk_wait_read() {
 }
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// A tensor map, which the host encodes: CUtensorMap of the driver API, `TensorMap` in core/kernel.py. It is a parameter of the
-// kernel, const __grid_constant__.
-struct alignas(64) TensorMap {
+// The tensor map of a batch of row-major matrices of float32, or of bfloat16 as uint16_t. A copy loads a box of box_rows rows of
+// 128 bytes, rounds float32 to tf32, and stores it with the 128-byte swizzle; elements outside the matrix are 0. Rows must be
+// multiples of 16 bytes. PTX ISA, "Tensors" and "tensormap.replace".
+struct alignas(128) TensorMap {
     uint64_t words[16];
 
-    // Fetches the map, so that the first copy does not wait for it.
-    __device__ __forceinline__ void prefetch() const { asm volatile("prefetch.tensormap [%0];" ::"l"(this) : "memory"); }
+    // By a warp, whose threads may then load. The map is made in shared memory, because changes in global memory
+    // are slow.
+    template <typename E> __device__ void encode(
+        TensorMap &in_shared, const E *x, int columns, int rows, int matrices, int box_rows) {
+        in_shared.make(x, columns, rows, matrices, box_rows);
+        copy_from(in_shared);
+    }
+    // The first step: makes the map, which is in shared memory.
+    template <typename E> __device__ void make(const E *x, int columns, int rows, int matrices, int box_rows) {
+        const int lane = threadIdx.x % WARP;
+        if (lane < 16) words[lane] = 0;
+        __syncwarp();
+        if (lane == 0) set((unsigned)__cvta_generic_to_shared(this), x, columns, rows, matrices, box_rows);
+        __syncwarp();
+    }
+    // The second step: copies the map to global memory.
+    __device__ void copy_from(const TensorMap &in_shared) {
+        const unsigned made = (unsigned)__cvta_generic_to_shared(&in_shared);
+        asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%0], [%1], 128;"
+            ::"l"(this), "r"(made) : "memory");
+        asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(this) : "memory");
+    }
     // Starts to load the box whose first element is (matrix, row, column).
     __device__ __forceinline__ void load(char *to, int column, int row, int matrix, Mbarrier &full) const {
         asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -44,5 +65,31 @@ struct alignas(64) TensorMap {
             ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(this), "r"(column), "r"(row), "r"(matrix),
             "r"(full.address())
             : "memory");
+    }
+
+  private:
+    // Fills the map at address `made` of shared memory.
+    template <typename E> __device__ static void set(
+        unsigned made, const E *x, int columns, int rows, int matrices, int box_rows) {
+#define SET(FIELD, TYPE, ...) \
+    asm volatile("tensormap.replace.tile." FIELD ".shared::cta.b1024." TYPE ";" ::"r"(made), __VA_ARGS__ : "memory")
+        SET("global_address", "b64 [%0], %1", "l"(x));
+        SET("rank", "b32 [%0], %1", "n"(2)); // rank - 1
+        SET("box_dim", "b32 [%0], 0, %1", "n"(128 / (int)sizeof(E)));
+        SET("box_dim", "b32 [%0], 1, %1", "r"(box_rows));
+        SET("box_dim", "b32 [%0], 2, %1", "n"(1));
+        SET("global_dim", "b32 [%0], 0, %1", "r"(columns));
+        SET("global_dim", "b32 [%0], 1, %1", "r"(rows));
+        SET("global_dim", "b32 [%0], 2, %1", "r"(matrices));
+        SET("global_stride", "b64 [%0], 0, %1", "l"((int64_t)columns * (int)sizeof(E)));
+        SET("global_stride", "b64 [%0], 1, %1", "l"((int64_t)columns * rows * (int)sizeof(E)));
+        SET("element_stride", "b32 [%0], 0, %1", "n"(1));
+        SET("element_stride", "b32 [%0], 1, %1", "n"(1));
+        SET("element_stride", "b32 [%0], 2, %1", "n"(1));
+        SET("elemtype", "b32 [%0], %1", "n"(sizeof(E) == 4 ? 11 : 10)); // tf32, bf16
+        SET("interleave_layout", "b32 [%0], %1", "n"(0)); // none
+        SET("swizzle_mode", "b32 [%0], %1", "n"(3));      // 128 bytes
+        SET("fill_mode", "b32 [%0], %1", "n"(0));         // zeros
+#undef SET
     }
 };

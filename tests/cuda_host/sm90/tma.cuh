@@ -13,11 +13,17 @@ template <int BYTES> void bulk_add(float *to, const char *from) {
 }
 static void bulk_wait_read() {}
 static void bulk_wait() {}
-struct TensorMap {
+struct alignas(128) TensorMap {
     const void *x;
     int columns, rows, matrices, box_rows, element;
 
-    void prefetch() const {}
+    template <typename E> void encode(TensorMap &, const E *x, int columns, int rows, int matrices, int box_rows) {
+        make(x, columns, rows, matrices, box_rows);
+    }
+    template <typename E> void make(const E *x, int columns, int rows, int matrices, int box_rows) {
+        *this = {x, columns, rows, matrices, box_rows, (int)sizeof(E)};
+    }
+    void copy_from(const TensorMap &made) { *this = made; }
     void load(char *to, int column, int row, int matrix, Mbarrier &full) const {
         const int across = 128 / element;
         for (int i = 0; i < box_rows * across; i++) {

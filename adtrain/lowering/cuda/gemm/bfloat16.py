@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, TensorMap
+from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.lowering.shapes import product_lengths
@@ -20,12 +20,14 @@ TILE_K, WARPGROUP, CONSUMER_ROWS = 64, 128, 64
 """K of a pipeline stage; threads of a warpgroup; rows of a tile that a consumer warpgroup multiplies."""
 SUM_THREADS, SUM_ELEMENTS = 256, 1024
 """Threads of a block of the second launch; elements that a block computes."""
+TENSOR_MAPS_BYTES = 256
+"""Bytes of the tensor maps of a block."""
 SPLITS, MIN_SPLIT_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), 4
 """Numbers of splits of K that are considered; minimum of tiles of K in a split."""
 START, STORED, SECOND_PASS, BYTES_PER_CYCLE = 5000, 24, 2500, 2000
 """Cycles of a launch; elements of a result that the epilogue of a multiprocessor stores in a cycle; cycles of the
 launch that adds splits; bytes that this launch reads in a cycle."""
-FLOAT32, BFLOAT16 = np.dtype("float32"), np.dtype("uint16")
+FLOAT32 = np.dtype("float32")
 
 
 @dataclass(frozen=True)
@@ -112,19 +114,14 @@ class Bfloat16Gemm:
         traffic = (2 * self.splits + 1) * self._split_tiles * size * 4
         return cycles + tile(-(-k_tiles // self.splits)) + SECOND_PASS + traffic / BYTES_PER_CYCLE
 
-    def _map(self, operand: int, length: int, k: int, mn_major: bool, tile: int) -> TensorMap:
-        """The tensor map of op(A) with `length` rows, or of op(B) with `length` columns."""
-        rows, columns, box_rows = (k, length, TILE_K) if mn_major else (length, k, tile)
-        return TensorMap(operand, BFLOAT16, self.lengths[0], rows, columns, box_rows)
-
     def kernel(self) -> CudaKernel:
         """The launches: multiply, with split-K add."""
-        _, m, n, k = self.lengths
+        _, _, n, _ = self.lengths
         transpose_a, transpose_b = self.transposed
         whole, split = self._tiles - self._split_tiles, self._split_tiles
         size = self.tile.m * self.tile.n
 
-        def launch(name: str, blocks: int, threads: int, shared: int, *maps: TensorMap) -> CudaLaunch:
+        def launch(name: str, blocks: int, threads: int, shared: int) -> CudaLaunch:
             return CudaLaunch(
                 "gemm/bfloat16_gemm.cu",
                 name,
@@ -133,7 +130,6 @@ class Bfloat16Gemm:
                 blocks=blocks,
                 threads=threads,
                 shared=shared,
-                tensor_maps=maps,
                 definitions={
                     "TILE_M": self.tile.m,
                     "TILE_N": self.tile.n,
@@ -145,16 +141,17 @@ class Bfloat16Gemm:
                     "MN_MAJOR_A": int(transpose_a),
                     "MN_MAJOR_B": int(not transpose_b),
                     "WIDE_C": math.gcd(8, n),
+                    "TENSOR_MAPS_BYTES": TENSOR_MAPS_BYTES,
                     "SHARED_BYTES": self.tile.shared,
                 },
             )
 
         blocks = min(whole + split * self.splits, self.target.multiprocessors)
-        maps = self._map(0, m, k, transpose_a, self.tile.m), self._map(1, n, k, not transpose_b, self.tile.n)
-        launches = [launch("bfloat16_gemm", blocks, self.tile.threads, self.tile.shared, *maps)]
+        launches = [launch("bfloat16_gemm", blocks, self.tile.threads, self.tile.shared)]
         if split:
             launches.append(launch("sum_bfloat16_splits", split * size // SUM_ELEMENTS, SUM_THREADS, 0))
-        return CudaKernel(tuple(launches), split * self.splits * size * 4, self.cycles)
+        scratch = split * self.splits * size * 4 + self.target.multiprocessors * TENSOR_MAPS_BYTES
+        return CudaKernel(tuple(launches), scratch, self.cycles)
 
 
 def candidates(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, TensorMap
+from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.split_k import split_k_sum
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile
@@ -29,6 +29,7 @@ STRUCT_BYTES = {
     "PARTIAL_ROW_STATS_BYTES": 32,
     "FALLBACK_LIST_BYTES": 256,
     "PRECISION_VOTES_BYTES": 128,
+    "TENSOR_MAPS_BYTES": 256,
 }
 """Sizes of the structs in scratch. `gemm/packed.cuh` asserts that they are right."""
 
@@ -172,7 +173,7 @@ class PackedGemm:
         size = STRUCT_BYTES
         packed = self.packed_row_blocks * self.k_tiles * self.tile.terms * PACKED_BYTES
         if self.tile.kind is not MmaKind.FP16X2:
-            return self._split_bytes + packed
+            return self._split_bytes + packed + self.target.multiprocessors * size["TENSOR_MAPS_BYTES"]
         stats = size["ROW_STATS_BYTES"] + self.chunks * size["PARTIAL_ROW_STATS_BYTES"]
         lists = self.tiles * size["FALLBACK_LIST_BYTES"] + size["PRECISION_VOTES_BYTES"]
         return packed + self.row_blocks * PACKED_ROWS * stats + lists
@@ -221,7 +222,6 @@ class PackedGemm:
                 "SHARED_BYTES": self.tile.shared,
             },
             self.tile.shared,
-            self._tensor_maps(),
         )
         packing = pack("pack_matrices", pack_blocks, **direct, **split)
         if self.tile.kind is not MmaKind.FP16X2:
@@ -240,16 +240,6 @@ class PackedGemm:
         )
         return CudaKernel((*statistics, packing, gemm, fallback), self.scratch)
 
-    def _tensor_maps(self) -> tuple[TensorMap, ...]:
-        """Those of the operands that TMA reads without packing."""
-        batch, m, n, k = self.lengths
-        of_both = ((m, PACKED_ROWS), (n, self.tile.n))
-        return tuple(
-            TensorMap(i, FLOAT32, batch, rows, k, box_rows)
-            for i, (rows, box_rows) in enumerate(of_both)
-            if self.direct[i]
-        )
-
     def _launch(
         self,
         file: str,
@@ -258,7 +248,6 @@ class PackedGemm:
         threads: int,
         definitions: Mapping[str, int],
         shared: int = 0,
-        tensor_maps: tuple[TensorMap, ...] = (),
     ) -> CudaLaunch:
         return CudaLaunch(
             file,
@@ -268,6 +257,5 @@ class PackedGemm:
             blocks=blocks,
             threads=threads,
             shared=shared,
-            tensor_maps=tensor_maps,
             definitions={"MMA_KIND": int(self.tile.kind), "TILE_N": self.tile.n, **definitions},
         )
