@@ -105,10 +105,10 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
     WarpStaging &staging, const Epilogue &epilogue, T *partial_sums) {
     typedef WarpEpilogue<(WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST), Epilogue> Stores;
     PipelineState<TILE_STAGES> state;
-    const int row = (threadIdx.x / WARPGROUP - 1) * CONSUMER_ROWS; // the first one of this warpgroup, in a tile
+    const int group = threadIdx.x / WARPGROUP - 1; // the number of this consumer warpgroup
     for (int i = blockIdx.x; i < work.items(); i += gridDim.x) {
         const Item item(i, work);
-        const AccumulatorTile tile = {item.at, work.m, work.n, item.row + row, item.column};
+        const AccumulatorTile tile = {item.at, work.m, work.n, item.row + group * CONSUMER_ROWS, item.column};
         Stores::prefetch(tile, epilogue, TILE_N);
         float sums[SUMS];
         int last = 0;
@@ -118,7 +118,8 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
             wgmma_fence();
             #pragma unroll
             for (int step = 0; step < TILE_K / 16; step++)
-                wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums, descriptor<MN_MAJOR_A>(stage + row * ROW_BYTES, step),
+                wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums,
+                    descriptor<MN_MAJOR_A>(stage + group * CONSUMER_ROWS * ROW_BYTES, step),
                     descriptor<MN_MAJOR_B>(stage + SIZE_A, step), k_tile + step > item.begin);
             wgmma_commit_group();
             wgmma_wait_group<1>();
@@ -132,7 +133,7 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
         if (SPLITS == 1 || item.part < 0) {
             Stores(tile, epilogue, staging).store(sums);
         } else {
-            AccumulatorTile part = {item.at, TILE_M, TILE_N, row, 0};
+            AccumulatorTile part = {item.at, TILE_M, TILE_N, group * CONSUMER_ROWS, 0};
             part.at.item = item.part;
             const Store store = {partial_sums};
             WarpEpilogue<Store::WIDEST, Store>(part, store, staging).store(sums);
