@@ -3,6 +3,8 @@
 //
 // FALLBACK: computes only the outputs that conv/shifted_fp16x2.cu has marked. POOLING: the epilogue is 2 x 2 max pooling.
 //
+// Operands that are rounded have one term, in tf32 or bfloat16, and WGMMA sums all their products.
+//
 // WGMMA truncates when it adds. So it sums the products of first terms, which are exact, over one tap only; float32 additions
 // sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
 //
@@ -11,17 +13,16 @@
 #ifndef FALLBACK
 #define FALLBACK 0
 #endif
-constexpr int MMA_WARPGROUPS = 2, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = 128, LOADERS = 96;
+constexpr int MMA_WARPGROUPS = 2, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = PRODUCER_THREADS, LOADERS = PRODUCERS - 32;
 #include "conv/shifted_tiles.cuh"
 
-constexpr int LOW_PAIRS = STACKED ? (TERMS_USED == 3 ? 3 : TERMS_USED - 1) : LOW_ORDER_PAIRS;
-constexpr int LOADS_IN_FLIGHT = 4; // chunks that a thread is loading
-typedef CoreMatrixLayout<TILE + REACH, GROUPS> ImageLayout;
+constexpr int LOW_PAIRS = STACKED ? 3 : KMajorOperand::TERMS == 3 ? LOW_ORDER_PAIRS : 0;
+typedef KMajorLayout<TILE + REACH, GROUPS> ImageLayout;
 typedef Bf16x3WeightLayout WeightLayout;
 
 // The byte counts of shifted.py are large enough.
 static_assert(SHARED_BYTES >= 128 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE +
-                  (LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS + MMA_WARPGROUPS * COMBINE_ELEMENTS) * (int)sizeof(T),
+                  MMA_WARPGROUPS * COMBINE_ELEMENTS * (int)sizeof(T),
                       "dynamic shared memory");
 #ifdef WEIGHT_BYTES
 static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * WeightLayout::SIZE, "scratch");
@@ -46,19 +47,29 @@ KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t ba
     }
 }
 
-__device__ __forceinline__ void load_tile(const InputImages &images, int position, ConvPipeline &pipeline,
-    PipelineState<IMAGE_STAGES> &state, char *shared, T *staging) {
-    for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, state.advance()) {
-        images.load<ImageLayout, LOADERS, LOADS_IN_FLIGHT>(
-            StoreSplit<ImageLayout>{shared + state.stage * ImageLayout::SIZE}, staging,
-            threadIdx.x - WARP, position - REACH_BACK, channel_block * STAGE_CHANNELS,
-            pipeline.images.empty[state.stage], state.phase ^ 1);
+// Loads the stages of all tiles that a block computes.
+template <class BlockTiles> __device__ __forceinline__ void load_tiles(
+    const InputImages &images, const BlockTiles &taken, const Tiles &tiles, ConvPipeline &pipeline, char *shared) {
+    ImageLoader<ImageLayout, LOADERS, REACH_BACK> loader = {images, (int)threadIdx.x - WARP};
+    const auto start = [&](int tile, int channel_block) {
+        if (tile < tiles.count) loader.start(tiles.position(tile) - REACH_BACK, channel_block * STAGE_CHANNELS);
+    };
+    PipelineState<IMAGE_STAGES> state;
+    int tile = taken.first(), channel_block = 0;
+    start(tile, channel_block);
+    #pragma unroll 1
+    for (; tile < tiles.count; state.advance()) {
+        pipeline.images.wait_empty(state);
+        loader.finish(StoreOperand<ImageLayout, KMajorOperand>{shared + state.stage * ImageLayout::SIZE});
         fence_proxy_async();
         arrive_per_warp(pipeline.images.full[state.stage]);
+        if (++channel_block == CHANNEL_BLOCKS) tile = taken.after(tile), channel_block = 0;
+        start(tile, channel_block);
     }
 }
 
-struct Bf16x3Accumulator {
+struct Accumulator {
+    static constexpr bool ONE_TERM = LOW_PAIRS == 0; // WGMMA sums all products
     float main[SUMS], low[SUMS];
 
     // See Fp16x2Accumulator::multiply.
@@ -72,25 +83,27 @@ struct Bf16x3Accumulator {
         for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, image.advance()) {
             pipeline.images.wait_full(image);
             for (int tap = 0; tap < TAPS; tap++, weight.advance()) {
-                pipeline.weights.wait_full(weight);
+                pipeline.wait_weights(weight);
                 const char *left = weights + weight.stage * WeightLayout::SIZE;
                 const int offset = tap_offset(tap / KW, tap % KW) * CHUNK_BYTES;
                 const char *right = images + image.stage * ImageLayout::SIZE + offset;
-                const uint64_t a = smem_descriptor(left, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
-                const uint64_t b = smem_descriptor(right, ImageLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                const uint64_t a = smem_descriptor(left, WeightLayout::COLUMN_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                const uint64_t b = smem_descriptor(right, ImageLayout::COLUMN_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
                 const auto products = [&](float (&sums)[SUMS], TermPair terms, bool add) {
                     #pragma unroll
-                    for (int k = 0; k < GROUPS; k += 2)
-                        wgmma<BFLOAT16, false, false>(sums, a + WeightLayout::offset(terms.a, k, 0) / CHUNK_BYTES,
+                    for (int k = 0; k < ImageLayout::COLUMNS; k += 2)
+                        wgmma<KMajorOperand::KIND>(sums, a + WeightLayout::offset(terms.a, k, 0) / CHUNK_BYTES,
                             b + ImageLayout::offset(terms.b, k, 0) / CHUNK_BYTES, add || k > 0);
                 };
                 wgmma_fence();
-                products(high, {0, 0}, false);
+                products(ONE_TERM ? main : high, {0, 0}, ONE_TERM && channel_block + tap > 0);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
-                if (channel_block + tap > 0) arrive_per_warp(pipeline.weights.empty[last_weight]);
+                if (channel_block + tap > 0) pipeline.release_weights(last_weight);
                 if (channel_block > 0 && tap == 0) arrive_per_warp(pipeline.images.empty[last_image]);
                 if (first_tile) pipeline.start_next(warpgroup, channel_block * TAPS + tap);
+                last_weight = weight.stage;
+                if (ONE_TERM) continue;
                 #pragma unroll
                 for (int i = 0; i < LOW_PAIRS; i++) products(low, low_pair(i), channel_block + tap + i > 0);
                 wgmma_commit_group();
@@ -98,15 +111,14 @@ struct Bf16x3Accumulator {
                 wgmma_fence_operand(high);
                 #pragma unroll
                 for (int i = 0; i < SUMS; i++) main[i] += high[i];
-                last_weight = weight.stage;
             }
             last_image = image.stage;
         }
         wgmma_wait_group<0>();
-        wgmma_fence_operand(low);
-        arrive_per_warp(pipeline.weights.empty[last_weight]);
+        wgmma_fence_operand(ONE_TERM ? main : low);
+        pipeline.release_weights(last_weight);
         arrive_per_warp(pipeline.images.empty[last_image]);
-        if (LOW_PAIRS == 0) return;
+        if (ONE_TERM) return;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] += low[i];
     }
@@ -200,30 +212,28 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
     if (FALLBACK && !taken.any()) return;
     char *of_images = aligned_shared<128>();
     char *of_weights = of_images + IMAGE_STAGES * ImageLayout::SIZE;
-    T *staging = (T *)(of_weights + WEIGHT_STAGES * WeightLayout::SIZE);
-    T *buffer = staging + LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS;
+    T *buffer = (T *)(of_weights + WEIGHT_STAGES * WeightLayout::SIZE);
     __shared__ ConvPipeline pipeline;
     if (threadIdx.x == 0) pipeline.init();
     __syncthreads();
     PipelineState<IMAGE_STAGES> image;
     PipelineState<WEIGHT_STAGES> weight;
     if (threadIdx.x < PRODUCERS) {
-        warpgroup_reg_dealloc<56>();
+        warpgroup_reg_dealloc<72>();
         if (threadIdx.x == 0) {
             for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
                 if (!POOLING && !FALLBACK) prefetch_aux(epilogue, batch, tiles.filter(tile), tiles.position(tile));
                 pipeline.load_weights<WeightLayout>(tile, weight, of_weights, scratch_layout.bf16_weights);
             }
         } else if (threadIdx.x >= WARP) {
-            for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile))
-                load_tile(images, tiles.position(tile), pipeline, image, of_images, staging);
+            load_tiles(images, taken, tiles, pipeline, of_images);
         }
     } else {
-        warpgroup_reg_alloc<224>();
+        warpgroup_reg_alloc<PRODUCERS == 128 ? 216 : 184>();
         const int warpgroup = consumer_warpgroup();
         for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + warpgroup * COLUMNS;
-            Bf16x3Accumulator sums;
+            Accumulator sums;
             const bool first_tile = !FALLBACK && tile == blockIdx.x;
             sums.multiply(pipeline, of_images + warpgroup * COLUMNS * CHUNK_BYTES, of_weights, warpgroup, first_tile,
                 image, weight);

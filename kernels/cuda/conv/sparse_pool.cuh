@@ -47,7 +47,7 @@ template <int C, int H, int W> struct PooledGradients {
 
 // Loads Layout::ROWS pairs from `first` on, and the channels of a stage from `channel` on. Each of THREADS threads loads the
 // next window before it stores the previous one. Only the last SHARING threads load more than one window.
-template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> struct PooledGradientLoader {
+template <class Layout, class Operand, int THREADS, class Gradients, int SHARING = THREADS> struct PooledGradientLoader {
     static constexpr int ROW_PAIRS = 2 * PAIR_PITCH; // pairs of a row of windows
     const Gradients &gradients;
     const int thread;
@@ -75,7 +75,7 @@ template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> str
         read();
     }
 
-    // Stores all pairs: store(group of channels, pair, terms, selectors). A selector is a bit for each channel: the position
+    // Stores all pairs: store(group of channels, pair, chunks, selectors). A selector is a bit for each channel: the position
     // in the pair.
     template <class Store> __device__ __forceinline__ void finish(Store &&store) {
         #pragma unroll 1
@@ -87,25 +87,27 @@ template <class Layout, int THREADS, class Gradients, int SHARING = THREADS> str
             else
                 group = Layout::GROUPS;
             read();
-            Chunk terms[BF16X3_TERMS];
-            split_bf16x3(terms, current.g);
-            // upper: mask of channels whose number is in the first row of the window, two channels per word
-            uint32_t upper[CHUNK_ELEMENTS / 2], selectors = 0;
+            Chunk chunks[Operand::CHUNKS];
+            Operand::split(chunks, current.g);
+            // upper: mask of channels whose number is in the first row of the window
+            constexpr int WORDS = 4 * Operand::TERM_CHUNKS, IN_WORD = CHUNK_ELEMENTS / WORDS; // of eight channels; channels of a word
+            uint32_t upper[WORDS] = {}, selectors = 0;
             #pragma unroll
             for (int j = 0; j < CHUNK_ELEMENTS; j++) {
-                const uint32_t half = current.where[j] < 2 ? 0xffffu << j % 2 * 16 : 0;
-                upper[j / 2] = j % 2 == 0 ? half : upper[j / 2] | half;
+                if (current.where[j] < 2) upper[j / IN_WORD] |= IN_WORD == 1 ? ~0u : 0xffffu << j % 2 * 16;
                 selectors |= (current.where[j] & 1) << j;
             }
             #pragma unroll
             for (int row = 0; row < 2; row++) {
                 if ((unsigned)(pair + row * PAIR_PITCH) >= Layout::ROWS) continue;
-                Chunk of_row[BF16X3_TERMS];
+                Chunk of_row[Operand::CHUNKS];
                 #pragma unroll
-                for (int p = 0; p < BF16X3_TERMS; p++)
+                for (int i = 0; i < Operand::CHUNKS; i++)
                     #pragma unroll
-                    for (int j = 0; j < CHUNK_ELEMENTS / 2; j++)
-                        of_row[p].lane[j] = terms[p].lane[j] & (row == 0 ? upper[j] : ~upper[j]);
+                    for (int j = 0; j < 4; j++) {
+                        const uint32_t mask = upper[(4 * i + j) % WORDS];
+                        of_row[i].lane[j] = chunks[i].lane[j] & (row == 0 ? mask : ~mask);
+                    }
                 store(own_group, pair + row * PAIR_PITCH, of_row, selectors);
             }
         }

@@ -71,6 +71,11 @@ class PaddedIndex:
         """bfloat16 terms of an operand: three, or fewer if operands are rounded."""
         return -(-(mantissa(self.problem.precision) + 1) // 8)
 
+    @property
+    def k_major_bytes(self) -> int:
+        """Bytes of all terms of an element of a K-major operand (`KMajorOperand`): bf16x3, tf32 or bfloat16."""
+        return {FULL: 6, "tf32": 4, "bfloat16": 2}[self.problem.precision]
+
     def macros(self) -> Mapping[str, int]:
         strides = ("SH", "SW")  # always 1
         window = {name: value for name, value in self.problem.window_macros().items() if name not in strides}

@@ -11,23 +11,26 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 
 FILE = "conv/shifted_bf16x3.cu"
-BF16X3_TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
-"""bfloat16 terms of a float32; channels and bytes of a chunk, the unit of the layouts in shared memory."""
+BF16X3_TERMS, CHUNK_ELEMENTS, WARPGROUP = 3, 8, 128
+"""bfloat16 terms of a float32; channels of a chunk, the unit of the layouts in shared memory; threads of a warpgroup."""
 FILTERS, CONSUMERS, MAX_COLUMNS, MIN_COLUMNS, COLUMN_STEP = 64, 2, 128, 64, 8
 """Rows of a tile; warpgroups that multiply; maximum, minimum and granularity of the positions of each."""
-THREADS = 384
-IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 8
+PRODUCERS, FULL_PRODUCERS = 256, 128
+"""Threads of a block that load: of rounded operands; of others, whose products take more time and registers."""
+IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 9
 """Stages in shared memory: of images, and of weights."""
 STAGE_CHANNELS = 32, 16
 """Channels of a stage, the faster choice first."""
 STATIC_SHARED = 1 << 10
 """Bytes of shared memory of a block that are static or reserved by the system."""
-LOADERS, LOADER_BYTES = 96, 4 * CHUNK_ELEMENTS * 4
-"""Threads that load images; bytes of shared memory for the loads in flight of each."""
+LOADER_BYTES = 4 * CHUNK_ELEMENTS * 4
+"""Bytes of shared memory for the loads in flight of a thread that loads images of a weight gradient."""
 MAX_FILTER_BLOCKS = 128
 """Maximum of tiles of the same positions, so that the statistics of their filters fit into shared memory."""
-PRODUCTS, STACKED_PRODUCTS = {3: 6, 2: 5.25, 1: 4.5}, {3: 4, 2: 3.6, 1: 3.2}
-"""The time of the products by number of terms, in units of one of the six (stacked: four) bf16x3 products, measured."""
+PRODUCTS = {3: 6, 2: 5.25, 1: 4.5}
+"""The time of a weight gradient's products by number of terms, in units of one of the six bf16x3 products, measured."""
+STACKED_PRODUCTS, K_MAJOR_PRODUCTS = 4, {6: 6, 4: 2.5, 2: 1.5}
+"""The time of the products with bf16x3, if stacked, and by bytes of an element, in the same units, measured."""
 PRODUCT_CYCLES, COLUMN_CYCLES, PRODUCT_K = 14.4, 0.451, 16
 """Cycles of one wgmma of PRODUCT_K, and of each of its columns, measured."""
 GATHERED = 1.2
@@ -57,7 +60,7 @@ class ShiftedConv:
     @property
     def stacked(self) -> bool:
         """Whether a tile stacks two terms of each filter, and so has half as many filters."""
-        return self.index.problem.outputs[1] <= FILTERS // 2
+        return self.index.problem.outputs[1] <= FILTERS // 2 and self.index.bf16_terms == BF16X3_TERMS
 
     @property
     def _filters(self) -> int:
@@ -111,22 +114,26 @@ class ShiftedConv:
         return CONSUMERS * self.columns
 
     @property
-    def weight_terms(self) -> int:
-        """Blocks of FILTERS rows that a stage of weights has."""
-        return BF16X3_TERMS - 1 if self.stacked else BF16X3_TERMS
+    def _weight_element_bytes(self) -> int:
+        """Bytes of all terms of an element of a stage of FILTERS rows."""
+        return 4 if self.stacked else self.index.k_major_bytes
 
     def _weight_stage_bytes(self, channels: int) -> int:
-        return self.weight_terms * channels * FILTERS * 2
+        return channels * FILTERS * self._weight_element_bytes
 
     def _fixed_bytes(self, channels: int) -> int:
         """Bytes of dynamic shared memory without the stages of weights, alignment included."""
         combine = self.tile * FILTERS * 2 if self.stacked else 0
-        images = BF16X3_TERMS * channels // CHUNK_ELEMENTS * (self.tile + self.index.reach) * CHUNK_BYTES
-        return IMAGE_STAGES * images + LOADER_BYTES * LOADERS + combine + 128
+        images = self.index.k_major_bytes * channels * (self.tile + self.index.reach)
+        return IMAGE_STAGES * images + combine + 128
 
     def _weight_stages(self, channels: int) -> int:
         free = self.target.shared - STATIC_SHARED - self._fixed_bytes(channels)
         return min(free // self._weight_stage_bytes(channels), MAX_WEIGHT_STAGES)
+
+    @property
+    def _producers(self) -> int:
+        return FULL_PRODUCERS if self.index.bf16_terms == BF16X3_TERMS else PRODUCERS
 
     @property
     def channels(self) -> int:
@@ -155,16 +162,21 @@ class ShiftedConv:
         return self.index.problem.taps * self.channel_blocks * self.channels
 
     @property
+    def weights(self) -> int:
+        """Elements of all weights, padding included."""
+        return self.filter_blocks * FILTERS * self.products
+
+    @property
     def weight_bytes(self) -> int:
-        """Bytes of scratch for one term of all weights."""
-        return self.filter_blocks * FILTERS * self.products * 2
+        """Bytes of scratch for all weights."""
+        return self.weights * self._weight_element_bytes
 
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
         waves = -(-self.tiles // self.target.multiprocessors)
         k = self.index.problem.taps * self.channels
-        products = (STACKED_PRODUCTS if self.stacked else PRODUCTS)[self.index.bf16_terms]
+        products = STACKED_PRODUCTS if self.stacked else K_MAJOR_PRODUCTS[self.index.k_major_bytes]
         multiplied = k / PRODUCT_K * products * CONSUMERS * (PRODUCT_CYCLES + COLUMN_CYCLES * self.columns)
         gathered = (self.tile + self.index.reach) * self.channels / GATHERED
         return START + waves * (EPILOGUE_CYCLES * self.tile + self.channel_blocks * max(multiplied, gathered))
@@ -174,13 +186,13 @@ class ShiftedConv:
         return fits and self.index.supported(self.target)
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """The weights split into bf16x3, then the products."""
+        """The weights as operands, then the products."""
         chunks = self.filter_blocks * self._filters * self.products // CHUNK_ELEMENTS
         multiply = self.multiply()
         split = CudaLaunch(
             FILE, "split_weights", multiply.numbers, multiply.dtypes, elements=chunks, definitions=multiply.definitions
         )
-        return [CudaKernel((split, multiply), self.weight_terms * self.weight_bytes)]
+        return [CudaKernel((split, multiply), self.weight_bytes)]
 
     def multiply(self, fallback: bool = False) -> CudaLaunch:
         """The launch that multiplies; with ``fallback`` it computes only the tiles that an fp16x2 launch has marked."""
@@ -191,7 +203,8 @@ class ShiftedConv:
             "TILES_PER_IMAGE": self.image_tiles,
             "POOLING": int(self.pooled),
             "SHARED_BYTES": self.shared,
-            "WEIGHT_BYTES": self.weight_terms * self.weight_bytes,
+            "PRODUCER_THREADS": self._producers,
+            "WEIGHT_BYTES": self.weight_bytes,
             **({"FALLBACK": 1} if fallback else {}),
         }
         return CudaLaunch(
@@ -200,7 +213,7 @@ class ShiftedConv:
             self.index.problem.images[:1],
             (self.index.problem.dtype,),
             blocks=min(self.tiles, self.target.multiprocessors),
-            threads=THREADS,
+            threads=self._producers + CONSUMERS * WARPGROUP,
             shared=self.shared,
             definitions=macros,
         )

@@ -11,11 +11,8 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
-    BF16X3_TERMS,
-    CHUNK_BYTES,
     CHUNK_ELEMENTS,
     IMAGE_STAGES,
-    MAX_WEIGHT_STAGES,
     MIN_WEIGHT_STAGES,
     START,
     STATIC_SHARED,
@@ -24,12 +21,12 @@ from adtrain.lowering.cuda.conv.shifted import (
 FILE = "conv/sparse_pool_input_grad.cu"
 ROWS, OUT_CHANNELS, CHANNELS = 128, 32, 32
 """Pairs of positions of a tile; its channels of the input gradient; filters of a stage."""
-THREADS, SELECTOR_BYTES = 512, 2
-"""Threads of a block; bytes of the selectors of CHUNK_ELEMENTS filters of a pair."""
+THREADS, MAX_WEIGHT_STAGES = 512, 12
+"""Threads of a block; maximum of stages of weights."""
 PRODUCT_CYCLES, NARROW_PRODUCT_CYCLES = 1420, 1600
 """Cycles of a tile's products with the weights of a stage, measured; the same if outputs are written one by one."""
-TERMS_SHARE = {3: 1.0, 2: 0.86, 1: 0.57}
-"""Factor of these cycles by the number of bfloat16 terms, measured."""
+OPERAND_SHARE = {6: 1.0, 4: 0.6, 2: 0.5}
+"""Factor of these cycles by the bytes of an element, measured."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +72,20 @@ class SparsePoolInputGrad:
 
     @property
     def _stage_chunks(self) -> int:
-        """Chunks of one bfloat16 term of a stage of weights."""
+        """Groups of CHUNK_ELEMENTS elements of a stage of weights."""
         return 2 * CHANNELS // CHUNK_ELEMENTS * 2 * OUT_CHANNELS
 
     @property
     def _weight_stage_bytes(self) -> int:
-        return BF16X3_TERMS * self._stage_chunks * CHUNK_BYTES
+        return self._stage_chunks * CHUNK_ELEMENTS * self.index.k_major_bytes
 
     @property
     def _fixed_bytes(self) -> int:
         """Bytes of dynamic shared memory without the stages of weights, alignment included."""
         rows, columns = self.index.problem.kernel
         pairs = -(-(ROWS + (rows - 1) * self._pair_index.pitch // 2 + columns // 2) // 8) * 8
-        chunks = IMAGE_STAGES * pairs * CHANNELS // CHUNK_ELEMENTS
-        return 128 + chunks * (BF16X3_TERMS * CHUNK_BYTES + SELECTOR_BYTES)
+        channel_bytes, metadata_bits = self.index.k_major_bytes, 4 if self.index.k_major_bytes == 4 else 2
+        return 128 + IMAGE_STAGES * pairs * CHANNELS * (8 * channel_bytes + metadata_bits) // 8
 
     @property
     def _weight_stages(self) -> int:
@@ -109,14 +106,14 @@ class SparsePoolInputGrad:
         """An estimate of the time."""
         waves = -(-self._tiles // self.target.multiprocessors)
         products = PRODUCT_CYCLES if self._wide == 2 else NARROW_PRODUCT_CYCLES
-        return START + waves * self._input_blocks * self._matrices * (products * TERMS_SHARE[self.index.bf16_terms])
+        return START + waves * self._input_blocks * self._matrices * (products * OPERAND_SHARE[self.index.k_major_bytes])
 
     def supported(self) -> bool:
         fits = self.index.problem.dilation == (1, 1) and self._weight_stages >= MIN_WEIGHT_STAGES
         return fits and self._pair_index.supported(self.target)
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """The weights split into bf16x3, then the products."""
+        """The weights as operands, then the products."""
         problem = self.index.problem
         chunks = self._blocks * self._input_blocks * self._matrices * self._stage_chunks
         macros = {
@@ -126,7 +123,7 @@ class SparsePoolInputGrad:
             "WIDE_C": self._wide,
             "FLIPPED": 1,
             "SHARED_BYTES": self._shared,
-            "WEIGHT_BYTES": chunks * BF16X3_TERMS * CHUNK_BYTES,
+            "WEIGHT_BYTES": chunks * CHUNK_ELEMENTS * self.index.k_major_bytes,
         }
         numbers, types = problem.images[:1], (problem.dtype,)
         split = CudaLaunch(FILE, "split_weights", numbers, types, elements=chunks, definitions=macros)
@@ -140,4 +137,4 @@ class SparsePoolInputGrad:
             shared=self._shared,
             definitions=macros,
         )
-        return [CudaKernel((split, multiply), chunks * BF16X3_TERMS * CHUNK_BYTES)]
+        return [CudaKernel((split, multiply), chunks * CHUNK_ELEMENTS * self.index.k_major_bytes)]
