@@ -101,7 +101,7 @@ __device__ __forceinline__ int consumer_warpgroup() {
     return __shfl_sync(~0u, (threadIdx.x - PRODUCERS) / WARPGROUP, 0);
 }
 
-constexpr bool RESIDENT_WEIGHTS = WEIGHT_STAGES == FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS;
+constexpr bool RESIDENT_WEIGHTS = FILTER_BLOCKS == 1 && WEIGHT_STAGES == CHANNEL_BLOCKS * TAPS;
 struct ConvPipeline : TilePipeline<IMAGE_STAGES, WEIGHT_STAGES, LOADERS, CONSUMERS, RESIDENT_WEIGHTS> {
     Mbarrier started[MMA_WARPGROUPS];
 

@@ -31,9 +31,8 @@ typedef PooledGradients<IN_CHANNELS, IN_ROWS, IN_COLUMNS> Gradients;
 typedef KMajorLayout<(TILE + PAIR_REACH + 7) / 8 * 8, GROUPS> GradientLayout;
 typedef KMajorLayout<TERMS * COLUMNS, 2 * GROUPS, 1> WeightLayout; // columns: first terms, second, third
 constexpr int STEPS = GradientLayout::COLUMNS / 2; // products of a stage
-typedef TilePipeline<GRADIENT_STAGES, WEIGHT_STAGES, LOADERS, CONSUMERS,
-    WEIGHT_STAGES == FILTER_BLOCKS * CHANNEL_BLOCKS * WEIGHT_MATRICES>
-    SparsePipeline;
+constexpr bool RESIDENT_WEIGHTS = FILTER_BLOCKS == 1 && WEIGHT_STAGES == CHANNEL_BLOCKS * WEIGHT_MATRICES;
+typedef TilePipeline<GRADIENT_STAGES, WEIGHT_STAGES, LOADERS, CONSUMERS, RESIDENT_WEIGHTS> SparsePipeline;
 
 // A stage of the gradient: its terms, then for each chunk of channels and each pair the sparse metadata.
 constexpr int GRADIENT_STAGE = GradientLayout::SIZE + GradientLayout::COLUMNS * GradientLayout::ROWS * 2;
@@ -121,57 +120,94 @@ struct SparseAccumulator {
                 b + WeightLayout::offset(0, 4 * k, terms.b * COLUMNS) / CHUNK_BYTES, metadata[k], add || k > 0);
     }
 
-    __device__ __forceinline__ void multiply(SparsePipeline &pipeline, const char *gradients, const char *weights,
+    // The operands of the products with a matrix of weights, and the sparse metadata of this thread's rows (see wgmma_sparse).
+    struct Operands {
+        uint64_t a, b;
+        uint32_t metadata[STEPS];
+
+        __device__ __forceinline__ void load(const char *gradient, const char *weights, int warpgroup, int matrix) {
+            const int pair = warpgroup * ROWS + matrix / ROW_PAIRS * PAIR_PITCH + matrix % ROW_PAIRS;
+            a = smem_descriptor(gradient + pair * CHUNK_BYTES, GradientLayout::COLUMN_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+            b = smem_descriptor(weights, WeightLayout::COLUMN_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+            #pragma unroll
+            for (int k = 0; k < STEPS; k++) {
+                const uint16_t *codes = (const uint16_t *)(gradient + GradientLayout::SIZE) +
+                    (2 * k + threadIdx.x % 2) * GradientLayout::ROWS + pair;
+                metadata[k] = codes[accumulator_row(0)] | (uint32_t)codes[accumulator_row(2)] << 16;
+            }
+        }
+        // Keeps the registers of `metadata` until here.
+        __device__ __forceinline__ void keep() const {
+            #pragma unroll
+            for (int k = 0; k < STEPS; k++) asm volatile("" ::"r"(metadata[k]));
+        }
+    };
+
+    // Operands of one term: WGMMA sums all products. Those of a matrix run while the next ones are started.
+    __device__ __forceinline__ void multiply_one_term(SparsePipeline &pipeline, const char *gradients, const char *weights,
+        int warpgroup, PipelineState<GRADIENT_STAGES> &gradient, PipelineState<WEIGHT_STAGES> &weight) {
+        Operands operands[2];
+        int last_weight = 0, last_gradient = 0;
+        for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, gradient.advance()) {
+            pipeline.images.wait_full(gradient);
+            #pragma unroll
+            for (int i = 0; i < WEIGHT_MATRICES; i++, weight.advance()) {
+                pipeline.wait_weights(weight);
+                Operands &own = operands[i % 2];
+                own.load(gradients + gradient.stage * GRADIENT_STAGE, weights + weight.stage * WeightLayout::SIZE, warpgroup, i);
+                wgmma_fence();
+                start_products(main, own.a, own.b, own.metadata, {0, 0}, channel_block + i > 0);
+                wgmma_commit_group();
+                wgmma_wait_group<1>();
+                operands[(i + 1) % 2].keep();
+                if (channel_block + i > 0) pipeline.release_weights(last_weight);
+                if (channel_block > 0 && i == 0) arrive_per_warp(pipeline.images.empty[last_gradient]);
+                last_weight = weight.stage;
+            }
+            if (WEIGHT_MATRICES % 2 == 1) wgmma_wait_group<0>(); // the next matrix has the same registers
+            last_gradient = gradient.stage;
+        }
+        wgmma_wait_group<0>();
+        operands[(WEIGHT_MATRICES - 1) % 2].keep();
+        wgmma_fence_operand(main);
+        pipeline.release_weights(last_weight);
+        arrive_per_warp(pipeline.images.empty[last_gradient]);
+    }
+
+    __device__ __forceinline__ void multiply_bf16x3(SparsePipeline &pipeline, const char *gradients, const char *weights,
         int warpgroup, PipelineState<GRADIENT_STAGES> &gradient, PipelineState<WEIGHT_STAGES> &weight) {
         float large[SUMS], others[2 * SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, gradient.advance()) {
             pipeline.images.wait_full(gradient);
-            const char *stage = gradients + gradient.stage * GRADIENT_STAGE;
             for (int i = 0; i < WEIGHT_MATRICES; i++, weight.advance()) {
-                const int pair = warpgroup * ROWS + i / ROW_PAIRS * PAIR_PITCH + i % ROW_PAIRS;
                 pipeline.wait_weights(weight);
-                const uint64_t a = smem_descriptor(stage + pair * CHUNK_BYTES, GradientLayout::COLUMN_BYTES,
-                    CORE_MATRIX_BYTES, NO_SWIZZLE);
-                const uint64_t b = smem_descriptor(
-                    weights + weight.stage * WeightLayout::SIZE, WeightLayout::COLUMN_BYTES, CORE_MATRIX_BYTES,
-                        NO_SWIZZLE);
-                uint32_t metadata[STEPS]; // see wgmma_sparse: of a group of channels and this thread's rows
-                #pragma unroll
-                for (int k = 0; k < STEPS; k++) {
-                    const uint16_t *codes = (const uint16_t *)(stage + GradientLayout::SIZE) +
-                        (2 * k + threadIdx.x % 2) * GradientLayout::ROWS + pair;
-                    metadata[k] = codes[accumulator_row(0)] | (uint32_t)codes[accumulator_row(2)] << 16;
-                }
+                Operands own;
+                own.load(gradients + gradient.stage * GRADIENT_STAGE, weights + weight.stage * WeightLayout::SIZE, warpgroup, i);
                 wgmma_fence();
-                start_products(large, a, b, metadata, {0, 0}, false);
+                start_products(large, own.a, own.b, own.metadata, {0, 0}, false);
                 wgmma_commit_group();
-                if (TERMS == 3) {
-                    start_products(others, a, b, metadata, {0, 1}, channel_block + i > 0);
-                    start_products(others, a, b, metadata, {1, 0}, true);
-                }
+                start_products(others, own.a, own.b, own.metadata, {0, 1}, channel_block + i > 0);
+                start_products(others, own.a, own.b, own.metadata, {1, 0}, true);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
                 wgmma_fence_operand(large);
                 #pragma unroll
                 for (int j = 0; j < SUMS; j++) main[j] += large[j];
-                if (TERMS == 3) {
-                    wgmma_fence();
-                    start_products(large, a, b, metadata, {2, 0}, false);
-                    wgmma_commit_group();
-                }
-                wgmma_wait_group<0>(); // before `metadata` changes
+                wgmma_fence();
+                start_products(large, own.a, own.b, own.metadata, {2, 0}, false);
+                wgmma_commit_group();
+                wgmma_wait_group<0>();
+                own.keep();
                 wgmma_fence_operand(large);
                 wgmma_fence_operand(others);
-                if (TERMS == 3)
-                    #pragma unroll
-                    for (int j = 0; j < SUMS; j++) others[SUMS + j] += large[j];
+                #pragma unroll
+                for (int j = 0; j < SUMS; j++) others[SUMS + j] += large[j];
                 pipeline.release_weights(weight.stage);
             }
             arrive_per_warp(pipeline.images.empty[gradient.stage]);
         }
-        if (TERMS == 1) return;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] += others[i] + others[SUMS + i];
     }
@@ -297,7 +333,10 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
         const int warpgroup = __shfl_sync(FULL_MASK, (threadIdx.x - PRODUCERS) / WARPGROUP, 0); // uniform in a warp
         for (int i = 0; i < own; i++) {
             SparseAccumulator sums;
-            sums.multiply(pipeline, of_gradients, of_weights, warpgroup, gradient, weight);
+            if constexpr (TERMS == 1)
+                sums.multiply_one_term(pipeline, of_gradients, of_weights, warpgroup, gradient, weight);
+            else
+                sums.multiply_bf16x3(pipeline, of_gradients, of_weights, warpgroup, gradient, weight);
             write(sums.main, gradients, w, epilogue, channel(i), pair(i) + warpgroup * ROWS);
         }
     }

@@ -17,7 +17,7 @@ FILTERS, CONSUMERS, MAX_COLUMNS, MIN_COLUMNS, COLUMN_STEP = 64, 2, 128, 64, 8
 """Rows of a tile; warpgroups that multiply; maximum, minimum and granularity of the positions of each."""
 PRODUCERS, FULL_PRODUCERS = 256, 128
 """Threads of a block that load: of rounded operands; of others, whose products take more time and registers."""
-IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 9
+IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 8
 """Stages in shared memory: of images, and of weights."""
 STAGE_CHANNELS = 32, 16
 """Channels of a stage, the faster choice first."""
@@ -37,6 +37,16 @@ GATHERED = 1.2
 """Elements of images that a multiprocessor gathers in a cycle, measured."""
 START, EPILOGUE_CYCLES = 6000, 10
 """Cycles from the launch to the first full stages; cycles of the epilogue for each position of a tile."""
+
+
+def weight_stages(possible: int, of_all: int) -> int:
+    """Stages of weights in shared memory.
+
+    Args:
+        possible: as many as fit.
+        of_all: those that hold all weights. If they fit, a block loads the weights once.
+    """
+    return of_all if MIN_WEIGHT_STAGES <= of_all <= possible else min(possible, MAX_WEIGHT_STAGES)
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,8 @@ class ShiftedConv:
 
     def _weight_stages(self, channels: int) -> int:
         free = self.target.shared - STATIC_SHARED - self._fixed_bytes(channels)
-        return min(free // self._weight_stage_bytes(channels), MAX_WEIGHT_STAGES)
+        of_all = self.filter_blocks * -(-self.index.problem.images[1] // channels) * self.index.problem.taps
+        return weight_stages(free // self._weight_stage_bytes(channels), of_all)
 
     @property
     def _producers(self) -> int:

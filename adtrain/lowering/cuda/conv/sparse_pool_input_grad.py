@@ -16,13 +16,13 @@ from adtrain.lowering.cuda.conv.shifted import (
     MIN_WEIGHT_STAGES,
     START,
     STATIC_SHARED,
+    weight_stages,
 )
 
 FILE = "conv/sparse_pool_input_grad.cu"
-ROWS, OUT_CHANNELS, CHANNELS = 128, 32, 32
-"""Pairs of positions of a tile; its channels of the input gradient; filters of a stage."""
-THREADS, MAX_WEIGHT_STAGES = 512, 12
-"""Threads of a block; maximum of stages of weights."""
+ROWS, OUT_CHANNELS, STAGE_CHANNELS = 128, 32, (32, 16)
+"""Pairs of positions of a tile; its channels of the input gradient; filters of a stage, the faster choice first."""
+THREADS = 512
 PRODUCT_CYCLES, NARROW_PRODUCT_CYCLES = 1420, 1600
 """Cycles of a tile's products with the weights of a stage, measured; the same if outputs are written one by one."""
 OPERAND_SHARE = {6: 1.0, 4: 0.6, 2: 0.5}
@@ -60,42 +60,44 @@ class SparsePoolInputGrad:
         """Neighbouring outputs that are written at once."""
         return 1 if self.index.problem.padding[1] % 2 else math.gcd(2, self.index.problem.outputs[3])
 
-    @property
-    def _input_blocks(self) -> int:
+    def _input_blocks(self, channels: int) -> int:
         """Blocks of filters."""
-        return -(-self.index.problem.images[1] // CHANNELS)
+        return -(-self.index.problem.images[1] // channels)
 
     @property
     def _blocks(self) -> int:
         """Tiles of the same positions."""
         return -(-self.index.problem.outputs[1] // OUT_CHANNELS)
 
-    @property
-    def _stage_chunks(self) -> int:
-        """Groups of CHUNK_ELEMENTS elements of a stage of weights."""
-        return 2 * CHANNELS // CHUNK_ELEMENTS * 2 * OUT_CHANNELS
+    def _weight_stage_bytes(self, channels: int) -> int:
+        return 2 * channels * 2 * OUT_CHANNELS * self.index.k_major_bytes
 
-    @property
-    def _weight_stage_bytes(self) -> int:
-        return self._stage_chunks * CHUNK_ELEMENTS * self.index.k_major_bytes
-
-    @property
-    def _fixed_bytes(self) -> int:
+    def _fixed_bytes(self, channels: int) -> int:
         """Bytes of dynamic shared memory without the stages of weights, alignment included."""
         rows, columns = self.index.problem.kernel
         pairs = -(-(ROWS + (rows - 1) * self._pair_index.pitch // 2 + columns // 2) // 8) * 8
         channel_bytes, metadata_bits = self.index.k_major_bytes, 4 if self.index.k_major_bytes == 4 else 2
-        return 128 + IMAGE_STAGES * pairs * CHANNELS * (8 * channel_bytes + metadata_bits) // 8
+        return 128 + IMAGE_STAGES * pairs * channels * (8 * channel_bytes + metadata_bits) // 8
+
+    def _all_weight_stages(self, channels: int) -> int:
+        """Stages of all weights."""
+        return self._blocks * self._input_blocks(channels) * self._matrices
+
+    def _weight_stages(self, channels: int) -> int:
+        free = self.target.shared - STATIC_SHARED - self._fixed_bytes(channels)
+        return weight_stages(free // self._weight_stage_bytes(channels), self._all_weight_stages(channels))
 
     @property
-    def _weight_stages(self) -> int:
-        free = self.target.shared - STATIC_SHARED - self._fixed_bytes
-        return min(free // self._weight_stage_bytes, MAX_WEIGHT_STAGES)
+    def _channels(self) -> int:
+        """Filters of a stage: with the first choice for which shared memory holds all weights, they are loaded once."""
+        resident = (n for n in STAGE_CHANNELS if self._weight_stages(n) == self._all_weight_stages(n))
+        return next(resident, STAGE_CHANNELS[0])
 
     @property
     def _shared(self) -> int:
         """Bytes of dynamic shared memory."""
-        return self._fixed_bytes + self._weight_stages * self._weight_stage_bytes
+        n = self._channels
+        return self._fixed_bytes(n) + self._weight_stages(n) * self._weight_stage_bytes(n)
 
     @property
     def _tiles(self) -> int:
@@ -106,24 +108,26 @@ class SparsePoolInputGrad:
         """An estimate of the time."""
         waves = -(-self._tiles // self.target.multiprocessors)
         products = PRODUCT_CYCLES if self._wide == 2 else NARROW_PRODUCT_CYCLES
-        return START + waves * self._input_blocks * self._matrices * (products * OPERAND_SHARE[self.index.k_major_bytes])
+        blocks = self._input_blocks(STAGE_CHANNELS[0])
+        return START + waves * blocks * self._matrices * products * OPERAND_SHARE[self.index.k_major_bytes]
 
     def supported(self) -> bool:
-        fits = self.index.problem.dilation == (1, 1) and self._weight_stages >= MIN_WEIGHT_STAGES
+        fits = self.index.problem.dilation == (1, 1) and self._weight_stages(self._channels) >= MIN_WEIGHT_STAGES
         return fits and self._pair_index.supported(self.target)
 
     def kernels(self) -> Sequence[CudaKernel]:
         """The weights as operands, then the products."""
         problem = self.index.problem
-        chunks = self._blocks * self._input_blocks * self._matrices * self._stage_chunks
+        weight_bytes = self._all_weight_stages(self._channels) * self._weight_stage_bytes(self._channels)
+        chunks = weight_bytes // (CHUNK_ELEMENTS * self.index.k_major_bytes)
         macros = {
             **self._pair_index.macros(),
-            "STAGE_CHANNELS": CHANNELS,
-            "WEIGHT_STAGES": self._weight_stages,
+            "STAGE_CHANNELS": self._channels,
+            "WEIGHT_STAGES": self._weight_stages(self._channels),
             "WIDE_C": self._wide,
             "FLIPPED": 1,
             "SHARED_BYTES": self._shared,
-            "WEIGHT_BYTES": chunks * CHUNK_ELEMENTS * self.index.k_major_bytes,
+            "WEIGHT_BYTES": weight_bytes,
         }
         numbers, types = problem.images[:1], (problem.dtype,)
         split = CudaLaunch(FILE, "split_weights", numbers, types, elements=chunks, definitions=macros)
@@ -137,4 +141,4 @@ class SparsePoolInputGrad:
             shared=self._shared,
             definitions=macros,
         )
-        return [CudaKernel((split, multiply), chunks * CHUNK_ELEMENTS * self.index.k_major_bytes)]
+        return [CudaKernel((split, multiply), weight_bytes)]
