@@ -129,8 +129,8 @@ template <class Layout, int THREADS, int BEFORE> struct ImageLoader {
     Vector<T, WIDE> next[CHUNK_ELEMENTS];
 
     __device__ __forceinline__ void read() {
-        if (item >= COUNT) return;
-        const int from = images.at(first - SKIPPED + item % ACROSS * WIDE), own = channel + item / ACROSS * CHUNK_ELEMENTS;
+        const int from = item < COUNT ? images.at(first - SKIPPED + item % ACROSS * WIDE) : -1;
+        const int own = channel + item / ACROSS * CHUNK_ELEMENTS;
         #pragma unroll
         for (int j = 0; j < CHUNK_ELEMENTS; j++) {
             const bool inside = from >= 0 && own + (IN_CHANNELS % CHUNK_ELEMENTS == 0 ? 0 : j) < IN_CHANNELS;

@@ -19,6 +19,7 @@ constexpr int MMA_WARPGROUPS = 2, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = PRODU
 constexpr int LOW_PAIRS = STACKED ? 3 : KMajorOperand::TERMS == 3 ? LOW_ORDER_PAIRS : 0;
 typedef KMajorLayout<TILE + REACH, GROUPS> ImageLayout;
 typedef Bf16x3WeightLayout WeightLayout;
+typedef ConvPipeline<PRODUCERS, FILTER_BLOCKS == 1 && WEIGHT_STAGES == CHANNEL_BLOCKS * TAPS> Pipelines;
 
 // The byte counts of shifted.py are large enough.
 static_assert(SHARED_BYTES >= 128 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE +
@@ -47,9 +48,27 @@ KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t ba
     }
 }
 
-// Loads the stages of all tiles that a block computes.
-template <class BlockTiles> __device__ __forceinline__ void load_tiles(
-    const InputImages &images, const BlockTiles &taken, const Tiles &tiles, ConvPipeline &pipeline, char *shared) {
+// By the first warp: copies the weights of all tiles that a block computes, and prefetches their auxiliary inputs. It takes part in
+// the pipeline of the images, so that it is not far ahead of them.
+template <class BlockTiles> __device__ __forceinline__ void load_weights(const BlockTiles &taken, const Tiles &tiles,
+    const Epilogue &epilogue, int batch, Pipelines &pipeline, char *shared, const char *all) {
+    PipelineState<IMAGE_STAGES> image;
+    PipelineState<WEIGHT_STAGES> weight;
+    for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
+        for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, image.advance()) {
+            pipeline.images.wait_empty(image);
+            arrive_per_warp(pipeline.images.full[image.stage]);
+            if (threadIdx.x > 0) continue;
+            if (!POOLING && !FALLBACK && channel_block == 0)
+                prefetch_aux(epilogue, batch, tiles.filter(tile), tiles.position(tile));
+            pipeline.load_weights<WeightLayout>(tile, channel_block, weight, shared, all);
+        }
+    }
+}
+
+// By the other producers: loads the images of these tiles.
+template <class BlockTiles> __device__ __forceinline__ void load_images(
+    const InputImages &images, const BlockTiles &taken, const Tiles &tiles, Pipelines &pipeline, char *shared) {
     ImageLoader<ImageLayout, LOADERS, REACH_BACK> loader = {images, (int)threadIdx.x - WARP};
     const auto start = [&](int tile, int channel_block) {
         if (tile < tiles.count) loader.start(tiles.position(tile) - REACH_BACK, channel_block * STAGE_CHANNELS);
@@ -73,7 +92,7 @@ struct Accumulator {
     float main[SUMS], low[SUMS];
 
     // See Fp16x2Accumulator::multiply.
-    __device__ __forceinline__ void multiply(ConvPipeline &pipeline, const char *images, const char *weights, int warpgroup,
+    __device__ __forceinline__ void multiply(Pipelines &pipeline, const char *images, const char *weights, int warpgroup,
         bool first_tile, PipelineState<IMAGE_STAGES> &image, PipelineState<WEIGHT_STAGES> &weight) {
         if (first_tile) pipeline.wait_for_start(warpgroup);
         float high[SUMS];
@@ -213,21 +232,17 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
     char *of_images = aligned_shared<128>();
     char *of_weights = of_images + IMAGE_STAGES * ImageLayout::SIZE;
     T *buffer = (T *)(of_weights + WEIGHT_STAGES * WeightLayout::SIZE);
-    __shared__ ConvPipeline pipeline;
+    __shared__ Pipelines pipeline;
     if (threadIdx.x == 0) pipeline.init();
     __syncthreads();
     PipelineState<IMAGE_STAGES> image;
     PipelineState<WEIGHT_STAGES> weight;
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<72>();
-        if (threadIdx.x == 0) {
-            for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
-                if (!POOLING && !FALLBACK) prefetch_aux(epilogue, batch, tiles.filter(tile), tiles.position(tile));
-                pipeline.load_weights<WeightLayout>(tile, weight, of_weights, scratch_layout.bf16_weights);
-            }
-        } else if (threadIdx.x >= WARP) {
-            load_tiles(images, taken, tiles, pipeline, of_images);
-        }
+        if (threadIdx.x < WARP)
+            load_weights(taken, tiles, epilogue, batch, pipeline, of_weights, scratch_layout.bf16_weights);
+        else
+            load_images(images, taken, tiles, pipeline, of_images);
     } else {
         warpgroup_reg_alloc<PRODUCERS == 128 ? 216 : 184>();
         const int warpgroup = consumer_warpgroup();

@@ -9,7 +9,7 @@
 static_assert(SHARED_BYTES >= 512 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE,
     "dynamic shared memory");
 
-struct Fp16x2Pipeline : ConvPipeline {
+struct Fp16x2Pipeline : ConvPipeline<LOADERS, false> {
     float squares[IMAGE_STAGES][MMA_WARPGROUPS];      // sum of the squares of the rows that a warpgroup multiplies
     float shares[FILTER_BLOCKS];                    // the least share of a tile's filters
     float signs[2][MMA_WARPGROUPS][WARPGROUP / WARP]; // see Fp16x2Accumulator::accurate
@@ -180,7 +180,9 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_fp16x2(
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
                 if (small_in(tile) != NOT_REPRESENTABLE) {
                     prefetch_aux(epilogue, batch, tiles.filter(tile), tiles.position(tile));
-                    pipeline.load_weights<WeightLayout>(tile, weight, of_weights, scratch_layout.fp16_weights);
+                    for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++)
+                        pipeline.load_weights<WeightLayout>(
+                            tile, channel_block, weight, of_weights, scratch_layout.fp16_weights);
                 }
         } else if (threadIdx.x >= WARP && threadIdx.x < WARP + LOADERS) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)

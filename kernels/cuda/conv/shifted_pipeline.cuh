@@ -39,10 +39,10 @@ template <int IMAGES, int WEIGHTS, int IMAGE_PRODUCERS, int CONSUMERS, bool RESI
         if (!RESIDENT) arrive_per_warp(weights.empty[stage]);
     }
 
-    // By one thread: bulk copies of COUNT contiguous stages of BYTES each.
-    template <int BYTES, int COUNT> __device__ __forceinline__ void load_weights(
+    // By one thread: bulk copies of COUNT contiguous stages of weights of BYTES each.
+    template <int BYTES, int COUNT> __device__ __forceinline__ void load_stages(
         PipelineState<WEIGHTS> &state, char *shared, const char *from) {
-        static_assert(!RESIDENT || COUNT == WEIGHTS, "all weights");
+        static_assert(!RESIDENT || WEIGHTS % COUNT == 0, "the last call fills the last stage");
         if (RESIDENT && state.phase > 0) return;
         for (int i = 0; i < COUNT; i++, state.advance()) {
             weights.wait_empty(state);

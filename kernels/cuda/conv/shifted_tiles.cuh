@@ -101,13 +101,13 @@ __device__ __forceinline__ int consumer_warpgroup() {
     return __shfl_sync(~0u, (threadIdx.x - PRODUCERS) / WARPGROUP, 0);
 }
 
-constexpr bool RESIDENT_WEIGHTS = FILTER_BLOCKS == 1 && WEIGHT_STAGES == CHANNEL_BLOCKS * TAPS;
-struct ConvPipeline : TilePipeline<IMAGE_STAGES, WEIGHT_STAGES, LOADERS, CONSUMERS, RESIDENT_WEIGHTS> {
+template <int IMAGE_PRODUCERS, bool RESIDENT>
+struct ConvPipeline : TilePipeline<IMAGE_STAGES, WEIGHT_STAGES, IMAGE_PRODUCERS, CONSUMERS, RESIDENT> {
     Mbarrier started[MMA_WARPGROUPS];
 
     __device__ void init() {
         for (Mbarrier &warpgroup : started) warpgroup.init(WARPGROUP / WARP);
-        TilePipeline::init();
+        ConvPipeline::TilePipeline::init();
     }
 
     // In a block's first tile a warpgroup waits until the previous one is STAGGER taps ahead, so that one warpgroup's
@@ -119,12 +119,11 @@ struct ConvPipeline : TilePipeline<IMAGE_STAGES, WEIGHT_STAGES, LOADERS, CONSUME
         if (warpgroup + 1 < MMA_WARPGROUPS && taps_done == STAGGER - 1) arrive_per_warp(started[warpgroup + 1]);
     }
 
-    // By one thread: copies a tile's weights.
+    // By one thread: copies the weights of a block of a tile's channels.
     template <class WeightLayout> __device__ __forceinline__ void load_weights(
-        int tile, PipelineState<WEIGHT_STAGES> &state, char *shared, const char *all) {
-        constexpr int COUNT = CHANNEL_BLOCKS * TAPS;
-        TilePipeline::load_weights<WeightLayout::SIZE, COUNT>(
-            state, shared, all + (int64_t)(tile % FILTER_BLOCKS) * COUNT * WeightLayout::SIZE);
+        int tile, int channel_block, PipelineState<WEIGHT_STAGES> &state, char *shared, const char *all) {
+        const int first = (tile % FILTER_BLOCKS * CHANNEL_BLOCKS + channel_block) * TAPS;
+        this->template load_stages<WeightLayout::SIZE, TAPS>(state, shared, all + (int64_t)first * WeightLayout::SIZE);
     }
 };
 

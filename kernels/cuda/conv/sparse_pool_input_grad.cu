@@ -32,7 +32,7 @@ typedef KMajorLayout<(TILE + PAIR_REACH + 7) / 8 * 8, GROUPS> GradientLayout;
 typedef KMajorLayout<TERMS * COLUMNS, 2 * GROUPS, 1> WeightLayout; // columns: first terms, second, third
 constexpr int STEPS = GradientLayout::COLUMNS / 2; // products of a stage
 constexpr bool RESIDENT_WEIGHTS = FILTER_BLOCKS == 1 && WEIGHT_STAGES == CHANNEL_BLOCKS * WEIGHT_MATRICES;
-typedef TilePipeline<GRADIENT_STAGES, WEIGHT_STAGES, LOADERS, CONSUMERS, RESIDENT_WEIGHTS> SparsePipeline;
+typedef TilePipeline<GRADIENT_STAGES, WEIGHT_STAGES, PRODUCERS, CONSUMERS, RESIDENT_WEIGHTS> SparsePipeline;
 
 // A stage of the gradient: its terms, then for each chunk of channels and each pair the sparse metadata.
 constexpr int GRADIENT_STAGE = GradientLayout::SIZE + GradientLayout::COLUMNS * GradientLayout::ROWS * 2;
@@ -303,14 +303,18 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
     PipelineState<WEIGHT_STAGES> weight;
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<72>();
-        if (threadIdx.x < WARP) {
+        if (threadIdx.x < WARP) { // takes part in the pipeline of the gradient, so that it is not far ahead of it
             for (int i = 0; i < own; i++) {
-                prefetch_aux(epilogue, batch, channel(i) + threadIdx.x, pair(i));
-                constexpr int COUNT = CHANNEL_BLOCKS * WEIGHT_MATRICES;
-                if (threadIdx.x == 0)
-                    pipeline.load_weights<WeightLayout::SIZE, COUNT>(
-                        weight, of_weights, scratch + (int64_t)channel(i) / TILE_CHANNELS * COUNT * WeightLayout::SIZE);
-                __syncwarp();
+                for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, gradient.advance()) {
+                    pipeline.images.wait_empty(gradient);
+                    arrive_per_warp(pipeline.images.full[gradient.stage]);
+                    if (channel_block == 0) prefetch_aux(epilogue, batch, channel(i) + threadIdx.x, pair(i));
+                    const int first = (channel(i) / TILE_CHANNELS * CHANNEL_BLOCKS + channel_block) * WEIGHT_MATRICES;
+                    if (threadIdx.x == 0)
+                        pipeline.load_stages<WeightLayout::SIZE, WEIGHT_MATRICES>(
+                            weight, of_weights, scratch + (int64_t)first * WeightLayout::SIZE);
+                    __syncwarp();
+                }
             }
         } else {
             PooledGradientLoader<GradientLayout, KMajorOperand, LOADERS, Gradients> loader = {gradients, (int)threadIdx.x - WARP};

@@ -11,9 +11,6 @@
 #include "conv/sparse_pool.cuh"
 
 constexpr int STEP = 32; // positions of one instruction
-// Threads that load no row of the images load more of the gradient, if there are at least two warps of them.
-constexpr int IDLE_LOADERS = PRODUCERS - (ImageLayout::ROWS + WARP - 1) / WARP * WARP;
-constexpr int GRADIENT_LOADERS = IDLE_LOADERS < 2 * WARP ? PRODUCERS : IDLE_LOADERS;
 typedef CoreMatrixLayout<STAGE_POSITIONS / 2, FILTERS / CHUNK_ELEMENTS, BF16X3_TERMS> GradientLayout;
 typedef PooledGradients<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
@@ -167,9 +164,9 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
     __syncthreads();
     PipelineState<STAGES> state;
     if (threadIdx.x < PRODUCERS) {
-        warpgroup_reg_dealloc<56>();
+        warpgroup_reg_dealloc<64>();
         T *staging = (T *)(shared + STAGES * STAGE);
-        PooledGradientLoader<GradientLayout, Bf16x3Operand, PRODUCERS, Gradients, GRADIENT_LOADERS> loader = {gradients,
+        PooledGradientLoader<GradientLayout, Bf16x3Operand, PRODUCERS, Gradients> loader = {gradients,
             (int)threadIdx.x};
         const auto start_images = [&](int i) {
             if (i < split.end)
@@ -185,15 +182,15 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
         for (int i = split.begin; i < split.end; i++, state.advance()) {
             char *stage = shared + state.stage * STAGE;
             pipeline.wait_empty(state);
+            loader.finish(StoreSparse{stage});
             InputImages::finish_load<ImageLayout, PRODUCERS>(StoreOperand<ImageLayout, Bf16x3Operand>{stage}, staging, threadIdx.x);
             start_images(i + 1);
-            loader.finish(StoreSparse{stage});
             fence_proxy_async();
             arrive_per_warp(pipeline.full[state.stage]);
             start_gradients(i + 1);
         }
     } else {
-        warpgroup_reg_alloc<120>();
+        warpgroup_reg_alloc<128>();
         const int row = __shfl_sync(FULL_MASK, threadIdx.x / WARPGROUP - PRODUCERS / WARPGROUP, 0); // uniform in a warp
         WeightAndBiasSums sums = {};
         for (int i = split.begin; i < split.end; i++, state.advance()) {

@@ -23,7 +23,9 @@ __device__ constexpr TermPair low_order_pair(int i) {
 __device__ __forceinline__ void split_bf16x3(Chunk (&terms)[BF16X3_TERMS], const float (&x)[CHUNK_ELEMENTS]) {
     #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float four[4] = {rounded(x[4 * h]), rounded(x[4 * h + 1]), rounded(x[4 * h + 2]), rounded(x[4 * h + 3])};
+        float four[4];
+        #pragma unroll
+        for (int i = 0; i < 4; i++) four[i] = TERMS_USED > 1 ? rounded(x[4 * h + i]) : x[4 * h + i]; // one term is rounded anyway
         uint32_t found[BF16X3_TERMS][2];
         Format<BF16X3>::convert(four, found);
         #pragma unroll
@@ -52,7 +54,7 @@ struct Tf32Operand {
     static constexpr int TERMS = 1, TERM_CHUNKS = 2, CHUNKS = TERMS * TERM_CHUNKS;
     static __device__ __forceinline__ void split(Chunk (&chunks)[CHUNKS], const float (&x)[CHUNK_ELEMENTS]) {
         #pragma unroll
-        for (int i = 0; i < CHUNK_ELEMENTS; i++) chunks[i / 4].lane[i % 4] = Format<TF32>::rounded(x[i]);
+        for (int i = 0; i < CHUNK_ELEMENTS; i++) chunks[i / 4].lane[i % 4] = __float_as_uint(rounded(x[i]));
     }
 };
 
