@@ -13,7 +13,7 @@
 #ifndef FALLBACK
 #define FALLBACK 0
 #endif
-constexpr int MMA_WARPGROUPS = 2, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = PRODUCER_THREADS, LOADERS = PRODUCERS - 32;
+constexpr int MMA_WARPGROUPS = CONSUMER_WARPGROUPS, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = PRODUCER_THREADS, LOADERS = PRODUCERS - 32;
 #include "conv/shifted_tiles.cuh"
 
 constexpr int LOW_PAIRS = STACKED ? 3 : KMajorOperand::TERMS == 3 ? LOW_ORDER_PAIRS : 0;
@@ -149,6 +149,7 @@ __device__ __noinline__ T recompute(const T *x, const T *w, int filter, int posi
     const WeightReader weights = {w};
     T sum = 0;
     for (int channel = 0; channel < IN_CHANNELS; channel++) {
+        #pragma unroll 1
         for (int tap = 0; tap < TAPS; tap++) {
             const int down = at.y + tap / KW * DH - PH, right = at.x + tap % KW * DW - PW;
             const bool inside = (unsigned)down < IN_ROWS && (unsigned)right < IN_COLUMNS;
@@ -244,7 +245,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
         else
             load_images(images, taken, tiles, pipeline, of_images);
     } else {
-        warpgroup_reg_alloc<PRODUCERS == 128 ? 216 : 184>();
+        warpgroup_reg_alloc<PRODUCERS == 128 ? 216 : MMA_WARPGROUPS == 2 ? 184 : 120>();
         const int warpgroup = consumer_warpgroup();
         for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + warpgroup * COLUMNS;

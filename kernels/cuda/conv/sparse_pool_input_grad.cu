@@ -13,7 +13,7 @@
 #include "conv/sparse_pool.cuh"
 #include "conv/shifted_pipeline.cuh"
 
-constexpr int MMA_WARPGROUPS = 2, ROWS = 64, TILE = MMA_WARPGROUPS * ROWS; // ROWS: pairs of a warpgroup
+constexpr int MMA_WARPGROUPS = CONSUMER_WARPGROUPS, ROWS = 64, TILE = MMA_WARPGROUPS * ROWS; // ROWS: pairs of a warpgroup
 constexpr int PRODUCERS = 256, LOADERS = PRODUCERS - WARP, CONSUMERS = MMA_WARPGROUPS * WARPGROUP,
     THREADS = PRODUCERS + CONSUMERS;
 constexpr int TILE_CHANNELS = 32, COLUMNS = 2 * TILE_CHANNELS, SUMS = COLUMNS / 2; // SUMS: accumulators of a thread
@@ -333,7 +333,7 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
             }
         }
     } else {
-        warpgroup_reg_alloc<184>();
+        warpgroup_reg_alloc<MMA_WARPGROUPS == 2 ? 184 : 120>();
         const int warpgroup = __shfl_sync(FULL_MASK, (threadIdx.x - PRODUCERS) / WARPGROUP, 0); // uniform in a warp
         for (int i = 0; i < own; i++) {
             SparseAccumulator sums;

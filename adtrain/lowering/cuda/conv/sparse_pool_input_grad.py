@@ -11,18 +11,21 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
+    BF16X3_TERMS,
     CHUNK_ELEMENTS,
     IMAGE_STAGES,
     MIN_WEIGHT_STAGES,
     START,
     STATIC_SHARED,
+    WARPGROUP,
     weight_stages,
 )
 
 FILE = "conv/sparse_pool_input_grad.cu"
-ROWS, OUT_CHANNELS, STAGE_CHANNELS = 128, 32, (32, 16)
-"""Pairs of positions of a tile; its channels of the input gradient; filters of a stage, the faster choice first."""
-THREADS = 512
+ROWS, OUT_CHANNELS, STAGE_CHANNELS = 64, 32, (32, 16)
+"""Pairs of positions of a warpgroup; channels of the input gradient of a tile; filters of a stage, the faster choice first."""
+PRODUCERS, CONSUMERS, FULL_CONSUMERS = 256, int(__import__("os").environ.get("HALF_WG_DX", 3)), 2
+"""Threads of a block that load; warpgroups that multiply, for rounded operands and for others."""
 PRODUCT_CYCLES, NARROW_PRODUCT_CYCLES = 1420, 1600
 """Cycles of a tile's products with the weights of a stage, measured; the same if outputs are written one by one."""
 OPERAND_SHARE = {6: 1.0, 4: 0.6, 2: 0.5}
@@ -39,6 +42,11 @@ class SparsePoolInputGrad:
 
     index: PaddedIndex
     target: Target
+
+    @property
+    def _consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return FULL_CONSUMERS if self.index.bf16_terms == BF16X3_TERMS else CONSUMERS
 
     @property
     def _pair_index(self) -> PaddedIndex:
@@ -75,7 +83,8 @@ class SparsePoolInputGrad:
     def _fixed_bytes(self, channels: int) -> int:
         """Bytes of dynamic shared memory without the stages of weights, alignment included."""
         rows, columns = self.index.problem.kernel
-        pairs = -(-(ROWS + (rows - 1) * self._pair_index.pitch // 2 + columns // 2) // 8) * 8
+        tile = self._consumers * ROWS
+        pairs = -(-(tile + (rows - 1) * self._pair_index.pitch // 2 + columns // 2) // 8) * 8
         channel_bytes, metadata_bits = self.index.k_major_bytes, 4 if self.index.k_major_bytes == 4 else 2
         return 128 + IMAGE_STAGES * pairs * channels * (8 * channel_bytes + metadata_bits) // 8
 
@@ -101,7 +110,7 @@ class SparsePoolInputGrad:
 
     @property
     def _tiles(self) -> int:
-        return -(-self._pair_index.count // 2 // ROWS) * self._blocks
+        return -(-self._pair_index.count // 2 // (self._consumers * ROWS)) * self._blocks
 
     @property
     def cycles(self) -> float:
@@ -124,6 +133,7 @@ class SparsePoolInputGrad:
             **self._pair_index.macros(),
             "STAGE_CHANNELS": self._channels,
             "WEIGHT_STAGES": self._weight_stages(self._channels),
+            "CONSUMER_WARPGROUPS": self._consumers,
             "WIDE_C": self._wide,
             "FLIPPED": 1,
             "SHARED_BYTES": self._shared,
@@ -137,7 +147,7 @@ class SparsePoolInputGrad:
             numbers,
             types,
             blocks=min(self._tiles, self.target.multiprocessors),
-            threads=THREADS,
+            threads=PRODUCERS + self._consumers * WARPGROUP,
             shared=self._shared,
             definitions=macros,
         )
