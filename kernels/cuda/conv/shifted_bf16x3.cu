@@ -245,7 +245,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
         else
             load_images(images, taken, tiles, pipeline, of_images);
     } else {
-        warpgroup_reg_alloc<PRODUCERS == 128 ? 216 : MMA_WARPGROUPS == 2 ? 184 : 120>();
+        warpgroup_reg_alloc<PRODUCERS == 128 ? 216 : MMA_WARPGROUPS == 2 ? 184 : 112>();
         const int warpgroup = consumer_warpgroup();
         for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + warpgroup * COLUMNS;

@@ -17,19 +17,19 @@ template <int C, int H, int W> struct PooledGradients {
     const int32_t *where;
     int images;
 
-    // CHUNK_ELEMENTS neighbouring channels of two neighbouring windows.
-    struct TwoWindows {
-        Vector<T, 2> g[CHUNK_ELEMENTS];
-        Vector<int32_t, 2> where[CHUNK_ELEMENTS];
+    // CHUNK_ELEMENTS neighbouring channels of COUNT neighbouring windows, one or two.
+    template <int COUNT> struct Windows {
+        Vector<T, COUNT> g[CHUNK_ELEMENTS];
+        Vector<int32_t, COUNT> where[CHUNK_ELEMENTS];
     };
 
-    // row: of windows in the flat index, from one image before the first one on. column: even.
-    __device__ __forceinline__ void read(TwoWindows &found, int row, int column, int channel) const {
-        constexpr int ROWS_OF_IMAGE = IMAGE_PAIRS / PAIR_PITCH / 2, WIDE = COLUMNS % 2 == 0 ? 2 : 1;
+    // row: of windows in the flat index, from one image before the first one on. column: a multiple of COUNT.
+    template <int COUNT> __device__ __forceinline__ void read(Windows<COUNT> &found, int row, int column, int channel) const {
+        constexpr int ROWS_OF_IMAGE = IMAGE_PAIRS / PAIR_PITCH / 2, WIDE = COLUMNS % COUNT == 0 ? COUNT : 1;
         const int image = row / ROWS_OF_IMAGE - 1, y = row % ROWS_OF_IMAGE;
         const int at = (image * C + channel) * AREA + y * COLUMNS + column;
         #pragma unroll
-        for (int first = 0; first < 2; first += WIDE) {
+        for (int first = 0; first < COUNT; first += WIDE) {
             const bool inside = (unsigned)image < (unsigned)images && y < ROWS && column + first < COLUMNS;
             #pragma unroll
             for (int j = 0; j < CHUNK_ELEMENTS; j++) {
@@ -53,15 +53,15 @@ template <int C, int H, int W> struct PooledGradients {
     }
 };
 
-// Loads Layout::ROWS pairs from `first` on, and the channels of a stage from `channel` on. An item is CHUNK_ELEMENTS channels of two
-// neighbouring windows. Each of THREADS threads has one item in registers.
-template <class Layout, class Operand, int THREADS, class Gradients> struct PooledGradientLoader {
-    static constexpr int ROW_PAIRS = 2 * PAIR_PITCH;       // pairs of a row of windows
-    static constexpr int ROW_ITEMS = (PAIR_PITCH + 1) / 2; // items of a row of windows and a group of channels
+// Loads Layout::ROWS pairs from `first` on, and the channels of a stage from `channel` on. An item is CHUNK_ELEMENTS channels of
+// WINDOWS neighbouring windows. Each of THREADS threads has one item in registers.
+template <class Layout, class Operand, int THREADS, int WINDOWS, class Gradients> struct PooledGradientLoader {
+    static constexpr int ROW_PAIRS = 2 * PAIR_PITCH; // pairs of a row of windows
+    static constexpr int ROW_ITEMS = (PAIR_PITCH + WINDOWS - 1) / WINDOWS; // items of a row of windows and a group of channels
     const Gradients &gradients;
     const int thread;
     int first, channel, item, group; // of the item
-    typename Gradients::TwoWindows windows;
+    typename Gradients::template Windows<WINDOWS> windows;
 
     // The first row of windows with these pairs, and the number of items of a group from there on.
     __device__ __forceinline__ int top() const { return first / ROW_PAIRS; }
@@ -74,7 +74,7 @@ template <class Layout, class Operand, int THREADS, class Gradients> struct Pool
     }
     __device__ __forceinline__ void read() {
         const int own = group < Layout::GROUPS ? channel + group * CHUNK_ELEMENTS : Gradients::CHANNELS; // beyond the last: zeros
-        gradients.read(windows, top() + item / ROW_ITEMS, item % ROW_ITEMS * 2, own);
+        gradients.read(windows, top() + item / ROW_ITEMS, item % ROW_ITEMS * WINDOWS, own);
     }
 
     __device__ __forceinline__ void start(int first_, int channel_) {
@@ -89,22 +89,21 @@ template <class Layout, class Operand, int THREADS, class Gradients> struct Pool
     template <class Store> __device__ __forceinline__ void finish(Store &&store) {
         #pragma unroll 1
         for (; group < Layout::GROUPS; advance(THREADS), read()) {
-            const int pair = (top() + item / ROW_ITEMS) * ROW_PAIRS + item % ROW_ITEMS * 2 - first;
-            const int count = PAIR_PITCH % 2 == 0 || item % ROW_ITEMS < ROW_ITEMS - 1 ? 2 : 1;
+            const int column = item % ROW_ITEMS * WINDOWS, pair = (top() + item / ROW_ITEMS) * ROW_PAIRS + column - first;
             #pragma unroll 1
-            for (int i = 0; i < count; i++) {
+            for (int i = 0; i < WINDOWS && column + i < PAIR_PITCH; i++) {
                 store_window(store, pair + i);
                 #pragma unroll
                 for (int j = 0; j < CHUNK_ELEMENTS; j++) {
-                    windows.g[j].lane[0] = windows.g[j].lane[1];
-                    windows.where[j].lane[0] = windows.where[j].lane[1];
+                    windows.g[j].lane[0] = windows.g[j].lane[WINDOWS - 1];
+                    windows.where[j].lane[0] = windows.where[j].lane[WINDOWS - 1];
                 }
             }
         }
     }
 
   private:
-    // The first of the two windows, whose upper row is `pair`.
+    // The first of the windows, whose upper row is `pair`.
     template <class Store> __device__ __forceinline__ void store_window(Store &&store, int pair) const {
         float g[CHUNK_ELEMENTS];
         // upper: mask of channels whose number is in the first row of the window

@@ -317,7 +317,7 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
                 }
             }
         } else {
-            PooledGradientLoader<GradientLayout, KMajorOperand, LOADERS, Gradients> loader = {gradients, (int)threadIdx.x - WARP};
+            PooledGradientLoader<GradientLayout, KMajorOperand, LOADERS, 2, Gradients> loader = {gradients, (int)threadIdx.x - WARP};
             const auto start = [&](int i) {
                 if (i < own * CHANNEL_BLOCKS)
                     loader.start(pair(i / CHANNEL_BLOCKS) - PAIRS_BACK, i % CHANNEL_BLOCKS * STAGE_CHANNELS);
@@ -333,7 +333,7 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
             }
         }
     } else {
-        warpgroup_reg_alloc<MMA_WARPGROUPS == 2 ? 184 : 120>();
+        warpgroup_reg_alloc<MMA_WARPGROUPS == 2 ? 184 : 112>();
         const int warpgroup = __shfl_sync(FULL_MASK, (threadIdx.x - PRODUCERS) / WARPGROUP, 0); // uniform in a warp
         for (int i = 0; i < own; i++) {
             SparseAccumulator sums;
