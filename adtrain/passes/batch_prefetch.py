@@ -41,18 +41,22 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     """Divide a fused Program so that each run prefetches for the next one, if that saves a launch.
 
     Equations can be prefetched if their arguments are known when a run has begun: inputs, or values for the next run
-    that depend on inputs only, such as a step counter. A Program without horizontal fusion is not divided. Neither is a
-    Program in which products would share other launches than before: other kernels would compute them, and all runs
-    must return the same bits.
+    that depend on inputs only, such as a step counter. A Program without horizontal fusion and without such copies of
+    weights is not divided. Neither is a Program in which products would share other launches than before: other kernels
+    would compute them, and all runs must return the same bits.
 
     In a Program with exchanges the launches that gather follow the last exchange. Kernels of products and sums before
     that exchange stay as they are.
     """
     undivided = PrefetchedRuns((), None, program)
     exchanges = [i for i, e in enumerate(program.equations) if exchanges_data(e)]
-    if not program.carries or not any(e.primitive is horizontal_p for e in program.equations):
+    if not program.carries:
         return undivided
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
+    updates = {v: e for e in program.equations if e.primitive is product_p for v in e.outputs}
+    copies = [] if exchanges else [e for e in program.equations if _copies_updated(e, next_value, updates)]
+    if not copies and not any(e.primitive is horizontal_p for e in program.equations):
+        return undivided
     known, results = {*program.inputs, *program.constants}, set(program.outputs)
     early = known | {v for e in _members(program.equations) if known.issuperset(e.inputs) for v in e.outputs}
 
@@ -67,8 +71,6 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
             if exchanges:  # a launch that depends on a prefetched value overlaps an exchange, too
                 known.update(e.outputs)
                 early.update(e.outputs)
-    updates = {v: e for e in program.equations if e.primitive is product_p for v in e.outputs}
-    copies = [] if exchanges else [e for e in program.equations if _copies_updated(e, next_value, updates)]
     if not prologue and not copies:
         return undivided
     fetching = {*prologue, *copies}

@@ -16,6 +16,8 @@
 constexpr int MMA_WARPGROUPS = CONSUMER_WARPGROUPS, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = PRODUCER_THREADS, LOADERS = PRODUCERS - 32;
 #include "conv/shifted_tiles.cuh"
 
+constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = THREADS == 384 ? 216 : THREADS == 512 ? 184 : 112;
+static_assert(registers_suffice(PRODUCERS, PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "warpgroup_reg_alloc");
 constexpr int LOW_PAIRS = STACKED ? 3 : KMajorOperand::TERMS == 3 ? LOW_ORDER_PAIRS : 0;
 typedef KMajorLayout<TILE + REACH, GROUPS> ImageLayout;
 typedef Bf16x3WeightLayout WeightLayout;
@@ -239,13 +241,13 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
     PipelineState<IMAGE_STAGES> image;
     PipelineState<WEIGHT_STAGES> weight;
     if (threadIdx.x < PRODUCERS) {
-        warpgroup_reg_dealloc<72>();
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x < WARP)
             load_weights(taken, tiles, epilogue, batch, pipeline, of_weights, scratch_layout.bf16_weights);
         else
             load_images(images, taken, tiles, pipeline, of_images);
     } else {
-        warpgroup_reg_alloc<PRODUCERS == 128 ? 216 : MMA_WARPGROUPS == 2 ? 184 : 112>();
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         const int warpgroup = consumer_warpgroup();
         for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + warpgroup * COLUMNS;

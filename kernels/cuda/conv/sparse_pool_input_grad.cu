@@ -26,6 +26,8 @@ constexpr int PAIRS_BACK = PH * PAIR_PITCH + (PW + ODD_PADDING) / 2;
 constexpr int PAIR_REACH = (KH - 1) * PAIR_PITCH + ROW_PAIRS - 1; // from its first to its last one
 constexpr int GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS, GRADIENT_STAGES = 2;
 constexpr int TERMS = KMajorOperand::TERMS;
+constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = MMA_WARPGROUPS == 2 ? 184 : 112;
+static_assert(registers_suffice(PRODUCERS, PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "warpgroup_reg_alloc");
 constexpr int FILTERS_OF_WORD = CHUNK_ELEMENTS / 2;
 typedef PooledGradients<IN_CHANNELS, IN_ROWS, IN_COLUMNS> Gradients;
 typedef KMajorLayout<(TILE + PAIR_REACH + 7) / 8 * 8, GROUPS> GradientLayout;
@@ -302,7 +304,7 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
     PipelineState<GRADIENT_STAGES> gradient;
     PipelineState<WEIGHT_STAGES> weight;
     if (threadIdx.x < PRODUCERS) {
-        warpgroup_reg_dealloc<72>();
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x < WARP) { // takes part in the pipeline of the gradient, so that it is not far ahead of it
             for (int i = 0; i < own; i++) {
                 for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, gradient.advance()) {
@@ -333,7 +335,7 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
             }
         }
     } else {
-        warpgroup_reg_alloc<MMA_WARPGROUPS == 2 ? 184 : 112>();
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         const int warpgroup = __shfl_sync(FULL_MASK, (threadIdx.x - PRODUCERS) / WARPGROUP, 0); // uniform in a warp
         for (int i = 0; i < own; i++) {
             SparseAccumulator sums;
