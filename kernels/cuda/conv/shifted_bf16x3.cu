@@ -3,9 +3,9 @@
 //
 // FALLBACK: computes only the outputs that conv/shifted_fp16x2.cu has marked. POOLING: the epilogue is 2 x 2 max pooling.
 //
-// Operands that are rounded have one term, in tf32 or bfloat16, and WGMMA sums all their products.
+// Rounded operands (MANTISSA) have one term, in tf32 or bfloat16, and WGMMA sums all their products.
 //
-// WGMMA truncates when it adds. So it sums the products of first terms, which are exact, over one tap only; float32 additions
+// In bf16x3 WGMMA truncates when it adds. So it sums the products of first terms, which are exact, over one tap only; float32 additions
 // sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
 //
 // STACKED, for at most 32 filters: half of the rows are first terms, the other half second terms of the same filters; then
@@ -13,14 +13,15 @@
 #ifndef FALLBACK
 #define FALLBACK 0
 #endif
-constexpr int MMA_WARPGROUPS = CONSUMER_WARPGROUPS, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = PRODUCER_THREADS, LOADERS = PRODUCERS - 32;
+constexpr int MMA_WARPGROUPS = CONSUMER_WARPGROUPS, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = PRODUCER_THREADS,
+    LOADERS = PRODUCERS - 32;
 #include "conv/shifted_tiles.cuh"
 
 constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = THREADS == 384 ? 216 : THREADS == 512 ? 184 : 112;
 static_assert(registers_suffice(PRODUCERS, PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "warpgroup_reg_alloc");
 constexpr int LOW_PAIRS = STACKED ? 3 : KMajorOperand::TERMS == 3 ? LOW_ORDER_PAIRS : 0;
 typedef KMajorLayout<TILE + REACH, GROUPS> ImageLayout;
-typedef Bf16x3WeightLayout WeightLayout;
+typedef KMajorWeightLayout WeightLayout;
 typedef ConvPipeline<PRODUCERS, FILTER_BLOCKS == 1 && WEIGHT_STAGES == CHANNEL_BLOCKS * TAPS> Pipelines;
 
 // The byte counts of shifted.py are large enough.
@@ -37,7 +38,7 @@ __device__ constexpr TermPair low_pair(int i) {
     return STACKED ? pairs[3 - LOW_PAIRS + i] : low_order_pair(i);
 }
 
-// Splits the weights into bf16x3, to scratch. For FALLBACK conv/pack_images.cu splits them.
+// Stores the weights as operands, in scratch. For FALLBACK conv/pack_images.cu stores them.
 KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const WeightReader weights = {w};
@@ -46,7 +47,7 @@ KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t ba
         const WeightChunk at(filter, i / FILTERS % WEIGHT_CHUNKS);
         float found[CHUNK_ELEMENTS];
         weights.read(found, filter, at.channel(), at.tap);
-        store_split(scratch, at, found);
+        store_weights(scratch, at, found);
     }
 }
 
@@ -243,7 +244,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
         if (threadIdx.x < WARP)
-            load_weights(taken, tiles, epilogue, batch, pipeline, of_weights, scratch_layout.bf16_weights);
+            load_weights(taken, tiles, epilogue, batch, pipeline, of_weights, scratch_layout.k_major_weights);
         else
             load_images(images, taken, tiles, pipeline, of_images);
     } else {

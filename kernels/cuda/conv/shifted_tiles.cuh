@@ -23,7 +23,7 @@ constexpr int CHANNEL_BLOCKS = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNE
 constexpr int SUMS = COLUMNS / 2, OUTPUTS = SUMS * FILTERS / MMA_ROWS; // of a thread: accumulators, and outputs that it writes
 constexpr int COMBINE_ELEMENTS = STACKED ? OUTPUTS * WARPGROUP : 0;         // of a warpgroup's buffer in combine_stacked()
 constexpr int CONSECUTIVE_TILES = TILES_PER_IMAGE > 0 ? TILES_PER_IMAGE : 1 << 30;      // tiles without a gap between them
-typedef KMajorLayout<MMA_ROWS, GROUPS, STACKED ? 2 : KMajorOperand::TERMS> Bf16x3WeightLayout;
+typedef KMajorLayout<MMA_ROWS, GROUPS, STACKED ? 2 : KMajorOperand::TERMS> KMajorWeightLayout;
 typedef CoreMatrixLayout<MMA_ROWS, GROUPS, FP16_TERMS> Fp16x2WeightLayout;
 
 // A chunk of 8 channels of a filter's weights. Stages are in the order of filter block, channel block and tap; within a stage
@@ -43,14 +43,14 @@ constexpr int WEIGHT_CHUNKS = CHANNEL_BLOCKS * TAPS * GROUPS; // of a filter
 
 // Stores eight channels of a filter as an operand. STACKED: the first two terms of a filter are two rows of the first block of
 // rows; the third term and zeros are two rows of the second.
-__device__ __forceinline__ void store_split(char *weights, const WeightChunk &at, const float (&x)[CHUNK_ELEMENTS]) {
+__device__ __forceinline__ void store_weights(char *weights, const WeightChunk &at, const float (&x)[CHUNK_ELEMENTS]) {
     Chunk chunks[KMajorOperand::CHUNKS];
     KMajorOperand::split(chunks, x);
-    char *to = weights + at.stage() * Bf16x3WeightLayout::SIZE;
+    char *to = weights + at.stage() * KMajorWeightLayout::SIZE;
     #pragma unroll
     for (int i = 0; i < KMajorOperand::CHUNKS + STACKED; i++) {
         const int chunk = STACKED ? i / 2 : i, row = STACKED ? at.row + i % 2 * FILTERS : at.row;
-        *(Chunk *)(to + Bf16x3WeightLayout::chunk(chunk, at.group, row)) = i < KMajorOperand::CHUNKS ? chunks[i] : Chunk{};
+        *(Chunk *)(to + KMajorWeightLayout::chunk(chunk, at.group, row)) = i < KMajorOperand::CHUNKS ? chunks[i] : Chunk{};
     }
 }
 
@@ -70,16 +70,16 @@ struct Tiles {
 
 constexpr int FALLBACK_POSITIONS = 144; // fp16x2 falls back to bf16x3 in units of so many positions
 
-// Scratch of a convolution: weights in bf16x3, and for fp16x2 also weights in fp16x2, statistics of filters, and marks of units
+// Scratch of a convolution: weights as K-major operands, and for fp16x2 also weights in fp16x2, statistics of filters, and marks of units
 // that fall back.
 struct ConvScratch {
-    char *bf16_weights, *fp16_weights;
+    char *k_major_weights, *fp16_weights;
     Statistics *filters;
     int *marks; // for each FALLBACK_POSITIONS positions and FILTERS filters
 
-    __device__ explicit ConvScratch(char *scratch) : bf16_weights(scratch) {
+    __device__ explicit ConvScratch(char *scratch) : k_major_weights(scratch) {
         constexpr int64_t STAGES = (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS;
-        fp16_weights = bf16_weights + STAGES * Bf16x3WeightLayout::SIZE;
+        fp16_weights = k_major_weights + STAGES * KMajorWeightLayout::SIZE;
         filters = (Statistics *)(fp16_weights + STAGES * Fp16x2WeightLayout::SIZE);
         marks = (int *)(filters + FILTER_BLOCKS * FILTERS);
     }

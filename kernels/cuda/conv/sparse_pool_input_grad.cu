@@ -6,10 +6,10 @@
 // of the window and each e from 0 to KW / 2 has a matrix of weights, with 2 k per filter and 2 columns per channel. Its
 // elements are 0 where there is no such tap.
 //
-// Operands that are rounded have one term, in tf32 or bfloat16. Others are bf16x3. WGMMA sums the products of first terms over one matrix, as in conv/shifted_bf16x3.cu. One WGMMA
-// multiplies by two neighbouring terms of the weights, so the low-order products have two accumulators: products with second
-// terms, and smaller ones. The products of third terms of the gradient use the accumulator of the first terms, and are added
-// to the smaller ones.
+// Rounded operands (MANTISSA) have one term, in tf32 or bfloat16, and WGMMA sums all their products. Others are bf16x3. Of these
+// WGMMA sums the products of first terms over one matrix, as in conv/shifted_bf16x3.cu. One WGMMA multiplies by two neighbouring
+// terms of the weights, so the low-order products have two accumulators: products with second terms, and smaller ones. The
+// products of third terms of the gradient use the accumulator of the first terms, and are added to the smaller ones.
 #include "conv/sparse_pool.cuh"
 #include "conv/shifted_pipeline.cuh"
 

@@ -11,6 +11,7 @@
 #include "conv/sparse_pool.cuh"
 
 constexpr int STEP = 32; // positions of one instruction
+constexpr int IDLE_LOADERS = PRODUCERS - (ImageLayout::ROWS + WARP - 1) / WARP * WARP; // the last threads load no images
 typedef CoreMatrixLayout<STAGE_POSITIONS / 2, FILTERS / CHUNK_ELEMENTS, BF16X3_TERMS> GradientLayout;
 typedef PooledGradients<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
@@ -167,7 +168,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
         warpgroup_reg_dealloc<GRADIENT_WINDOWS == 1 ? 56 : 72>();
         T *staging = (T *)(shared + STAGES * STAGE);
         PooledGradientLoader<GradientLayout, Bf16x3Operand, PRODUCERS, GRADIENT_WINDOWS, Gradients> loader = {gradients,
-            (int)threadIdx.x};
+            (int)(threadIdx.x + IDLE_LOADERS) % PRODUCERS}; // those are the first that load more than one item
         const auto start_images = [&](int i) {
             if (i < split.end)
                 images.start_load<ImageLayout, PRODUCERS>(staging, threadIdx.x, split.position(i) - REACH_BACK,
