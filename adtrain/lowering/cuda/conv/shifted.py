@@ -12,12 +12,12 @@ from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 
 FILE = "conv/shifted_bf16x3.cu"
 BF16X3_TERMS, CHUNK_ELEMENTS, WARPGROUP = 3, 8, 128
-"""bfloat16 terms of a float32; channels of a chunk, the unit of the layouts in shared memory; threads of a warpgroup."""
+"""bfloat16 terms of a float32; channels of a chunk, the unit of layouts in shared memory; threads of a warpgroup."""
 FILTERS, MAX_COLUMNS, MIN_COLUMNS, COLUMN_STEP = 64, 128, 64, 8
 """Rows of a tile; maximum, minimum and granularity of the positions of a warpgroup."""
 PRODUCERS, FULL_PRODUCERS, CONSUMERS, FULL_CONSUMERS = 256, 128, int(__import__("os").environ.get("HALF_WG", 3)), 2
-"""Threads of a block that load, for rounded operands and for others, whose products take more time and registers; warpgroups
-that multiply, for both."""
+"""Threads of a block that load, for rounded operands and for others, whose products take more time and registers;
+warpgroups that multiply, for both."""
 IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 8
 """Stages in shared memory: of images, and of weights."""
 STAGE_CHANNELS = 32, 16

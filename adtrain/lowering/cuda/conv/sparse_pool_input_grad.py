@@ -23,7 +23,8 @@ from adtrain.lowering.cuda.conv.shifted import (
 
 FILE = "conv/sparse_pool_input_grad.cu"
 ROWS, OUT_CHANNELS, STAGE_CHANNELS = 64, 32, (32, 16)
-"""Pairs of positions of a warpgroup; channels of the input gradient of a tile; filters of a stage, the faster choice first."""
+"""Pairs of positions of a warpgroup; channels of the input gradient of a tile; filters of a stage, the preferred number
+first."""
 PRODUCERS, CONSUMERS, FULL_CONSUMERS = 256, int(__import__("os").environ.get("HALF_WG_DX", 3)), 2
 """Threads of a block that load; warpgroups that multiply, for rounded operands and for others."""
 PRODUCT_CYCLES, NARROW_PRODUCT_CYCLES = 1420, 1600
