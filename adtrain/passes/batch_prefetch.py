@@ -98,9 +98,7 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     return PrefetchedRuns((*prologue, *copies), steady, replace(program, inputs=inputs, equations=tuple(rest)))
 
 
-def _copies_updated(
-    e: Equation, next_value: Mapping[Variable, Variable], updates: Mapping[Variable, Equation]
-) -> bool:
+def _copies_updated(e: Equation, next_value: Mapping[Variable, Variable], updates: Mapping[Variable, Equation]) -> bool:
     """Whether it is the bfloat16 copy of a weight that the epilogue of a product updates."""
     return e.primitive.name == "to_bfloat16" and next_value.get(e.inputs[0]) in updates
 
