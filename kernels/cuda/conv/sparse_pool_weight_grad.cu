@@ -165,9 +165,9 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
     __syncthreads();
     PipelineState<STAGES> state;
     if (threadIdx.x < PRODUCERS) {
-        warpgroup_reg_dealloc<GRADIENT_WINDOWS == 1 ? 56 : 72>();
+        warpgroup_reg_dealloc<56>();
         T *staging = (T *)(shared + STAGES * STAGE);
-        PooledGradientLoader<GradientLayout, Bf16x3Operand, PRODUCERS, GRADIENT_WINDOWS, Gradients> loader = {gradients,
+        PooledGradientLoader<GradientLayout, Bf16x3Operand, PRODUCERS, 1, false, Gradients> loader = {gradients,
             (int)(threadIdx.x + IDLE_LOADERS) % PRODUCERS}; // those are the first that load more than one item
         const auto start_images = [&](int i) {
             if (i < split.end)
@@ -191,7 +191,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
             start_gradients(i + 1);
         }
     } else {
-        warpgroup_reg_alloc<GRADIENT_WINDOWS == 1 ? 120 : 112>();
+        warpgroup_reg_alloc<120>();
         const int row = __shfl_sync(FULL_MASK, threadIdx.x / WARPGROUP - PRODUCERS / WARPGROUP, 0); // uniform in a warp
         WeightAndBiasSums sums = {};
         for (int i = split.begin; i < split.end; i++, state.advance()) {

@@ -12,11 +12,8 @@ typedef Vector<uint32_t, 4> Chunk;
 // A product of term a of A and term b of B. Six of the nine add up to a float32 product, with an error below 2^-24 of it: {0, 0}
 // and the low-order pairs, the smallest first. Operands that are rounded (MANTISSA) have fewer terms.
 struct TermPair { int a, b; };
-#ifndef HALF_PAIRS
-#define HALF_PAIRS 3
-#endif
 constexpr int TERMS_USED = MANTISSA > 15 ? 3 : MANTISSA > 7 ? 2 : 1;
-constexpr int LOW_ORDER_PAIRS = TERMS_USED == 3 ? 5 : TERMS_USED == 2 ? HALF_PAIRS : 0;
+constexpr int LOW_ORDER_PAIRS = TERMS_USED == 3 ? 5 : TERMS_USED == 2 ? 3 : 0;
 __device__ constexpr TermPair low_order_pair(int i) {
     constexpr TermPair pairs[] = {{0, 2}, {2, 0}, {1, 1}, {0, 1}, {1, 0}};
     return pairs[5 - LOW_ORDER_PAIRS + i];

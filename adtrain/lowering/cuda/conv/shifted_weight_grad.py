@@ -139,8 +139,6 @@ class ShiftedWeightGrad:
             "SPLIT": int(in_scratch),
             "FALLBACK": int(fallback),
             "BIAS": int(self.bias),
-            "HALF_PAIRS": int(__import__("os").environ.get("HALF_PAIRS", 3)),
-            "GRADIENT_WINDOWS": int(__import__("os").environ.get("HALF_W", 1)),
             "SUM_SHARES": shares,
             "SHARED_BYTES": self._shared(self.stage),
         }

@@ -25,11 +25,11 @@ FILE = "conv/sparse_pool_input_grad.cu"
 ROWS, OUT_CHANNELS, STAGE_CHANNELS = 64, 32, (32, 16)
 """Pairs of positions of a warpgroup; channels of the input gradient of a tile; filters of a stage, the preferred number
 first."""
-PRODUCERS, CONSUMERS, FULL_CONSUMERS = 256, int(__import__("os").environ.get("HALF_WG_DX", 3)), 2
+PRODUCERS, CONSUMERS, FULL_CONSUMERS = 256, 3, 2
 """Threads of a block that load; warpgroups that multiply, for rounded operands and for others."""
 PRODUCT_CYCLES, NARROW_PRODUCT_CYCLES = 1420, 1600
 """Cycles of a tile's products with the weights of a stage, measured; the same if outputs are written one by one."""
-OPERAND_SHARE = {6: 1.0, 4: 0.6, 2: 0.5}
+OPERAND_SHARE = {6: 1.0, 4: 1.0, 2: 0.8}
 """Factor of these cycles by the bytes of an element, measured."""
 
 
