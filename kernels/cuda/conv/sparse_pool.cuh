@@ -54,16 +54,14 @@ template <int C, int H, int W> struct PooledGradients {
 };
 
 // Loads Layout::ROWS pairs from `first` on, and the channels of a stage from `channel` on. An item is CHUNK_ELEMENTS channels of
-// WINDOWS neighbouring windows. Each of THREADS threads has one item in registers; AHEAD: it loads the next one before it stores
-// the previous one, which takes registers for another item.
-template <class Layout, class Operand, int THREADS, int WINDOWS, bool AHEAD, class Gradients> struct PooledGradientLoader {
-    typedef typename Gradients::template Windows<WINDOWS> Windows;
+// WINDOWS neighbouring windows. Each of THREADS threads has one item in registers.
+template <class Layout, class Operand, int THREADS, int WINDOWS, class Gradients> struct PooledGradientLoader {
     static constexpr int ROW_PAIRS = 2 * PAIR_PITCH; // pairs of a row of windows
     static constexpr int ROW_ITEMS = (PAIR_PITCH + WINDOWS - 1) / WINDOWS; // items of a row of windows and a group of channels
     const Gradients &gradients;
     const int thread;
     int first, channel, item, group; // of the item
-    Windows windows;
+    typename Gradients::template Windows<WINDOWS> windows;
 
     // The first row of windows with these pairs, and the number of items of a group from there on.
     __device__ __forceinline__ int top() const { return first / ROW_PAIRS; }
@@ -90,29 +88,23 @@ template <class Layout, class Operand, int THREADS, int WINDOWS, bool AHEAD, cla
     // in the pair.
     template <class Store> __device__ __forceinline__ void finish(Store &&store) {
         #pragma unroll 1
-        while (group < Layout::GROUPS) {
+        for (; group < Layout::GROUPS; advance(THREADS), read()) {
             const int column = item % ROW_ITEMS * WINDOWS, pair = (top() + item / ROW_ITEMS) * ROW_PAIRS + column - first;
-            const int own_group = group;
-            Windows current = windows;
-            advance(THREADS);
-            if (AHEAD) read();
             #pragma unroll 1
             for (int i = 0; i < WINDOWS && column + i < PAIR_PITCH; i++) {
-                store_window(store, current, own_group, pair + i);
+                store_window(store, pair + i);
                 #pragma unroll
                 for (int j = 0; j < CHUNK_ELEMENTS; j++) {
-                    current.g[j].lane[0] = current.g[j].lane[WINDOWS - 1];
-                    current.where[j].lane[0] = current.where[j].lane[WINDOWS - 1];
+                    windows.g[j].lane[0] = windows.g[j].lane[WINDOWS - 1];
+                    windows.where[j].lane[0] = windows.where[j].lane[WINDOWS - 1];
                 }
             }
-            if (!AHEAD) read();
         }
     }
 
   private:
-    // The first of `windows`, whose upper row is `pair`.
-    template <class Store> static __device__ __forceinline__ void store_window(
-        Store &&store, const Windows &windows, int group, int pair) {
+    // The first of the windows, whose upper row is `pair`.
+    template <class Store> __device__ __forceinline__ void store_window(Store &&store, int pair) const {
         float g[CHUNK_ELEMENTS];
         // upper: mask of channels whose number is in the first row of the window
         constexpr int WORDS = 4 * Operand::TERM_CHUNKS, IN_WORD = CHUNK_ELEMENTS / WORDS; // of eight channels; channels of a word

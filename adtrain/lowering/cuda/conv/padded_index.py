@@ -14,7 +14,7 @@ CAPABILITY = (9, 0)
 """The compute capability whose instructions (wgmma) the kernels need."""
 MAX_ELEMENTS = 1 << 31
 """Maximum of elements of an array, for 32-bit offsets."""
-MAX_OVERRUN = 320
+MAX_OVERRUN = 384
 """Maximum of positions that a tile may read before the first position and after the last."""
 
 

@@ -13,10 +13,11 @@ from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 FILE = "conv/shifted_bf16x3.cu"
 BF16X3_TERMS, CHUNK_ELEMENTS, WARPGROUP = 3, 8, 128
 """bfloat16 terms of a float32; channels of a chunk, the unit of layouts in shared memory; threads of a warpgroup."""
-FILTERS, CONSUMERS, MAX_COLUMNS, MIN_COLUMNS, COLUMN_STEP = 64, 2, 128, 64, 8
-"""Rows of a tile; warpgroups that multiply; maximum, minimum and granularity of the positions of each."""
-PRODUCERS, FULL_PRODUCERS = 256, 128
-"""Threads of a block that load, for rounded operands and for others, whose products take more time and registers."""
+FILTERS, MAX_COLUMNS, MIN_COLUMNS, COLUMN_STEP = 64, 128, 64, 8
+"""Rows of a tile; maximum, minimum and granularity of the positions of a warpgroup."""
+PRODUCERS, FULL_PRODUCERS, CONSUMERS, FULL_CONSUMERS = 256, 128, 3, 2
+"""Threads of a block that load, for rounded operands and for others, whose products take more time and registers;
+warpgroups that multiply, for both."""
 IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 8
 """Stages in shared memory: of images, and of weights."""
 STAGE_CHANNELS = 32, 16
@@ -29,9 +30,9 @@ MAX_FILTER_BLOCKS = 128
 """Maximum of tiles of the same positions, so that the statistics of their filters fit into shared memory."""
 PRODUCTS = {3: 6, 2: 5.25, 1: 4.5}
 """The time of a weight gradient's products by number of terms, in units of one of the six bf16x3 products, measured."""
-STACKED_PRODUCTS, K_MAJOR_PRODUCTS = 4, {6: 6, 4: 2, 2: 1}
-"""The time of the products of a convolution in the same units: of bf16x3 if stacked, and by bytes of an element. A product
-in tf32 takes twice as long as one in bfloat16."""
+STACKED_PRODUCTS, K_MAJOR_PRODUCTS = 4, {6: 6, 4: 2.5, 2: 1.5}
+"""The time of the products of a convolution in the same units: in bf16x3 if stacked, and by bytes of an element. That of
+rounded operands is an estimate: of two products in tf32, one in bfloat16, and the wait after each filter tap."""
 PRODUCT_CYCLES, COLUMN_CYCLES, PRODUCT_K = 14.4, 0.451, 16
 """Cycles of one wgmma of PRODUCT_K, and of each of its columns, measured."""
 GATHERED = 1.2
@@ -116,13 +117,13 @@ class ShiftedConv:
                     yield wide._tiled_by_image(columns, self.index.problem.outputs[2] // 2 * 2)
 
     def _tiled_by_image(self, columns: int, rows: int) -> ShiftedConv:
-        index, tiles = self.index.tiled_by_image(CONSUMERS * columns, rows)
+        index, tiles = self.index.tiled_by_image(self._consumers * columns, rows)
         return replace(self, index=index, columns=columns, image_tiles=tiles)
 
     @property
     def tile(self) -> int:
         """Positions of a tile."""
-        return CONSUMERS * self.columns
+        return self._consumers * self.columns
 
     @property
     def _weight_element_bytes(self) -> int:
@@ -144,9 +145,19 @@ class ShiftedConv:
         return weight_stages(free // self._weight_stage_bytes(channels), of_all)
 
     @property
+    def _rounded(self) -> bool:
+        """Whether operands have one term."""
+        return self.index.k_major_bytes < 2 * BF16X3_TERMS
+
+    @property
     def _producers(self) -> int:
         """Threads of a block that load."""
-        return FULL_PRODUCERS if self.index.bf16_terms == BF16X3_TERMS else PRODUCERS
+        return PRODUCERS if self._rounded else FULL_PRODUCERS
+
+    @property
+    def _consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return CONSUMERS if self._rounded else FULL_CONSUMERS
 
     @property
     def channels(self) -> int:
@@ -190,7 +201,7 @@ class ShiftedConv:
         waves = -(-self.tiles // self.target.multiprocessors)
         k = self.index.problem.taps * self.channels
         products = STACKED_PRODUCTS if self.stacked else K_MAJOR_PRODUCTS[self.index.k_major_bytes]
-        multiplied = k / PRODUCT_K * products * CONSUMERS * (PRODUCT_CYCLES + COLUMN_CYCLES * self.columns)
+        multiplied = k / PRODUCT_K * products * self._consumers * (PRODUCT_CYCLES + COLUMN_CYCLES * self.columns)
         gathered = (self.tile + self.index.reach) * self.channels / GATHERED
         return START + waves * (EPILOGUE_CYCLES * self.tile + self.channel_blocks * max(multiplied, gathered))
 
@@ -217,6 +228,7 @@ class ShiftedConv:
             "POOLING": int(self.pooled),
             "SHARED_BYTES": self.shared,
             "PRODUCER_THREADS": self._producers,
+            "CONSUMER_WARPGROUPS": self._consumers,
             "WEIGHT_BYTES": self.weight_bytes,
             **({"FALLBACK": 1} if fallback else {}),
         }
@@ -226,7 +238,7 @@ class ShiftedConv:
             self.index.problem.images[:1],
             (self.index.problem.dtype,),
             blocks=min(self.tiles, self.target.multiprocessors),
-            threads=self._producers + CONSUMERS * WARPGROUP,
+            threads=self._producers + self._consumers * WARPGROUP,
             shared=self.shared,
             definitions=macros,
         )

@@ -30,7 +30,7 @@ PRODUCERS, CONSUMERS, FULL_CONSUMERS = 256, 3, 2
 PRODUCT_CYCLES, NARROW_PRODUCT_CYCLES = 1420, 1600
 """Cycles of a tile's products with the weights of a stage, measured; the same if outputs are written one by one."""
 OPERAND_SHARE = {6: 1.0, 4: 1.0, 2: 0.8}
-"""Factor of these cycles by the bytes of an element, measured."""
+"""Factor of these cycles by the bytes of an element, measured; tiles of rounded operands are larger."""
 
 
 @dataclass(frozen=True)
