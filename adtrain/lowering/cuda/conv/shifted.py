@@ -31,8 +31,8 @@ MAX_FILTER_BLOCKS = 128
 PRODUCTS = {3: 6, 2: 5.25, 1: 4.5}
 """The time of a weight gradient's products by number of terms, in units of one of the six bf16x3 products, measured."""
 STACKED_PRODUCTS, K_MAJOR_PRODUCTS = 4, {6: 6, 4: 2.5, 2: 1.5}
-"""The time of the products of a convolution in the same units: in bf16x3 if stacked, and by bytes of an element. That of
-rounded operands is an estimate: of two products in tf32, one in bfloat16, and the wait after each filter tap."""
+"""The time of a convolution's products in the same units: in bf16x3 if stacked, and by bytes of an element. For rounded
+operands it is an estimate: of two products in tf32, one in bfloat16, and the wait after each filter tap."""
 PRODUCT_CYCLES, COLUMN_CYCLES, PRODUCT_K = 14.4, 0.451, 16
 """Cycles of one wgmma of PRODUCT_K, and of each of its columns, measured."""
 GATHERED = 1.2
