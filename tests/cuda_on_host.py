@@ -139,8 +139,10 @@ class Host:
         """A function that runs the kernel with arguments from arrays."""
         found = re.search(rf"KERNEL[^{{;]*?\b{task.name}\(([^{{]*?)\)\s*\{{", task.source.text)
         assert found is not None, task.name
-        absent = "|".join(name for name in re.findall(r"-D(\w+)=0", " ".join(task.source.options)))
-        present = re.sub(rf"#if ({absent})\n.*?#endif", "", found.group(1), flags=re.DOTALL)
+        macros = re.findall(r"-D(\w+)=([01])\b", " ".join(task.source.options))
+        false = {name if value == "0" else f"!{name}" for name, value in macros}
+        conditional = re.compile(r"#if ([^\n]*)\n(.*?)#endif", re.DOTALL)
+        present = conditional.sub(lambda part: "" if false & {*part[1].split(" && ")} else part[2], found.group(1))
         text = re.sub(r"#\w.*", "", present)
         parameters = [p.strip() for p in text.split(",") if p.strip()]
         args, pointers, numbers = [], 0, 0

@@ -138,6 +138,9 @@ MEDIUM: Mapping[str, Large] = {
     "gru over the grid": Large(
         lambda *xs: ops.gru(*xs)[0], [Shaped(9, 3, 4), Shaped(3 * 128, 4), Shaped(3 * 128, 128)]
     ),
+    "lstm over the grid": Large(
+        lambda *xs: ops.lstm(*xs)[0], [Shaped(5, 2, 4), Shaped(4 * 384, 4), Shaped(4 * 384, 384)]
+    ),
     "embedding": Large(ops.embedding, [Shaped(512, dtype="int64"), Shaped(4, 4)]),
     "take along columns": Large(lambda x, i: ops.take(x, i, 1), [Shaped(140, 64), Shaped(512, dtype="int64")]),
     "self-attention of short sequences": Large(lambda x: ops.self_attention(x, 2), [Shaped(16, 8, 96)]),

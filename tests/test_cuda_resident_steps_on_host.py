@@ -12,13 +12,17 @@ from npz_files import parts, write_npz
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
 
 from adtrain import config, passes
+from adtrain.backends.cuda.codegen.resident_forms import fused
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
 from adtrain.core.fused import members
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import Target
+from adtrain.passes.cluster_shards import ClusterShards, cluster_shards
+from adtrain.passes.resident_layer import THREADS, resident_layer
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
@@ -114,6 +118,9 @@ def by_member(host: Host) -> Host:
         (("optimizer={adam: {lr: 0.001}}",), "shared"),
         (("model.layers=[{linear: 64}, tanh, {linear: 32}, relu, {linear: 10}]", "data.batch_size=32"), "own"),
         (("data.normalize=false",), "own"),
+        (("model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32"), "own"),
+        # The partial sums of the second layer do not fit in shared memory.
+        (("model.layers=[{linear: 64}, relu, {linear: 128}, relu, {linear: 10}]", "data.batch_size=64"), "own"),
     ],
 )
 def test_steps_in_one_launch_match_numpy(settings: tuple[str, ...], order: str, by_member: Host) -> None:
@@ -122,13 +129,47 @@ def test_steps_in_one_launch_match_numpy(settings: tuple[str, ...], order: str, 
     assert_near(launched(by_member, program, known, 3), by_numpy(program, known, 3), 3 * TOLERANCE)
 
 
+def shards_of(blocks: int, *settings: str) -> ClusterShards:
+    (member,) = only(step_program(1, *settings)).params["body"].equations
+    layer = resident_layer(member.params["body"])
+    assert layer is not None
+    shards = cluster_shards(member.params["body"], layer, blocks)
+    assert shards is not None
+    return shards
+
+
+def test_blocks_exchange_only_the_sums_over_their_units() -> None:
+    shards = shards_of(2, "model.layers=[{linear: 64}, relu, {linear: 48}, relu, {linear: 10}]")
+    assert not shards.gathered
+    assert [[v.type.shape for v in (partial, *of_blocks)] for partial, of_blocks in shards.partial.items()] == [
+        [(16, 48)] * 3
+    ]
+    assert len(shards.segments) == 2
+    held = {part.type.shape for part in shards.of_block.values()}
+    assert {(16, 32), (32,), (48, 32)} <= held
+
+
+def test_blocks_exchange_the_outputs_of_the_layer_where_another_operation_needs_all_units() -> None:
+    shards = shards_of(2, "model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32")
+    assert shards.gathered
+    assert (shards.axes, shards.partial, len(shards.segments)) == ({}, {}, 2)
+
+
+def test_the_loss_and_its_gradient_are_rows_without_barriers_between_them() -> None:
+    shards = shards_of(2, "model.layers=[{linear: 64}, relu, {linear: 10}]", "data.batch_size=64")
+    last = fused(shards.segments[-1], THREADS)
+    arrays = [e for e in last.equations if not e.has(Trait.RESHAPE) and max(v.size for v in e.outputs) > 1]
+    assert [e.primitive.name for e in arrays] == ["row_fused", "product"]
+    assert {"take", "log_softmax", "argmax", "exp"} <= {*members(arrays[0])}
+
+
 def test_a_cluster_has_a_warp_for_each_k_step_of_the_gradient(by_member: Host, tmp_path: Path) -> None:
-    """A block could hold the layer of these small images, but has too few warps for 3 K steps of 8 tiles."""
+    """Two blocks could hold the layer of these small images, but have too few warps for 3 K steps of 4 tiles."""
     images = np.random.default_rng(0).integers(0, 256, (96, 16, 16)).astype(np.uint8)
     path = write_npz(tmp_path / "small.npz", parts(images))
     layers = "model={input: [256], layers: [{linear: 128}, relu, {linear: 2}]}"
     program = step_program(1, f"data={{path: {path}, batch_size: 48}}", layers, "optimizer={sgd: {lr: 0.1}}")
-    assert launch_of(only(program)).size.blocks == (2, 1, 1)
+    assert launch_of(only(program)).size.blocks == (4, 1, 1)
     known = arguments_of(program)
     for v in program.inputs:
         if v.type.dtype == np.int64 and v.type.shape:

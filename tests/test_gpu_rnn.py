@@ -19,6 +19,7 @@ from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.grid_recurrent import CAPABILITY, GridDivision, grid_kernel
 from adtrain.lowering.cuda.recurrent import Division, divisions, kernel
 from adtrain.lowering.shapes import recurrent_lengths
 from adtrain.passes import ALL
@@ -90,6 +91,19 @@ def test_every_kind_of_division_is_right(gpu: Any, cell: str, gradient: bool) ->
     for division in samples(list(found), 4):
         candidate = kernel(cell, division, given, False)
         wrong += problem(gpu, name, candidate, given, expected, False)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
+@pytest.mark.parametrize("sizes", [(300, 5, 512), (129, 3, 128)])
+def test_the_gradient_with_that_of_the_weight_is_right(gpu: Any, cell: str, sizes: tuple[int, int, int]) -> None:
+    name, target = f"{cell}_weight_grad", gpu.lowering.target
+    if target.capability != CAPABILITY:
+        pytest.skip("the kernel needs WGMMA")
+    given = [x.astype(np.float32) for x in arguments(cell, *sizes, gradient=True, reverse=True)]
+    division = GridDivision(cell, recurrent_lengths(*given), gradient=True, weight_grad=True)
+    candidate = grid_kernel(division, target, given, True)
+    wrong = problem(gpu, name, candidate, given, reference(name, given, True), True)
     assert not wrong, "\n".join(wrong)
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from npz_files import parts, write_npz
 from sweep_runs import SGD, bytes_of, groups, run
 from training_runs import load
 
 from adtrain import config, training
 from adtrain.core import tree
-from adtrain.sweeps.members import Group, Member
+from adtrain.sweeps.members import Group, Member, groups_of, members_of
 from adtrain.sweeps.session import prepared
 from adtrain.sweeps.wave import Programs, WaveState, WaveTraining
 
@@ -35,6 +36,36 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_others(tmp_path: Path, order
     expected = bytes_of(trained(group, [members[7]]), 7)
     for chosen in ([members[i] for i in (9, 7, 2)], members, members[::-1], [*members, *members * 9][:199]):
         assert bytes_of(trained(group, chosen), 7) == expected
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        "[{linear: 128}, relu, {linear: 10}]",
+        "[{linear: 128}, tanh, {linear: 64}, relu, {linear: 10}]",
+        "[{linear: 64}, layer_norm, relu, {linear: 10}]",
+        "[{linear: 16}, relu, {linear: 10}]",
+    ],
+    ids=["four_blocks", "two_hidden_layers", "layer_norm", "one_block"],
+)
+def test_a_member_whose_first_layer_stays_on_chip(tmp_path: Path, layers: str) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (640, 28, 28)).astype(np.uint8)
+    path = write_npz(tmp_path / "images.npz", parts(images))
+    settings = [
+        f"data={{path: {path}, batch_size: 64}}",
+        f"model={{input: [784], layers: {layers}}}",
+        "optimizer={sgd: {lr: 0.03, momentum: 0.9}}",
+        "training.epochs=1",
+        "sweep={order: own, training.seed: {range: 40}}",
+    ]
+    cfg = config.load("mlp-small", settings)
+    (group,) = groups_of(cfg, members_of(cfg))
+    members = list(group.members)
+    alone = trained(group, [members[7]])
+    assert bytes_of(trained(group, members), 7) == bytes_of(alone, 7)
+    expected = trained(group, [members[7]], "cpu")
+    for x, y in zip(tree.leaves(alone.state), tree.leaves(expected.state), strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,33 @@ def test_a_shared_launch_does_not_exceed_the_limit_of_arguments() -> None:
     program = stage(f, ON_GPU).program([np.ones((4, 5)) for _ in range(600)])
     assert len(program.equations) == 3
     assert all(len(e.inputs) + len(e.outputs) <= MAX_POINTERS for e in program.equations)
+
+
+def lstm_gradients(precision: str, of: int, *xs: Any) -> Any:
+    """Those of the first arguments."""
+
+    def loss(*xs: Any) -> Any:
+        return ops.sum(ops.sin(ops.lstm(*xs)[0]))
+
+    return ops.matmul_precision(precision)(ad.grad(loss, range(of)))(*xs)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "precision", "of"), [(384, "full", 5), (384, "full", 3), (384, "tf32", 5), (128, "full", 5)]
+)
+def test_a_large_recurrent_gradient_computes_those_of_weight_and_biases(hidden: int, precision: str, of: int) -> None:
+    """In float32. The kernel does not round operands; small networks are faster in clusters."""
+    rng = np.random.default_rng(0)
+    shapes = (3, 2, 5), (4 * hidden, 5), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)
+    arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]
+    traced = stage(partial(lstm_gradients, precision, of), passes.SIMPLIFY).program(*map(ad.array, arrays))
+    fused = passes.fuse_recurrent_gradients(traced, H200)
+    joined = (hidden, precision) == (384, "full")
+    assert [name for name in names(fused) if "_grad" in name] == ["lstm_weight_grad" if joined else "lstm_grad"]
+    assert names(traced).count("matmul") - names(fused).count("matmul") == joined
+    assert names(traced).count("sum") - names(fused).count("sum") == (joined and of > 3)
+    for found, expected in zip(evaluated(fused, arrays), evaluated(traced, arrays), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def precisions(*overrides: str) -> dict[str, set[str]]:

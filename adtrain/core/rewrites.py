@@ -11,3 +11,8 @@ output. In its place the variant takes the gradient of the max pooling that foll
 WITH_BIAS_GRADIENT: dict[Primitive, tuple[int, Primitive]] = {}
 """A gradient of a convolution -> (position, variant). The variant also returns the sum of that argument for each
 channel: the gradient of the bias."""
+
+WITH_WEIGHT_GRADIENTS: dict[Primitive, tuple[int, Primitive]] = {}
+"""The gradient of a recurrent primitive -> (n, variant), where n is the number of biases. In place of output n the
+variant returns its product with output n - 1, which is transposed: the gradient of weight_hh. In place of the next n
+outputs it returns their sums over the batch: the gradients of the biases."""

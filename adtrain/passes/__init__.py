@@ -33,6 +33,7 @@ from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_one_block import fuse_one_block
 from adtrain.passes.fuse_pooling import fuse_pooling
 from adtrain.passes.fuse_products import fuse_products
+from adtrain.passes.fuse_recurrent_gradients import fuse_recurrent_gradients
 from adtrain.passes.fuse_resident_steps import fuse_resident_steps
 from adtrain.passes.fuse_row_products import fuse_row_products
 from adtrain.passes.fuse_rows import fuse_rows
@@ -91,6 +92,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         flatten_rows,
         partial(choose_precision, target=target),
         partial(store_bfloat16, target=target),
+        partial(fuse_recurrent_gradients, target=target),
         fuse_map_reduce,
         remove_dead_code,
         partial(fuse_bias_gradients, target=target),
@@ -199,6 +201,7 @@ __all__ = [
     "fuse_one_block",
     "fuse_pooling",
     "fuse_products",
+    "fuse_recurrent_gradients",
     "fuse_resident_steps",
     "fuse_row_products",
     "fuse_rows",

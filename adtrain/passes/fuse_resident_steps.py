@@ -1,8 +1,8 @@
 """Fuse all launches of a sweep's step, and several steps, into one launch, if the first layer can stay on chip.
 
-A cluster of thread blocks computes several steps of one member. What were launches of a step are supersteps, with a
-barrier of the cluster after each. The weights of the first layer and their optimizer state stay in shared memory
-(resident). So they are read from device memory once in a launch, not several times in each step.
+A cluster of thread blocks computes several steps of one member. The weights of the first layer and their optimizer
+state stay in shared memory (resident). So they are read from device memory once in a launch, not several times in each
+step. The blocks divide the other equations by the units of the layer (`cluster_shards.py`).
 """
 
 from __future__ import annotations
@@ -10,22 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from adtrain.core.fused import (
-    column_sum_p,
-    gather_p,
-    horizontal_p,
-    one_block_p,
-    per_member_p,
-    renamed,
-    resident_steps_p,
-    row_fused_p,
-)
+from adtrain.core.fused import horizontal_p, per_member_p, renamed, resident_steps_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
-from adtrain.passes.fuse_elementwise import is_loops
-from adtrain.passes.fuse_horizontally import is_product
+from adtrain.passes.cluster_shards import cluster_shards
 from adtrain.passes.resident_layer import resident_layer
 
 MIN_CAPABILITY = (9, 0)
@@ -40,12 +30,13 @@ def fuse_resident_steps(program: Program, target: Target) -> Program:
         return program
     mapped = _mapped(program)
     batched = any(mapped[e.outputs[0]] and e.primitive is not per_member_p for e in program.equations if not e.is_view)
-    if batched or not all(map(_is_part, program.equations)):
+    if batched:
         return program
     body, names = _of_one_member(program, mapped)
     made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}
     layer = resident_layer(body) if made.issuperset(body.outputs) else None
-    if layer is None or layer.blocks(target.shared) is None:
+    blocks = layer.blocks(target.shared) if layer else None
+    if layer is None or blocks is None or cluster_shards(body, layer, blocks) is None:
         return program
     of_all = {w: v for v, w in names.items()}
     inputs, outputs = (tuple(of_all[v] for v in group) for group in (body.inputs, body.outputs))
@@ -59,14 +50,6 @@ def fuse_resident_steps(program: Program, target: Target) -> Program:
     scopes = dict.fromkeys(scope for e in program.equations for scope in e.scope.split("+") if scope)
     fused = Equation(per_member_p, inputs, params, outputs, "+".join(scopes), layer.backward.phase)
     return replace(program, equations=(fused,))
-
-
-def _is_part(equation: Equation) -> bool:
-    """Whether a part of a kernel can compute the equation."""
-    if equation.primitive in (per_member_p, horizontal_p):
-        return all(map(_is_part, equation.params["body"].equations))
-    simple = equation.has(Trait.RESHAPE) or is_loops(equation) or is_product(equation)
-    return simple or equation.primitive in (gather_p, one_block_p, row_fused_p, column_sum_p)
 
 
 def _mapped(program: Program) -> dict[Variable, bool]:

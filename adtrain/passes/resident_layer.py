@@ -25,14 +25,12 @@ MAX_TABLE = 1 << 32
 """The table has fewer bytes than this, so that offsets have 32 bits."""
 CLUSTER_SIZES = 1, 2, 4, 8
 """Blocks of a cluster. Every GPU that has clusters runs 8."""
-THREADS = 512
+THREADS = 256
 WARPS = THREADS // 32
 TERMS = 2
 """float16 terms of a float32."""
-PARTIAL_SUMS = 2
-"""Partial sums of all outputs that the warps of a block exchange at a time."""
-PART_SHARED = 20 << 10
-"""Bytes of shared memory that each of the other equations of a step may use."""
+PARTIAL_SUMS = WARPS * (TILE * (TILE + 4) + TILE) * FLOAT.itemsize
+"""Bytes of the partial sums that the warps of a block exchange at a time."""
 AFFINE = frozenset(("astype", "mul", "add", "sub", "div"))
 """Operations that may make an input of a byte. Their other operand is a single number."""
 
@@ -62,14 +60,18 @@ class ResidentLayer:
         return batch, inputs, units
 
     def shared_bytes(self, blocks: int) -> tuple[int, int]:
-        """Bytes of shared memory of each block of a cluster: of resident values, and of the workspace of a step."""
+        """Bytes of shared memory of each block of a cluster: of resident values and sums, and of workspace."""
         batch, inputs, units = self.lengths
         block_units, k_steps = units // blocks, batch // TILE
         groups = WARPS * TILE // block_units
         states = len(self.states) * inputs * block_units * FLOAT.itemsize
-        sums = (groups + 2 * k_steps) * block_units * FLOAT.itemsize + batch * np.dtype(np.uint32).itemsize
-        operands = (TERMS * np.dtype(np.float16).itemsize + PARTIAL_SUMS * FLOAT.itemsize) * block_units * batch
-        return states + sums, max(operands, PART_SHARED)
+        small = (groups + 2 * k_steps) * block_units * FLOAT.itemsize + batch * np.dtype(np.uint32).itemsize
+        return states + small, max(self.operand_bytes(blocks), PARTIAL_SUMS)
+
+    def operand_bytes(self, blocks: int) -> int:
+        """Bytes of the terms of the gradient of a block's outputs."""
+        batch, _, units = self.lengths
+        return TERMS * np.dtype(np.float16).itemsize * units // blocks * batch
 
     def blocks(self, shared: int) -> int | None:
         """The smallest cluster that holds the layer; None if none does.
@@ -128,7 +130,8 @@ def resident_layer(body: Program) -> ResidentLayer | None:
     states = [(v, following[v]) for v in arrays]
     if {after for _, after in states} != set(backward.outputs):
         return None
-    if not all(len(body.readers[v]) == (2 if v is weights else 1) for v in arrays):
+    read_once = all(len(body.readers[v]) == (2 if v is weights else 1) for v in arrays)
+    if not read_once or not body.readers.keys().isdisjoint(backward.outputs):
         return None
 
     layer = ResidentLayer(gathers[0], (batch_number, following[batch_number]), forward, backward, states)
@@ -136,32 +139,7 @@ def resident_layer(body: Program) -> ResidentLayer | None:
     tiled = not (batch % TILE or inputs % TILE or units % TILE) and batch <= MAX_BATCH
     alike = all(v.type == weights.type and v.type.dtype == FLOAT for v in arrays)
     small = examples.inputs[0].size < MAX_TABLE
-    return layer if tiled and alike and small and _in_order(body, layer) else None
-
-
-def _in_order(body: Program, layer: ResidentLayer) -> bool:
-    """Whether the forward product comes first, and the next batch is known two supersteps before the last one."""
-    found = supersteps(body, layer)
-    known = next((found[e] for e in found if layer.batch_number[1] in e.outputs), None)
-    return found[layer.forward] == 0 and known is not None and known + 2 <= found[layer.backward]
-
-
-def supersteps(body: Program, layer: ResidentLayer) -> dict[Equation, int]:
-    """For each equation the number of its superstep. An equation follows all equations that it depends on.
-
-    The product that updates the weights is in the last superstep.
-    """
-    ready: dict[Variable, int] = {}
-    found: dict[Equation, int] = {}
-    for e in body.equations:
-        number = max((ready.get(v, 0) for v in e.inputs), default=0)
-        if e.has(Trait.RESHAPE) or e is layer.gather:
-            ready |= dict.fromkeys(e.outputs, number)
-        else:
-            found[e] = number
-            ready |= dict.fromkeys(e.outputs, number + 1)
-    found[layer.backward] = max(found.values())
-    return found
+    return layer if tiled and alike and small else None
 
 
 def table_gathers(gather: Equation) -> Sequence[Equation]:

@@ -178,7 +178,7 @@ class Lowering:
         if equation.primitive is peer_exchanges_p:
             return [peer_exchanges(equation, self.target)]
         if equation.primitive is resident_steps_p:
-            return [resident_steps(equation, self._inline_products, self.target)]
+            return [resident_steps(equation, self.target)]
         if equation.primitive is per_member_p:
             return self._of_members(equation)
         return []

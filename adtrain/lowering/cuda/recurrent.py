@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -152,23 +152,39 @@ def kernel(cell: str, division: Division, types: Sequence[Any], reverse: bool) -
     return CudaKernel((launch,))
 
 
+def _in_clusters(target: Target, gradient: bool, *types: Any) -> list[Division]:
+    """The MAX_RESIDENT best divisions with the weight in registers, and the best one with the weight in memory."""
+    found = divisions(target, recurrent_lengths(*types), types[0].dtype.itemsize, gradient)
+    by_time = sorted(found, key=lambda d: d.cycles(target))
+    best = {(d.cluster, d.rows): d for d in reversed(by_time) if d.resident}
+    resident = sorted(best.values(), key=lambda d: d.cycles(target))[:MAX_RESIDENT]
+    return [*resident, *[d for d in by_time if not d.resident][:1]]
+
+
+def _over_grid(target: Target, cell: str, gradient: bool, *types: Any) -> tuple[GridDivision | None, bool]:
+    """The division over the whole grid, if it fits, and whether its estimate is the shortest."""
+    grid = GridDivision(cell, recurrent_lengths(*types), gradient)
+    if not grid.fits(target, types[0].dtype):
+        return None, False
+    return grid, grid.cycles(target) < min(d.cycles(target) for d in _in_clusters(target, gradient, *types))
+
+
 def _rule(cell: str, gradient: bool) -> CudaRule:
     def candidates(target: Target, *types: Any, reverse: bool) -> list[CudaKernel]:
-        """The MAX_RESIDENT best divisions with the weight in registers, the best one with the weight in memory, and one
-        over the whole grid. The last one comes first if its estimate is the shortest.
-        """
-        lengths, itemsize = recurrent_lengths(*types), types[0].dtype.itemsize
-        by_time = sorted(divisions(target, lengths, itemsize, gradient), key=lambda d: d.cycles(target))
-        best = {(d.cluster, d.rows): d for d in reversed(by_time) if d.resident}
-        resident = sorted(best.values(), key=lambda d: d.cycles(target))[:MAX_RESIDENT]
-        in_memory = [d for d in by_time if not d.resident][:1]
-        clusters = [kernel(cell, division, types, reverse) for division in (*resident, *in_memory)]
-        grid = GridDivision(cell, lengths, gradient)
-        if not grid.fits(target, types[0].dtype):
-            return clusters
-        found = [grid_kernel(grid, target, types, reverse)]
-        first = min(d.cycles(target) for d in (*resident, *in_memory))
-        return [*found, *clusters] if grid.cycles(target) < first else [*clusters, *found]
+        """Those of `_in_clusters`, and the one over the grid, which comes first if its estimate is the shortest."""
+        clusters = [kernel(cell, division, types, reverse) for division in _in_clusters(target, gradient, *types)]
+        grid, is_first = _over_grid(target, cell, gradient, *types)
+        found = [] if grid is None else [grid_kernel(grid, target, types, reverse)]
+        return [*found, *clusters] if is_first else [*clusters, *found]
+
+    return candidates
+
+
+def _weight_grad_rule(cell: str) -> CudaRule:
+    def candidates(target: Target, *types: Any, reverse: bool) -> list[CudaKernel]:
+        """The one over the whole grid, where the gradient without the weight's prefers it."""
+        grid, is_first = _over_grid(target, cell, True, *types)
+        return [grid_kernel(replace(grid, weight_grad=True), target, types, reverse)] if grid and is_first else []
 
     return candidates
 
@@ -176,3 +192,4 @@ def _rule(cell: str, gradient: bool) -> CudaRule:
 for _cell in RECURRENT:
     register(_cell, "cuda", _rule(_cell, gradient=False))
     register(f"{_cell}_grad", "cuda", _rule(_cell, gradient=True))
+    register(f"{_cell}_weight_grad", "cuda", _weight_grad_rule(_cell))

@@ -51,6 +51,34 @@ __device__ __forceinline__ void reduce_slices(int t, A *partial, Read read) {
     }
 }
 
+// The same without partial results. The lanes of a warp reduce WARP / LANES vectors of outputs side by side; LANES of them share one.
+template <typename Op, typename A, int THREADS, int OUTPUTS, int COUNT, int LANES, int WIDE, typename Read, typename Write>
+__device__ __forceinline__ void reduce_columns(int t, Read read, Write write) {
+    static_assert(LANES <= COUNT, "every lane starts with an element");
+    constexpr int BESIDE = WARP / LANES, VECTORS = OUTPUTS / WIDE;
+    for (int first = t / WARP * BESIDE; first < VECTORS; first += THREADS / WARP * BESIDE) {
+        const int slice = t % WARP / BESIDE, vector = first + t % BESIDE;
+        const bool live = vector < VECTORS;
+        const int o = (live ? vector : VECTORS - 1) * WIDE;
+        A value[WIDE];
+        const auto start = read(o, slice);
+        #pragma unroll
+        for (int k = 0; k < WIDE; k++) value[k] = start.lane[k];
+        #pragma unroll 8
+        for (int r = slice + LANES; r < COUNT; r += LANES) {
+            const auto next = read(o, r);
+            #pragma unroll
+            for (int k = 0; k < WIDE; k++) value[k] = Op::of(value[k], (A)next.lane[k]);
+        }
+        #pragma unroll
+        for (int k = 0; k < WIDE; k++) {
+            #pragma unroll
+            for (int mask = BESIDE; mask < WARP; mask *= 2) value[k] = Op::of(value[k], shuffle_xor(value[k], mask));
+            if (live && slice == 0) write(o + k, value[k]);
+        }
+    }
+}
+
 // y = a b for a long K, b stored as [column][k]. LANES neighbouring threads share a sum; each loads up to eight vectors of both
 // operands before it multiplies.
 template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int WIDE>
@@ -109,6 +137,53 @@ template <int THREADS, int ROWS, int LANES, typename Body> __device__ __forceinl
         const int row = first + t / LANES;
         body(row < ROWS ? row : ROWS - 1, t % LANES, row < ROWS);
     }
+}
+
+// Adds values over LANES neighbouring lanes and divides the sums among them. Calls write(i, sum), first <= i < end, in the lane that
+// has sum i.
+template <int COUNT, int LANES, typename A, typename Write>
+__device__ __forceinline__ void divide_sums(A (&values)[COUNT], int lane, int first, int end, Write write) {
+    if constexpr (LANES == 1) {
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (first + i < end) write(first + i, values[i]);
+    } else {
+        constexpr int HALF = (COUNT + 1) / 2; // the upper lanes have the other values
+        const bool upper = lane & LANES / 2;
+        A mine[HALF];
+        #pragma unroll
+        for (int i = 0; i < HALF; i++) {
+            const A low = values[i], high = HALF + i < COUNT ? values[HALF + i] : (A)0;
+            mine[i] = (upper ? high : low) + shuffle_xor(upper ? low : high, LANES / 2);
+        }
+        const int middle = first + HALF < end ? first + HALF : end;
+        divide_sums<HALF, LANES / 2>(mine, lane, upper ? middle : first, upper ? end : middle, write);
+    }
+}
+
+// y = a b for few columns, b stored as [column][k]. LANES neighbouring threads keep a row of a in registers and multiply all columns
+// by it.
+template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int WIDE>
+__device__ __forceinline__ void narrow_products(int t, const A *a, const A *b, A *y) {
+    constexpr int VECTORS = K / (LANES * WIDE);
+    static_assert(VECTORS * LANES * WIDE == K, "whole vectors");
+    for_each_row<THREADS, ROWS, LANES>(t, [&](int row, int lane, bool live) {
+        Vector<A, WIDE> mine[VECTORS];
+        A sums[COLUMNS] = {};
+        #pragma unroll
+        for (int i = 0; i < VECTORS; i++) mine[i] = load<A, WIDE>(a + row * K + (i * LANES + lane) * WIDE);
+        #pragma unroll
+        for (int column = 0; column < COLUMNS; column++)
+            #pragma unroll
+            for (int i = 0; i < VECTORS; i++) {
+                const Vector<A, WIDE> other = load<A, WIDE>(b + column * K + (i * LANES + lane) * WIDE);
+                #pragma unroll
+                for (int h = 0; h < WIDE; h++) sums[column] = fma(mine[i].lane[h], other.lane[h], sums[column]);
+            }
+        divide_sums<COLUMNS, LANES>(sums, lane, 0, COLUMNS, [&](int column, A sum) {
+            if (live) y[row * COLUMNS + column] = sum;
+        });
+    });
 }
 
 // softmax or log_softmax of rows of LENGTH elements with stride INNER.

@@ -25,13 +25,6 @@ __device__ __forceinline__ void unpack_float16(uint32_t word, float &low, float 
         : "=f"(low), "=f"(high) : "r"(word));
 }
 
-// The differences of two pairs of float16 numbers.
-__device__ __forceinline__ uint32_t subtract_float16(uint32_t a, uint32_t b) {
-    uint32_t found;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(found) : "r"(a), "r"(b));
-    return found;
-}
-
 __device__ __forceinline__ unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
 
 // Loads four matrices of 8 rows x 16 bytes. Lane l gives the address of row l % 8 of matrix l / 8. Of matrix i, lane (g, c) gets

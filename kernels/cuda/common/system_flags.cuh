@@ -39,3 +39,20 @@ __device__ __forceinline__ void wait_for_words(Word (&words)[N], const Word *fro
         for (int i = 0; i < N; i++) complete = complete && words[i] != empty;
     } while (!complete);
 }
+
+// Stores neighbouring words of 4 or 8 bytes, for which threads of other GPUs may wait (wait_for_words).
+template <typename Word, int N> __device__ __forceinline__ void store_words(Word *to, const Word (&words)[N]) {
+    if constexpr (sizeof(Word) == 4 && N == 4)
+        asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                     ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+    else if constexpr (sizeof(Word) == 8 && N == 2)
+        asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(words[0]), "l"(words[1]) : "memory");
+    else
+        #pragma unroll
+        for (int i = 0; i < N; i++) {
+            if constexpr (sizeof(Word) == 4)
+                asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to + i), "r"(words[i]) : "memory");
+            else
+                asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to + i), "l"(words[i]) : "memory");
+        }
+}

@@ -163,6 +163,24 @@ __device__ __forceinline__ void for_each_staged_k_step(const Operands &of, int r
 template <bool TRANS_A, bool TRANS_B, int WIDTH_A, int WIDTH_B>
 constexpr bool is_staged = TRANS_A && !TRANS_B && WIDTH_A == VECTOR && WIDTH_B == VECTOR && sizeof(T) == 4;
 
+// sums += the product of one K step. Products of low-order terms are added to `low`, if that is not `sums`.
+template <class WarpOp>
+__device__ __forceinline__ void multiply_k_step(T (&sums)[WarpOp::TM][WarpOp::TN], T (&low)[WarpOp::TM][WarpOp::TN],
+    const T (&rows)[4][WarpOp::TM], const T (&columns)[4][WarpOp::COLUMNS]) {
+    #pragma unroll
+    for (int j = 0; j < 4; j += WarpOp::DEPTH) {
+        typename WarpOp::Fragments fragments;
+        #pragma unroll
+        for (int d = 0; d < WarpOp::DEPTH; d++) {
+            #pragma unroll
+            for (int h = 0; h < WarpOp::TM; h++) fragments.a[d][h] = rows[j + d][h];
+            #pragma unroll
+            for (int h = 0; h < WarpOp::COLUMNS; h++) fragments.b[d][h] = columns[j + d][h];
+        }
+        WarpOp::multiply_step(sums, low, typename WarpOp::Operands(fragments));
+    }
+}
+
 // As gemm_block in gemm/gemm.cuh; splits is 1.
 template <class Tile, bool TRANS_A, bool TRANS_B, int WIDTH_A, int WIDTH_B, int WIDTH_C, class Out>
 __device__ __forceinline__ void small_gemm_block(
@@ -186,18 +204,7 @@ __device__ __forceinline__ void small_gemm_block(
     if (EARLY) own.load_aux(out);
 
     const auto multiply = [&](const T(&rows)[4][TM], const T(&columns)[4][COLUMNS]) {
-        #pragma unroll
-        for (int j = 0; j < 4; j += WarpOp::DEPTH) {
-            typename WarpOp::Fragments fragments;
-            #pragma unroll
-            for (int d = 0; d < WarpOp::DEPTH; d++) {
-                #pragma unroll
-                for (int h = 0; h < TM; h++) fragments.a[d][h] = rows[j + d][h];
-                #pragma unroll
-                for (int h = 0; h < COLUMNS; h++) fragments.b[d][h] = columns[j + d][h];
-            }
-            WarpOp::multiply_step(sums, SEPARATE ? low : sums, typename WarpOp::Operands(fragments));
-        }
+        multiply_k_step<WarpOp>(sums, SEPARATE ? low : sums, rows, columns);
     };
     if constexpr (is_staged<TRANS_A, TRANS_B, WIDTH_A, WIDTH_B>)
         for_each_staged_k_step<Tile>(operands, m0 + warp_m, n0 + warp_n, multiply);

@@ -51,9 +51,19 @@ template <typename E> struct Bits {
         memcpy(&x, &word, sizeof(E));
         return x;
     }
-    // The element, or another NaN in place of EMPTY.
-    static __device__ __forceinline__ E sendable(E x) { return of(x) == EMPTY ? number(EMPTY >> 1) : x; }
 };
+
+// Stores elements where a thread of another GPU may wait for them, and another NaN in place of EMPTY.
+template <typename E, int N> __device__ __forceinline__ void send(E *to, const Vector<E, N> &v) {
+    typedef typename Bits<E>::Word Word;
+    Word words[N];
+    #pragma unroll
+    for (int k = 0; k < N; k++) {
+        const Word word = Bits<E>::of(v.lane[k]);
+        words[k] = word == Bits<E>::EMPTY ? word >> 1 : word;
+    }
+    store_words((Word *)to, words);
+}
 
 // Elements that a thread reads when they have arrived, each once in a launch. local: this rank has computed them.
 template <typename E> struct Arriving {
@@ -89,7 +99,7 @@ template <typename E> struct Everywhere {
 
         __device__ __forceinline__ void operator=(E x) const {
             #pragma unroll
-            for (int rank = 0; rank < RANKS; rank++) to.at[rank][i] = Bits<E>::sendable(x);
+            for (int rank = 0; rank < RANKS; rank++) send(to.at[rank] + i, Vector<E, 1>{x});
         }
     };
 
@@ -104,11 +114,8 @@ template <typename E> struct Everywhere {
 
 template <typename E, int N>
 __device__ __forceinline__ void store(const Everywhere<E> &to, int64_t i, const Vector<E, N> &v) {
-    Vector<E, N> sent;
     #pragma unroll
-    for (int k = 0; k < N; k++) sent.lane[k] = Bits<E>::sendable(v.lane[k]);
-    #pragma unroll
-    for (int rank = 0; rank < RANKS; rank++) store(to.at[rank], i, sent);
+    for (int rank = 0; rank < RANKS; rank++) send(to.at[rank] + i, v);
 }
 
 // A warp's part of an exchange of vectors or slices of `length` elements: elements `start` to `start + count`.
@@ -137,13 +144,8 @@ template <typename E> struct WarpPart {
     template <typename From> __device__ __forceinline__ void copy(E *to, const From &from) const {
         const int lane = threadIdx.x % 32, vectors = ((uintptr_t)to | (uintptr_t)from) % 16 == 0 ? count / WIDE : 0;
         #pragma unroll 2
-        for (int i = lane * WIDE; i < vectors * WIDE; i += 32 * WIDE) {
-            Vector<E, WIDE> v = load<E, WIDE>(from + i);
-            #pragma unroll
-            for (int k = 0; k < WIDE; k++) v.lane[k] = Bits<E>::sendable(v.lane[k]);
-            store(to, i, v);
-        }
-        for (int i = vectors * WIDE + lane; i < count; i += 32) to[i] = Bits<E>::sendable(*(from + i));
+        for (int i = lane * WIDE; i < vectors * WIDE; i += 32 * WIDE) send(to + i, load<E, WIDE>(from + i));
+        for (int i = vectors * WIDE + lane; i < count; i += 32) send(to + i, load<E, 1>(from + i));
     }
 };
 

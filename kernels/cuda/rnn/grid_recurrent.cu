@@ -33,104 +33,146 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
     if (threadIdx.x < WARPGROUP) {
         warpgroup_reg_dealloc<24>();
         if (threadIdx.x > 0) return;
+        // A block first multiplies its own tile.
+        const auto tile_of = [&](int i) { return (part * Packed::PART_K / TILE_K + i) % Packed::K_TILES; };
         for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS)
             for (int k = 0; k < length; k++)
                 produce(
-                    stages, state, Packed::K_TILES, [&](int i) { return layout.exchanged(group, k % 2, i); },
-                    [&](int i) { return layout.weight(part, i); },
-                    [&] {
-                        wait_for_count(layout.counters(group), k * PARTS);
-                        fence_proxy_async_global();
-                    });
+                    stages, state, Packed::K_TILES, [&](int i) { return layout.exchanged(group, k % 2, tile_of(i)); },
+                    [&](int i) { return layout.weight(part, tile_of(i)); },
+                    [&](int i) { layout.wait_for_exchanged(group, tile_of(i), k); });
         return;
     }
     warpgroup_reg_alloc<240>();
+    load_column_scales(stages, layout.inverse_scales(part));
     for (int group = blockIdx.x / PARTS; group < layout.groups; group += gridDim.x / PARTS) {
         const int steps = length;
-        int row = (threadIdx.x / WARPGROUP - 1) * 64 + accumulator_row(0), first_unit = part * UNITS + accumulator_column(0);
+        int row = (threadIdx.x / WARPGROUP - 1) * 64 + accumulator_row(0), first_unit = part * UNITS + threadIdx.x % 4 * VECTOR;
         const auto row_at = [&](int half) { return (int64_t)(group * TILE_ROWS + row + 8 * half); };
         const auto exists = [&](int half) { return row_at(half) < rows; };
         // The index of step k of a row among all rows and steps.
         const auto at = [&](int half, int k) { return row_at(half) * steps + (reverse ? steps - 1 - k : k); };
-        const auto unit_of = [&](int sub) { return first_unit + 8 * sub; }; // and the next one
+        const auto unit_of = [&](int vector) { return first_unit + 16 * vector; }; // the first of four units
+        // The accumulator of element e of a vector, and the inverse scales of the columns of elements e and e + 1.
+        const auto sum_of = [&](int vector, int gate, int half, int e) {
+            return ((vector * 2 + e / 2) * GATES + gate) * 4 + half * 2 + e % 2;
+        };
+        const auto column_scales = [&](int vector, int gate, int e) {
+            return load<float, 2>(stages.column_scales() + accumulator_column(sum_of(vector, gate, 0, e)));
+        };
+        float inverse_scales[2]; // of hidden states
+        #pragma unroll
+        for (int half = 0; half < 2; half++)
+            inverse_scales[half] = exists(half) ? inverse_scale(layout.exchanged(group, 0, 0), 0, row + 8 * half) : 1;
 #if LSTM
         #pragma unroll
-        for (int i = 0; i < 16; i += 2) {
-            const Vector<T, 2> v = exists(i / 8) ? load<T, 2>(c0 + row_at(i / 8) * HIDDEN + unit_of(i % 8 / 2)) : Vector<T, 2>{};
-            stages.kept(i / 4).lane[i % 4] = v.lane[0], stages.kept(i / 4).lane[i % 4 + 1] = v.lane[1];
-        }
+        for (int i = 0; i < 4; i++)
+            stages.kept(i) =
+                exists(i / 2) ? load<T, VECTOR>(c0 + row_at(i / 2) * HIDDEN + unit_of(i % 2)) : Vector<T, VECTOR>{};
 #endif
-        for (int k = 0; k < steps; k++) {
-            float sums[SUMS]; // start from input products and biases; a GRU's candidate from bias_hh alone
+        // The input products of step k, but those of a GRU's candidate.
+        const auto read = [&](int k, float (&sums)[SUMS]) {
             #pragma unroll
-            for (int sub = 0; sub < UNITS / 8; sub++)
+            for (int v = 0; v < UNITS / 16; v++)
+                #pragma unroll
+                for (int i = 0; i < 2 * GATES; i++) {
+                    const int g = i / 2, half = i % 2;
+                    Vector<T, VECTOR> in = {};
+                    if (exists(half) && !(GRU && g == 2))
+                        in = load<T, VECTOR>(x + at(half, k) * SUMS_OF_STEP + g * HIDDEN + unit_of(v));
+                    #pragma unroll
+                    for (int e = 0; e < VECTOR; e++) sums[sum_of(v, g, half, e)] = in.lane[e];
+                }
+        };
+        float sums[SUMS]; // of the gates of a step
+        read(0, sums);
+        for (int k = 0; k < steps; k++) {
+            // They start from input products and biases, times the scales of the columns. A GRU's candidate has its own later.
+            #pragma unroll
+            for (int v = 0; v < UNITS / 16; v++)
                 #pragma unroll
                 for (int g = 0; g < GATES; g++) {
-                    Vector<T, 2> b = load<T, 2>(bias + g * HIDDEN + unit_of(sub));
+                    Vector<T, VECTOR> b = load<T, VECTOR>(bias + g * HIDDEN + unit_of(v));
 #if GRU
-                    const Vector<T, 2> bx = load<T, 2>(bias_x + g * HIDDEN + unit_of(sub));
-                    if (g < 2) b.lane[0] += bx.lane[0], b.lane[1] += bx.lane[1];
+                    const Vector<T, VECTOR> bx = load<T, VECTOR>(bias_x + g * HIDDEN + unit_of(v));
+                    #pragma unroll
+                    for (int e = 0; e < VECTOR && g < 2; e++) b.lane[e] += bx.lane[e];
 #endif
                     #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        Vector<T, 2> in = {};
-                        if (exists(half) && !(GRU && g == 2))
-                            in = load<T, 2>(x + at(half, k) * SUMS_OF_STEP + g * HIDDEN + unit_of(sub));
-                        float *const first = sums + (sub * GATES + g) * 4 + 2 * half;
-                        first[0] = in.lane[0] + b.lane[0], first[1] = in.lane[1] + b.lane[1];
+                    for (int i = 0; i < 2 * VECTOR; i++) {
+                        const int half = i / VECTOR, e = i % VECTOR;
+                        float &sum = sums[sum_of(v, g, half, e)];
+                        sum = (sum + b.lane[e]) * inverse_power_of_two(column_scales(v, g, e / 2 * 2).lane[e % 2]);
                     }
                 }
             multiply(stages, state, Packed::K_TILES, sums);
             row = opaque(row), first_unit = opaque(first_unit);
+            Step made[UNITS / 16][CHUNK_ELEMENTS];
             #pragma unroll
             for (int i = 0; i < UNITS / 16; i++) { // of each row, a chunk of what the blocks exchange
                 const int half = i % 2;
                 float h[CHUNK_ELEMENTS] = {};
                 #pragma unroll
-                for (int j = 0; j < CHUNK_ELEMENTS && exists(half); j += 2) {
-                    const int sub = i / 2 * 4 + j / 2, unit = unit_of(sub);
-                    const int64_t step = at(half, k);
+                for (int j = 0; j < CHUNK_ELEMENTS && exists(half); j += VECTOR) {
+                    const int v = i / 2 * 2 + j / VECTOR;
 #if GRU
-                    Vector<T, 2> candidate = load<T, 2>(x + step * SUMS_OF_STEP + 2 * HIDDEN + unit);
-                    const Vector<T, 2> bx = load<T, 2>(bias_x + 2 * HIDDEN + unit);
-                    candidate.lane[0] += bx.lane[0], candidate.lane[1] += bx.lane[1];
-                    const Vector<T, 2> before =
-                        load<T, 2>((k ? y + at(half, k - 1) * HIDDEN : h0 + row_at(half) * HIDDEN) + unit);
+                    Vector<T, VECTOR> candidate = load<T, VECTOR>(x + at(half, k) * SUMS_OF_STEP + 2 * HIDDEN + unit_of(v));
+                    const Vector<T, VECTOR> bx = load<T, VECTOR>(bias_x + 2 * HIDDEN + unit_of(v));
+                    const Vector<T, VECTOR> before =
+                        load<T, VECTOR>((k ? y + at(half, k - 1) * HIDDEN : h0 + row_at(half) * HIDDEN) + unit_of(v));
 #endif
-                    Step made[2];
                     #pragma unroll
-                    for (int e = 0; e < 2; e++) {
+                    for (int e = 0; e < VECTOR; e++) {
                         T in[GATES] = {}, s[GATES];
                         #pragma unroll
-                        for (int g = 0; g < GATES; g++) s[g] = sums[(sub * GATES + g) * 4 + 2 * half + e];
+                        for (int g = 0; g < GATES; g++)
+                            s[g] = sums[sum_of(v, g, half, e)] * column_scales(v, g, e / 2 * 2).lane[e % 2];
+                        Step &now = made[i][j + e];
 #if LSTM
-                        T &cell = stages.kept(half * 2 + j / 4).lane[j % 4 + e];
-                        made[e] = step_of(in, s, 0, cell);
-                        cell = made[e].cell;
+                        T &cell = stages.kept(half * 2 + j / VECTOR).lane[e];
+                        now = step_of(in, s, 0, cell);
+                        cell = now.cell;
 #elif GRU
-                        in[2] = candidate.lane[e];
-                        made[e] = step_of(in, s, before.lane[e], 0);
+                        in[2] = candidate.lane[e] + bx.lane[e];
+                        now = step_of(in, s, before.lane[e], 0);
 #else
-                        made[e] = step_of(in, s, 0, 0);
+                        now = step_of(in, s, 0, 0);
 #endif
-                        h[j + e] = made[e].h;
+                        h[j + e] = now.h;
                     }
-                    const auto put = [&](T *to, T first, T second) { store<T, 2>(to, 0, {first, second}); };
+                }
+                const int chunk = (part * UNITS + i / 2 * 32) / CHUNK_ELEMENTS + threadIdx.x % 4;
+                store_exchanged(layout.exchanged(group, (k + 1) % 2, chunk / CHUNKS), row + 8 * half, chunk % CHUNKS, h,
+                    inverse_power_of_two(inverse_scales[half]), inverse_scales[half]);
+            }
+            publish(layout.exchanges(group, part));
+            // The outputs are stored when other blocks no longer wait for this one. Stores would delay the reads behind them.
+            read(min(k + 1, steps - 1), sums);
+            #pragma unroll
+            for (int i = 0; i < UNITS / 16; i++)
+                #pragma unroll
+                for (int j = 0; j < CHUNK_ELEMENTS && exists(i % 2); j += VECTOR) {
+                    const int half = i % 2, unit = unit_of(i / 2 * 2 + j / VECTOR);
+                    const int64_t step = at(half, k), last = row_at(half) * HIDDEN + unit;
+                    Vector<T, VECTOR> h, cell, kept[4];
+                    #pragma unroll
+                    for (int e = 0; e < VECTOR; e++) {
+                        const Step &one = made[i][j + e];
+                        h.lane[e] = one.h, cell.lane[e] = one.cell;
+                        #pragma unroll
+                        for (int g = 0; g < 4; g++) kept[g].lane[e] = one.kept[g];
+                    }
 #if LSTM
-                    put(c + step * HIDDEN + unit, made[0].cell, made[1].cell);
-                    if (k == steps - 1) put(c_last + row_at(half) * HIDDEN + unit, made[0].cell, made[1].cell);
+                    store<T, VECTOR>(c, step * HIDDEN + unit, cell);
+                    if (k == steps - 1) store<T, VECTOR>(c_last, last, cell);
 #endif
 #if GATED
                     #pragma unroll
-                    for (int g = 0; g < 4; g++) put(saved + step * (4 * HIDDEN) + g * HIDDEN + unit, made[0].kept[g], made[1].kept[g]);
+                    for (int g = 0; g < 4; g++) store<T, VECTOR>(saved, step * (4 * HIDDEN) + g * HIDDEN + unit, kept[g]);
 #endif
-                    put(y + step * HIDDEN + unit, made[0].h, made[1].h);
-                    if (k == steps - 1) put(h_last + row_at(half) * HIDDEN + unit, made[0].h, made[1].h);
+                    store<T, VECTOR>(y, step * HIDDEN + unit, h);
+                    if (k == steps - 1) store<T, VECTOR>(h_last, last, h);
                 }
-                const int chunk = (part * UNITS + i / 2 * 32) / CHUNK_ELEMENTS + accumulator_column(0) / 2;
-                store_chunk(layout.exchanged(group, (k + 1) % 2, chunk / 8), TERM_A, row + 8 * half, chunk % 8, h);
-            }
-            publish(layout.counters(group));
         }
     }
 }

@@ -38,6 +38,14 @@ __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
+// The same after a barrier of the block: the fence of one thread is for the writes of all, so only the last warp waits for them.
+__device__ __forceinline__ void cluster_arrive_after_sync() {
+#if CLUSTER > 1
+    if (threadIdx.x >= blockDim.x - WARP) asm volatile("fence.acq_rel.cluster;" ::: "memory");
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void cluster_wait() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

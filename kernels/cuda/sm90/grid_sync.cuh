@@ -23,7 +23,9 @@ __device__ __forceinline__ void wait_for_count(const int *counter, int count) {
 // Reads numbers that other blocks have written in this launch. From L2: L1 may hold older ones.
 __device__ __forceinline__ float4 load_shared_by_blocks(const float4 *from) { return __ldcg(from); }
 
-// Adds to two numbers in global memory that no other thread changes, without waiting for them.
-__device__ __forceinline__ void add_in_memory(float *to, float first, float second) {
-    asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(first), "f"(second) : "memory");
+// Adds to four numbers in global memory that no other thread changes, without waiting for them.
+__device__ __forceinline__ void add_in_memory(float *to, const Vector<float, 4> &x) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+        ::"l"(to), "f"(x.lane[0]), "f"(x.lane[1]), "f"(x.lane[2]), "f"(x.lane[3])
+        : "memory");
 }

@@ -18,12 +18,6 @@ static void unpack_float16(uint32_t word, float &low, float &high) {
     low = (float)pair[0], high = (float)pair[1];
 }
 
-static uint32_t subtract_float16(uint32_t a, uint32_t b) {
-    float from[2], less[2];
-    unpack_float16(a, from[0], from[1]), unpack_float16(b, less[0], less[1]);
-    return pack_pair<FLOAT16>(from[0] - less[0], from[1] - less[1]);
-}
-
 static unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
 
 template <bool TRANSPOSED> static void load_matrices(uint32_t (&words)[4], unsigned address) {

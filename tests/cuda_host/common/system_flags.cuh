@@ -22,3 +22,7 @@ template <class Word, int N> static void wait_for_words(Word (&words)[N], const 
     for (int i = 0; i < N; i++)
         while ((words[i] = from[i]) == empty) leave();
 }
+template <class Word, int N> static void store_words(Word *to, const Word (&words)[N])
+{
+    for (int i = 0; i < N; i++) to[i] = words[i];
+}

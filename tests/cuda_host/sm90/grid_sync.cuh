@@ -7,4 +7,6 @@ static void fence_proxy_async_global() {}
 static void arrive_at(int *counter) { ++*counter; }
 static void wait_for_count(const int *counter, int count) { while (*counter < count) leave(); }
 static float4 load_shared_by_blocks(const float4 *from) { return *from; }
-static void add_in_memory(float *to, float first, float second) { to[0] += first, to[1] += second; }
+static void add_in_memory(float *to, const Vector<float, 4> &x) {
+    for (int i = 0; i < 4; i++) to[i] += x.lane[i];
+}

@@ -5,8 +5,9 @@ Values between equations stay in shared memory while they fit, otherwise in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from adtrain.backends.cuda.codegen.one_block_forms import Form, Step, form_of, is_checked
@@ -68,6 +69,9 @@ def part_of(
     copied: int = 0,
     larger: Collection[Variable] = (),
     forms: Callable[[Equation], Form] = form_of,
+    in_shared: Collection[Variable] = (),
+    in_place: Mapping[Variable, Variable] = MappingProxyType({}),
+    beside: Sequence[Sequence[str]] = (),
 ) -> Part:
     """The part for the equations of a body; ``names`` are the pointers to its values.
 
@@ -78,19 +82,25 @@ def part_of(
         larger: inputs of whole 16-byte vectors that are copied to shared memory if they are first read after a barrier,
             although they have more elements than there are threads.
         forms: how the block computes each equation.
+        in_shared: inputs in shared memory, which are not copied there.
+        in_place: for a value between equations the output in whose memory it lies. It is read once, by the elementwise
+            equation that computes the output.
+        beside: statements of other work of the block, for each of the first phases. A barrier separates phases.
     """
+    names = names | {v: names[output] for v, output in in_place.items()}
     body, names = _with_results(body, names, max(copied, threads))
-    own, timed, known = _with_copies(body, names, threads, forms, larger)
+    own, timed, known = _with_copies(body, names, threads, forms, larger, in_shared)
+    own = replace(own, outputs=(*own.outputs, *in_place))
     places, shared, scratch = _memory(own, timed, shared_limit)
     if not all(places[t.equation.outputs[0]][0] == "shared_bytes" for t in timed if t.asynchronous):
         timed, known = _schedule(body, names, threads, forms), names  # the copies do not fit
-        places, shared, scratch = _memory(body, timed, shared_limit)
+        places, shared, scratch = _memory(replace(body, outputs=own.outputs), timed, shared_limit)
     lines = []
     for v, (memory, at) in places.items():
         if isinstance(v, Variable):
             c = c_type(v.type.dtype)
             lines.append(f"{c} *const {known[v]} = ({c} *)({memory} + {at});")
-    lines += _statements(timed, places, threads)
+    lines += _statements(timed, places, threads, beside)
     checked = any(map(is_checked, body.equations))
     return Part(
         lines, body.inputs, body.outputs, ("common/block_ops.cuh",), shared=shared, scratch=scratch, checked=checked
@@ -121,6 +131,7 @@ def _with_copies(
     threads: int,
     forms: Callable[[Equation], Form],
     larger: Collection[Variable] = (),
+    in_shared: Collection[Variable] = (),
 ) -> tuple[Program, list[_Scheduled], dict[Variable, str]]:
     """The body, its schedule and the pointers, with inputs that are first read after a barrier prefetched into shared
     memory, if they are small or among ``larger``."""
@@ -128,7 +139,8 @@ def _with_copies(
     for e, begin, _ in _schedule(body, names, threads, forms):
         if not e.has(Trait.RESHAPE):
             first |= {v: min(begin, first.get(v, begin)) for v in e.inputs}
-    late = [v for v in body.inputs if first.get(v, 0) > 0 and (v in larger or _can_copy(v, v.size, threads))]
+    in_global = [v for v in body.inputs if v not in in_shared]
+    late = [v for v in in_global if first.get(v, 0) > 0 and (v in larger or _can_copy(v, v.size, threads))]
     copies = {v: Variable(v.type, v.device) for v in late}
     names = names | {w: f"e{i}" for i, w in enumerate(copies.values())}
     equations = tuple(renamed(e, copies) for e in body.equations)
@@ -136,17 +148,19 @@ def _with_copies(
     timed = []
     for found in _schedule(own, names, threads, forms):
         e = found.equation
-        timed.append(_copied(e.inputs[0], e.outputs[0], names) if _is_copy(e, body, threads) else found)
+        timed.append(
+            _copied(e.inputs[0], e.outputs[0], names) if _is_copy(e, in_global, body.outputs, threads) else found
+        )
     first_copies = (_copied_whole(v, w, names) if v in larger else _copied(v, w, names) for v, w in copies.items())
     return own, [*first_copies, *timed], names
 
 
-def _is_copy(equation: Equation, body: Program, threads: int) -> bool:
+def _is_copy(equation: Equation, inputs: Collection[Variable], outputs: Collection[Variable], threads: int) -> bool:
     """Whether it only broadcasts an input into shared memory."""
     if equation.primitive.name != "broadcast_to":
         return False
     (x,), (y,) = equation.inputs, equation.outputs
-    return x in body.inputs and y not in body.outputs and _can_copy(x, y.size, threads)
+    return x in inputs and y not in outputs and _can_copy(x, y.size, threads)
 
 
 def _can_copy(v: Variable, size: int, threads: int) -> bool:
@@ -231,23 +245,31 @@ def _memory(body: Program, timed: Sequence[_Scheduled], limit: int) -> tuple[Pla
     return places, aligned(shared.size(in_shared)), aligned(own.size(in_own))
 
 
-def _statements(timed: Sequence[_Scheduled], places: Places, threads: int) -> Iterator[str]:
+def _statements(
+    timed: Sequence[_Scheduled], places: Places, threads: int, beside: Sequence[Sequence[str]]
+) -> Iterator[str]:
     at = _first_threads(timed, threads)
     for scheduled in timed:
         for step in scheduled.steps:
             yield from step.declared
-    for phase in range(max(t.end for t in timed)):
+    for phase in range(max([len(beside), *(t.end for t in timed)])):
         if phase == 1 and any(t.asynchronous for t in timed):
             yield from ("cp_async_commit_group();", "cp_async_wait_group<0>();")
         if phase:
             yield "__syncthreads();"
+        yield from beside[phase] if phase < len(beside) else ()
         for i, (_, begin, steps) in enumerate(timed):
             if begin <= phase + 1 < begin + len(steps) and steps[phase + 1 - begin].early:
                 yield from ("{", at[i, phase + 1], *indented(steps[phase + 1 - begin].early), "}")
         for i, (_, begin, steps) in enumerate(timed):
-            if not begin <= phase < begin + len(steps):
-                continue
-            step = steps[phase - begin]
+            if begin <= phase < begin + len(steps) and steps[phase - begin].loads:
+                yield from ("{", at[i, phase], *indented(steps[phase - begin].loads), "}")
+        own = [
+            (i, steps[phase - begin])
+            for i, (_, begin, steps) in enumerate(timed)
+            if begin <= phase < begin + len(steps)
+        ]
+        for i, step in sorted(own, key=lambda found: bool(found[1].loads)):  # those last that wait for loads
             yield "{"
             yield at[i, phase]
             if i in places:
@@ -262,7 +284,7 @@ def _first_threads(timed: Sequence[_Scheduled], threads: int) -> dict[tuple[int,
     """The definition of `t` by equation and phase. In a phase each equation starts at the warp after the previous one's
     last warp."""
     found = {}
-    for phase in range(max(t.end for t in timed)):
+    for phase in range(max((t.end for t in timed), default=0)):
         taken = 0
         for i, (_, begin, steps) in enumerate(timed):
             if begin <= phase < begin + len(steps):

@@ -19,6 +19,10 @@ from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_one_block import BY_INDEX
 
 WARP = 32
+REDUCTIONS = {"sum": "Sum", "max": "Max", "min": "Min"}
+"""Of each reduction its operation in `common/collectives.cuh`."""
+MAX_SLICES = 4
+"""Maximum partial sums of an element of a product."""
 MAX_SERIAL_K = 32
 """Length K of a product up to which one thread computes an element alone."""
 
@@ -33,6 +37,7 @@ class Step:
         waits: False for asynchronous copies, which are complete after the next barrier.
         declared: declarations before all statements.
         early: statements that may run between the barriers before these, by the same threads: loads of arguments.
+        loads: statements that run between the same barriers as these, but before those of all equations.
     """
 
     lines: Sequence[str]
@@ -41,11 +46,14 @@ class Step:
     waits: bool = True
     declared: Sequence[str] = ()
     early: Sequence[str] = ()
+    loads: Sequence[str] = ()
 
 
 Names = Mapping[Variable, str]
 Form = Callable[[Equation, Names, int], Sequence[Step]]
 """``form(equation, pointers of its variables, threads of the block)`` returns its steps."""
+ColumnForm = Callable[[str, Variable, int, int, int, str, Names, int], Sequence[Step]]
+"""How a block reduces columns: see `_in_slices`."""
 
 
 def loop(count: int, lines: Sequence[str], threads: int) -> Step:
@@ -86,7 +94,13 @@ def _axes(shape: Shape, axes: Sequence[int]) -> tuple[Sequence[int], Sequence[in
     return [shape[i] for i in axes], [steps[i] for i in axes]
 
 
-def _reduction(op: str) -> Form:
+def reduction(op: str, by_columns: ColumnForm) -> Form:
+    """The form of a reduction.
+
+    Args:
+        by_columns: computes it where neighbouring elements belong to different results, or there are few results.
+    """
+
     def form(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
         (x,), (y,) = equation.inputs, equation.outputs
         shape, axes = x.type.shape, equation.params["axes"]
@@ -105,25 +119,35 @@ def _reduction(op: str) -> Form:
             ]
             return [Step(lines, min(outputs * lanes, threads))]
         wide = math.gcd(16 // x.type.dtype.itemsize, shape[last]) if last not in axes else 1
-        columns = outputs // wide
-        slices = max(1, min(threads // columns, count))
-        into = f"({a} *)partial" if slices > 1 else target
-        reduced = [
-            f"in_block::reduce_slices<{op}, {a}, THREADS, {outputs}, {count}, {slices}, {wide}>(t, {into},",
-            f"    [&](int o, int r) {{ return load<{e}, {wide}>({source} + {start} + {place}); }});",
-        ]
-        if slices == 1:
-            return [Step(reduced, min(columns, threads))]
-        lanes = lanes_for(slices, outputs, threads)
-        added = [
-            f"in_block::reduce_lanes<{op}, {a}, THREADS, {outputs}, {slices}, {lanes}>(t,",
-            f"    [&](int o, int r) {{ return (({a} *)partial)[r * {outputs} + o]; }},",
-            f"    [&](int o, {a} value) {{ {target}[o] = value; }});",
-        ]
-        size = slices * outputs * y.type.dtype.itemsize
-        return [Step(reduced, min(columns * slices, threads), size), Step(added, min(outputs * lanes, threads))]
+        read = f"return load<{e}, {wide}>({source} + {start} + {place});"
+        return by_columns(op, y, count, min(threads * wide // outputs, count), wide, read, names, threads)
 
     return form
+
+
+def _in_slices(
+    op: str, y: Variable, count: int, slices: int, wide: int, read: str, names: Names, threads: int
+) -> Sequence[Step]:
+    """A reduction of `count` elements to each of y, in `slices` if that is more than one, which are then reduced.
+
+    `read` returns element r of `wide` neighbouring results from o on.
+    """
+    target, a, columns, slices = names[y], c_type(y.type.dtype), y.size // wide, max(slices, 1)
+    into = f"({a} *)partial" if slices > 1 else target
+    reduced = [
+        f"in_block::reduce_slices<{op}, {a}, THREADS, {y.size}, {count}, {slices}, {wide}>(t, {into},",
+        f"    [&](int o, int r) {{ {read} }});",
+    ]
+    if slices == 1:
+        return [Step(reduced, min(columns, threads))]
+    lanes = lanes_for(slices, y.size, threads)
+    added = [
+        f"in_block::reduce_lanes<{op}, {a}, THREADS, {y.size}, {slices}, {lanes}>(t,",
+        f"    [&](int o, int r) {{ return (({a} *)partial)[r * {y.size} + o]; }},",
+        f"    [&](int o, {a} value) {{ {target}[o] = value; }});",
+    ]
+    size = slices * y.size * y.type.dtype.itemsize
+    return [Step(reduced, min(columns * slices, threads), size), Step(added, min(y.size * lanes, threads))]
 
 
 def _along_axis(function: str) -> Form:
@@ -174,6 +198,19 @@ def _take_along_axis(equation: Equation, names: Names, threads: int) -> Sequence
 def _read_by_index(x: Variable, y: Variable, names: Names, index: str, length: int, row: str, threads: int) -> Step:
     read = f"in_block::valid(index, {length}, bad) ? {names[x]}[{row}] : ({c_type(x.type.dtype)})0"
     return loop(y.size, [f"const int64_t index = {index};", f"{names[y]}[i] = {read};"], threads)
+
+
+def overlapped_take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    """A gather, whose loads are in flight while the block computes other equations."""
+    (step,) = _take(equation, names, threads)
+    (y,) = equation.outputs
+    if y.size > threads:
+        return [step]
+    target, taken, count = f"{names[y]}[i]", f"taken_{names[y]}", y.size
+    read = [line.replace(target, taken, 1) for line in step.lines[1:-1]]
+    loads = [step.lines[0], *indented(read), "}"]
+    declared = [f"{c_type(y.type.dtype)} {taken};"]
+    return [Step([f"if (t < {count}) {names[y]}[t] = {taken};"], count, declared=declared, loads=loads)]
 
 
 def _scatter_along_axis(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -230,12 +267,26 @@ def _slice(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     return [loop(y.size, [f"{names[y]}[i] = {names[x]}[{start} + {place}];"], threads)]
 
 
-def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    """A few rows by a small matrix: one thread for a short sum, several lanes for a long one."""
+def matmul(equation: Equation, names: Names, threads: int, by_columns: ColumnForm) -> Sequence[Step]:
+    """A few rows by a small matrix: one thread for a short sum, several lanes for a long one.
+
+    Args:
+        by_columns: computes a product whose left operand is transposed.
+    """
     (a, b), (y,) = equation.inputs, equation.outputs
     transposed = equation.params["transpose_b"]
-    (m, n), k = y.type.shape, a.type.shape[1]
+    (m, n), k = y.type.shape, a.size // y.type.shape[0]
     t, pointers = c_type(y.type.dtype), ", ".join(names[v] for v in (a, b, y))
+    if equation.params["transpose_a"]:
+        wide = math.gcd(16 // y.type.dtype.itemsize, n)
+        read = (
+            f"const {t} left = {names[a]}[r * {m} + o / {n}]; "
+            f"auto products = load<{t}, {wide}>({names[b]} + r * {n} + o % {n}); "
+            f"for (int i = 0; i < {wide}; i++) products.lane[i] *= left; "
+            "return products;"
+        )
+        slices = min(threads * wide // y.size, k, MAX_SLICES)
+        return by_columns("Sum", y, k, slices, wide, read, names, threads)
     if k <= MAX_SERIAL_K:
         steps = f"1, {k}" if transposed else f"{n}, 1"
         line = f"in_block::short_products<{t}, THREADS, {m}, {n}, {k}, {steps}>(t, {pointers});"
@@ -254,9 +305,7 @@ def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
 
 
 FORMS: Mapping[str, Form] = {
-    "sum": _reduction("Sum"),
-    "max": _reduction("Max"),
-    "min": _reduction("Min"),
+    **{name: reduction(op, _in_slices) for name, op in REDUCTIONS.items()},
     "softmax": _along_axis("softmax<false, THREADS"),
     "log_softmax": _along_axis("softmax<true, THREADS"),
     "argmax": _along_axis("argmax<THREADS"),
@@ -277,6 +326,10 @@ def form_of(equation: Equation) -> Form:
     if equation.primitive is loops_p or elementwise(equation):
         return _elementwise
     return _matmul if equation.has(Trait.MATMUL) else FORMS[equation.primitive.name]
+
+
+def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    return matmul(equation, names, threads, _in_slices)
 
 
 def is_checked(equation: Equation) -> bool:

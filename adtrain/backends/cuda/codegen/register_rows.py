@@ -1,10 +1,11 @@
-"""Row-fused kernels for long rows: a team of threads holds a row in registers and reads and writes it once."""
+"""Equations of rows: a team of threads holds a row in registers and reads and writes it once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.backends.cuda.codegen.one_block_forms import Step, lanes_for
 from adtrain.backends.cuda.codegen.part import Part, indented
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, literal
@@ -23,9 +24,12 @@ MIN_LENGTH = 64
 MANY_THREADS = 1 << 15
 """Threads that keep the largest GPU busy. With fewer, a whole block shares a row."""
 
-ROW, VALUE, COLUMN, NUMBER = "row", "value", "column", "number"
+MAX_ITEMS = 32
+"""Maximum elements of a row for a thread of a block that computes other equations too."""
+
+ROW, VALUE, COLUMN, NUMBER, TABLE = "row", "value", "column", "number", "table"
 """What a thread holds of a variable: its elements of the row; the row's one value; elements of a vector that all rows
-share, at its columns; a number."""
+share, at its columns; a number; a pointer to a table, of which it reads the row's element."""
 
 
 def register_rows(body: Program) -> Part | None:
@@ -34,6 +38,16 @@ def register_rows(body: Program) -> Part | None:
     if found is None:
         return None
     return _Writer(body, *found.type.shape).part()
+
+
+def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) -> Step | None:
+    """How one thread block computes a body of rows of one length; None if an equation has no form here.
+
+    Args:
+        names: the pointers to the inputs and outputs.
+    """
+    found = next((v for e in body.equations for v in (*e.inputs, *e.outputs) if len(v.type.shape) == 2), None)
+    return None if found is None else _Writer(body, *found.type.shape).step(names, threads)
 
 
 def _is_long(shape: Shape) -> bool:
@@ -48,15 +62,42 @@ class _Writer:
         self.kinds: dict[Variable, str] = {}
         self.names: dict[Variable, str] = {}
         self.lines: list[str] = []
+        self.pointers: Mapping[Variable, str] = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {
+            v: f"y{i}" for i, v in enumerate(body.outputs)
+        }
+
+    def step(self, names: Mapping[Variable, str], threads: int) -> Step | None:
+        """See `rows_in_block`."""
+        self.pointers = names
+        itemsize = max((v.type.dtype.itemsize for v in self._rows()), default=1)
+        width = vector_width(self.length, itemsize)
+        team = lanes_for(self.length // width, self.count, threads)
+        items = -(-(self.length // width) // team)
+        if items * width > MAX_ITEMS or not self._written():
+            return None
+        lines = [
+            f"using Row = RegisterRow<{self.length}, {team}, {items}, {width}>;",
+            f"in_block::for_each_row<THREADS, {self.count}, {team}>(t, [&](int row, int, bool live) {{",
+            *indented([*self.lines, *map(self._store, self.body.outputs)]),
+            "});",
+        ]
+        return Step(lines, min(self.count * team, threads))
+
+    def _rows(self) -> list[Variable]:
+        """The inputs and outputs of which a thread loads or stores elements of a row."""
+        return [v for v in (*self.body.inputs, *self.body.outputs) if v.type.shape == (self.count, self.length)]
+
+    def _written(self) -> bool:
+        """Write the equations; False if one has no form."""
+        return all(map(self._load, self.body.inputs)) and all(map(self._write, self.body.equations))
 
     def part(self) -> Part | None:
         """See `register_rows`."""
-        rows = [v for v in (*self.body.inputs, *self.body.outputs) if v.type.shape == (self.count, self.length)]
-        itemsize = max(v.type.dtype.itemsize for v in rows)
+        itemsize = max(v.type.dtype.itemsize for v in self._rows())
         width = vector_width(self.length, itemsize)
         team = self._team(self.length // width, self.length * itemsize)
         items = -(-(self.length // width) // team)
-        if not all(map(self._load, range(len(self.body.inputs)))) or not all(map(self._write, self.body.equations)):
+        if not self._written():
             return None
         blocks = -(-self.count * team // THREADS)
         mine = f"(int64_t)block * {THREADS // team} + threadIdx.x / {team}"
@@ -65,7 +106,7 @@ class _Writer:
             f"const bool live = {mine} < {self.count};",
             f"const int64_t row = live ? {mine} : {self.count - 1};",
             *self.lines,
-            *map(self._store, range(len(self.body.outputs))),
+            *map(self._store, self.body.outputs),
         ]
         checked = any(e.primitive.name in BY_INDEX for e in self.body.equations)
         headers = ("common/block_ops.cuh", "reduce/register_rows.cuh")
@@ -85,23 +126,25 @@ class _Writer:
             return VALUE
         return None
 
-    def _load(self, i: int) -> bool:
-        v, name = self.body.inputs[i], f"x{i}"
+    def _load(self, v: Variable) -> bool:
+        name, own = self.pointers[v], f"a{len(self.names)}"
         readers = [e for e in self.body.equations if v in e.inputs]
         kinds = {self._kind_for(v, e) for e in readers}
         if len(kinds) != 1 or (kind := kinds.pop()) is None:
             return False
         c = c_type(v.type.dtype)
-        self.kinds[v], self.names[v] = kind, f"a{i}"
+        self.kinds[v], self.names[v] = kind, name if kind == TABLE else own
         if kind in (ROW, COLUMN):
             at = f"{name} + row * {self.length}" if kind == ROW else name
-            self.lines += [f"{c} a{i}[Row::COUNT];", f"Row::load({at}, a{i});"]
-        else:
-            self.lines.append(f"const {c} a{i} = {name}[{'row' if kind == VALUE else 0}];")
+            self.lines += [f"{c} {own}[Row::COUNT];", f"Row::load({at}, {own});"]
+        elif kind != TABLE:
+            self.lines.append(f"const {c} {own} = {name}[{'row' if kind == VALUE else 0}];")
         return True
 
     def _kind_for(self, v: Variable, e: Equation) -> str | None:
         """What a thread holds of an argument of an equation."""
+        if e.has(Trait.GATHER) and v is e.inputs[0]:
+            return TABLE
         if not (e.primitive is loops_p or elementwise(e)):
             return self._kind(v)
         shape = e.outputs[0].type.shape
@@ -143,11 +186,10 @@ class _Writer:
             return ["{", *indented(lines), "}"]
         return _for_each_element(lines)
 
-    def _store(self, i: int) -> str:
-        v = self.body.outputs[i]
+    def _store(self, v: Variable) -> str:
         if self.kinds[v] == ROW:
-            return f"if (live) Row::store({self.names[v]}, y{i} + row * {self.length});"
-        return f"if (live && Row::thread() == 0) y{i}[row] = {self.names[v]};"
+            return f"if (live) Row::store({self.names[v]}, {self.pointers[v]} + row * {self.length});"
+        return f"if (live && Row::thread() == 0) {self.pointers[v]}[row] = {self.names[v]};"
 
 
 def _has_form(e: Equation) -> bool:
@@ -155,10 +197,17 @@ def _has_form(e: Equation) -> bool:
     x = e.inputs[0].type
     if e.primitive.name in ("take_along_axis", "scatter_along_axis"):
         return e.inputs[1].type.shape == (x.shape[0], 1)
+    if e.has(Trait.GATHER):
+        return takes_numbers(e)
     if e.primitive.name == "one_hot":
         return len(x.shape) == 1
     axes = e.params["axes"] if "axes" in e.params else (e.params["axis"],)
     return len(x.shape) == 2 and tuple(axes) == (1,)
+
+
+def takes_numbers(e: Equation) -> bool:
+    """Whether it gathers single elements of a vector."""
+    return e.primitive.name == "take" and len(e.inputs[0].type.shape) == len(e.inputs[1].type.shape) == 1
 
 
 def _for_each_element(lines: Sequence[str]) -> list[str]:
@@ -188,6 +237,12 @@ def _take_along_axis(e: Equation, names: Sequence[str]) -> list[str]:
     return [f"{y} = Row::at({x}, {valid} ? (int64_t){index} : -1);"]
 
 
+def _take(e: Equation, names: Sequence[str]) -> list[str]:
+    x, index, y = names
+    valid = f"in_block::valid({index}, {e.inputs[0].type.shape[0]}, bad)"
+    return [f"{y} = {valid} ? {x}[{index}] : ({c_type(e.outputs[0].type.dtype)})0;"]
+
+
 def _scatter_along_axis(e: Equation, names: Sequence[str]) -> list[str]:
     ct, index, y = names
     zero = f"({c_type(e.outputs[0].type.dtype)})0"
@@ -209,6 +264,7 @@ FORMS: Mapping[str, Form] = {
     "softmax": _softmax("false"),
     "log_softmax": _softmax("true"),
     "standardize": _standardize,
+    "take": _take,
     "take_along_axis": _take_along_axis,
     "scatter_along_axis": _scatter_along_axis,
     "one_hot": _one_hot,

@@ -1,258 +1,262 @@
 """The kernel of a `resident_steps` equation: several steps of a member by a cluster of thread blocks.
 
-The products of the first layer are in `kernels/cuda/gemm/resident_layer.cuh`. The other equations run in supersteps,
-with a barrier of the cluster between two of them. Their values lie in scratch memory. Values that a step replaces, such
-as the weights of the other layers, have two places there: one that this step reads, and one that the next step reads.
+The products of the first layer are in `kernels/cuda/gemm/resident_layer.cuh`. `passes/cluster_shards.py` divides the
+other equations among the blocks, and `resident_places.py` gives their values places in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from adtrain.backends.cuda.codegen.horizontal import parts_of
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.one_block import part_of
+from adtrain.backends.cuda.codegen.one_block import names_of, part_of
 from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, Part, aligned, dispatch, indented
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
-from adtrain.backends.cuda.codegen.row_fused import own_rows
+from adtrain.backends.cuda.codegen.resident_forms import fused, resident_form
+from adtrain.backends.cuda.codegen.resident_places import ALIGNMENT, ResidentPlaces, gradient_of
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of, row_fused_p
-from adtrain.core.primitive import Trait
+from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.gemm.matmul import BlockGemm
-from adtrain.lowering.cuda.gemm.tiles import SmallTile
-from adtrain.passes.fuse_horizontally import is_product
-from adtrain.passes.fuse_rows import shared_inputs
-from adtrain.passes.places import nbytes
-from adtrain.passes.resident_layer import (
-    PART_SHARED,
-    PARTIAL_SUMS,
-    THREADS,
-    TILE,
-    WARPS,
-    ResidentLayer,
-    carried,
-    input_of_byte,
-    resident_layer,
-    supersteps,
-    table_gathers,
-)
-
-Choice = Callable[[Equation], Sequence[BlockGemm]]
-"""The GEMM functions for a matrix product, the best first."""
+from adtrain.lowering.shapes import split_at
+from adtrain.passes.cluster_shards import ClusterShards, cluster_shards
+from adtrain.passes.resident_layer import THREADS, ResidentLayer, input_of_byte, resident_layer, table_gathers
 
 PACKED_BATCHES = 3
 """Packed batches in scratch memory: one for the forward product, two for the gradients of this and the next step."""
-HEADER = "gemm/resident_layer.cuh"
+HEADERS = "gemm/warp_products.cuh", "gemm/resident_layer.cuh", "reduce/register_rows.cuh"
 
 
-def resident_steps(equation: Equation, choose: Choice, target: Target) -> Kernel:
+def resident_steps(equation: Equation, target: Target) -> Kernel:
     """The kernel of one member."""
     body = body_of(equation)
     layer = resident_layer(body)
     assert layer is not None, "the pass that made the equation has found the layer"
     blocks = layer.blocks(target.shared)
     assert blocks is not None, "the pass has found that the layer fits"
-    return _Writer(body, layer, blocks, choose, target).kernel()
+    shards = cluster_shards(body, layer, blocks)
+    assert shards is not None, "the pass has found that a cluster can divide the step"
+    segments = [fused(segment, THREADS) for segment in shards.segments]
+    shards = replace(shards, segments=segments, rest=fused(shards.rest, THREADS))
+    return _Writer(body, layer, blocks, shards, target.shared).kernel()
 
 
 class _Writer:
     """Writes the kernel.
 
     Attributes:
-        block_units: units of the layer that a block has.
-        superstep: the number of each equation's superstep.
-        parts: of each superstep.
-        resident: the weights and their optimizer state, before and after the step.
-        carried: the other values that a step replaces; for each the value in the next step.
+        places: where values lie.
         pointers: the kernel's arguments, as C text.
-        names: where each value lies in a step, as C text.
-        packed: the byte of the scratch memory where packed batches start.
-        part_scratch: for each superstep, the byte where the scratch memory of its parts starts.
+        parts: of each segment of `shards`, and of the rest with what the layer does beside it.
+        part_scratch: the byte of a block's scratch memory where that of each part starts.
+        packed: the byte of the scratch memory where packed batches start. Before it are values that blocks exchange, in
+            two places: a step writes one while slower blocks may still read the other.
+        own, own_bytes: the byte where the scratch memory of the first block starts, and the bytes of each block.
     """
 
-    def __init__(self, body: Program, layer: ResidentLayer, blocks: int, choose: Choice, target: Target) -> None:
-        self.body, self.layer, self.blocks = body, layer, blocks
-        self.batch, self.inputs, self.units = layer.lengths
-        self.block_units = self.units // blocks
-        self.superstep = supersteps(body, layer)
-        self.parts = [self._parts(i, choose, target) for i in range(self.superstep[layer.backward] + 1)]
+    def __init__(self, body: Program, layer: ResidentLayer, blocks: int, shards: ClusterShards, shared: int) -> None:
+        self.layer, self.blocks, self.shards = layer, blocks, shards
+        self.batch, self.inputs, units = layer.lengths
+        self.units = units // blocks
         examples, indices = table_gathers(layer.gather)
         self.table, self.indices = examples.inputs[0], indices.inputs[0]
         self.forward = epilogue(layer.forward, "Forward")
-        self.resident = {v for pair in layer.states for v in pair}
-        self.carried = {before: after for before, after in carried(body).items() if before not in self.resident}
         self.operands = [*body.inputs, *body.outputs]
+        self.written = {*body.outputs}
         self.pointers = {v: f"p{i}" for i, v in enumerate(self.operands)}
-        self.carried_bytes = sum(aligned(nbytes(v)) for v in self.carried)
-        self.names: dict[Variable, str] = {}
+        self.places = ResidentPlaces(body, layer, blocks, shards, shared, self._update_arguments(), self.pointers)
+        self.packed = 2 * self.places.exchanged_bytes
+        self.own = self.packed + PACKED_BATCHES * self.batch * self.inputs
+        self.own_bytes = self.places.scratch_bytes
+        self.parts: list[Part] = []
         self.part_scratch: list[int] = []
-        self.packed = self.scratch = 0
-        self._place()
-
-    def _parts(self, number: int, choose: Choice, target: Target) -> list[Part]:
-        """The parts of a superstep. The products of the layer are not among them."""
-        members = [e for e, found in self.superstep.items() if found == number]
-        members = [e for e in members if e not in (self.layer.forward, self.layer.backward)]
-        rows = [e for e in members if e.primitive is row_fused_p]
-        others = [e for e in members if e not in rows]
-        products = {e: _without_shared_memory(choose(e)[0]) for e in others if is_product(e)}
-        return [*map(self._rows, rows), *parts_of(others, products, THREADS, target, f"Epilogue{number}_", PART_SHARED)]
-
-    def _rows(self, equation: Equation) -> Part:
-        """The part of a `row_fused` equation, with equally many rows for each block, and at most as many blocks as the
-        cluster has."""
-        body = body_of(equation)
-        count = body.outputs[0].type.shape[0]
-        rows = next(n for n in range(-(-count // self.blocks), count + 1) if count % n == 0)
-        return own_rows(
-            body, {count: rows}, shared_inputs(body), lambda own, names: part_of(own, names, THREADS, PART_SHARED)
-        )
-
-    def _place(self) -> None:
-        """Give each value its place in memory."""
-        self.names = {v: self.pointers[v] for v in self.body.inputs}
-        at = 0
-        for before, after in self.carried.items():
-            self.names |= {before: _cast(before, f"this_step + {at}"), after: _cast(after, f"next_step + {at}")}
-            at += aligned(nbytes(before))
-        at = 2 * self.carried_bytes
-        for e in self.body.equations:
-            for v in e.outputs:
-                if e.has(Trait.RESHAPE):
-                    self.names[v] = self.names.get(e.inputs[0], "")
-                elif v not in self.names and v not in self.resident and e is not self.layer.gather:
-                    self.names[v] = _cast(v, f"scratch + {at}")
-                    at += aligned(nbytes(v))
-        self.packed = at
-        at += PACKED_BATCHES * self.batch * self.inputs * 2
-        for parts in self.parts:
-            self.part_scratch.append(at)
-            at += sum(aligned(part.scratch) for part in parts)
-        self.scratch = at
+        for segment in (*shards.segments, shards.rest):
+            part = part_of(
+                segment,
+                names_of(segment),
+                THREADS,
+                self.places.shared_bytes,
+                forms=resident_form,
+                in_shared=self.places.in_shared,
+                in_place=self.places.values_in_outputs(segment),
+                beside=self._beside_rest() if segment is shards.rest else (),
+            )
+            self.parts.append(part)
+            self.part_scratch.append(self.own_bytes)
+            self.own_bytes += aligned(self.parts[-1].scratch)
 
     def kernel(self) -> Kernel:
-        parts = [part for found in self.parts for part in found]
         resident, workspace = self.layer.shared_bytes(self.blocks)
-        assert all(part.shared <= workspace for part in parts), "parts have at most PART_SHARED bytes"
-        written = set(self.body.outputs)
-        parameters = [f"{pointer(v, const=v not in written)}{self.pointers[v]}" for v in self.operands]
-        headers = dict.fromkeys(["common/common.cuh", *(h for part in parts for h in part.headers)])
-        lengths = f"{self.inputs}, {self.block_units}, {self.batch}, {len(self.layer.states)}, {PARTIAL_SUMS}"
+        parameters = [f"{pointer(v, const=v not in self.written)}{self.pointers[v]}" for v in self.operands]
+        headers = dict.fromkeys(["common/common.cuh", *(h for part in self.parts for h in part.headers)])
+        lengths = f"{self.inputs}, {self.units}, {self.batch}, {len(self.layer.states)}"
         text = [
             "#define T float",
             *(f'#include "{header}"' for header in headers),
             f"constexpr int THREADS = {THREADS};",
-            f'#include "{HEADER}"',
-            *dict.fromkeys(part.definitions for part in parts if part.definitions),
+            *(f'#include "{header}"' for header in HEADERS),
             self.forward.text,
             *self._update(),
             *self._input_of_byte(),
             f"typedef ResidentLayer<{lengths}> Layer;",
             f'static_assert(Layer::RESIDENT + Layer::SUMS == {resident}, "as planned");',
-            f'static_assert(Layer::WORKSPACE <= {workspace}, "as planned");',
+            f'static_assert(Layer::WORKSPACE == {workspace}, "as planned");',
             "",
             "KERNEL CLUSTER_DIMS __launch_bounds__(THREADS) resident_steps(",
             f"    {', '.join(parameters)}, int64_t runs, char *scratch, int *bad)",
             "{",
             f"    {FIRST_STATEMENT}",
-            *indented(list(self._statements(workspace))),
+            *indented(list(self._statements())),
             "}",
             "",
         ]
         source = Source("resident_steps.cu", "\n".join(text), (*OPTIONS, f"-DCLUSTER={self.blocks}"))
-        size = self.blocks, THREADS, workspace + resident, self.scratch
+        size = self.blocks, THREADS, self.places.workspace + resident, self.own + self.blocks * self.own_bytes
         return Kernel(source, "resident_steps", self.operands, *size, checked=True, repeats=True)
 
-    def _statements(self, workspace: int) -> Iterator[str]:
+    def _statements(self) -> Iterator[str]:
         batch_number, _ = self.layer.batch_number
         _, numbers = input_of_byte(self.layer.gather)
         arguments = "".join(f", *{self.pointers[v]}" for v in numbers)
-        yield f"char *this_step = scratch, *next_step = scratch + {self.carried_bytes};"
-        yield f"const int unit0 = cluster_rank() * {self.block_units};"
+        yield f"const int unit0 = cluster_rank() * {self.units};"
+        yield f"char *exchanged = scratch, *next_exchanged = scratch + {self.places.exchanged_bytes};"
+        yield f"char *const direct = scratch + {self.packed};"
+        yield "char *transposed = direct + Layer::PACKED, *next_transposed = transposed + Layer::PACKED;"
+        yield f"scratch += {self.own} + cluster_rank() * {self.own_bytes};"
+        for memory, begin, size in self.places.swapped:
+            yield f"auto *this_{memory} = {begin}, *next_{memory} = {begin} + {size};"
         yield f"const float of_0 = input_of_byte(0{arguments}), of_255 = input_of_byte(255{arguments});"
-        yield f"const Layer layer(shared_bytes, {workspace}, (of_255 - of_0) / 255, of_0);"
+        yield f"const Layer layer(shared_bytes, {self.places.workspace}, (of_255 - of_0) / 255, of_0);"
         for i, (before, _) in enumerate(self.layer.states):
             yield f"layer.load({i}, {self.pointers[before]} + unit0 * {self.inputs});"
-        for before in self.carried:
-            yield f"if (cluster_rank() == 0) copy({self.names[before]}, {self.pointers[before]}, {before.size});"
-        yield f"char *const direct = scratch + {self.packed}, *transposed = direct + Layer::PACKED;"
-        yield "char *next_transposed = transposed + Layer::PACKED;"
-        yield "cluster_barrier();"
-        yield f"layer.set_row({self._example(batch_number)}, {self.table.type.shape[0]}, bad);"
+        for v in self.places.copied:
+            whole, begin, rows, length = self._slice(v)
+            to, source = self.places.name(v), f"{self.pointers[v]} + {begin}"
+            yield f"copy_rows({to}, {length}, {source}, {whole}, {rows}, {length});"
         yield "__syncthreads();"
-        yield f"layer.pack({self.pointers[self.table]}, direct, transposed);"
+        yield self._set_row(self._example(self._number(batch_number)))
+        yield "__syncthreads();"
+        yield "Layer::Batch first;"
+        yield f"layer.load_batch({self.pointers[self.table]}, first);"
+        yield "layer.store_batch(first, direct, transposed);"
+        if self.places.received is not None:
+            yield f"Mbarrier &received = *(Mbarrier *)(shared_bytes + {self.places.received});"
+            yield "if (threadIdx.x == 0) received.init(1), fence_mbarrier_init();"
         yield "cluster_barrier();"
-        yield "layer.forward(direct);"
+        yield "Layer::Sums sums;"
+        yield "layer.forward(direct, sums);"
         yield "#pragma unroll 1"
         yield "for (int64_t run = 0; run < runs; run++) {"
-        yield from indented([*self._finish(), *self._supersteps(), *self._backward()])
+        yield from indented([*self._finish(), *self._segments(), *self._backward()])
         yield "}"
         for i, (_, after) in enumerate(self.layer.states):
             yield f"layer.store({i}, {self.pointers[after]} + unit0 * {self.inputs});"
-        for before, after in self.carried.items():
-            yield f"if (cluster_rank() == 0) copy({self.pointers[after]}, {self.names[before]}, {before.size});"
+        for before, after in self.places.carried.items():
+            whole, begin, rows, length = self._slice(after)
+            test = "" if after in self.shards.axes else "if (cluster_rank() == 0) "
+            to = f"{self.pointers[after]} + {begin}"
+            yield f"{test}copy_rows({to}, {whole}, {self.places.name(before)}, {length}, {rows}, {length});"
+
+    def _slice(self, v: Variable) -> tuple[int, str, int, int]:
+        """A block's part of an array as a slice of each row: the length of a row, where the slice begins (C text), the
+        number of rows, the length of the slice."""
+        if v not in self.shards.axes:
+            return v.size, "0", 1, v.size
+        outer, length, inner = split_at(v.type.shape, self.shards.axes[v])
+        return length * inner, f"unit0 * {inner}", outer, length // self.blocks * inner
 
     def _finish(self) -> Iterator[str]:
         """The outputs of the layer, with the epilogue of its product."""
-        pointers = ", ".join(self.names[v] for v in (*self.forward.inputs, *self.forward.outputs))
+        pointers = ", ".join(self.places.name(v) for v in (*self.forward.inputs, *self.forward.outputs))
+        first, pitch = self._columns()
         yield f"const Forward epilogue = {{{pointers}}};"
-        yield f"layer.finish({self.pointers[self.table]}, [&](int row, int unit, const float (&value)[4]) {{"
-        yield f"    epilogue(0, row, unit0 + unit, (int64_t)row * {self.units} + unit0 + unit, value);"
+        yield f"layer.finish({self.pointers[self.table]}, sums, [&](int row, int unit, const float (&value)[4]) {{"
+        yield f"    epilogue(0, row, {first} + unit, (int64_t)row * {pitch} + {first} + unit, value);"
         yield "});"
         yield "__syncthreads();"
 
-    def _supersteps(self) -> Iterator[str]:
-        """The parts. The superstep after the one that computes the next batch's number also packs the next batch."""
-        _, next_batch = self.layer.batch_number
-        computed = next(number for e, number in self.superstep.items() if next_batch in e.outputs)
+    def _columns(self) -> tuple[str, int]:
+        """Where the units of a block begin in a row of outputs of the layer, and the length of the row."""
+        return ("unit0", self.units * self.blocks) if self.shards.gathered else ("0", self.units)
+
+    def _segments(self) -> Iterator[str]:
+        """The equations, and the next batch. Its examples are read after the first segment, which finds its number."""
         yield "const bool last = run + 1 == runs;"
-        for i, parts in enumerate(self.parts):
+        texts = [
+            [*dispatch([part], self.places.names, "0", at), "__syncthreads();"]
+            for part, at in zip(self.parts, self.part_scratch, strict=True)
+        ]
+        first, *segments, rest = texts
+        yield from first
+        number, batches = self._number(self.layer.batch_number[1]), self.indices.type.shape[0]
+        yield f"const int64_t example = last ? 0 : {self._example(number)};"
+        # The step after it probably takes the next batch, which is prefetched.
+        yield f"const int64_t later = last ? 0 : {self._example(f'{number} + ({number} + 1 < {batches})')};"
+        if self.places.received is None:
+            yield "cluster_arrive_after_sync();"
+            yield f"if (!last) {self._set_row('example')}"
+            yield "cluster_wait();"
+        else:
+            at = f"(char *)shared_bytes + {self.places.received + ALIGNMENT}"
+            yield f"send_to_cluster<{self.places.received_bytes}>({at}, received);"
+            yield f"if (!last) {self._set_row('example')}"
+            yield "wait_for_cluster(received, run % 2);"
+            yield "__syncthreads();"
+        yield "Layer::Batch batch;"
+        yield f"if (!last) layer.load_batch({self.pointers[self.table]}, batch);"
+        for i, segment in enumerate(segments):
             if i:
                 yield "cluster_barrier();"
-            if i == computed + 1:  # before the parts, so that the load overlaps them
-                yield f"const int64_t example = last ? 0 : {self._example(next_batch)};"
-            if total := sum(part.blocks for part in parts):
-                yield f"for (int number = cluster_rank(); number < {total}; number += CLUSTER) {{"
-                yield from indented(list(dispatch(parts, self.names, "number", self.part_scratch[i])))
-                yield "    __syncthreads();"
-                yield "}"
-            if i == computed + 1:
-                yield "if (!last) {"
-                yield f"    layer.set_row(example, {self.table.type.shape[0]}, bad);"
-                yield "    __syncthreads();"
-                yield f"    layer.pack({self.pointers[self.table]}, direct, next_transposed);"
-                yield "}"
+            yield from segment
+        yield from rest
+
+    def _beside_rest(self) -> Sequence[Sequence[str]]:
+        """What the layer does beside the rest of the equations, by phase.
+
+        It splits its gradient into terms, packs the next batch, and prefetches the one after it.
+        """
+        first, pitch = self._columns()
+        gradient = f"{self.places.name(gradient_of(self.layer))} + {first}, {pitch}"
+        return (
+            (
+                "float gradient[4][2];",
+                f"layer.load_gradient({gradient}, gradient);",
+                "if (!last) layer.store_batch(batch, direct, next_transposed);",
+                f"layer.prefetch({self.pointers[self.table]}, later, {self.table.type.shape[0]});",
+            ),
+            ("cluster_arrive_after_sync();", "layer.split_gradient(gradient);"),
+        )
 
     def _backward(self) -> Iterator[str]:
         """The gradients and updates of the layer's weights, and the product of the new weights and the next batch."""
-        gradient = self.names[body_of(self.layer.backward).equations[0].inputs[0]]
-        yield f"layer.load_gradient({gradient} + unit0, {self.units});"
-        yield "__syncthreads();"
-        yield f"const Update update = {{{', '.join(f'*{self.names[v]}' for v in self._update_arguments())}}};"
+        yield f"const Update update = {{{', '.join(f'*{self.places.name(v)}' for v in self._update_arguments())}}};"
+        yield "cluster_wait();"
         yield "if (last)"
-        yield "    layer.backward<false>(transposed, direct, update);"
+        yield "    layer.backward<false>(transposed, direct, update, sums);"
         yield "else"
-        yield "    layer.backward<true>(transposed, direct, update);"
-        yield "cluster_barrier();"
-        for a, b in (("this_step", "next_step"), ("transposed", "next_transposed")):
-            yield f"char *const old_{a} = {a};"
-            yield f"{a} = {b}, {b} = old_{a};"
+        yield "    layer.backward<true>(transposed, direct, update, sums);"
+        for name in ("transposed", "exchanged", *(f"this_{memory}" for memory, _, _ in self.places.swapped)):
+            other = name.replace("this", "next") if name.startswith("this") else f"next_{name}"
+            yield f"auto *const old_{name} = {name};"
+            yield f"{name} = {other}, {other} = old_{name};"
 
-    def _example(self, batch_number: Variable) -> str:
-        """C text: the example of this thread's row of a batch."""
-        batches = self.indices.type.shape[0]
-        number = f"(int64_t)*{self.names[batch_number]}"
-        return f"layer.example({self.pointers[self.indices]}, {number}, {batches}, bad)"
+    def _number(self, batch_number: Variable) -> str:
+        return f"(int64_t)*{self.places.name(batch_number)}"
+
+    def _example(self, number: str) -> str:
+        """C text: the example of this thread's row of the batch with this number."""
+        return f"layer.example({self.pointers[self.indices]}, {number}, {self.indices.type.shape[0]}, bad)"
+
+    def _set_row(self, example: str) -> str:
+        return f"layer.set_row({self.pointers[self.table]}, {example}, {self.table.type.shape[0]}, bad);"
 
     def _update_arguments(self) -> Sequence[Variable]:
         """The single numbers that the update reads, such as the learning rate."""
         after: Epilogue = epilogue(self.layer.backward)
-        return [v for v in after.inputs if v not in self.resident]
+        return [v for v in after.inputs if v not in {v for pair in self.layer.states for v in pair}]
 
     def _update(self) -> Iterator[str]:
         """A struct that updates a weight and its optimizer state, given the gradient."""
@@ -279,16 +283,3 @@ class _Writer:
         yield from indented(statements(program, values, ["const float found"]))
         yield "    return found;"
         yield "}"
-
-
-def _cast(v: Variable, place: str) -> str:
-    return f"(({c_type(v.type.dtype)} *)({place}))"
-
-
-def _without_shared_memory(gemm: BlockGemm) -> BlockGemm:
-    """The same product by blocks of THREADS threads, which load operands directly to registers."""
-    tile = gemm.tile
-    assert isinstance(tile, SmallTile), "members multiply float32 by small GEMMs"
-    slices = WARPS // (tile.m // TILE * (tile.n // TILE))
-    tile = replace(tile, warp_m=TILE, warp_n=TILE, slices=slices).for_k(gemm.lengths[-1])
-    return replace(gemm, tile=tile, load_bytes=8)

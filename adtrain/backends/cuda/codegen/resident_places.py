@@ -1,0 +1,224 @@
+"""Where the values of resident steps lie: in the shared memory of a block, or in scratch memory.
+
+While the layer does not use its workspace (`gemm/resident_layer.cuh`), other values lie there. The gradient of the
+outputs lies at its end. The layer writes the terms of this gradient to the same memory while the block computes other
+equations.
+
+Values that a step replaces, such as the weights of the other layers, have two places: one that this step reads, and one
+that the next step reads. An elementwise equation may write the new value over the old one, if nothing else reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from adtrain.backends.cuda.codegen.part import aligned
+from adtrain.codegen.expressions import c_type
+from adtrain.core.fused import body_of, loops_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.cluster_shards import ClusterShards
+from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.places import nbytes
+from adtrain.passes.resident_layer import ResidentLayer, carried
+
+ALIGNMENT = 16
+MIN_SHARED = 5 << 10
+"""Bytes of shared memory for the values between the equations of a segment."""
+
+
+class ResidentPlaces:
+    """The places of a block's values.
+
+    Attributes:
+        carried: the values that a step replaces, other than those of the layer; for each the value in the next step.
+        copied: the inputs that a block copies: carried ones, sharded ones and single numbers.
+        replaced: the carried values that the step replaces in the same memory.
+        swapped: the memories of the other carried values. For each its name, where it begins, and its bytes for a step.
+        names: where each value of a block lies in a step, as C text.
+        in_shared: the values in shared memory.
+        workspace: bytes of shared memory in front of the resident values.
+        shared_bytes: those at its beginning that are left to the equations of a segment.
+        exchanged_bytes: of scratch memory, for values that blocks exchange.
+        received: the byte of shared memory where an mbarrier lies, and ALIGNMENT bytes after it the partial sums of all
+            blocks. None if there is no room: then these sums lie in scratch memory too.
+        received_bytes: of the partial sums of a block.
+        scratch_bytes: of scratch memory of a block.
+    """
+
+    def __init__(
+        self,
+        body: Program,
+        layer: ResidentLayer,
+        blocks: int,
+        shards: ClusterShards,
+        shared: int,
+        update_arguments: Sequence[Variable],
+        pointers: Mapping[Variable, str],
+    ) -> None:
+        self.body, self.layer, self.blocks, self.shards = body, layer, blocks, shards
+        self.update_arguments = update_arguments
+        resident = {v for pair in layer.states for v in pair}
+        self.carried = {before: after for before, after in carried(body).items() if before not in resident}
+        read = {v for program in (*shards.segments, shards.rest) for v in program.inputs}
+        kept = {v for v in body.inputs if v in shards.axes or (v.size == 1 and v in read)} - resident
+        self.copied = [v for v in body.inputs if v in self.carried or v in kept]
+        self.replaced = {v for v in self.carried if self._in_place(v)}
+        self.names = {v: pointers[v] for v in body.inputs if v not in self.copied}
+        self.workspace = (shared - layer.shared_bytes(blocks)[0]) // ALIGNMENT * ALIGNMENT
+        self.swapped: list[tuple[str, str, int]] = []
+        self.in_shared: set[Variable] = set()
+        self.received: int | None = None
+        self.received_bytes = sum(aligned(nbytes(partial)) for partial in shards.partial)
+        # In shared memory values lie from `_top` down to the workspace, and in the workspace from `_below` down.
+        self._top, self.scratch_bytes = self.workspace, 0
+        self._workspace = layer.shared_bytes(blocks)[1]
+        self._below = self._workspace - layer.operand_bytes(blocks)
+        self._place_copied()
+        self._place_exchanged()
+        self._place_made()
+        self.shared_bytes = self._below
+
+    def name(self, v: Variable) -> str:
+        """C text: where the part of a value lies that a block has."""
+        return self.names[self._part(self._source(v))]
+
+    def _part(self, v: Variable) -> Variable:
+        return self.shards.of_block.get(v, v)
+
+    def _place_copied(self) -> None:
+        """Give the copied values, and those that replace them, places that the layer does not use."""
+        here: list[Variable] = []
+        there: list[Variable] = []
+        for v in sorted(self.copied, key=lambda v: nbytes(self._part(v))):
+            size = aligned(nbytes(self._part(v))) * self._places(v)
+            fits = self._top - size >= max(self._workspace, MIN_SHARED)
+            self._top -= size if fits else 0
+            (here if fits else there).append(v)
+        for memory, begin, group in (("shared", f"shared_bytes + {self._top}", here), ("own", "scratch", there)):
+            step = sum(aligned(nbytes(self._part(v))) for v in group if self._places(v) == 2)
+            at, end = 0, 2 * step
+            for v in group:
+                old, new = self._part(v), self._part(self.carried.get(v, v))
+                if self._places(v) == 1:
+                    self.names |= dict.fromkeys((old, new), _cast(old, f"{begin} + {end}"))
+                    end += aligned(nbytes(old))
+                else:
+                    self.names |= {old: _cast(old, f"this_{memory} + {at}"), new: _cast(new, f"next_{memory} + {at}")}
+                    at += aligned(nbytes(old))
+                if group is here:
+                    self.in_shared |= {old, new}
+            self.swapped.append((memory, begin, step))
+            self.scratch_bytes = end  # of the last group
+
+    def _place_exchanged(self) -> None:
+        """Give each value that blocks exchange its place."""
+        size = ALIGNMENT + self.blocks * self.received_bytes
+        at, start = 0, "exchanged"
+        if len(self.shards.partial) == 1 and len(self.shards.segments) == 2 and self._top - size >= self._workspace:
+            self._top -= size
+            self.received, start = self._top, f"shared_bytes + {self._top + ALIGNMENT}"
+        for partial, of_blocks in self.shards.partial.items():
+            self.names |= {v: _cast(v, f"{start} + {at + i * self.received_bytes}") for i, v in enumerate(of_blocks)}
+            self.names[partial] = _cast(partial, f"{start} + {at} + cluster_rank() * {self.received_bytes}")
+            at += aligned(nbytes(partial))
+            if self.received is not None:
+                self.in_shared |= {partial, *of_blocks}
+        at *= self.blocks
+        for v in self.layer.forward.outputs if self.shards.gathered else ():
+            self.names[v] = _cast(v, f"{start} + {at}")
+            at += aligned(nbytes(v))
+        self.exchanged_bytes = at if self.received is None else 0
+
+    def _place_shared_in_turn(self, outputs: Sequence[Variable], gradient: Variable) -> None:
+        """Put the outputs of the layer, and their gradient, where other values lie later or before.
+
+        The layer writes the terms of the gradient to its workspace in the second phase after the last segment. When the
+        gradient is computed, the partial sums of all blocks are not needed any more.
+        """
+        spaces = {"terms": (self._below, self._workspace - self._below)}
+        if self.received is not None:
+            spaces["sums"] = (self.received + ALIGNMENT, self.blocks * self.received_bytes)
+        for v, usable in ((gradient, ("sums", "terms")), *((v, ("terms",)) for v in outputs)):
+            fits = [name for name in usable if name in spaces and nbytes(v) <= spaces[name][1]]
+            if fits and v not in self.names and self._read_first(v):
+                self.names[v] = _cast(v, f"shared_bytes + {spaces.pop(fits[0])[0]}")
+                self.in_shared.add(v)
+
+    def _place_made(self) -> None:
+        """Give each other value its place: in shared memory while there is room, otherwise in scratch memory."""
+        outputs = [self._part(v) for v in self.layer.forward.outputs]
+        gradient = self._part(self._source(gradient_of(self.layer)))
+        self._place_shared_in_turn(outputs, gradient)
+        made = [v for program in (*self.shards.segments, self.shards.rest) for v in program.outputs]
+        for v in dict.fromkeys((*outputs, gradient, *sorted(made, key=nbytes))):
+            if v in self.names:
+                continue
+            size = aligned(nbytes(v))
+            if self._top - size >= self._workspace:
+                self._top -= size
+                place = f"shared_bytes + {self._top}"
+                self.in_shared.add(v)
+            elif self._below - size >= MIN_SHARED:
+                self._below -= size
+                place = f"shared_bytes + {self._below}"
+                self.in_shared.add(v)
+            else:
+                place = f"scratch + {self.scratch_bytes}"
+                self.scratch_bytes += size
+            self.names[v] = _cast(v, place)
+
+    def _read_first(self, v: Variable) -> bool:
+        """Whether the equations after the last segment read a value only in their first phase."""
+        rest, views = self.shards.rest, {v}
+        for e in rest.equations:
+            if e.has(Trait.RESHAPE) and e.inputs[0] in views:
+                views.add(e.outputs[0])
+        made = {x for e in rest.equations for x in e.outputs} - views
+        readers = [e for e in rest.equations if not e.has(Trait.RESHAPE) and not views.isdisjoint(e.inputs)]
+        return all(made.isdisjoint(e.inputs) for e in readers)
+
+    def _places(self, v: Variable) -> int:
+        """In how many places an input of the kernel lies that a block copies."""
+        return 2 if v in self.carried and v not in self.replaced else 1
+
+    def _in_place(self, before: Variable) -> bool:
+        """Whether the equation that replaces a carried value may write the new one to the same memory."""
+        old, new = self._part(before), self._part(self.carried[before])
+        programs = [*self.shards.segments, self.shards.rest]
+        at = next(i for i, program in enumerate(programs) if new in program.outputs)
+        (e,) = (e for e in programs[at].equations if new in e.outputs)
+        later = any(old in program.inputs for program in programs[at + 1 :])
+        alone = [*programs[at].readers.get(old, [])] in ([], [e])
+        return _by_element(e) and alone and not later and before not in map(self._source, self.update_arguments)
+
+    def values_in_outputs(self, segment: Program) -> dict[Variable, Variable]:
+        """The values that an elementwise equation may replace by an output in the same memory, and these outputs."""
+        made = {v for e in segment.equations if not e.has(Trait.RESHAPE) for v in e.outputs} - {*segment.outputs}
+        kept = {self._part(self.carried[v]) for v in self.replaced}  # the old value is still needed
+        found: dict[Variable, Variable] = {}
+        for e in filter(_by_element, segment.equations):
+            old = [v for v in e.inputs if v in made and len(segment.readers[v]) == 1]
+            for y in (v for v in e.outputs if v in segment.outputs and v not in kept):
+                v = next((v for v in old if v.type == y.type and v not in found), None)
+                found |= {v: y} if v else {}
+        return found
+
+    def _source(self, v: Variable) -> Variable:
+        views = {e.outputs[0]: e.inputs[0] for e in self.body.equations if e.has(Trait.RESHAPE)}
+        while v in views:
+            v = views[v]
+        return v
+
+
+def gradient_of(layer: ResidentLayer) -> Variable:
+    """The gradient of the outputs of the layer."""
+    return body_of(layer.backward).equations[0].inputs[0]
+
+
+def _by_element(equation: Equation) -> bool:
+    return equation.primitive is loops_p or elementwise(equation)
+
+
+def _cast(v: Variable, place: str) -> str:
+    return f"(({c_type(v.type.dtype)} *)({place}))"

@@ -1,0 +1,262 @@
+"""Divide the equations of a training step among the blocks of a cluster, as tensor parallelism does.
+
+Each block has some units of the first layer (Shoeybi et al., Megatron-LM, 2019). A value with an axis of these units is
+sharded: each block has the part of its own units. All other values are replicated: each block computes them itself,
+with the same bits. So blocks exchange values only where an equation adds over the units of all blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from adtrain.core.fused import FUSED, body_of
+from adtrain.core.precision import FULL
+from adtrain.core.primitive import PRIMITIVES, Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import ArrayType
+from adtrain.passes.batchwise import rowwise
+from adtrain.passes.fuse_elementwise import elementwise, fuse_elementwise
+from adtrain.passes.fuse_one_block import FORMS
+from adtrain.passes.resident_layer import ResidentLayer
+from adtrain.passes.unit_axes import adds_units, axes_of_units, is_local
+
+BLOCK_FORMS = FORMS | {"standardize"}
+"""The primitives that a block can compute, besides elementwise ones, reshapes and matrix products."""
+
+
+@dataclass(frozen=True)
+class ClusterShards:
+    """The equations of a step, without the layer itself, for one block of a cluster.
+
+    Attributes:
+        axes: the axis of units of each sharded value.
+        of_block: for each value that segments have, its part in a block. A replicated value is its own part.
+        segments: the equations between two exchanges.
+        rest: equations after the last segment, which the update of the layer does not need.
+        partial: for each partial sum of a block the partial sums of all blocks, which later segments add.
+        gathered: whether blocks exchange the outputs of the layer, after the first segment. Then these are replicated.
+    """
+
+    axes: Mapping[Variable, int]
+    of_block: Mapping[Variable, Variable]
+    segments: Sequence[Program]
+    rest: Program
+    partial: Mapping[Variable, Sequence[Variable]]
+    gathered: bool
+
+
+def cluster_shards(body: Program, layer: ResidentLayer, blocks: int) -> ClusterShards | None:
+    """How a cluster of so many blocks divides a member's Program; None if it cannot."""
+    own = (layer.gather, layer.forward, layer.backward)
+    equations = [x for e in body.equations if e not in own for x in _flat(e)]
+    if not all(map(_has_form, equations)):
+        return None
+    axes = axes_of_units(body, layer)
+    if blocks == 1 or axes is None or not all(is_local(e, axes) or adds_units(e, axes) for e in equations):
+        axes = {}
+    return _Divider(body, layer, blocks, equations, axes).divided()
+
+
+def _flat(equation: Equation) -> Iterator[Equation]:
+    """The equations in a fused one, or an equation itself."""
+    if equation.primitive in FUSED:
+        for e in body_of(equation).equations:
+            yield from _flat(e)
+    else:
+        yield equation
+
+
+def _has_form(equation: Equation) -> bool:
+    """Whether a thread block can compute an equation."""
+    e = equation
+    if e.has(Trait.MATMUL):
+        one_transposed = not (e.params["transpose_a"] and e.params["transpose_b"])
+        return len(e.inputs[0].type.shape) == 2 and one_transposed and e.params["precision"] == FULL
+    return e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in BLOCK_FORMS
+
+
+def _ancestors(equations: Sequence[Equation], last: Sequence[Equation]) -> set[Equation]:
+    """The equations that others need, and these."""
+    producer = {v: e for e in equations for v in e.outputs}
+    found, waiting = set(last), list(last)
+    while waiting:
+        more = {producer[v] for v in waiting.pop().inputs if v in producer} - found
+        found |= more
+        waiting += more
+    return found
+
+
+def _deepest(places: Mapping[Equation, tuple[int, int]], equations: Collection[Equation], segment: int) -> int:
+    """The maximum depth of some equations in a segment."""
+    return max((depth for e, (number, depth) in places.items() if number == segment and e in equations), default=0)
+
+
+class _Divider:
+    """Divides the equations into segments.
+
+    Attributes:
+        segment: the number of each equation's segment. Views are in all segments that read them.
+        ready: the first segment that may read a value. Inputs are not in it.
+    """
+
+    def __init__(
+        self,
+        body: Program,
+        layer: ResidentLayer,
+        blocks: int,
+        equations: Sequence[Equation],
+        axes: Mapping[Variable, int],
+    ) -> None:
+        self.body, self.layer, self.blocks, self.equations, self.axes = body, layer, blocks, equations, axes
+        self.of_block: dict[Variable, Variable] = {}
+        self.partial: dict[Variable, Sequence[Variable]] = {}
+        self.views = {e.outputs[0]: e for e in equations if e.has(Trait.RESHAPE)}
+        self.segment: dict[Equation, int] = {}
+        self.ready: dict[Variable, int] = {}
+
+    def divided(self) -> ClusterShards | None:
+        """The shards; None if nothing is exchanged, or the first segment cannot compute the next batch's number."""
+        sums = [e for e in self.equations if adds_units(e, self.axes)]
+        numbers = [e for e in self.equations if self.layer.batch_number[1] in e.outputs]
+        needed = set(map(self._source, self.layer.backward.inputs))
+        critical = _ancestors(self.equations, [e for e in self.equations if not needed.isdisjoint(e.outputs)])
+
+        # Blocks wait for `early` in all segments but the last. Others make no chain longer there.
+        early = _ancestors(self.equations, [*sums, *numbers])
+        found = self._earliest(sums, {})
+        last = max((number + (e in sums) for e, (number, _) in found.items()), default=0)
+        most = {i: _deepest(found, early, i) for i in range(last)}
+        found = self._earliest(sums, {e: most for e in self.equations if e not in early})
+        before = any(v in self.ready for v in map(self._source, self.layer.forward.inputs))
+        if not last or before or not numbers or found[numbers[0]][0]:
+            return None
+
+        # The last segment has what the update of the layer needs, and rows that are computed with these.
+        beside = self._rows_beside(critical, [e for e, (number, _) in found.items() if number == last])
+        numbers_of = {e: number + (number == last and e not in beside) for e, (number, _) in found.items()}
+        latest = {
+            e: last if e in beside else last + 1
+            for e in self.equations
+            if e not in early and elementwise(e) and e.outputs[0].size > 1
+        }
+        for e, number in self._with_readers(numbers_of, latest).items():
+            if e in sums:
+                self._add(e, number)
+            elif not e.has(Trait.RESHAPE):
+                self.segment[self._own(e)] = number
+        *segments, rest = self._segments(last + 1)
+        return ClusterShards(self.axes, self.of_block, segments, rest, self.partial, not self.axes)
+
+    def _earliest(
+        self, sums: Collection[Equation], most: Mapping[Equation, Mapping[int, int]]
+    ) -> dict[Equation, tuple[int, int]]:
+        """For each equation the first segment that can have it, and its depth there: the length of the chain before it.
+
+        Args:
+            sums: the equations of partial sums.
+            most: the maximum depth of equations in a segment. One that would be deeper is in the next segment.
+        """
+        ready: dict[Variable, tuple[int, int]] = dict.fromkeys(self.layer.forward.outputs, (0 if self.axes else 1, 0))
+        found = {}
+        for e in self.equations:
+            number, depth = max((ready[v] for v in e.inputs if v in ready), default=(0, 0))
+            if depth > most.get(e, {}).get(number, depth):
+                number, depth = number + 1, 0
+            found[e] = number, depth
+            alone = e.has(Trait.RESHAPE) or (elementwise(e) and e.outputs[0].size == 1)  # loops join single numbers
+            after = (number + 1, 0) if e in sums else (number, depth + (not alone))
+            ready |= dict.fromkeys(e.outputs, after)
+        self.ready = {v: number for v, (number, _) in ready.items()}
+        return found
+
+    @staticmethod
+    def _rows_beside(critical: Collection[Equation], last: Sequence[Equation]) -> Collection[Equation]:
+        """The critical equations of the last segment, and others by row that need no more than critical ones by row."""
+        made = {v: e for e in last for v in e.outputs}
+        rows: set[Equation] = set()
+        for e in last:
+            by_row = not e.has(Trait.MATMUL) and (e.has(Trait.GATHER) or rowwise(e) is not None)
+            if by_row and all(made[v] in rows for v in e.inputs if v in made):
+                rows.add(e)
+        return rows.union(e for e in last if e in critical)
+
+    @staticmethod
+    def _with_readers(numbers: dict[Equation, int], latest: Mapping[Equation, int]) -> dict[Equation, int]:
+        """The segments, with elementwise equations in the first one that reads their results, where loops join them.
+
+        Args:
+            latest: the last segment that may have each of these equations.
+        """
+        found = dict(numbers)
+        read: dict[Variable, int] = {}
+        for e in reversed(numbers):
+            readers = [read[v] for v in e.outputs if v in read]
+            if readers and (e in latest or e.has(Trait.RESHAPE)):
+                found[e] = max(found[e], min(*readers, latest.get(e, readers[0])))
+            read |= {v: min(found[e], read.get(v, found[e])) for v in e.inputs}
+        return found
+
+    def _add(self, equation: Equation, number: int) -> None:
+        """The equation of a partial sum, and in the next segment the one that adds those of all blocks."""
+        own = self._own(equation)
+        (y,) = own.outputs
+        partial, total, *others = parts = [Variable(y.type, y.device) for _ in range(self.blocks + 1)]
+        self.partial[partial] = parts[1:]
+        self.segment[replace(own, outputs=(partial,))] = number
+        for part in others:
+            after = y if part is others[-1] else Variable(y.type, y.device)
+            e = Equation(PRIMITIVES["add"], (total, part), {}, (after,), equation.scope, equation.phase)
+            self.segment[e] = number + 1
+            total = after
+
+    def _segments(self, last: int) -> Sequence[Program]:
+        members = [self._with_views([e for e, n in self.segment.items() if n == i]) for i in range(last + 1)]
+        made = [{v for e in own for v in e.outputs} for own in members]
+        read = [dict.fromkeys(v for e in own for v in e.inputs if v not in made[i]) for i, own in enumerate(members)]
+        needed = {*self.body.outputs, *self.partial, *map(self._source, self.layer.backward.inputs)}
+        needed = {self._part(v) for v in needed}.union(*read)
+        found = []
+        for own, inputs in zip(members, read, strict=True):
+            outputs = tuple(v for e in own if not e.has(Trait.RESHAPE) for v in e.outputs if v in needed)
+            found.append(fuse_elementwise(Program(tuple(inputs), {}, tuple(own), outputs)))
+        return found
+
+    def _with_views(self, equations: Sequence[Equation]) -> Sequence[Equation]:
+        """The equations, each after the views that it reads."""
+        of_part = {self._part(v): e for v, e in self.views.items()}
+        found: dict[Equation, None] = {}
+        done: set[Variable] = set()
+
+        def view(v: Variable) -> None:
+            if v in of_part and v not in done:
+                done.add(v)
+                own = self._own(of_part[v])
+                view(own.inputs[0])
+                found[own] = None
+
+        for e in equations:
+            for v in e.inputs:
+                view(v)
+            found[e] = None
+        return list(found)
+
+    def _source(self, v: Variable) -> Variable:
+        while v in self.views:
+            v = self.views[v].inputs[0]
+        return v
+
+    def _part(self, v: Variable) -> Variable:
+        """The part of a value that a block has."""
+        if v not in self.axes:
+            return v
+        if v not in self.of_block:
+            shape = list(v.type.shape)
+            shape[self.axes[v]] //= self.blocks
+            self.of_block[v] = Variable(ArrayType(tuple(shape), v.type.dtype), v.device)
+        return self.of_block[v]
+
+    def _own(self, equation: Equation) -> Equation:
+        """The equation of one block."""
+        inputs, outputs = (tuple(map(self._part, group)) for group in (equation.inputs, equation.outputs))
+        return replace(equation, inputs=inputs, outputs=outputs)

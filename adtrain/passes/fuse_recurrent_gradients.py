@@ -1,0 +1,67 @@
+"""Recurrent weight gradients: the gradient's kernel for large networks packs the operands of this product as it goes.
+
+lstm_grad(...), matmul(ds, before, transpose_a) and sum(total, 0)    ->    lstm_weight_grad(...)
+
+and the same of other cells. `total` is a sum over the steps; that over the batch is the gradient of a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from adtrain.core.precision import FULL
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.rewrites import WITH_WEIGHT_GRADIENTS
+from adtrain.core.target import Target
+
+
+def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
+    """One equation for a recurrent gradient and those of weight_hh and biases, where the GPU has a kernel for them."""
+    producer = {v: e for e in program.equations for v in e.outputs}
+    fused: dict[Equation, Equation] = {}
+    removed: set[Equation] = set()
+    for product in program.equations:
+        if not _is_weight_gradient(product):
+            continue
+        ds, before = (_before_reshapes(v, producer) for v in product.inputs)
+        gradient = producer.get(before)
+        if gradient is None or gradient.primitive not in WITH_WEIGHT_GRADIENTS:
+            continue
+        n, variant = WITH_WEIGHT_GRADIENTS[gradient.primitive]
+        types = [v.type for v in gradient.inputs]
+        outputs = list(gradient.outputs)
+        if outputs[n - 1 : n + 1] != [ds, before] or not cuda_kernels(variant.name, target, *types, **gradient.params):
+            continue
+        views = [
+            e for e in program.equations if e.has(Trait.RESHAPE) and _before_reshapes(e.inputs[0], producer) is before
+        ]
+        totals = outputs[n + 1 : 2 * n + 1]
+        sums = [e for total in totals for e in program.readers.get(total, ()) if _sums_rows(e)]
+        unneeded = {before, *totals, *(e.outputs[0] for e in views)}
+        readers = {e for v in unneeded for e in program.readers.get(v, ())}
+        if readers == {product, *views, *sums} and unneeded.isdisjoint(program.outputs):
+            of_total = {e.inputs[0]: e.outputs[0] for e in sums}
+            unread = Variable(variant.output_types(types, gradient.params)[n + 1], gradient.outputs[0].device)
+            outputs[n : 2 * n + 1] = [*product.outputs, *(of_total.get(total, unread) for total in totals)]
+            fused[gradient] = replace(gradient, primitive=variant, outputs=tuple(outputs))
+            removed |= readers
+    return replace(program, equations=tuple(fused.get(e, e) for e in program.equations if e not in removed))
+
+
+def _is_weight_gradient(e: Equation) -> bool:
+    if not e.has(Trait.MATMUL) or e.params.get("precision") != FULL:
+        return False
+    return bool(e.params["transpose_a"] and not e.params["transpose_b"])
+
+
+def _sums_rows(e: Equation) -> bool:
+    return e.primitive.name == "sum" and tuple(e.params["axes"]) == (0,)
+
+
+def _before_reshapes(v: Variable, producer: Mapping[Variable, Equation]) -> Variable:
+    while v in producer and producer[v].has(Trait.RESHAPE):
+        (v,) = producer[v].inputs
+    return v
