@@ -54,8 +54,9 @@ template <int C, int H, int W> struct PooledGradients {
 };
 
 // Loads Layout::ROWS pairs from `first` on, and the channels of a stage from `channel` on. An item is CHUNK_ELEMENTS channels of
-// WINDOWS neighbouring windows. Each of THREADS threads has one item in registers.
-template <class Layout, class Operand, int THREADS, int WINDOWS, class Gradients> struct PooledGradientLoader {
+// WINDOWS neighbouring windows. Each of THREADS threads has one item in registers; AHEAD: it loads the next one before it stores
+// that one, which takes registers for both.
+template <class Layout, class Operand, int THREADS, int WINDOWS, bool AHEAD, class Gradients> struct PooledGradientLoader {
     static constexpr int ROW_PAIRS = 2 * PAIR_PITCH; // pairs of a row of windows
     static constexpr int ROW_ITEMS = (PAIR_PITCH + WINDOWS - 1) / WINDOWS; // items of a row of windows and a group of channels
     const Gradients &gradients;
@@ -87,22 +88,34 @@ template <class Layout, class Operand, int THREADS, int WINDOWS, class Gradients
     // Stores all pairs: store(group of channels, pair, chunks, selectors). A selector is a bit for each channel: the position
     // in the pair.
     template <class Store> __device__ __forceinline__ void finish(Store &&store) {
-        #pragma unroll 1
-        for (; group < Layout::GROUPS; advance(THREADS), read()) {
-            const int column = item % ROW_ITEMS * WINDOWS, pair = (top() + item / ROW_ITEMS) * ROW_PAIRS + column - first;
+        if constexpr (AHEAD) {
             #pragma unroll 1
-            for (int i = 0; i < WINDOWS && column + i < PAIR_PITCH; i++) {
-                store_window(store, pair + i);
-                #pragma unroll
-                for (int j = 0; j < CHUNK_ELEMENTS; j++) {
-                    windows.g[j].lane[0] = windows.g[j].lane[WINDOWS - 1];
-                    windows.where[j].lane[0] = windows.where[j].lane[WINDOWS - 1];
-                }
+            while (group < Layout::GROUPS) {
+                PooledGradientLoader current = *this;
+                advance(THREADS);
+                read();
+                current.store_item(store);
             }
+        } else {
+            #pragma unroll 1
+            for (; group < Layout::GROUPS; advance(THREADS), read()) store_item(store);
         }
     }
 
   private:
+    // Moves the other window of two into the place of the first.
+    template <class Store> __device__ __forceinline__ void store_item(Store &&store) {
+        const int column = item % ROW_ITEMS * WINDOWS, pair = (top() + item / ROW_ITEMS) * ROW_PAIRS + column - first;
+        #pragma unroll 1
+        for (int i = 0; i < WINDOWS && column + i < PAIR_PITCH; i++) {
+            store_window(store, pair + i);
+            #pragma unroll
+            for (int j = 0; j < CHUNK_ELEMENTS; j++) {
+                windows.g[j].lane[0] = windows.g[j].lane[WINDOWS - 1];
+                windows.where[j].lane[0] = windows.where[j].lane[WINDOWS - 1];
+            }
+        }
+    }
     // The first of the windows, whose upper row is `pair`.
     template <class Store> __device__ __forceinline__ void store_window(Store &&store, int pair) const {
         float g[CHUNK_ELEMENTS];

@@ -319,7 +319,9 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
                 }
             }
         } else {
-            PooledGradientLoader<GradientLayout, KMajorOperand, LOADERS, 2, Gradients> loader = {gradients, (int)threadIdx.x - WARP};
+            constexpr bool ROUNDED = TERMS == 1;
+            PooledGradientLoader<GradientLayout, KMajorOperand, LOADERS, ROUNDED ? 2 : 1, !ROUNDED, Gradients> loader = {
+                gradients, (int)threadIdx.x - WARP};
             const auto start = [&](int i) {
                 if (i < own * CHANNEL_BLOCKS)
                     loader.start(pair(i / CHANNEL_BLOCKS) - PAIRS_BACK, i % CHANNEL_BLOCKS * STAGE_CHANNELS);

@@ -167,7 +167,7 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<56>();
         T *staging = (T *)(shared + STAGES * STAGE);
-        PooledGradientLoader<GradientLayout, Bf16x3Operand, PRODUCERS, 1, Gradients> loader = {gradients,
+        PooledGradientLoader<GradientLayout, Bf16x3Operand, PRODUCERS, 1, false, Gradients> loader = {gradients,
             (int)(threadIdx.x + IDLE_LOADERS) % PRODUCERS}; // those are the first that load more than one item
         const auto start_images = [&](int i) {
             if (i < split.end)
