@@ -5,8 +5,8 @@
 //
 // Rounded operands (MANTISSA) have one term, in tf32 or bfloat16, and WGMMA sums all their products.
 //
-// In bf16x3 WGMMA truncates when it adds. So it sums the products of first terms, which are exact, over one tap only; float32 additions
-// sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
+// In bf16x3 WGMMA truncates when it adds. So it sums the products of first terms, which are exact, over one tap only; float32
+// additions sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
 //
 // STACKED, for at most 32 filters: half of the rows are first terms, the other half second terms of the same filters; then
 // third terms and zeros. Four products compute all six, and the two halves of the rows are added at the end.
@@ -17,7 +17,7 @@ constexpr int MMA_WARPGROUPS = CONSUMER_WARPGROUPS, COLUMNS = WARPGROUP_COLUMNS,
     LOADERS = PRODUCERS - 32;
 #include "conv/shifted_tiles.cuh"
 
-constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = THREADS == 384 ? 216 : THREADS == 512 ? 184 : 112;
+constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = MMA_WARPGROUPS == 2 ? 216 : 112;
 static_assert(registers_suffice(PRODUCERS, PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "warpgroup_reg_alloc");
 constexpr int LOW_PAIRS = STACKED ? 3 : KMajorOperand::TERMS == 3 ? LOW_ORDER_PAIRS : 0;
 typedef KMajorLayout<TILE + REACH, GROUPS> ImageLayout;

@@ -70,8 +70,8 @@ struct Tiles {
 
 constexpr int FALLBACK_POSITIONS = 144; // fp16x2 falls back to bf16x3 in units of so many positions
 
-// Scratch of a convolution: weights as K-major operands, and for fp16x2 also weights in fp16x2, statistics of filters, and marks of units
-// that fall back.
+// Scratch of a convolution: weights as K-major operands, and for fp16x2 also weights in fp16x2, statistics of filters, and marks
+// of units that fall back.
 struct ConvScratch {
     char *k_major_weights, *fp16_weights;
     Statistics *filters;

@@ -46,7 +46,7 @@ static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * WEIGHT_M
     "scratch");
 #endif
 
-// The weights split into bf16x3, in scratch, in the order of the stages.
+// The weights as operands, in scratch, in the order of the stages.
 KERNEL split_weights(const T *g, const int32_t *where, const T *w, const Epilogue epilogue, int64_t batch,
     char *scratch) {
     wait_for_inputs();
