@@ -17,7 +17,7 @@ OPTIONS = ("--fmad=false",)
 FIRST_STATEMENT = "wait_for_inputs();"
 
 MAX_DIFFERENT = 16
-"""Maximum parts of different lengths that share code. A block selects its lengths and pointers from those of all."""
+"""Maximum parts of different lengths that share code. A block selects the lengths and pointers of its part."""
 
 
 @dataclass(frozen=True)
