@@ -72,7 +72,7 @@ class _Rules:
 
     def rule(self, outputs: Sequence[Value], x: Value, weight: Value, *others: Value, reverse: bool) -> Any:
         arguments, first = (x, weight, *others), others[self.cell.biases :]
-        returned = 1 + self.cell.states  # the outputs before those that the gradient alone reads
+        returned = 1 + self.cell.states  # only the gradient reads the outputs after these
         kept = (outputs[0], *outputs[returned:])
 
         def composed(x: Value, weight: Value, *others: Value) -> list[Value]:

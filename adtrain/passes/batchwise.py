@@ -54,6 +54,13 @@ def kernels(equation: Equation) -> tuple[CKernel, ...]:
     return c_kernels(equation.primitive.name)
 
 
+def item_rule(equation: Equation) -> Batchwise:
+    """How an equation works item by item."""
+    found = batchwise(equation)
+    assert found is not None
+    return found
+
+
 def item_kernel(equation: Equation) -> CKernel | None:
     """The C function that computes one item of `equation`."""
     types = [v.type for v in equation.inputs]

@@ -165,7 +165,7 @@ def _macros_of_stages(division: GridDivision) -> dict[str, int]:
 
 
 def _weight_grad_positions(division: GridDivision, types: Sequence[Any]) -> range:
-    """The positions of the gradients of weight_hh and the biases, which follow those of the input products."""
+    """The positions of the gradients of weight_hh and the biases. They follow the gradients of the input products."""
     biases = 2 if division.cell == "gru" else 1
     first = len(types) + biases
     return range(first, first + 1 + biases)

@@ -54,8 +54,7 @@ class Writer:
 
         Args:
             pointers: to the inputs, then to the outputs.
-            memory: addresses of scratch, of what was prepared, and of what is collected, as far as the kernel takes
-                them.
+            memory: addresses of the kernel's memory: scratch, prepared, collected. Those of 0 bytes are left out.
         """
         params, name = equation.params, self.name(kernel, equation, types)
         self.called[name] = None

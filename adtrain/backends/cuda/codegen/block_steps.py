@@ -21,7 +21,7 @@ class Step:
         waits: False for asynchronous copies, which are complete after the next barrier.
         declared: declarations before all statements.
         early: statements that may run between the barriers before these, by the same threads: loads of arguments.
-        loads: statements that run between the same barriers as these, but before those of all equations.
+        loads: loads between the same barriers. They come before `lines` of all equations, which hide their latency.
     """
 
     lines: Sequence[str]

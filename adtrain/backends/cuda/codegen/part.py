@@ -22,7 +22,7 @@ RESERVED = 1 << 10
 MAX_RESIDENT = 2
 """Blocks of a multiprocessor, each with the registers that it needs."""
 MAX_DIFFERENT = 16
-"""Maximum parts of different lengths that share code. A block selects its lengths and pointers from those of all."""
+"""Maximum parts of different lengths that share code. A block selects the lengths and pointers of its part."""
 
 
 @dataclass(frozen=True)

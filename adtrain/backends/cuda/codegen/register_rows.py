@@ -28,8 +28,8 @@ MAX_ITEMS = 32
 """Maximum elements of a row for a thread of a block that computes other equations too."""
 
 ROW, VALUE, COLUMN, NUMBER, TABLE = "row", "value", "column", "number", "table"
-"""What a thread holds of a variable: its elements of the row; the row's one value; elements of a vector that all rows
-share, at its columns; a number; a pointer to a table, of which it reads the row's element."""
+"""What a thread holds of a variable: its elements of the row; the row's one value; its columns of a vector that all
+rows share; a number; a pointer to a table, from which each row reads one element."""
 
 
 def register_rows(body: Program) -> Part | None:
@@ -84,7 +84,7 @@ class _Writer:
         return Step(lines, min(self.count * team, threads))
 
     def _rows(self) -> list[Variable]:
-        """The inputs and outputs of which a thread loads or stores elements of a row."""
+        """The inputs and outputs that are whole matrices of rows."""
         return [v for v in (*self.body.inputs, *self.body.outputs) if v.type.shape == (self.count, self.length)]
 
     def _written(self) -> bool:

@@ -49,7 +49,7 @@ def _by_row(equation: Equation) -> Batchwise | None:
 
 
 def _unless_rows(equation: Equation, threads: int) -> Sequence[Equation]:
-    """An equation, or those that are fused in it if a row does not fit in registers."""
+    """The equation. If it fuses rows that do not fit in registers: the equations in it."""
     if equation.primitive is not row_fused_p:
         return (equation,)
     body = body_of(equation)
@@ -81,7 +81,7 @@ def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
 def _in_warps(
     op: str, y: Variable, count: int, slices: int, wide: int, read: str, names: Names, threads: int
 ) -> Sequence[Step]:
-    """Columns, divided among the lanes of warps. The result needs no barrier, unlike that of partial results."""
+    """A reduction of columns by the lanes of a warp. It writes no partial results, so it needs no barrier."""
     columns, a = y.size // wide, c_type(y.type.dtype)
     beside = max(min(1 << (columns - 1).bit_length(), BESIDE), WARP >> (count.bit_length() - 1))
     lines = [
