@@ -2,7 +2,8 @@
 
     python benchmarks/sweep_steps.py mlp-small --device gpu --members 1000 16 > times.json
 
-Samples of the sizes are taken alternately. A sample is a hundred steps, which end when the device has finished.
+Samples of the sizes are taken alternately. A sample is nine times a hundred steps, about an epoch of MNIST in batches
+of 64. It ends when the device has finished, as an epoch of a sweep does.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.wave import Programs
 
-SAMPLES, STEPS = 7, 100
+SAMPLES, LAUNCHES, STEPS = 7, 9, 100
 
 
 def together(name: str, order: str, members: int, device: str) -> Callable[[], None]:
-    """A function that takes STEPS steps of `members` networks."""
+    """A function that takes LAUNCHES times STEPS steps of `members` networks."""
     cfg = config.load(name, [f"sweep={{order: {order}, training.seed: {{range: {members}}}}}"])
     (group,) = groups_of(cfg, members_of(cfg))
     arguments = tree.map(lambda x: array(np.asarray(x, order="C"), device=device), step_arguments(group, members))
@@ -39,20 +40,22 @@ def together(name: str, order: str, members: int, device: str) -> Callable[[], N
     carry: list[Any] = list(arguments[:2])
 
     def take() -> None:
-        carry[1] = carry[1]._replace(position=array(np.int64(0), device=device))
-        carry[:] = step.repeat(STEPS, *carry, *arguments[2:-1], rows)
+        for _ in range(LAUNCHES):
+            carry[1] = carry[1]._replace(position=array(np.int64(0), device=device))
+            carry[:] = step.repeat(STEPS, *carry, *arguments[2:-1], rows)
         backend(device).synchronize()
 
     return take
 
 
 def alone(name: str, device: str) -> Callable[[], None]:
-    """A function that takes STEPS steps of one network, as `adtrain train` does."""
+    """A function that takes LAUNCHES times STEPS steps of one network, as `adtrain train` does."""
     experiment = training.prepare(config.load(name))
     steps = training.continuation(experiment, experiment.initial_state(device), device)
 
     def take() -> None:
-        steps(STEPS)
+        for _ in range(LAUNCHES):
+            steps(STEPS)
         backend(device).synchronize()
 
     return take
@@ -76,12 +79,13 @@ def main() -> None:
         for name, (count, take) in work.items():
             started, used = perf_counter(), process_time()
             take()
-            wall[name].append((perf_counter() - started) / STEPS / count * 1e6)
-            processor[name].append((process_time() - used) / STEPS / count * 1e6)
+            wall[name].append((perf_counter() - started) / (LAUNCHES * STEPS * count) * 1e6)
+            processor[name].append((process_time() - used) / (LAUNCHES * STEPS * count) * 1e6)
     result = {
         "config": given.config,
         "device": backend(given.device).device_name(),
         "unit": "microseconds for each network and step",
+        "steps of a sample": LAUNCHES * STEPS,
         "steps": {
             name: {"median": median(wall[name]), "processor": median(processor[name]), "samples": wall[name]}
             for name in work

@@ -37,7 +37,11 @@ SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
 PACKED = "Word word = 0;"
 PRODUCT = "__trap(); // no candidate on such a device"
 """In the files PATCHED, and in `gemm/mma.cuh`: what `host.h` has instead."""
-PATCHED = ("attention/attention.cuh", "common/block_ops.cuh", "gemm/tile.cuh", "reduce/column_sum.cuh")
+PATCHED = (
+    *("attention/attention.cuh", "common/block_ops.cuh", "gemm/layer_backward.cuh", "gemm/streamed_layer.cuh"),
+    "gemm/tile.cuh",
+    "reduce/column_sum.cuh",
+)
 NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5, "SCATTER_NUMBERS": 6}
 """Parameters that a macro of `conv/implicit_gemm.cuh`, `pool/pool.cu` or `index/scatter.cu` stands for."""
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.core.fused import loops_p
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import c_kernels
 from adtrain.passes.arena import ALIGNMENT
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes
 from adtrain.passes.plan_memory import MemoryPlan
 
@@ -116,8 +116,11 @@ def assert_plan_holds(program: Program, plan: MemoryPlan, sizes: Callable[[Equat
 
 
 def may_overwrite(equation: Equation) -> bool:
-    """Whether a result may overwrite an argument: an elementwise equation, or a fused one that contains one."""
+    """Whether a result may overwrite an argument: the equation, or one inside of a fused one, is elementwise or has a C
+    kernel that allows it."""
     body = equation.params.get("body")
-    if equation.primitive is loops_p or elementwise(equation):
+    if by_element(equation):
         return True
+    if any(kernel.in_place for kernel in c_kernels(equation.primitive.name)):
+        return equation.outputs[0].device == "cpu"
     return isinstance(body, Program) and any(map(may_overwrite, body.equations))

@@ -40,6 +40,8 @@ MADE_BY_PASSES = {
     "gathered",
     "peer_exchanges",
     "resident_steps",
+    "streamed_layer",
+    "layer_backward",
     "product",
     "row_fused",
     "row_products",

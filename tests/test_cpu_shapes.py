@@ -89,6 +89,7 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, int, int], dict[str, Any]]]
 
 WINOGRAD = [
     (2, 16, 17, 16, 17, 0), (1, 16, 16, 18, 14, 2), (9, 32, 33, 7, 9, 1), (1, 40, 32, 9, 10, 0), (3, 17, 16, 3, 4, 1),
+    (1100, 16, 16, 5, 6, 1),  # sums over images in blocks
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from math import prod
 from typing import Any
 
@@ -17,7 +18,7 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
 from adtrain.core.array import Array, array
-from adtrain.core.fused import body_of, horizontal_p, members
+from adtrain.core.fused import horizontal_p, members
 from adtrain.core.per_member import per_member
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
@@ -31,6 +32,7 @@ from adtrain.training.preparation import outline
 
 BATCHES, IMAGES = 8, 30
 NETWORKS = ("linear", "convolutions")
+COUNTS = pytest.mark.parametrize("times", [1, 2, 3, BATCHES])
 ALIGNED = 256
 BY_MEMBER = H200._replace(by_member=True)
 
@@ -102,9 +104,8 @@ class Memory:
 
 
 def computed(equation: Equation, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    given = dict(zip(equation.inputs, arrays, strict=True))
-    body = body_of(equation)
-    return [x.numpy() for x in evaluate(body, [array(given[v]) for v in body.inputs])]
+    found = equation.primitive.reference(*arrays, **equation.params)
+    return list(found) if isinstance(found, tuple) else [found]
 
 
 def run(program: Program, args: Sequence[np.ndarray], times: int, target: Target = H200) -> list[np.ndarray]:
@@ -139,7 +140,7 @@ def run(program: Program, args: Sequence[np.ndarray], times: int, target: Target
     return [memory.at(inputs[at], v) for (_, at, _), v in zip(layout.results, program.outputs, strict=True)]
 
 
-@pytest.mark.parametrize("times", [1, 2, 3, BATCHES])
+@COUNTS
 @pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_repeated_runs_compute_the_same_as_single_runs(network: str, ahead: bool, times: int) -> None:
@@ -150,6 +151,51 @@ def test_repeated_runs_compute_the_same_as_single_runs(network: str, ahead: bool
         expected[: len(program.outputs)] = [x.numpy() for x in evaluate(program, [*map(array, expected)])]
     for found, x in zip(run(program, args, times), expected, strict=False):
         np.testing.assert_allclose(found, x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def bfloat16_step(monkeypatch: pytest.MonkeyPatch) -> tuple[Program, list[np.ndarray]]:
+    """A step whose products have bfloat16 operands in memory, as if they were large; and its arguments."""
+    for name in ("store_bfloat16", "fuse_horizontally"):
+        monkeypatch.setattr(import_module(f"adtrain.passes.{name}"), "MAX_FLOPS", 0)
+    monkeypatch.setattr(import_module("adtrain.passes.fuse_horizontally"), "ELEMENTS", 1)
+    monkeypatch.setattr(import_module("adtrain.passes.choose_precision"), "LAUNCH_CYCLES", -(10**9))
+    rng = np.random.default_rng(0)
+    x = array(rng.normal(size=(2200, 64)).astype(np.float32))
+
+    def step(state: Any, x: Any) -> Any:
+        def loss(weight: Any) -> Any:
+            with ops.matmul_precision("bfloat16"):
+                return ops.mean(ops.square(ops.matmul(x, weight)))
+
+        return {"step": state["step"] + 1, "weight": state["weight"] - 0.1 * ad.grad(loss)(state["weight"])}
+
+    state = {"step": array(np.asarray(0)), "weight": array(rng.normal(size=(64, 64)).astype(np.float32))}
+    program = for_gpu(stage(step, donate=(0,)).program(state, x))
+    return program, [v.numpy() for v in tree.flatten((state, x))[0]]
+
+
+def test_the_update_of_a_weight_writes_the_copy_that_the_next_step_reads(bfloat16_step: Any) -> None:
+    runs = prefetch_batch(bfloat16_step[0], H200)
+    assert runs.steady is not None
+    copied = runs.prologue[-1].outputs[0]
+    (writer,) = [e for e in runs.steady.equations if runs.steady.outputs[-1] in e.outputs]
+    assert runs.steady.inputs[-1] is copied
+    assert runs.prologue[-1].inputs == (bfloat16_step[0].inputs[1],)  # the weight
+    assert members(writer)[0] == "matmul_bfloat16"
+    assert members(writer)[-1] == "to_bfloat16"
+
+
+@COUNTS
+def test_repeated_steps_with_copies_of_weights_compute_the_same_bytes_as_single_steps(
+    bfloat16_step: Any, times: int
+) -> None:
+    program, args = bfloat16_step
+    expected = list(args)
+    for _ in range(times):
+        expected[: len(program.outputs)] = run(program, expected, 1)
+    for found, x in zip(run(program, args, times), expected, strict=False):
+        np.testing.assert_array_equal(found, x)
 
 
 @pytest.mark.parametrize("order", ["own", "shared"])

@@ -91,7 +91,14 @@ def compare(host: Host, name: str, given: list[np.ndarray], reverse: bool, candi
 
 
 @pytest.mark.parametrize("kind", ["", "_grad", "_weight_grad"])
-@pytest.mark.parametrize(("cell", "sizes"), [("lstm", (131, 2, 128)), ("gru", (5, 3, 128)), ("rnn_tanh", (5, 3, 256))])
+@pytest.mark.parametrize(
+    ("cell", "sizes"),
+    [
+        ("lstm", (131, 2, 128)),
+        ("gru", (5, 3, 128)),
+        pytest.param("rnn_tanh", (5, 3, 256), marks=pytest.mark.exhaustive),
+    ],
+)
 def test_grid_recurrent_kernels_match_the_reference(
     host: Host, cell: str, sizes: tuple[int, int, int], kind: str
 ) -> None:

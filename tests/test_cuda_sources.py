@@ -8,9 +8,9 @@ from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
 
 KERNEL = re.compile(r"^KERNEL\b[^{;]*\b(?P<name>\w+)\([^{;()]*\)\s*\{\s*(?P<first>[^;{]*;)", re.MULTILINE)
-LATER = {"pack_matrices", "packed_gemm"}
-"""Later launches of one candidate. What they read before they wait was written two launches earlier, or is an input
-that the first launch has waited for."""
+LATE = {"pack_matrices", "packed_gemm", "bfloat16_gemm"}
+"""Kernels that do other work before they wait. The first two are later launches of one candidate: what they read before
+was written two launches earlier, or is an input that the first launch has waited for. The last one reads no memory."""
 
 
 def first_statements() -> dict[tuple[str, str], str]:
@@ -39,7 +39,7 @@ def test_every_kernel_waits_for_its_inputs_first() -> None:
     first = first_statements()
     assert len(first) > 20
     late = {kernel for kernel, statement in first.items() if statement != "wait_for_inputs();"}
-    assert {name for _, name in late - EXCHANGES} == LATER
+    assert {name for _, name in late - EXCHANGES} == LATE
 
 
 def test_the_source_for_a_kernel_has_no_other_kernel() -> None:

@@ -96,7 +96,7 @@ def test_every_kind_of_division_is_right(gpu: Any, cell: str, gradient: bool) ->
 
 @pytest.mark.parametrize("cell", ["lstm", "gru", "rnn_tanh"])
 @pytest.mark.parametrize("sizes", [(300, 5, 512), (129, 3, 128)])
-def test_the_gradient_with_that_of_the_weight_is_right(gpu: Any, cell: str, sizes: tuple[int, int, int]) -> None:
+def test_the_kernels_of_the_joined_gradients_are_right(gpu: Any, cell: str, sizes: tuple[int, int, int]) -> None:
     name, target = f"{cell}_weight_grad", gpu.lowering.target
     if target.capability != CAPABILITY:
         pytest.skip("the kernel needs WGMMA")

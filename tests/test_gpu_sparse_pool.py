@@ -17,12 +17,12 @@ from shifted_conv_emulated import cases
 from sparse_pool_samples import Work, by_images, by_weights, conv_problem, drawn, expected
 from test_cuda_shifted_conv import DECADES, K, M, N
 from test_gpu_products import distance
-from test_gpu_shifted_conv import TOLERANCE, hopper, same
+from test_gpu_shifted_conv import ROUNDED, TOLERANCE, hopper, same
 
 import adtrain as ad
 from adtrain import ops
 from adtrain.core.array import array
-from adtrain.core.precision import PRECISIONS
+from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.staging import stage
 from adtrain.passes import ALL
 
@@ -39,8 +39,9 @@ def computed(gpu: Any, work: Work) -> list[np.ndarray]:
 def check(gpu: Any, *found: Work | None) -> None:
     for work in found:
         if work is not None:
+            tolerance = TOLERANCE if work[2]["precision"] == FULL else ROUNDED
             for result, right in zip(computed(gpu, work), expected(*work[:3]), strict=True):
-                assert same(result, right), work[0].name
+                assert same(result, right, tolerance), work[0].name
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -77,11 +78,18 @@ def test_weight_and_bias_gradients_of_all_shapes_are_right(
 
 
 @pytest.mark.parametrize(
-    ("image", "filters", "padding"),
-    [((140, 32, 26, 26), 64, 0), ((9, 70, 31, 45), 33, 1), ((2, 16, 5, 90), 130, 1), ((300, 64, 7, 7), 20, 2)],
+    ("image", "filters", "padding", "precision"),
+    [
+        *(((140, 32, 26, 26), 64, 0, precision) for precision in PRECISIONS),
+        *(((9, 70, 31, 45), 33, 1, precision) for precision in PRECISIONS),
+        ((2, 16, 5, 90), 130, 1, FULL),
+        ((300, 64, 7, 7), 20, 2, FULL),
+    ],
 )
-def test_large_sparse_gradients_are_right(gpu: Any, image: tuple[int, ...], filters: int, padding: int) -> None:
-    problem = conv_problem(image, filters, (3, 3), (padding, padding))
+def test_large_sparse_gradients_are_right(
+    gpu: Any, image: tuple[int, ...], filters: int, padding: int, precision: str
+) -> None:
+    problem = conv_problem(image, filters, (3, 3), (padding, padding), precision)
     x, w, g, where = drawn(problem)
     check(gpu, by_images(problem, w, g, where), *by_weights(problem, x, g, where))
 

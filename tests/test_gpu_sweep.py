@@ -48,7 +48,7 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_others(tmp_path: Path, order
     ],
     ids=["four_blocks", "two_hidden_layers", "layer_norm", "one_block"],
 )
-def test_a_member_whose_first_layer_stays_on_chip(tmp_path: Path, layers: str) -> None:
+def test_a_first_layer_on_chip_gives_the_bytes_of_one_member_and_is_near_the_cpu(tmp_path: Path, layers: str) -> None:
     images = np.random.default_rng(0).integers(0, 256, (640, 28, 28)).astype(np.uint8)
     path = write_npz(tmp_path / "images.npz", parts(images))
     settings = [

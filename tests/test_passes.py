@@ -15,7 +15,7 @@ from adtrain.core.fused import FUSED, label, loops_p
 from adtrain.core.program import Program
 from adtrain.core.scope import phase
 from adtrain.core.staging import stage
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 
 X = np.linspace(0.5, 2, 6).reshape(2, 3)
 
@@ -99,7 +99,7 @@ def test_in_a_training_step_no_loop_reads_a_stored_broadcast(optimizer: str) -> 
     stored = [e for body in (program, *fused_bodies(program)) for e in body.equations]
     spread = {v for e in stored if e.primitive.name in ("broadcast_to", "full") for v in e.outputs}
     assert spread
-    assert [e for e in stored if elementwise(e) or e.primitive is loops_p if not spread.isdisjoint(e.inputs)] == []
+    assert [e for e in stored if by_element(e) if not spread.isdisjoint(e.inputs)] == []
 
 
 def fused_bodies(program: Program) -> list[Program]:

@@ -228,29 +228,42 @@ def test_a_shared_launch_does_not_exceed_the_limit_of_arguments() -> None:
     assert all(len(e.inputs) + len(e.outputs) <= MAX_POINTERS for e in program.equations)
 
 
-def lstm_gradients(precision: str, of: int, *xs: Any) -> Any:
-    """Those of the first arguments."""
+def recurrent_gradients(op: str, precision: str, count: int, *xs: Any) -> Any:
+    """The gradients of the first `count` arguments."""
 
     def loss(*xs: Any) -> Any:
-        return ops.sum(ops.sin(ops.lstm(*xs)[0]))
+        return ops.sum(ops.sin(getattr(ops, op)(*xs)[0]))
 
-    return ops.matmul_precision(precision)(ad.grad(loss, range(of)))(*xs)
+    return ops.matmul_precision(precision)(ad.grad(loss, range(count)))(*xs)
 
 
 @pytest.mark.parametrize(
-    ("hidden", "precision", "of"), [(384, "full", 5), (384, "full", 3), (384, "tf32", 5), (128, "full", 5)]
+    ("op", "hidden", "precision", "count"),
+    [
+        ("lstm", 384, "full", 5),
+        ("lstm", 384, "full", 3),
+        ("lstm", 384, "tf32", 5),
+        ("lstm", 128, "full", 5),
+        ("gru", 512, "full", 5),
+        ("gru", 512, "full", 4),
+        ("gru", 512, "full", 3),
+    ],
 )
-def test_a_large_recurrent_gradient_computes_those_of_weight_and_biases(hidden: int, precision: str, of: int) -> None:
+def test_a_large_recurrent_gradient_computes_those_of_weight_and_biases(
+    op: str, hidden: int, precision: str, count: int
+) -> None:
     """In float32. The kernel does not round operands; small networks are faster in clusters."""
     rng = np.random.default_rng(0)
-    shapes = (3, 2, 5), (4 * hidden, 5), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)
+    sums = {"lstm": 4, "gru": 3}[op] * hidden
+    shapes = (3, 2, 5), (sums, 5), (sums, hidden), (sums,), (sums,)
     arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]
-    traced = stage(partial(lstm_gradients, precision, of), passes.SIMPLIFY).program(*map(ad.array, arrays))
+    gradients = partial(recurrent_gradients, op, precision, count)
+    traced = stage(gradients, passes.SIMPLIFY).program(*map(ad.array, arrays))
     fused = passes.fuse_recurrent_gradients(traced, H200)
-    joined = (hidden, precision) == (384, "full")
-    assert [name for name in names(fused) if "_grad" in name] == ["lstm_weight_grad" if joined else "lstm_grad"]
+    joined = hidden > 128 and precision == "full"
+    assert [name for name in names(fused) if "_grad" in name] == [f"{op}_weight_grad" if joined else f"{op}_grad"]
     assert names(traced).count("matmul") - names(fused).count("matmul") == joined
-    assert names(traced).count("sum") - names(fused).count("sum") == (joined and of > 3)
+    assert "sum" not in names(fused) or not joined
     for found, expected in zip(evaluated(fused, arrays), evaluated(traced, arrays), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 

@@ -9,10 +9,16 @@ import pytest
 from compiled_parity import check_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_tokens import assert_plan_holds
+from program_samples import ALL
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cpu.codegen import workspace
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
+from adtrain.core.program import Equation
+from adtrain.core.staging import stage
+from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 
 GATES = {"rnn": 1, "lstm": 4, "gru": 3}
 STATES = {"rnn": 1, "lstm": 2, "gru": 1}
@@ -61,6 +67,38 @@ def test_c_equals_the_reference_at_sizes_around_its_blocks(
     }
     tolerance = 2e-5 if dtype == "float32" else 1e-12
     check_all(functions, tolerance)
+
+
+def gradients(op: str, options: dict[str, Any]) -> Any:
+    """A function of the arguments: the gradients of a sum of the last hidden state."""
+
+    def f(*args: Any) -> tuple[Any, ...]:
+        loss = ad.grad(lambda *xs: ops.sin(getattr(ops, op)(*xs, **options)[1]).sum(), tuple(range(len(args))))
+        return tuple(loss(*args))
+
+    return f
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("op", "options"),
+    [("rnn", {}), ("rnn", {"nonlinearity": "relu"}), ("lstm", {}), ("gru", {}), ("lstm", {"reverse": True})],
+)
+def test_results_in_the_memory_of_arguments_equal_the_reference(
+    op: str, options: dict[str, Any], quick_compiler: None
+) -> None:
+    args = [ad.array(x) for x in arguments(op, 5, 4, 3, 18)]
+    program = stage(gradients(op, options), ALL).program(*args)
+    plan = plan_memory(program, workspace)
+    assert_plan_holds(program, plan, workspace)
+    shared = [e for e in program.equations if op in e.primitive.name and _overlap(e, plan)]
+    assert len(shared) == (1 if op == "gru" else 2)
+    check_all({op: (gradients(op, options), args)}, 1e-12)
+
+
+def _overlap(equation: Equation, plan: MemoryPlan) -> bool:
+    """Whether a result has the memory of an argument."""
+    return not {plan.places[v] for v in equation.inputs}.isdisjoint(plan.places[v] for v in equation.outputs)
 
 
 @pytest.mark.needs_torch

@@ -106,6 +106,14 @@ resident_steps_p: Primitive = _fused("resident_steps")
 has the equations that would otherwise be launches. Its outputs replace its first inputs in the next step."""
 
 
+streamed_layer_p: Primitive = _fused("streamed_layer")
+"""The first layer of one member, whose inputs are gathered bytes: its product, or the gradient and update of its
+weights, or the update and then the product of the next step. The weights are read and written once."""
+
+layer_backward_p: Primitive = _fused("layer_backward")
+"""The gradient of the inputs of a linear layer of one member, and the gradient and update of its weights."""
+
+
 def _per_member_shape(
     *args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0
 ) -> tuple[ArrayType, ...]:
@@ -151,7 +159,7 @@ FUSED = frozenset(
     (
         *(loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, row_products_p),
         *(column_sum_p, map_reduce_p, grouped_products_p, horizontal_p, exchanged_update_p, gathered_p),
-        *(peer_exchanges_p, resident_steps_p),
+        *(peer_exchanges_p, resident_steps_p, streamed_layer_p, layer_backward_p),
     )
 )
 

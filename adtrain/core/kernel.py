@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class CKernel:
-    """A C function: ``name_T([team,] inputs..., outputs..., numbers...[, scratch][, prepared])``.
+    """A C function: ``name_T([team,] inputs..., outputs..., numbers...[, scratch][, prepared][, collected])``.
 
     A field that depends on the equation is a function of the types of its arguments and of its parameters; see
     `value_for`.
@@ -33,11 +33,15 @@ class CKernel:
         scratch: bytes of memory per thread, for the function's own use.
         prepared: for a function on items: bytes per thread that ``name_prepare(shared inputs..., numbers..., char
             *prepared)`` fills once, before the items, from the arguments that are not by item (packed weights, say).
-            The function gets a pointer to them as its last argument.
+            The function gets a pointer to them after scratch.
+        collected: for a function with ``sums``: bytes per thread to which it adds an item's contribution, in a form of
+            its own, in place of the outputs. They are zero before the first item. After the last one
+            ``name_finish(outputs..., numbers..., char *collected)`` adds them to the outputs.
         each: the function is called once for each argument, with that argument and the output. ``numbers`` gets the
             argument's position first. For primitives with any number of arguments.
         checked: the function returns int: 0, or 1 where an index is out of range. The caller then raises ShapeError,
             which names the operation and its scope.
+        in_place: numbers of an output and of an argument that may have the same memory, if their types are equal.
     """
 
     file: str
@@ -49,8 +53,10 @@ class CKernel:
     team: bool = False
     scratch: int | Callable[..., int] = 0
     prepared: int | Callable[..., int] = 0
+    collected: int | Callable[..., int] = 0
     each: bool = False
     checked: bool = False
+    in_place: tuple[tuple[int, int], ...] = ()
 
     def element_types(self, *types: Any, **params: Any) -> tuple[np.dtype, ...]:
         """T, or T and U."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -64,7 +64,6 @@ class Program:
         outputs: the leaves of the result. A variable may be an input or a constant, and may occur twice.
         donated: inputs whose memory may be overwritten.
         by_member: whether its arrays have a leading axis of members, of which none may depend on the number of others.
-        names: the name of each variable in the text of the Program.
 
     Raises:
         AssertionError: a variable is assigned twice, or used before it is assigned.
@@ -76,22 +75,27 @@ class Program:
     outputs: tuple[Variable, ...]
     donated: frozenset[Variable] = frozenset()
     by_member: bool = False
-    names: dict[Variable, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        names = {v: f"in{i}" for i, v in enumerate(self.inputs)}
-        names |= {v: f"c{i}" for i, v in enumerate(self.constants)}
+        assigned = {*self.inputs, *self.constants}
         for equation in self.equations:
             for v in equation.inputs:
-                if v not in names:
+                if v not in assigned:
                     raise AssertionError(f"program: {equation.primitive.name} uses a variable before it is assigned")
             for v in equation.outputs:
-                if v in names:
-                    raise AssertionError(f"program: {names[v]} is assigned twice")
-                names[v] = f"v{len(names) - len(self.inputs) - len(self.constants)}"
-        if not all(v in names for v in self.outputs):
+                if v in assigned:
+                    raise AssertionError(f"program: {self.names[v]} is assigned twice")
+                assigned.add(v)
+        if not assigned.issuperset(self.outputs):
             raise AssertionError("program: an output is never assigned")
-        object.__setattr__(self, "names", names)
+
+    @cached_property
+    def names(self) -> Mapping[Variable, str]:
+        """The name of each variable in the text of the Program."""
+        names = {v: f"in{i}" for i, v in enumerate(self.inputs)}
+        names |= {v: f"c{i}" for i, v in enumerate(self.constants)}
+        results = dict.fromkeys(v for equation in self.equations for v in equation.outputs)
+        return {v: f"v{i}" for i, v in enumerate(results)} | names
 
     @cached_property
     def readers(self) -> Mapping[Variable, Sequence[Equation]]:

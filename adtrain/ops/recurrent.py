@@ -8,6 +8,7 @@ cotangent of weight_hh is a matrix product of the first two; those of the biases
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,91 @@ FLOPS_A_GATE = 10
 """Approximate elementwise FLOPs of a step for each gate of a hidden unit; a tanh counts as one."""
 
 
+@dataclass(frozen=True)
+class _Rules:
+    """The functions of a cell's primitives; see `_primitives`."""
+
+    cell: Cell
+
+    def shape(self, x: Any, weight: Any, *others: Any, reverse: bool) -> tuple[ArrayType, ...]:
+        require_float(self.cell.name, x, weight, *others)
+        if dtypes := {str(each.dtype) for each in (weight, *others)} - {str(x.dtype)}:
+            raise DTypeError(f"{self.cell.name}: found {x.dtype} and {min(dtypes)}, expected one type; use astype")
+        n, length, _ = x.shape
+        hidden = weight.shape[1]
+        shapes = [
+            (n, length, hidden),
+            *[(n, hidden)] * self.cell.states,
+            *[(n, length, hidden)] * (self.cell.states - 1),
+        ]
+        if self.cell.saved:
+            shapes.append((n, length, self.cell.saved * hidden))
+        return tuple(ArrayType(each, x.dtype) for each in shapes)
+
+    def grad_shape(self, *args: Any, reverse: bool) -> tuple[ArrayType, ...]:
+        _, _, weight, _, outputs = _grad_arguments(self.cell, args)
+        n, length, hidden = outputs[0].shape
+        shapes: list[Shape] = [*[(n, length, weight.shape[0])] * self.cell.biases, (n, length, hidden)]
+        shapes += [*[(n, weight.shape[0])] * self.cell.biases, *[(n, hidden)] * self.cell.states]
+        return tuple(ArrayType(each, weight.dtype) for each in shapes)
+
+    def flops(self, first: Any, weight: Any, *others: Any, reverse: bool) -> int:
+        (sums, hidden), sequence = weight.shape, next(x for x in (first, *others) if len(x.shape) == 3)
+        return int(sequence.shape[0] * sequence.shape[1] * sums * (2 * hidden + FLOPS_A_GATE))
+
+    def reference(self, x: Any, weight: Any, *others: Any, reverse: bool) -> Any:
+        return tuple(run(self.cell, np, x, weight, others[: self.cell.biases], others[self.cell.biases :], reverse))
+
+    def grad_reference(self, *args: Any, reverse: bool) -> Any:
+        return tuple(run_grad(self.cell, np, *_grad_arguments(self.cell, args), reverse))
+
+    def rule(self, outputs: Sequence[Value], x: Value, weight: Value, *others: Value, reverse: bool) -> Any:
+        arguments, first = (x, weight, *others), others[self.cell.biases :]
+        returned = 1 + self.cell.states  # only the gradient reads the outputs after these
+        kept = (outputs[0], *outputs[returned:])
+
+        def composed(x: Value, weight: Value, *others: Value) -> list[Value]:
+            return run(
+                self.cell, Value._ops, x, weight, others[: self.cell.biases], others[self.cell.biases :], reverse
+            )
+
+        def pullback(cts: Sequence[Value | None]) -> Sequence[Value]:
+            if any(each is not None for each in cts[returned:]):  # in a derivative of the gradient
+                return _composed(composed, arguments, cts)
+            h, *c = (zeros_like(first[0]) if ct is None else ct for ct in cts[1:returned])
+            of_all = [] if cts[0] is None else [cts[0]]
+            found = bind(_CELLS[self.cell.name][2], h, weight, *c, *first, *kept, *of_all, reverse=reverse)
+            ds, before, *rest = found[self.cell.biases - 1 :]
+            totals, states = rest[: self.cell.biases], rest[self.cell.biases :]
+            rows, factors = reshape(ds, (-1, weight.shape[0])), reshape(before, (-1, weight.shape[1]))
+            biases = (sum(total, 0) for total in totals[::-1])
+            return (found[0], matmul(rows, factors, transpose_a=True), *biases, *states)
+
+        return pullback
+
+    def grad_rule(self, out: Any, *args: Value, reverse: bool) -> Any:
+        def f(*args: Value) -> list[Value]:
+            return run_grad(self.cell, Value._ops, *_grad_arguments(self.cell, args), reverse)
+
+        return lambda cts: _composed(f, args, cts)
+
+    def weight_grad_shape(self, *args: Any, reverse: bool) -> tuple[ArrayType, ...]:
+        found = self.grad_shape(*args, reverse=reverse)
+        weight, dtype = args[1].shape, found[0].dtype
+        biases = [ArrayType(weight[:1], dtype)] * self.cell.biases
+        return (*found[: self.cell.biases], ArrayType(weight, dtype), *biases, *found[2 * self.cell.biases + 1 :])
+
+    def weight_grad_reference(self, *args: Any, reverse: bool) -> Any:
+        found, n = self.grad_reference(*args, reverse=reverse), self.cell.biases
+        ds, before, *totals = found[n - 1 : 2 * n + 1]
+        weight = ds.reshape(-1, ds.shape[-1]).T @ before.reshape(-1, before.shape[-1])
+        return (*found[:n], weight, *(total.sum(0) for total in totals), *found[2 * n + 1 :])
+
+    def weight_grad_flops(self, *args: Any, reverse: bool) -> int:
+        ds, weight = self.grad_shape(*args, reverse=reverse)[0], args[1]
+        return self.flops(*args, reverse=reverse) + 2 * ds.size * int(weight.shape[1])
+
+
 def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
     """The primitive of a cell, and that of its gradient.
 
@@ -39,88 +125,26 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
     ``cell_weight_grad`` has the same arguments. In place of the hidden states before the steps it returns the cotangent
     of weight_hh, and in place of the sums over the steps those of the biases.
     """
-
-    def shape(x: Any, weight: Any, *others: Any, reverse: bool) -> tuple[ArrayType, ...]:
-        require_float(cell.name, x, weight, *others)
-        if dtypes := {str(each.dtype) for each in (weight, *others)} - {str(x.dtype)}:
-            raise DTypeError(f"{cell.name}: found {x.dtype} and {min(dtypes)}, expected one type; use astype")
-        n, length, _ = x.shape
-        hidden = weight.shape[1]
-        shapes = [(n, length, hidden), *[(n, hidden)] * cell.states, *[(n, length, hidden)] * (cell.states - 1)]
-        if cell.saved:
-            shapes.append((n, length, cell.saved * hidden))
-        return tuple(ArrayType(each, x.dtype) for each in shapes)
-
-    def grad_shape(*args: Any, reverse: bool) -> tuple[ArrayType, ...]:
-        _, _, weight, _, outputs = _grad_arguments(cell, args)
-        n, length, hidden = outputs[0].shape
-        shapes: list[Shape] = [*[(n, length, weight.shape[0])] * cell.biases, (n, length, hidden)]
-        shapes += [*[(n, weight.shape[0])] * cell.biases, *[(n, hidden)] * cell.states]
-        return tuple(ArrayType(each, weight.dtype) for each in shapes)
-
-    def flops(first: Any, weight: Any, *others: Any, reverse: bool) -> int:
-        (sums, hidden), sequence = weight.shape, next(x for x in (first, *others) if len(x.shape) == 3)
-        return int(sequence.shape[0] * sequence.shape[1] * sums * (2 * hidden + FLOPS_A_GATE))
-
-    def reference(x: Any, weight: Any, *others: Any, reverse: bool) -> Any:
-        return tuple(run(cell, np, x, weight, others[: cell.biases], others[cell.biases :], reverse))
-
-    def grad_reference(*args: Any, reverse: bool) -> Any:
-        return tuple(run_grad(cell, np, *_grad_arguments(cell, args), reverse))
-
-    def rule(outputs: Sequence[Value], x: Value, weight: Value, *others: Value, reverse: bool) -> Any:
-        arguments, first = (x, weight, *others), others[cell.biases :]
-        returned = 1 + cell.states  # the outputs before those that the gradient alone reads
-        kept = (outputs[0], *outputs[returned:])
-
-        def composed(x: Value, weight: Value, *others: Value) -> list[Value]:
-            return run(cell, Value._ops, x, weight, others[: cell.biases], others[cell.biases :], reverse)
-
-        def pullback(cts: Sequence[Value | None]) -> Sequence[Value]:
-            if any(each is not None for each in cts[returned:]):  # in a derivative of the gradient
-                return _composed(composed, arguments, cts)
-            h, *c = (zeros_like(first[0]) if ct is None else ct for ct in cts[1:returned])
-            of_all = [] if cts[0] is None else [cts[0]]
-            found = bind(grad, h, weight, *c, *first, *kept, *of_all, reverse=reverse)
-            ds, before, *rest = found[cell.biases - 1 :]
-            totals, states = rest[: cell.biases], rest[cell.biases :]
-            rows, factors = reshape(ds, (-1, weight.shape[0])), reshape(before, (-1, weight.shape[1]))
-            biases = (sum(total, 0) for total in totals[::-1])
-            return (found[0], matmul(rows, factors, transpose_a=True), *biases, *states)
-
-        return pullback
-
-    def grad_rule(out: Any, *args: Value, reverse: bool) -> Any:
-        def f(*args: Value) -> list[Value]:
-            return run_grad(cell, Value._ops, *_grad_arguments(cell, args), reverse)
-
-        return lambda cts: _composed(f, args, cts)
-
-    def weight_grad_shape(*args: Any, reverse: bool) -> tuple[ArrayType, ...]:
-        found = grad_shape(*args, reverse=reverse)
-        weight, dtype = args[1].shape, found[0].dtype
-        biases = [ArrayType(weight[:1], dtype)] * cell.biases
-        return (*found[: cell.biases], ArrayType(weight, dtype), *biases, *found[2 * cell.biases + 1 :])
-
-    def weight_grad_reference(*args: Any, reverse: bool) -> Any:
-        found, n = grad_reference(*args, reverse=reverse), cell.biases
-        ds, before, *totals = found[n - 1 : 2 * n + 1]
-        weight = ds.reshape(-1, ds.shape[-1]).T @ before.reshape(-1, before.shape[-1])
-        return (*found[:n], weight, *(total.sum(0) for total in totals), *found[2 * n + 1 :])
-
-    def weight_grad_flops(*args: Any, reverse: bool) -> int:
-        ds, weight = grad_shape(*args, reverse=reverse)[0], args[1]
-        return flops(*args, reverse=reverse) + 2 * ds.size * int(weight.shape[1])
-
+    rules = _Rules(cell)
     forward = Primitive(
-        cell.name, shape, reference, flops=flops, joint_vjp=rule, batch=folded_beside(*range(1, 2 + cell.biases))
+        cell.name,
+        rules.shape,
+        rules.reference,
+        flops=rules.flops,
+        joint_vjp=rules.rule,
+        batch=folded_beside(*range(1, 2 + cell.biases)),
     )
     grad = Primitive(
-        f"{cell.name}_grad", grad_shape, grad_reference, flops=flops, joint_vjp=grad_rule, batch=folded_beside(1)
+        f"{cell.name}_grad",
+        rules.grad_shape,
+        rules.grad_reference,
+        flops=rules.flops,
+        joint_vjp=rules.grad_rule,
+        batch=folded_beside(1),
     )
     # A pass substitutes it for the gradient, a product and sums in optimised Programs, so it has no derivative.
     with_weight = Primitive(
-        f"{cell.name}_weight_grad", weight_grad_shape, weight_grad_reference, flops=weight_grad_flops
+        f"{cell.name}_weight_grad", rules.weight_grad_shape, rules.weight_grad_reference, flops=rules.weight_grad_flops
     )
     WITH_WEIGHT_GRADIENTS[grad] = (cell.biases, with_weight)
     return forward, grad

@@ -28,6 +28,7 @@ from adtrain.passes.fuse_elementwise import fuse_elementwise, is_loops
 from adtrain.passes.fuse_exchanges import fuse_exchanges
 from adtrain.passes.fuse_gathers import fuse_gathers
 from adtrain.passes.fuse_horizontally import fuse_horizontally, is_product
+from adtrain.passes.fuse_layer_backward import fuse_layer_backward
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_one_block import fuse_one_block
@@ -50,6 +51,7 @@ from adtrain.passes.share_member_launches import share_counters, share_first_lau
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 from adtrain.passes.sink_reshapes import sink_reshapes
 from adtrain.passes.store_bfloat16 import store_bfloat16
+from adtrain.passes.stream_layer import stream_layer
 
 SIMPLIFY = (fold_collectives, fold_constants, simplify_reshapes, merge_common_subexpressions, remove_dead_code)
 """The passes that remove work without changing any bit of the results."""
@@ -86,9 +88,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
             fuse_products,
             fuse_gathers,
             share_first_launch,
-            share_counters,
-            readers_first,
-            partial(fuse_resident_steps, target=target),
+            partial(_stay_or_stream, target=target),
         )
     return (
         flatten_rows,
@@ -118,6 +118,14 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_horizontally, target=target),
         readers_first,
     )
+
+
+def _stay_or_stream(program: Program, target: Target) -> Program:
+    """The last passes of a Program by member. The first layer stays on chip if it can, else it is streamed."""
+    resident = fuse_resident_steps(readers_first(share_counters(program)), target)
+    if len(resident.equations) == 1:
+        return resident
+    return readers_first(share_counters(fuse_layer_backward(stream_layer(program, target), target)))
 
 
 def _member_fusions(target: Target) -> Sequence[Pass]:
@@ -199,6 +207,7 @@ __all__ = [
     "fuse_exchanges",
     "fuse_gathers",
     "fuse_horizontally",
+    "fuse_layer_backward",
     "fuse_map_reduce",
     "fuse_maxpool_gradients",
     "fuse_one_block",
@@ -224,4 +233,5 @@ __all__ = [
     "simplify_reshapes",
     "sink_reshapes",
     "store_bfloat16",
+    "stream_layer",
 ]

@@ -1,21 +1,24 @@
 """Batch prefetch: in repeated steps, the last launch of a step also gathers the batch of the next step.
 
+The epilogue that updates a weight also writes the bfloat16 copy of it that the next step reads.
+
 This is software pipelining with one stage (Allan, Jones, Lee and Allan, "Software Pipelining", ACM Computing Surveys
 27, 1995). The terms prologue, steady state and epilogue are theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.fused import fuse, horizontal_p, peer_exchanges_p, renamed
+from adtrain.core.fused import body_of, fuse, horizontal_p, loops_p, peer_exchanges_p, product_p, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fuse_horizontally import MAX_POINTERS, blocks_in_launch, fuse_horizontally
 from adtrain.passes.place_collectives import exchanges_data
 from adtrain.passes.readers_first import readers_first
+from adtrain.passes.stream_layer import joined, streamed_equations
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,10 @@ class PrefetchedRuns:
     """A Program divided for several runs: ``prologue`` once, ``steady`` for each run but the last, ``epilogue`` once.
 
     Attributes:
-        prologue: the equations that gather the first batch. Their results are inputs of the other two, after the
-            Program's own inputs.
-        steady: the rest of a run, and the gather for the next run, whose results are further outputs. None if nothing
-            is prefetched.
+        prologue: the equations that gather the first batch and copy the first weights. Their results are inputs of the
+            other two, after the Program's own inputs.
+        steady: the rest of a run, and the same for the next run, whose results are further outputs. None if nothing is
+            prefetched.
         epilogue: the rest of the last run.
     """
 
@@ -39,18 +42,24 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     """Divide a fused Program so that each run prefetches for the next one, if that saves a launch.
 
     Equations can be prefetched if their arguments are known when a run has begun: inputs, or values for the next run
-    that depend on inputs only, such as a step counter. A Program without horizontal fusion is not divided. Neither is a
-    Program in which products would share other launches than before: other kernels would compute them, and all runs
-    must return the same bits.
+    that depend on inputs only, such as a step counter. A Program without horizontal fusion and without such copies of
+    weights is not divided. Neither is a Program in which products would share other launches than before: other kernels
+    would compute them, and all runs must return the same bits.
 
     In a Program with exchanges the launches that gather follow the last exchange. Kernels of products and sums before
     that exchange stay as they are.
     """
     undivided = PrefetchedRuns((), None, program)
+    if streamed := streamed_equations(program):
+        return _prefetch_product(program, *streamed) or undivided
     exchanges = [i for i, e in enumerate(program.equations) if exchanges_data(e)]
-    if not program.carries or not any(e.primitive is horizontal_p for e in program.equations):
+    if not program.carries:
         return undivided
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
+    updates = {v: e for e in program.equations if e.primitive is product_p for v in e.outputs}
+    copies = [] if exchanges else [e for e in program.equations if _copies_updated(e, next_value, updates)]
+    if not copies and not any(e.primitive is horizontal_p for e in program.equations):
+        return undivided
     known, results = {*program.inputs, *program.constants}, set(program.outputs)
     early = known | {v for e in _members(program.equations) if known.issuperset(e.inputs) for v in e.outputs}
 
@@ -65,18 +74,19 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
             if exchanges:  # a launch that depends on a prefetched value overlaps an exchange, too
                 known.update(e.outputs)
                 early.update(e.outputs)
-    if not prologue:
+    if not prologue and not copies:
         return undivided
-    fetching = set(prologue)
+    fetching = {*prologue, *copies}
     rest = [e for e in program.equations if e not in fetching]
-    fetched = tuple(v for e in prologue for v in e.outputs)
+    fetched = tuple(v for e in (*prologue, *copies) for v in e.outputs)
     inputs = (*program.inputs, *fetched)
     ahead = {v: Variable(v.type, v.device) for v in fetched}
     following = [renamed(e, next_value | ahead) for e in _members(prologue)]
+    added = {e.inputs[0]: e for e in (renamed(e, next_value | ahead) for e in copies)}
     steady = Program(
         inputs,
         program.constants,
-        (*rest, *following) if exchanges else (*_members(rest), *following),
+        (*rest, *following) if exchanges else (*(_with_copy(e, added) for e in _members(rest)), *following),
         (*program.outputs, *ahead.values()),
         program.donated | set(fetched),
     )
@@ -88,7 +98,46 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     saves = bool(exchanges) or _launches(steady) < _launches(program)
     if not saves or _shared(steady.equations, new) != _shared(rest, new):
         return undivided
-    return PrefetchedRuns(prologue, steady, replace(program, inputs=inputs, equations=tuple(rest)))
+    return PrefetchedRuns((*prologue, *copies), steady, replace(program, inputs=inputs, equations=tuple(rest)))
+
+
+def _copies_updated(e: Equation, next_value: Mapping[Variable, Variable], updates: Mapping[Variable, Equation]) -> bool:
+    """Whether it is the bfloat16 copy of a weight that the epilogue of a product updates."""
+    return e.primitive.name == "to_bfloat16" and next_value.get(e.inputs[0]) in updates
+
+
+def _with_copy(e: Equation, copies: Mapping[Variable, Equation]) -> Equation:
+    """`e`; if it is a product with an epilogue that computes a key of ``copies``, it computes that equation as well."""
+    found = [copies[v] for v in e.outputs if v in copies]
+    if not found:
+        return e
+    product, epilogue = body_of(e).equations
+    needed = {*e.outputs, *(v for copy in found for v in copy.outputs)}
+    return fuse(e.primitive, [product, fuse(loops_p, [*body_of(epilogue).equations, *found], needed)], needed)
+
+
+def _prefetch_product(program: Program, product: Equation, update: Equation) -> PrefetchedRuns | None:
+    """The runs of a Program whose first layer is streamed: the update of a run also computes the next run's product.
+
+    None if another equation reads the new weights, or if the product reads more than inputs.
+    """
+    known = {*program.inputs, *program.constants}
+    read = {v for e in program.equations for v in e.inputs}
+    if not known.issuperset(product.inputs) or not read.isdisjoint(update.outputs):
+        return None
+    next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
+    (result,) = product.outputs
+    following = Variable(result.type, result.device)
+    rest = tuple(e for e in program.equations if e is not product)
+    inputs = (*program.inputs, result)
+    steady = Program(
+        inputs,
+        program.constants,
+        (*(e for e in rest if e is not update), joined(update, product, next_value, following)),
+        (*program.outputs, following),
+        program.donated | {result},
+    )
+    return PrefetchedRuns([product], steady, replace(program, inputs=inputs, equations=rest))
 
 
 def _after_exchanges(program: Program, needed: set[Variable], target: Target) -> Program:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adtrain.core.fused import loops_p
 from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.registry import c_kernels
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,13 @@ def kernels(equation: Equation) -> tuple[CKernel, ...]:
     return c_kernels(equation.primitive.name)
 
 
+def item_rule(equation: Equation) -> Batchwise:
+    """How an equation works item by item."""
+    found = batchwise(equation)
+    assert found is not None
+    return found
+
+
 def item_kernel(equation: Equation) -> CKernel | None:
     """The C function that computes one item of `equation`."""
     types = [v.type for v in equation.inputs]
@@ -70,7 +76,7 @@ def _without_kernel(equation: Equation) -> Batchwise | None:
     if equation.has(Trait.RESHAPE):
         same = equation.inputs[0].type.shape[:1] == shape[:1]
         return Batchwise(shape[0], (True,), False) if same else None
-    if elementwise(equation) or equation.primitive is loops_p:
+    if by_element(equation):
         flags = tuple(len(v.type.shape) == len(shape) and v.type.shape[0] == shape[0] for v in equation.inputs)
         return Batchwise(shape[0], flags, False)
     return None

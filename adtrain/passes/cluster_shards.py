@@ -77,7 +77,7 @@ def _has_form(equation: Equation) -> bool:
 
 
 def _ancestors(equations: Sequence[Equation], last: Sequence[Equation]) -> set[Equation]:
-    """The equations that others need, and these."""
+    """The equations `last`, and all that they need."""
     producer = {v: e for e in equations for v in e.outputs}
     found, waiting = set(last), list(last)
     while waiting:
@@ -88,8 +88,8 @@ def _ancestors(equations: Sequence[Equation], last: Sequence[Equation]) -> set[E
 
 
 def _deepest(places: Mapping[Equation, tuple[int, int]], equations: Collection[Equation], segment: int) -> int:
-    """The maximum depth of some equations in a segment."""
-    return max((depth for e, (number, depth) in places.items() if number == segment and e in equations), default=0)
+    """The maximum depth of some equations in a segment. places: the segment and depth of each equation."""
+    return max((depth for e, (own, depth) in places.items() if own == segment and e in equations), default=0)
 
 
 class _Divider:
@@ -118,40 +118,41 @@ class _Divider:
     def divided(self) -> ClusterShards | None:
         """The shards; None if nothing is exchanged, or the first segment cannot compute the next batch's number."""
         sums = [e for e in self.equations if adds_units(e, self.axes)]
-        numbers = [e for e in self.equations if self.layer.batch_number[1] in e.outputs]
+        next_number = [e for e in self.equations if self.layer.batch_number[1] in e.outputs]
         needed = set(map(self._source, self.layer.backward.inputs))
         critical = _ancestors(self.equations, [e for e in self.equations if not needed.isdisjoint(e.outputs)])
 
         # Blocks wait for `early` in all segments but the last. Others make no chain longer there.
-        early = _ancestors(self.equations, [*sums, *numbers])
-        found = self._earliest(sums, {})
-        last = max((number + (e in sums) for e, (number, _) in found.items()), default=0)
-        most = {i: _deepest(found, early, i) for i in range(last)}
-        found = self._earliest(sums, {e: most for e in self.equations if e not in early})
-        before = any(v in self.ready for v in map(self._source, self.layer.forward.inputs))
-        if not last or before or not numbers or found[numbers[0]][0]:
+        early = _ancestors(self.equations, [*sums, *next_number])
+        earliest = self._earliest(sums, {})
+        last = max((segment + (e in sums) for e, (segment, _) in earliest.items()), default=0)
+        most = {i: _deepest(earliest, early, i) for i in range(last)}
+        earliest = self._earliest(sums, {e: most for e in self.equations if e not in early})
+        makes_inputs = any(v in self.ready for v in map(self._source, self.layer.forward.inputs))
+        if not last or makes_inputs or not next_number or earliest[next_number[0]][0]:
             return None
 
         # The last segment has what the update of the layer needs, and rows that are computed with these.
-        beside = self._rows_beside(critical, [e for e, (number, _) in found.items() if number == last])
-        numbers_of = {e: number + (number == last and e not in beside) for e, (number, _) in found.items()}
+        beside = self._rows_beside(critical, [e for e, (segment, _) in earliest.items() if segment == last])
+        segments = {e: segment + (segment == last and e not in beside) for e, (segment, _) in earliest.items()}
         latest = {
             e: last if e in beside else last + 1
             for e in self.equations
             if e not in early and elementwise(e) and e.outputs[0].size > 1
         }
-        for e, number in self._with_readers(numbers_of, latest).items():
+        for e, segment in self._with_readers(segments, latest).items():
             if e in sums:
-                self._add(e, number)
+                self._add(e, segment)
             elif not e.has(Trait.RESHAPE):
-                self.segment[self._own(e)] = number
-        *segments, rest = self._segments(last + 1)
-        return ClusterShards(self.axes, self.of_block, segments, rest, self.partial, not self.axes)
+                self.segment[self._own(e)] = segment
+        *programs, rest = self._segments(last + 1)
+        return ClusterShards(self.axes, self.of_block, programs, rest, self.partial, not self.axes)
 
     def _earliest(
         self, sums: Collection[Equation], most: Mapping[Equation, Mapping[int, int]]
     ) -> dict[Equation, tuple[int, int]]:
-        """For each equation the first segment that can have it, and its depth there: the length of the chain before it.
+        """For each equation the first segment that can have it, and its depth there: how many equations of the segment
+        must run before it, one after another. Sets `ready`.
 
         Args:
             sums: the equations of partial sums.
@@ -160,14 +161,14 @@ class _Divider:
         ready: dict[Variable, tuple[int, int]] = dict.fromkeys(self.layer.forward.outputs, (0 if self.axes else 1, 0))
         found = {}
         for e in self.equations:
-            number, depth = max((ready[v] for v in e.inputs if v in ready), default=(0, 0))
-            if depth > most.get(e, {}).get(number, depth):
-                number, depth = number + 1, 0
-            found[e] = number, depth
+            segment, depth = max((ready[v] for v in e.inputs if v in ready), default=(0, 0))
+            if depth > most.get(e, {}).get(segment, depth):
+                segment, depth = segment + 1, 0
+            found[e] = segment, depth
             alone = e.has(Trait.RESHAPE) or (elementwise(e) and e.outputs[0].size == 1)  # loops join single numbers
-            after = (number + 1, 0) if e in sums else (number, depth + (not alone))
+            after = (segment + 1, 0) if e in sums else (segment, depth + (not alone))
             ready |= dict.fromkeys(e.outputs, after)
-        self.ready = {v: number for v, (number, _) in ready.items()}
+        self.ready = {v: segment for v, (segment, _) in ready.items()}
         return found
 
     @staticmethod
@@ -182,35 +183,38 @@ class _Divider:
         return rows.union(e for e in last if e in critical)
 
     @staticmethod
-    def _with_readers(numbers: dict[Equation, int], latest: Mapping[Equation, int]) -> dict[Equation, int]:
-        """The segments, with elementwise equations in the first one that reads their results, where loops join them.
+    def _with_readers(segments: dict[Equation, int], latest: Mapping[Equation, int]) -> dict[Equation, int]:
+        """The segment of each equation. Elementwise equations move to the first segment that reads their results, where
+        loops join them with the readers.
 
         Args:
-            latest: the last segment that may have each of these equations.
+            latest: the last segment that may have each equation that can move.
         """
-        found = dict(numbers)
+        found = dict(segments)
         read: dict[Variable, int] = {}
-        for e in reversed(numbers):
+        for e in reversed(segments):
             readers = [read[v] for v in e.outputs if v in read]
             if readers and (e in latest or e.has(Trait.RESHAPE)):
                 found[e] = max(found[e], min(*readers, latest.get(e, readers[0])))
             read |= {v: min(found[e], read.get(v, found[e])) for v in e.inputs}
         return found
 
-    def _add(self, equation: Equation, number: int) -> None:
-        """The equation of a partial sum, and in the next segment the one that adds those of all blocks."""
+    def _add(self, equation: Equation, segment: int) -> None:
+        """Add a block's partial sum to a segment, and to the next one the equations that add those of all blocks."""
         own = self._own(equation)
         (y,) = own.outputs
-        partial, total, *others = parts = [Variable(y.type, y.device) for _ in range(self.blocks + 1)]
-        self.partial[partial] = parts[1:]
-        self.segment[replace(own, outputs=(partial,))] = number
-        for part in others:
-            after = y if part is others[-1] else Variable(y.type, y.device)
+        partial, *of_blocks = (Variable(y.type, y.device) for _ in range(self.blocks + 1))
+        self.partial[partial] = of_blocks
+        self.segment[replace(own, outputs=(partial,))] = segment
+        total = of_blocks[0]
+        for part in of_blocks[1:]:
+            after = y if part is of_blocks[-1] else Variable(y.type, y.device)
             e = Equation(PRIMITIVES["add"], (total, part), {}, (after,), equation.scope, equation.phase)
-            self.segment[e] = number + 1
+            self.segment[e] = segment + 1
             total = after
 
     def _segments(self, last: int) -> Sequence[Program]:
+        """The Programs of segments 0 to `last`."""
         members = [self._with_views([e for e, n in self.segment.items() if n == i]) for i in range(last + 1)]
         made = [{v for e in own for v in e.outputs} for own in members]
         read = [dict.fromkeys(v for e in own for v in e.inputs if v not in made[i]) for i, own in enumerate(members)]

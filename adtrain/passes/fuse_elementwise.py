@@ -16,6 +16,11 @@ def elementwise(equation: Equation) -> bool:
     return equation.primitive.expression is not None or equation.has(Trait.BROADCAST)
 
 
+def by_element(equation: Equation) -> bool:
+    """Whether it computes element by element: one elementwise operation, or a loop of several."""
+    return equation.primitive is loops_p or elementwise(equation)
+
+
 def is_loops(equation: Equation) -> bool:
     """Whether a GPU computes it by a generated loop nest."""
     return equation.primitive in (loops_p, gather_p) or elementwise(equation)

@@ -16,13 +16,12 @@ from adtrain.core.fused import (
     fuse,
     gathered_p,
     horizontal_p,
-    loops_p,
     one_block_p,
     peer_exchanges_p,
 )
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_elementwise import elementwise, is_loops
+from adtrain.passes.fuse_elementwise import by_element, is_loops
 from adtrain.passes.fuse_horizontally import MAX_POINTERS, blocks_in_launch
 from adtrain.passes.groups import Groups
 from adtrain.passes.join_horizontals import independent, join_loops, merge_independent
@@ -83,7 +82,7 @@ def _update(program: Program, exchange: Equation) -> list[Equation] | None:
         return None
     (update,) = readers
     whole = [v.size in (1, length) for v in update.inputs] + [v.type.shape == (length,) for v in update.outputs]
-    if not (update.primitive is loops_p or elementwise(update)) or not all(whole):
+    if not by_element(update) or not all(whole):
         return None
     producer = {v: e for e in program.equations for v in e.outputs}
     for v in update.inputs:

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from adtrain.core.fused import fuse, gather_p, loops_p, renamed
+from adtrain.core.fused import fuse, gather_p, renamed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_one_block import is_small
 from adtrain.passes.fuse_products import reads_by_element
 from adtrain.passes.groups import Groups
@@ -30,7 +30,7 @@ def fuse_gathers(program: Program) -> Program:
     groups = Groups(program)
     readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
     for i, e in enumerate(program.equations):
-        if e.primitive is not loops_p and not elementwise(e):
+        if not by_element(e):
             continue
         for v in dict.fromkeys(e.inputs):
             p = groups.producer.get(v)

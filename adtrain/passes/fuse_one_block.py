@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from adtrain.core.fused import fuse, loops_p, one_block_p, renamed
+from adtrain.core.fused import fuse, one_block_p, renamed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 BY_INDEX = frozenset(("take", "take_along_axis", "scatter_along_axis", "one_hot"))
@@ -67,7 +67,7 @@ def _copy_reshapes(program: Program) -> tuple[Program, set[Variable]]:
 def is_small(equation: Equation) -> bool:
     """Whether one thread block computes it in less time than a launch takes."""
     e = equation
-    if e.primitive is not loops_p and not elementwise(e) and e.primitive.name not in FORMS:
+    if not by_element(e) and e.primitive.name not in FORMS:
         return False
     if not all(v.size for v in (*e.inputs, *e.outputs)):
         return False

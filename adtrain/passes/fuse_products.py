@@ -12,7 +12,7 @@ from functools import partial
 from adtrain.core.fused import fuse, loops_p, product_p
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.groups import Groups
 
 
@@ -25,7 +25,7 @@ def fuse_epilogues(program: Program, primitive: Primitive, fusible: Callable[[Eq
     """One equation for a producer and the elementwise equation that reads it, for pairs that are ``fusible``."""
     groups = Groups(program)
     for i, e in enumerate(program.equations):
-        if e.primitive is not loops_p and not elementwise(e):
+        if not by_element(e):
             continue
         for v in e.inputs:
             p = groups.producer.get(v)

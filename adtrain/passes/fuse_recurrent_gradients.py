@@ -23,9 +23,7 @@ def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
     producer = {v: e for e in program.equations for v in e.outputs}
     fused: dict[Equation, Equation] = {}
     removed: set[Equation] = set()
-    for product in program.equations:
-        if not _is_weight_gradient(product):
-            continue
+    for product in filter(_is_weight_gradient, program.equations):
         ds, before = (_before_reshapes(v, producer) for v in product.inputs)
         gradient = producer.get(before)
         if gradient is None or gradient.primitive not in WITH_WEIGHT_GRADIENTS:
@@ -35,19 +33,24 @@ def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
         outputs = list(gradient.outputs)
         if outputs[n - 1 : n + 1] != [ds, before] or not cuda_kernels(variant.name, target, *types, **gradient.params):
             continue
+
         views = [
             e for e in program.equations if e.has(Trait.RESHAPE) and _before_reshapes(e.inputs[0], producer) is before
         ]
         totals = outputs[n + 1 : 2 * n + 1]
-        sums = [e for total in totals for e in program.readers.get(total, ()) if _sums_rows(e)]
+        sum_of = {total: e for total in totals for e in program.readers.get(total, ()) if _sums_rows(e)}
         unneeded = {before, *totals, *(e.outputs[0] for e in views)}
         readers = {e for v in unneeded for e in program.readers.get(v, ())}
-        if readers == {product, *views, *sums} and unneeded.isdisjoint(program.outputs):
-            of_total = {e.inputs[0]: e.outputs[0] for e in sums}
-            unread = Variable(variant.output_types(types, gradient.params)[n + 1], gradient.outputs[0].device)
-            outputs[n : 2 * n + 1] = [*product.outputs, *(of_total.get(total, unread) for total in totals)]
-            fused[gradient] = replace(gradient, primitive=variant, outputs=tuple(outputs))
-            removed |= readers
+        if readers != {product, *views, *sum_of.values()} or not unneeded.isdisjoint(program.outputs):
+            continue
+
+        of_bias = variant.output_types(types, gradient.params)[n + 1]
+        biases = [  # nothing reads the gradient of a bias that the Program does not sum
+            sum_of[total].outputs[0] if total in sum_of else Variable(of_bias, total.device) for total in totals
+        ]
+        outputs[n : 2 * n + 1] = [*product.outputs, *biases]
+        fused[gradient] = replace(gradient, primitive=variant, outputs=tuple(outputs))
+        removed |= readers
     return replace(program, equations=tuple(fused.get(e, e) for e in program.equations if e not in removed))
 
 

@@ -28,11 +28,11 @@ def fuse_resident_steps(program: Program, target: Target) -> Program:
     distinct = len(set(program.outputs)) == len(program.outputs)
     if target.capability < MIN_CAPABILITY or not program.carries or not distinct or len(counts) != 1:
         return program
-    mapped = _mapped(program)
+    mapped = mapped_variables(program)
     batched = any(mapped[e.outputs[0]] and e.primitive is not per_member_p for e in program.equations if not e.is_view)
     if batched:
         return program
-    body, names = _of_one_member(program, mapped)
+    body, names = of_one_member(program, mapped)
     made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}
     layer = resident_layer(body) if made.issuperset(body.outputs) else None
     blocks = layer.blocks(target.shared) if layer else None
@@ -52,7 +52,7 @@ def fuse_resident_steps(program: Program, target: Target) -> Program:
     return replace(program, equations=(fused,))
 
 
-def _mapped(program: Program) -> dict[Variable, bool]:
+def mapped_variables(program: Program) -> dict[Variable, bool]:
     """For each variable, whether it has a value for each member, along axis 0."""
     mapped = dict.fromkeys((*program.inputs, *program.constants), False)
     for e in program.equations:
@@ -65,7 +65,7 @@ def _mapped(program: Program) -> dict[Variable, bool]:
     return mapped
 
 
-def _of_one_member(program: Program, mapped: Mapping[Variable, bool]) -> tuple[Program, Mapping[Variable, Variable]]:
+def of_one_member(program: Program, mapped: Mapping[Variable, bool]) -> tuple[Program, Mapping[Variable, Variable]]:
     """The Program of one member, and for each variable of all members the variable of one.
 
     Horizontal equations are replaced by the equations in their bodies. Inputs that a step replaces come first, in the

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from adtrain.core.fused import body_of, fuse, loops_p, renamed, row_products_p
+from adtrain.core.fused import body_of, fuse, renamed, row_products_p
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.batchwise import Batchwise, rowwise
 from adtrain.passes.dead_code import remove_dead_code
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_one_block import FORMS as SMALL_FORMS
 from adtrain.passes.fuse_products import fuse_products
 from adtrain.passes.fuse_rows import merged_rows
@@ -131,7 +131,7 @@ def _by_row(e: Equation, target: Target) -> Batchwise | None:
         count = e.outputs[0].type.shape[0]
         small = not _is_crowded(count, target) or e.inputs[1].size <= MAX_CROWDED_WEIGHTS
         found = Batchwise(count, (True, False), False) if is_wide_product(e) and small else None
-    elif e.primitive is loops_p or e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in FORMS:
+    elif by_element(e) or e.has(Trait.RESHAPE) or e.primitive.name in FORMS:
         found = rowwise(e)
     else:
         found = None
@@ -167,7 +167,7 @@ def _length_of_sequences(e: Equation) -> int:
 def _is_on_sequences(e: Equation) -> bool:
     """Whether the equation is elementwise on short sequences, and all sequences share its other inputs."""
     shape = e.outputs[0].type.shape
-    if not (e.primitive is loops_p or elementwise(e)) or len(shape) != 3 or not 1 < shape[1] <= MAX_LENGTH:
+    if not by_element(e) or len(shape) != 3 or not 1 < shape[1] <= MAX_LENGTH:
         return False
     others = [v.type.shape for v in e.inputs if v.type.shape != shape]
     leading = {shape[0], shape[0] * shape[1]}  # of arrays by sequence and by row
@@ -183,7 +183,7 @@ def _without_epilogues(program: Program, found: list[Batchwise | None]) -> list[
     wide = {v for e, each in both if e.has(Trait.MATMUL) and each is None for v in e.outputs}
 
     def is_epilogue(e: Equation) -> bool:
-        return (e.primitive is loops_p or elementwise(e)) and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
+        return by_element(e) and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
 
     return [None if is_epilogue(e) else each for e, each in both]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from adtrain.core.fused import FUSED, exchanged_update_p, loops_p, per_member_p, resident_steps_p
+from adtrain.core.fused import FUSED, exchanged_update_p, layer_backward_p, loops_p, per_member_p, resident_steps_p
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 
 
 class Place(NamedTuple):
@@ -33,6 +33,10 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
     # The first reads only its own slice of the parameters, by element. The second writes results after the last step.
     if equation.primitive in (exchanged_update_p, resident_steps_p):
         return argument.type == result.type
+    if equation.primitive is layer_backward_p:
+        update = equation.params["body"].equations[-1]  # a warp reads a tile of weights once, then writes it
+        if argument in update.inputs and result in update.outputs:
+            return overwrites(update, argument, result)
     if equation.primitive in FUSED and equation.primitive is not loops_p:
         readers = equation.params["body"].readers.get(argument, ())
         if len(readers) == 1 and result in readers[0].outputs:
@@ -40,7 +44,7 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
         return not readers
     if argument not in equation.inputs:
         return True
-    return (elementwise(equation) or equation.primitive is loops_p) and argument.type == result.type
+    return by_element(equation) and argument.type == result.type
 
 
 def _overwrites_members(equation: Equation, argument: Variable, result: Variable) -> bool:

@@ -2,7 +2,8 @@
 
 Values that are not alive at the same time share memory in one arena. A reshape has its argument's memory, and a
 subview a part of it. The arguments of a concat view are computed in the memory of its output (`core.views`).
-Elementwise results take the memory of an argument that is not read again. Results take the memory of donated inputs.
+Elementwise results, and those of C kernels that allow it, take the memory of an argument that is not read again.
+Results take the memory of donated inputs.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from adtrain.core.communicator import Communicator
-from adtrain.core.fused import loops_p
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import c_kernels
 from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.place_exchanges import SlotPlanner, Slots
 from adtrain.passes.places import Place, nbytes, overwrites
 
@@ -175,23 +176,32 @@ def _donated(program: Program) -> dict[Variable, Variable]:
     return found
 
 
+def _overwritable(equation: Equation, out: Variable, root: dict[Variable, Variable]) -> list[Variable]:
+    """The arguments whose memory `out` may take if it has their type."""
+    roots = [root[v] for v in equation.inputs]
+    if by_element(equation):
+        parts = {root[v] for v in equation.inputs if nbytes(v) != nbytes(root[v])}  # they are read at other places
+        return [v for v in equation.inputs if root[v] not in parts]
+    kernels = c_kernels(equation.primitive.name) if out.device == "cpu" else ()
+    pairs = kernels[0].in_place if len(kernels) == 1 else ()
+    allowed = [equation.inputs[argument] for result, argument in pairs if equation.outputs[result] is out]
+    return [v for v in allowed if roots.count(root[v]) == 1]
+
+
 def _reuse_arguments(
     program: Program, root: dict[Variable, Variable], ends: dict[Variable, int], places: dict[Variable, Place]
 ) -> None:
-    """Let results of elementwise equations take the memory of an argument that is not read again."""
+    """Let results take the memory of an argument that is not read again, where equations or C kernels allow it."""
     sharing: dict[Variable, list[Variable]] = {}  # by the root
     for v, r in root.items():
         sharing.setdefault(r, []).append(v)
     for i, e in enumerate(program.equations):
-        if not (elementwise(e) or e.primitive is loops_p):
-            continue
         for out in e.outputs:
             if root[out] is not out or out in places:
                 continue
-            for v in e.inputs:
+            for v in _overwritable(e, out, root):
                 r = root[v]
-                whole = all(nbytes(x) == nbytes(r) for x in e.inputs if root[x] is r)  # parts are read at other places
-                if r not in places and ends[r] == i and v.type == out.type and nbytes(r) == nbytes(out) and whole:
+                if r not in places and ends[r] == i and v.type == out.type and nbytes(r) == nbytes(out):
                     moved = sharing.pop(out)
                     root.update(dict.fromkeys(moved, r))
                     sharing[r] += moved

@@ -60,13 +60,13 @@ class ResidentLayer:
         return batch, inputs, units
 
     def shared_bytes(self, blocks: int) -> tuple[int, int]:
-        """Bytes of shared memory of each block of a cluster: of resident values and sums, and of workspace."""
+        """Bytes of shared memory of each block of a cluster: of resident values, sums and rows, and of workspace."""
         batch, inputs, units = self.lengths
         block_units, k_steps = units // blocks, batch // TILE
         groups = WARPS * TILE // block_units
         states = len(self.states) * inputs * block_units * FLOAT.itemsize
-        small = (groups + 2 * k_steps) * block_units * FLOAT.itemsize + batch * np.dtype(np.uint32).itemsize
-        return states + small, max(self.operand_bytes(blocks), PARTIAL_SUMS)
+        sums_and_rows = (groups + 2 * k_steps) * block_units * FLOAT.itemsize + batch * np.dtype(np.uint32).itemsize
+        return states + sums_and_rows, max(self.operand_bytes(blocks), PARTIAL_SUMS)
 
     def operand_bytes(self, blocks: int) -> int:
         """Bytes of the terms of the gradient of a block's outputs."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from adtrain.core.fused import fuse, horizontal_p, loops_p, per_member_p, renamed
+from adtrain.core.fused import fuse, horizontal_p, per_member_p, renamed
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_horizontally import MAX_POINTERS, blocks_in_launch, is_product
 from adtrain.passes.fuse_one_block import BY_INDEX, is_small
 from adtrain.passes.groups import Groups
@@ -19,7 +19,7 @@ def share_first_launch(program: Program) -> Program:
     groups = Groups(program)
     first: int | None = None
     for i, e in enumerate(program.equations):
-        simple = e.primitive is loops_p or elementwise(e) or e.primitive.name in BY_INDEX
+        simple = by_element(e) or e.primitive.name in BY_INDEX
         if not simple or not is_small(e) or any(v in groups.producer for v in e.inputs):
             continue
         if first is None:
@@ -62,7 +62,7 @@ def _can_share(equations: Sequence[Equation]) -> bool:
 
 
 def _is_number(equation: Equation) -> bool:
-    return (equation.primitive is loops_p or elementwise(equation)) and equation.outputs[0].size == 1
+    return by_element(equation) and equation.outputs[0].size == 1
 
 
 def _with_counters(equation: Equation, counters: Sequence[Equation]) -> Equation:

@@ -59,6 +59,9 @@ static void multiply_positions(int64_t rows, int64_t columns, int64_t depth, con
             }
 }
 
+/* The elements from one position to the next of the weight gradient's sums: an odd number of vectors. */
+static int64_t sums_step(const Sizes *s, const Layer *l) { return l->channels * s->out + LANES; }
+
 /* The transformed patches of tiles first to end - 1: v[k][tile][channel]. */
 static void transform_patches(const Sizes *s, const T *image, int64_t first, int64_t end, T *v) {
     const int64_t pitch = image_pitch(s);
@@ -164,18 +167,17 @@ static void add_transposed(const T *gradient, int64_t rows, int64_t out, T *dw) 
         }
 }
 
-void FN(conv2d_weight_grad_winograd)(const T *x, const T *g, T *dw, CONV_NUMBERS, int64_t block_tiles, char *scratch) {
+/* The products of this image are added to the sums [position][channel][out channel] at `collected`, not yet to dw. */
+void FN(conv2d_weight_grad_winograd)(const T *x, const T *g, T *dw, CONV_NUMBERS, int64_t block_tiles, char *scratch,
+                                     char *collected) {
     const Conv v = CONV;
     const Layer l = {v.channels,     v.height,     v.width,     v.padding_y, v.padding_x,
                      v.out_channels, v.out_height, v.out_width};
     const Sizes s = sizes_of(&l, block_tiles);
     const int64_t rows = image_rows(&s), pitch = image_pitch(&s);
     const int64_t out_rows = SIZE_OF_TILE * s.tile_rows, out_pitch = SIZE_OF_TILE * s.tile_columns;
-    const int64_t sums_step = l.channels * s.out + LANES, taps = 9 * l.channels;
     T *patches = take_bytes(&scratch, POSITIONS * s.patch_step * sizeof(T));
     T *gradients = take_bytes(&scratch, POSITIONS * s.product_step * sizeof(T));
-    T *sums = take_bytes(&scratch, POSITIONS * sums_step * sizeof(T));
-    T *gradient = take_bytes(&scratch, (taps + LANES) * s.out * sizeof(T));
     T *image = take_bytes(&scratch, rows * pitch * s.in * sizeof(T)), *outputs = (T *)scratch;
     to_channels_last(x, l.channels, l.height, l.width, l.padding_y, l.padding_x, image, rows, pitch, s.in);
     to_channels_last(g, l.out_channels, l.out_height, l.out_width, 0, 0, outputs, out_rows, out_pitch,
@@ -193,11 +195,22 @@ void FN(conv2d_weight_grad_winograd)(const T *x, const T *g, T *dw, CONV_NUMBERS
             }
         }
         multiply_positions(l.channels, s.out, end - first, patches, s.patch_step, 1, s.in, gradients, s.product_step,
-                           sums, sums_step, s.out, block > 0);
+                           (T *)collected, sums_step(&s, &l), s.out, true);
     }
+}
+
+/* Transforms the sums over images and adds the gradient to dw. */
+void FN(conv2d_weight_grad_winograd_finish)(T *dw, CONV_NUMBERS, int64_t block_tiles, char *collected) {
+    const Conv v = CONV;
+    const Layer l = {v.channels,     v.height,     v.width,     v.padding_y, v.padding_x,
+                     v.out_channels, v.out_height, v.out_width};
+    const Sizes s = sizes_of(&l, block_tiles);
+    const int64_t step = sums_step(&s, &l), taps = 9 * l.channels;
+    const T *sums = take_bytes(&collected, POSITIONS * step * sizeof(T));
+    T *gradient = (T *)collected;
     for (int64_t c = 0; c < l.channels; c++)
         for (int64_t o = 0; o < s.out; o += LANES)
-            transform_both(transform_weight_gradient, SPAN, 3, sums + c * s.out + o, SPAN * sums_step, sums_step,
+            transform_both(transform_weight_gradient, SPAN, 3, sums + c * s.out + o, SPAN * step, step,
                            gradient + 9 * c * s.out + o, 3 * s.out, s.out);
     add_transposed(gradient, taps, l.out_channels, dw);
 }

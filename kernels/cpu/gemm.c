@@ -25,12 +25,13 @@
    Each element is a sum over k in the same order, whatever the block, the tile and the thread that computes it: results
    do not depend on the number of threads. */
 
+#define PREFETCH_C /* in tile.h */
 #include "gemv.h"
 
 enum {
     DEPTH = 2048 / sizeof(T),
     PANELS = 192 * 1024 / sizeof(T), /* elements of B in L2 */
-    BLOCK_ROWS = 192,
+    BLOCK_ROWS = VECTOR_BYTES == 64 ? 256 : 192, /* L2 has 1 MiB where there is AVX-512, 512 KiB elsewhere */
     BLOCK_COLUMNS = 1024 / sizeof(T),
     BLOCK_LD = BLOCK_COLUMNS + 64 / sizeof(T), /* not a power of two */
     MIN_WORK = 1 << 16, /* multiply-adds from which on a second thread is worth it */

@@ -3,8 +3,8 @@
 
    The variance is the mean squared deviation from the mean, in a second pass, so that no digits cancel. */
 
-#include "common.h"
 #include "elementary.h"
+#include "vectors.h"
 
 enum {
     COLUMNS = 64,
@@ -15,36 +15,47 @@ typedef struct {
     int64_t a, b, c, d;
 } Lengths;
 
-static double sum_row(const T *x, int64_t n) {
-    double total = 0;
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        T sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = start; i < min_i64(start + BLOCK, n); i++) sum += x[i];
-        total += sum;
+/* The sum of x - centre, or with `squared` of (x - centre)^2, over `rows` rows of d elements. Rows are `step` apart. The
+   sum is in T; there are at most BLOCK elements. */
+SPECIALISED double sum_block(const T *x, int64_t rows, int64_t d, int64_t step, T centre, const bool squared) {
+    Vector sums[4] = {};
+    T rest = 0;
+    for (int64_t b = 0; b < rows; b++, x += step) {
+        int64_t i = 0;
+        for (; i + 4 * LANES <= d; i += 4 * LANES)
+            UNROLL for (int j = 0; j < 4; j++) {
+                const Vector y = load(x + i + j * LANES) - centre;
+                sums[j] += squared ? y * y : y;
+            }
+        for (; i + LANES <= d; i += LANES) {
+            const Vector y = load(x + i) - centre;
+            sums[0] += squared ? y * y : y;
+        }
+        for (; i < d; i++) {
+            const T y = x[i] - centre;
+            rest += squared ? y * y : y;
+        }
     }
-    return total;
+    const Vector sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    UNROLL for (int j = 0; j < LANES; j++) rest += sum[j];
+    return rest;
 }
 
-static double sum_squares(const T *x, int64_t n, T centre) {
+/* The same for any number of elements: the sums of blocks are added in double. */
+SPECIALISED double sum_rows(const T *x, int64_t rows, int64_t d, int64_t step, T centre, const bool squared) {
+    const int64_t group = max_i64(BLOCK / max_i64(d, 1), 1);
     double total = 0;
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        T sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = start; i < min_i64(start + BLOCK, n); i++) sum += (x[i] - centre) * (x[i] - centre);
-        total += sum;
-    }
+    for (int64_t b = 0; b < rows; b += group)
+        for (int64_t i = 0; i < d; i += BLOCK)
+            total += sum_block(x + b * step + i, min_i64(group, rows - b), min_i64(BLOCK, d - i), step, centre, squared);
     return total;
 }
 
 /* b rows of d elements, `step` apart. */
 static void standardize_rows(const T *x, T *y, T *mean, T *variance, Lengths n, T eps) {
     const int64_t step = n.c * n.d;
-    double sum = 0, squares = 0;
-    for (int64_t b = 0; b < n.b; b++) sum += sum_row(x + b * step, n.d);
-    const T centre = *mean = (T)(sum / (double)(n.b * n.d));
-    for (int64_t b = 0; b < n.b; b++) squares += sum_squares(x + b * step, n.d, centre);
-    *variance = (T)(squares / (double)(n.b * n.d));
+    const T centre = *mean = (T)(sum_rows(x, n.b, n.d, step, 0, false) / (double)(n.b * n.d));
+    *variance = (T)(sum_rows(x, n.b, n.d, step, centre, true) / (double)(n.b * n.d));
     const T scale = 1 / sqrt(*variance + eps);
     for (int64_t b = 0; b < n.b; b++)
 #pragma omp simd

@@ -5,7 +5,8 @@
    tiles of tile.h, and the formulas of the cell for one row after the other. Sums have a fixed order, which does not
    depend on the number of threads.
 
-   Arrays over all steps are [row][step][...]; gates are in PyTorch's order. */
+   Arrays over all steps are [row][step][...]; gates are in PyTorch's order. Some outputs may lie in the memory of an
+   argument (`in_place` in lowering/cpu/recurrent.py), so pointers to these are not `restrict`. */
 
 #include "elementary.h"
 #include "tile.h"
@@ -13,6 +14,7 @@
 enum {
     BLOCK_ROWS = 48,
     DEPTH = 2048 / sizeof(T), /* of a slice of the product */
+    MAX_AHEAD = 6,
 };
 
 typedef struct {
@@ -35,15 +37,41 @@ static void pack(const T *b, bool transposed, int64_t columns, int64_t depth, T 
     }
 }
 
+/* What the formulas of step `k` need of the rows from `first` on: of each array the `width` numbers of step k - lag. The
+   tiles of the product before them prefetch it into L2. An array may be NULL. */
+typedef struct {
+    const Lengths *lengths;
+    int64_t first, k;
+    struct {
+        const T *array;
+        int64_t width, lag;
+    } arrays[MAX_AHEAD];
+} Ahead;
+
+/* Prefetches part `part` of `parts` of what rows `row` to `row + rows` need. Always inlined: gcc deletes calls of a
+   function that only prefetches. */
+SPECIALISED void prefetch(const Ahead *ahead, int64_t row, int64_t rows, int64_t part, int64_t parts) {
+    for (int64_t x = 0; x < MAX_AHEAD; x++) {
+        const int64_t width = ahead->arrays[x].width, k = ahead->k - ahead->arrays[x].lag;
+        const int64_t begin = part_begin(width, parts, part), end = part_begin(width, parts, part + 1);
+        if (!ahead->arrays[x].array || k < 0) continue;
+        for (int64_t i = row; i < row + rows; i++) {
+            const T *start = ahead->arrays[x].array + at(ahead->lengths, ahead->first + i, k, width);
+            for (int64_t j = begin; j < end; j += CACHE_LINE / sizeof(T)) __builtin_prefetch(start + j, 0, 2);
+        }
+    }
+}
+
 /* C (rows x columns, contiguous) = or += A B, with rows of A `row_step` apart and B packed. */
 static void product(int64_t rows, int64_t columns, int64_t depth, const T *a, int64_t row_step, const T *b, T *c,
-                    bool add) {
-    const int64_t strips = ceil_div(rows, TILE_ROWS);
+                    bool add, const Ahead *ahead) {
+    const int64_t strips = ceil_div(rows, TILE_ROWS), panels = ceil_div(columns, TILE_COLUMNS);
     for (int64_t p = 0; p < depth; p += DEPTH) {
         const int64_t slice = min_i64(DEPTH, depth - p);
         for (int64_t j = 0; j < columns; j += TILE_COLUMNS)
             for (int64_t t = 0; t < strips; t++) {
                 const int64_t i = part_begin(rows, strips, t), height = part_begin(rows, strips, t + 1) - i;
+                if (p == 0) prefetch(ahead, i, height, j / TILE_COLUMNS, panels);
                 any_tile(height, min_i64(TILE_COLUMNS, columns - j), slice, a + i * row_step + p, row_step, 1,
                          b + p * padded(columns) + j * slice, c + i * columns + j, columns, add || p > 0);
             }
@@ -102,7 +130,10 @@ static void forward_block(void *context, int64_t first, int64_t rows) {
     const int64_t hidden = s->hidden, width = f->gates * hidden;
     for (int64_t k = 0; k < s->length; k++) {
         const T *before = k ? f->y + at(s, first, k - 1, hidden) : f->h0 + first * hidden;
-        product(rows, width, hidden, before, k ? s->length * hidden : hidden, f->packed, f->sums, false);
+        const Ahead ahead = {
+            s, first, k, {{f->x, width}, {f->y, hidden}, {f->c, hidden}, {f->saved, f->saved_width * hidden}},
+        };
+        product(rows, width, hidden, before, k ? s->length * hidden : hidden, f->packed, f->sums, false, &ahead);
         for (int64_t i = 0; i < rows; i++) {
             const int64_t n = first + i, state = at(s, n, k, hidden);
             const T *c = !f->c ? NULL : k ? f->c + at(s, n, k - 1, hidden) : f->c0 + n * hidden;
@@ -139,7 +170,6 @@ static void backward_block(void *context, int64_t first, int64_t rows) {
             T *dh = f->dh + n * hidden;
             for (int64_t j = 0; f->ct_y && j < hidden; j++) dh[j] += f->ct_y[state + j];
             const T *h = k ? f->y + at(s, n, k - 1, hidden) : f->h0 + n * hidden;
-            memcpy(f->before + state, h, hidden * sizeof(T));
             const StepGrad step = {
                 h,
                 !f->c ? NULL : k ? f->c + at(s, n, k - 1, hidden) : f->c0 + n * hidden,
@@ -152,11 +182,17 @@ static void backward_block(void *context, int64_t first, int64_t rows) {
                 f->ds ? f->ds + sums : NULL,
             };
             f->step(&step, hidden);
+            memcpy(f->before + state, h, hidden * sizeof(T));
             add(f->dx_total + n * width, step.dx, width);
             if (f->ds) add(f->ds_total + n * width, step.ds, width);
         }
+        const Ahead ahead = {
+            s, first, k - 1,
+            {{f->dx, width}, {f->ds, width}, {f->before, hidden}, {f->saved, f->saved_width * hidden}, {f->y, hidden, 1},
+             {f->c, hidden, 1}},
+        };
         product(rows, hidden, width, (f->ds ? f->ds : f->dx) + at(s, first, k, width), s->length * width, f->packed,
-                f->dh + first * hidden, true);
+                f->dh + first * hidden, true, &ahead);
     }
 }
 
@@ -176,17 +212,18 @@ static void backward(const Team *team, Backward *f) {
 
 static inline T sigmoid(T x) { return 1 / (1 + exp(-x)); }
 
-/* RESTRICT(name) is field `name` of the struct p, which no other pointer of the function overlaps. */
+/* Field `name` of the struct p. No other pointer of the function overlaps one that is RESTRICT. */
 #define RESTRICT(name) __typeof__(*p->name) *restrict name = p->name
+#define SHARED(name) __typeof__(*p->name) *name = p->name
 
 static void step_tanh(const Step *p, int64_t hidden) {
-    RESTRICT(x); RESTRICT(s); RESTRICT(b); RESTRICT(y);
+    SHARED(x); RESTRICT(s); RESTRICT(b); SHARED(y);
 #pragma omp simd
     for (int64_t j = 0; j < hidden; j++) y[j] = tanh(x[j] + (s[j] + b[j]));
 }
 
 static void step_relu(const Step *p, int64_t hidden) {
-    RESTRICT(x); RESTRICT(s); RESTRICT(b); RESTRICT(y);
+    SHARED(x); RESTRICT(s); RESTRICT(b); SHARED(y);
 #pragma omp simd
     for (int64_t j = 0; j < hidden; j++) {
         const T a = x[j] + (s[j] + b[j]);
@@ -195,7 +232,7 @@ static void step_relu(const Step *p, int64_t hidden) {
 }
 
 static void step_lstm(const Step *p, int64_t hidden) {
-    RESTRICT(x); RESTRICT(s); RESTRICT(b); RESTRICT(c); RESTRICT(y); RESTRICT(c_new); RESTRICT(saved);
+    SHARED(x); RESTRICT(s); RESTRICT(b); RESTRICT(c); RESTRICT(y); RESTRICT(c_new); SHARED(saved);
 #pragma omp simd
     for (int64_t j = 0; j < hidden; j++) {
         const int64_t jf = j + hidden, jg = jf + hidden, jo = jg + hidden;
@@ -239,7 +276,7 @@ static void step_relu_grad(const StepGrad *p, int64_t hidden) {
 }
 
 static void step_lstm_grad(const StepGrad *p, int64_t hidden) {
-    RESTRICT(c); RESTRICT(c_new); RESTRICT(saved); RESTRICT(dh); RESTRICT(dc); RESTRICT(dx);
+    RESTRICT(c); RESTRICT(c_new); SHARED(saved); RESTRICT(dh); RESTRICT(dc); SHARED(dx);
 #pragma omp simd
     for (int64_t j = 0; j < hidden; j++) {
         const int64_t jf = j + hidden, jg = jf + hidden, jo = jg + hidden;

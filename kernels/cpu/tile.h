@@ -14,6 +14,7 @@
 enum { TILE_COLUMNS = 2 * LANES };
 
 typedef T four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
+typedef T eight __attribute__((vector_size(8 * sizeof(T)), aligned(sizeof(T)), may_alias));
 
 /* The begin of part t of `lines` rows or columns in `parts` parts whose lengths differ by at most one. So 128 rows make
    strips of 6 and 5, and not one of 2, in which too few additions would overlap. */
@@ -33,8 +34,10 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
     for (int i = 0; i < rows; i++) {
         UNROLL
         for (int j = 0; j < vectors; j++) sum[i][j] = (Vector){};
-        __builtin_prefetch(c + i * ld, 1); /* C is needed when the sums are done */
+#ifdef PREFETCH_C /* C may be in memory; it is needed when the sums are done */
+        __builtin_prefetch(c + i * ld, 1);
         __builtin_prefetch(c + i * ld + columns - 1, 1);
+#endif
     }
     for (int64_t p = 0; p < depth; p++, a += step, b += TILE_COLUMNS) {
         Vector row[2];
@@ -84,6 +87,10 @@ static inline void copy_rows(const T *from, int64_t ld, int64_t width, int64_t d
         if (width == TILE_COLUMNS) {
             *(UnalignedVector *)to = *(const UnalignedVector *)from;
             *(UnalignedVector *)(to + LANES) = *(const UnalignedVector *)(from + LANES);
+        } else if (8 <= width && width <= 16) { /* the last eight overlap the first */
+            const eight first = *(const eight *)from, last = *(const eight *)(from + width - 8);
+            *(eight *)to = first;
+            *(eight *)(to + width - 8) = last;
         } else if (width >= 4) { /* the last four overlap those before */
             for (int64_t j = 0; j < width - 4; j += 4)
                 *(four *)(to + j) = *(const four *)(from + j);

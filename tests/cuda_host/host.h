@@ -60,6 +60,7 @@ static uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32;
 static float __fsub_rn(float a, float b) { return a - b; }
 static uintptr_t __cvta_generic_to_shared(const void *at) { return (const unsigned char *)at - shared_bytes; }
 template <class T, class X> static T atomicAdd(T *at, X x) { const T before = *at; *at += x; return before; }
+template <class T> static T atomicMax(T *at, T x) { const T before = *at; *at = x > before ? x : before; return before; }
 static void __nanosleep(unsigned) {}
 static int __popcll(uint64_t bits) { return __builtin_popcountll(bits); }
 static int __popc(uint32_t bits) { return __builtin_popcount(bits); }

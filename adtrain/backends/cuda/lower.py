@@ -12,6 +12,7 @@ import adtrain.lowering.cuda  # noqa: F401  registers the kernels
 from adtrain.backends.cuda.codegen.column_sum import column_sum_kernels
 from adtrain.backends.cuda.codegen.grouped_products import grouped_products
 from adtrain.backends.cuda.codegen.horizontal import horizontal
+from adtrain.backends.cuda.codegen.layer_backward import layer_backward
 from adtrain.backends.cuda.codegen.map_reduce import map_reduce_kernels
 from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
 from adtrain.backends.cuda.codegen.part import Kernel, for_members, kernel
@@ -22,6 +23,7 @@ from adtrain.backends.cuda.codegen.register_rows import THREADS as ROW_THREADS
 from adtrain.backends.cuda.codegen.resident_steps import resident_steps
 from adtrain.backends.cuda.codegen.row_fused import MEMBER_RESIDENT, row_fused
 from adtrain.backends.cuda.codegen.row_products import row_products_kernel
+from adtrain.backends.cuda.codegen.streamed_layer import streamed_layer
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
@@ -31,6 +33,7 @@ from adtrain.core.fused import (
     conv_pool_p,
     grouped_products_p,
     horizontal_p,
+    layer_backward_p,
     map_reduce_p,
     one_block_p,
     peer_exchanges_p,
@@ -39,6 +42,7 @@ from adtrain.core.fused import (
     resident_steps_p,
     row_fused_p,
     row_products_p,
+    streamed_layer_p,
 )
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Trait
@@ -183,6 +187,10 @@ class Lowering:
             return [peer_exchanges(equation, self.target)]
         if equation.primitive is resident_steps_p:
             return [resident_steps(equation, self.target)]
+        if equation.primitive is layer_backward_p:
+            return [layer_backward(equation, self.target)]
+        if equation.primitive is streamed_layer_p:
+            return [streamed_layer(equation, self.target)]
         if equation.primitive is per_member_p:
             return self._of_members(equation)
         return []

@@ -22,9 +22,10 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.export.c.text import statement
-from adtrain.export.c.training_equations import WRITERS, Statement, is_loops
+from adtrain.export.c.training_equations import WRITERS, Statement
 from adtrain.passes import SIMPLIFY, fuse_elementwise, readers_first
 from adtrain.passes.arena import Arena
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes
 from adtrain.passes.plan_memory import plan_memory
 from adtrain.training import Experiment
@@ -92,7 +93,7 @@ def _traced(experiment: Experiment) -> tuple[Program, list[str]]:
 
 
 def _supported(equation: Equation) -> bool:
-    return equation.has(Trait.RESHAPE) or is_loops(equation) or equation.primitive.name in WRITERS
+    return equation.has(Trait.RESHAPE) or by_element(equation) or equation.primitive.name in WRITERS
 
 
 class _Writer:
@@ -176,7 +177,7 @@ class _Writer:
         if equation.has(Trait.RESHAPE):
             return []
         write: Callable[[Equation], list[Statement]] = WRITERS.get(equation.primitive.name, WRITERS["loops"])
-        operation = "elementwise" if is_loops(equation) else equation.primitive.name
+        operation = "elementwise" if by_element(equation) else equation.primitive.name
         lines = [f"/* {equation.scope or 'step'}, {equation.phase}: {operation} */"]
         for call in write(equation):
             function = call.function

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 from adtrain.codegen.elementwise import axes_of, statements, strides
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of, loops_p
+from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.export.c.writer import CONV, POOL, struct
-from adtrain.passes.fuse_elementwise import elementwise
 
 
 class Statement(NamedTuple):
@@ -30,10 +29,6 @@ class Statement(NamedTuple):
 
 _FUNCTIONS = re.compile(r"\b(ceil|cos|erf|expm1|exp|fabs|floor|hypot|log1p|log|pow|rint|sin|sqrt|tanh|trunc)\(")
 """Functions of <math.h> in the expressions of elementwise equations."""
-
-
-def is_loops(equation: Equation) -> bool:
-    return elementwise(equation) or equation.primitive is loops_p
 
 
 def loops(equation: Equation) -> list[Statement]:

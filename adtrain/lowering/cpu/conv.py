@@ -175,8 +175,8 @@ class _WinogradSizes:
         return aligned_bytes(*(n * self.itemsize for n in (POSITIONS * patches, POSITIONS * products, image, output)))
 
     @property
-    def gradient_scratch(self) -> int:
-        """Bytes that the weight gradient needs in addition to `scratch`."""
+    def collected(self) -> int:
+        """Bytes of the sums of the weight gradient, and of the gradient with channels last."""
         lanes, out = CACHE_LINE // self.itemsize, self._padded(self.out)
         return aligned_bytes(
             *(n * self.itemsize for n in (POSITIONS * (self.channels * out + lanes), (9 * self.channels + lanes) * out))
@@ -234,9 +234,8 @@ WEIGHT_GRAD_WINOGRAD = CKernel(
     ),
     items=_weight_grad_items,
     sums=True,
-    scratch=lambda x, g, window, size, precision: (
-        _of_weight_grad(x, g).scratch + _of_weight_grad(x, g).gradient_scratch
-    ),
+    scratch=lambda x, g, window, size, precision: _of_weight_grad(x, g).scratch,
+    collected=lambda x, g, window, size, precision: _of_weight_grad(x, g).collected,
 )
 
 VECTOR_CHANNELS = 16

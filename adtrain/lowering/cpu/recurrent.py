@@ -43,6 +43,20 @@ def _grad_name(cell: str) -> Callable[..., str]:
     return lambda *types, reverse: f"{cell}_grad{'_all' if reads_all_cotangents(cell, types) else ''}"
 
 
+IN_PLACE = {
+    "rnn_tanh": ((0, 0),),  # the states over x
+    "rnn_relu": ((0, 0),),
+    "lstm": ((4, 0),),  # what the gradient reads over x
+    "rnn_tanh_grad": ((1, 3),),  # the states before each step over those after it
+    "rnn_relu_grad": ((1, 3),),
+    "lstm_grad": ((0, 7), (1, 5)),  # the cotangent of x over what the forward pass saved; the states as above
+    "gru_grad": ((2, 3),),
+}
+"""Outputs that `recurrent.c` may write over an argument."""
+
 for _cell in RECURRENT:
-    register(_cell, "cpu", CKernel("recurrent.c", _cell, _numbers, team=True, scratch=_scratch))
-    register(f"{_cell}_grad", "cpu", CKernel("recurrent.c", _grad_name(_cell), _numbers, team=True, scratch=_scratch))
+    for _name, _c_name in ((_cell, _cell), (f"{_cell}_grad", _grad_name(_cell))):
+        _kernel = CKernel(
+            "recurrent.c", _c_name, _numbers, team=True, scratch=_scratch, in_place=IN_PLACE.get(_name, ())
+        )
+        register(_name, "cpu", _kernel)

@@ -14,6 +14,8 @@ from adtrain.lowering.shapes import RecurrentLengths, reads_all_cotangents
 
 CAPABILITY = (9, 0)
 """The compute capability that has wgmma."""
+DTYPES = (np.dtype(np.float32),)
+"""The types of these kernels."""
 TILE_ROWS, TILE_K, TERMS, STAGES = 128, 64, 2, 3
 """As in `rnn/grid.cuh`."""
 ROW_BYTES, SCALE_BYTES = 128, 1024
@@ -36,7 +38,7 @@ class GridDivision:
     """How the work is divided; see `rnn/grid.cuh`.
 
     Attributes:
-        weight_grad: the gradient of weight_hh, too, by `rnn/grid_weight_grad.cu`.
+        weight_grad: whether the gradients of weight_hh and the biases are computed too, by `rnn/grid_weight_grad.cu`.
     """
 
     cell: str
@@ -119,7 +121,7 @@ class GridDivision:
         return steps * (columns // TILE_K * TERMS * ROW_BYTES * TILE_ROWS + scales) + bias_sums + partial
 
     def fits(self, target: Target, dtype: np.dtype) -> bool:
-        if target.capability != CAPABILITY or dtype != np.float32 or self.cell not in TILE_N or not self.groups:
+        if target.capability != CAPABILITY or dtype != DTYPES[0] or self.cell not in TILE_N or not self.groups:
             return False
         whole = self.lengths.hidden % GRADIENT_TILE_N == 0 and self.inner >= self.splits * TILE_K
         return whole and self.parts <= target.multiprocessors and self.shared <= target.shared
@@ -139,60 +141,85 @@ def cell_macros(cell: str) -> dict[str, int]:
 
 
 def grid_kernel(division: GridDivision, target: Target, types: Sequence[Any], reverse: bool) -> CudaKernel:
-    """The launches that pack the weight, compute all steps, and multiply for the gradient of the weight."""
-    lengths, dtypes = division.lengths, (types[0].dtype,)
-    macros = cell_macros(division.cell) | {
-        "HIDDEN": lengths.hidden, "TILE_N": division.tile_n, "SPLITS": division.splits,
+    """The launches that pack the weight, compute all steps, and multiply for the gradient of the weight.
+
+    Args:
+        types: of the arguments of the cell, or of its gradient.
+    """
+    launches = [_pack(division, target), _steps(division, target, types, reverse)]
+    if division.weight_grad:
+        launches.append(_weight_grad(division, target, types))
+    return CudaKernel(tuple(launches), division.scratch(target))
+
+
+def _macros(division: GridDivision) -> dict[str, int]:
+    return cell_macros(division.cell) | {
+        "HIDDEN": division.lengths.hidden, "TILE_N": division.tile_n, "SPLITS": division.splits,
         "GRADIENT": int(division.gradient), "WEIGHT_GRAD": int(division.weight_grad),
     }  # fmt: skip
-    with_shared = macros | {"SHARED_BYTES": division.shared}
-    gru = division.cell == "gru"
-    # The positions of the arguments, and those of the gradients of weight_hh and the biases.
-    weight, h0 = 1, (3 if division.cell == "lstm" else 2) if division.gradient else 4 if gru else 3
-    biases = 2 if gru else 1
+
+
+def _macros_of_stages(division: GridDivision) -> dict[str, int]:
+    """Those of a kernel that has the stages of `rnn/grid.cuh` in shared memory."""
+    return _macros(division) | {"SHARED_BYTES": division.shared}
+
+
+def _weight_grad_positions(division: GridDivision, types: Sequence[Any]) -> range:
+    """The positions of the gradients of weight_hh and the biases. They follow the gradients of the input products."""
+    biases = 2 if division.cell == "gru" else 1
     first = len(types) + biases
-    weight_grads = range(first, first + 1 + biases)
-    pack = CudaLaunch(
+    return range(first, first + 1 + biases)
+
+
+def _pack(division: GridDivision, target: Target) -> CudaLaunch:
+    # The positions of weight_hh and h0: ct_c lies between them in the gradient of an LSTM, biases in the forward pass.
+    weight, h0 = 1, 2 + (division.cell == "lstm") if division.gradient else 3 + (division.cell == "gru")
+    return CudaLaunch(
         "rnn/grid_pack.cu",
         "grid_pack",
-        (lengths.rows,),
-        dtypes,
+        (division.lengths.rows,),
+        DTYPES,
         blocks=4 * target.multiprocessors,
         threads=PACK_THREADS,
-        definitions=macros,
+        definitions=_macros(division),
         operands=(weight, h0),
     )
-    name = "grid_recurrent_grad" if division.gradient else "grid_recurrent"
-    of_steps = with_shared
+
+
+def _steps(division: GridDivision, target: Target, types: Sequence[Any], reverse: bool) -> CudaLaunch:
+    lengths, macros, operands = division.lengths, _macros_of_stages(division), None
     if division.gradient:
-        of_steps = with_shared | {"ALL": int(reads_all_cotangents(division.cell, types))}
-    states = 2 if division.cell == "lstm" else 1
-    others = (i for i in range(weight_grads.stop + states) if i not in weight_grads)
-    steps = CudaLaunch(
+        macros["ALL"] = int(reads_all_cotangents(division.cell, types))
+    if division.weight_grad:
+        others = _weight_grad_positions(division, types)
+        states = 2 if division.cell == "lstm" else 1
+        operands = tuple(i for i in range(others.stop + states) if i not in others)
+    name = "grid_recurrent_grad" if division.gradient else "grid_recurrent"
+    return CudaLaunch(
         f"rnn/{name}.cu",
         name,
         (lengths.rows, lengths.length, int(reverse)),
-        dtypes,
+        DTYPES,
         blocks=division.at_once(target) * division.parts,
         threads=THREADS,
         shared=division.shared,
-        definitions=of_steps,
-        operands=tuple(others) if division.weight_grad else None,
+        definitions=macros,
+        operands=operands,
         cooperative=True,
     )
-    if not division.weight_grad:
-        return CudaKernel((pack, steps), division.scratch(target))
+
+
+def _weight_grad(division: GridDivision, target: Target, types: Sequence[Any]) -> CudaLaunch:
     splits = division.weight_grad_splits(target)
-    weight_grad = CudaLaunch(
+    return CudaLaunch(
         "rnn/grid_weight_grad.cu",
         "grid_weight_grad",
-        (lengths.rows, lengths.length),
-        dtypes,
+        (division.lengths.rows, division.lengths.length),
+        DTYPES,
         blocks=division.weight_grad_tiles * splits,
         threads=THREADS,
         shared=division.shared,
-        definitions=with_shared | {"WEIGHT_GRAD_SPLITS": splits},
-        operands=tuple(weight_grads),
+        definitions=_macros_of_stages(division) | {"WEIGHT_GRAD_SPLITS": splits},
+        operands=tuple(_weight_grad_positions(division, types)),
         cooperative=splits > 1,
     )
-    return CudaKernel((pack, steps, weight_grad), division.scratch(target))

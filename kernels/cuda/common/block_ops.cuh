@@ -29,8 +29,8 @@ __device__ __forceinline__ void reduce_lanes(int t, Read read, Write write) {
     }
 }
 
-// The same for a small number of outputs, or for contiguous ones. Each of SLICES groups of threads reduces every SLICES-th
-// element of WIDE neighbouring outputs to partial[slice * OUTPUTS + o].
+// Like reduce_lanes, for a small number of outputs, or for contiguous ones. Each of SLICES groups of threads reduces every
+// SLICES-th element of WIDE neighbouring outputs to partial[slice * OUTPUTS + o].
 template <typename Op, typename A, int THREADS, int OUTPUTS, int COUNT, int SLICES, int WIDE, typename Read>
 __device__ __forceinline__ void reduce_slices(int t, A *partial, Read read) {
     static_assert(SLICES <= COUNT, "every slice starts with an element");
@@ -51,7 +51,7 @@ __device__ __forceinline__ void reduce_slices(int t, A *partial, Read read) {
     }
 }
 
-// The same without partial results. The lanes of a warp reduce WARP / LANES vectors of outputs side by side; LANES of them share one.
+// The same without partial results. A warp reduces WARP / LANES vectors of outputs side by side. LANES of its lanes share one.
 template <typename Op, typename A, int THREADS, int OUTPUTS, int COUNT, int LANES, int WIDE, typename Read, typename Write>
 __device__ __forceinline__ void reduce_columns(int t, Read read, Write write) {
     static_assert(LANES <= COUNT, "every lane starts with an element");

@@ -35,7 +35,7 @@ __device__ __forceinline__ void pack_filters(const ConvScratch &scratch_layout, 
         float found[CHUNK_ELEMENTS];
         weights.read(found, filter, at.channel(), at.tap);
         if (!fp16) {
-            store_split(scratch_layout.bf16_weights, at, found);
+            store_weights(scratch_layout.k_major_weights, at, found);
             continue;
         }
         Chunk terms[FP16_TERMS];

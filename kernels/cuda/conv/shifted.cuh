@@ -4,7 +4,7 @@
 // zeros between them. So each tap is one constant offset (tap_offset) from the output, and one tile of the images in shared
 // memory serves all taps. Outputs between images are computed and dropped.
 //
-// Operands are bf16x3 (sm90/bf16x3.cuh), which needs no statistics, or fp16x2 (conv/fp16x2.cuh).
+// Operands are bf16x3, tf32 or bfloat16 (sm90/bf16x3.cuh), which need no statistics, or fp16x2 (conv/fp16x2.cuh).
 //
 // Macros: PaddedIndex.macros() in padded_index.py, and those of each kernel's rule. STAGE_CHANNELS, STAGE_POSITIONS: of a
 // pipeline stage. WEIGHT_STAGES: stages of weights. WIDE_C: elements per store. SHARED_BYTES: of dynamic shared memory.
@@ -30,15 +30,15 @@ template <int BYTES> __device__ __forceinline__ char *aligned_shared() {
     return (char *)shared_bytes + (BYTES - (unsigned)__cvta_generic_to_shared(shared_bytes) % BYTES) % BYTES;
 }
 
-// Splits a chunk into bf16x3 and stores it in a stage.
-template <class Layout> struct StoreSplit {
+// Stores eight channels of a position in a stage as an operand.
+template <class Layout, class Operand> struct StoreOperand {
     char *to;
 
     __device__ __forceinline__ void operator()(int group, int row, const float (&x)[CHUNK_ELEMENTS]) const {
-        Chunk terms[BF16X3_TERMS];
-        split_bf16x3(terms, x);
+        Chunk chunks[Operand::CHUNKS];
+        Operand::split(chunks, x);
         #pragma unroll
-        for (int p = 0; p < TERMS_USED; p++) *(Chunk *)(to + Layout::offset(p, group, row)) = terms[p];
+        for (int i = 0; i < Operand::CHUNKS; i++) *(Chunk *)(to + Layout::chunk(i, group, row)) = chunks[i];
     }
 };
 
@@ -116,6 +116,55 @@ template <int C, int H, int W> struct ImageArray {
 };
 typedef ImageArray<IN_CHANNELS, IN_ROWS, IN_COLUMNS> InputImages;
 
+// Loads Layout::ROWS positions from `first` on, and the channels of a stage from `channel` on. An item is CHUNK_ELEMENTS channels of
+// WIDE neighbouring positions. Each of THREADS threads loads its next item before it stores the previous one. `first` plus BEFORE
+// is a multiple of WIDE.
+template <class Layout, int THREADS, int BEFORE> struct ImageLoader {
+    static constexpr int WIDE = IN_COLUMNS % 2 == 0 ? 2 : 1; // positions in the same row of an image
+    static constexpr int SKIPPED = BEFORE % WIDE;            // positions of the first item before `first`
+    static constexpr int ACROSS = (Layout::ROWS + SKIPPED + WIDE - 1) / WIDE, COUNT = ACROSS * Layout::GROUPS;
+    const InputImages &images;
+    const int thread;
+    int first, channel, item; // of the next load
+    Vector<T, WIDE> next[CHUNK_ELEMENTS];
+
+    __device__ __forceinline__ void read() {
+        const int from = item < COUNT ? images.at(first - SKIPPED + item % ACROSS * WIDE) : -1;
+        const int own = channel + item / ACROSS * CHUNK_ELEMENTS;
+        #pragma unroll
+        for (int j = 0; j < CHUNK_ELEMENTS; j++) {
+            const bool inside = from >= 0 && own + (IN_CHANNELS % CHUNK_ELEMENTS == 0 ? 0 : j) < IN_CHANNELS;
+            next[j] = inside ? ::load<T, WIDE>(images.x + from + (own + j) * InputImages::AREA) : Vector<T, WIDE>{};
+        }
+    }
+
+    __device__ __forceinline__ void start(int first_, int channel_) {
+        first = first_, channel = channel_, item = thread;
+        read();
+    }
+
+    // Stores all: store(group of channels, row, elements).
+    template <class Store> __device__ __forceinline__ void finish(Store &&store) {
+        #pragma unroll 1
+        while (item < COUNT) {
+            Vector<T, WIDE> current[CHUNK_ELEMENTS];
+            #pragma unroll
+            for (int j = 0; j < CHUNK_ELEMENTS; j++) current[j] = next[j];
+            const int row = item % ACROSS * WIDE - SKIPPED, group = item / ACROSS;
+            item += THREADS;
+            read();
+            #pragma unroll
+            for (int i = 0; i < WIDE; i++) {
+                if ((unsigned)(row + i) >= Layout::ROWS) continue;
+                float x[CHUNK_ELEMENTS];
+                #pragma unroll
+                for (int j = 0; j < CHUNK_ELEMENTS; j++) x[j] = current[j].lane[i];
+                store(group, row + i, x);
+            }
+        }
+    }
+};
+
 // The image and pixel of a position.
 struct OutputPosition {
     int image, y, x;
@@ -133,13 +182,19 @@ struct OutputPosition {
     __device__ __forceinline__ bool inside(int batch) const { return image < batch && y < OUT_ROWS && x < OUT_COLUMNS; }
 };
 
-// K-major core matrices without swizzle: a chunk of 8 channels is 16 bytes, and eight neighbouring positions are a core
-// matrix of 128 bytes. The chunks of ROWS positions are contiguous. The next group of 8 channels (of GROUPS) follows, then
-// the next term. Either the channels or the positions may be K.
-template <int ROWS_, int GROUPS_, int TERMS = BF16X3_TERMS> struct CoreMatrixLayout {
-    static constexpr int ROWS = ROWS_, GROUPS = GROUPS_;
-    static constexpr int GROUP_BYTES = ROWS * CHUNK_BYTES, TERM_BYTES = GROUPS * GROUP_BYTES, SIZE = TERMS * TERM_BYTES;
-    static __device__ __forceinline__ int offset(int term, int group, int row) {
-        return term * TERM_BYTES + group * GROUP_BYTES + row * CHUNK_BYTES;
+// K-major core matrices without swizzle: a chunk is 16 bytes, and eight neighbouring positions are a core matrix of 128 bytes. The
+// chunks of ROWS positions are contiguous. Of each term, GROUPS groups of eight channels have TERM_CHUNKS chunks each. Either the
+// channels or the positions may be K.
+template <int ROWS_, int GROUPS_, int TERMS, int TERM_CHUNKS = 1> struct CoreMatrixLayout {
+    static constexpr int ROWS = ROWS_, GROUPS = GROUPS_, COLUMNS = GROUPS * TERM_CHUNKS; // COLUMNS: chunks of a row and term
+    static constexpr int COLUMN_BYTES = ROWS * CHUNK_BYTES, TERM_BYTES = COLUMNS * COLUMN_BYTES, SIZE = TERMS * TERM_BYTES;
+    static __device__ __forceinline__ int offset(int term, int column, int row) {
+        return term * TERM_BYTES + column * COLUMN_BYTES + row * CHUNK_BYTES;
+    }
+    // Of chunk i of a group of channels, in the order of KMajorOperand.
+    static __device__ __forceinline__ int chunk(int i, int group, int row) {
+        return offset(i / TERM_CHUNKS, group * TERM_CHUNKS + i % TERM_CHUNKS, row);
     }
 };
+template <int ROWS, int GROUPS, int TERMS = KMajorOperand::TERMS>
+using KMajorLayout = CoreMatrixLayout<ROWS, GROUPS, TERMS, KMajorOperand::TERM_CHUNKS>;

@@ -3,25 +3,30 @@
 //
 // FALLBACK: computes only the outputs that conv/shifted_fp16x2.cu has marked. POOLING: the epilogue is 2 x 2 max pooling.
 //
-// WGMMA truncates when it adds. So it sums the products of first terms, which are exact, over one tap only; float32 additions
-// sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
+// Rounded operands (MANTISSA) have one term, in tf32 or bfloat16, and WGMMA sums all their products.
+//
+// In bf16x3 WGMMA truncates when it adds. So it sums the products of first terms, which are exact, over one tap only; float32
+// additions sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
 //
 // STACKED, for at most 32 filters: half of the rows are first terms, the other half second terms of the same filters; then
 // third terms and zeros. Four products compute all six, and the two halves of the rows are added at the end.
 #ifndef FALLBACK
 #define FALLBACK 0
 #endif
-constexpr int MMA_WARPGROUPS = 2, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = 128, LOADERS = 96;
+constexpr int MMA_WARPGROUPS = CONSUMER_WARPGROUPS, COLUMNS = WARPGROUP_COLUMNS, PRODUCERS = PRODUCER_THREADS,
+    LOADERS = PRODUCERS - 32;
 #include "conv/shifted_tiles.cuh"
 
-constexpr int LOW_PAIRS = STACKED ? (TERMS_USED == 3 ? 3 : TERMS_USED - 1) : LOW_ORDER_PAIRS;
-constexpr int LOADS_IN_FLIGHT = 4; // chunks that a thread is loading
-typedef CoreMatrixLayout<TILE + REACH, GROUPS> ImageLayout;
-typedef Bf16x3WeightLayout WeightLayout;
+constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = MMA_WARPGROUPS == 2 ? 216 : 112;
+static_assert(registers_suffice(PRODUCERS, PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "warpgroup_reg_alloc");
+constexpr int LOW_PAIRS = STACKED ? 3 : KMajorOperand::TERMS == 3 ? LOW_ORDER_PAIRS : 0;
+typedef KMajorLayout<TILE + REACH, GROUPS> ImageLayout;
+typedef KMajorWeightLayout WeightLayout;
+typedef ConvPipeline<PRODUCERS, FILTER_BLOCKS == 1 && WEIGHT_STAGES == CHANNEL_BLOCKS * TAPS> Pipelines;
 
 // The byte counts of shifted.py are large enough.
 static_assert(SHARED_BYTES >= 128 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE +
-                  (LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS + MMA_WARPGROUPS * COMBINE_ELEMENTS) * (int)sizeof(T),
+                  MMA_WARPGROUPS * COMBINE_ELEMENTS * (int)sizeof(T),
                       "dynamic shared memory");
 #ifdef WEIGHT_BYTES
 static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * WeightLayout::SIZE, "scratch");
@@ -33,7 +38,7 @@ __device__ constexpr TermPair low_pair(int i) {
     return STACKED ? pairs[3 - LOW_PAIRS + i] : low_order_pair(i);
 }
 
-// Splits the weights into bf16x3, to scratch. For FALLBACK conv/pack_images.cu splits them.
+// Stores the weights as operands, in scratch. For FALLBACK conv/pack_images.cu stores them.
 KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const WeightReader weights = {w};
@@ -42,27 +47,55 @@ KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t ba
         const WeightChunk at(filter, i / FILTERS % WEIGHT_CHUNKS);
         float found[CHUNK_ELEMENTS];
         weights.read(found, filter, at.channel(), at.tap);
-        store_split(scratch, at, found);
+        store_weights(scratch, at, found);
     }
 }
 
-__device__ __forceinline__ void load_tile(const InputImages &images, int position, ConvPipeline &pipeline,
-    PipelineState<IMAGE_STAGES> &state, char *shared, T *staging) {
-    for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, state.advance()) {
-        images.load<ImageLayout, LOADERS, LOADS_IN_FLIGHT>(
-            StoreSplit<ImageLayout>{shared + state.stage * ImageLayout::SIZE}, staging,
-            threadIdx.x - WARP, position - REACH_BACK, channel_block * STAGE_CHANNELS,
-            pipeline.images.empty[state.stage], state.phase ^ 1);
+// By the first warp: copies the weights of all tiles that a block computes, and prefetches their auxiliary inputs. It takes part in
+// the pipeline of the images, so that it is not far ahead of them.
+template <class BlockTiles> __device__ __forceinline__ void load_weights(const BlockTiles &taken, const Tiles &tiles,
+    const Epilogue &epilogue, int batch, Pipelines &pipeline, char *shared, const char *all) {
+    PipelineState<IMAGE_STAGES> image;
+    PipelineState<WEIGHT_STAGES> weight;
+    for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
+        for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, image.advance()) {
+            pipeline.images.wait_empty(image);
+            arrive_per_warp(pipeline.images.full[image.stage]);
+            if (threadIdx.x > 0) continue;
+            if (!POOLING && !FALLBACK && channel_block == 0)
+                prefetch_aux(epilogue, batch, tiles.filter(tile), tiles.position(tile));
+            pipeline.load_weights<WeightLayout>(tile, channel_block, weight, shared, all);
+        }
+    }
+}
+
+// By the other producers: loads the images of these tiles.
+template <class BlockTiles> __device__ __forceinline__ void load_images(
+    const InputImages &images, const BlockTiles &taken, const Tiles &tiles, Pipelines &pipeline, char *shared) {
+    ImageLoader<ImageLayout, LOADERS, REACH_BACK> loader = {images, (int)threadIdx.x - WARP};
+    const auto start = [&](int tile, int channel_block) {
+        if (tile < tiles.count) loader.start(tiles.position(tile) - REACH_BACK, channel_block * STAGE_CHANNELS);
+    };
+    PipelineState<IMAGE_STAGES> state;
+    int tile = taken.first(), channel_block = 0;
+    start(tile, channel_block);
+    #pragma unroll 1
+    for (; tile < tiles.count; state.advance()) {
+        pipeline.images.wait_empty(state);
+        loader.finish(StoreOperand<ImageLayout, KMajorOperand>{shared + state.stage * ImageLayout::SIZE});
         fence_proxy_async();
         arrive_per_warp(pipeline.images.full[state.stage]);
+        if (++channel_block == CHANNEL_BLOCKS) tile = taken.after(tile), channel_block = 0;
+        start(tile, channel_block);
     }
 }
 
-struct Bf16x3Accumulator {
+struct Accumulator {
+    static constexpr bool ONE_TERM = LOW_PAIRS == 0; // WGMMA sums all products
     float main[SUMS], low[SUMS];
 
     // See Fp16x2Accumulator::multiply.
-    __device__ __forceinline__ void multiply(ConvPipeline &pipeline, const char *images, const char *weights, int warpgroup,
+    __device__ __forceinline__ void multiply(Pipelines &pipeline, const char *images, const char *weights, int warpgroup,
         bool first_tile, PipelineState<IMAGE_STAGES> &image, PipelineState<WEIGHT_STAGES> &weight) {
         if (first_tile) pipeline.wait_for_start(warpgroup);
         float high[SUMS];
@@ -72,25 +105,27 @@ struct Bf16x3Accumulator {
         for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, image.advance()) {
             pipeline.images.wait_full(image);
             for (int tap = 0; tap < TAPS; tap++, weight.advance()) {
-                pipeline.weights.wait_full(weight);
+                pipeline.wait_weights(weight);
                 const char *left = weights + weight.stage * WeightLayout::SIZE;
                 const int offset = tap_offset(tap / KW, tap % KW) * CHUNK_BYTES;
                 const char *right = images + image.stage * ImageLayout::SIZE + offset;
-                const uint64_t a = smem_descriptor(left, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
-                const uint64_t b = smem_descriptor(right, ImageLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                const uint64_t a = smem_descriptor(left, WeightLayout::COLUMN_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                const uint64_t b = smem_descriptor(right, ImageLayout::COLUMN_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
                 const auto products = [&](float (&sums)[SUMS], TermPair terms, bool add) {
                     #pragma unroll
-                    for (int k = 0; k < GROUPS; k += 2)
-                        wgmma<BFLOAT16, false, false>(sums, a + WeightLayout::offset(terms.a, k, 0) / CHUNK_BYTES,
+                    for (int k = 0; k < ImageLayout::COLUMNS; k += 2)
+                        wgmma<KMajorOperand::KIND>(sums, a + WeightLayout::offset(terms.a, k, 0) / CHUNK_BYTES,
                             b + ImageLayout::offset(terms.b, k, 0) / CHUNK_BYTES, add || k > 0);
                 };
                 wgmma_fence();
-                products(high, {0, 0}, false);
+                products(ONE_TERM ? main : high, {0, 0}, ONE_TERM && channel_block + tap > 0);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
-                if (channel_block + tap > 0) arrive_per_warp(pipeline.weights.empty[last_weight]);
+                if (channel_block + tap > 0) pipeline.release_weights(last_weight);
                 if (channel_block > 0 && tap == 0) arrive_per_warp(pipeline.images.empty[last_image]);
                 if (first_tile) pipeline.start_next(warpgroup, channel_block * TAPS + tap);
+                last_weight = weight.stage;
+                if (ONE_TERM) continue;
                 #pragma unroll
                 for (int i = 0; i < LOW_PAIRS; i++) products(low, low_pair(i), channel_block + tap + i > 0);
                 wgmma_commit_group();
@@ -98,15 +133,14 @@ struct Bf16x3Accumulator {
                 wgmma_fence_operand(high);
                 #pragma unroll
                 for (int i = 0; i < SUMS; i++) main[i] += high[i];
-                last_weight = weight.stage;
             }
             last_image = image.stage;
         }
         wgmma_wait_group<0>();
-        wgmma_fence_operand(low);
-        arrive_per_warp(pipeline.weights.empty[last_weight]);
+        wgmma_fence_operand(ONE_TERM ? main : low);
+        pipeline.release_weights(last_weight);
         arrive_per_warp(pipeline.images.empty[last_image]);
-        if (LOW_PAIRS == 0) return;
+        if (ONE_TERM) return;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] += low[i];
     }
@@ -118,6 +152,7 @@ __device__ __noinline__ T recompute(const T *x, const T *w, int filter, int posi
     const WeightReader weights = {w};
     T sum = 0;
     for (int channel = 0; channel < IN_CHANNELS; channel++) {
+        #pragma unroll 1
         for (int tap = 0; tap < TAPS; tap++) {
             const int down = at.y + tap / KW * DH - PH, right = at.x + tap % KW * DW - PW;
             const bool inside = (unsigned)down < IN_ROWS && (unsigned)right < IN_COLUMNS;
@@ -200,30 +235,24 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
     if (FALLBACK && !taken.any()) return;
     char *of_images = aligned_shared<128>();
     char *of_weights = of_images + IMAGE_STAGES * ImageLayout::SIZE;
-    T *staging = (T *)(of_weights + WEIGHT_STAGES * WeightLayout::SIZE);
-    T *buffer = staging + LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS;
-    __shared__ ConvPipeline pipeline;
+    T *buffer = (T *)(of_weights + WEIGHT_STAGES * WeightLayout::SIZE);
+    __shared__ Pipelines pipeline;
     if (threadIdx.x == 0) pipeline.init();
     __syncthreads();
     PipelineState<IMAGE_STAGES> image;
     PipelineState<WEIGHT_STAGES> weight;
     if (threadIdx.x < PRODUCERS) {
-        warpgroup_reg_dealloc<56>();
-        if (threadIdx.x == 0) {
-            for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
-                if (!POOLING && !FALLBACK) prefetch_aux(epilogue, batch, tiles.filter(tile), tiles.position(tile));
-                pipeline.load_weights<WeightLayout>(tile, weight, of_weights, scratch_layout.bf16_weights);
-            }
-        } else if (threadIdx.x >= WARP) {
-            for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile))
-                load_tile(images, tiles.position(tile), pipeline, image, of_images, staging);
-        }
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        if (threadIdx.x < WARP)
+            load_weights(taken, tiles, epilogue, batch, pipeline, of_weights, scratch_layout.k_major_weights);
+        else
+            load_images(images, taken, tiles, pipeline, of_images);
     } else {
-        warpgroup_reg_alloc<224>();
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         const int warpgroup = consumer_warpgroup();
         for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
             const int filter = tiles.filter(tile), position = tiles.position(tile) + warpgroup * COLUMNS;
-            Bf16x3Accumulator sums;
+            Accumulator sums;
             const bool first_tile = !FALLBACK && tile == blockIdx.x;
             sums.multiply(pipeline, of_images + warpgroup * COLUMNS * CHUNK_BYTES, of_weights, warpgroup, first_tile,
                 image, weight);

@@ -9,7 +9,7 @@
 static_assert(SHARED_BYTES >= 512 + IMAGE_STAGES * ImageLayout::SIZE + WEIGHT_STAGES * WeightLayout::SIZE,
     "dynamic shared memory");
 
-struct Fp16x2Pipeline : ConvPipeline {
+struct Fp16x2Pipeline : ConvPipeline<LOADERS, false> {
     float squares[IMAGE_STAGES][MMA_WARPGROUPS];      // sum of the squares of the rows that a warpgroup multiplies
     float shares[FILTER_BLOCKS];                    // the least share of a tile's filters
     float signs[2][MMA_WARPGROUPS][WARPGROUP / WARP]; // see Fp16x2Accumulator::accurate
@@ -85,11 +85,11 @@ struct Fp16x2Accumulator {
             squares += pipeline.squares[image.stage][warpgroup];
             #pragma unroll 1
             for (int tap = 0; tap < TAPS; tap++, taps_done++, weight.advance()) {
-                pipeline.weights.wait_full(weight);
+                pipeline.wait_weights(weight);
                 const char *left = weights + weight.stage * WeightLayout::SIZE;
                 const int offset = tap_offset(tap / KW, tap % KW) * ROW_BYTES;
                 const char *right = images + image.stage * ImageLayout::SIZE + offset;
-                const uint64_t a = smem_descriptor(left, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+                const uint64_t a = smem_descriptor(left, WeightLayout::COLUMN_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
                 const uint64_t b = smem_descriptor(right, CHUNK_BYTES, 8 * ROW_BYTES, SWIZZLE_64B);
                 const auto products = [&](float (&sums)[SUMS], TermPair terms, bool more) {
                     #pragma unroll
@@ -102,7 +102,7 @@ struct Fp16x2Accumulator {
                 products(FP16_TERMS == 1 ? main : high, {0, 0}, FP16_TERMS == 1 && taps_done > 0);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
-                if (taps_done > 0) arrive_per_warp(pipeline.weights.empty[last]);
+                if (taps_done > 0) pipeline.release_weights(last);
                 if (channel_block > 0 && tap == 0)
                     arrive_per_warp(pipeline.images.empty[(image.stage + 1) % IMAGE_STAGES]);
                 last = weight.stage;
@@ -119,7 +119,7 @@ struct Fp16x2Accumulator {
         }
         wgmma_wait_group<0>();
         wgmma_fence_operand(FP16_TERMS == 1 ? main : low);
-        arrive_per_warp(pipeline.weights.empty[last]);
+        pipeline.release_weights(last);
         arrive_per_warp(pipeline.images.empty[(image.stage + 1) % IMAGE_STAGES]);
         if (FP16_TERMS == 1) return;
         #pragma unroll
@@ -180,7 +180,9 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_fp16x2(
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)
                 if (small_in(tile) != NOT_REPRESENTABLE) {
                     prefetch_aux(epilogue, batch, tiles.filter(tile), tiles.position(tile));
-                    pipeline.load_weights<WeightLayout>(tile, weight, of_weights, scratch_layout.fp16_weights);
+                    for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++)
+                        pipeline.load_weights<WeightLayout>(
+                            tile, channel_block, weight, of_weights, scratch_layout.fp16_weights);
                 }
         } else if (threadIdx.x >= WARP && threadIdx.x < WARP + LOADERS) {
             for (int tile = blockIdx.x; tile < tiles.count; tile += gridDim.x)

@@ -25,7 +25,7 @@ struct ImageLayout {
 };
 
 #ifdef WEIGHT_BYTES
-static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * Bf16x3WeightLayout::SIZE, "scratch");
+static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * KMajorWeightLayout::SIZE, "scratch");
 static_assert(FP16_WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * Fp16x2WeightLayout::SIZE,
     "scratch");
 #endif

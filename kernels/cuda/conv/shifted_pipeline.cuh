@@ -20,7 +20,8 @@ struct WeightReader {
     }
 };
 
-template <int IMAGES, int WEIGHTS, int IMAGE_PRODUCERS, int CONSUMERS> struct TilePipeline {
+// RESIDENT: the stages hold all weights of the block, which are loaded once.
+template <int IMAGES, int WEIGHTS, int IMAGE_PRODUCERS, int CONSUMERS, bool RESIDENT> struct TilePipeline {
     Pipeline<IMAGES> images;
     Pipeline<WEIGHTS> weights;
 
@@ -30,9 +31,19 @@ template <int IMAGES, int WEIGHTS, int IMAGE_PRODUCERS, int CONSUMERS> struct Ti
         fence_mbarrier_init();
     }
 
-    // By one thread: bulk copies of COUNT contiguous stages of BYTES each.
-    template <int BYTES, int COUNT> __device__ __forceinline__ void load_weights(
+    // By a consumer: waits for a stage of weights, and releases one.
+    __device__ __forceinline__ void wait_weights(const PipelineState<WEIGHTS> &at) {
+        weights.full[at.stage].wait(RESIDENT ? 0 : at.phase);
+    }
+    __device__ __forceinline__ void release_weights(int stage) {
+        if (!RESIDENT) arrive_per_warp(weights.empty[stage]);
+    }
+
+    // By one thread: bulk copies of COUNT contiguous stages of weights of BYTES each.
+    template <int BYTES, int COUNT> __device__ __forceinline__ void load_stages(
         PipelineState<WEIGHTS> &state, char *shared, const char *from) {
+        static_assert(!RESIDENT || WEIGHTS % COUNT == 0, "the last call fills the last stage");
+        if (RESIDENT && state.phase > 0) return;
         for (int i = 0; i < COUNT; i++, state.advance()) {
             weights.wait_empty(state);
             Mbarrier &full = weights.full[state.stage];

@@ -14,7 +14,7 @@
 #endif
 
 constexpr int TILE = MMA_WARPGROUPS * COLUMNS, MMA_ROWS = 64;
-constexpr bool STACKED = OUT_CHANNELS <= MMA_ROWS / 2; // two terms of at most 32 filters fill the rows
+constexpr bool STACKED = OUT_CHANNELS <= MMA_ROWS / 2 && TERMS_USED == 3; // two terms of at most 32 filters fill the rows
 constexpr int FILTERS = STACKED ? MMA_ROWS / 2 : MMA_ROWS;
 constexpr int CONSUMERS = MMA_WARPGROUPS * WARPGROUP, THREADS = PRODUCERS + CONSUMERS;
 constexpr int IMAGE_STAGES = 2, GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS;
@@ -23,7 +23,7 @@ constexpr int CHANNEL_BLOCKS = (IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNE
 constexpr int SUMS = COLUMNS / 2, OUTPUTS = SUMS * FILTERS / MMA_ROWS; // of a thread: accumulators, and outputs that it writes
 constexpr int COMBINE_ELEMENTS = STACKED ? OUTPUTS * WARPGROUP : 0;         // of a warpgroup's buffer in combine_stacked()
 constexpr int CONSECUTIVE_TILES = TILES_PER_IMAGE > 0 ? TILES_PER_IMAGE : 1 << 30;      // tiles without a gap between them
-typedef CoreMatrixLayout<MMA_ROWS, GROUPS, STACKED ? 2 : 3> Bf16x3WeightLayout;
+typedef KMajorLayout<MMA_ROWS, GROUPS, STACKED ? 2 : KMajorOperand::TERMS> KMajorWeightLayout;
 typedef CoreMatrixLayout<MMA_ROWS, GROUPS, FP16_TERMS> Fp16x2WeightLayout;
 
 // A chunk of 8 channels of a filter's weights. Stages are in the order of filter block, channel block and tap; within a stage
@@ -41,16 +41,16 @@ struct WeightChunk {
 };
 constexpr int WEIGHT_CHUNKS = CHANNEL_BLOCKS * TAPS * GROUPS; // of a filter
 
-// Splits a chunk into bf16x3 and stores it. STACKED: the first two terms of a filter are two rows of the first block of
+// Stores eight channels of a filter as an operand. STACKED: the first two terms of a filter are two rows of the first block of
 // rows; the third term and zeros are two rows of the second.
-__device__ __forceinline__ void store_split(char *weights, const WeightChunk &at, const float (&x)[CHUNK_ELEMENTS]) {
-    Chunk terms[BF16X3_TERMS];
-    split_bf16x3(terms, x);
-    char *to = weights + at.stage() * Bf16x3WeightLayout::SIZE;
+__device__ __forceinline__ void store_weights(char *weights, const WeightChunk &at, const float (&x)[CHUNK_ELEMENTS]) {
+    Chunk chunks[KMajorOperand::CHUNKS];
+    KMajorOperand::split(chunks, x);
+    char *to = weights + at.stage() * KMajorWeightLayout::SIZE;
     #pragma unroll
-    for (int p = 0; p < BF16X3_TERMS + STACKED; p++) {
-        const int term = STACKED ? p / 2 : p, row = STACKED ? at.row + p % 2 * FILTERS : at.row;
-        *(Chunk *)(to + Bf16x3WeightLayout::offset(term, at.group, row)) = p < BF16X3_TERMS ? terms[p] : Chunk{};
+    for (int i = 0; i < KMajorOperand::CHUNKS + STACKED; i++) {
+        const int chunk = STACKED ? i / 2 : i, row = STACKED ? at.row + i % 2 * FILTERS : at.row;
+        *(Chunk *)(to + KMajorWeightLayout::chunk(chunk, at.group, row)) = i < KMajorOperand::CHUNKS ? chunks[i] : Chunk{};
     }
 }
 
@@ -70,16 +70,16 @@ struct Tiles {
 
 constexpr int FALLBACK_POSITIONS = 144; // fp16x2 falls back to bf16x3 in units of so many positions
 
-// Scratch of a convolution: weights in bf16x3, and for fp16x2 also weights in fp16x2, statistics of filters, and marks of units
-// that fall back.
+// Scratch of a convolution: weights as K-major operands, and for fp16x2 also weights in fp16x2, statistics of filters, and marks
+// of units that fall back.
 struct ConvScratch {
-    char *bf16_weights, *fp16_weights;
+    char *k_major_weights, *fp16_weights;
     Statistics *filters;
     int *marks; // for each FALLBACK_POSITIONS positions and FILTERS filters
 
-    __device__ explicit ConvScratch(char *scratch) : bf16_weights(scratch) {
+    __device__ explicit ConvScratch(char *scratch) : k_major_weights(scratch) {
         constexpr int64_t STAGES = (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS;
-        fp16_weights = bf16_weights + STAGES * Bf16x3WeightLayout::SIZE;
+        fp16_weights = k_major_weights + STAGES * KMajorWeightLayout::SIZE;
         filters = (Statistics *)(fp16_weights + STAGES * Fp16x2WeightLayout::SIZE);
         marks = (int *)(filters + FILTER_BLOCKS * FILTERS);
     }
@@ -101,12 +101,13 @@ __device__ __forceinline__ int consumer_warpgroup() {
     return __shfl_sync(~0u, (threadIdx.x - PRODUCERS) / WARPGROUP, 0);
 }
 
-struct ConvPipeline : TilePipeline<IMAGE_STAGES, WEIGHT_STAGES, LOADERS, CONSUMERS> {
+template <int IMAGE_PRODUCERS, bool RESIDENT>
+struct ConvPipeline : TilePipeline<IMAGE_STAGES, WEIGHT_STAGES, IMAGE_PRODUCERS, CONSUMERS, RESIDENT> {
     Mbarrier started[MMA_WARPGROUPS];
 
     __device__ void init() {
         for (Mbarrier &warpgroup : started) warpgroup.init(WARPGROUP / WARP);
-        TilePipeline::init();
+        ConvPipeline::TilePipeline::init();
     }
 
     // In a block's first tile a warpgroup waits until the previous one is STAGGER taps ahead, so that one warpgroup's
@@ -118,12 +119,11 @@ struct ConvPipeline : TilePipeline<IMAGE_STAGES, WEIGHT_STAGES, LOADERS, CONSUME
         if (warpgroup + 1 < MMA_WARPGROUPS && taps_done == STAGGER - 1) arrive_per_warp(started[warpgroup + 1]);
     }
 
-    // By one thread: copies a tile's weights.
+    // By one thread: copies the weights of a block of a tile's channels.
     template <class WeightLayout> __device__ __forceinline__ void load_weights(
-        int tile, PipelineState<WEIGHT_STAGES> &state, char *shared, const char *all) {
-        constexpr int COUNT = CHANNEL_BLOCKS * TAPS;
-        TilePipeline::load_weights<WeightLayout::SIZE, COUNT>(
-            state, shared, all + (int64_t)(tile % FILTER_BLOCKS) * COUNT * WeightLayout::SIZE);
+        int tile, int channel_block, PipelineState<WEIGHT_STAGES> &state, char *shared, const char *all) {
+        const int first = (tile % FILTER_BLOCKS * CHANNEL_BLOCKS + channel_block) * TAPS;
+        this->template load_stages<WeightLayout::SIZE, TAPS>(state, shared, all + (int64_t)first * WeightLayout::SIZE);
     }
 };
 

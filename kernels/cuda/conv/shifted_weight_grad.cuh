@@ -24,7 +24,7 @@ struct ImageLayout {
     static constexpr int ROWS = (STAGE_POSITIONS + REACH + 7) / 8 * 8, GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS;
     static constexpr int ROW_BYTES = STAGE_CHANNELS * 2, TERM_BYTES = ROWS * ROW_BYTES,
         SIZE = BF16X3_TERMS * TERM_BYTES;
-    static __device__ __forceinline__ int offset(int term, int group, int row) {
+    static __device__ __forceinline__ int chunk(int term, int group, int row) {
         return term * TERM_BYTES + row * ROW_BYTES + (group ^ row / 2 % 4) * CHUNK_BYTES;
     }
 };

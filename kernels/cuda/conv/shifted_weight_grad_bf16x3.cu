@@ -6,7 +6,7 @@
 
 constexpr int LOADERS = PRODUCERS / 2, LOADS_IN_FLIGHT = 4;
 constexpr int SUM_POSITIONS = 64, STEP = 16; // positions that WGMMA sums; positions of one instruction
-typedef CoreMatrixLayout<STAGE_POSITIONS, FILTERS / CHUNK_ELEMENTS> GradientLayout;
+typedef CoreMatrixLayout<STAGE_POSITIONS, FILTERS / CHUNK_ELEMENTS, BF16X3_TERMS> GradientLayout;
 typedef ImageArray<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 constexpr int STAGE = (ImageLayout::SIZE + GradientLayout::SIZE + 1023) / 1024 * 1024;
 static_assert(SHARED_BYTES >= 1024 + STAGES * STAGE + 2 * LOADS_IN_FLIGHT * CHUNK_ELEMENTS * LOADERS * (int)sizeof(T),
@@ -17,7 +17,7 @@ template <class Layout, class Source> __device__ __forceinline__ void load_opera
     const Source &images, int before, int channel, Pipeline<STAGES> &pipeline, char *shared, T *staging) {
     PipelineState<STAGES> state;
     for (int i = split.begin; i < split.end; i++, state.advance()) {
-        images.template load<Layout, LOADERS, LOADS_IN_FLIGHT>(StoreSplit<Layout>{shared + state.stage * STAGE},
+        images.template load<Layout, LOADERS, LOADS_IN_FLIGHT>(StoreOperand<Layout, Bf16x3Operand>{shared + state.stage * STAGE},
             staging, threadIdx.x % LOADERS, split.position(i) - before, channel, pipeline.empty[state.stage], state.phase ^ 1);
         fence_proxy_async();
         arrive_per_warp(pipeline.full[state.stage]);
@@ -36,7 +36,7 @@ __device__ __forceinline__ void multiply(
         #pragma unroll 1
         for (int at = 0; at < STAGE_POSITIONS; at += SUM_POSITIONS) {
             const uint64_t a = smem_descriptor(
-                stage + ImageLayout::SIZE + at * CHUNK_BYTES, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES, NO_SWIZZLE);
+                stage + ImageLayout::SIZE + at * CHUNK_BYTES, CORE_MATRIX_BYTES, GradientLayout::COLUMN_BYTES, NO_SWIZZLE);
             const uint64_t b = smem_descriptor(stage + (at + tap_offset(row, 0)) * ImageLayout::ROW_BYTES,
                 DW * ImageLayout::ROW_BYTES, 8 * ImageLayout::ROW_BYTES, SWIZZLE_64B);
             float sums[SUMS];

@@ -6,14 +6,14 @@
 // of the window and each e from 0 to KW / 2 has a matrix of weights, with 2 k per filter and 2 columns per channel. Its
 // elements are 0 where there is no such tap.
 //
-// Operands are bf16x3. WGMMA sums the products of first terms over one matrix, as in conv/shifted_bf16x3.cu. One WGMMA
-// multiplies by two neighbouring terms of the weights, so the low-order products have two accumulators: products with second
-// terms, and smaller ones. The products of third terms of the gradient use the accumulator of the first terms, and are added
-// to the smaller ones.
+// Rounded operands (MANTISSA) have one term, in tf32 or bfloat16, and WGMMA sums all their products. Others are bf16x3. Of these
+// WGMMA sums the products of first terms over one matrix, as in conv/shifted_bf16x3.cu. One WGMMA multiplies by two neighbouring
+// terms of the weights, so the low-order products have two accumulators: products with second terms, and smaller ones. The
+// products of third terms of the gradient use the accumulator of the first terms, and are added to the smaller ones.
 #include "conv/sparse_pool.cuh"
 #include "conv/shifted_pipeline.cuh"
 
-constexpr int MMA_WARPGROUPS = 2, ROWS = 64, TILE = MMA_WARPGROUPS * ROWS; // ROWS: pairs of a warpgroup
+constexpr int MMA_WARPGROUPS = CONSUMER_WARPGROUPS, ROWS = 64, TILE = MMA_WARPGROUPS * ROWS; // ROWS: pairs of a warpgroup
 constexpr int PRODUCERS = 256, LOADERS = PRODUCERS - WARP, CONSUMERS = MMA_WARPGROUPS * WARPGROUP,
     THREADS = PRODUCERS + CONSUMERS;
 constexpr int TILE_CHANNELS = 32, COLUMNS = 2 * TILE_CHANNELS, SUMS = COLUMNS / 2; // SUMS: accumulators of a thread
@@ -24,15 +24,20 @@ constexpr int ODD_PADDING = PW % 2, ROW_PAIRS = KW / 2 + 1, WEIGHT_MATRICES = KH
 // pairs from a window's first one to its output
 constexpr int PAIRS_BACK = PH * PAIR_PITCH + (PW + ODD_PADDING) / 2;
 constexpr int PAIR_REACH = (KH - 1) * PAIR_PITCH + ROW_PAIRS - 1; // from its first to its last one
-constexpr int GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS, STEPS = GROUPS / 2, GRADIENT_STAGES = 2;
+constexpr int GROUPS = STAGE_CHANNELS / CHUNK_ELEMENTS, GRADIENT_STAGES = 2;
+constexpr int TERMS = KMajorOperand::TERMS;
+constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = MMA_WARPGROUPS == 2 ? 184 : 112;
+static_assert(registers_suffice(PRODUCERS, PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS), "warpgroup_reg_alloc");
 constexpr int FILTERS_OF_WORD = CHUNK_ELEMENTS / 2;
 typedef PooledGradients<IN_CHANNELS, IN_ROWS, IN_COLUMNS> Gradients;
-typedef CoreMatrixLayout<(TILE + PAIR_REACH + 7) / 8 * 8, GROUPS> GradientLayout;
-typedef CoreMatrixLayout<BF16X3_TERMS * COLUMNS, 2 * GROUPS, 1> WeightLayout; // columns: first terms, second, third
-typedef TilePipeline<GRADIENT_STAGES, WEIGHT_STAGES, LOADERS, CONSUMERS> SparsePipeline;
+typedef KMajorLayout<(TILE + PAIR_REACH + 7) / 8 * 8, GROUPS> GradientLayout;
+typedef KMajorLayout<TERMS * COLUMNS, 2 * GROUPS, 1> WeightLayout; // columns: first terms, second, third
+constexpr int STEPS = GradientLayout::COLUMNS / 2; // products of a stage
+constexpr bool RESIDENT_WEIGHTS = FILTER_BLOCKS == 1 && WEIGHT_STAGES == CHANNEL_BLOCKS * WEIGHT_MATRICES;
+typedef TilePipeline<GRADIENT_STAGES, WEIGHT_STAGES, PRODUCERS, CONSUMERS, RESIDENT_WEIGHTS> SparsePipeline;
 
-// A stage of the gradient: its terms, then for each group of channels and each pair the sparse metadata.
-constexpr int GRADIENT_STAGE = GradientLayout::SIZE + GROUPS * GradientLayout::ROWS * 2;
+// A stage of the gradient: its terms, then for each chunk of channels and each pair the sparse metadata.
+constexpr int GRADIENT_STAGE = GradientLayout::SIZE + GradientLayout::COLUMNS * GradientLayout::ROWS * 2;
 static_assert(GRADIENT_STAGE % CHUNK_BYTES == 0, "stages begin at chunks");
 static_assert(SHARED_BYTES >= 128 + GRADIENT_STAGES * GRADIENT_STAGE + WEIGHT_STAGES * WeightLayout::SIZE,
     "dynamic shared memory");
@@ -41,7 +46,7 @@ static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * WEIGHT_M
     "scratch");
 #endif
 
-// The weights split into bf16x3, in scratch, in the order of the stages.
+// The weights as operands, in scratch, in the order of the stages.
 KERNEL split_weights(const T *g, const int32_t *where, const T *w, const Epilogue epilogue, int64_t batch,
     char *scratch) {
     wait_for_inputs();
@@ -61,12 +66,13 @@ KERNEL split_weights(const T *g, const int32_t *where, const T *w, const Epilogu
             const bool inside = right >= 0 && right < KW && out < OUT_CHANNELS && filter < IN_CHANNELS;
             found[j] = inside ? weights.at(out, filter, down * KW + right) : 0;
         }
-        Chunk terms[BF16X3_TERMS];
-        split_bf16x3(terms, found);
+        Chunk chunks[KMajorOperand::CHUNKS];
+        KMajorOperand::split(chunks, found);
+        char *to = scratch + (int64_t)stage * WeightLayout::SIZE;
         #pragma unroll
-        for (int p = 0; p < BF16X3_TERMS; p++)
-            *(Chunk *)(scratch + (int64_t)stage * WeightLayout::SIZE +
-                WeightLayout::offset(0, group, p * COLUMNS + column)) = terms[p];
+        for (int i = 0; i < KMajorOperand::CHUNKS; i++) // WeightLayout has one term: others are columns
+            *(Chunk *)(to + WeightLayout::chunk(i % KMajorOperand::TERM_CHUNKS, group,
+                i / KMajorOperand::TERM_CHUNKS * COLUMNS + column)) = chunks[i];
     }
 }
 
@@ -75,15 +81,31 @@ struct StoreSparse {
     char *to;
 
     __device__ __forceinline__ void operator()(
-        int group, int pair, const Chunk (&terms)[BF16X3_TERMS], uint32_t metadata) const {
+        int group, int pair, const Chunk (&chunks)[KMajorOperand::CHUNKS], uint32_t selectors) const {
         #pragma unroll
-        for (int p = 0; p < TERMS_USED; p++) *(Chunk *)(to + GradientLayout::offset(p, group, pair)) = terms[p];
-        // Two channels are four k, of which WGMMA takes two: two bits each, 0 or 1 of the first channel, 2 or 3 of the
-        // second.
-        uint32_t code = (metadata | metadata << 4) & 0x0f0f;
+        for (int i = 0; i < KMajorOperand::CHUNKS; i++)
+            *(Chunk *)(to + GradientLayout::chunk(i, group, pair)) = chunks[i];
+        #pragma unroll
+        for (int i = 0; i < KMajorOperand::TERM_CHUNKS; i++) {
+            const uint32_t column = group * KMajorOperand::TERM_CHUNKS + i;
+            *(uint16_t *)(to + GradientLayout::SIZE + (column * GradientLayout::ROWS + pair) * 2) =
+                KMajorOperand::KIND == TF32 ? tf32_metadata(selectors >> 4 * i & 15) : bfloat16_metadata(selectors);
+        }
+    }
+
+  private:
+    // Two channels are four k, of which WGMMA takes two: two bits each, 0 or 1 of the first channel, 2 or 3 of the second.
+    static __device__ __forceinline__ uint16_t bfloat16_metadata(uint32_t selectors) {
+        uint32_t code = (selectors | selectors << 4) & 0x0f0f;
         code = (code | code << 2) & 0x3333;
         code = (code | code << 1) & 0x5555;
-        *(uint16_t *)(to + GradientLayout::SIZE + (group * GradientLayout::ROWS + pair) * 2) = code | 0x8888;
+        return code | 0x8888;
+    }
+    // A channel is two k, of which WGMMA takes one: four bits, 0100 for the first and 1110 for the second.
+    static __device__ __forceinline__ uint16_t tf32_metadata(uint32_t selectors) {
+        uint32_t code = (selectors | selectors << 6) & 0x0303;
+        code = (code | code << 3) & 0x1111;
+        return code * 10 | 0x4444;
     }
 };
 
@@ -96,61 +118,98 @@ struct SparseAccumulator {
         uint64_t b, const uint32_t (&metadata)[STEPS], TermPair terms, bool add) {
         #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            wgmma_sparse<false, false>(sums, a + GradientLayout::offset(terms.a, 2 * k, 0) / CHUNK_BYTES,
+            wgmma_sparse<KMajorOperand::KIND, false, false>(sums, a + GradientLayout::offset(terms.a, 2 * k, 0) / CHUNK_BYTES,
                 b + WeightLayout::offset(0, 4 * k, terms.b * COLUMNS) / CHUNK_BYTES, metadata[k], add || k > 0);
     }
 
-    __device__ __forceinline__ void multiply(SparsePipeline &pipeline, const char *gradients, const char *weights,
+    // The operands of the products with a matrix of weights, and the sparse metadata of this thread's rows (see wgmma_sparse).
+    struct Operands {
+        uint64_t a, b;
+        uint32_t metadata[STEPS];
+
+        __device__ __forceinline__ void load(const char *gradient, const char *weights, int warpgroup, int matrix) {
+            const int pair = warpgroup * ROWS + matrix / ROW_PAIRS * PAIR_PITCH + matrix % ROW_PAIRS;
+            a = smem_descriptor(gradient + pair * CHUNK_BYTES, GradientLayout::COLUMN_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+            b = smem_descriptor(weights, WeightLayout::COLUMN_BYTES, CORE_MATRIX_BYTES, NO_SWIZZLE);
+            #pragma unroll
+            for (int k = 0; k < STEPS; k++) {
+                const uint16_t *codes = (const uint16_t *)(gradient + GradientLayout::SIZE) +
+                    (2 * k + threadIdx.x % 2) * GradientLayout::ROWS + pair;
+                metadata[k] = codes[accumulator_row(0)] | (uint32_t)codes[accumulator_row(2)] << 16;
+            }
+        }
+        // Keeps the registers of `metadata` until here.
+        __device__ __forceinline__ void keep() const {
+            #pragma unroll
+            for (int k = 0; k < STEPS; k++) asm volatile("" ::"r"(metadata[k]));
+        }
+    };
+
+    // Operands of one term: WGMMA sums all products. Those of a matrix run while the next ones are started.
+    __device__ __forceinline__ void multiply_one_term(SparsePipeline &pipeline, const char *gradients, const char *weights,
+        int warpgroup, PipelineState<GRADIENT_STAGES> &gradient, PipelineState<WEIGHT_STAGES> &weight) {
+        Operands operands[2];
+        int last_weight = 0, last_gradient = 0;
+        for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, gradient.advance()) {
+            pipeline.images.wait_full(gradient);
+            #pragma unroll
+            for (int i = 0; i < WEIGHT_MATRICES; i++, weight.advance()) {
+                pipeline.wait_weights(weight);
+                Operands &own = operands[i % 2];
+                own.load(gradients + gradient.stage * GRADIENT_STAGE, weights + weight.stage * WeightLayout::SIZE, warpgroup, i);
+                wgmma_fence();
+                start_products(main, own.a, own.b, own.metadata, {0, 0}, channel_block + i > 0);
+                wgmma_commit_group();
+                wgmma_wait_group<1>();
+                operands[(i + 1) % 2].keep();
+                if (channel_block + i > 0) pipeline.release_weights(last_weight);
+                if (channel_block > 0 && i == 0) arrive_per_warp(pipeline.images.empty[last_gradient]);
+                last_weight = weight.stage;
+            }
+            if (WEIGHT_MATRICES % 2 == 1) wgmma_wait_group<0>(); // the next matrix has the same registers
+            last_gradient = gradient.stage;
+        }
+        wgmma_wait_group<0>();
+        operands[(WEIGHT_MATRICES - 1) % 2].keep();
+        wgmma_fence_operand(main);
+        pipeline.release_weights(last_weight);
+        arrive_per_warp(pipeline.images.empty[last_gradient]);
+    }
+
+    __device__ __forceinline__ void multiply_bf16x3(SparsePipeline &pipeline, const char *gradients, const char *weights,
         int warpgroup, PipelineState<GRADIENT_STAGES> &gradient, PipelineState<WEIGHT_STAGES> &weight) {
         float large[SUMS], others[2 * SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
         for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, gradient.advance()) {
             pipeline.images.wait_full(gradient);
-            const char *stage = gradients + gradient.stage * GRADIENT_STAGE;
             for (int i = 0; i < WEIGHT_MATRICES; i++, weight.advance()) {
-                const int pair = warpgroup * ROWS + i / ROW_PAIRS * PAIR_PITCH + i % ROW_PAIRS;
-                pipeline.weights.wait_full(weight);
-                const uint64_t a = smem_descriptor(stage + pair * CHUNK_BYTES, GradientLayout::GROUP_BYTES,
-                    CORE_MATRIX_BYTES, NO_SWIZZLE);
-                const uint64_t b = smem_descriptor(
-                    weights + weight.stage * WeightLayout::SIZE, WeightLayout::GROUP_BYTES, CORE_MATRIX_BYTES,
-                        NO_SWIZZLE);
-                uint32_t metadata[STEPS]; // see wgmma_sparse: of a group of channels and this thread's rows
-                #pragma unroll
-                for (int k = 0; k < STEPS; k++) {
-                    const uint16_t *codes = (const uint16_t *)(stage + GradientLayout::SIZE) +
-                        (2 * k + threadIdx.x % 2) * GradientLayout::ROWS + pair;
-                    metadata[k] = codes[accumulator_row(0)] | (uint32_t)codes[accumulator_row(2)] << 16;
-                }
+                pipeline.wait_weights(weight);
+                Operands own;
+                own.load(gradients + gradient.stage * GRADIENT_STAGE, weights + weight.stage * WeightLayout::SIZE, warpgroup, i);
                 wgmma_fence();
-                start_products(large, a, b, metadata, {0, 0}, false);
+                start_products(large, own.a, own.b, own.metadata, {0, 0}, false);
                 wgmma_commit_group();
-                if (TERMS_USED > 1) {
-                    start_products(others, a, b, metadata, {0, 1}, channel_block + i > 0);
-                    start_products(others, a, b, metadata, {1, 0}, true);
-                }
+                start_products(others, own.a, own.b, own.metadata, {0, 1}, channel_block + i > 0);
+                start_products(others, own.a, own.b, own.metadata, {1, 0}, true);
                 wgmma_commit_group();
                 wgmma_wait_group<1>();
                 wgmma_fence_operand(large);
                 #pragma unroll
                 for (int j = 0; j < SUMS; j++) main[j] += large[j];
-                if (TERMS_USED == 3) {
-                    wgmma_fence();
-                    start_products(large, a, b, metadata, {2, 0}, false);
-                    wgmma_commit_group();
-                }
-                wgmma_wait_group<0>(); // before `metadata` changes
+                wgmma_fence();
+                start_products(large, own.a, own.b, own.metadata, {2, 0}, false);
+                wgmma_commit_group();
+                wgmma_wait_group<0>();
+                own.keep();
                 wgmma_fence_operand(large);
                 wgmma_fence_operand(others);
-                if (TERMS_USED == 3)
-                    #pragma unroll
-                    for (int j = 0; j < SUMS; j++) others[SUMS + j] += large[j];
-                arrive_per_warp(pipeline.weights.empty[weight.stage]);
+                #pragma unroll
+                for (int j = 0; j < SUMS; j++) others[SUMS + j] += large[j];
+                pipeline.release_weights(weight.stage);
             }
             arrive_per_warp(pipeline.images.empty[gradient.stage]);
         }
-        if (TERMS_USED == 1) return;
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] += others[i] + others[SUMS + i];
     }
@@ -245,18 +304,24 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
     PipelineState<GRADIENT_STAGES> gradient;
     PipelineState<WEIGHT_STAGES> weight;
     if (threadIdx.x < PRODUCERS) {
-        warpgroup_reg_dealloc<72>();
-        if (threadIdx.x < WARP) {
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        if (threadIdx.x < WARP) { // takes part in the pipeline of the gradient, so that it is not far ahead of it
             for (int i = 0; i < own; i++) {
-                prefetch_aux(epilogue, batch, channel(i) + threadIdx.x, pair(i));
-                constexpr int COUNT = CHANNEL_BLOCKS * WEIGHT_MATRICES;
-                if (threadIdx.x == 0)
-                    pipeline.load_weights<WeightLayout::SIZE, COUNT>(
-                        weight, of_weights, scratch + (int64_t)channel(i) / TILE_CHANNELS * COUNT * WeightLayout::SIZE);
-                __syncwarp();
+                for (int channel_block = 0; channel_block < CHANNEL_BLOCKS; channel_block++, gradient.advance()) {
+                    pipeline.images.wait_empty(gradient);
+                    arrive_per_warp(pipeline.images.full[gradient.stage]);
+                    if (channel_block == 0) prefetch_aux(epilogue, batch, channel(i) + threadIdx.x, pair(i));
+                    const int first = (channel(i) / TILE_CHANNELS * CHANNEL_BLOCKS + channel_block) * WEIGHT_MATRICES;
+                    if (threadIdx.x == 0)
+                        pipeline.load_stages<WeightLayout::SIZE, WEIGHT_MATRICES>(
+                            weight, of_weights, scratch + (int64_t)first * WeightLayout::SIZE);
+                    __syncwarp();
+                }
             }
         } else {
-            PooledGradientLoader<GradientLayout, LOADERS, Gradients> loader = {gradients, (int)threadIdx.x - WARP};
+            constexpr bool ROUNDED = TERMS == 1;
+            PooledGradientLoader<GradientLayout, KMajorOperand, LOADERS, ROUNDED ? 2 : 1, !ROUNDED, Gradients> loader = {
+                gradients, (int)threadIdx.x - WARP};
             const auto start = [&](int i) {
                 if (i < own * CHANNEL_BLOCKS)
                     loader.start(pair(i / CHANNEL_BLOCKS) - PAIRS_BACK, i % CHANNEL_BLOCKS * STAGE_CHANNELS);
@@ -272,11 +337,14 @@ KERNEL __launch_bounds__(THREADS, 1) input_grad_sparse_pool(
             }
         }
     } else {
-        warpgroup_reg_alloc<184>();
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         const int warpgroup = __shfl_sync(FULL_MASK, (threadIdx.x - PRODUCERS) / WARPGROUP, 0); // uniform in a warp
         for (int i = 0; i < own; i++) {
             SparseAccumulator sums;
-            sums.multiply(pipeline, of_gradients, of_weights, warpgroup, gradient, weight);
+            if constexpr (TERMS == 1)
+                sums.multiply_one_term(pipeline, of_gradients, of_weights, warpgroup, gradient, weight);
+            else
+                sums.multiply_bf16x3(pipeline, of_gradients, of_weights, warpgroup, gradient, weight);
             write(sums.main, gradients, w, epilogue, channel(i), pair(i) + warpgroup * ROWS);
         }
     }

@@ -11,10 +11,8 @@
 #include "conv/sparse_pool.cuh"
 
 constexpr int STEP = 32; // positions of one instruction
-// Threads that load no row of the images load more of the gradient, if there are at least two warps of them.
-constexpr int IDLE_LOADERS = PRODUCERS - (ImageLayout::ROWS + WARP - 1) / WARP * WARP;
-constexpr int GRADIENT_LOADERS = IDLE_LOADERS < 2 * WARP ? PRODUCERS : IDLE_LOADERS;
-typedef CoreMatrixLayout<STAGE_POSITIONS / 2, FILTERS / CHUNK_ELEMENTS> GradientLayout;
+constexpr int IDLE_LOADERS = PRODUCERS - (ImageLayout::ROWS + WARP - 1) / WARP * WARP; // the last threads load no images
+typedef CoreMatrixLayout<STAGE_POSITIONS / 2, FILTERS / CHUNK_ELEMENTS, BF16X3_TERMS> GradientLayout;
 typedef PooledGradients<OUT_CHANNELS, OUT_ROWS, OUT_COLUMNS> Gradients;
 
 // The selectors follow the gradient's terms: a byte for each group of channels and each pair, a bit for each channel.
@@ -30,10 +28,10 @@ struct StoreSparse {
     char *stage;
 
     __device__ __forceinline__ void operator()(
-        int group, int pair, const Chunk (&terms)[BF16X3_TERMS], uint32_t selectors) const {
+        int group, int pair, const Chunk (&terms)[TERMS_USED], uint32_t selectors) const {
         #pragma unroll
         for (int p = 0; p < TERMS_USED; p++)
-            *(Chunk *)(stage + ImageLayout::SIZE + GradientLayout::offset(p, group, pair)) = terms[p];
+            *(Chunk *)(stage + ImageLayout::SIZE + GradientLayout::chunk(p, group, pair)) = terms[p];
         stage[SELECTORS + group * GradientLayout::ROWS + pair] = selectors;
     }
 };
@@ -54,7 +52,7 @@ struct WeightAndBiasSums {
 // Adds those over a stage. row: of the window, and the term of the bias gradient.
 __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const char *shared, int own_stage) {
     const char *stage = shared + own_stage * STAGE;
-    const uint64_t a = smem_descriptor(stage + ImageLayout::SIZE, CORE_MATRIX_BYTES, GradientLayout::GROUP_BYTES,
+    const uint64_t a = smem_descriptor(stage + ImageLayout::SIZE, CORE_MATRIX_BYTES, GradientLayout::COLUMN_BYTES,
         NO_SWIZZLE);
     const uint64_t b = smem_descriptor(
         stage + tap_offset(row, 0) * ImageLayout::ROW_BYTES, DW * ImageLayout::ROW_BYTES, 8 * ImageLayout::ROW_BYTES,
@@ -73,7 +71,7 @@ __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const 
     const auto products = [&](TermPair terms, bool add) {
         #pragma unroll
         for (int k = 0; k < STAGE_POSITIONS / STEP; k++)
-            wgmma_sparse<true, true>(sums, a + (terms.a * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES,
+            wgmma_sparse<BFLOAT16, true, true>(sums, a + (terms.a * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES,
                 b + (terms.b * ImageLayout::TERM_BYTES + k * STEP * ImageLayout::ROW_BYTES) / CHUNK_BYTES, metadata[k],
                     add || k > 0);
     };
@@ -98,7 +96,7 @@ __device__ __forceinline__ void multiply(WeightAndBiasSums &all, int row, const 
     const int term = TERMS_USED == BF16X3_TERMS ? row : min(row, TERMS_USED - 1);
     #pragma unroll
     for (int k = 0; k < STAGE_POSITIONS / STEP; k++)
-        wgmma_sparse<true, true>(
+        wgmma_sparse<BFLOAT16, true, true>(
             bias, a + (term * GradientLayout::TERM_BYTES + k * STEP / 2 * CHUNK_BYTES) / CHUNK_BYTES, b_of_ones,
                 metadata[k], k > 0);
 #endif
@@ -169,8 +167,8 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
     if (threadIdx.x < PRODUCERS) {
         warpgroup_reg_dealloc<56>();
         T *staging = (T *)(shared + STAGES * STAGE);
-        PooledGradientLoader<GradientLayout, PRODUCERS, Gradients, GRADIENT_LOADERS> loader = {gradients,
-            (int)threadIdx.x};
+        PooledGradientLoader<GradientLayout, Bf16x3Operand, PRODUCERS, 1, false, Gradients> loader = {gradients,
+            (int)(threadIdx.x + IDLE_LOADERS) % PRODUCERS}; // those are the first that load more than one item
         const auto start_images = [&](int i) {
             if (i < split.end)
                 images.start_load<ImageLayout, PRODUCERS>(staging, threadIdx.x, split.position(i) - REACH_BACK,
@@ -185,9 +183,9 @@ KERNEL __launch_bounds__(THREADS, 1) weight_grad_sparse_pool(
         for (int i = split.begin; i < split.end; i++, state.advance()) {
             char *stage = shared + state.stage * STAGE;
             pipeline.wait_empty(state);
-            InputImages::finish_load<ImageLayout, PRODUCERS>(StoreSplit<ImageLayout>{stage}, staging, threadIdx.x);
-            start_images(i + 1);
             loader.finish(StoreSparse{stage});
+            InputImages::finish_load<ImageLayout, PRODUCERS>(StoreOperand<ImageLayout, Bf16x3Operand>{stage}, staging, threadIdx.x);
+            start_images(i + 1);
             fence_proxy_async();
             arrive_per_warp(pipeline.full[state.stage]);
             start_gradients(i + 1);

@@ -1,5 +1,6 @@
-// C = op(A) op(B) of matrices that are bfloat16 in memory, by WGMMA. Persistent and warp-specialised, as gemm/packed_gemm.cu: one
-// thread issues copies, two consumer warpgroups multiply, each half of a tile's rows.
+// C = op(A) op(B) of matrices that are bfloat16 in memory, by WGMMA. Persistent and warp-specialised, as gemm/packed_gemm.cu: two
+// threads issue copies, one of each operand, so that both tensor maps are encoded at the same time. Each consumer warpgroup
+// multiplies 64 rows of a tile.
 //
 // TMA loads tiles of 64 k with the 128-byte swizzle. A K-major operand is a box of rows with 128 bytes of k each. Of an operand
 // that is not K-major (MN_MAJOR_A, MN_MAJOR_B) a box has 64 rows of k, each with 128 bytes of rows of op(A) or columns of op(B).
@@ -7,17 +8,18 @@
 // SPLITS > 1: the tiles of the last wave, which do not fill all multiprocessors, are split along K (split-K). Their partial sums go
 // to scratch, tile by tile, and sum_bfloat16_splits adds them. `whole`: the number of tiles that are not split.
 //
-// Macros (Bfloat16Gemm in bfloat16.py): TILE_N, TILE_STAGES, SPLITS, MN_MAJOR_*. WIDE_C: maximum elements per store.
+// Macros (Bfloat16Gemm in bfloat16.py): TILE_M, TILE_N, TILE_STAGES, SPLITS, MN_MAJOR_*. WIDE_C: maximum elements per store.
 #include "sm90/pipeline.cuh"
 #include "sm90/tma.cuh"
 #include "sm90/warp_epilogue.cuh"
 
-constexpr int TILE_M = 128, TILE_K = 64, ROW_BYTES = TILE_K * 2, SUMS = TILE_N / 2;
-constexpr int CONSUMERS = 2 * WARPGROUP, THREADS = WARPGROUP + CONSUMERS;
+constexpr int TILE_K = 64, ROW_BYTES = TILE_K * 2, SUMS = TILE_N / 2;
+constexpr int CONSUMER_ROWS = 64; // of a consumer warpgroup
+constexpr int CONSUMERS = TILE_M / CONSUMER_ROWS * WARPGROUP, THREADS = WARPGROUP + CONSUMERS;
 constexpr int SIZE_A = TILE_M * ROW_BYTES, SIZE = SIZE_A + TILE_N * ROW_BYTES; // of a stage
 constexpr int BOX_ROWS = 64, BOX_BYTES = BOX_ROWS * ROW_BYTES;                 // of an operand that is not K-major
 static_assert(1024 + TILE_STAGES * SIZE == SHARED_BYTES, "as `Bfloat16Tile.shared` in bfloat16.py says");
-static_assert(THREADS == BLOCK_THREADS, "as THREADS in bfloat16.py says");
+static_assert(THREADS == BLOCK_THREADS, "as `Bfloat16Tile.threads` in bfloat16.py says");
 
 struct alignas(128) TensorMaps {
     TensorMap a, b;
@@ -70,19 +72,17 @@ template <bool MN_MAJOR, int ROWS> __device__ __forceinline__ void load_tile(
     }
 }
 
-// The producer thread: issues the copies for all items of this block.
-__device__ __forceinline__ void produce(
-    const Work &work, Pipeline<TILE_STAGES> &pipeline, char *shared, const TensorMaps &maps) {
+// The producer thread of an operand: load(item, k_tile, stage, full) issues the copies of BYTES bytes, for all items of this block.
+template <int BYTES, class Load> __device__ __forceinline__ void produce(
+    const Work &work, Pipeline<TILE_STAGES> &pipeline, char *shared, const Load &load) {
     PipelineState<TILE_STAGES> state;
     for (int i = blockIdx.x; i < work.items(); i += gridDim.x) {
         const Item item(i, work);
         for (int k_tile = item.begin; k_tile < item.end; k_tile++, state.advance()) {
             pipeline.wait_empty(state);
             Mbarrier &full = pipeline.full[state.stage];
-            char *to = shared + state.stage * SIZE;
-            full.arrive_expect_tx(SIZE);
-            load_tile<MN_MAJOR_A, TILE_M>(maps.a, to, item.row, k_tile * TILE_K, item.at.item, full);
-            load_tile<MN_MAJOR_B, TILE_N>(maps.b, to + SIZE_A, item.column, k_tile * TILE_K, item.at.item, full);
+            full.arrive_expect_tx(BYTES);
+            load(item, k_tile, shared + state.stage * SIZE, full);
         }
     }
 }
@@ -105,10 +105,10 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
     WarpStaging &staging, const Epilogue &epilogue, T *partial_sums) {
     typedef WarpEpilogue<(WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST), Epilogue> Stores;
     PipelineState<TILE_STAGES> state;
-    const int half = threadIdx.x / WARPGROUP - 1;
+    const int group = threadIdx.x / WARPGROUP - 1; // the number of this consumer warpgroup
     for (int i = blockIdx.x; i < work.items(); i += gridDim.x) {
         const Item item(i, work);
-        const AccumulatorTile tile = {item.at, work.m, work.n, item.row + half * (TILE_M / 2), item.column};
+        const AccumulatorTile tile = {item.at, work.m, work.n, item.row + group * CONSUMER_ROWS, item.column};
         Stores::prefetch(tile, epilogue, TILE_N);
         float sums[SUMS];
         int last = 0;
@@ -118,7 +118,8 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
             wgmma_fence();
             #pragma unroll
             for (int step = 0; step < TILE_K / 16; step++)
-                wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums, descriptor<MN_MAJOR_A>(stage + half * (SIZE_A / 2), step),
+                wgmma<BFLOAT16, MN_MAJOR_A, MN_MAJOR_B>(sums,
+                    descriptor<MN_MAJOR_A>(stage + group * CONSUMER_ROWS * ROW_BYTES, step),
                     descriptor<MN_MAJOR_B>(stage + SIZE_A, step), k_tile + step > item.begin);
             wgmma_commit_group();
             wgmma_wait_group<1>();
@@ -132,7 +133,7 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
         if (SPLITS == 1 || item.part < 0) {
             Stores(tile, epilogue, staging).store(sums);
         } else {
-            AccumulatorTile part = {item.at, TILE_M, TILE_N, half * (TILE_M / 2), 0};
+            AccumulatorTile part = {item.at, TILE_M, TILE_N, group * CONSUMER_ROWS, 0};
             part.at.item = item.part;
             const Store store = {partial_sums};
             WarpEpilogue<Store::WIDEST, Store>(part, store, staging).store(sums);
@@ -142,28 +143,40 @@ __device__ __forceinline__ void consume(const Work &work, Pipeline<TILE_STAGES> 
 
 KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const uint16_t *a, const uint16_t *b, const Epilogue epilogue,
     int64_t batch, int64_t m, int64_t n, int64_t k, int64_t whole, char *scratch) {
-    wait_for_inputs();
-    const Work work(batch, m, n, k, whole);
-    char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
     __shared__ Pipeline<TILE_STAGES> pipeline;
     __shared__ TensorMaps in_shared;
     __shared__ WarpStaging staging[CONSUMERS / WARP];
-    if (threadIdx.x == 0) {
-        pipeline.init(1, CONSUMERS / WARP);
+    const int warp = threadIdx.x / WARP;
+    if (warp == 0) in_shared.a.make(a, MN_MAJOR_A ? m : k, MN_MAJOR_A ? k : m, batch, MN_MAJOR_A ? TILE_K : TILE_M);
+    if (warp == 1) in_shared.b.make(b, MN_MAJOR_B ? n : k, MN_MAJOR_B ? k : n, batch, MN_MAJOR_B ? TILE_K : TILE_N);
+    if (threadIdx.x == 2 * WARP) {
+        pipeline.init(2, CONSUMERS / WARP);
         fence_mbarrier_init();
     }
+    wait_for_inputs(); // maps and barriers read no inputs
     __syncthreads();
-    if (threadIdx.x < WARPGROUP) {
-        warpgroup_reg_dealloc<40>();
-        if (threadIdx.x >= WARP) return;
+    const Work work(batch, m, n, k, whole);
+    char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
+    if (warp < WARPGROUP / WARP) {
+        if (TILE_M > CONSUMER_ROWS) warpgroup_reg_dealloc<40>();
         const int64_t partial_sums = SPLITS > 1 ? (int64_t)SPLITS * work.split * TILE_M * TILE_N * 4 : 0; // bytes
         TensorMaps &maps = ((TensorMaps *)(scratch + partial_sums))[blockIdx.x];
-        maps.a.encode(in_shared.a, a, MN_MAJOR_A ? m : k, MN_MAJOR_A ? k : m, batch, MN_MAJOR_A ? TILE_K : TILE_M);
-        maps.b.encode(in_shared.b, b, MN_MAJOR_B ? n : k, MN_MAJOR_B ? k : n, batch, MN_MAJOR_B ? TILE_K : TILE_N);
-        if (threadIdx.x == 0) produce(work, pipeline, shared, maps);
+        if (warp == 0) {
+            maps.a.copy_from(in_shared.a);
+            if (threadIdx.x == 0)
+                produce<SIZE_A>(work, pipeline, shared, [&](const Item &item, int k_tile, char *stage, Mbarrier &full) {
+                    load_tile<MN_MAJOR_A, TILE_M>(maps.a, stage, item.row, k_tile * TILE_K, item.at.item, full);
+                });
+        } else if (warp == 1) {
+            maps.b.copy_from(in_shared.b);
+            if (threadIdx.x == WARP)
+                produce<SIZE - SIZE_A>(work, pipeline, shared, [&](const Item &item, int k_tile, char *stage, Mbarrier &full) {
+                    load_tile<MN_MAJOR_B, TILE_N>(maps.b, stage + SIZE_A, item.column, k_tile * TILE_K, item.at.item, full);
+                });
+        }
     } else {
-        warpgroup_reg_alloc<232>();
-        consume(work, pipeline, shared, staging[threadIdx.x / WARP - WARPGROUP / WARP], epilogue, (T *)scratch);
+        if (TILE_M > CONSUMER_ROWS) warpgroup_reg_alloc<232>();
+        consume(work, pipeline, shared, staging[warp - WARPGROUP / WARP], epilogue, (T *)scratch);
     }
 }
 

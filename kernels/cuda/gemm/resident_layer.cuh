@@ -44,14 +44,15 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
     static constexpr int TILES = UNITS / 16, GROUPS = THREADS / WARP / TILES;
     static_assert(INPUTS % CHUNK == 0 && UNITS % 16 == 0 && BATCH % 16 == 0 && GROUPS * TILES * WARP == THREADS, "whole tiles");
 
-    // Bytes of shared memory. RESIDENT: weights and optimizer state. SUMS: sums of weights and gradients, and the rows of a batch.
-    // WORKSPACE: partial sums, or operands at its end; between the passes other code may use it.
-    static constexpr int RESIDENT = STATES * INPUTS * UNITS * 4, SUMS = (GROUPS + 2 * K_STEPS) * UNITS * 4 + BATCH * 4;
+    // Bytes of shared memory. RESIDENT: weights and optimizer state. SUMS_AND_ROWS: sums of weights, sums and maxima of gradients,
+    // and the rows of a batch. WORKSPACE: partial sums, or operands at its end; between the passes other code may use it.
+    static constexpr int RESIDENT = STATES * INPUTS * UNITS * 4, SUMS_AND_ROWS = (GROUPS + 2 * K_STEPS) * UNITS * 4 + BATCH * 4;
     static constexpr int AT_ONCE = 2; // columns of partial sums that the warps exchange at a time
     // Numbers of a row and of a tile of partial sums. Padding avoids bank conflicts.
     static constexpr int ROW_PITCH = 16 + 4, TILE_PITCH = AT_ONCE * 8 * ROW_PITCH + 16;
     static constexpr int PARTIAL_SUMS = GROUPS * TILES * TILE_PITCH * 4, FRAGMENTS = SPLIT_TERMS * TILES * K_STEPS * WARP * 16;
     static constexpr int WORKSPACE = FRAGMENTS > PARTIAL_SUMS ? FRAGMENTS : PARTIAL_SUMS;
+    // Vectors of outputs of a row of the batch, and of a thread.
     static constexpr int QUADS = UNITS / 4, OWN = (BATCH * QUADS + THREADS - 1) / THREADS;
 
     char *const resident; // weights and optimizer state
@@ -108,21 +109,21 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
     }
 
     // This warp's chunks of the next batch. The warps of the cluster divide the chunks.
-    static constexpr int OF_CLUSTER = THREADS / WARP * CLUSTER, OF_WARP = (CHUNKS + OF_CLUSTER - 1) / OF_CLUSTER;
+    static constexpr int CLUSTER_WARPS = THREADS / WARP * CLUSTER, WARP_CHUNKS = (CHUNKS + CLUSTER_WARPS - 1) / CLUSTER_WARPS;
     struct Batch {
-        Words chunks[OF_WARP];
+        Words chunks[WARP_CHUNKS];
     };
     __device__ __forceinline__ int batch_chunk(int i) const { return (i * THREADS + threadIdx.x) / WARP * CLUSTER + cluster_rank(); }
     // Loads them from the table.
     __device__ __forceinline__ void load_batch(const uint8_t *table, Batch &batch) const {
         #pragma unroll
-        for (int i = 0; i < OF_WARP; i++)
+        for (int i = 0; i < WARP_CHUNKS; i++)
             if (batch_chunk(i) < CHUNKS) batch.chunks[i].load_rows(table, rows, batch_chunk(i), lane);
     }
     // Stores them as operands. A barrier of the cluster must follow.
     __device__ __forceinline__ void store_batch(const Batch &batch, char *direct, char *transposed) const {
         #pragma unroll
-        for (int i = 0; i < OF_WARP; i++) {
+        for (int i = 0; i < WARP_CHUNKS; i++) {
             if (batch_chunk(i) >= CHUNKS) return;
             batch.chunks[i].store(direct, batch_chunk(i), lane);
             batch.chunks[i].transposed().store(transposed, batch_chunk(i), lane);

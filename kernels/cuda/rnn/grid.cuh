@@ -7,9 +7,10 @@
 // It is contiguous, so a bulk copy loads it. One thread of a block copies; two warpgroups multiply, each half of the rows, and
 // compute the formulas from their accumulators.
 //
-// A row of the weight has one scale, and so have hidden states: none exceeds 1 and those before the first step. A row of
-// cotangents has one for each SCALE_K elements, because each block computes another part of the row. Elements of at least 2^-15
-// of the largest one keep 22 bits; smaller ones have errors of up to 2^-40 of the largest.
+// A row of the weight has one scale. A row of hidden states has one for all steps, since no hidden state is larger than 1 or the
+// largest one before the first step. A row of cotangents has a scale for each SCALE_K elements, because each block computes
+// another part of the row. Elements of at least 2^-15 of the largest one keep 22 bits; smaller ones have errors of up to 2^-40 of
+// the largest.
 //
 // Macros (GridDivision in grid_recurrent.py): HIDDEN, TILE_N (columns of a product in a block), SPLITS (blocks that divide K of
 // one tile), GRADIENT, WEIGHT_GRAD (rnn/grid_weight_grad.cu follows the gradient), LSTM, GRU, RELU, GATED.
@@ -250,8 +251,8 @@ __device__ __forceinline__ void multiply(
     }
 }
 
-// Returns x, and hides its value from the compiler, which would compute addresses from it before a loop and hold them in
-// registers.
+// Returns x. The compiler does not know that the result is x, so it does not compute addresses from it before a loop, which it
+// would hold in registers.
 __device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;

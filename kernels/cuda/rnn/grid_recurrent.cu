@@ -87,7 +87,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_recurrent(
         float sums[SUMS]; // of the gates of a step
         read(0, sums);
         for (int k = 0; k < steps; k++) {
-            // They start from input products and biases, times the scales of the columns. A GRU's candidate has its own later.
+            // The sums start from the input products and biases, times the scales of the columns. Those of a GRU's candidate start
+            // from the bias alone; its input product is added later.
             #pragma unroll
             for (int v = 0; v < UNITS / 16; v++)
                 #pragma unroll

@@ -29,8 +29,8 @@ KERNEL __launch_bounds__(THREADS, 1) grid_weight_grad(
     PipelineState<STAGES> state;
     const int tile = blockIdx.x % WEIGHT_GRAD_TILES, split = blockIdx.x / WEIGHT_GRAD_TILES;
     const int tile_row = tile / COLUMN_TILES, tile_column = tile % COLUMN_TILES;
-    const int64_t all = length * layout.groups * 2; // stages: halves of the groups of all steps
-    const int64_t begin = all * split / WEIGHT_GRAD_SPLITS, end = all * (split + 1) / WEIGHT_GRAD_SPLITS;
+    const int64_t slices = length * layout.groups * 2; // K, the rows of all steps, in slices of half a group
+    const int64_t begin = slices * split / WEIGHT_GRAD_SPLITS, end = slices * (split + 1) / WEIGHT_GRAD_SPLITS;
     if (threadIdx.x < WARPGROUP) {
         warpgroup_reg_dealloc<24>();
         constexpr int OTHERS = WARPGROUP - WARP, BIAS_COLUMNS = WeightGradInputs::BIAS_COLUMNS;

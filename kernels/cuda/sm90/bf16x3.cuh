@@ -1,5 +1,5 @@
 // bf16x3: a float32 as the sum of three bfloat16 terms (Format<BF16X3> in gemm/mma.cuh), for WGMMA. Shared memory holds
-// chunks of eight neighbouring numbers of one term.
+// chunks of eight neighbouring numbers of one term. K-major operands that are rounded to tf32 are multiplied as such.
 #pragma once
 #include "common/rounding.cuh"
 #include "sm90/pipeline.cuh"
@@ -23,7 +23,9 @@ __device__ constexpr TermPair low_order_pair(int i) {
 __device__ __forceinline__ void split_bf16x3(Chunk (&terms)[BF16X3_TERMS], const float (&x)[CHUNK_ELEMENTS]) {
     #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float four[4] = {rounded(x[4 * h]), rounded(x[4 * h + 1]), rounded(x[4 * h + 2]), rounded(x[4 * h + 3])};
+        float four[4];
+        #pragma unroll
+        for (int i = 0; i < 4; i++) four[i] = TERMS_USED > 1 ? rounded(x[4 * h + i]) : x[4 * h + i]; // one term is rounded anyway
         uint32_t found[BF16X3_TERMS][2];
         Format<BF16X3>::convert(four, found);
         #pragma unroll
@@ -33,3 +35,29 @@ __device__ __forceinline__ void split_bf16x3(Chunk (&terms)[BF16X3_TERMS], const
         }
     }
 }
+
+// How eight neighbouring numbers lie in chunks: one for each term.
+struct Bf16x3Operand {
+    static constexpr MmaKind KIND = BFLOAT16;
+    static constexpr int TERMS = TERMS_USED, TERM_CHUNKS = 1, CHUNKS = TERMS * TERM_CHUNKS;
+    static __device__ __forceinline__ void split(Chunk (&chunks)[CHUNKS], const float (&x)[CHUNK_ELEMENTS]) {
+        Chunk terms[BF16X3_TERMS];
+        split_bf16x3(terms, x);
+        #pragma unroll
+        for (int i = 0; i < CHUNKS; i++) chunks[i] = terms[i];
+    }
+};
+
+// Two chunks of four numbers in tf32. WGMMA multiplies K-major tf32 operands only.
+struct Tf32Operand {
+    static constexpr MmaKind KIND = TF32;
+    static constexpr int TERMS = 1, TERM_CHUNKS = 2, CHUNKS = TERMS * TERM_CHUNKS;
+    static __device__ __forceinline__ void split(Chunk (&chunks)[CHUNKS], const float (&x)[CHUNK_ELEMENTS]) {
+        #pragma unroll
+        for (int i = 0; i < CHUNK_ELEMENTS; i++) chunks[i / 4].lane[i % 4] = __float_as_uint(rounded(x[i]));
+    }
+};
+
+template <bool IN_TF32> struct ChooseOperand { typedef Bf16x3Operand Type; };
+template <> struct ChooseOperand<true> { typedef Tf32Operand Type; };
+typedef ChooseOperand<MANTISSA == 10>::Type KMajorOperand;

@@ -38,7 +38,8 @@ __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
-// The same after a barrier of the block: the fence of one thread is for the writes of all, so only the last warp waits for them.
+// The same where the threads have written nothing since a barrier of the block. Then a fence of one warp covers the writes of all
+// threads, and only the last warp waits for them.
 __device__ __forceinline__ void cluster_arrive_after_sync() {
 #if CLUSTER > 1
     if (threadIdx.x >= blockDim.x - WARP) asm volatile("fence.acq_rel.cluster;" ::: "memory");

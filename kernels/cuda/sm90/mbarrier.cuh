@@ -59,6 +59,13 @@ __device__ __forceinline__ void named_barrier_arrive(int threads, int id) {
     asm volatile("bar.arrive %1, %0;" ::"r"(threads), "r"(id) : "memory");
 }
 
+// Whether producers and consumers may have so many registers each. A block starts with the same number for each thread, a multiple
+// of 8. warpgroup_reg_alloc() would wait for ever for more than these.
+__device__ constexpr bool registers_suffice(int producers, int of_producer, int consumers, int of_consumer) {
+    constexpr int REGISTERS = 64 << 10; // of a multiprocessor
+    const int threads = producers + consumers;
+    return producers * of_producer + consumers * of_consumer <= REGISTERS / threads / 8 * 8 * threads;
+}
 // Changes the number of registers of each thread of a warpgroup; COUNT is a multiple of 8.
 template <int COUNT> __device__ __forceinline__ void warpgroup_reg_dealloc() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));

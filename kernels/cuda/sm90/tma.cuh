@@ -40,12 +40,20 @@ struct alignas(128) TensorMap {
     // are slow.
     template <typename E> __device__ void encode(
         TensorMap &in_shared, const E *x, int columns, int rows, int matrices, int box_rows) {
+        in_shared.make(x, columns, rows, matrices, box_rows);
+        copy_from(in_shared);
+    }
+    // The first step: makes the map, which is in shared memory.
+    template <typename E> __device__ void make(const E *x, int columns, int rows, int matrices, int box_rows) {
         const int lane = threadIdx.x % WARP;
-        if (lane < 16) in_shared.words[lane] = 0;
+        if (lane < 16) words[lane] = 0;
         __syncwarp();
+        if (lane == 0) set((unsigned)__cvta_generic_to_shared(this), x, columns, rows, matrices, box_rows);
+        __syncwarp();
+    }
+    // The second step: copies the map to global memory.
+    __device__ void copy_from(const TensorMap &in_shared) {
         const unsigned made = (unsigned)__cvta_generic_to_shared(&in_shared);
-        if (lane == 0) set(made, x, columns, rows, matrices, box_rows);
-        __syncwarp();
         asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%0], [%1], 128;"
             ::"l"(this), "r"(made) : "memory");
         asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(this) : "memory");

@@ -161,14 +161,19 @@ __device__ __forceinline__ void wgmma_registers(
 #undef OF_TYPE
 #undef REGISTER_WIDTHS
 
-// The same for bfloat16 and a 2:4 sparse A, for 32 of K: of four neighbouring k at most two are not 0, and A holds two.
-// `metadata` has the index of each, in two bits. Four lanes share two rows: the first has the metadata of both rows' first 16 k,
-// the second of their last 16 k. It must not change before the wait. PTX ISA, "Sparse wgmma.mma_async".
+// The same for a sparse A, in bfloat16 for 32 of K: of four neighbouring k at most two are not 0, and A holds two. `metadata`
+// has the index of each, in two bits. In tf32, for 16 of K: of two neighbouring k at most one is not 0, and A holds one; its
+// metadata are four bits, the indices of its halves among the four halves of the two. Four lanes share two rows: the first has
+// the metadata of the first half of both rows' k, the second of the last half. It must not change before the wait. PTX ISA,
+// "Sparse wgmma.mma_async".
 #define CASE(COUNT, N, A, B, M, P, X, Y)                                                                           \
-    if constexpr (SUMS == COUNT)                                                                                   \
+    if constexpr (SUMS == COUNT && KIND == TF32)                                                                   \
+        WGMMA(".sp.sync.aligned.m64n" #N "k16.f32.tf32.tf32", COUNT, "%" #A ", %" #B ", %" #M ", 0", P, "",        \
+            "r"(metadata), "r"((int)accumulate));                                                                  \
+    else if constexpr (SUMS == COUNT)                                                                              \
         WGMMA(".sp.sync.aligned.m64n" #N "k32.f32.bf16.bf16", COUNT, "%" #A ", %" #B ", %" #M ", 0", P,            \
             ", %" #X ", %" #Y, "r"(metadata), "r"((int)accumulate), "n"((int)TRANS_A), "n"((int)TRANS_B));
-template <bool TRANS_A, bool TRANS_B, int SUMS>
+template <MmaKind KIND, bool TRANS_A, bool TRANS_B, int SUMS>
 __device__ __forceinline__ void wgmma_sparse(
     float (&sums)[SUMS], uint64_t a, uint64_t b, uint32_t metadata, bool accumulate) {
     static_assert(SUMS == 4 || SUMS == 32 || SUMS == 48 || SUMS == 64, "a width of SPARSE_WIDTHS");

@@ -27,5 +27,6 @@ static void cp_async_arrive(Mbarrier &barrier) { barrier.arrive(); }
 static void named_barrier_sync(int threads, int id = 1) { named[current / blockDim.x][id].wait(threads); }
 static void named_barrier_arrive(int threads, int id) { named[current / blockDim.x][id].arrive(threads); }
 
+constexpr bool registers_suffice(int, int, int, int) { return true; }
 template <int COUNT> void warpgroup_reg_dealloc() {}
 template <int COUNT> void warpgroup_reg_alloc() {}

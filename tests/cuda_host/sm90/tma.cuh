@@ -18,8 +18,12 @@ struct alignas(128) TensorMap {
     int columns, rows, matrices, box_rows, element;
 
     template <typename E> void encode(TensorMap &, const E *x, int columns, int rows, int matrices, int box_rows) {
+        make(x, columns, rows, matrices, box_rows);
+    }
+    template <typename E> void make(const E *x, int columns, int rows, int matrices, int box_rows) {
         *this = {x, columns, rows, matrices, box_rows, (int)sizeof(E)};
     }
+    void copy_from(const TensorMap &made) { *this = made; }
     void load(char *to, int column, int row, int matrix, Mbarrier &full) const {
         const int across = 128 / element;
         for (int i = 0; i < box_rows * across; i++) {

@@ -65,7 +65,8 @@ struct DescribedOperand {
             const int in_64 = start + row % 8 * 64 + row / 8 * stride + k * 2;
             return load<KIND>(in_64 ^ (in_64 >> 7 & 3) << 4);
         }
-        return load<KIND>(start + row / 8 * stride + row % 8 * 16 + k / 8 * leading + k % 8 * 2);
+        constexpr int BYTES = KIND == TF32 ? 4 : 2, CHUNK = 16 / BYTES;
+        return load<KIND>(start + row / 8 * stride + row % 8 * 16 + k / CHUNK * leading + k % CHUNK * BYTES);
     }
     // The rows of a k are contiguous.
     template <MmaKind KIND> float row_major(int row, int k) const {
@@ -118,12 +119,20 @@ void wgmma_registers(float (&sums)[SUMS], const uint32_t *a, uint64_t b, bool ac
     multiply(sums, accumulate, 16, [&](int row, int k) { return rows[row % 16 / 8][k]; },
         [&](int column, int k) { return of_b.element<KIND>(column, k, TRANS_B); });
 }
-// Of four k, the two of A that `metadata` names; lanes 0 and 1 of four hold those of the first and the last 16 k of two rows.
-template <bool TRANS_A, bool TRANS_B, int SUMS> void wgmma_sparse(
+// Of four k, the two of A that `metadata` names; lanes 0 and 1 of four hold those of the first and the last 16 k of two rows. In tf32,
+// of two k the one whose halves `metadata` names; lanes 0 and 1 hold those of the first and the last 8 k.
+template <MmaKind KIND, bool TRANS_A, bool TRANS_B, int SUMS> void wgmma_sparse(
     float (&sums)[SUMS], uint64_t a, uint64_t b, uint32_t metadata, bool accumulate) {
     const DescribedOperand of_a(a), of_b(b);
     const int lane = threadIdx.x % WARP / 4 * 4;
     const uint32_t first = __shfl_sync(FULL_MASK, metadata, lane), last = __shfl_sync(FULL_MASK, metadata, lane + 1);
+    if (KIND == TF32)
+        return multiply(sums, accumulate, 16,
+            [&](int row, int k) {
+                const uint32_t codes = (k < 8 ? first : last) >> row % 16 / 8 * 16, code = codes >> k % 8 / 2 * 4 & 15;
+                return code == (k % 2 == 0 ? 0b0100 : 0b1110) ? of_a.element<TF32>(row, k / 2, false) : 0;
+            },
+            [&](int column, int k) { return of_b.element<TF32>(column, k, false); });
     multiply(sums, accumulate, 32,
         [&](int row, int k) {
             const uint32_t codes = (k < 16 ? first : last) >> row % 16 / 8 * 16, code = codes >> k % 16 / 4 * 4;

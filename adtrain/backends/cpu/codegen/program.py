@@ -12,19 +12,20 @@ from functools import cached_property
 from typing import NamedTuple
 
 from adtrain.backends.cpu.build import Source
-from adtrain.backends.cpu.codegen.items import emit_items, sums_workspace
+from adtrain.backends.cpu.codegen.items import emit_items
 from adtrain.backends.cpu.codegen.loops import by_one_thread, team_loops
 from adtrain.backends.cpu.codegen.map_reduce import emit_map_reduce
 from adtrain.backends.cpu.codegen.products import emit_product
 from adtrain.backends.cpu.codegen.ranges import Range, Ranges
+from adtrain.backends.cpu.codegen.sums_over_items import sums_workspace
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import FUSED, batchwise_p, body_of, horizontal_p, loops_p, map_reduce_p, product_p
+from adtrain.core.fused import FUSED, batchwise_p, body_of, horizontal_p, map_reduce_p, product_p
 from adtrain.core.kernel import value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batchwise import batchwise, kernels
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element, elementwise
 from adtrain.passes.places import Place, nbytes
 from adtrain.passes.plan_memory import MemoryPlan
 
@@ -188,7 +189,7 @@ class _Equations:
         if equation.is_view or equation.has(Trait.COLLECTIVE):
             return None
         workspace = f"(m->arena + {self.plan.workspaces[number]})"
-        if elementwise(equation) or equation.primitive is loops_p:
+        if by_element(equation):
             lines = self._loops(equation)
         elif equation.primitive is horizontal_p:
             lines = [line for e in equation.params["body"].equations for line in self._loops(e)]
@@ -259,7 +260,7 @@ def barriers(program: Program, plan: MemoryPlan) -> Sequence[bool]:
 
 def _alone(equation: Equation) -> bool:
     """Whether the first thread computes all of an equation."""
-    if elementwise(equation) or equation.primitive is loops_p:
+    if by_element(equation):
         return by_one_thread(body_of(equation))
     candidates = kernels(equation)
     return bool(candidates) and not any(k.team for k in candidates) and batchwise(equation) is None

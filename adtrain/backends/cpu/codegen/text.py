@@ -54,7 +54,7 @@ class Writer:
 
         Args:
             pointers: to the inputs, then to the outputs.
-            memory: addresses of scratch and of what was prepared, as far as the kernel takes them.
+            memory: addresses of the kernel's memory: scratch, prepared, collected. Those of 0 bytes are left out.
         """
         params, name = equation.params, self.name(kernel, equation, types)
         self.called[name] = None
@@ -76,18 +76,24 @@ class Writer:
         self.checked.append(equation)
         return [f"if ({call}) fail(m, {len(self.checked)});"]
 
-    def prepare(
+    def call_beside(
         self,
         kernel: CKernel,
+        step: str,
         equation: Equation,
         types: Sequence[Any],
-        shared: Sequence[tuple[str, str]],
+        arrays: Sequence[tuple[str, str]],
         memory: str,
     ) -> str:
-        """The call that prepares `kernel` in `memory`; `shared` has types and addresses of the inputs not by item."""
+        """The call of ``name_prepare`` before the items or ``name_finish`` after them.
+
+        Args:
+            step: "prepare" or "finish".
+            arrays: types and addresses of the inputs not by item, or of the outputs.
+        """
         numbers = _numbers(value_for(kernel.numbers, *types, **equation.params))
-        name = self.name(replace(kernel, name=f"{kernel.name}_prepare"), equation, types)
-        return f"{self._declared('void', name, [*shared, *numbers, ('char *', memory)])};"
+        name = self.name(replace(kernel, name=f"{kernel.name}_{step}"), equation, types)
+        return f"{self._declared('void', name, [*arrays, *numbers, ('char *', memory)])};"
 
     def name(self, kernel: CKernel, equation: Equation, types: Sequence[Any]) -> str:
         """The function's full name. Adds its file to the program."""

@@ -10,7 +10,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from adtrain.backends.cuda.codegen.one_block_forms import Form, Step, form_of, is_checked
+from adtrain.backends.cuda.codegen.block_steps import Form, Step
+from adtrain.backends.cuda.codegen.index_forms import is_checked
+from adtrain.backends.cuda.codegen.one_block_forms import form_of
 from adtrain.backends.cuda.codegen.part import Part, aligned, divided, indented
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, renamed
@@ -235,10 +237,14 @@ def _memory(body: Program, timed: Sequence[_Scheduled], limit: int) -> tuple[Pla
     for v in sorted(made, key=lambda v: v in copied):  # copies last, into the rest
         wanted.append((v, nbytes(v), made[v], max(made[v], until.get(v, made[v]))))
     shared, own = Arena(), Arena()
-    for key, size, start, end in wanted:
-        shared.add(key, size, start, end)
-        if shared.size(shared.offsets()) > limit:
-            own.requests.append(shared.requests.pop())
+    for request in wanted:
+        shared.add(*request)
+    if shared.size(shared.offsets()) > limit:
+        requests, shared.requests = shared.requests, []
+        for each in requests:
+            shared.requests.append(each)
+            if shared.size(shared.offsets()) > limit:
+                own.requests.append(shared.requests.pop())
     in_shared, in_own = shared.offsets(), own.offsets()
     places: Places = {key: ("shared_bytes", at) for key, at in in_shared.items()}
     places |= {key: ("own", at) for key, at in in_own.items()}

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from adtrain.backends.cuda.codegen import index_forms
+from adtrain.backends.cuda.codegen.block_steps import WARP, Form, Names, Step, lanes_for, loop
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import divided, indented
+from adtrain.backends.cuda.codegen.part import divided
 from adtrain.codegen.elementwise import axes_of, statements
 from adtrain.codegen.expressions import c_type, literal
-from adtrain.core.fused import body_of, loops_p
+from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import Shape
 from adtrain.lowering.shapes import contiguous_strides, split_at
-from adtrain.passes.fuse_elementwise import elementwise
-from adtrain.passes.fuse_one_block import BY_INDEX
+from adtrain.passes.fuse_elementwise import by_element
 
-WARP = 32
 REDUCTIONS = {"sum": "Sum", "max": "Max", "min": "Min"}
 """Of each reduction its operation in `common/collectives.cuh`."""
 MAX_SLICES = 4
@@ -26,46 +25,8 @@ MAX_SLICES = 4
 MAX_SERIAL_K = 32
 """Length K of a product up to which one thread computes an element alone."""
 
-
-@dataclass(frozen=True)
-class Step:
-    """Statements between two barriers; they may use `t`, the thread's number.
-
-    Attributes:
-        threads: how many threads have work.
-        partial: bytes, at `partial`, that this step writes for the next one.
-        waits: False for asynchronous copies, which are complete after the next barrier.
-        declared: declarations before all statements.
-        early: statements that may run between the barriers before these, by the same threads: loads of arguments.
-        loads: statements that run between the same barriers as these, but before those of all equations.
-    """
-
-    lines: Sequence[str]
-    threads: int
-    partial: int = 0
-    waits: bool = True
-    declared: Sequence[str] = ()
-    early: Sequence[str] = ()
-    loads: Sequence[str] = ()
-
-
-Names = Mapping[Variable, str]
-Form = Callable[[Equation, Names, int], Sequence[Step]]
-"""``form(equation, pointers of its variables, threads of the block)`` returns its steps."""
 ColumnForm = Callable[[str, Variable, int, int, int, str, Names, int], Sequence[Step]]
 """How a block reduces columns: see `_in_slices`."""
-
-
-def loop(count: int, lines: Sequence[str], threads: int) -> Step:
-    """`lines` for i = 0 ... count - 1, divided among the threads of the block.
-
-    The compiler does not see that a thread has at most one i, and would unroll a loop.
-    """
-    if count <= threads:
-        head = [f"if (const int i = t; i < {count}) {{"]
-    else:
-        head = ["#pragma unroll 4", f"for (int i = t; i < {count}; i += THREADS) {{"]
-    return Step([*head, *indented(lines), "}"], count)
 
 
 def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -78,14 +39,6 @@ def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Ste
         values[v] = f"b{k}"
     lines += statements(body, values, [f"{names[v]}[i]" for v in body.outputs])
     return [loop(math.prod(body.outputs[0].type.shape), lines, threads)]
-
-
-def lanes_for(count: int, rows: int, threads: int) -> int:
-    """The lanes that share a row of `count` elements: a power of two, no more than have work."""
-    most = min(1 << (count.bit_length() - 1), WARP)
-    while most > 1 and rows * most > threads:
-        most //= 2
-    return most
 
 
 def _axes(shape: Shape, axes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
@@ -179,65 +132,6 @@ def _standardize(equation: Equation, names: Names, threads: int) -> Sequence[Ste
     return [Step(lines, min(mean.size * lanes, threads))]
 
 
-def _take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    (x, indices), (y,) = equation.inputs, equation.outputs
-    _, length, inner = split_at(x.type.shape, equation.params["axis"])
-    at = f"i / {inner} % {indices.size}" if y.size != indices.size else "i"
-    row = f"(i / {inner * indices.size} * {length}LL + index) * {inner} + i % {inner}"
-    return [_read_by_index(x, y, names, f"{names[indices]}[{at}]", length, row, threads)]
-
-
-def _take_along_axis(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    (x, indices), (y,) = equation.inputs, equation.outputs
-    axis = equation.params["axis"]
-    _, length, inner = split_at(x.type.shape, axis)
-    row = f"(i / {inner * indices.type.shape[axis]} * {length}LL + index) * {inner} + i % {inner}"
-    return [_read_by_index(x, y, names, f"{names[indices]}[i]", length, row, threads)]
-
-
-def _read_by_index(x: Variable, y: Variable, names: Names, index: str, length: int, row: str, threads: int) -> Step:
-    read = f"in_block::valid(index, {length}, bad) ? {names[x]}[{row}] : ({c_type(x.type.dtype)})0"
-    return loop(y.size, [f"const int64_t index = {index};", f"{names[y]}[i] = {read};"], threads)
-
-
-def overlapped_take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    """A gather, whose loads are in flight while the block computes other equations."""
-    (step,) = _take(equation, names, threads)
-    (y,) = equation.outputs
-    if y.size > threads:
-        return [step]
-    target, taken, count = f"{names[y]}[i]", f"taken_{names[y]}", y.size
-    read = [line.replace(target, taken, 1) for line in step.lines[1:-1]]
-    loads = [step.lines[0], *indented(read), "}"]
-    declared = [f"{c_type(y.type.dtype)} {taken};"]
-    return [Step([f"if (t < {count}) {names[y]}[t] = {taken};"], count, declared=declared, loads=loads)]
-
-
-def _scatter_along_axis(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    (ct, indices), (y,) = equation.inputs, equation.outputs
-    axis, length = equation.params["axis"], equation.params["length"]
-    _, count, inner = split_at(ct.type.shape, axis)
-    lines = [
-        f"const int l = i / {inner} % {length}, start = i / {length * inner} * {count * inner} + i % {inner};",
-        f"{c_type(y.type.dtype)} sum = 0;",
-        f"for (int j = start; j < start + {count * inner}; j += {inner}) {{",
-        f"    const int64_t index = {names[indices]}[j];",
-        f"    if (in_block::valid(index, {length}, bad) && index == l)",
-        f"        sum += {names[ct]}[j];",
-        "}",
-        f"{names[y]}[i] = sum;",
-    ]
-    return [loop(y.size, lines, threads)]
-
-
-def _one_hot(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    (indices,), (y,) = equation.inputs, equation.outputs
-    classes = equation.params["num_classes"]
-    value = f"in_block::valid(index, {classes}, bad) && index == i % {classes}"
-    lines = [f"const int64_t index = {names[indices]}[i / {classes}];", f"{names[y]}[i] = {value};"]
-    return [loop(y.size, lines, threads)]
-
-
 def _concatenate(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     (y,) = equation.outputs
     _, _, row = split_at(y.type.shape, equation.params["axis"])
@@ -309,10 +203,10 @@ FORMS: Mapping[str, Form] = {
     "softmax": _along_axis("softmax<false, THREADS"),
     "log_softmax": _along_axis("softmax<true, THREADS"),
     "argmax": _along_axis("argmax<THREADS"),
-    "take": _take,
-    "take_along_axis": _take_along_axis,
-    "scatter_along_axis": _scatter_along_axis,
-    "one_hot": _one_hot,
+    "take": index_forms.take,
+    "take_along_axis": index_forms.take_along_axis,
+    "scatter_along_axis": index_forms.scatter_along_axis,
+    "one_hot": index_forms.one_hot,
     "concatenate": _concatenate,
     "transpose": _transpose,
     "slice": _slice,
@@ -323,15 +217,10 @@ FORMS: Mapping[str, Form] = {
 
 def form_of(equation: Equation) -> Form:
     """How one thread block computes an equation."""
-    if equation.primitive is loops_p or elementwise(equation):
+    if by_element(equation):
         return _elementwise
     return _matmul if equation.has(Trait.MATMUL) else FORMS[equation.primitive.name]
 
 
 def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     return matmul(equation, names, threads, _in_slices)
-
-
-def is_checked(equation: Equation) -> bool:
-    """Whether it reads indices, which may be out of range."""
-    return equation.primitive.name in BY_INDEX

@@ -11,13 +11,18 @@ from math import gcd, prod
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.program import Variable
+from adtrain.core.target import Target
 
 # No contraction to FMA, so that an equation gives the same bits alone and fused.
 OPTIONS = ("--fmad=false",)
 FIRST_STATEMENT = "wait_for_inputs();"
 
+RESERVED = 1 << 10
+"""Bytes of shared memory of each block that the driver uses."""
+MAX_RESIDENT = 2
+"""Blocks of a multiprocessor, each with the registers that it needs."""
 MAX_DIFFERENT = 16
-"""Maximum parts of different lengths that share code. A block selects its lengths and pointers from those of all."""
+"""Maximum parts of different lengths that share code. A block selects the lengths and pointers of its part."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,11 @@ def for_members(made: Kernel, sizes: Mapping[Variable, int], count: int) -> Kern
     text = made.source.text.replace(first, first + "".join(f"    {line}\n" for line in lines), 1)
     source = made.source._replace(text=text)
     return replace(made, source=source, members=count, scratch=size * count)
+
+
+def blocks_that_fit(shared: int, target: Target) -> int:
+    """Blocks with so much shared memory that a multiprocessor holds, at most MAX_RESIDENT."""
+    return min(MAX_RESIDENT, (target.shared + RESERVED) // (shared + RESERVED))
 
 
 def aligned(size: int) -> int:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from adtrain.backends.cuda.codegen.block_steps import Form, Names, Step
 from adtrain.backends.cuda.codegen.loops import Loops, flat, loops, of_body
 from adtrain.backends.cuda.codegen.one_block import names_of, one_block, part_of
-from adtrain.backends.cuda.codegen.one_block_forms import Form, Names, Step, form_of
+from adtrain.backends.cuda.codegen.one_block_forms import form_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned, indented, kernel
 from adtrain.backends.cuda.peer_window import SLOT_BYTES, THREADS, macros
 from adtrain.codegen.expressions import c_type, pointer

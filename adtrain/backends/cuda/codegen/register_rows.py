@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from adtrain.backends.cuda.codegen.block_steps import Step, lanes_for
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.one_block_forms import Step, lanes_for
 from adtrain.backends.cuda.codegen.part import Part, indented
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, literal
-from adtrain.core.fused import body_of, loops_p
+from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import Shape
 from adtrain.lowering.cuda.reduce import WARP, vector_width
 from adtrain.lowering.cuda.rows import MAX_WARP_ROW, lanes_of_row
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_one_block import BY_INDEX
 
 THREADS = 256
@@ -28,8 +28,8 @@ MAX_ITEMS = 32
 """Maximum elements of a row for a thread of a block that computes other equations too."""
 
 ROW, VALUE, COLUMN, NUMBER, TABLE = "row", "value", "column", "number", "table"
-"""What a thread holds of a variable: its elements of the row; the row's one value; elements of a vector that all rows
-share, at its columns; a number; a pointer to a table, of which it reads the row's element."""
+"""What a thread holds of a variable: its elements of the row; the row's one value; its columns of a vector that all
+rows share; a number; a pointer to a table, from which each row reads one element."""
 
 
 def register_rows(body: Program) -> Part | None:
@@ -95,7 +95,7 @@ class RowWriter:
         return Step(lines, min(self.count * team, threads))
 
     def _rows(self) -> list[Variable]:
-        """The inputs and outputs of which a thread loads or stores elements of a row."""
+        """The inputs and outputs that are whole matrices of rows."""
         return [v for v in (*self.body.inputs, *self.body.outputs) if v.type.shape == (self.count, self.length)]
 
     def write(self, known: Mapping[Variable, str] | None = None) -> bool:
@@ -172,7 +172,7 @@ class RowWriter:
         """What a thread holds of an argument of an equation."""
         if e.has(Trait.GATHER) and v is e.inputs[0]:
             return TABLE
-        if not (e.primitive is loops_p or elementwise(e)):
+        if not by_element(e):
             return self._kind(v)
         shape = e.outputs[0].type.shape
         steps = strides(v.type.shape, shape)
@@ -187,11 +187,8 @@ class RowWriter:
             (x,), (y,) = e.inputs, e.outputs
             self.kinds[y], self.names[y] = self.kinds[x], self.names[x]
             return self._kind(y) == self.kinds[x]
-        is_elementwise = e.primitive is loops_p or elementwise(e)
-        form = self._elementwise if is_elementwise else FORMS.get(e.primitive.name)
-        if form is None or any(self.kinds[v] != self._kind_for(v, e) for v in e.inputs):
-            return False
-        if not is_elementwise and not _has_form(e):
+        has_form = by_element(e) or (e.primitive.name in FORMS and _has_form(e))
+        if not has_form or any(self.kinds[v] != self._kind_for(v, e) for v in e.inputs):
             return False
         for y in e.outputs:
             kind = self._kind(y)
@@ -200,7 +197,7 @@ class RowWriter:
             self.kinds[y], self.names[y] = kind, f"v{len(self.names)}"
             self.lines.append(f"{c_type(y.type.dtype)} {self.names[y]}{'[Row::COUNT]' if kind == ROW else ''};")
         names = [self.names[v] for v in (*e.inputs, *e.outputs)]
-        self.lines += self._elementwise(e) if is_elementwise else FORMS[e.primitive.name](e, names)
+        self.lines += self._elementwise(e) if by_element(e) else FORMS[e.primitive.name](e, names)
         return True
 
     def _elementwise(self, e: Equation) -> list[str]:

@@ -11,18 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from adtrain.backends.cuda.codegen.one_block_forms import (
-    REDUCTIONS,
-    WARP,
-    Form,
-    Names,
-    Step,
-    form_of,
-    lanes_for,
-    matmul,
-    overlapped_take,
-    reduction,
-)
+from adtrain.backends.cuda.codegen.block_steps import WARP, Form, Names, Step, lanes_for
+from adtrain.backends.cuda.codegen.index_forms import overlapped_take
+from adtrain.backends.cuda.codegen.one_block_forms import REDUCTIONS, form_of, matmul, reduction
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, fuse, product_p, row_fused_p
@@ -58,7 +49,7 @@ def _by_row(equation: Equation) -> Batchwise | None:
 
 
 def _unless_rows(equation: Equation, threads: int) -> Sequence[Equation]:
-    """An equation, or those that are fused in it if a row does not fit in registers."""
+    """The equation. If it fuses rows that do not fit in registers: the equations in it."""
     if equation.primitive is not row_fused_p:
         return (equation,)
     body = body_of(equation)
@@ -90,7 +81,7 @@ def _matmul(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
 def _in_warps(
     op: str, y: Variable, count: int, slices: int, wide: int, read: str, names: Names, threads: int
 ) -> Sequence[Step]:
-    """Columns, divided among the lanes of warps. The result needs no barrier, unlike that of partial results."""
+    """A reduction of columns by the lanes of a warp. It writes no partial results, so it needs no barrier."""
     columns, a = y.size // wide, c_type(y.type.dtype)
     beside = max(min(1 << (columns - 1).bit_length(), BESIDE), WARP >> (count.bit_length() - 1))
     lines = [

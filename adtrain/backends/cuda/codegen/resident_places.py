@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 
 from adtrain.backends.cuda.codegen.part import aligned
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of, loops_p
+from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Program, Variable
 from adtrain.passes.cluster_shards import ClusterShards
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes
 from adtrain.passes.resident_layer import ResidentLayer, carried
 
@@ -31,7 +31,7 @@ class ResidentPlaces:
     """The places of a block's values.
 
     Attributes:
-        carried: the values that a step replaces, other than those of the layer; for each the value in the next step.
+        carried: the values that a step replaces, without those of the layer. For each its value in the next step.
         copied: the inputs that a block copies: carried ones, sharded ones and single numbers.
         replaced: the carried values that the step replaces in the same memory.
         swapped: the memories of the other carried values. For each its name, where it begins, and its bytes for a step.
@@ -70,10 +70,10 @@ class ResidentPlaces:
         self.in_shared: set[Variable] = set()
         self.received: int | None = None
         self.received_bytes = sum(aligned(nbytes(partial)) for partial in shards.partial)
-        # In shared memory values lie from `_top` down to the workspace, and in the workspace from `_below` down.
+        # Values lie in shared memory from `_top` down to the workspace of the layer, and in this from `_below` down.
         self._top, self.scratch_bytes = self.workspace, 0
-        self._workspace = layer.shared_bytes(blocks)[1]
-        self._below = self._workspace - layer.operand_bytes(blocks)
+        self._layer_workspace = layer.shared_bytes(blocks)[1]
+        self._below = self._layer_workspace - layer.operand_bytes(blocks)
         self._place_copied()
         self._place_exchanged()
         self._place_made()
@@ -87,12 +87,12 @@ class ResidentPlaces:
         return self.shards.of_block.get(v, v)
 
     def _place_copied(self) -> None:
-        """Give the copied values, and those that replace them, places that the layer does not use."""
+        """Place the copied values and the values that replace them, in memory that the layer never uses."""
         here: list[Variable] = []
         there: list[Variable] = []
         for v in sorted(self.copied, key=lambda v: nbytes(self._part(v))):
             size = aligned(nbytes(self._part(v))) * self._places(v)
-            fits = self._top - size >= max(self._workspace, MIN_SHARED)
+            fits = self._top - size >= max(self._layer_workspace, MIN_SHARED)
             self._top -= size if fits else 0
             (here if fits else there).append(v)
         for memory, begin, group in (("shared", f"shared_bytes + {self._top}", here), ("own", "scratch", there)):
@@ -115,7 +115,8 @@ class ResidentPlaces:
         """Give each value that blocks exchange its place."""
         size = ALIGNMENT + self.blocks * self.received_bytes
         at, start = 0, "exchanged"
-        if len(self.shards.partial) == 1 and len(self.shards.segments) == 2 and self._top - size >= self._workspace:
+        one_exchange = len(self.shards.partial) == 1 and len(self.shards.segments) == 2
+        if one_exchange and self._top - size >= self._layer_workspace:
             self._top -= size
             self.received, start = self._top, f"shared_bytes + {self._top + ALIGNMENT}"
         for partial, of_blocks in self.shards.partial.items():
@@ -136,7 +137,7 @@ class ResidentPlaces:
         The layer writes the terms of the gradient to its workspace in the second phase after the last segment. When the
         gradient is computed, the partial sums of all blocks are not needed any more.
         """
-        spaces = {"terms": (self._below, self._workspace - self._below)}
+        spaces = {"terms": (self._below, self._layer_workspace - self._below)}
         if self.received is not None:
             spaces["sums"] = (self.received + ALIGNMENT, self.blocks * self.received_bytes)
         for v, usable in ((gradient, ("sums", "terms")), *((v, ("terms",)) for v in outputs)):
@@ -155,7 +156,7 @@ class ResidentPlaces:
             if v in self.names:
                 continue
             size = aligned(nbytes(v))
-            if self._top - size >= self._workspace:
+            if self._top - size >= self._layer_workspace:
                 self._top -= size
                 place = f"shared_bytes + {self._top}"
                 self.in_shared.add(v)
@@ -190,14 +191,14 @@ class ResidentPlaces:
         (e,) = (e for e in programs[at].equations if new in e.outputs)
         later = any(old in program.inputs for program in programs[at + 1 :])
         alone = [*programs[at].readers.get(old, [])] in ([], [e])
-        return _by_element(e) and alone and not later and before not in map(self._source, self.update_arguments)
+        return by_element(e) and alone and not later and before not in map(self._source, self.update_arguments)
 
     def values_in_outputs(self, segment: Program) -> dict[Variable, Variable]:
         """The values that an elementwise equation may replace by an output in the same memory, and these outputs."""
         made = {v for e in segment.equations if not e.has(Trait.RESHAPE) for v in e.outputs} - {*segment.outputs}
         kept = {self._part(self.carried[v]) for v in self.replaced}  # the old value is still needed
         found: dict[Variable, Variable] = {}
-        for e in filter(_by_element, segment.equations):
+        for e in filter(by_element, segment.equations):
             old = [v for v in e.inputs if v in made and len(segment.readers[v]) == 1]
             for y in (v for v in e.outputs if v in segment.outputs and v not in kept):
                 v = next((v for v in old if v.type == y.type and v not in found), None)
@@ -214,10 +215,6 @@ class ResidentPlaces:
 def gradient_of(layer: ResidentLayer) -> Variable:
     """The gradient of the outputs of the layer."""
     return body_of(layer.backward).equations[0].inputs[0]
-
-
-def _by_element(equation: Equation) -> bool:
-    return equation.primitive is loops_p or elementwise(equation)
 
 
 def _cast(v: Variable, place: str) -> str:

@@ -51,7 +51,7 @@ class _Writer:
         places: where values lie.
         pointers: the kernel's arguments, as C text.
         parts: of each segment of `shards`, and of the rest with what the layer does beside it.
-        part_scratch: the byte of a block's scratch memory where that of each part starts.
+        part_scratch: for each part, where its scratch memory starts in that of a block.
         packed: the byte of the scratch memory where packed batches start. Before it are values that blocks exchange, in
             two places: a step writes one while slower blocks may still read the other.
         own, own_bytes: the byte where the scratch memory of the first block starts, and the bytes of each block.
@@ -64,8 +64,8 @@ class _Writer:
         examples, indices = table_gathers(layer.gather)
         self.table, self.indices = examples.inputs[0], indices.inputs[0]
         self.forward = epilogue(layer.forward, "Forward")
+        self.outputs = body.outputs
         self.operands = [*body.inputs, *body.outputs]
-        self.written = {*body.outputs}
         self.pointers = {v: f"p{i}" for i, v in enumerate(self.operands)}
         self.places = ResidentPlaces(body, layer, blocks, shards, shared, self._update_arguments(), self.pointers)
         self.packed = 2 * self.places.exchanged_bytes
@@ -86,11 +86,11 @@ class _Writer:
             )
             self.parts.append(part)
             self.part_scratch.append(self.own_bytes)
-            self.own_bytes += aligned(self.parts[-1].scratch)
+            self.own_bytes += aligned(part.scratch)
 
     def kernel(self) -> Kernel:
         resident, workspace = self.layer.shared_bytes(self.blocks)
-        parameters = [f"{pointer(v, const=v not in self.written)}{self.pointers[v]}" for v in self.operands]
+        parameters = [f"{pointer(v, const=v not in self.outputs)}{self.pointers[v]}" for v in self.operands]
         headers = dict.fromkeys(["common/common.cuh", *(h for part in self.parts for h in part.headers)])
         lengths = f"{self.inputs}, {self.units}, {self.batch}, {len(self.layer.states)}"
         text = [
@@ -102,7 +102,7 @@ class _Writer:
             *self._update(),
             *self._input_of_byte(),
             f"typedef ResidentLayer<{lengths}> Layer;",
-            f'static_assert(Layer::RESIDENT + Layer::SUMS == {resident}, "as planned");',
+            f'static_assert(Layer::RESIDENT + Layer::SUMS_AND_ROWS == {resident}, "as planned");',
             f'static_assert(Layer::WORKSPACE == {workspace}, "as planned");',
             "",
             "KERNEL CLUSTER_DIMS __launch_bounds__(THREADS) resident_steps(",
@@ -256,7 +256,8 @@ class _Writer:
     def _update_arguments(self) -> Sequence[Variable]:
         """The single numbers that the update reads, such as the learning rate."""
         after: Epilogue = epilogue(self.layer.backward)
-        return [v for v in after.inputs if v not in {v for pair in self.layer.states for v in pair}]
+        states = {v for pair in self.layer.states for v in pair}
+        return [v for v in after.inputs if v not in states]
 
     def _update(self) -> Iterator[str]:
         """A struct that updates a weight and its optimizer state, given the gradient."""

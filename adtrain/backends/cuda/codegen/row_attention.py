@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adtrain.backends.cuda.codegen.one_block_forms import Form, Names, Step
+from adtrain.backends.cuda.codegen.block_steps import Form, Names, Step
 from adtrain.codegen.expressions import literal
 from adtrain.core.program import Equation
 

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from adtrain.backends.cuda.codegen.block_steps import Form, Names, Step
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.one_block import part_of
-from adtrain.backends.cuda.codegen.one_block_forms import Form, Names, Step, form_of
+from adtrain.backends.cuda.codegen.one_block_forms import form_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
 from adtrain.backends.cuda.codegen.row_attention import FORMS as ATTENTION_FORMS
 from adtrain.backends.cuda.codegen.row_attention import WARP
 from adtrain.backends.cuda.codegen.row_fused import own_rows
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of, loops_p
+from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.passes.fuse_elementwise import elementwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_horizontally import is_product
 from adtrain.passes.fuse_row_products import ROWS, STEP, row_count, sequence_length, shared_by_blocks
 from adtrain.passes.places import nbytes
@@ -69,7 +70,7 @@ def _form_of(equation: Equation) -> Form:
     if is_product(equation):
         return _product
     wide = len(equation.outputs[0].type.shape) == 2 and equation.outputs[0].type.shape[1] % VECTOR == 0
-    if wide and (equation.primitive is loops_p or elementwise(equation)):
+    if wide and by_element(equation):
         return _elementwise
     return ATTENTION_FORMS.get(equation.primitive.name) or form_of(equation)
 

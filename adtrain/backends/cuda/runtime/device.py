@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pycuda.driver as cuda
 from cuda.bindings import driver
-from pycuda.tools import DeviceMemoryPool, PageLockedMemoryPool
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
@@ -81,11 +80,11 @@ class Device:
         self.context = self.device.retain_primary_context()
         self.context.push()
         atexit.register(self.context.pop)
-        self.lane = Lane(cuda.Stream(NON_BLOCKING), DeviceMemoryPool())
+        self.lane = Lane(cuda.Stream(NON_BLOCKING), cuda.DeviceMemoryPool())
         self.lanes = [self.lane]
         self.reserved = 0
         self.windows: tuple[int, ...] = ()
-        self.host_pool = PageLockedMemoryPool()
+        self.host_pool = cuda.PageLockedMemoryPool()
         self.uploads: deque[tuple[Any, Any]] = deque()
         capability = self.device.compute_capability()
         self.architecture = compiler.architecture(capability)
@@ -109,7 +108,7 @@ class Device:
     def more_lanes(self, count: int) -> Sequence[Lane]:
         """`count` lanes besides the first one. Each has the same stream in every call."""
         while len(self.lanes) <= count:
-            self.lanes.append(Lane(cuda.Stream(NON_BLOCKING), DeviceMemoryPool()))
+            self.lanes.append(Lane(cuda.Stream(NON_BLOCKING), cuda.DeviceMemoryPool()))
         return self.lanes[1 : count + 1]
 
     @contextmanager

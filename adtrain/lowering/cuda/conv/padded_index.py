@@ -14,7 +14,7 @@ CAPABILITY = (9, 0)
 """The compute capability whose instructions (wgmma) the kernels need."""
 MAX_ELEMENTS = 1 << 31
 """Maximum of elements of an array, for 32-bit offsets."""
-MAX_OVERRUN = 320
+MAX_OVERRUN = 384
 """Maximum of positions that a tile may read before the first position and after the last."""
 
 
@@ -70,6 +70,11 @@ class PaddedIndex:
     def bf16_terms(self) -> int:
         """bfloat16 terms of an operand: three, or fewer if operands are rounded."""
         return -(-(mantissa(self.problem.precision) + 1) // 8)
+
+    @property
+    def k_major_bytes(self) -> int:
+        """Bytes of all terms of an element of a K-major operand (`KMajorOperand`): bf16x3, tf32 or bfloat16."""
+        return {FULL: 6, "tf32": 4, "bfloat16": 2}[self.problem.precision]
 
     def macros(self) -> Mapping[str, int]:
         strides = ("SH", "SW")  # always 1

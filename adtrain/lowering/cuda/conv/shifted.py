@@ -11,29 +11,44 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 
 FILE = "conv/shifted_bf16x3.cu"
-BF16X3_TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
-"""bfloat16 terms of a float32; channels and bytes of a chunk, the unit of the layouts in shared memory."""
-FILTERS, CONSUMERS, MAX_COLUMNS, MIN_COLUMNS, COLUMN_STEP = 64, 2, 128, 64, 8
-"""Rows of a tile; warpgroups that multiply; maximum, minimum and granularity of the positions of each."""
-THREADS = 384
+BF16X3_TERMS, CHUNK_ELEMENTS, WARPGROUP = 3, 8, 128
+"""bfloat16 terms of a float32; channels of a chunk, the unit of layouts in shared memory; threads of a warpgroup."""
+FILTERS, MAX_COLUMNS, MIN_COLUMNS, COLUMN_STEP = 64, 128, 64, 8
+"""Rows of a tile; maximum, minimum and granularity of the positions of a warpgroup."""
+PRODUCERS, FULL_PRODUCERS, CONSUMERS, FULL_CONSUMERS = 256, 128, 3, 2
+"""Threads of a block that load, for rounded operands and for others, whose products take more time and registers;
+warpgroups that multiply, for both."""
 IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 8
 """Stages in shared memory: of images, and of weights."""
 STAGE_CHANNELS = 32, 16
 """Channels of a stage, the faster choice first."""
 STATIC_SHARED = 1 << 10
 """Bytes of shared memory of a block that are static or reserved by the system."""
-LOADERS, LOADER_BYTES = 96, 4 * CHUNK_ELEMENTS * 4
-"""Threads that load images; bytes of shared memory for the loads in flight of each."""
+LOADER_BYTES = 4 * CHUNK_ELEMENTS * 4
+"""Bytes of shared memory for the loads in flight of a thread that loads images of a weight gradient."""
 MAX_FILTER_BLOCKS = 128
 """Maximum of tiles of the same positions, so that the statistics of their filters fit into shared memory."""
-PRODUCTS, STACKED_PRODUCTS = {3: 6, 2: 5.25, 1: 4.5}, {3: 4, 2: 3.6, 1: 3.2}
-"""The time of the products by number of terms, in units of one of the six (stacked: four) bf16x3 products, measured."""
+PRODUCTS = {3: 6, 2: 5.25, 1: 4.5}
+"""The time of a weight gradient's products by number of terms, in units of one of the six bf16x3 products, measured."""
+STACKED_PRODUCTS, K_MAJOR_PRODUCTS = 4, {6: 6, 4: 2.5, 2: 1.5}
+"""The time of a convolution's products in the same units: in bf16x3 if stacked, and by bytes of an element. For rounded
+operands it is an estimate: of two products in tf32, one in bfloat16, and the wait after each filter tap."""
 PRODUCT_CYCLES, COLUMN_CYCLES, PRODUCT_K = 14.4, 0.451, 16
 """Cycles of one wgmma of PRODUCT_K, and of each of its columns, measured."""
 GATHERED = 1.2
 """Elements of images that a multiprocessor gathers in a cycle, measured."""
 START, EPILOGUE_CYCLES = 6000, 10
 """Cycles from the launch to the first full stages; cycles of the epilogue for each position of a tile."""
+
+
+def weight_stages(possible: int, of_all: int) -> int:
+    """Stages of weights in shared memory.
+
+    Args:
+        possible: as many as fit.
+        of_all: those that hold all weights. If they fit, a block loads the weights once.
+    """
+    return of_all if MIN_WEIGHT_STAGES <= of_all <= possible else min(possible, MAX_WEIGHT_STAGES)
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ class ShiftedConv:
     @property
     def stacked(self) -> bool:
         """Whether a tile stacks two terms of each filter, and so has half as many filters."""
-        return self.index.problem.outputs[1] <= FILTERS // 2
+        return self.index.problem.outputs[1] <= FILTERS // 2 and self.index.bf16_terms == BF16X3_TERMS
 
     @property
     def _filters(self) -> int:
@@ -102,31 +117,47 @@ class ShiftedConv:
                     yield wide._tiled_by_image(columns, self.index.problem.outputs[2] // 2 * 2)
 
     def _tiled_by_image(self, columns: int, rows: int) -> ShiftedConv:
-        index, tiles = self.index.tiled_by_image(CONSUMERS * columns, rows)
+        index, tiles = self.index.tiled_by_image(self._consumers * columns, rows)
         return replace(self, index=index, columns=columns, image_tiles=tiles)
 
     @property
     def tile(self) -> int:
         """Positions of a tile."""
-        return CONSUMERS * self.columns
+        return self._consumers * self.columns
 
     @property
-    def weight_terms(self) -> int:
-        """Blocks of FILTERS rows that a stage of weights has."""
-        return BF16X3_TERMS - 1 if self.stacked else BF16X3_TERMS
+    def _weight_element_bytes(self) -> int:
+        """Bytes of all terms of an element of a stage of FILTERS rows."""
+        return 4 if self.stacked else self.index.k_major_bytes
 
     def _weight_stage_bytes(self, channels: int) -> int:
-        return self.weight_terms * channels * FILTERS * 2
+        return channels * FILTERS * self._weight_element_bytes
 
     def _fixed_bytes(self, channels: int) -> int:
         """Bytes of dynamic shared memory without the stages of weights, alignment included."""
         combine = self.tile * FILTERS * 2 if self.stacked else 0
-        images = BF16X3_TERMS * channels // CHUNK_ELEMENTS * (self.tile + self.index.reach) * CHUNK_BYTES
-        return IMAGE_STAGES * images + LOADER_BYTES * LOADERS + combine + 128
+        images = self.index.k_major_bytes * channels * (self.tile + self.index.reach)
+        return IMAGE_STAGES * images + combine + 128
 
     def _weight_stages(self, channels: int) -> int:
         free = self.target.shared - STATIC_SHARED - self._fixed_bytes(channels)
-        return min(free // self._weight_stage_bytes(channels), MAX_WEIGHT_STAGES)
+        of_all = self.filter_blocks * -(-self.index.problem.images[1] // channels) * self.index.problem.taps
+        return weight_stages(free // self._weight_stage_bytes(channels), of_all)
+
+    @property
+    def _rounded(self) -> bool:
+        """Whether operands have one term."""
+        return self.index.k_major_bytes < 2 * BF16X3_TERMS
+
+    @property
+    def _producers(self) -> int:
+        """Threads of a block that load."""
+        return PRODUCERS if self._rounded else FULL_PRODUCERS
+
+    @property
+    def _consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return CONSUMERS if self._rounded else FULL_CONSUMERS
 
     @property
     def channels(self) -> int:
@@ -155,17 +186,22 @@ class ShiftedConv:
         return self.index.problem.taps * self.channel_blocks * self.channels
 
     @property
+    def weights(self) -> int:
+        """Elements of all weights, padding included."""
+        return self.filter_blocks * FILTERS * self.products
+
+    @property
     def weight_bytes(self) -> int:
-        """Bytes of scratch for one term of all weights."""
-        return self.filter_blocks * FILTERS * self.products * 2
+        """Bytes of scratch for all weights."""
+        return self.weights * self._weight_element_bytes
 
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
         waves = -(-self.tiles // self.target.multiprocessors)
         k = self.index.problem.taps * self.channels
-        products = (STACKED_PRODUCTS if self.stacked else PRODUCTS)[self.index.bf16_terms]
-        multiplied = k / PRODUCT_K * products * CONSUMERS * (PRODUCT_CYCLES + COLUMN_CYCLES * self.columns)
+        products = STACKED_PRODUCTS if self.stacked else K_MAJOR_PRODUCTS[self.index.k_major_bytes]
+        multiplied = k / PRODUCT_K * products * self._consumers * (PRODUCT_CYCLES + COLUMN_CYCLES * self.columns)
         gathered = (self.tile + self.index.reach) * self.channels / GATHERED
         return START + waves * (EPILOGUE_CYCLES * self.tile + self.channel_blocks * max(multiplied, gathered))
 
@@ -174,13 +210,13 @@ class ShiftedConv:
         return fits and self.index.supported(self.target)
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """The weights split into bf16x3, then the products."""
+        """The weights as operands, then the products."""
         chunks = self.filter_blocks * self._filters * self.products // CHUNK_ELEMENTS
         multiply = self.multiply()
         split = CudaLaunch(
             FILE, "split_weights", multiply.numbers, multiply.dtypes, elements=chunks, definitions=multiply.definitions
         )
-        return [CudaKernel((split, multiply), self.weight_terms * self.weight_bytes)]
+        return [CudaKernel((split, multiply), self.weight_bytes)]
 
     def multiply(self, fallback: bool = False) -> CudaLaunch:
         """The launch that multiplies; with ``fallback`` it computes only the tiles that an fp16x2 launch has marked."""
@@ -191,7 +227,9 @@ class ShiftedConv:
             "TILES_PER_IMAGE": self.image_tiles,
             "POOLING": int(self.pooled),
             "SHARED_BYTES": self.shared,
-            "WEIGHT_BYTES": self.weight_terms * self.weight_bytes,
+            "PRODUCER_THREADS": self._producers,
+            "CONSUMER_WARPGROUPS": self._consumers,
+            "WEIGHT_BYTES": self.weight_bytes,
             **({"FALLBACK": 1} if fallback else {}),
         }
         return CudaLaunch(
@@ -200,7 +238,7 @@ class ShiftedConv:
             self.index.problem.images[:1],
             (self.index.problem.dtype,),
             blocks=min(self.tiles, self.target.multiprocessors),
-            threads=THREADS,
+            threads=self._producers + self._consumers * WARPGROUP,
             shared=self.shared,
             definitions=macros,
         )

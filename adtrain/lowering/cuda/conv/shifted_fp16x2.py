@@ -16,7 +16,6 @@ from adtrain.lowering.cuda.conv.shifted import (
     MIN_WEIGHT_STAGES,
     START,
     STATIC_SHARED,
-    THREADS,
     ShiftedConv,
 )
 
@@ -28,6 +27,8 @@ PACK_THREADS, PACK_BLOCKS = 256, 6
 """Threads of a block that packs images or computes their statistics; blocks per multiprocessor."""
 ALIGNMENT = 1024
 """Of packed rows, in bytes."""
+THREADS = 384
+"""Threads of a block that multiplies."""
 MAX_PARTS = 32
 """Maximum of parts of an image; each has statistics of its own."""
 PACKED_MACROS = {
@@ -121,10 +122,15 @@ class Fp16x2Conv:
         return -(-self.index.count // TILE) * self._fallback.filter_blocks
 
     @property
+    def _weight_bytes(self) -> int:
+        """Bytes of all weights as fp16x2."""
+        return self.index.fp16_terms * self._fallback.weights * 2
+
+    @property
     def _scratch(self) -> int:
         """Bytes: of `ConvScratch` (shifted_tiles.cuh) and `PackedImages` (packed_images.cuh)."""
         blocks = self._fallback.filter_blocks
-        weights = (self._fallback.weight_terms + self.index.fp16_terms) * self._fallback.weight_bytes
+        weights = self._fallback.weight_bytes + self._weight_bytes
         statistics = blocks * FILTERS * STATISTICS_BYTES
         marks = self._tiles * (TILE // FALLBACK_POSITIONS) * 4
         return weights + statistics + marks + ALIGNMENT + PackedImages(self.index).bytes
@@ -142,7 +148,7 @@ class Fp16x2Conv:
     def supported(self) -> bool:
         fallback = self._fallback
         fits = fallback.channels == ROW_CHANNELS and self._weight_stages >= MIN_WEIGHT_STAGES
-        return fits and not fallback.stacked and fallback.supported()
+        return fits and self.index.problem.outputs[1] > FILTERS // 2 and fallback.supported()
 
     def kernels(self) -> Sequence[CudaKernel]:
         """The launches: statistics, packing, products in fp16x2, fallback in bf16x3."""
@@ -168,8 +174,8 @@ class Fp16x2Conv:
             **PACKED_MACROS,
             "WEIGHT_STAGES": self._weight_stages,
             "SHARED_BYTES": self._shared,
-            "WEIGHT_BYTES": self._fallback.weight_terms * self._fallback.weight_bytes,
-            "FP16_WEIGHT_BYTES": self.index.fp16_terms * self._fallback.weight_bytes,
+            "WEIGHT_BYTES": self._fallback.weight_bytes,
+            "FP16_WEIGHT_BYTES": self._weight_bytes,
         }
         numbers, types = problem.images[:1], (problem.dtype,)
         return CudaLaunch(file, name, numbers, types, blocks=blocks, threads=threads, shared=shared, definitions=macros)

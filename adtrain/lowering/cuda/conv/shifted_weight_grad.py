@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
@@ -61,7 +62,7 @@ class ShiftedWeightGrad:
         stage = BF16X3_TERMS * 2 * (self._image_rows(positions) * CHANNELS + gradients) + selectors
         return 2 * -(-stage // 1024) * 1024 + LOADER_BYTES * LOADERS + 1024 + (ONES_BYTES if self.bias else 0)
 
-    @property
+    @cached_property
     def stage(self) -> int:
         """Positions of a stage; 0 if no choice fits into shared memory."""
         max_rows = LOADERS if self.pooled else math.inf  # a row for each thread
@@ -69,12 +70,12 @@ class ShiftedWeightGrad:
         fits = (n for n in STAGE_POSITIONS if self._shared(n) <= capacity and self._image_rows(n) <= max_rows)
         return next(fits, 0)
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Blocks of the same positions."""
         return -(-self.index.problem.outputs[1] // FILTERS) * -(-self.index.problem.images[1] // CHANNELS)
 
-    @property
+    @cached_property
     def stages(self) -> int:
         """Stages of all images."""
         return self.image_stages * self.index.problem.images[0] or -(-self.index.count // self.stage)
@@ -103,7 +104,7 @@ class ShiftedWeightGrad:
         multiplied = waves * (EPILOGUE_CYCLES + -(-self.stages // splits) * products)
         return START + multiplied + (SECOND_PASS if splits > 1 else 0)
 
-    @property
+    @cached_property
     def splits(self) -> int:
         """Splits of the positions among blocks."""
         return min(range(1, min(self.stages, 2 * self.target.multiprocessors) + 1), key=self._cycles)

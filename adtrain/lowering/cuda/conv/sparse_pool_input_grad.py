@@ -12,24 +12,25 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
     BF16X3_TERMS,
-    CHUNK_BYTES,
     CHUNK_ELEMENTS,
     IMAGE_STAGES,
-    MAX_WEIGHT_STAGES,
     MIN_WEIGHT_STAGES,
     START,
     STATIC_SHARED,
+    WARPGROUP,
+    weight_stages,
 )
 
 FILE = "conv/sparse_pool_input_grad.cu"
-ROWS, OUT_CHANNELS, CHANNELS = 128, 32, 32
-"""Pairs of positions of a tile; its channels of the input gradient; filters of a stage."""
-THREADS, SELECTOR_BYTES = 512, 2
-"""Threads of a block; bytes of the selectors of CHUNK_ELEMENTS filters of a pair."""
+ROWS, OUT_CHANNELS, STAGE_CHANNELS = 64, 32, (32, 16)
+"""Pairs of positions of a warpgroup; channels of the input gradient of a tile; filters of a stage, the preferred number
+first."""
+PRODUCERS, CONSUMERS, FULL_CONSUMERS = 256, 3, 2
+"""Threads of a block that load; warpgroups that multiply, for rounded operands and for others."""
 PRODUCT_CYCLES, NARROW_PRODUCT_CYCLES = 1420, 1600
 """Cycles of a tile's products with the weights of a stage, measured; the same if outputs are written one by one."""
-TERMS_SHARE = {3: 1.0, 2: 0.86, 1: 0.57}
-"""Factor of these cycles by the number of bfloat16 terms, measured."""
+OPERAND_SHARE = {6: 1.0, 4: 1.0, 2: 0.8}
+"""Factor of these cycles by the bytes of an element, measured; tiles of rounded operands are larger."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class SparsePoolInputGrad:
 
     index: PaddedIndex
     target: Target
+
+    @property
+    def _consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return FULL_CONSUMERS if self.index.bf16_terms == BF16X3_TERMS else CONSUMERS
 
     @property
     def _pair_index(self) -> PaddedIndex:
@@ -63,70 +69,76 @@ class SparsePoolInputGrad:
         """Neighbouring outputs that are written at once."""
         return 1 if self.index.problem.padding[1] % 2 else math.gcd(2, self.index.problem.outputs[3])
 
-    @property
-    def _input_blocks(self) -> int:
+    def _input_blocks(self, channels: int) -> int:
         """Blocks of filters."""
-        return -(-self.index.problem.images[1] // CHANNELS)
+        return -(-self.index.problem.images[1] // channels)
 
     @property
     def _blocks(self) -> int:
         """Tiles of the same positions."""
         return -(-self.index.problem.outputs[1] // OUT_CHANNELS)
 
-    @property
-    def _stage_chunks(self) -> int:
-        """Chunks of one bfloat16 term of a stage of weights."""
-        return 2 * CHANNELS // CHUNK_ELEMENTS * 2 * OUT_CHANNELS
+    def _weight_stage_bytes(self, channels: int) -> int:
+        return 2 * channels * 2 * OUT_CHANNELS * self.index.k_major_bytes
 
-    @property
-    def _weight_stage_bytes(self) -> int:
-        return BF16X3_TERMS * self._stage_chunks * CHUNK_BYTES
-
-    @property
-    def _fixed_bytes(self) -> int:
+    def _fixed_bytes(self, channels: int) -> int:
         """Bytes of dynamic shared memory without the stages of weights, alignment included."""
         rows, columns = self.index.problem.kernel
-        pairs = -(-(ROWS + (rows - 1) * self._pair_index.pitch // 2 + columns // 2) // 8) * 8
-        chunks = IMAGE_STAGES * pairs * CHANNELS // CHUNK_ELEMENTS
-        return 128 + chunks * (BF16X3_TERMS * CHUNK_BYTES + SELECTOR_BYTES)
+        tile = self._consumers * ROWS
+        pairs = -(-(tile + (rows - 1) * self._pair_index.pitch // 2 + columns // 2) // 8) * 8
+        channel_bytes, metadata_bits = self.index.k_major_bytes, 4 if self.index.k_major_bytes == 4 else 2
+        return 128 + IMAGE_STAGES * pairs * channels * (8 * channel_bytes + metadata_bits) // 8
+
+    def _all_weight_stages(self, channels: int) -> int:
+        """Stages of all weights."""
+        return self._blocks * self._input_blocks(channels) * self._matrices
+
+    def _weight_stages(self, channels: int) -> int:
+        free = self.target.shared - STATIC_SHARED - self._fixed_bytes(channels)
+        return weight_stages(free // self._weight_stage_bytes(channels), self._all_weight_stages(channels))
 
     @property
-    def _weight_stages(self) -> int:
-        free = self.target.shared - STATIC_SHARED - self._fixed_bytes
-        return min(free // self._weight_stage_bytes, MAX_WEIGHT_STAGES)
+    def _channels(self) -> int:
+        """Filters of a stage: with the first choice for which shared memory holds all weights, they are loaded once."""
+        resident = (n for n in STAGE_CHANNELS if self._weight_stages(n) == self._all_weight_stages(n))
+        return next(resident, STAGE_CHANNELS[0])
 
     @property
     def _shared(self) -> int:
         """Bytes of dynamic shared memory."""
-        return self._fixed_bytes + self._weight_stages * self._weight_stage_bytes
+        n = self._channels
+        return self._fixed_bytes(n) + self._weight_stages(n) * self._weight_stage_bytes(n)
 
     @property
     def _tiles(self) -> int:
-        return -(-self._pair_index.count // 2 // ROWS) * self._blocks
+        return -(-self._pair_index.count // 2 // (self._consumers * ROWS)) * self._blocks
 
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
         waves = -(-self._tiles // self.target.multiprocessors)
         products = PRODUCT_CYCLES if self._wide == 2 else NARROW_PRODUCT_CYCLES
-        return START + waves * self._input_blocks * self._matrices * (products * TERMS_SHARE[self.index.bf16_terms])
+        blocks = self._input_blocks(STAGE_CHANNELS[0])
+        return START + waves * blocks * self._matrices * products * OPERAND_SHARE[self.index.k_major_bytes]
 
     def supported(self) -> bool:
-        fits = self.index.problem.dilation == (1, 1) and self._weight_stages >= MIN_WEIGHT_STAGES
+        fits = self.index.problem.dilation == (1, 1) and self._weight_stages(self._channels) >= MIN_WEIGHT_STAGES
         return fits and self._pair_index.supported(self.target)
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """The weights split into bf16x3, then the products."""
+        """The weights as operands, then the products."""
         problem = self.index.problem
-        chunks = self._blocks * self._input_blocks * self._matrices * self._stage_chunks
+        weight_bytes = self._all_weight_stages(self._channels) * self._weight_stage_bytes(self._channels)
+        chunks = weight_bytes // (CHUNK_ELEMENTS * self.index.k_major_bytes)
         macros = {
             **self._pair_index.macros(),
-            "STAGE_CHANNELS": CHANNELS,
-            "WEIGHT_STAGES": self._weight_stages,
+            "STAGE_CHANNELS": self._channels,
+            "WEIGHT_STAGES": self._weight_stages(self._channels),
+            "CONSUMER_WARPGROUPS": self._consumers,
             "WIDE_C": self._wide,
             "FLIPPED": 1,
             "SHARED_BYTES": self._shared,
-            "WEIGHT_BYTES": chunks * BF16X3_TERMS * CHUNK_BYTES,
+            "WEIGHT_BYTES": weight_bytes,
         }
         numbers, types = problem.images[:1], (problem.dtype,)
         split = CudaLaunch(FILE, "split_weights", numbers, types, elements=chunks, definitions=macros)
@@ -136,8 +148,8 @@ class SparsePoolInputGrad:
             numbers,
             types,
             blocks=min(self._tiles, self.target.multiprocessors),
-            threads=THREADS,
+            threads=PRODUCERS + self._consumers * WARPGROUP,
             shared=self._shared,
             definitions=macros,
         )
-        return [CudaKernel((split, multiply), chunks * BF16X3_TERMS * CHUNK_BYTES)]
+        return [CudaKernel((split, multiply), weight_bytes)]

@@ -16,8 +16,8 @@ from adtrain.lowering.shapes import product_lengths
 
 ROW_MULTIPLE = 8
 """Rows are multiples of so many elements: TMA needs multiples of 16 bytes."""
-TILE_M, TILE_K, THREADS = 128, 64, 384
-"""Rows of a tile; K of a pipeline stage; threads of a block."""
+TILE_K, WARPGROUP, CONSUMER_ROWS = 64, 128, 64
+"""K of a pipeline stage; threads of a warpgroup; rows of a tile that a consumer warpgroup multiplies."""
 SUM_THREADS, SUM_ELEMENTS = 256, 1024
 """Threads of a block of the second launch; elements that a block computes."""
 TENSOR_MAPS_BYTES = 256
@@ -35,26 +35,33 @@ class Bfloat16Tile:
     """Template arguments of `gemm/bfloat16_gemm.cu`.
 
     Args:
-        n: columns of a tile (TILE_N).
+        m, n: rows and columns of a tile (TILE_M, TILE_N).
         stages: pipeline stages.
         macs: multiply-adds of a multiprocessor in a cycle.
     """
 
+    m: int
     n: int
     stages: int
     macs: int
 
     @property
+    def threads(self) -> int:
+        """Threads of a block: a warpgroup whose threads load, and the consumer warpgroups."""
+        return WARPGROUP * (1 + self.m // CONSUMER_ROWS)
+
+    @property
     def shared(self) -> int:
         """Bytes of dynamic shared memory, with those for its alignment to 1024."""
-        return self.stages * (TILE_M + self.n) * TILE_K * 2 + 1024
+        return self.stages * (self.m + self.n) * TILE_K * 2 + 1024
 
 
 TILES = (
-    Bfloat16Tile(256, 4, 1600),
-    Bfloat16Tile(192, 5, 1600),
-    Bfloat16Tile(128, 6, 1500),
-    Bfloat16Tile(64, 8, 1000),
+    Bfloat16Tile(128, 256, 4, 1600),
+    Bfloat16Tile(128, 192, 5, 1600),
+    Bfloat16Tile(128, 128, 6, 1500),
+    Bfloat16Tile(64, 128, 8, 1150),
+    Bfloat16Tile(128, 64, 8, 1000),
 )
 
 
@@ -78,7 +85,7 @@ class Bfloat16Gemm:
     def _tiles(self) -> int:
         """Tiles of the results."""
         batch, m, n, _ = self.lengths
-        return batch * -(-m // TILE_M) * -(-n // self.tile.n)
+        return batch * -(-m // self.tile.m) * -(-n // self.tile.n)
 
     @property
     def _split_tiles(self) -> int:
@@ -95,7 +102,7 @@ class Bfloat16Gemm:
     def cycles(self) -> float:
         """An estimate of the time."""
         k_tiles = -(-self.lengths[3] // TILE_K)
-        size = TILE_M * self.tile.n
+        size = self.tile.m * self.tile.n
 
         def tile(k_tiles: int) -> float:
             return k_tiles * TILE_K * size / self.tile.macs + size / STORED
@@ -112,7 +119,7 @@ class Bfloat16Gemm:
         _, _, n, _ = self.lengths
         transpose_a, transpose_b = self.transposed
         whole, split = self._tiles - self._split_tiles, self._split_tiles
-        size = TILE_M * self.tile.n
+        size = self.tile.m * self.tile.n
 
         def launch(name: str, blocks: int, threads: int, shared: int) -> CudaLaunch:
             return CudaLaunch(
@@ -124,10 +131,11 @@ class Bfloat16Gemm:
                 threads=threads,
                 shared=shared,
                 definitions={
+                    "TILE_M": self.tile.m,
                     "TILE_N": self.tile.n,
                     "TILE_STAGES": self.tile.stages,
                     "SPLITS": self.splits,
-                    "BLOCK_THREADS": THREADS,
+                    "BLOCK_THREADS": self.tile.threads,
                     "SUM_BLOCK_THREADS": SUM_THREADS,
                     "SUM_BLOCK_ELEMENTS": SUM_ELEMENTS,
                     "MN_MAJOR_A": int(transpose_a),
@@ -139,7 +147,7 @@ class Bfloat16Gemm:
             )
 
         blocks = min(whole + split * self.splits, self.target.multiprocessors)
-        launches = [launch("bfloat16_gemm", blocks, THREADS, self.tile.shared)]
+        launches = [launch("bfloat16_gemm", blocks, self.tile.threads, self.tile.shared)]
         if split:
             launches.append(launch("sum_bfloat16_splits", split * size // SUM_ELEMENTS, SUM_THREADS, 0))
         scratch = split * self.splits * size * 4 + self.target.multiprocessors * TENSOR_MAPS_BYTES

@@ -1,0 +1,158 @@
+"""Fuse the gradient of a layer's inputs with the gradient and update of its weights, in a Program by member.
+
+Both read the weights and the gradient of the layer's outputs. Together they read the weights once
+(kernels/cuda/gemm/layer_backward.cuh).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from adtrain.core.fused import body_of, fuse, horizontal_p, layer_backward_p, per_member_p, product_p, renamed
+from adtrain.core.precision import FULL
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+from adtrain.passes.resident_layer import MAX_BATCH, TILE
+from adtrain.passes.stream_layer import MIN_CAPABILITY, ROW_ALIGNMENT, TERMS, WARPS, of_members, without
+
+BLOCK_INPUTS = 64, 32, 16
+"""Inputs of the layer that a block may have."""
+MAX_UNITS = 4 * WARPS * 32
+"""Units of the largest layer: a thread loads four."""
+
+
+@dataclass(frozen=True)
+class LayerBackward:
+    """The equations in a `layer_backward` equation: products with epilogues."""
+
+    of_inputs: Equation
+    of_weights: Equation
+
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """Examples of a batch, inputs and units."""
+        (batch, units), (_, inputs) = (v.type.shape for v in body_of(self.of_inputs).equations[0].inputs)
+        return batch, inputs, units
+
+    @property
+    def block_inputs(self) -> int:
+        return next(n for n in BLOCK_INPUTS if self.lengths[1] % n == 0)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block."""
+        batch, _, units = self.lengths
+        whole, rest = ROW_ALIGNMENT
+
+        def terms(columns: int) -> int:
+            return TERMS * batch * (2 * columns + (rest - 2 * columns) % whole)
+
+        groups = WARPS * TILE // self.block_inputs
+        sums = groups * batch * self.block_inputs * 4
+        return max(terms(units), sums) + terms(self.block_inputs) + (units + self.block_inputs + batch) * 4
+
+    def fits(self, target: Target) -> bool:
+        batch, inputs, units = self.lengths
+        tiled = not (batch % TILE or inputs % TILE or units % TILE) and batch <= MAX_BATCH
+        return tiled and units <= MAX_UNITS and self.shared <= target.shared
+
+
+def layer_backward_of(equation: Equation) -> LayerBackward:
+    of_inputs, of_weights = body_of(equation).equations
+    return LayerBackward(of_inputs, of_weights)
+
+
+def fuse_layer_backward(program: Program, target: Target) -> Program:
+    """The Program with `layer_backward` equations."""
+    if target.capability < MIN_CAPABILITY:
+        return program
+    equations = list(program.equations)
+    for e in program.equations:
+        one = _product(e, transpose_a=False)
+        if one is None:
+            continue
+        at = equations.index(e)
+        gradient, weights = (_outside(e)[v] for v in one.params["body"].equations[0].inputs)
+        made = {v for x in equations[at:] for v in x.outputs}
+        for i, other in enumerate(equations[at:], at):
+            found = _update(other, gradient, weights, made) if i > at else None
+            if found is None:
+                continue
+            fused = _fused(e, one, other, found)
+            if not layer_backward_of(fused.params["body"].equations[0]).fits(target):
+                break
+            removed = {_outside(other)[v] for v in found.outputs}
+            equations[i : i + 1] = without(other, removed)
+            equations[at] = fused
+            break
+    return replace(program, equations=tuple(equations))
+
+
+def _members(equation: Equation) -> Sequence[Equation]:
+    if equation.primitive is not per_member_p:
+        return ()
+    (one,) = equation.params["body"].equations
+    found: Sequence[Equation] = one.params["body"].equations if one.primitive is horizontal_p else (one,)
+    return found
+
+
+def _outside(equation: Equation) -> dict[Variable, Variable]:
+    """For each variable of a `per_member` equation's body that is an input or output, that of all members."""
+    body: Program = equation.params["body"]
+    return dict(zip((*body.inputs, *body.outputs), (*equation.inputs, *equation.outputs), strict=True))
+
+
+def _is_product(equation: Equation, transpose_a: bool) -> bool:
+    if equation.primitive is not product_p:
+        return False
+    product = body_of(equation).equations[0]
+    known = product.params
+    kind = known["transpose_a"], known["transpose_b"], known["precision"]
+    shapes = [v.type.shape for v in product.inputs]
+    float32 = all(v.type.dtype == np.float32 for v in (*product.inputs, *equation.outputs))
+    return kind == (transpose_a, False, FULL) and float32 and all(len(shape) == 2 for shape in shapes)
+
+
+def _product(equation: Equation, transpose_a: bool) -> Equation | None:
+    """The `product` equation of a `per_member` equation of only this; None if it is another one."""
+    found = _members(equation)
+    return found[0] if len(found) == 1 and _is_product(found[0], transpose_a) else None
+
+
+def _update(equation: Equation, gradient: Variable, weights: Variable, made: set[Variable]) -> Equation | None:
+    """The member that computes the gradient and update of `weights` from values that are not in `made`."""
+    if equation.primitive is not per_member_p:
+        return None
+    outside = _outside(equation)
+    for e in _members(equation):
+        if not _is_product(e, transpose_a=True):
+            continue
+        inputs = [outside[v] for v in e.inputs]
+        product = body_of(e).equations[0]
+        shapes = {v.type.shape for v in (*product.outputs, *e.outputs)}
+        single = all(v.size == 1 or v.type.shape in shapes for v in e.inputs if v not in product.inputs)
+        arrays = sum(v.type.shape in shapes for v in e.inputs if v not in product.inputs)
+        alike = len(shapes) == 1 and single and arrays == len(e.outputs)
+        known = made.isdisjoint(inputs) and weights in inputs
+        if outside[product.inputs[0]] is gradient and known and alike:
+            return e
+    return None
+
+
+def _fused(first: Equation, of_inputs: Equation, second: Equation, of_weights: Equation) -> Equation:
+    """The `layer_backward` equation of all members, of parts of two `per_member` equations."""
+    inner = {v: w for w, v in _outside(first).items()}
+    flags = dict(zip(first.inputs, first.params["mapped"], strict=True))
+    flags |= dict(zip(second.inputs, second.params["mapped"], strict=True))
+    outside = _outside(second)
+    names = {}
+    for v in (*of_weights.inputs, *of_weights.outputs):
+        names[v] = inner.setdefault(outside[v], Variable(v.type, v.device))
+    own = [of_inputs, renamed(of_weights, names)]
+    one = fuse(layer_backward_p, own, {v for e in own for v in e.outputs})
+    of_all = _outside(first) | {w: v for v, w in inner.items()}
+    inputs, outputs = (tuple(of_all[v] for v in group) for group in (one.inputs, one.outputs))
+    return of_members(one, inputs, outputs, [flags[v] for v in inputs], first.params["count"])

@@ -1,0 +1,177 @@
+"""Stream the weights of the first layer of a sweep's members, where they cannot stay on chip.
+
+One equation computes the first product, another one the gradient and the update. In repeated steps `prefetch_batch`
+joins the update of a step with the first product of the next one. So a step reads the weights once, and writes them
+once. Both equations read the batch as bytes from its table (kernels/cuda/gemm/streamed_layer.cuh).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from adtrain.core.fused import body_of, fuse, gather_p, horizontal_p, per_member_p, renamed, streamed_layer_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+from adtrain.passes.fuse_resident_steps import mapped_variables, of_one_member
+from adtrain.passes.resident_layer import TILE, resident_layer
+
+MIN_CAPABILITY = (8, 0)
+"""The first compute capability with asynchronous copies."""
+THREADS = 256
+WARPS = THREADS // 32
+BLOCK_UNITS = 32, 16
+"""Units that a block may have: a warp has 16 of them, and the warps of a group have different ones."""
+ROW_ALIGNMENT = 128, 16
+"""A row of a batch in shared memory begins 16 bytes after a multiple of 128."""
+TERMS = 2
+"""float16 terms of a float32."""
+
+
+@dataclass(frozen=True)
+class StreamedLayer:
+    """What a `streamed_layer` equation computes: a gradient and an update, or a product, or first the one and then the
+    other. A product is a `product` equation, and has the `gather` equation of its batch."""
+
+    backward: tuple[Equation, Equation] | None
+    forward: tuple[Equation, Equation] | None
+
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """Examples of a batch, inputs and units."""
+        if self.forward is not None:
+            (batch, inputs), (units, _) = (v.type.shape for v in body_of(self.forward[1]).equations[0].inputs)
+        else:
+            assert self.backward is not None, "it has one of them"
+            (batch, units), (_, inputs) = (v.type.shape for v in body_of(self.backward[1]).equations[0].inputs)
+        return batch, inputs, units
+
+    @property
+    def block_units(self) -> int:
+        return next(n for n in BLOCK_UNITS if self.lengths[2] % n == 0)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory of a block: batches or partial sums, the gradient, sums, and where examples begin."""
+        batch, inputs, _ = self.lengths
+        whole, rest = ROW_ALIGNMENT
+        batches = (self.backward is not None) + (self.forward is not None)
+        groups, k_steps = WARPS * TILE // self.block_units, batch // TILE
+        first = max(batches * batch * (inputs + (rest - inputs) % whole), groups * self.block_units * batch * 4)
+        fragments = TERMS * 2 * self.block_units * batch
+        return first + fragments + (groups + 2 * k_steps) * self.block_units * 4 + 2 * batch * 4
+
+
+def streamed_layer_of(equation: Equation) -> StreamedLayer:
+    """What a `streamed_layer` equation computes."""
+    backward = forward = None
+    views: dict[Variable, Variable] = {}
+    gathers: dict[Variable, Equation] = {}
+    for e in body_of(equation).equations:
+        if e.primitive is gather_p:
+            gathers[e.outputs[0]] = e
+        elif e.has(Trait.RESHAPE):
+            views[e.outputs[0]] = e.inputs[0]
+        else:
+            product = body_of(e).equations[0]
+            transposed = product.params["transpose_a"]
+            x = product.inputs[1 if transposed else 0]
+            pair = gathers[views.get(x, x)], e
+            backward, forward = (pair, forward) if transposed else (backward, pair)
+    return StreamedLayer(backward, forward)
+
+
+def stream_layer(program: Program, target: Target) -> Program:
+    """The Program with two `streamed_layer` equations, if its first layer is suitable. Else the Program, unchanged."""
+    counts = {e.params["count"] for e in program.equations if e.primitive is per_member_p}
+    distinct = len(set(program.outputs)) == len(program.outputs)
+    if target.capability < MIN_CAPABILITY or not program.carries or not distinct or len(counts) != 1:
+        return program
+    mapped = mapped_variables(program)
+    if any(mapped[e.outputs[0]] and e.primitive is not per_member_p for e in program.equations if not e.is_view):
+        return program
+    body, names = of_one_member(program, mapped)
+    layer = resident_layer(body)
+    if layer is None:
+        return program
+    of_all = {w: v for v, w in names.items()}
+    views = [e for e in body.equations if e.has(Trait.RESHAPE) and e.inputs[0] is layer.gather.outputs[0]]
+    made = []
+    for e in (layer.forward, layer.backward):
+        parts = [layer.gather, *(view for view in views if view.outputs[0] in e.inputs), e]
+        made.append(fuse(streamed_layer_p, parts, e.outputs))
+    both = StreamedLayer((layer.gather, layer.backward), (layer.gather, layer.forward))
+    if both.shared > target.shared:
+        return program
+    dropped = {of_all[v] for e in (layer.gather, *views) for v in e.outputs}
+    streamed = {of_all[v]: e for e in made for v in e.outputs}
+    equations: list[Equation] = []
+    for e in program.equations:
+        if not dropped.isdisjoint(e.outputs):
+            continue
+        own = dict.fromkeys(streamed[v] for v in e.outputs if v in streamed)
+        if own:
+            equations += without(e, set(streamed))
+        else:
+            equations.append(e)
+        for x in own:
+            inputs, outputs = (tuple(of_all[v] for v in group) for group in (x.inputs, x.outputs))
+            flags = [names[v].type != v.type for v in inputs]
+            equations.append(of_members(x, inputs, outputs, flags, *counts))
+    return replace(program, equations=tuple(equations))
+
+
+def of_members(
+    one: Equation, inputs: Sequence[Variable], outputs: Sequence[Variable], mapped: Sequence[bool], count: int
+) -> Equation:
+    """The `per_member` equation of an equation of one member."""
+    params = {"body": Program(one.inputs, {}, (one,), one.outputs), "count": count, "mapped": tuple(mapped)}
+    return replace(one, primitive=per_member_p, inputs=tuple(inputs), outputs=tuple(outputs), params=params)
+
+
+def without(equation: Equation, removed: set[Variable]) -> Iterator[Equation]:
+    """A `per_member` equation without those of its members that compute `removed` values, if others are left."""
+    body: Program = equation.params["body"]
+    (one,) = body.equations
+    outside = dict(zip((*body.inputs, *body.outputs), (*equation.inputs, *equation.outputs), strict=True))
+    flags = dict(zip(body.inputs, equation.params["mapped"], strict=True))
+    members = one.params["body"].equations if one.primitive is horizontal_p else (one,)
+    left = [m for m in members if removed.isdisjoint(outside[v] for v in m.outputs)]
+    if left:
+        own = left[0] if len(left) == 1 else fuse(horizontal_p, left, body.outputs)
+        inputs, outputs = (tuple(outside[v] for v in group) for group in (own.inputs, own.outputs))
+        yield of_members(own, inputs, outputs, [flags[v] for v in own.inputs], equation.params["count"])
+
+
+def streamed_equations(program: Program) -> Sequence[Equation]:
+    """The `per_member` equations of a product of the first layer, and of its gradient and update."""
+    found = [e for e in program.equations if e.primitive is per_member_p]
+    return [e for e in found if e.params["body"].equations[0].primitive is streamed_layer_p]
+
+
+def joined(update: Equation, product: Equation, next_value: Mapping[Variable, Variable], result: Variable) -> Equation:
+    """The equation that computes an update, and then the product of the next step.
+
+    Args:
+        update, product: of `streamed_equations`.
+        next_value: the value that replaces an input in the next step.
+        result: of the product of the next step.
+    """
+    (first,), (second,) = (e.params["body"].equations for e in (update, product))
+    outer = [*update.inputs, *update.outputs]
+    inner = dict(zip(outer, (*first.inputs, *first.outputs), strict=True))
+    mapped = dict(zip(update.inputs, update.params["mapped"], strict=True))
+    names: dict[Variable, Variable] = {}
+    for v, own, flag in zip(product.inputs, second.inputs, product.params["mapped"], strict=True):
+        following = next_value.get(v, v)
+        names[own] = inner.setdefault(following, Variable(own.type, own.device))
+        mapped.setdefault(following, flag)
+    equations = second.params["body"].equations
+    names |= {v: Variable(v.type, v.device) for e in equations for v in e.outputs}
+    together = [*first.params["body"].equations, *(renamed(e, names) for e in equations)]
+    own = fuse(streamed_layer_p, together, {*first.outputs, *(names[v] for v in second.outputs)})
+    outside = {w: v for v, w in inner.items()} | {names[second.outputs[0]]: result}
+    inputs, outputs = (tuple(outside[v] for v in group) for group in (own.inputs, own.outputs))
+    own = replace(own, scope=update.scope, phase=update.phase)
+    return of_members(own, inputs, outputs, [mapped[v] for v in inputs], update.params["count"])

@@ -1,0 +1,181 @@
+"""The streamed first layer of a sweep's members, compiled for the CPU: against NumPy, and by the number of members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, host
+from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu, results
+from test_cuda_resident_steps_on_host import arguments_of, assert_near, step_program
+
+from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.core.fused import per_member_p
+from adtrain.core.program import Program
+from adtrain.core.target import Target
+from adtrain.passes.batch_prefetch import prefetch_batch
+from adtrain.passes.plan_memory import plan_memory
+from adtrain.passes.stream_layer import streamed_equations
+
+__all__ = ["as_on_a_gpu", "host"]
+
+pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
+
+SMALL_SHARED = BY_MEMBER._replace(shared=60 << 10)
+"""A target on which the layers of these tests do not stay on chip."""
+
+
+def streamed_program(count: int, *settings: str, order: str = "own", target: Target = SMALL_SHARED) -> Program:
+    program = step_program(count, *settings, order=order, target=target)
+    assert len(streamed_equations(program)) == 2
+    return program
+
+
+@pytest.fixture
+def streaming(host: Host) -> Host:
+    host.lowering = Lowering(SMALL_SHARED)
+    return host
+
+
+def given(program: Program, known: dict[Any, np.ndarray]) -> list[np.ndarray]:
+    return [known[v] for v in program.inputs]
+
+
+def repeated(host: Host, program: Program, known: dict[Any, np.ndarray], steps: int) -> list[np.ndarray]:
+    """The outputs of several steps, as repeated runs compute them on a GPU."""
+    known = dict(known)
+    runs = prefetch_batch(program, host.lowering.target)
+    assert runs.steady is not None
+    donated = [v for v in runs.steady.inputs if v in runs.steady.donated]
+
+    def run(equations: Any) -> None:
+        for e in equations:
+            arrays = [known[v] for v in e.inputs]
+            if host.lowering.launches(e):
+                found = host.computed(e, None, arrays)
+            else:
+                found = [np.asarray(e.primitive.reference(*arrays, **e.params))]
+            known.update(zip(e.outputs, found, strict=True))
+
+    run(runs.prologue)
+    for _ in range(steps - 1):
+        run(runs.steady.equations)
+        known.update(zip(donated, [known[v] for v in runs.steady.outputs], strict=True))
+    run(runs.epilogue.equations)
+    return [known[v] for v in program.outputs]
+
+
+def stepwise(host: Host, program: Program, known: dict[Any, np.ndarray], steps: int) -> list[np.ndarray]:
+    """The same by single runs. Each launch is checked against NumPy."""
+    known = dict(known)
+    for _ in range(steps):
+        found = results(program, given(program, known), host)
+        known.update(zip((v for v in program.inputs if v in program.donated), found, strict=True))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "order"),
+    [
+        (("optimizer={sgd: {lr: 0.1, momentum: 0.9}}",), "own"),
+        (("optimizer={sgd: {lr: 0.1}}", "data.normalize=false"), "shared"),
+        (("optimizer={adam: {lr: 0.001}}", "data.batch_size=32"), "own"),
+        (("model.layers=[{linear: 48}, tanh, {linear: 32}, relu, {linear: 10}]",), "own"),
+    ],
+)
+def test_repeated_runs_have_the_bytes_of_single_runs_that_match_numpy(
+    settings: tuple[str, ...], order: str, streaming: Host
+) -> None:
+    program = streamed_program(2, *settings, order=order)
+    known = arguments_of(program)
+    expected = stepwise(streaming, program, known, 3)
+    for x, y in zip(repeated(streaming, program, known, 3), expected, strict=True):
+        assert x.tobytes() == y.tobytes()
+
+
+def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(streaming: Host) -> None:
+    three, one = streamed_program(3), streamed_program(1)
+    known = arguments_of(three)
+    third = {
+        w: known[v] if v.type == w.type else np.ascontiguousarray(np.take(known[v], [2], v.type.shape.index(3)))
+        for v, w in zip((*three.inputs, *three.constants), (*one.inputs, *one.constants), strict=True)
+    }
+    together, alone = repeated(streaming, three, known, 2), repeated(streaming, one, third, 2)
+    for x, y in zip(together, alone, strict=True):
+        assert np.ascontiguousarray(x[2:] if x.shape != y.shape else x).tobytes() == y.tobytes()
+
+
+def test_sums_with_weights_too_large_for_float16_are_finite(streaming: Host) -> None:
+    program = streamed_program(1)
+    known = arguments_of(program)
+    weights = next(v for v in program.inputs if v.type.shape == (1, 32, 784))
+    known[weights][0, 5, 100:200] = 1000
+    found = stepwise(streaming, program, known, 2)
+    assert np.isfinite(found[0]).all()
+    assert_near(repeated(streaming, program, known, 2), found, 0)
+
+
+def test_repeated_steps_read_and_write_the_weights_once() -> None:
+    program = streamed_program(2)
+    weights, *_ = program.inputs
+    runs = prefetch_batch(program, SMALL_SHARED)
+    assert runs.steady is not None
+    readers = [e for e in runs.steady.equations if weights in e.inputs]
+    assert [e.primitive for e in readers] == [per_member_p]
+    assert runs.steady.outputs[0] in readers[0].outputs
+    plan = plan_memory(runs.steady)
+    assert plan.places[runs.steady.outputs[0]] == plan.places[weights], "the update is in place"
+    assert Layout(program, Lowering(SMALL_SHARED)).repeats
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("data.batch_size=128",),  # the outputs do not fit in registers
+        ("data.batch_size=24",),  # not a multiple of 16
+        ("model.layers=[{linear: 40}, relu, {linear: 10}]",),  # not a multiple of 16
+        ("training.clip_norm=1.0",),  # the update needs the norm of all gradients
+        ("data.augment=[{crop: 2}]",),  # inputs are not bytes of the table
+    ],
+)
+def test_other_layers_are_not_streamed(settings: tuple[str, ...]) -> None:
+    assert not streamed_equations(step_program(2, *settings, target=SMALL_SHARED))
+
+
+def test_old_gpus_and_little_shared_memory_stream_nothing() -> None:
+    for target in (BY_MEMBER._replace(capability=(7, 5)), BY_MEMBER._replace(shared=24 << 10)):
+        assert not streamed_equations(step_program(2, target=target))
+
+
+@pytest.mark.parametrize(
+    ("layers", "batch", "units"),
+    [
+        ("[{linear: 512}, relu, {linear: 256}, relu, {linear: 10}]", 64, 32),
+        ("[{linear: 1024}, tanh, {linear: 10}]", 48, 32),
+        ("[{linear: 528}, layer_norm, relu, {linear: 10}]", 32, 16),
+    ],
+)
+def test_wide_layers_are_streamed_on_an_h200(layers: str, batch: int, units: int) -> None:
+    program = step_program(2, f"model.layers={layers}", f"data.batch_size={batch}", target=BY_MEMBER)
+    for e in streamed_equations(program):
+        (launch,) = Lowering(BY_MEMBER).launches(e)
+        assert isinstance(launch, LaunchPlan)
+        assert launch.size.blocks == (program.inputs[0].type.shape[1] // units, 2, 1)
+
+
+@pytest.mark.needs_nvrtc
+@pytest.mark.parametrize("optimizer", ["sgd: {lr: 0.1, momentum: 0.9}", "adam: {lr: 0.001}"])
+def test_the_kernels_compile_without_spills(optimizer: str) -> None:
+    settings = "model.layers=[{linear: 512}, relu, {linear: 10}]", "data.batch_size=64", f"optimizer={{{optimizer}}}"
+    program = streamed_program(2, *settings, target=BY_MEMBER)
+    steady = prefetch_batch(program, BY_MEMBER).steady
+    assert steady is not None
+    for e in (*streamed_equations(program), *streamed_equations(steady)):
+        (launch,) = Lowering(BY_MEMBER).launches(e)
+        assert isinstance(launch, LaunchPlan)
+        log = compiler.compile_source(launch.source, compiler.architecture(BY_MEMBER.capability)).log
+        assert "0 bytes spill stores" in log
