@@ -73,7 +73,6 @@ FUSE_CPU = (
 
 def gpu_fusions(target: Target) -> Sequence[Pass]:
     """The passes that fuse several equations into one kernel launch, for a GPU."""
-    from adtrain.backends.cuda.codegen.register_rows import has_rows  # which imports passes
 
     def has_kernel(e: Equation) -> bool:
         return bool(cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params))
@@ -109,7 +108,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_row_products, target=target),
         fuse_rows,
         fuse_products,
-        partial(fuse_product_rows, target=target, has_rows=has_rows),
+        partial(fuse_product_rows, target=target),
         fuse_convolutions,
         partial(fuse_pooling, target=target),
         fuse_gathers,

@@ -7,13 +7,15 @@ layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from adtrain.core.fused import body_of, fuse, product_p, product_rows_p, row_fused_p
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
+from adtrain.core.types import Shape
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.groups import Groups
 
 CAPABILITY = (9, 0)
@@ -22,29 +24,25 @@ ROWS = 64
 """Rows of a thread block."""
 MIN_LENGTH, MAX_COLUMNS, VECTOR = 64, 128, 4
 """Minimum columns and K of a product; maximum columns, which are a multiple of VECTOR."""
+MAX_ELEMENTS = 1 << 30
+"""Maximum elements of an operand and of the product."""
+FORMS = frozenset(("sum", "max", "min", "argmax", "softmax", "log_softmax", "standardize"))
+"""The primitives along rows that the code generator has code for, besides elementwise ones and reshapes."""
 
 
-def fuse_product_rows(program: Program, target: Target, has_rows: Callable[[Program, int, int], bool]) -> Program:
-    """One `product_rows` equation for a product and the `row_fused` equation that reads it.
-
-    Args:
-        has_rows: whether a GPU computes the equations of a body with so many rows of so many elements in registers.
-    """
+def fuse_product_rows(program: Program, target: Target) -> Program:
+    """One `product_rows` equation for a product and the `row_fused` equation that reads it."""
     if target.capability != CAPABILITY:
         return program
     groups = Groups(program)
     for i, e in enumerate(program.equations):
-        if e.primitive is not row_fused_p:
-            continue
-        for v in e.inputs:
+        for v in e.inputs if e.primitive is row_fused_p else ():
             p = groups.producer.get(v)
             if p is None or len(groups.members[groups.of[p]]) > 1 or len(groups.members[groups.of[i]]) > 1:
                 continue
             product = program.equations[p]
-            if _fills(product, target) and groups.can_merge(p, i):
-                body = rows_after(_fused([product, e], e.outputs))
-                if has_rows(body, *body.inputs[0].type.shape):
-                    groups.merge(p, i)
+            if _fills(product, target) and _by_rows(e, v.type.shape) and groups.can_merge(p, i):
+                groups.merge(p, i)
     return groups.rewritten(_fused)
 
 
@@ -67,7 +65,19 @@ def _fills(e: Equation, target: Target) -> bool:
         return False
     (m, n), k = c.shape, a.shape[0 if product.params["transpose_a"] else 1]
     wide = MIN_LENGTH <= n <= MAX_COLUMNS and n % VECTOR == 0 and k >= MIN_LENGTH
-    return wide and m * max(n, k) < 1 << 30 and -(-m // ROWS) >= target.multiprocessors // 2
+    return wide and m * max(n, k) < MAX_ELEMENTS and -(-m // ROWS) >= target.multiprocessors // 2
+
+
+def _by_rows(e: Equation, shape: Shape) -> bool:
+    """Whether the code generator has code for all equations of a `row_fused` equation on rows of a matrix."""
+    by_row = (shape, shape[:1], (*shape[:1], 1))
+
+    def has_form(inner: Equation) -> bool:
+        along_rows = inner.primitive.name in FORMS and inner.inputs[0].type.shape == shape
+        known = along_rows or by_element(inner) or inner.has(Trait.RESHAPE)
+        return known and all(v.type.shape in by_row for v in inner.outputs)
+
+    return all(map(has_form, body_of(e).equations))
 
 
 def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:

@@ -1,22 +1,18 @@
 // C = op(A) op(B) in bf16x3 (gemm_bf16x3.cuh). With split-K (SPLIT) partial sums go to scratch; gemm/split_k_sum.cu adds them.
 //
 // Macros (Bf16x3Gemm in bf16x3.py): those of gemm_bf16x3.cuh. WIDE_C, WIDE_TILE: elements per store, from accumulators and from
-// a staged tile. ONE_TILE: a block computes one split of one tile. WHOLE_ROWS: the epilogue takes whole rows (with ONE_TILE).
-#ifndef LENGTHS
-#define LENGTHS m, n, k, splits // a fused equation defines constants here
-#endif
+// a staged tile. ONE_TILE: a block computes one split of one tile. WHOLE_ROWS: and passes its rows to the epilogue.
 #include "gemm/gemm_bf16x3.cuh"
 #include "gemm/staged_epilogue.cuh"
 
-typedef StagedTile<TILE_M, TILE_N, SLICES> Tiled;
+typedef StagedTile<TILE_M, TILE_N> Tiled;
 #ifdef SHARED_BYTES
-constexpr int AFTER_PIPELINE = BUFFERS * BUFFER > Tiled::SIZE ? BUFFERS * BUFFER : Tiled::SIZE;
-static_assert(STAGES * STAGE + AFTER_PIPELINE * (int)sizeof(T) == SHARED_BYTES, "as `Bf16x3Gemm.shared` in bf16x3.py says");
+static_assert(STAGES * STAGE + (BUFFERS * STAGING > TILE_M * Tiled::ROW ? BUFFERS * STAGING : TILE_M * Tiled::ROW) * (int)sizeof(T) == SHARED_BYTES,
+    "as `Bf16x3Gemm.shared` in bf16x3.py says");
 #endif
 
 // All splits of all tiles of all matrices; block b computes numbers b, b + gridDim.x, ...
 struct Schedule {
-    static constexpr bool ROW_SUMS = false;
     Operands<TRANSPOSE_A, TRANSPOSE_B> of;
     int splits, tiles, i;
 
@@ -28,10 +24,10 @@ struct Schedule {
     __device__ __forceinline__ bool next(TileSplit &work) {
         if (i >= tiles * splits) return false;
         const int64_t stages = (of.k + TILE_K - 1) / TILE_K;
-        work.slot = SPLIT ? i / tiles : 0;
-        work.at = TileCoord(i - work.slot * tiles, rows(), columns());
-        work.begin = SPLIT ? stages * work.slot / splits : 0;
-        work.end = SPLIT ? stages * (work.slot + 1) / splits : stages;
+        work.slot = i / tiles;
+        work.at = TileCoord(i % tiles, rows(), columns());
+        work.begin = stages * work.slot / splits;
+        work.end = stages * (work.slot + 1) / splits;
         work.matrices = {of.a + work.at.item * of.m * of.k, of.b + work.at.item * of.k * of.n, of.m, of.n, of.k};
         i += gridDim.x;
         return true;
@@ -60,7 +56,7 @@ KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, co
 #endif
 ) {
     wait_for_inputs();
-    const Schedule schedule(a, b, batch, LENGTHS);
+    const Schedule schedule(a, b, batch, m, n, k, splits);
 #if SPLIT
     const Output output = {(T *)scratch, batch * m * n};
 #else
@@ -70,23 +66,20 @@ KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, co
     const Tiled staged = {(T *)(shared + STAGES * STAGE)}; // over the buffers of float32, which have all been read
     __shared__ Barriers barriers;
     multiply_splits<ONE_TILE ? 128 : 0>(schedule, barriers, shared,
-        [&](const TileSplit &work, const AccumulatorTile &tile, int warpgroup, const float (&sums)[SUMS]) {
+        [&](const TileSplit &work, const AccumulatorTile &tile, int, const float (&sums)[SUMS]) {
 #if ONE_TILE
-            // A slice may end before the last stage. After both have ended, all buffers have been read.
-            if (SLICES > 1) named_barrier_sync(MULTIPLIERS * WARPGROUP);
             #pragma unroll
             for (int j = 0; j < SUMS; j += 2) {
                 const T value[] = {sums[j], sums[j + 1]};
-                staged.store(warpgroup * ROWS / TILE_M, tile.row(j), tile.column(j), value);
+                staged(0, tile.row(j), tile.column(j), 0, value);
             }
 #else
             tile.store(output.of(work.slot), sums);
 #endif
         });
 #if WHOLE_ROWS
-    epilogue.finish(staged, blockIdx.x);
+    epilogue.finish_rows(staged, blockIdx.x);
 #elif ONE_TILE
-    const int split = SPLIT ? blockIdx.x / schedule.tiles : 0;
-    staged.finish<WIDE_TILE, GEMM_THREADS>(output.of(split), schedule.of.m, schedule.of.n, blockIdx.x - split * schedule.tiles);
+    staged.finish<WIDE_TILE, GEMM_THREADS>(output.of(blockIdx.x / schedule.tiles), m, n, blockIdx.x % schedule.tiles);
 #endif
 }

@@ -1,119 +1,197 @@
-// Products by WGMMA in bf16x3 (sm90/bf16x3.cuh), for operands that are not packed: the pipeline of a persistent block. A copying
-// warpgroup loads float32 into buffers in shared memory with cp.async. A splitting warpgroup splits it into three bfloat16 terms,
-// and stores these in stages. Two multiplying warpgroups multiply: each half of a tile's rows, or of a tile of ROWS rows every
-// other stage of K (sliced-K).
+// Products by WGMMA in bf16x3 (sm90/bf16x3.cuh), for operands that are not packed: the pipeline of a persistent block. Two producer
+// warpgroups load float32 with cp.async, split it into three bfloat16 terms, and store these in shared memory. Two consumer
+// warpgroups multiply, each half of a tile's rows, or with WHOLE_ROWS half of its columns.
 //
 // The products of leading terms are exact. Tensor cores truncate when they add, so they sum over TILE_K of K only; float32
 // additions sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
 //
-// Macros: TILE_M, TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load.
+// Macros: TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load. WHOLE_ROWS: tiles have fewer rows, and all columns.
 //
-// A Schedule lists the work of a block: next(work) puts the next TileSplit into `work`, and returns false after the last one. If it
-// has ROW_SUMS, row_sums(work) returns where the sums of the rows of op(A) over the split go, or null.
+// A Schedule lists the work of a block: next(work) puts the next TileSplit into `work`, and returns false after the last one.
 #pragma once
-#include "gemm/split_operand.cuh"
+#include "gemm/gemm.cuh"
+#include "sm90/bf16x3.cuh"
 #include "sm90/accumulator.cuh"
 
-constexpr int ROWS = 64, MULTIPLIERS = 2;           // of a multiplying warpgroup; warpgroups
-constexpr int SLICES = MULTIPLIERS * ROWS / TILE_M; // warpgroups with the same rows, which take turns at the stages
-static_assert(TILE_M == ROWS || TILE_M == MULTIPLIERS * ROWS, "rows of the multiplying warpgroups");
-constexpr int GEMM_THREADS = (2 + MULTIPLIERS) * WARPGROUP;
-constexpr int STAGES = 3, MMA_K = 16;                  // MMA_K: K of an instruction
-constexpr int BUFFERS = TILE_M + TILE_N > 192 ? 2 : 3; // of float32
-constexpr int SUMS = TILE_N / 2;                       // accumulators of a thread
-constexpr int STAGGER = 2;                             // stages by which a multiplying warpgroup starts before the next one
+#if WHOLE_ROWS
+constexpr int TILE_M = 64, ROWS = 64, COLUMNS = TILE_N / 2; // ROWS, COLUMNS: of a consumer warpgroup
+#else
+constexpr int TILE_M = 128, ROWS = 64, COLUMNS = TILE_N;
+#endif
+constexpr int CONSUMERS = TILE_M / ROWS * (TILE_N / COLUMNS); // warpgroups
+constexpr int PRODUCER_THREADS = 2 * WARPGROUP, GEMM_THREADS = PRODUCER_THREADS + CONSUMERS * WARPGROUP;
+constexpr int TILE_K = 32, MMA_K = 16, STAGES = 3; // K of a stage and of an instruction
+constexpr int AHEAD = 1, BUFFERS = AHEAD + 1;      // stages that are copied ahead of the split; buffers for float32
+constexpr int SUMS = COLUMNS / 2;                  // accumulators of a thread
+constexpr int STAGGER = 2;                         // stages by which a consumer warpgroup starts before the next one
 
-// Stages begin to end of the K of a tile; the first one follows the last one. `slot`: where its sums go, if they are not the result.
+// ROWS rows of op(A), or columns of op(B). Global memory has them as [row][k] if K_MAJOR, else as [k][row], with WIDE elements
+// per load. Shared memory has chunks of eight elements that are neighbours in global memory. A plane holds all chunks with the
+// same eight k (or rows). Planes are padded so that eight threads write without bank conflicts.
+template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
+    static constexpr int PLANES = (K_MAJOR ? TILE_K : ROWS) / CHUNK_ELEMENTS, PLANE_CHUNKS = K_MAJOR ? ROWS : TILE_K;
+    static constexpr int PLANE = (PLANE_CHUNKS + (K_MAJOR ? 2 : 1)) * CHUNK_BYTES, TERM = PLANES * PLANE; // bytes
+    static constexpr int SIZE = BF16X3_TERMS * TERM; // bytes of a stage
+    static constexpr int CHUNKS = PLANES * PLANE_CHUNKS, PER_THREAD = (CHUNKS + PRODUCER_THREADS - 1) / PRODUCER_THREADS;
+    static constexpr int STAGING = PER_THREAD * PRODUCER_THREADS * CHUNK_ELEMENTS; // float32 elements before the split
+    static_assert(ROWS % CHUNK_ELEMENTS == 0, "whole chunks");
+
+    const T *x;
+    int length, k, first; // rows and k of the matrix, and the first row of the tile
+
+    // Starts the copies of a stage from k0 on. Neighbouring lanes of a warp copy neighbours in global memory.
+    __device__ __forceinline__ void start(T *staging, int k0) const {
+        constexpr int COPIES = CHUNK_ELEMENTS / WIDE;
+        constexpr int UNROLL = WIDE == VECTOR && CHUNKS % PRODUCER_THREADS == 0 ? PER_THREAD * COPIES : 1;
+        #pragma unroll UNROLL // otherwise the addresses need too many registers
+        for (int i = 0; i < PER_THREAD * COPIES; i++) {
+            const int copy = i % COPIES * WARP + threadIdx.x % WARP, j = copy % COPIES * WIDE;
+            const int at = i / COPIES * PRODUCER_THREADS + threadIdx.x / WARP * WARP + copy / COPIES;
+            if (CHUNKS % PRODUCER_THREADS != 0 && at >= CHUNKS) break;
+            const int across = at % PLANES * CHUNK_ELEMENTS, down = at / PLANES;
+            const int row = first + (K_MAJOR ? down : across), depth = k0 + (K_MAJOR ? across : down);
+            const int remaining = row < length && depth < k ? K_MAJOR ? k - depth : length - row : 0;
+            const int from = K_MAJOR ? row * k + depth : depth * length + row;
+            cp_async<WIDE * sizeof(T)>(staging + swizzled(at, j), x + from + j, remaining > j);
+        }
+    }
+
+    // Splits the chunks that this warp has copied, and stores them in a stage.
+    static __device__ __forceinline__ void split(const T *staging, char *stage) {
+        #pragma unroll
+        for (int i = 0; i < PER_THREAD; i++) {
+            const int at = i * PRODUCER_THREADS + threadIdx.x;
+            if (CHUNKS % PRODUCER_THREADS != 0 && at >= CHUNKS) break;
+            float found[CHUNK_ELEMENTS];
+            #pragma unroll
+            for (int j = 0; j < CHUNK_ELEMENTS; j += VECTOR) {
+                const Vector<T, VECTOR> v = load<T, VECTOR>(staging + swizzled(at, j));
+                #pragma unroll
+                for (int h = 0; h < VECTOR; h++) found[j + h] = v.lane[h];
+            }
+            Chunk terms[BF16X3_TERMS];
+            split_bf16x3(terms, found);
+            #pragma unroll
+            for (int p = 0; p < BF16X3_TERMS; p++)
+                *(Chunk *)(stage + p * TERM + at % PLANES * PLANE + at / PLANES * CHUNK_BYTES) = terms[p];
+        }
+    }
+
+    // The descriptor of term 0 and k 0 from row `row` on, and the offset to add for another term and k.
+    static __device__ __forceinline__ uint64_t descriptor(const char *stage, int row) {
+        return K_MAJOR ? smem_descriptor(stage + row * CHUNK_BYTES, PLANE, CORE_MATRIX_BYTES, NO_SWIZZLE)
+                       : smem_descriptor(stage + row / CHUNK_ELEMENTS * PLANE, CORE_MATRIX_BYTES, PLANE, NO_SWIZZLE);
+    }
+    static __device__ __forceinline__ int offset(int term, int k) {
+        return (term * TERM + (K_MAJOR ? k / CHUNK_ELEMENTS * PLANE : k * CHUNK_BYTES)) / CHUNK_BYTES;
+    }
+
+  private:
+    // The position of element j of chunk `at` in staging. The halves of some chunks are swapped so that eight threads read
+    // without bank conflicts.
+    static __device__ __forceinline__ int swizzled(int at, int j) {
+        return at * CHUNK_ELEMENTS + (j / VECTOR ^ at / 4 % 2) * VECTOR + j % VECTOR;
+    }
+};
+typedef Operand<TILE_M, !TRANSPOSE_A, WIDE_A> OperandA;
+typedef Operand<TILE_N, TRANSPOSE_B, WIDE_B> OperandB;
+constexpr int STAGE = OperandA::SIZE + OperandB::SIZE, STAGING = OperandA::STAGING + OperandB::STAGING;
+
+// Stages begin to end of the K of a tile. `slot`: where its sums go, if they are not the result.
 struct TileSplit {
     Operands<TRANSPOSE_A, TRANSPOSE_B> matrices;
     TileCoord at;
     int begin, end, slot;
+};
 
-    // The first k of a stage.
-    __device__ __forceinline__ int depth(int stage) const {
-        const int stages = (matrices.k + TILE_K - 1) / TILE_K;
-        return (stage < stages ? stage : stage - stages) * TILE_K;
+// Iterates over the stages of all splits of a block.
+template <class Schedule> struct StageIterator {
+    Schedule schedule;
+    bool more;
+    int stage, end;
+    OperandA a;
+    OperandB b;
+
+    __device__ explicit StageIterator(const Schedule &schedule) : schedule(schedule) { enter(); }
+    __device__ __forceinline__ void start(T *staging) const {
+        a.start(staging, stage * TILE_K);
+        b.start(staging + OperandA::STAGING, stage * TILE_K);
+    }
+    __device__ __forceinline__ void next() {
+        if (++stage == end) enter();
+    }
+
+  private:
+    __device__ __forceinline__ void enter() {
+        TileSplit work;
+        more = schedule.next(work);
+        if (!more) return;
+        stage = work.begin;
+        end = work.end;
+        a = {work.matrices.a, work.matrices.m, work.matrices.k, work.at.row * TILE_M};
+        b = {work.matrices.b, work.matrices.n, work.matrices.k, work.at.column * TILE_N};
     }
 };
 
-// `copies`: of the buffers; `terms`: of the stages; `begun`: the first multiplying warpgroup is STAGGER stages ahead.
+// `begun`: the first consumer warpgroup is STAGGER stages ahead.
 struct Barriers {
-    Pipeline<BUFFERS> copies;
-    Pipeline<STAGES> terms;
+    Pipeline<STAGES> pipeline;
     Mbarrier begun;
 
     __device__ void init() {
-        copies.init(WARPGROUP, WARPGROUP / WARP);
-        terms.init(WARPGROUP / WARP, MULTIPLIERS / SLICES * WARPGROUP / WARP);
+        pipeline.init(PRODUCER_THREADS / WARP, CONSUMERS * WARPGROUP / WARP);
         begun.init(WARPGROUP / WARP);
         fence_mbarrier_init();
     }
 };
 
-// The copying warpgroup.
-template <class Schedule> __device__ __forceinline__ void copy_stages(Schedule schedule, Barriers &barriers, T *buffers) {
-    PipelineState<BUFFERS> state;
-    for (TileSplit work; schedule.next(work);) {
-        const OperandA a = {work.matrices.a, work.matrices.m, work.matrices.k, work.at.row * TILE_M};
-        const OperandB b = {work.matrices.b, work.matrices.n, work.matrices.k, work.at.column * TILE_N};
-        #pragma unroll 1
-        for (int i = work.begin; i < work.end; i++, state.advance()) {
-            barriers.copies.wait_empty(state);
-            T *buffer = buffers + state.stage * BUFFER;
-            a.start(buffer, work.depth(i));
-            b.start(buffer + OperandA::BUFFER, work.depth(i));
-            cp_async_arrive(barriers.copies.full[state.stage]);
+// Producers. The copies of the next AHEAD stages are in flight while a stage is split.
+template <class Schedule> __device__ __forceinline__ void produce(
+    const Schedule &schedule, Barriers &barriers, char *shared, T *staging) {
+    StageIterator<Schedule> next(schedule);
+    PipelineState<STAGES> state;
+    T *buffer = staging;
+    int ended = 0;
+    #pragma unroll 1
+    for (int i = -AHEAD;; i++) {
+        if (next.more) {
+            next.start(buffer);
+            next.next();
+        } else if (ended++ == AHEAD) {
+            return;
         }
-    }
-    cp_async_commit_group();
-    cp_async_wait_group<0>(); // before the threads end
-}
-
-// The splitting warpgroup.
-template <class Schedule> __device__ __forceinline__ void split_stages(
-    Schedule schedule, Barriers &barriers, char *stages, const T *buffers) {
-    PipelineState<BUFFERS> from;
-    PipelineState<STAGES> to;
-    RowSums<false> none;
-    for (TileSplit work; schedule.next(work);) {
-        RowSums<Schedule::ROW_SUMS> sums;
-        #pragma unroll 1
-        for (int i = work.begin; i < work.end; i++, from.advance(), to.advance()) {
-            const T *buffer = buffers + from.stage * BUFFER;
-            char *stage = stages + to.stage * STAGE;
-            barriers.copies.wait_full(from);
-            barriers.terms.wait_empty(to);
-            OperandA::split(buffer, stage, sums);
-            OperandB::split(buffer + OperandA::BUFFER, stage + OperandA::SIZE, none);
-            arrive_per_warp(barriers.copies.empty[from.stage]);
-            fence_proxy_async();
-            arrive_per_warp(barriers.terms.full[to.stage]);
-        }
-        if constexpr (Schedule::ROW_SUMS) sums.finish(schedule.row_sums(work));
+        cp_async_commit_group();
+        buffer = buffer == staging + AHEAD * STAGING ? staging : buffer + STAGING; // the buffer of stage i
+        if (i < 0) continue;
+        cp_async_wait_group<AHEAD>();
+        barriers.pipeline.wait_empty(state);
+        __syncwarp(); // all lanes' copies have landed
+        char *stage = shared + state.stage * STAGE;
+        OperandA::split(buffer, stage);
+        OperandB::split(buffer + OperandA::STAGING, stage + OperandA::SIZE);
+        fence_proxy_async();
+        arrive_per_warp(barriers.pipeline.full[state.stage]); // its __syncwarp() also frees the staging buffer
+        state.advance();
     }
 }
 
 struct Accumulators {
     float main[SUMS], low_order[SUMS];
 
-    // stagger: warpgroup 1 waits until warpgroup 0 is STAGGER stages ahead, so that one runs its epilogue while the other
-    // multiplies.
+    // first: the block's first split. Then warpgroup 1 waits until warpgroup 0 is STAGGER stages ahead, so that one runs its
+    // epilogue while the other multiplies.
     __device__ __forceinline__ void multiply(Barriers &barriers, const char *shared, const TileSplit &work, int warpgroup,
-        bool stagger, PipelineState<STAGES> &state) {
-        if (stagger && warpgroup > 0) barriers.begun.wait(0);
-        const int row = warpgroup * ROWS % TILE_M, slice = warpgroup * ROWS / TILE_M;
+        bool first, PipelineState<STAGES> &state) {
+        if (first && warpgroup > 0) barriers.begun.wait(0);
         float leading[SUMS];
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] = 0;
-        if (work.begin + slice >= work.end) return;
         int last = 0;
         for (int i = work.begin; i < work.end; i++, state.advance()) {
-            if ((i - work.begin) % SLICES != slice) continue;
-            const bool first = i - work.begin == slice;
-            barriers.terms.wait_full(state);
+            barriers.pipeline.wait_full(state);
             const char *stage = shared + state.stage * STAGE;
-            const uint64_t a = OperandA::descriptor(stage, row);
-            const uint64_t b = OperandB::descriptor(stage + OperandA::SIZE, 0);
+            const uint64_t a = OperandA::descriptor(stage, warpgroup * ROWS % TILE_M);
+            const uint64_t b = OperandB::descriptor(stage + OperandA::SIZE, warpgroup * COLUMNS % TILE_N);
             const auto products = [&](float (&sums)[SUMS], TermPair terms, bool accumulate) {
                 #pragma unroll
                 for (int k = 0; k < TILE_K; k += MMA_K)
@@ -124,10 +202,10 @@ struct Accumulators {
             products(leading, {0, 0}, false);
             wgmma_commit_group();
             wgmma_wait_group<1>();
-            if (!first) arrive_per_warp(barriers.terms.empty[last]);
-            if (stagger && warpgroup == 0 && i == min(work.begin + STAGGER, work.end) - 1) arrive_per_warp(barriers.begun);
+            if (i > work.begin) arrive_per_warp(barriers.pipeline.empty[last]);
+            if (first && warpgroup == 0 && i == min(work.begin + STAGGER, work.end) - 1) arrive_per_warp(barriers.begun);
             #pragma unroll
-            for (int j = 0; j < LOW_ORDER_PAIRS; j++) products(low_order, low_order_pair(j), !first || j > 0);
+            for (int j = 0; j < LOW_ORDER_PAIRS; j++) products(low_order, low_order_pair(j), i + j > work.begin);
             wgmma_commit_group();
             wgmma_wait_group<1>();
             wgmma_fence_operand(leading);
@@ -137,69 +215,58 @@ struct Accumulators {
         }
         wgmma_wait_group<0>();
         wgmma_fence_operand(low_order);
-        arrive_per_warp(barriers.terms.empty[last]);
+        arrive_per_warp(barriers.pipeline.empty[last]);
         #pragma unroll
         for (int i = 0; i < SUMS; i++) main[i] += low_order[i];
     }
 };
 
-// An element by FMA: its sum over the stages of a slice.
-__device__ __noinline__ T dot(const TileSplit &work, int slice, int row, int column) {
-    T sum = 0;
-    for (int stage = work.begin + slice; stage < work.end; stage += SLICES) {
-        const int k = work.depth(stage);
-        sum += work.matrices.dot(row, column, k, min(k + TILE_K, work.matrices.k));
-    }
-    return sum;
+__device__ __noinline__ T dot(const Operands<TRANSPOSE_A, TRANSPOSE_B> &matrices, int row, int column, int k0, int k1) {
+    return matrices.dot(row, column, k0, k1);
 }
 
-// Recomputes the sums of a slice that are not finite, because bf16x3 turns infinities into NaN.
+// Recomputes by FMA the results that are not finite, because bf16x3 turns infinities into NaN.
 __device__ __forceinline__ void recompute_non_finite(
-    float (&sums)[SUMS], const TileSplit &work, int slice, const AccumulatorTile &tile) {
+    float (&sums)[SUMS], const TileSplit &work, const AccumulatorTile &tile) {
     float zero = 0;
     #pragma unroll
     for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
     if (zero == 0) return;
+    const int k0 = work.begin * TILE_K, k1 = min(work.end * TILE_K, work.matrices.k);
     #pragma unroll
     for (int i = 0; i < SUMS; i++)
-        if (!finite(sums[i]) && tile.inside(i)) sums[i] = dot(work, slice, tile.row(i), tile.column(i));
+        if (!finite(sums[i]) && tile.inside(i)) sums[i] = dot(work.matrices, tile.row(i), tile.column(i), k0, k1);
 }
 
-// A multiplying warpgroup: its rows of all splits of the block, which it passes to store(work, tile, warpgroup, sums). SEVERAL: a
-// block may have several splits.
-template <bool SEVERAL, class Schedule, class Store>
-__device__ __forceinline__ void multiply_stages(Schedule schedule, Barriers &barriers, const char *shared, const Store &store) {
-    const int warpgroup = __shfl_sync(~0u, threadIdx.x / WARPGROUP - 2, 0); // warp-uniform
+// A consumer warpgroup: its part of all splits of the block, which it passes to store(work, tile, warpgroup, sums).
+template <class Schedule, class Store>
+__device__ __forceinline__ void consume(Schedule schedule, Barriers &barriers, const char *shared, const Store &store) {
+    const int warpgroup = __shfl_sync(~0u, (threadIdx.x - PRODUCER_THREADS) / WARPGROUP, 0); // warp-uniform
     PipelineState<STAGES> state;
     TileSplit work;
     for (bool first = true; schedule.next(work); first = false) {
-        const int row = work.at.row * TILE_M + warpgroup * ROWS % TILE_M;
-        const AccumulatorTile tile = {work.at, work.matrices.m, work.matrices.n, row, work.at.column * TILE_N};
+        const AccumulatorTile tile = {work.at, work.matrices.m, work.matrices.n,
+            work.at.row * TILE_M + warpgroup * ROWS % TILE_M, work.at.column * TILE_N + warpgroup * COLUMNS % TILE_N};
         Accumulators sums;
-        sums.multiply(barriers, shared, work, warpgroup, SEVERAL && first, state);
-        recompute_non_finite(sums.main, work, warpgroup * ROWS / TILE_M, tile);
+        sums.multiply(barriers, shared, work, warpgroup, first, state);
+        recompute_non_finite(sums.main, work, tile);
         store(work, tile, warpgroup, sums.main);
     }
 }
 
-// By all threads of a block. REGISTERS: registers of a thread after the call, if the block has one split; 0 if it has several, and
-// the kernel then ends.
+// The producers and consumers of a block; all of its threads call it. REGISTERS: registers of a thread after the call; 0 if the
+// kernel then ends.
 template <int REGISTERS, class Schedule, class Store> __device__ __forceinline__ void multiply_splits(
     const Schedule &schedule, Barriers &barriers, char *shared, const Store &store) {
     if (threadIdx.x == 0) barriers.init();
     __syncthreads();
-    T *const buffers = (T *)(shared + STAGES * STAGE);
-    if (threadIdx.x < WARPGROUP) {
+    if (threadIdx.x < PRODUCER_THREADS) {
         warpgroup_reg_dealloc<56>();
-        copy_stages(schedule, barriers, buffers);
-        if (REGISTERS > 0) warpgroup_reg_alloc<REGISTERS>();
-    } else if (threadIdx.x < 2 * WARPGROUP) {
-        warpgroup_reg_dealloc<56>();
-        split_stages(schedule, barriers, shared, buffers);
+        produce(schedule, barriers, shared, (T *)(shared + STAGES * STAGE));
         if (REGISTERS > 0) warpgroup_reg_alloc<REGISTERS>();
     } else {
         warpgroup_reg_alloc<200>();
-        multiply_stages<REGISTERS == 0>(schedule, barriers, shared, store);
+        consume(schedule, barriers, shared, store);
         if (REGISTERS > 0) warpgroup_reg_dealloc<REGISTERS>();
     }
 }

@@ -39,29 +39,15 @@ template <int BM, int BN, int WIDE, int THREADS, class Epilogue> struct ThreadEl
     }
 };
 
-// A BM x BN tile in shared memory, as the sum of SLICES tiles. A product calls it as its epilogue, to store the elements.
-template <int BM, int BN, int SLICES = 1> struct StagedTile {
-    static constexpr int ROW = BN + VECTOR, SIZE = SLICES * BM * ROW;
+// A BM x BN tile in shared memory. A product calls it as its epilogue, to store the elements.
+template <int BM, int BN> struct StagedTile {
+    static constexpr int ROW = BN + VECTOR;
     T *tile;
 
     template <int WIDE> __device__ __forceinline__ void operator()(
         int64_t, int row, int column, int64_t, const T (&value)[WIDE]) const {
-        store(0, row, column, value);
-    }
-    template <int WIDE> __device__ __forceinline__ void store(
-        int slice, int row, int column, const T (&value)[WIDE]) const {
         #pragma unroll
-        for (int i = 0; i < WIDE; i++) tile[(slice * BM + row % BM) * ROW + column % BN + i] = value[i];
-    }
-    template <int WIDE> __device__ __forceinline__ Vector<T, WIDE> load(int row, int column) const {
-        Vector<T, WIDE> sum = ::load<T, WIDE>(tile + row * ROW + column);
-        #pragma unroll
-        for (int slice = 1; slice < SLICES; slice++) {
-            const Vector<T, WIDE> v = ::load<T, WIDE>(tile + (slice * BM + row) * ROW + column);
-            #pragma unroll
-            for (int i = 0; i < WIDE; i++) sum.lane[i] += v.lane[i];
-        }
-        return sum;
+        for (int i = 0; i < WIDE; i++) tile[row % BM * ROW + column % BN + i] = value[i];
     }
 
     // By all threads of the block, after the product: passes tile `block` of m x n matrices to `end`.
@@ -71,7 +57,10 @@ template <int BM, int BN, int SLICES = 1> struct StagedTile {
         own.load_aux(end);
         __syncthreads();
         #pragma unroll
-        for (int i = 0; i < own.COUNT; i++)
-            end.write(own.aux[i], own.index(i), load<WIDE>(min(own.tile_row(i), BM - 1), own.tile_column(i)).lane, own.inside(i));
+        for (int i = 0; i < own.COUNT; i++) {
+            if (!own.inside(i)) continue;
+            const Vector<T, WIDE> v = load<T, WIDE>(tile + own.tile_row(i) * ROW + own.tile_column(i));
+            end.write(own.aux[i], own.index(i), v.lane);
+        }
     }
 };

@@ -15,19 +15,14 @@ template <int LENGTH, int TEAM, int ITEMS, int WIDTH> struct RegisterRow {
 
     static __device__ __forceinline__ bool inside(int i) { return TEAM * COUNT == LENGTH || column(i) < LENGTH; }
 
-    // read(column) returns WIDTH elements from a column on.
-    template <typename A, typename Read> static __device__ __forceinline__ void load_vectors(Read read, A (&to)[COUNT]) {
+    template <typename A> static __device__ __forceinline__ void load(const A *row, A (&to)[COUNT]) {
         #pragma unroll
         for (int k = 0; k < ITEMS; k++) {
             Vector<A, WIDTH> v = {};
-            if (inside(k * WIDTH)) v = read(column(k * WIDTH));
+            if (inside(k * WIDTH)) v = ::load<A, WIDTH>(row + column(k * WIDTH));
             #pragma unroll
             for (int j = 0; j < WIDTH; j++) to[k * WIDTH + j] = v.lane[j];
         }
-    }
-
-    template <typename A> static __device__ __forceinline__ void load(const A *row, A (&to)[COUNT]) {
-        load_vectors([&](int column) { return ::load<A, WIDTH>(row + column); }, to);
     }
 
     template <typename A> static __device__ __forceinline__ void store(const A (&from)[COUNT], A *row) {

@@ -45,11 +45,6 @@ __device__ __forceinline__ void arrive_per_warp(Mbarrier &barrier) {
     if (threadIdx.x % WARP == 0) barrier.arrive();
 }
 
-// Arrives when all cp.async of this thread have landed. Does not wait.
-__device__ __forceinline__ void cp_async_arrive(Mbarrier &barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier.address()) : "memory");
-}
-
 // Synchronises `threads` threads of the block at named barrier `id` (1 to 15; 0 is __syncthreads).
 __device__ __forceinline__ void named_barrier_sync(int threads, int id = 1) {
     asm volatile("bar.sync %1, %0;" ::"r"(threads), "r"(id) : "memory");

@@ -23,7 +23,6 @@ static void arrive_per_warp(Mbarrier &barrier) {
     __syncwarp();
     if (threadIdx.x % WARP == 0) barrier.arrive();
 }
-static void cp_async_arrive(Mbarrier &barrier) { barrier.arrive(); }
 static void named_barrier_sync(int threads, int id = 1) { named[current / blockDim.x][id].wait(threads); }
 static void named_barrier_arrive(int threads, int id) { named[current / blockDim.x][id].arrive(threads); }
 

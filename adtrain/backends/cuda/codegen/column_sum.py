@@ -30,8 +30,8 @@ def column_sum_kernels(equation: Equation, target: Target) -> list[Kernel]:
 
     If there are few columns, the rows are split among blocks too, and a second launch adds their totals in order.
     """
-    blocks, columns = column_blocks(equation), total_of(equation).outputs[0].size
-    rows = prod(total_of(equation).inputs[0].type.shape) // columns
+    blocks, columns = column_blocks(equation), _total(equation).outputs[0].size
+    rows = prod(_total(equation).inputs[0].type.shape) // columns
     most = min(2 * target.multiprocessors // blocks, rows // MIN_ROWS)
     splits = next((s for s in range(most, 0, -1) if rows % s == 0), 1)
     made = column_sum(equation, THREADS, splits)
@@ -43,7 +43,7 @@ def column_sum_kernels(equation: Equation, target: Target) -> list[Kernel]:
         f"{TOTAL} total = 0;",
         "#pragma unroll 8",
         f"for (int i = 0; i < {splits}; i++) total += ((const {TOTAL} *)own)[i * {columns} + column];",
-        *after_total(equation),
+        *_after(equation),
     ]
     add = replace(made, lines=lines, blocks=-(-columns // THREADS), shared=0)
     return [kernel("column_sum", [made], THREADS), kernel("column_totals", [add], THREADS)]
@@ -56,7 +56,7 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
         splits: into how many the rows are divided. If there are several, their totals go to scratch memory.
     """
     body = flat(body_of(equation))
-    at = body.equations.index(total_of(equation))
+    at = body.equations.index(_total(equation))
     (x,), (y,) = body.equations[at].inputs, body.equations[at].outputs
     columns, c = y.size, c_type(x.type.dtype)
     before = _program(body.equations[:at], [x])
@@ -75,7 +75,7 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
         "    }",
         "});",
         f"sum.finish<COLUMNS>([&](int column, {TOTAL} total) {{",
-        *indented([f"(({TOTAL} *)own)[split * COLUMNS + column] = total;"] if splits > 1 else after_total(equation)),
+        *indented([f"(({TOTAL} *)own)[split * COLUMNS + column] = total;"] if splits > 1 else _after(equation)),
         "});",
     ]
     shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * TOTAL_BYTES
@@ -84,25 +84,19 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
     return Part(lines, body.inputs, body.outputs, headers, blocks=blocks * splits, shared=shared, scratch=scratch)
 
 
-def total_of(equation: Equation) -> Equation:
+def _total(equation: Equation) -> Equation:
     """The sum in a `column_sum` equation."""
     return next(e for e in flat(body_of(equation)).equations if e.has(Trait.REDUCTION))
-
-
-def summed_matrix(equation: Equation) -> Variable | None:
-    """The matrix whose columns a `column_sum` equation adds as they are in memory; None if it computes what it adds."""
-    (x,) = total_of(equation).inputs
-    return x if x in equation.inputs and len(x.type.shape) == 2 else None
 
 
 def _names(body: Program) -> dict[Variable, str]:
     return {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
 
 
-def after_total(equation: Equation) -> list[str]:
+def _after(equation: Equation) -> list[str]:
     """Statements that compute the outputs of a column from its `total`."""
     body = flat(body_of(equation))
-    at = body.equations.index(total_of(equation))
+    at = body.equations.index(_total(equation))
     (y,), columns = body.equations[at].outputs, body.equations[at].outputs[0].size
     after = _program(body.equations[at + 1 :], body.outputs)
     read, results = _loads(after, y.type.shape, _names(body), "0", "column", 1, columns)

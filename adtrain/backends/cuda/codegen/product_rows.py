@@ -5,16 +5,15 @@ from __future__ import annotations
 from adtrain.backends.cuda.codegen.part import indented
 from adtrain.backends.cuda.codegen.product import Epilogue, matmul_of
 from adtrain.backends.cuda.codegen.register_rows import RowWriter
-from adtrain.codegen.expressions import c_type, pointer
+from adtrain.codegen.expressions import pointer
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bf16x3 import THREADS, Bf16x3Gemm, Bf16x3Tile
-from adtrain.lowering.cuda.gemm.cost_model import BF16X3_WIDTHS
 from adtrain.lowering.shapes import product_lengths
-from adtrain.passes.fuse_product_rows import ROWS, rows_after
+from adtrain.passes.fuse_product_rows import ROWS, VECTOR, rows_after
 
-VECTOR = 4
-"""Neighbouring elements of a row that a thread loads at once."""
+STEP = 16
+"""The columns of a tile are a multiple of it: each of two warpgroups multiplies half of them, in eights."""
 TEAM = THREADS // ROWS
 """Threads that share a row."""
 
@@ -25,8 +24,8 @@ def product_rows_gemm(equation: Equation, target: Target) -> Bf16x3Gemm:
     a, b = matmul.inputs
     transposed = matmul.params["transpose_a"], matmul.params["transpose_b"]
     lengths = product_lengths(a.type, b.type, *transposed)
-    width = next(n for n in BF16X3_WIDTHS if n >= lengths[2])
-    return Bf16x3Gemm(target, lengths, Bf16x3Tile(width, ROWS), 1, transposed, whole_rows=True)
+    tile = Bf16x3Tile(-(-lengths[2] // STEP) * STEP, whole_rows=True)
+    return Bf16x3Gemm(target, lengths, tile, 1, transposed)
 
 
 def row_epilogue(equation: Equation) -> Epilogue:
@@ -35,26 +34,24 @@ def row_epilogue(equation: Equation) -> Epilogue:
     c, *inputs = rows.inputs
     count, length = c.type.shape
     writer = RowWriter(rows, count, length)
-    assert writer.write({c: "c"}), "has_rows() was true"
-    items = -(-length // (TEAM * VECTOR))
-    element = c_type(c.type.dtype)
+    written = writer.write({c: "c"})
+    assert written, "fuse_product_rows() chooses equations that have a form"
     text = [
         '#include "reduce/register_rows.cuh"',
         "struct Epilogue {",
         *(f"    {pointer(v, const=True)}x{i};" for i, v in enumerate(rows.inputs) if i > 0),
         *(f"    {pointer(v)}y{i};" for i, v in enumerate(rows.outputs)),
         "    // By all threads of the block: the rows of a staged tile, which is tile `block`.",
-        "    template <class Tile> __device__ __forceinline__ void finish(const Tile &tile, int block) const {",
-        f"        using Row = RegisterRow<{length}, {TEAM}, {items}, {VECTOR}>;",
+        "    template <class Tile> __device__ __forceinline__ void finish_rows(const Tile &staged, int block) const {",
+        f"        using Row = RegisterRow<{length}, {TEAM}, {-(-length // (TEAM * VECTOR))}, {VECTOR}>;",
         f"        const int own = threadIdx.x / {TEAM};",
         f"        const bool live = block * {ROWS} + own < {count};",
         f"        const int64_t row = live ? block * {ROWS} + own : {count - 1};",
         *indented(indented(writer.loads)),
         "        __syncthreads();",
-        f"        {element} c[Row::COUNT];",
-        f"        Row::load_vectors([&](int column) {{ return tile.template load<{VECTOR}>(own, column); }}, c);",
-        *indented(indented(writer.lines)),
-        *indented(indented(writer.stores)),
+        "        T c[Row::COUNT];",
+        "        Row::load(staged.tile + own * staged.ROW, c);",
+        *indented(indented([*writer.lines, *writer.stores])),
         "    }",
         "};",
     ]

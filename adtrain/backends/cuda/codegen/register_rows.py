@@ -40,12 +40,6 @@ def register_rows(body: Program) -> Part | None:
     return RowWriter(body, *found.type.shape).part()
 
 
-def has_rows(body: Program, count: int, length: int) -> bool:
-    """Whether all equations of a body have a form here, and none needs checked indices."""
-    writer = RowWriter(body, count, length)
-    return writer.write() and not writer.checked
-
-
 def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) -> Step | None:
     """How one thread block computes a body of rows of one length; None if an equation has no form here.
 
@@ -113,11 +107,6 @@ class RowWriter:
     def stores(self) -> list[str]:
         return [*map(self._store, self.body.outputs)]
 
-    @property
-    def checked(self) -> bool:
-        """Whether the statements set `*bad` where an index is out of range."""
-        return any(e.primitive.name in BY_INDEX for e in self.body.equations)
-
     def part(self) -> Part | None:
         """See `register_rows`."""
         itemsize = max(v.type.dtype.itemsize for v in self._rows())
@@ -136,8 +125,9 @@ class RowWriter:
             *self.lines,
             *self.stores,
         ]
+        checked = any(e.primitive.name in BY_INDEX for e in self.body.equations)
         headers = ("common/block_ops.cuh", "reduce/register_rows.cuh")
-        return Part(lines, self.body.inputs, self.body.outputs, headers, blocks=blocks, checked=self.checked)
+        return Part(lines, self.body.inputs, self.body.outputs, headers, blocks=blocks, checked=checked)
 
     def _team(self, vectors: int, size: int) -> int:
         """Threads that share a row of `size` bytes: lanes of a warp, or all threads of a block."""

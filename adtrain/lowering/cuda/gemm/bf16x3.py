@@ -12,10 +12,12 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 
-TILE_M, TILE_K, STAGES = 128, 32, 3
-"""Rows of a tile; K of a pipeline stage; stages."""
-THREADS = 512
-"""Threads of a block."""
+TILE_M, WHOLE_ROWS_M = 128, 64
+"""Rows of a tile; of one that has all columns."""
+TILE_K, STAGES, BUFFERS = 32, 3, 2
+"""K of a pipeline stage; stages; buffers of float32 before the split."""
+THREADS, PRODUCER_THREADS = 512, 256
+"""Threads of a block; threads that load and split operands."""
 TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
 """bfloat16 terms of a float32; elements and bytes of a chunk, the unit of shared memory."""
 MIN_LENGTH = 64
@@ -31,25 +33,19 @@ class Bf16x3Tile:
 
     Args:
         n: columns of a tile (TILE_N).
-        m: rows of a tile (TILE_M).
+        whole_rows: whether a tile has all columns, and a block one tile, whose rows the epilogue takes (WHOLE_ROWS).
     """
 
     n: int
-    m: int = TILE_M
+    whole_rows: bool = False
+
+    @property
+    def m(self) -> int:
+        return WHOLE_ROWS_M if self.whole_rows else TILE_M
 
     def tiles(self, batch: int, m: int, n: int) -> int:
         """Tiles of ``batch`` results m x n."""
         return batch * -(-m // self.m) * -(-n // self.n)
-
-
-def pipeline_bytes(tile: Bf16x3Tile, transposed: tuple[bool, bool]) -> tuple[int, int]:
-    """Shared memory of the stages, and of the buffers of float32 before the split."""
-    stage = 0
-    for rows, k_major in ((tile.m, not transposed[0]), (tile.n, transposed[1])):
-        across, down = (TILE_K // CHUNK_ELEMENTS, rows) if k_major else (rows // CHUNK_ELEMENTS, TILE_K)
-        stage += TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
-    buffers = 2 if tile.m + tile.n > 192 else 3
-    return STAGES * stage, buffers * (tile.m + tile.n) * TILE_K * FLOAT32.itemsize
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,6 @@ class Bf16x3Gemm:
         lengths: batch, M, N and K.
         splits: of K (split-K).
         transposed: whether A and B are.
-        whole_rows: whether the epilogue takes whole rows. Then a tile has all columns.
     """
 
     target: Target
@@ -68,7 +63,6 @@ class Bf16x3Gemm:
     tile: Bf16x3Tile
     splits: int
     transposed: tuple[bool, bool]
-    whole_rows: bool = False
 
     @property
     def tiles(self) -> int:
@@ -87,35 +81,36 @@ class Bf16x3Gemm:
         }
 
     @property
-    def blocks(self) -> int:
-        tiles = self.tiles * self.splits
-        return tiles if self.whole_rows else min(tiles, self.target.multiprocessors)
-
-    @property
     def shared(self) -> int:
-        """Bytes of shared memory: the stages, and buffers of float32, which the tile of results overwrites."""
-        stages, buffers = pipeline_bytes(self.tile, self.transposed)
-        return stages + max(buffers, TILE_M * (self.tile.n + 4) * FLOAT32.itemsize)
+        """Bytes of shared memory: the pipeline, and buffers of float32, which the tile of results overwrites."""
+        pipeline = staging = 0
+        for rows, k_major in ((self.tile.m, not self.transposed[0]), (self.tile.n, self.transposed[1])):
+            across, down = (TILE_K // CHUNK_ELEMENTS, rows) if k_major else (rows // CHUNK_ELEMENTS, TILE_K)
+            chunks = -(-across * down // PRODUCER_THREADS) * PRODUCER_THREADS
+            pipeline += STAGES * TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
+            staging += BUFFERS * chunks * CHUNK_ELEMENTS * 4
+        return pipeline + max(staging, self.tile.m * (self.tile.n + 4) * 4)
 
     def kernel(self) -> CudaKernel:
         """The product, and with split-K the sum of the splits."""
         batch, m, n, _ = self.lengths
+        tiles = self.tiles * self.splits
+        blocks = tiles if self.tile.whole_rows else min(tiles, self.target.multiprocessors)
         product = CudaLaunch(
             "gemm/gemm_bf16x3.cu",
             "gemm_bf16x3",
             (*self.lengths, self.splits),
             (FLOAT32,),
-            blocks=self.blocks,
+            blocks=blocks,
             threads=THREADS,
             shared=self.shared,
             definitions={
                 **{f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)},
                 **self.widths,
-                "TILE_M": self.tile.m,
                 "TILE_N": self.tile.n,
-                **({"WHOLE_ROWS": 1} if self.whole_rows else {}),
+                **({"WHOLE_ROWS": 1} if self.tile.whole_rows else {}),
                 "SPLIT": int(self.splits > 1),
-                "ONE_TILE": int(self.blocks == self.tiles * self.splits),
+                "ONE_TILE": int(blocks == tiles),
                 "SHARED_BYTES": self.shared,
             },
         )
