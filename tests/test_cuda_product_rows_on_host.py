@@ -49,7 +49,7 @@ def row_arguments(function: Any, m: int, n: int, k: int) -> list[np.ndarray]:
     ("function", "m", "n", "k"),
     [
         (layer_norm_of_sum, 200, 128, 96),
-        (layer_norm_of_sum, 256, 68, 65),
+        (layer_norm_of_sum, 256, 104, 65),
         (gradient_of_norm, 200, 128, 64),
         (gradient_of_norm, 193, 100, 130),
     ],

@@ -22,8 +22,9 @@ CAPABILITY = (9, 0)
 """The compute capability that has WGMMA."""
 ROWS = 64
 """Rows of a thread block."""
-MIN_LENGTH, MAX_COLUMNS, VECTOR = 64, 128, 4
-"""Minimum columns and K of a product; maximum columns, which are a multiple of VECTOR."""
+MIN_COLUMNS, MAX_COLUMNS, VECTOR = 100, 128, 4
+"""Columns of a product, a multiple of VECTOR. A tile has the maximum; for fewer columns there are narrower tiles."""
+MIN_K = 64
 MAX_ELEMENTS = 1 << 30
 """Maximum elements of an operand and of the product."""
 FORMS = frozenset(("sum", "max", "min", "argmax", "softmax", "log_softmax", "standardize"))
@@ -64,8 +65,8 @@ def _fills(e: Equation, target: Target) -> bool:
     if len(c.shape) != 2 or c.dtype.name != "float32" or any(v.type.shape != c.shape for v in e.outputs):
         return False
     (m, n), k = c.shape, a.shape[0 if product.params["transpose_a"] else 1]
-    wide = MIN_LENGTH <= n <= MAX_COLUMNS and n % VECTOR == 0 and k >= MIN_LENGTH
-    return wide and m * max(n, k) < MAX_ELEMENTS and -(-m // ROWS) >= target.multiprocessors // 2
+    fits = MIN_COLUMNS <= n <= MAX_COLUMNS and n % VECTOR == 0 and k >= MIN_K
+    return fits and m * max(n, k) < MAX_ELEMENTS and -(-m // ROWS) >= target.multiprocessors // 2
 
 
 def _by_rows(e: Equation, shape: Shape) -> bool:

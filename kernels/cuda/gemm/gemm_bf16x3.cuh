@@ -13,12 +13,12 @@
 #include "sm90/bf16x3.cuh"
 #include "sm90/accumulator.cuh"
 
+constexpr int CONSUMERS = 2, ROWS = 64; // warpgroups that multiply; rows of each
 #if WHOLE_ROWS
-constexpr int TILE_M = 64, ROWS = 64, COLUMNS = TILE_N / 2; // ROWS, COLUMNS: of a consumer warpgroup
+constexpr int TILE_M = ROWS, COLUMNS = TILE_N / CONSUMERS; // COLUMNS: of a consumer
 #else
-constexpr int TILE_M = 128, ROWS = 64, COLUMNS = TILE_N;
+constexpr int TILE_M = ROWS * CONSUMERS, COLUMNS = TILE_N;
 #endif
-constexpr int CONSUMERS = TILE_M / ROWS * (TILE_N / COLUMNS); // warpgroups
 constexpr int PRODUCER_THREADS = 2 * WARPGROUP, GEMM_THREADS = PRODUCER_THREADS + CONSUMERS * WARPGROUP;
 constexpr int TILE_K = 32, MMA_K = 16, STAGES = 3; // K of a stage and of an instruction
 constexpr int AHEAD = 1, BUFFERS = AHEAD + 1;      // stages that are copied ahead of the split; buffers for float32

@@ -10,10 +10,8 @@ from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bf16x3 import THREADS, Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.shapes import product_lengths
-from adtrain.passes.fuse_product_rows import ROWS, VECTOR, rows_after
+from adtrain.passes.fuse_product_rows import MAX_COLUMNS, ROWS, VECTOR, rows_after
 
-STEP = 16
-"""The columns of a tile are a multiple of it: each of two warpgroups multiplies half of them, in eights."""
 TEAM = THREADS // ROWS
 """Threads that share a row."""
 
@@ -24,8 +22,7 @@ def product_rows_gemm(equation: Equation, target: Target) -> Bf16x3Gemm:
     a, b = matmul.inputs
     transposed = matmul.params["transpose_a"], matmul.params["transpose_b"]
     lengths = product_lengths(a.type, b.type, *transposed)
-    tile = Bf16x3Tile(-(-lengths[2] // STEP) * STEP, whole_rows=True)
-    return Bf16x3Gemm(target, lengths, tile, 1, transposed)
+    return Bf16x3Gemm(target, lengths, Bf16x3Tile(MAX_COLUMNS, whole_rows=True), 1, transposed)
 
 
 def row_epilogue(equation: Equation) -> Epilogue:

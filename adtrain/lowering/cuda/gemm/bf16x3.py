@@ -12,10 +12,8 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
 
-TILE_M, WHOLE_ROWS_M = 128, 64
-"""Rows of a tile; of one that has all columns."""
-TILE_K, STAGES, BUFFERS = 32, 3, 2
-"""K of a pipeline stage; stages; buffers of float32 before the split."""
+TILE_M, TILE_K, STAGES, BUFFERS = 128, 32, 3, 2
+"""Rows of a tile; K of a pipeline stage; stages; buffers of float32 before the split."""
 THREADS, PRODUCER_THREADS = 512, 256
 """Threads of a block; threads that load and split operands."""
 TERMS, CHUNK_ELEMENTS, CHUNK_BYTES = 3, 8, 16
@@ -33,7 +31,7 @@ class Bf16x3Tile:
 
     Args:
         n: columns of a tile (TILE_N).
-        whole_rows: whether a tile has all columns, and a block one tile, whose rows the epilogue takes (WHOLE_ROWS).
+        whole_rows: whether a tile has all columns, and half of the rows; the epilogue takes whole rows (WHOLE_ROWS).
     """
 
     n: int
@@ -41,7 +39,7 @@ class Bf16x3Tile:
 
     @property
     def m(self) -> int:
-        return WHOLE_ROWS_M if self.whole_rows else TILE_M
+        return TILE_M // 2 if self.whole_rows else TILE_M
 
     def tiles(self, batch: int, m: int, n: int) -> int:
         """Tiles of ``batch`` results m x n."""
