@@ -71,3 +71,13 @@ def test_products_with_rows_match_the_program_without_fusion(
         for x, y in zip(found, expected, strict=True):
             assert np.linalg.norm(x - y) <= TOLERANCE * np.linalg.norm(y)
         known |= {v: np.asarray(x, np.float32) for v, x in zip(e.outputs, found, strict=True)}
+
+
+def test_rows_that_are_read_by_index_stay_apart_from_their_product() -> None:
+    """The epilogue of a product has no flag for an index out of range."""
+
+    def loss(x: Any, w: Any, labels: Any) -> Any:
+        return ops.take_along_axis(ops.log_softmax(ops.matmul(x, w), 1), labels, 1)
+
+    given = np.zeros((512, 64), np.float32), np.zeros((64, 128), np.float32), np.zeros((512, 1), np.int64)
+    assert names(for_gpu(stage(loss, ()).program(*given), TARGET)) == ["matmul", "row_fused"]
