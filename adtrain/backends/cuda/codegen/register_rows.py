@@ -58,7 +58,7 @@ class RowWriter:
     """Writes the statements of the threads of a row.
 
     Attributes:
-        loads, lines: statements that load the inputs, and those that compute the results.
+        loads, lines: statements that load the inputs; those that compute the results.
     """
 
     def __init__(self, body: Program, count: int, length: int) -> None:
@@ -105,6 +105,7 @@ class RowWriter:
 
     @property
     def stores(self) -> list[str]:
+        """Statements that store the results, after `write`."""
         return [*map(self._store, self.body.outputs)]
 
     def part(self) -> Part | None:
