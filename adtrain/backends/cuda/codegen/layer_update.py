@@ -1,4 +1,4 @@
-"""The update of a layer's weights and their optimizer state, inside a kernel that computes the gradient."""
+"""C text in kernels of layers: the update of the weights, given the gradient; an input of the layer, given its byte."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.resident_layer import input_of_byte
 
 
 def updated_arrays(update: Equation) -> Sequence[Variable]:
@@ -39,7 +40,19 @@ def update_struct(update: Equation, before: Sequence[Variable], after: Sequence[
     yield "struct Update {"
     yield from (f"    {c_type(v.type.dtype)} a{i};" for i, v in enumerate(numbers))
     yield f"    __device__ __forceinline__ void operator()(float gradient, float (&state)[{len(before)}]) const {{"
-    yield from indented(indented(list(statements(program, values, [f"const float new{i}" for i in range(len(after))]))))
+    yield from indented(indented(statements(program, values, [f"const float new{i}" for i in range(len(after))])))
     yield from (f"        state[{i}] = new{i};" for i in range(len(after)))
     yield "    }"
     yield "};"
+
+
+def input_function(gather: Equation) -> Iterator[str]:
+    """A function `input_of_byte(byte, numbers...)`: the input of the layer that a gathered byte stands for."""
+    program, numbers = input_of_byte(gather)
+    values = {program.inputs[0]: "byte"} | {v: f"a{i}" for i, v in enumerate(numbers)}
+    parameters = ["uint8_t byte", *(f"{c_type(v.type.dtype)} a{i}" for i, v in enumerate(numbers))]
+    yield f"static __device__ float input_of_byte({', '.join(parameters)})"
+    yield "{"
+    yield from indented(statements(program, values, ["const float found"]))
+    yield "    return found;"
+    yield "}"

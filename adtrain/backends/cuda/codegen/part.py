@@ -92,7 +92,7 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
     written = {v for part in parts for v in part.outputs}
     operands = list(dict.fromkeys(v for part in parts for v in (*part.inputs, *part.outputs)))
     names = {v: f"p{i}" for i, v in enumerate(operands)}
-    scratch, checked = sum(aligned(part.scratch) for part in parts), any(part.checked for part in parts)
+    scratch, checked = sum(aligned_to_vector(part.scratch) for part in parts), any(part.checked for part in parts)
     peers = any(part.peers for part in parts)
     parameters = [f"{pointer(v, const=v not in written)}{names[v]}" for v in operands]
     parameters += ["char *scratch"] * bool(scratch) + ["int *bad"] * checked
@@ -131,7 +131,7 @@ def for_members(made: Kernel, sizes: Mapping[Variable, int], count: int) -> Kern
         sizes: the elements of a member in each operand that differs between members.
     """
     lines = [f"p{i} += blockIdx.y * {sizes[v]}ll;" for i, v in enumerate(made.operands) if v in sizes]
-    size = aligned(made.scratch)
+    size = aligned_to_vector(made.scratch)
     lines += [f"scratch += blockIdx.y * {size}ll;"] * bool(size)
     first = f"    {FIRST_STATEMENT}\n"
     text = made.source.text.replace(first, first + "".join(f"    {line}\n" for line in lines), 1)
@@ -144,8 +144,8 @@ def blocks_that_fit(shared: int, target: Target) -> int:
     return min(MAX_RESIDENT, (target.shared + RESERVED) // (shared + RESERVED))
 
 
-def aligned(size: int) -> int:
-    """`size` in bytes, rounded up to the alignment of the widest vector."""
+def aligned_to_vector(size: int) -> int:
+    """`size` in bytes, rounded up to whole vectors of 16 bytes, the widest ones."""
     return -(-size // 16) * 16
 
 
@@ -183,11 +183,11 @@ def dispatch(
                 pointers = _of_member([names[v] for v in variables])
                 yield f"    {const}{c_type(variables[0].type.dtype)} *const {kind}{k} = {pointers};"
         if part.scratch:
-            place = f"scratch + {at}" + (f" + member * {aligned(part.scratch)}" if len(group) > 1 else "")
+            place = f"scratch + {at}" + (f" + member * {aligned_to_vector(part.scratch)}" if len(group) > 1 else "")
             yield f"    char *const own = {place};"
         yield from indented(part.lines)
         yield "}"
-        first, at = starts[-1], at + aligned(part.scratch) * len(group)
+        first, at = starts[-1], at + aligned_to_vector(part.scratch) * len(group)
 
 
 def groups_of(parts: Sequence[Part]) -> list[list[Part]]:

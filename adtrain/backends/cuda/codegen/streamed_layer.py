@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from adtrain.backends.cuda.codegen.layer_update import update_arguments, update_struct, updated_arrays
+from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct, updated_arrays
 from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, blocks_that_fit, indented
-from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
+from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.compiler import Source
-from adtrain.codegen.elementwise import statements
-from adtrain.codegen.expressions import c_type, pointer
+from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -27,12 +26,14 @@ class _Writer:
     """Writes the kernel.
 
     Attributes:
+        pairs: of a gather and a product: for the gradient, then for the product of the layer; or only one of them.
         before, after: the weights and their optimizer state. The product reads the first one.
         pointers: the kernel's arguments, as C text.
     """
 
     def __init__(self, body: Program, layer: StreamedLayer) -> None:
         self.body, self.layer = body, layer
+        self.pairs = [pair for pair in (layer.backward, layer.forward) if pair is not None]
         self.batch, self.inputs, self.units = layer.lengths
         self.operands = [*body.inputs, *body.outputs]
         self.pointers = {v: f"p{i}" for i, v in enumerate(self.operands)}
@@ -60,7 +61,7 @@ class _Writer:
             '#include "gemm/streamed_layer.cuh"',
             *([epilogue(layer.forward[1], "Forward").text] if layer.forward else []),
             *self._update(),
-            *self._input_of_byte(),
+            *input_function(self.pairs[0][0]),
             f"typedef StreamedLayer<{self.inputs}, {block_units}, {self.batch}, {len(self.before)}, {flags}> Layer;",
             f'static_assert(Layer::SHARED == {shared}, "as planned");',
             "",
@@ -76,10 +77,9 @@ class _Writer:
         return Kernel(source, "streamed_layer", self.operands, *size, checked=True)
 
     def _statements(self) -> Iterator[str]:
-        layer, states = self.layer, len(self.before)
-        pairs = [pair for pair in (layer.backward, layer.forward) if pair is not None]
-        table = self.pointers[table_gathers(pairs[0][0])[0].inputs[0]]
-        _, numbers = input_of_byte(pairs[0][0])
+        layer, states, (gather, _) = self.layer, len(self.before), self.pairs[0]
+        table = self.pointers[table_gathers(gather)[0].inputs[0]]
+        _, numbers = input_of_byte(gather)
         arguments = "".join(f", *{self.pointers[v]}" for v in numbers)
         yield f"const int unit0 = blockIdx.x * {layer.block_units};"
         yield f"const float of_0 = input_of_byte(0{arguments}), of_255 = input_of_byte(255{arguments});"
@@ -87,13 +87,13 @@ class _Writer:
         yield f"const float *const from[{states}] = {{{self._rows(self.before)}}};"
         yield f"float *const to[{states}] = {{{self._rows(self.after)}}};"
         yield "layer.prefetch_first(from);"
-        for which, (gather, _) in enumerate(pairs):
+        for which, (gather, _) in enumerate(self.pairs):
             examples, indices = table_gathers(gather)
             place = f"{self.pointers[indices.inputs[0]]}, *{self.pointers[indices.inputs[1]]}"
             counts = f"{indices.inputs[0].type.shape[0]}, {examples.inputs[0].type.shape[0]}"
             yield f"layer.set_rows({which}, {place}, {counts}, bad);"
         yield "__syncthreads();"
-        yield from (f"layer.copy_batch({which}, {table});" for which in range(len(pairs)))
+        yield from (f"layer.copy_batch({which}, {table});" for which in range(len(self.pairs)))
         yield "cp_async_commit_group();"
         if layer.backward is not None:
             gradient = self.pointers[body_of(layer.backward[1]).equations[0].inputs[0]]
@@ -104,8 +104,8 @@ class _Writer:
         yield "Layer::Outputs outputs;"
         yield "layer.pass(outputs, from, to, update);"
         if layer.forward is not None:
-            after: Epilogue = epilogue(layer.forward[1])
-            pointers = ", ".join(self.pointers[v] for v in (*after.inputs, *after.outputs))
+            end = epilogue(layer.forward[1])
+            pointers = ", ".join(self.pointers[v] for v in (*end.inputs, *end.outputs))
             weights = "to[0]" if layer.backward is not None else "from[0]"
             yield f"const Forward epilogue = {{{pointers}}};"
             yield f"layer.finish(outputs, {table}, {weights}, [&](int row, int unit, const float (&value)[4]) {{"
@@ -127,16 +127,3 @@ class _Writer:
             yield "struct Update {"
             yield "    __device__ __forceinline__ void operator()(float, float (&)[1]) const {}"
             yield "};"
-
-    def _input_of_byte(self) -> Iterator[str]:
-        """A function from a byte to an input of the layer."""
-        pair = self.layer.backward or self.layer.forward
-        assert pair is not None, "it has one of them"
-        program, numbers = input_of_byte(pair[0])
-        values = {program.inputs[0]: "byte"} | {v: f"a{i}" for i, v in enumerate(numbers)}
-        parameters = ["uint8_t byte", *(f"{c_type(v.type.dtype)} a{i}" for i, v in enumerate(numbers))]
-        yield f"static __device__ float input_of_byte({', '.join(parameters)})"
-        yield "{"
-        yield from indented(statements(program, values, ["const float found"]))
-        yield "    return found;"
-        yield "}"
