@@ -17,10 +17,10 @@ from adtrain.core.target import Target
 OPTIONS = ("--fmad=false",)
 FIRST_STATEMENT = "wait_for_inputs();"
 
-RESERVED = 1 << 10
+DRIVER_SHARED = 1 << 10
 """Bytes of shared memory of each block that the driver uses."""
-MAX_RESIDENT = 2
-"""Blocks of a multiprocessor, each with the registers that it needs."""
+MAX_RESIDENT_BLOCKS = 2
+"""Maximum of blocks on a multiprocessor. Each then has the registers that it needs."""
 MAX_DIFFERENT = 16
 """Maximum parts of different lengths that share code. A block selects the lengths and pointers of its part."""
 
@@ -139,9 +139,9 @@ def for_members(made: Kernel, sizes: Mapping[Variable, int], count: int) -> Kern
     return replace(made, source=source, members=count, scratch=size * count)
 
 
-def blocks_that_fit(shared: int, target: Target) -> int:
-    """Blocks with so much shared memory that a multiprocessor holds, at most MAX_RESIDENT."""
-    return min(MAX_RESIDENT, (target.shared + RESERVED) // (shared + RESERVED))
+def resident_blocks(shared: int, target: Target) -> int:
+    """How many blocks with `shared` bytes of shared memory a multiprocessor holds, at most MAX_RESIDENT_BLOCKS."""
+    return min(MAX_RESIDENT_BLOCKS, (target.shared + DRIVER_SHARED) // (shared + DRIVER_SHARED))
 
 
 def aligned_to_vector(size: int) -> int:

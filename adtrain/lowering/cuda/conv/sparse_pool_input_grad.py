@@ -100,7 +100,7 @@ class SparsePoolInputGrad:
 
     @property
     def _channels(self) -> int:
-        """Filters of a stage: the first choice for which shared memory holds all weights, which are then loaded once."""
+        """Filters of a stage: the first choice for which shared memory holds all weights, else the first one."""
         resident = (n for n in STAGE_CHANNELS if self._weight_stages(n) == self._all_weight_stages(n))
         return next(resident, STAGE_CHANNELS[0])
 
