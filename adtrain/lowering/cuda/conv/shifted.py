@@ -1,4 +1,4 @@
-"""Stride-1 convolutions by shifted implicit GEMM on Hopper: bf16x3, tf32, bfloat16 (`kernels/cuda/conv/shifted.cuh`)."""
+"""Stride-1 convolutions by shifted implicit GEMM on Hopper: bf16x3, tf32, bfloat16 (`kernels/cuda/conv/shifted*`)."""
 
 from __future__ import annotations
 
