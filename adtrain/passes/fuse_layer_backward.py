@@ -15,8 +15,8 @@ from adtrain.core.fused import body_of, fuse, horizontal_p, layer_backward_p, pe
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.passes.resident_layer import MAX_BATCH, TILE
-from adtrain.passes.stream_layer import MIN_CAPABILITY, ROW_ALIGNMENT, TERMS, WARPS, of_members, without
+from adtrain.passes.resident_layer import MAX_BATCH, TERMS, TILE, WARPS
+from adtrain.passes.stream_layer import MIN_CAPABILITY, ROW_ALIGNMENT, of_members, without
 
 BLOCK_INPUTS = 64, 32, 16
 """Inputs of the layer that a block may have."""

@@ -11,7 +11,7 @@ from adtrain.core.fused import body_of
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.passes.fuse_layer_backward import layer_backward_of
-from adtrain.passes.stream_layer import THREADS
+from adtrain.passes.resident_layer import THREADS
 
 
 def layer_backward(equation: Equation, target: Target) -> Kernel:

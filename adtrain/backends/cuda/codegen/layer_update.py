@@ -1,4 +1,4 @@
-"""C text in kernels of layers: the update of the weights, given the gradient; an input of the layer, given its byte."""
+"""Generated functions of a layer's kernel: the update of its weights and their optimizer state, and its inputs."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def update_struct(update: Equation, before: Sequence[Variable], after: Sequence[
     yield "struct Update {"
     yield from (f"    {c_type(v.type.dtype)} a{i};" for i, v in enumerate(numbers))
     yield f"    __device__ __forceinline__ void operator()(float gradient, float (&state)[{len(before)}]) const {{"
-    yield from indented(indented(statements(program, values, [f"const float new{i}" for i in range(len(after))])))
+    yield from indented(indented(list(statements(program, values, [f"const float new{i}" for i in range(len(after))]))))
     yield from (f"        state[{i}] = new{i};" for i in range(len(after)))
     yield "    }"
     yield "};"
 
 
 def input_function(gather: Equation) -> Iterator[str]:
-    """A function `input_of_byte(byte, numbers...)`: the input of the layer that a gathered byte stands for."""
+    """A function `input_of_byte` from a byte of the table, and the single numbers, to an input of the layer."""
     program, numbers = input_of_byte(gather)
     values = {program.inputs[0]: "byte"} | {v: f"a{i}" for i, v in enumerate(numbers)}
     parameters = ["uint8_t byte", *(f"{c_type(v.type.dtype)} a{i}" for i, v in enumerate(numbers))]

@@ -71,10 +71,10 @@ class _Writer:
         examples, indices = table_gathers(layer.gather)
         self.table, self.indices = examples.inputs[0], indices.inputs[0]
         self.forward = epilogue(layer.forward, "Forward")
-        self.update_arguments = update_arguments(layer.backward)
         self.outputs = body.outputs
         self.operands = [*body.inputs, *body.outputs]
         self.pointers = {v: f"p{i}" for i, v in enumerate(self.operands)}
+        self.update_arguments = update_arguments(layer.backward)
         self.places = ResidentPlaces(body, layer, blocks, shards, shared, self.update_arguments, self.pointers)
         self.packed = 2 * self.places.exchanged_bytes
         self.own = self.packed + PACKED_BATCHES * self.batch * self.inputs
@@ -97,19 +97,19 @@ class _Writer:
             self.own_bytes += aligned_to_vector(part.scratch)
 
     def kernel(self) -> Kernel:
-        resident, workspace = self.layer.shared_bytes(self.blocks)
+        layer = self.layer
+        resident, workspace = layer.shared_bytes(self.blocks)
         parameters = [f"{pointer(v, const=v not in self.outputs)}{self.pointers[v]}" for v in self.operands]
         headers = dict.fromkeys(["common/common.cuh", *(h for part in self.parts for h in part.headers)])
-        lengths = f"{self.inputs}, {self.units}, {self.batch}, {len(self.layer.states)}"
-        before, after = zip(*self.layer.states, strict=True)
+        lengths = f"{self.inputs}, {self.units}, {self.batch}, {len(layer.states)}"
         text = [
             "#define T float",
             *(f'#include "{header}"' for header in headers),
             f"constexpr int THREADS = {THREADS};",
             *(f'#include "{header}"' for header in HEADERS),
             self.forward.text,
-            *update_struct(self.layer.backward, before, after),
-            *input_function(self.layer.gather),
+            *update_struct(layer.backward, [v for v, _ in layer.states], [v for _, v in layer.states]),
+            *input_function(layer.gather),
             f"typedef ResidentLayer<{lengths}> Layer;",
             f'static_assert(Layer::RESIDENT + Layer::SUMS_AND_ROWS == {resident}, "as planned");',
             f'static_assert(Layer::WORKSPACE == {workspace}, "as planned");',

@@ -12,8 +12,8 @@ from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.passes.resident_layer import input_of_byte, table_gathers
-from adtrain.passes.stream_layer import THREADS, StreamedLayer, streamed_layer_of
+from adtrain.passes.resident_layer import THREADS, input_of_byte, table_gathers
+from adtrain.passes.stream_layer import StreamedLayer, streamed_layer_of
 
 
 def streamed_layer(equation: Equation, target: Target) -> Kernel:
@@ -26,14 +26,12 @@ class _Writer:
     """Writes the kernel.
 
     Attributes:
-        pairs: of a gather and a product: for the gradient, then for the product of the layer; or only one of them.
         before, after: the weights and their optimizer state. The product reads the first one.
         pointers: the kernel's arguments, as C text.
     """
 
     def __init__(self, body: Program, layer: StreamedLayer) -> None:
         self.body, self.layer = body, layer
-        self.pairs = [pair for pair in (layer.backward, layer.forward) if pair is not None]
         self.batch, self.inputs, self.units = layer.lengths
         self.operands = [*body.inputs, *body.outputs]
         self.pointers = {v: f"p{i}" for i, v in enumerate(self.operands)}
@@ -61,7 +59,7 @@ class _Writer:
             '#include "gemm/streamed_layer.cuh"',
             *([epilogue(layer.forward[1], "Forward").text] if layer.forward else []),
             *self._update(),
-            *input_function(self.pairs[0][0]),
+            *input_function(layer.pairs[0][0]),
             f"typedef StreamedLayer<{self.inputs}, {block_units}, {self.batch}, {len(self.before)}, {flags}> Layer;",
             f'static_assert(Layer::SHARED == {shared}, "as planned");',
             "",
@@ -77,9 +75,9 @@ class _Writer:
         return Kernel(source, "streamed_layer", self.operands, *size, checked=True)
 
     def _statements(self) -> Iterator[str]:
-        layer, states, (gather, _) = self.layer, len(self.before), self.pairs[0]
-        table = self.pointers[table_gathers(gather)[0].inputs[0]]
-        _, numbers = input_of_byte(gather)
+        layer, states, pairs = self.layer, len(self.before), self.layer.pairs
+        table = self.pointers[table_gathers(pairs[0][0])[0].inputs[0]]
+        _, numbers = input_of_byte(pairs[0][0])
         arguments = "".join(f", *{self.pointers[v]}" for v in numbers)
         yield f"const int unit0 = blockIdx.x * {layer.block_units};"
         yield f"const float of_0 = input_of_byte(0{arguments}), of_255 = input_of_byte(255{arguments});"
@@ -87,13 +85,13 @@ class _Writer:
         yield f"const float *const from[{states}] = {{{self._rows(self.before)}}};"
         yield f"float *const to[{states}] = {{{self._rows(self.after)}}};"
         yield "layer.prefetch_first(from);"
-        for which, (gather, _) in enumerate(self.pairs):
+        for which, (gather, _) in enumerate(pairs):
             examples, indices = table_gathers(gather)
             place = f"{self.pointers[indices.inputs[0]]}, *{self.pointers[indices.inputs[1]]}"
             counts = f"{indices.inputs[0].type.shape[0]}, {examples.inputs[0].type.shape[0]}"
             yield f"layer.set_rows({which}, {place}, {counts}, bad);"
         yield "__syncthreads();"
-        yield from (f"layer.copy_batch({which}, {table});" for which in range(len(self.pairs)))
+        yield from (f"layer.copy_batch({which}, {table});" for which in range(len(pairs)))
         yield "cp_async_commit_group();"
         if layer.backward is not None:
             gradient = self.pointers[body_of(layer.backward[1]).equations[0].inputs[0]]
