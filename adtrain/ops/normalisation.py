@@ -80,10 +80,10 @@ def _affine(y: Value, weight: ArrayLike | None, bias: ArrayLike | None, shape: S
 
 
 def _scale(axes: tuple[int, ...], eps: float) -> Callable[..., Value]:
-    """``(x, y, variance, weight) -> y * weight`` for y and the variance that `standardize_p` computes from x.
+    """A function ``(x, y, variance, weight) -> y * weight``, where `standardize_p` computes y and variance from x.
 
-    The derivative is by x and weight, with y and the variance as functions of x. It has two sums: the gradient of
-    weight is that of ct y, and mean(weight ct) is weight mean(ct).
+    Its derivative by x includes that through y and variance. weight does not vary along ``axes``, so the derivative
+    needs two sums, of ct and of ct y. These are also the gradients of bias and weight.
     """
 
     def forward(x: Value, y: Value, variance: Value, weight: Value) -> tuple[Value, Any]:
