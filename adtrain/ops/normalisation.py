@@ -82,7 +82,7 @@ def _affine(y: Value, weight: ArrayLike | None, bias: ArrayLike | None, shape: S
 def _scale(axes: tuple[int, ...], eps: float) -> Callable[..., Value]:
     """A function ``(x, y, variance, weight) -> y * weight``, where `standardize_p` computes y and variance from x.
 
-    Its derivative by x includes that through y and variance. weight does not vary along ``axes``, so the derivative
+    Its derivative by x includes that through y and variance. ``weight`` does not vary along ``axes``, so the derivative
     needs two sums, of ct and of ct y. These are also the gradients of bias and weight.
     """
 
@@ -92,7 +92,7 @@ def _scale(axes: tuple[int, ...], eps: float) -> Callable[..., Value]:
     def backward(residuals: Any, ct: Value) -> tuple[Value | None, ...]:
         y, variance, weight = residuals
         product = (ct * y).sum(axes, keepdims=True)
-        count = y.size / variance.size
+        count = math.prod(y.shape[i] for i in axes)
         scale = reshape(weight, variance.shape) * rsqrt(variance + eps)
         dx = (ct - mean(ct, axes, keepdims=True) - y * (product / count)) * scale
         return astype(dx, y.dtype), None, None, astype(reshape(product, weight.shape), weight.dtype)
