@@ -11,7 +11,6 @@ import pytest
 from gpu_parity import check, gpu, poisoned
 from program_samples import OPTIMIZERS, batch, two_updates, update_arguments
 from program_samples import training as sample
-from test_cuda_product_rows_on_host import gradient_of_norm, layer_norm_of_sum, row_arguments
 from test_passes_sequences import encoder_arguments, encoder_gradients
 
 import adtrain as ad
@@ -62,20 +61,6 @@ def test_a_fused_transformer_matches_the_unfused_one_and_repeats_bit_for_bit(cau
     found = gradients(ALL)
     check(found, gradients(SIMPLIFY), TOLERANCE["float32"])
     assert [x.tobytes() for x in found] == [x.tobytes() for x in gradients(ALL)]
-
-
-@pytest.mark.parametrize("n", [100, 128])
-@pytest.mark.parametrize("function", [layer_norm_of_sum, gradient_of_norm])
-def test_products_with_rows_match_separate_equations_and_repeat_bit_for_bit(function: Any, n: int) -> None:
-    """On a GPU with up to 148 multiprocessors, a product of so many rows is computed in blocks of whole rows."""
-    given = [ad.array(x, device="gpu") for x in row_arguments(function, 5000, n, 160)]
-
-    def results(passes: Sequence[Any]) -> list[np.ndarray]:
-        return [x.numpy() for x in tree.leaves(stage(function, passes)(*given))]
-
-    found = results(ALL)
-    check(found, results(SIMPLIFY), TOLERANCE["float32"])
-    assert [x.tobytes() for x in found] == [x.tobytes() for x in results(ALL)]
 
 
 def on_gpu(*shapes: tuple[int, ...]) -> list[Any]:

@@ -104,16 +104,6 @@ def test_a_step_of_a_vision_transformer_is_twelve_launches() -> None:
     assert [e.primitive.name for e in everywhere(launches[-1].params["body"])].count("column_sum") == 36
 
 
-def test_norms_of_many_rows_are_computed_by_the_products_before_them() -> None:
-    """In each layer: the norm after its residual sum, and the gradients of its two norms."""
-    layer = "{transformer_encoder_layer: {nhead: 4, dim_feedforward: 512, dropout: 0.0, norm_first: true}}"
-    layers = f"{{patches: 7}}, {{linear: 128}}, positional_embedding, {layer}, {layer}, layer_norm, mean, linear: 10"
-    program = step("vit", "data.batch_size=512", f"model.layers=[{layers}]")
-    fused = [label(e) for e in program.equations if e.primitive.name == "product_rows"]
-    assert len(fused) == 6
-    assert sum("standardize" in each for each in fused) == 2
-
-
 @pytest.mark.parametrize(
     ("examples", "length", "causal"), [(4, 16, False), (8, 8, True), (16, 4, False), (8, 16, True)]
 )

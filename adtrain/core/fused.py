@@ -52,9 +52,6 @@ loops_p: Primitive = _fused("loops")
 product_p: Primitive = _fused("product")
 """A matrix product with an elementwise epilogue."""
 
-product_rows_p: Primitive = _fused("product_rows")
-"""A matrix product and row-wise equations, such as a norm. Each thread block of a GPU has whole rows of the product."""
-
 convolution_p: Primitive = _fused("convolution")
 """A convolution, or its input gradient, with an elementwise epilogue."""
 
@@ -152,7 +149,7 @@ per_member_p: Primitive = Primitive(
 last `shared` outputs are the same for all members. Mapped inputs and the other outputs have the members along axis 0.
 On a GPU the members are one dimension of the grid."""
 
-PRODUCTS = (product_p, product_rows_p, convolution_p, conv_pool_p)
+PRODUCTS = (product_p, convolution_p, conv_pool_p)
 """The first equation of the body is a product or convolution; the others are its epilogue."""
 
 FUSED = frozenset(

@@ -33,7 +33,6 @@ from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_one_block import fuse_one_block
 from adtrain.passes.fuse_pooling import fuse_pooling
-from adtrain.passes.fuse_product_rows import fuse_product_rows
 from adtrain.passes.fuse_products import fuse_products
 from adtrain.passes.fuse_recurrent_gradients import fuse_recurrent_gradients
 from adtrain.passes.fuse_resident_steps import fuse_resident_steps
@@ -108,7 +107,6 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_row_products, target=target),
         fuse_rows,
         fuse_products,
-        partial(fuse_product_rows, target=target),
         fuse_convolutions,
         partial(fuse_pooling, target=target),
         fuse_gathers,
@@ -214,7 +212,6 @@ __all__ = [
     "fuse_maxpool_gradients",
     "fuse_one_block",
     "fuse_pooling",
-    "fuse_product_rows",
     "fuse_products",
     "fuse_recurrent_gradients",
     "fuse_resident_steps",

@@ -9,15 +9,10 @@ from typing import NamedTuple
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
-from adtrain.backends.cuda.codegen.product_rows import row_epilogue
 from adtrain.backends.cuda.compiler import Source, file_source, of_kernel
 from adtrain.backends.cuda.vendor import LibraryCall
-from adtrain.core.fused import product_rows_p
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
-
-OF_LENGTHS = ("small_gemm", "gemm_bf16x3")
-"""Kernels whose numbers, except the batch, are constants of a fused product's source: divisions by them are short."""
 
 
 class WorkSize(NamedTuple):
@@ -99,7 +94,7 @@ def product_plans(equation: Equation, product: Equation, kernel: CudaKernel) -> 
         product: the product alone.
         kernel: the candidate.
     """
-    after = (row_epilogue if equation.primitive is product_rows_p else epilogue)(equation)
+    after = epilogue(equation)
     operands = _operands(equation, (*product.inputs, *after.inputs, *after.outputs))
     return [replace(plan, source=_with_epilogue(plan, after)) for plan in _plans(kernel, operands)]
 
@@ -116,9 +111,10 @@ def _operands(equation: Equation, variables: Sequence[Variable]) -> tuple[int, .
 
 
 def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:
-    """A product's source with the epilogue before the file's own text, and its lengths where the file takes them."""
+    """A product's source with the epilogue before the file's own text, and, for a small product, its lengths."""
     types, line, rest = plan.source.text.partition("#line")
-    lengths = f"#define LENGTHS {', '.join(map(str, plan.numbers[1:]))}\n" if plan.name in OF_LENGTHS else ""
+    small = plan.name == "small_gemm"
+    lengths = f"#define LENGTHS {', '.join(map(str, plan.numbers[1:]))}\n" if small else ""
     text = f'{types}{lengths}#include "common/common.cuh"\n#define EPILOGUE\n{after.text}\n{line}{rest}'
     return plan.source._replace(text=text, options=(*plan.source.options, *OPTIONS))
 

@@ -18,7 +18,6 @@ from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
 from adtrain.backends.cuda.codegen.part import Kernel, for_members, kernel
 from adtrain.backends.cuda.codegen.peer_exchanges import peer_exchanges
 from adtrain.backends.cuda.codegen.product import matmul_of
-from adtrain.backends.cuda.codegen.product_rows import product_rows_gemm
 from adtrain.backends.cuda.codegen.register_rows import THREADS as ROW_THREADS
 from adtrain.backends.cuda.codegen.resident_steps import resident_steps
 from adtrain.backends.cuda.codegen.row_fused import MEMBER_RESIDENT, row_fused
@@ -38,7 +37,6 @@ from adtrain.core.fused import (
     one_block_p,
     peer_exchanges_p,
     per_member_p,
-    product_rows_p,
     resident_steps_p,
     row_fused_p,
     row_products_p,
@@ -134,8 +132,6 @@ class Lowering:
         if equation.primitive is conv_pool_p:
             product, pool = computing(equation), equation.params["body"].equations[-1]
             return [*self._of_rule(product, f"{product.primitive.name}+{pool.primitive.name}", pool.params)]
-        if equation.primitive is product_rows_p:
-            return [product_rows_gemm(equation, self.target).kernel()]
         if equation.primitive in PRODUCTS:
             return [*self._of_rule(computing(equation))]
         return [*self._of_rule(equation), *calls(equation, self.libraries)]

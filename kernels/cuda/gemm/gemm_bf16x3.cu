@@ -1,10 +1,7 @@
 // C = op(A) op(B) in bf16x3 (gemm_bf16x3.cuh). With split-K (SPLIT) partial sums go to scratch; gemm/split_k_sum.cu adds them.
 //
 // Macros (Bf16x3Gemm in bf16x3.py): those of gemm_bf16x3.cuh. WIDE_C, WIDE_TILE: elements per store, from accumulators and from
-// a staged tile. ONE_TILE: a block computes one split of one tile. WHOLE_ROWS: and passes its rows to the epilogue.
-#ifndef LENGTHS
-#define LENGTHS m, n, k, splits // a fused equation defines constants here
-#endif
+// a staged tile. ONE_TILE: a block computes one split of one tile.
 #include "gemm/gemm_bf16x3.cuh"
 #include "gemm/staged_epilogue.cuh"
 
@@ -26,7 +23,7 @@ struct Schedule {
 
     __device__ __forceinline__ bool next(TileSplit &work) {
         if (i >= tiles * splits) return false;
-        const int stages = (of.k + TILE_K - 1) / TILE_K;
+        const int64_t stages = (of.k + TILE_K - 1) / TILE_K;
         work.slot = i / tiles;
         work.at = TileCoord(i % tiles, rows(), columns());
         work.begin = stages * work.slot / splits;
@@ -59,7 +56,7 @@ KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, co
 #endif
 ) {
     wait_for_inputs();
-    const Schedule schedule(a, b, batch, LENGTHS);
+    const Schedule schedule(a, b, batch, m, n, k, splits);
 #if SPLIT
     const Output output = {(T *)scratch, batch * m * n};
 #else
@@ -70,20 +67,16 @@ KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, co
     __shared__ Barriers barriers;
     multiply_splits<ONE_TILE ? 128 : 0>(schedule, barriers, shared,
         [&](const TileSplit &work, const AccumulatorTile &tile, int, const float (&sums)[SUMS]) {
-#if ONE_TILE
+            if (!ONE_TILE) {
+                tile.store(output.of(work.slot), sums);
+                return;
+            }
             #pragma unroll
             for (int j = 0; j < SUMS; j += 2) {
                 const T value[] = {sums[j], sums[j + 1]};
                 staged(0, tile.row(j), tile.column(j), 0, value);
             }
-#else
-            tile.store(output.of(work.slot), sums);
-#endif
         });
-#if WHOLE_ROWS
-    epilogue.finish_rows(staged, blockIdx.x);
-#elif ONE_TILE
-    staged.finish<WIDE_TILE, GEMM_THREADS>(
-        output.of(blockIdx.x / schedule.tiles), schedule.of.m, schedule.of.n, blockIdx.x % schedule.tiles);
-#endif
+    if (ONE_TILE)
+        staged.finish<WIDE_TILE, GEMM_THREADS>(output.of(blockIdx.x / schedule.tiles), m, n, blockIdx.x % schedule.tiles);
 }

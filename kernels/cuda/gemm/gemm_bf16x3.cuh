@@ -1,11 +1,11 @@
 // Products by WGMMA in bf16x3 (sm90/bf16x3.cuh), for operands that are not packed: the pipeline of a persistent block. Two producer
 // warpgroups load float32 with cp.async, split it into three bfloat16 terms, and store these in shared memory. Two consumer
-// warpgroups multiply, each half of a tile's rows, or with WHOLE_ROWS half of its columns.
+// warpgroups multiply, each half of a tile's rows.
 //
 // The products of leading terms are exact. Tensor cores truncate when they add, so they sum over TILE_K of K only; float32
 // additions sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
 //
-// Macros: TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load. WHOLE_ROWS: tiles have fewer rows, and all columns.
+// Macros: TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load.
 //
 // A Schedule lists the work of a block: next(work) puts the next TileSplit into `work`, and returns false after the last one.
 #pragma once
@@ -13,16 +13,11 @@
 #include "sm90/bf16x3.cuh"
 #include "sm90/accumulator.cuh"
 
-constexpr int CONSUMERS = 2, ROWS = 64; // warpgroups that multiply; rows of each
-#if WHOLE_ROWS
-constexpr int TILE_M = ROWS, COLUMNS = TILE_N / CONSUMERS; // COLUMNS: of a consumer
-#else
-constexpr int TILE_M = ROWS * CONSUMERS, COLUMNS = TILE_N;
-#endif
+constexpr int TILE_M = 128, ROWS = 64, CONSUMERS = TILE_M / ROWS; // CONSUMERS: warpgroups, of ROWS rows each
 constexpr int PRODUCER_THREADS = 2 * WARPGROUP, GEMM_THREADS = PRODUCER_THREADS + CONSUMERS * WARPGROUP;
 constexpr int TILE_K = 32, MMA_K = 16, STAGES = 3; // K of a stage and of an instruction
 constexpr int AHEAD = 1, BUFFERS = AHEAD + 1;      // stages that are copied ahead of the split; buffers for float32
-constexpr int SUMS = COLUMNS / 2;                  // accumulators of a thread
+constexpr int SUMS = TILE_N / 2;                   // accumulators of a thread
 constexpr int STAGGER = 2;                         // stages by which a consumer warpgroup starts before the next one
 
 // ROWS rows of op(A), or columns of op(B). Global memory has them as [row][k] if K_MAJOR, else as [k][row], with WIDE elements
@@ -190,8 +185,8 @@ struct Accumulators {
         for (int i = work.begin; i < work.end; i++, state.advance()) {
             barriers.pipeline.wait_full(state);
             const char *stage = shared + state.stage * STAGE;
-            const uint64_t a = OperandA::descriptor(stage, warpgroup * ROWS % TILE_M);
-            const uint64_t b = OperandB::descriptor(stage + OperandA::SIZE, warpgroup * COLUMNS % TILE_N);
+            const uint64_t a = OperandA::descriptor(stage, warpgroup * ROWS);
+            const uint64_t b = OperandB::descriptor(stage + OperandA::SIZE, 0);
             const auto products = [&](float (&sums)[SUMS], TermPair terms, bool accumulate) {
                 #pragma unroll
                 for (int k = 0; k < TILE_K; k += MMA_K)
@@ -238,15 +233,15 @@ __device__ __forceinline__ void recompute_non_finite(
         if (!finite(sums[i]) && tile.inside(i)) sums[i] = dot(work.matrices, tile.row(i), tile.column(i), k0, k1);
 }
 
-// A consumer warpgroup: its part of all splits of the block, which it passes to store(work, tile, warpgroup, sums).
+// A consumer warpgroup: its rows of all splits of the block, which it passes to store(work, tile, warpgroup, sums).
 template <class Schedule, class Store>
 __device__ __forceinline__ void consume(Schedule schedule, Barriers &barriers, const char *shared, const Store &store) {
     const int warpgroup = __shfl_sync(~0u, (threadIdx.x - PRODUCER_THREADS) / WARPGROUP, 0); // warp-uniform
     PipelineState<STAGES> state;
     TileSplit work;
     for (bool first = true; schedule.next(work); first = false) {
-        const AccumulatorTile tile = {work.at, work.matrices.m, work.matrices.n,
-            work.at.row * TILE_M + warpgroup * ROWS % TILE_M, work.at.column * TILE_N + warpgroup * COLUMNS % TILE_N};
+        const AccumulatorTile tile = {
+            work.at, work.matrices.m, work.matrices.n, work.at.row * TILE_M + warpgroup * ROWS, work.at.column * TILE_N};
         Accumulators sums;
         sums.multiply(barriers, shared, work, warpgroup, first, state);
         recompute_non_finite(sums.main, work, tile);

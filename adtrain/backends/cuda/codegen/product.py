@@ -16,10 +16,8 @@ MAXIMUM = (
     "Maximum largest;",
     "#pragma unroll",
     "for (int k = 0; k < WIDE; k++) largest.take(k, r0.lane[k]);",
-    "if (inside) {",
-    "    y0[index] = largest.value;",
-    "    y1[index] = largest.at;",
-    "}",
+    "y0[index] = largest.value;",
+    "y1[index] = largest.at;",
 )
 """Statements that reduce a pooling window to its maximum."""
 
@@ -56,10 +54,7 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     prefetches = [f"prefetch_l2(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
     largest = max(v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pooled)
     aux, reads, values = _read_and_compute(program, c, pooled or equation.primitive is convolution_p)
-    writes = [
-        *values,
-        *(MAXIMUM if pooled else (f"if (inside) store(y{i}, index, r{i});" for i in range(len(results)))),
-    ]
+    writes = [*values, *(MAXIMUM if pooled else (f"store(y{i}, index, r{i});" for i in range(len(results))))]
     text = [
         *(['#include "pool/window_max.cuh"'] if pooled else []),
         f"struct {name} {{",
@@ -78,7 +73,7 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
         *indented(indented(prefetches)),
         "    }",
         "    template <int WIDE> __device__ __forceinline__ void write(",
-        "        const Aux<WIDE> &aux, int64_t index, const T (&value)[WIDE], bool inside = true) const {",
+        "        const Aux<WIDE> &aux, int64_t index, const T (&value)[WIDE]) const {",
         *indented(indented(writes)),
         "    }",
         "    template <int WIDE> __device__ __forceinline__ void operator()(",

@@ -37,7 +37,7 @@ def register_rows(body: Program) -> Part | None:
     found = next((v for v in (*body.inputs, *body.outputs) if _is_long(v.type.shape)), None)
     if found is None:
         return None
-    return RowWriter(body, *found.type.shape).part()
+    return _Writer(body, *found.type.shape).part()
 
 
 def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) -> Step | None:
@@ -47,25 +47,20 @@ def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) ->
         names: the pointers to the inputs and outputs.
     """
     found = next((v for e in body.equations for v in (*e.inputs, *e.outputs) if len(v.type.shape) == 2), None)
-    return None if found is None else RowWriter(body, *found.type.shape).step(names, threads)
+    return None if found is None else _Writer(body, *found.type.shape).step(names, threads)
 
 
 def _is_long(shape: Shape) -> bool:
     return len(shape) == 2 and shape[1] >= MIN_LENGTH
 
 
-class RowWriter:
-    """Writes the statements of the threads of a row.
-
-    Attributes:
-        loads, lines: statements that load the inputs; those that compute the results.
-    """
+class _Writer:
+    """Writes the statements of the threads of a row."""
 
     def __init__(self, body: Program, count: int, length: int) -> None:
         self.body, self.count, self.length = body, count, length
         self.kinds: dict[Variable, str] = {}
         self.names: dict[Variable, str] = {}
-        self.loads: list[str] = []
         self.lines: list[str] = []
         self.pointers: Mapping[Variable, str] = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {
             v: f"y{i}" for i, v in enumerate(body.outputs)
@@ -78,12 +73,12 @@ class RowWriter:
         width = vector_width(self.length, itemsize)
         team = lanes_for(self.length // width, self.count, threads)
         items = -(-(self.length // width) // team)
-        if items * width > MAX_ITEMS or not self.write():
+        if items * width > MAX_ITEMS or not self._written():
             return None
         lines = [
             f"using Row = RegisterRow<{self.length}, {team}, {items}, {width}>;",
             f"in_block::for_each_row<THREADS, {self.count}, {team}>(t, [&](int row, int, bool live) {{",
-            *indented([*self.loads, *self.lines, *self.stores]),
+            *indented([*self.lines, *map(self._store, self.body.outputs)]),
             "});",
         ]
         return Step(lines, min(self.count * team, threads))
@@ -92,21 +87,9 @@ class RowWriter:
         """The inputs and outputs that are whole matrices of rows."""
         return [v for v in (*self.body.inputs, *self.body.outputs) if v.type.shape == (self.count, self.length)]
 
-    def write(self, known: Mapping[Variable, str] | None = None) -> bool:
-        """Write all statements but the stores. False if an equation has no form.
-
-        Args:
-            known: the names of inputs whose elements the threads hold already.
-        """
-        for v, name in (known or {}).items():
-            self.kinds[v], self.names[v] = ROW, name
-        inputs = [v for v in self.body.inputs if v not in self.names]
-        return all(map(self._load, inputs)) and all(map(self._write, self.body.equations))
-
-    @property
-    def stores(self) -> list[str]:
-        """Statements that store the results, after `write`."""
-        return [*map(self._store, self.body.outputs)]
+    def _written(self) -> bool:
+        """Write the equations; False if one has no form."""
+        return all(map(self._load, self.body.inputs)) and all(map(self._write, self.body.equations))
 
     def part(self) -> Part | None:
         """See `register_rows`."""
@@ -114,7 +97,7 @@ class RowWriter:
         width = vector_width(self.length, itemsize)
         team = self._team(self.length // width, self.length * itemsize)
         items = -(-(self.length // width) // team)
-        if not self.write():
+        if not self._written():
             return None
         blocks = -(-self.count * team // THREADS)
         mine = f"(int64_t)block * {THREADS // team} + threadIdx.x / {team}"
@@ -122,9 +105,8 @@ class RowWriter:
             f"using Row = RegisterRow<{self.length}, {team}, {items}, {width}>;",
             f"const bool live = {mine} < {self.count};",
             f"const int64_t row = live ? {mine} : {self.count - 1};",
-            *self.loads,
             *self.lines,
-            *self.stores,
+            *map(self._store, self.body.outputs),
         ]
         checked = any(e.primitive.name in BY_INDEX for e in self.body.equations)
         headers = ("common/block_ops.cuh", "reduce/register_rows.cuh")
@@ -154,9 +136,9 @@ class RowWriter:
         self.kinds[v], self.names[v] = kind, name if kind == TABLE else own
         if kind in (ROW, COLUMN):
             at = f"{name} + row * {self.length}" if kind == ROW else name
-            self.loads += [f"{c} {own}[Row::COUNT];", f"Row::load({at}, {own});"]
+            self.lines += [f"{c} {own}[Row::COUNT];", f"Row::load({at}, {own});"]
         elif kind != TABLE:
-            self.loads.append(f"const {c} {own} = {name}[{'row' if kind == VALUE else 0}];")
+            self.lines.append(f"const {c} {own} = {name}[{'row' if kind == VALUE else 0}];")
         return True
 
     def _kind_for(self, v: Variable, e: Equation) -> str | None:

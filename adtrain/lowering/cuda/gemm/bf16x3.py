@@ -31,19 +31,15 @@ class Bf16x3Tile:
 
     Args:
         n: columns of a tile (TILE_N).
-        whole_rows: whether a tile has all columns, and half of the rows; the epilogue takes whole rows (WHOLE_ROWS).
     """
 
     n: int
-    whole_rows: bool = False
 
-    @property
-    def m(self) -> int:
-        return TILE_M // 2 if self.whole_rows else TILE_M
+    m = TILE_M
 
     def tiles(self, batch: int, m: int, n: int) -> int:
         """Tiles of ``batch`` results m x n."""
-        return batch * -(-m // self.m) * -(-n // self.n)
+        return batch * -(-m // TILE_M) * -(-n // self.n)
 
 
 @dataclass(frozen=True)
@@ -82,18 +78,17 @@ class Bf16x3Gemm:
     def shared(self) -> int:
         """Bytes of shared memory: the pipeline, and buffers of float32, which the tile of results overwrites."""
         pipeline = staging = 0
-        for rows, k_major in ((self.tile.m, not self.transposed[0]), (self.tile.n, self.transposed[1])):
+        for rows, k_major in ((TILE_M, not self.transposed[0]), (self.tile.n, self.transposed[1])):
             across, down = (TILE_K // CHUNK_ELEMENTS, rows) if k_major else (rows // CHUNK_ELEMENTS, TILE_K)
             chunks = -(-across * down // PRODUCER_THREADS) * PRODUCER_THREADS
             pipeline += STAGES * TERMS * across * (down + (2 if k_major else 1)) * CHUNK_BYTES
             staging += BUFFERS * chunks * CHUNK_ELEMENTS * 4
-        return pipeline + max(staging, self.tile.m * (self.tile.n + 4) * 4)
+        return pipeline + max(staging, TILE_M * (self.tile.n + 4) * 4)
 
     def kernel(self) -> CudaKernel:
         """The product, and with split-K the sum of the splits."""
         batch, m, n, _ = self.lengths
-        tiles = self.tiles * self.splits
-        blocks = tiles if self.tile.whole_rows else min(tiles, self.target.multiprocessors)
+        blocks = min(self.tiles * self.splits, self.target.multiprocessors)
         product = CudaLaunch(
             "gemm/gemm_bf16x3.cu",
             "gemm_bf16x3",
@@ -106,9 +101,8 @@ class Bf16x3Gemm:
                 **{f"TRANSPOSE_{x}": int(t) for x, t in zip("AB", self.transposed, strict=True)},
                 **self.widths,
                 "TILE_N": self.tile.n,
-                **({"WHOLE_ROWS": 1} if self.tile.whole_rows else {}),
                 "SPLIT": int(self.splits > 1),
-                "ONE_TILE": int(blocks == tiles),
+                "ONE_TILE": int(blocks == self.tiles * self.splits),
                 "SHARED_BYTES": self.shared,
             },
         )
