@@ -1,0 +1,257 @@
+// Y = f(X op(W1)) op(W2), with epilogues f and g(Y): two products in one kernel (a back-to-back GEMM, CUTLASS), in bf16x3. The
+// result of the first one stays in registers, as the A operand of the second one.
+//
+// A cluster of two blocks takes 128 rows. Each block computes half of the hidden columns and its part of Y; then the blocks exchange
+// parts. In a block two warpgroups take 64 rows each. They hold the terms of X in shared memory. A further warp copies tiles of the
+// weights, which have been split before (split_weights.cuh). Both warpgroups read each tile.
+//
+// The warpgroups take turns: one multiplies while the other runs its epilogue.
+#pragma once
+#include "gemm/split_weights.cuh"
+#include "sm90/cluster.cuh"
+#include "sm90/tma.cuh"
+
+#ifndef TURNS
+#define TURNS 1
+#endif
+
+template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_2> struct BackToBack {
+    static constexpr int ROWS = 64, WARPGROUPS = 2, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
+    static constexpr int STAGES = 5, SUMS = WEIGHT_TILE / 2, MMA_K = 16;
+    static constexpr int K_TILES = INPUTS / WEIGHT_TILE, N_TILES = OUTPUTS / WEIGHT_TILE;
+    static constexpr int CHUNKS = HIDDEN / WEIGHT_TILE / CLUSTER; // of hidden columns, of a block
+    static constexpr int ROWS_BYTES = K_TILES * TILE_BYTES;       // the terms of the rows of a warpgroup
+    static constexpr int BARRIERS = WARPGROUPS * ROWS_BYTES + STAGES * TILE_BYTES, SHARED = BARRIERS + sizeof(Pipeline<STAGES>);
+    static constexpr int TERM_WORDS = SUMS / 2;
+
+    char *shared;
+    int rank, warpgroup;
+    Pipeline<STAGES> &pipeline;
+    PipelineState<STAGES> state;
+
+    __device__ BackToBack()
+        : shared((char *)own_shared()), rank(cluster_rank()), warpgroup(__shfl_sync(~0u, threadIdx.x / WARPGROUP, 0)),
+          pipeline(*(Pipeline<STAGES> *)(own_shared() + BARRIERS)) {
+        if (threadIdx.x == 0) {
+            pipeline.init(1, CONSUMERS / WARP);
+            fence_mbarrier_init();
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ char *stage(int i) const { return shared + WARPGROUPS * ROWS_BYTES + i * TILE_BYTES; }
+
+    // The producer: copies the tiles in the order in which a warpgroup multiplies.
+    __device__ __forceinline__ void copy(const char *first, const char *second) {
+        if (threadIdx.x != CONSUMERS) return;
+        const auto tile = [&](const char *tiles, int row, int column, int columns) {
+            pipeline.wait_empty(state);
+            Mbarrier &full = pipeline.full[state.stage];
+            full.arrive_expect_tx(TILE_BYTES);
+            bulk_copy<TILE_BYTES>(stage(state.stage), tiles + (int64_t)(row * columns + column) * TILE_BYTES, full);
+            state.advance();
+        };
+        for (int i = 0; i <= CHUNKS; i++) {
+            const int of_first = rank * CHUNKS + i, of_second = of_first - 1;
+            for (int j = 0; j < N_TILES && i > 0; j++)
+                TRANSPOSE_2 ? tile(second, j, of_second, HIDDEN / WEIGHT_TILE) : tile(second, of_second, j, N_TILES);
+            for (int j = 0; j < K_TILES && i < CHUNKS; j++)
+                TRANSPOSE_1 ? tile(first, of_first, j, K_TILES) : tile(first, j, of_first, HIDDEN / WEIGHT_TILE);
+        }
+    }
+
+    // Splits the rows of a warpgroup, from row0 on, into shared memory.
+    __device__ __forceinline__ void split_rows(const float *x, int row0) const {
+        constexpr int ROW_CHUNKS = INPUTS / CHUNK_ELEMENTS;
+        #pragma unroll 4
+        for (int i = threadIdx.x % WARPGROUP; i < ROWS * ROW_CHUNKS; i += WARPGROUP) {
+            const int row = i / ROW_CHUNKS, column = i % ROW_CHUNKS;
+            const float *const from = x + (int64_t)(row0 + row) * INPUTS + column * CHUNK_ELEMENTS;
+            float found[CHUNK_ELEMENTS];
+            #pragma unroll
+            for (int j = 0; j < CHUNK_ELEMENTS; j += VECTOR) {
+                const Vector<float, VECTOR> v = load<float, VECTOR>(from + j);
+                #pragma unroll
+                for (int h = 0; h < VECTOR; h++) found[j + h] = v.lane[h];
+            }
+            Chunk terms[BF16X3_TERMS];
+            split_bf16x3(terms, found);
+            constexpr int TILE_CHUNKS = WEIGHT_TILE / CHUNK_ELEMENTS;
+            char *const to = shared + warpgroup * ROWS_BYTES + column / TILE_CHUNKS * TILE_BYTES +
+                             swizzle_128b(row, column % TILE_CHUNKS);
+            #pragma unroll
+            for (int p = 0; p < BF16X3_TERMS; p++) *(Chunk *)(to + p * TERM_BYTES) = terms[p];
+        }
+        fence_proxy_async();
+        named_barrier_sync(WARPGROUP, 1 + warpgroup);
+    }
+
+    // The descriptor of a term of a tile of weights, and the offset to add for the next MMA_K of K.
+    template <bool K_MAJOR> static __device__ __forceinline__ uint64_t descriptor(const char *tile) {
+        return K_MAJOR ? smem_descriptor(tile) : smem_descriptor(tile, 0, 8 * 128, SWIZZLE_128B);
+    }
+    template <bool K_MAJOR> static __device__ __forceinline__ int offset(int term, int k) {
+        return (term * TERM_BYTES + (K_MAJOR ? k * 2 : k * 128)) / CHUNK_BYTES;
+    }
+
+    // Starts `sums` = 64 rows times a tile: of X in shared memory, or of the terms in registers. The smallest products come first.
+    static __device__ __forceinline__ void multiply(float (&sums)[SUMS], const char *rows, const char *tile) {
+        const uint64_t a = smem_descriptor(rows), b = descriptor<TRANSPOSE_1>(tile);
+        #pragma unroll
+        for (int i = 0; i <= LOW_ORDER_PAIRS; i++) {
+            const TermPair terms = i < LOW_ORDER_PAIRS ? low_order_pair(i) : TermPair{0, 0};
+            #pragma unroll
+            for (int k = 0; k < WEIGHT_TILE; k += MMA_K)
+                wgmma<BFLOAT16, false, !TRANSPOSE_1>(
+                    sums, a + offset<true>(terms.a, k), b + offset<TRANSPOSE_1>(terms.b, k), i + k > 0);
+        }
+        wgmma_commit_group();
+    }
+    static __device__ __forceinline__ void multiply(
+        float (&sums)[SUMS], const uint32_t (&rows)[BF16X3_TERMS][TERM_WORDS], const char *tile) {
+        const uint64_t b = descriptor<TRANSPOSE_2>(tile);
+        #pragma unroll
+        for (int i = 0; i <= LOW_ORDER_PAIRS; i++) {
+            const TermPair terms = i < LOW_ORDER_PAIRS ? low_order_pair(i) : TermPair{0, 0};
+            #pragma unroll
+            for (int k = 0; k < WEIGHT_TILE; k += MMA_K)
+                wgmma_registers<BFLOAT16, !TRANSPOSE_2>(
+                    sums, rows[terms.a] + k / 4, b + offset<TRANSPOSE_2>(terms.b, k), i + k > 0);
+        }
+        wgmma_commit_group();
+    }
+
+    __device__ __forceinline__ void begin_turn() const {
+        if (TURNS) named_barrier_sync(CONSUMERS, 3 + warpgroup);
+    }
+    __device__ __forceinline__ void end_turn() const {
+        if (TURNS) named_barrier_arrive(CONSUMERS, 4 - warpgroup);
+    }
+
+    // A warpgroup. `inner` stores the hidden columns and returns those to multiply by W2; `outer` stores the result.
+    template <class Inner, class Outer>
+    __device__ __forceinline__ void compute(const float *x, const Inner &inner, const Outer &outer, int row0) {
+        float result[N_TILES][SUMS] = {}, hidden[SUMS], temporary[2][SUMS];
+        uint32_t rows[BF16X3_TERMS][TERM_WORDS];
+        if (warpgroup == 1) end_turn(); // the first turn is that of warpgroup 0
+        split_rows(x, row0);
+        const int lane_row = row0 + accumulator_row(0), lane_column = accumulator_column(0);
+        #pragma unroll 1
+        for (int i = 0; i <= CHUNKS; i++) {
+            const int column0 = (rank * CHUNKS + i) * WEIGHT_TILE;
+            typename Inner::template Aux<2> aux[SUMS / 2];
+            begin_turn();
+            int last = 0;
+            const auto done = [&](int g) { // product g has its sums
+                arrive_per_warp(pipeline.empty[last]);
+                wgmma_fence_operand(temporary[g % 2]);
+                #pragma unroll
+                for (int j = 0; j < SUMS; j++)
+                    if (g < N_TILES)
+                        result[g][j] += temporary[g % 2][j];
+                    else
+                        hidden[j] = g == N_TILES ? temporary[g % 2][j] : hidden[j] + temporary[g % 2][j];
+            };
+            #pragma unroll
+            for (int g = 0; g < N_TILES + K_TILES; g++) {
+                const bool second = g < N_TILES;
+                if (second ? i == 0 : i == CHUNKS) continue;
+                pipeline.wait_full(state);
+                wgmma_fence();
+                if (second)
+                    multiply(temporary[g % 2], rows, stage(state.stage));
+                else
+                    multiply(temporary[g % 2], shared + warpgroup * ROWS_BYTES + (g - N_TILES) * TILE_BYTES,
+                        stage(state.stage));
+                if (g > (i == 0 ? N_TILES : 0)) {
+                    wgmma_wait_group<1>();
+                    done(g - 1);
+                }
+                last = state.stage;
+                state.advance();
+            }
+            if (i == CHUNKS) {
+                if (warpgroup == 0) end_turn();
+                wgmma_wait_group<0>();
+                done(N_TILES - 1);
+                break;
+            }
+            #pragma unroll
+            for (int j = 0; j < SUMS; j += 2) {
+                const int row = lane_row + j / 2 % 2 * 8, column = column0 + lane_column + j / 4 * 8;
+                aux[j / 2] = inner.template load_aux<2>(0, row, column, (int64_t)row * HIDDEN + column);
+            }
+            end_turn();
+            wgmma_wait_group<0>();
+            done(N_TILES + K_TILES - 1);
+            #pragma unroll
+            for (int j = 0; j < SUMS; j += 4) {
+                float value[4];
+                #pragma unroll
+                for (int h = 0; h < 4; h += 2) {
+                    const int row = lane_row + h / 2 * 8, column = column0 + lane_column + j / 4 * 8;
+                    const float pair[] = {hidden[j + h], hidden[j + h + 1]};
+                    inner.write(aux[(j + h) / 2], (int64_t)row * HIDDEN + column, pair, value + h);
+                }
+                uint32_t terms[BF16X3_TERMS][2];
+                Format<BF16X3>::convert(value, terms);
+                #pragma unroll
+                for (int p = 0; p < BF16X3_TERMS; p++) rows[p][j / 2] = terms[p][0], rows[p][j / 2 + 1] = terms[p][1];
+            }
+        }
+        store_result(result, outer, lane_row + rank * 8, lane_column);
+    }
+
+    // Adds the parts of the two blocks. A block stores the rows of one of two core matrices.
+    template <class Outer> __device__ __forceinline__ void store_result(
+        const float (&result)[N_TILES][SUMS], const Outer &outer, int row, int lane_column) const {
+        constexpr int PAIRS = N_TILES * SUMS / 4;
+        typename Outer::template Aux<2> aux[PAIRS];
+        float own[PAIRS][2];
+        Vector<float, 4> *const exchanged = (Vector<float, 4> *)shared + threadIdx.x;
+        Vector<float, 4> *const to = map_shared_rank(exchanged, 1 - rank);
+        cluster_barrier(); // all rows have been multiplied, so their place is free
+        #pragma unroll
+        for (int i = 0; i < PAIRS; i++) {
+            const int column = i * 8 + lane_column;
+            aux[i] = outer.template load_aux<2>(0, row, column, (int64_t)row * OUTPUTS + column);
+        }
+        #pragma unroll
+        for (int i = 0; i < PAIRS; i += 2) {
+            Vector<float, 4> sent;
+            #pragma unroll
+            for (int h = 0; h < 4; h++) {
+                const int at = i * 4 + h / 2 * 4 + h % 2;
+                const float upper = result[at / SUMS][at % SUMS], lower = result[at / SUMS][at % SUMS + 2];
+                own[i + h / 2][h % 2] = rank == 0 ? upper : lower;
+                sent.lane[h] = rank == 0 ? lower : upper;
+            }
+            to[i / 2 * CONSUMERS] = sent;
+        }
+        cluster_barrier();
+        #pragma unroll
+        for (int i = 0; i < PAIRS; i += 2) {
+            const Vector<float, 4> other = exchanged[i / 2 * CONSUMERS];
+            #pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float pair[] = {own[i + h][0] + other.lane[2 * h], own[i + h][1] + other.lane[2 * h + 1]};
+                outer.write(aux[i + h], (int64_t)row * OUTPUTS + (i + h) * 8 + lane_column, pair);
+            }
+        }
+    }
+
+    template <class Inner, class Outer> __device__ __forceinline__ void run(
+        const float *x, const char *first, const char *second, const Inner &inner, const Outer &outer) {
+        static_assert(registers_suffice(WARPGROUP, 24, CONSUMERS, 240), "registers");
+        if (warpgroup < WARPGROUPS) {
+            warpgroup_reg_alloc<240>();
+            compute(x, inner, outer, (blockIdx.x / CLUSTER * WARPGROUPS + warpgroup) * ROWS);
+        } else {
+            warpgroup_reg_dealloc<24>();
+            copy(first, second);
+            __syncwarp();
+            cluster_barrier();
+            cluster_barrier();
+        }
+    }
+};
