@@ -15,25 +15,35 @@
 #define TURNS 1
 #endif
 
+// `exchanged`: the other block has stored its part of the result.
+template <int STAGES> struct PairBarriers {
+    Pipeline<STAGES> pipeline;
+    Mbarrier exchanged;
+};
+
 template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_2> struct BackToBack {
     static constexpr int ROWS = 64, WARPGROUPS = 2, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
-    static constexpr int STAGES = 5, SUMS = WEIGHT_TILE / 2, MMA_K = 16;
+    static constexpr int STAGES = 5;
+    typedef PairBarriers<STAGES> Barriers;
+    static constexpr int SUMS = WEIGHT_TILE / 2, MMA_K = 16;
     static constexpr int K_TILES = INPUTS / WEIGHT_TILE, N_TILES = OUTPUTS / WEIGHT_TILE;
     static constexpr int CHUNKS = HIDDEN / WEIGHT_TILE / CLUSTER; // of hidden columns, of a block
     static constexpr int ROWS_BYTES = K_TILES * TILE_BYTES;       // the terms of the rows of a warpgroup
-    static constexpr int BARRIERS = WARPGROUPS * ROWS_BYTES + STAGES * TILE_BYTES, SHARED = BARRIERS + sizeof(Pipeline<STAGES>);
+    static constexpr int BARRIERS = WARPGROUPS * ROWS_BYTES + STAGES * TILE_BYTES, SHARED = BARRIERS + sizeof(Barriers);
     static constexpr int TERM_WORDS = SUMS / 2;
 
     char *shared;
     int rank, warpgroup;
+    Barriers &barriers;
     Pipeline<STAGES> &pipeline;
     PipelineState<STAGES> state;
 
     __device__ BackToBack()
         : shared((char *)own_shared()), rank(cluster_rank()), warpgroup(__shfl_sync(~0u, threadIdx.x / WARPGROUP, 0)),
-          pipeline(*(Pipeline<STAGES> *)(own_shared() + BARRIERS)) {
+          barriers(*(Barriers *)(own_shared() + BARRIERS)), pipeline(barriers.pipeline) {
         if (threadIdx.x == 0) {
             pipeline.init(1, CONSUMERS / WARP);
+            barriers.exchanged.init(1);
             fence_mbarrier_init();
         }
         __syncthreads();
@@ -62,25 +72,28 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
 
     // Splits the rows of a warpgroup, from row0 on, into shared memory.
     __device__ __forceinline__ void split_rows(const float *x, int row0) const {
-        constexpr int ROW_CHUNKS = INPUTS / CHUNK_ELEMENTS;
-        #pragma unroll 4
-        for (int i = threadIdx.x % WARPGROUP; i < ROWS * ROW_CHUNKS; i += WARPGROUP) {
-            const int row = i / ROW_CHUNKS, column = i % ROW_CHUNKS;
-            const float *const from = x + (int64_t)(row0 + row) * INPUTS + column * CHUNK_ELEMENTS;
-            float found[CHUNK_ELEMENTS];
+        constexpr int ROW_CHUNKS = INPUTS / CHUNK_ELEMENTS, COUNT = ROWS * ROW_CHUNKS / WARPGROUP, HALVES = CHUNK_ELEMENTS / VECTOR;
+        const auto row = [](int i) { return (i * WARPGROUP + threadIdx.x % WARPGROUP) / ROW_CHUNKS; };
+        const int chunk = threadIdx.x % ROW_CHUNKS;
+        Vector<float, VECTOR> found[COUNT][HALVES];
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++) {
             #pragma unroll
-            for (int j = 0; j < CHUNK_ELEMENTS; j += VECTOR) {
-                const Vector<float, VECTOR> v = load<float, VECTOR>(from + j);
-                #pragma unroll
-                for (int h = 0; h < VECTOR; h++) found[j + h] = v.lane[h];
-            }
+            for (int h = 0; h < HALVES; h++)
+                found[i][h] = load<float, VECTOR>(x + (int64_t)(row0 + row(i)) * INPUTS + chunk * CHUNK_ELEMENTS + h * VECTOR);
+        }
+        constexpr int TILE_CHUNKS = WEIGHT_TILE / CHUNK_ELEMENTS;
+        char *const to = shared + warpgroup * ROWS_BYTES + chunk / TILE_CHUNKS * TILE_BYTES;
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            float eight[CHUNK_ELEMENTS];
+            #pragma unroll
+            for (int j = 0; j < CHUNK_ELEMENTS; j++) eight[j] = found[i][j / VECTOR].lane[j % VECTOR];
             Chunk terms[BF16X3_TERMS];
-            split_bf16x3(terms, found);
-            constexpr int TILE_CHUNKS = WEIGHT_TILE / CHUNK_ELEMENTS;
-            char *const to = shared + warpgroup * ROWS_BYTES + column / TILE_CHUNKS * TILE_BYTES +
-                             swizzle_128b(row, column % TILE_CHUNKS);
+            split_bf16x3(terms, eight);
             #pragma unroll
-            for (int p = 0; p < BF16X3_TERMS; p++) *(Chunk *)(to + p * TERM_BYTES) = terms[p];
+            for (int p = 0; p < BF16X3_TERMS; p++)
+                *(Chunk *)(to + p * TERM_BYTES + swizzle_128b(row(i), chunk % TILE_CHUNKS)) = terms[p];
         }
         fence_proxy_async();
         named_barrier_sync(WARPGROUP, 1 + warpgroup);
@@ -139,7 +152,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
         #pragma unroll 1
         for (int i = 0; i <= CHUNKS; i++) {
             const int column0 = (rank * CHUNKS + i) * WEIGHT_TILE;
-            typename Inner::template Aux<2> aux[SUMS / 2];
+            typename Inner::template Aux<4> aux[SUMS / 4];
             begin_turn();
             int last = 0;
             const auto done = [&](int g) { // product g has its sums
@@ -171,32 +184,32 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
                 state.advance();
             }
             if (i == CHUNKS) {
+                cluster_arrive_relaxed();
                 if (warpgroup == 0) end_turn();
                 wgmma_wait_group<0>();
                 done(N_TILES - 1);
                 break;
             }
+            const auto index = [&](int j) { // of four neighbouring hidden columns
+                return (int64_t)(lane_row + j % 2 * 8) * HIDDEN + column0 + j / 2 * 16 + threadIdx.x % 4 * 4;
+            };
             #pragma unroll
-            for (int j = 0; j < SUMS; j += 2) {
-                const int row = lane_row + j / 2 % 2 * 8, column = column0 + lane_column + j / 4 * 8;
-                aux[j / 2] = inner.template load_aux<2>(0, row, column, (int64_t)row * HIDDEN + column);
-            }
+            for (int j = 0; j < SUMS / 4; j++)
+                aux[j] = inner.template load_aux<4>(
+                    0, lane_row + j % 2 * 8, column0 + j / 2 * 16 + threadIdx.x % 4 * 4, index(j));
             end_turn();
             wgmma_wait_group<0>();
             done(N_TILES + K_TILES - 1);
             #pragma unroll
-            for (int j = 0; j < SUMS; j += 4) {
+            for (int j = 0; j < SUMS / 4; j++) {
+                const int at = j / 2 * 8 + j % 2 * 2, word = at / 2;
+                const float sums[] = {hidden[at], hidden[at + 1], hidden[at + 4], hidden[at + 5]};
                 float value[4];
-                #pragma unroll
-                for (int h = 0; h < 4; h += 2) {
-                    const int row = lane_row + h / 2 * 8, column = column0 + lane_column + j / 4 * 8;
-                    const float pair[] = {hidden[j + h], hidden[j + h + 1]};
-                    inner.write(aux[(j + h) / 2], (int64_t)row * HIDDEN + column, pair, value + h);
-                }
+                inner.write(aux[j], index(j), sums, value);
                 uint32_t terms[BF16X3_TERMS][2];
                 Format<BF16X3>::convert(value, terms);
                 #pragma unroll
-                for (int p = 0; p < BF16X3_TERMS; p++) rows[p][j / 2] = terms[p][0], rows[p][j / 2 + 1] = terms[p][1];
+                for (int p = 0; p < BF16X3_TERMS; p++) rows[p][word] = terms[p][0], rows[p][word + 2] = terms[p][1];
             }
         }
         store_result(result, outer, lane_row + rank * 8, lane_column);
@@ -208,41 +221,38 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
         constexpr int PAIRS = N_TILES * SUMS / 4;
         typename Outer::template Aux<2> aux[PAIRS];
         float own[PAIRS][2];
-        Vector<float, 4> *const exchanged = (Vector<float, 4> *)shared + threadIdx.x;
-        Vector<float, 4> *const to = map_shared_rank(exchanged, 1 - rank);
-        cluster_barrier(); // all rows have been multiplied, so their place is free
+        Vector<float, 2> *const exchanged = (Vector<float, 2> *)shared + threadIdx.x;
         #pragma unroll
         for (int i = 0; i < PAIRS; i++) {
             const int column = i * 8 + lane_column;
             aux[i] = outer.template load_aux<2>(0, row, column, (int64_t)row * OUTPUTS + column);
         }
+        cluster_wait(); // the rows of both blocks have been multiplied, so their place is free
         #pragma unroll
-        for (int i = 0; i < PAIRS; i += 2) {
-            Vector<float, 4> sent;
-            #pragma unroll
-            for (int h = 0; h < 4; h++) {
-                const int at = i * 4 + h / 2 * 4 + h % 2;
-                const float upper = result[at / SUMS][at % SUMS], lower = result[at / SUMS][at % SUMS + 2];
-                own[i + h / 2][h % 2] = rank == 0 ? upper : lower;
-                sent.lane[h] = rank == 0 ? lower : upper;
-            }
-            to[i / 2 * CONSUMERS] = sent;
-        }
-        cluster_barrier();
-        #pragma unroll
-        for (int i = 0; i < PAIRS; i += 2) {
-            const Vector<float, 4> other = exchanged[i / 2 * CONSUMERS];
+        for (int i = 0; i < PAIRS; i++) {
+            const int at = i * 4 % SUMS, tile = i * 4 / SUMS;
+            float sent[2];
             #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const float pair[] = {own[i + h][0] + other.lane[2 * h], own[i + h][1] + other.lane[2 * h + 1]};
-                outer.write(aux[i + h], (int64_t)row * OUTPUTS + (i + h) * 8 + lane_column, pair);
+                const float upper = result[tile][at + h], lower = result[tile][at + 2 + h];
+                own[i][h] = rank == 0 ? upper : lower;
+                sent[h] = rank == 0 ? lower : upper;
             }
+            store_async(exchanged + i * CONSUMERS, 1 - rank, Vector<float, 2>{sent[0], sent[1]}, barriers.exchanged);
+        }
+        wait_for_cluster(barriers.exchanged, 0);
+        #pragma unroll
+        for (int i = 0; i < PAIRS; i++) {
+            const Vector<float, 2> other = exchanged[i * CONSUMERS];
+            const float pair[] = {own[i][0] + other.lane[0], own[i][1] + other.lane[1]};
+            outer.write(aux[i], (int64_t)row * OUTPUTS + i * 8 + lane_column, pair);
         }
     }
 
     template <class Inner, class Outer> __device__ __forceinline__ void run(
         const float *x, const char *first, const char *second, const Inner &inner, const Outer &outer) {
         static_assert(registers_suffice(WARPGROUP, 24, CONSUMERS, 240), "registers");
+        if (threadIdx.x == CONSUMERS) barriers.exchanged.arrive_expect_tx(CONSUMERS * N_TILES * SUMS / 2 * sizeof(float));
         if (warpgroup < WARPGROUPS) {
             warpgroup_reg_alloc<240>();
             compute(x, inner, outer, (blockIdx.x / CLUSTER * WARPGROUPS + warpgroup) * ROWS);
@@ -250,8 +260,8 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
             warpgroup_reg_dealloc<24>();
             copy(first, second);
             __syncwarp();
-            cluster_barrier();
-            cluster_barrier();
+            cluster_arrive_relaxed();
+            cluster_wait();
         }
     }
 };
