@@ -11,6 +11,9 @@
 #include "sm90/cluster.cuh"
 #include "sm90/tma.cuh"
 
+#ifndef SECTION
+#define SECTION 64
+#endif
 #ifndef TURNS
 #define TURNS 1
 #endif
@@ -108,28 +111,28 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     }
 
     // Starts `sums` = 64 rows times a tile: of X in shared memory, or of the terms in registers. The smallest products come first.
-    static __device__ __forceinline__ void multiply(float (&sums)[SUMS], const char *rows, const char *tile) {
+    static __device__ __forceinline__ void multiply(float (&sums)[SUMS], const char *rows, const char *tile, int k0) {
         const uint64_t a = smem_descriptor(rows), b = descriptor<TRANSPOSE_1>(tile);
         #pragma unroll
         for (int i = 0; i <= LOW_ORDER_PAIRS; i++) {
             const TermPair terms = i < LOW_ORDER_PAIRS ? low_order_pair(i) : TermPair{0, 0};
             #pragma unroll
-            for (int k = 0; k < WEIGHT_TILE; k += MMA_K)
+            for (int k = k0; k < k0 + SECTION; k += MMA_K)
                 wgmma<BFLOAT16, false, !TRANSPOSE_1>(
-                    sums, a + offset<true>(terms.a, k), b + offset<TRANSPOSE_1>(terms.b, k), i + k > 0);
+                    sums, a + offset<true>(terms.a, k), b + offset<TRANSPOSE_1>(terms.b, k), i > 0 || k > k0);
         }
         wgmma_commit_group();
     }
     static __device__ __forceinline__ void multiply(
-        float (&sums)[SUMS], const uint32_t (&rows)[BF16X3_TERMS][TERM_WORDS], const char *tile) {
+        float (&sums)[SUMS], const uint32_t (&rows)[BF16X3_TERMS][TERM_WORDS], const char *tile, int k0) {
         const uint64_t b = descriptor<TRANSPOSE_2>(tile);
         #pragma unroll
         for (int i = 0; i <= LOW_ORDER_PAIRS; i++) {
             const TermPair terms = i < LOW_ORDER_PAIRS ? low_order_pair(i) : TermPair{0, 0};
             #pragma unroll
-            for (int k = 0; k < WEIGHT_TILE; k += MMA_K)
+            for (int k = k0; k < k0 + SECTION; k += MMA_K)
                 wgmma_registers<BFLOAT16, !TRANSPOSE_2>(
-                    sums, rows[terms.a] + k / 4, b + offset<TRANSPOSE_2>(terms.b, k), i + k > 0);
+                    sums, rows[terms.a] + k / 4, b + offset<TRANSPOSE_2>(terms.b, k), i > 0 || k > k0);
         }
         wgmma_commit_group();
     }
@@ -155,39 +158,41 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
             typename Inner::template Aux<4> aux[SUMS / 4];
             begin_turn();
             int last = 0;
-            const auto done = [&](int g) { // product g has its sums
-                arrive_per_warp(pipeline.empty[last]);
+            constexpr int SECTIONS = WEIGHT_TILE / SECTION, SECOND = N_TILES * SECTIONS, ALL = SECOND + K_TILES * SECTIONS;
+            const auto done = [&](int g) { // the tensor cores have computed section g
+                if (g % SECTIONS == SECTIONS - 1) arrive_per_warp(pipeline.empty[last]);
                 wgmma_fence_operand(temporary[g % 2]);
                 #pragma unroll
                 for (int j = 0; j < SUMS; j++)
-                    if (g < N_TILES)
-                        result[g][j] += temporary[g % 2][j];
+                    if (g < SECOND)
+                        result[g / SECTIONS][j] += temporary[g % 2][j];
                     else
-                        hidden[j] = g == N_TILES ? temporary[g % 2][j] : hidden[j] + temporary[g % 2][j];
+                        hidden[j] = g == SECOND ? temporary[g % 2][j] : hidden[j] + temporary[g % 2][j];
             };
             #pragma unroll
-            for (int g = 0; g < N_TILES + K_TILES; g++) {
-                const bool second = g < N_TILES;
+            for (int g = 0; g < ALL; g++) {
+                const bool second = g < SECOND;
                 if (second ? i == 0 : i == CHUNKS) continue;
-                pipeline.wait_full(state);
+                const int k0 = g % SECTIONS * SECTION, tile = g / SECTIONS;
+                if (k0 == 0) pipeline.wait_full(state);
                 wgmma_fence();
                 if (second)
-                    multiply(temporary[g % 2], rows, stage(state.stage));
+                    multiply(temporary[g % 2], rows, stage(state.stage), k0);
                 else
-                    multiply(temporary[g % 2], shared + warpgroup * ROWS_BYTES + (g - N_TILES) * TILE_BYTES,
-                        stage(state.stage));
-                if (g > (i == 0 ? N_TILES : 0)) {
+                    multiply(temporary[g % 2], shared + warpgroup * ROWS_BYTES + (tile - N_TILES) * TILE_BYTES,
+                        stage(state.stage), k0);
+                if (g > (i == 0 ? SECOND : 0)) {
                     wgmma_wait_group<1>();
                     done(g - 1);
                 }
                 last = state.stage;
-                state.advance();
+                if (g % SECTIONS == SECTIONS - 1) state.advance();
             }
             if (i == CHUNKS) {
                 cluster_arrive_relaxed();
                 if (warpgroup == 0) end_turn();
                 wgmma_wait_group<0>();
-                done(N_TILES - 1);
+                done(SECOND - 1);
                 break;
             }
             const auto index = [&](int j) { // of four neighbouring hidden columns
@@ -199,7 +204,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
                     0, lane_row + j % 2 * 8, column0 + j / 2 * 16 + threadIdx.x % 4 * 4, index(j));
             end_turn();
             wgmma_wait_group<0>();
-            done(N_TILES + K_TILES - 1);
+            done(ALL - 1);
             #pragma unroll
             for (int j = 0; j < SUMS / 4; j++) {
                 const int at = j / 2 * 8 + j % 2 * 2, word = at / 2;
