@@ -3,11 +3,12 @@
 //
 // A cluster of two blocks takes 128 rows. Each block computes half of the hidden columns and its part of Y; then the blocks exchange
 // parts. In a block two warpgroups take 64 rows each. They hold the terms of X in shared memory. A further warp copies tiles of the
-// weights, which have been split before (split_weights.cuh). Both warpgroups read each tile.
+// weights, which have been split before (weight_tiles.cuh). Both warpgroups read each tile.
 //
 // The warpgroups take turns: one multiplies while the other runs its epilogue.
 #pragma once
-#include "gemm/split_weights.cuh"
+#include "gemm/gemm.cuh"
+#include "gemm/weight_tiles.cuh"
 #include "sm90/cluster.cuh"
 #include "sm90/tma.cuh"
 
@@ -23,6 +24,28 @@ template <int STAGES> struct PairBarriers {
     Pipeline<STAGES> pipeline;
     Mbarrier exchanged;
 };
+
+// A matrix of weights and its tiles.
+struct TiledWeights {
+    const float *weights;
+    const char *tiles;
+};
+
+template <bool TRANSPOSE> __device__ __noinline__ float dot(
+    const float *a, const float *b, int n, int k, int row, int column, int k0, int k1) {
+    return Operands<false, TRANSPOSE>{a, b, 0, n, k}.dot(row, column, k0, k1);
+}
+
+// Recomputes by FMA the sums that are not finite, because bf16x3 turns infinities into NaN: dot(i) is sum i.
+template <int SUMS, class Dot> __device__ __forceinline__ void recompute_non_finite(float (&sums)[SUMS], const Dot &dot) {
+    float zero = 0;
+    #pragma unroll
+    for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
+    if (zero == 0) return;
+    #pragma unroll
+    for (int i = 0; i < SUMS; i++)
+        if (!finite(sums[i])) sums[i] = dot(i);
+}
 
 template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_2> struct BackToBack {
     static constexpr int ROWS = 64, WARPGROUPS = 2, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
@@ -144,9 +167,10 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
         if (TURNS) named_barrier_arrive(CONSUMERS, 4 - warpgroup);
     }
 
-    // A warpgroup. `inner` stores the hidden columns and returns those to multiply by W2; `outer` stores the result.
-    template <class Inner, class Outer>
-    __device__ __forceinline__ void compute(const float *x, const Inner &inner, const Outer &outer, int row0) {
+    // A warpgroup. `inner` stores the hidden columns, and returns those to multiply by W2, which are `multiplied` in memory.
+    // `outer` stores the result.
+    template <class Inner, class Outer> __device__ __forceinline__ void compute(const float *x, const TiledWeights &first,
+        const TiledWeights &second, const float *multiplied, const Inner &inner, const Outer &outer, int row0) {
         float result[N_TILES][SUMS] = {}, hidden[SUMS], temporary[2][SUMS];
         uint32_t rows[BF16X3_TERMS][TERM_WORDS];
         if (warpgroup == 1) end_turn(); // the first turn is that of warpgroup 0
@@ -205,18 +229,29 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
             end_turn();
             wgmma_wait_group<0>();
             done(ALL - 1);
+            recompute_non_finite(hidden, [&](int j) {
+                return dot<TRANSPOSE_1>(x, first.weights, HIDDEN, INPUTS, lane_row + j / 2 % 2 * 8,
+                    column0 + j / 8 * 16 + threadIdx.x % 4 * 4 + j / 4 % 2 * 2 + j % 2, 0, INPUTS);
+            });
             #pragma unroll
             for (int j = 0; j < SUMS / 4; j++) {
                 const int at = j / 2 * 8 + j % 2 * 2, word = at / 2;
                 const float sums[] = {hidden[at], hidden[at + 1], hidden[at + 4], hidden[at + 5]};
-                float value[4];
-                inner.write(aux[j], index(j), sums, value);
+                const Vector<float, 4> value = inner.write(aux[j], index(j), sums);
                 uint32_t terms[BF16X3_TERMS][2];
-                Format<BF16X3>::convert(value, terms);
+                Format<BF16X3>::convert(value.lane, terms);
                 #pragma unroll
                 for (int p = 0; p < BF16X3_TERMS; p++) rows[p][word] = terms[p][0], rows[p][word + 2] = terms[p][1];
             }
         }
+        __syncwarp(); // the lanes of a row have stored its hidden columns
+        #pragma unroll
+        for (int tile = 0; tile < N_TILES; tile++)
+            recompute_non_finite(result[tile], [&](int j) {
+                constexpr int OWN = CHUNKS * WEIGHT_TILE;
+                return dot<TRANSPOSE_2>(multiplied, second.weights, OUTPUTS, HIDDEN, lane_row + j / 2 % 2 * 8,
+                    tile * WEIGHT_TILE + lane_column + j / 4 * 8 + j % 2, rank * OWN, (rank + 1) * OWN);
+            });
         store_result(result, outer, lane_row + rank * 8, lane_column);
     }
 
@@ -255,15 +290,16 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     }
 
     template <class Inner, class Outer> __device__ __forceinline__ void run(
-        const float *x, const char *first, const char *second, const Inner &inner, const Outer &outer) {
+        const float *x, const TiledWeights &first, const TiledWeights &second, const float *multiplied,
+        const Inner &inner, const Outer &outer) {
         static_assert(registers_suffice(WARPGROUP, 24, CONSUMERS, 240), "registers");
         if (threadIdx.x == CONSUMERS) barriers.exchanged.arrive_expect_tx(CONSUMERS * N_TILES * SUMS / 2 * sizeof(float));
         if (warpgroup < WARPGROUPS) {
             warpgroup_reg_alloc<240>();
-            compute(x, inner, outer, (blockIdx.x / CLUSTER * WARPGROUPS + warpgroup) * ROWS);
+            compute(x, first, second, multiplied, inner, outer, (blockIdx.x / CLUSTER * WARPGROUPS + warpgroup) * ROWS);
         } else {
             warpgroup_reg_dealloc<24>();
-            copy(first, second);
+            copy(first.tiles, second.tiles);
             __syncwarp();
             cluster_arrive_relaxed();
             cluster_wait();
