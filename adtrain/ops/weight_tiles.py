@@ -5,6 +5,7 @@ The pass `fuse_back_to_back` makes these equations. It runs after differentiatio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ ORDER = np.arange(GROUP).reshape(4, 2, 2).swapaxes(0, 1).ravel()
 `kernels/cuda/gemm/weight_tiles.cuh`."""
 
 
-def _type(weights: Any, permuted: int) -> ArrayType:
+def _type(weights: Any) -> ArrayType:
     if weights.dtype != np.float32:
         raise DTypeError(f"weight_tiles: found {weights.dtype}, expected float32")
     if len(weights.shape) != 2 or any(length % TILE for length in weights.shape):
@@ -32,7 +33,7 @@ def _type(weights: Any, permuted: int) -> ArrayType:
     return ArrayType((rows, columns, TERMS, TILE, TILE), np.dtype(np.uint16))
 
 
-def _reference(weights: np.ndarray, permuted: int) -> np.ndarray:
+def _tiles(weights: np.ndarray, permuted: int) -> np.ndarray:
     rows, columns = (length // TILE for length in weights.shape)
     order = np.arange(weights.shape[permuted]).reshape(-1, GROUP)[:, ORDER].ravel()
     rest, terms = np.take(weights, order, permuted), []
@@ -46,12 +47,20 @@ def _reference(weights: np.ndarray, permuted: int) -> np.ndarray:
     return tiles.reshape(rows, columns, TERMS, TILE, TILE)
 
 
-weight_tiles_p = Primitive("weight_tiles", _type, _reference)
-"""(weights; permuted): the weights in tiles of 64 x 64. A weight is the sum of three bfloat16 terms. A tile has the bits of
-its first terms, then of the second ones, then of the third ones, in rows with the 128-byte swizzle of WGMMA. Along the
-axis `permuted` groups of 16 have the order ORDER."""
+def _reference(*weights: np.ndarray, permuted: Sequence[int]) -> Any:
+    found = tuple(map(_tiles, weights, permuted))
+    return found if len(found) > 1 else found[0]
+
+
+weight_tiles_p = Primitive("weight_tiles", lambda *weights, permuted: tuple(map(_type, weights)), _reference)
+"""(weights, ...; permuted): each matrix of weights in tiles of 64 x 64. A weight is the sum of three bfloat16 terms. A
+tile has the bits of its first terms, then of the second ones, then of the third ones, in rows with the 128-byte swizzle
+of WGMMA. Along the matrix's axis in `permuted` groups of 16 have the order ORDER."""
 
 with_tiles_p = Primitive(
-    "with_tiles", lambda weights, tiles: ArrayType(weights.shape, weights.dtype), lambda weights, tiles: weights, view=True
+    "with_tiles",
+    lambda weights, tiles: ArrayType(weights.shape, weights.dtype),
+    lambda weights, tiles: weights,
+    view=True,
 )
 """(weights, tiles): the weights. A kernel reads their tiles."""

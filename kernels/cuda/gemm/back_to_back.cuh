@@ -12,12 +12,6 @@
 #include "sm90/cluster.cuh"
 #include "sm90/tma.cuh"
 
-#ifndef SECTION
-#define SECTION 64
-#endif
-#ifndef TURNS
-#define TURNS 1
-#endif
 
 // `exchanged`: the other block has stored its part of the result.
 template <int STAGES> struct PairBarriers {
@@ -51,12 +45,13 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     static constexpr int ROWS = 64, WARPGROUPS = 2, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
     static constexpr int STAGES = 5;
     typedef PairBarriers<STAGES> Barriers;
-    static constexpr int SUMS = WEIGHT_TILE / 2, MMA_K = 16;
+    static constexpr int SUMS = WEIGHT_TILE / 2, MMA_K = 16, SECTION = 32; // SECTION: K that tensor cores sum
     static constexpr int K_TILES = INPUTS / WEIGHT_TILE, N_TILES = OUTPUTS / WEIGHT_TILE;
     static constexpr int CHUNKS = HIDDEN / WEIGHT_TILE / CLUSTER; // of hidden columns, of a block
     static constexpr int ROWS_BYTES = K_TILES * TILE_BYTES;       // the terms of the rows of a warpgroup
-    static constexpr int BARRIERS = WARPGROUPS * ROWS_BYTES + STAGES * TILE_BYTES, SHARED = BARRIERS + sizeof(Barriers);
+    static constexpr int BARRIERS = WARPGROUPS * ROWS_BYTES + STAGES * TILE_BYTES, SHARED = BARRIERS + 256;
     static constexpr int TERM_WORDS = SUMS / 2;
+    static constexpr int SECTIONS = WEIGHT_TILE / SECTION, SECOND = N_TILES * SECTIONS, ALL = SECOND + K_TILES * SECTIONS;
 
     char *shared;
     int rank, warpgroup;
@@ -161,10 +156,10 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     }
 
     __device__ __forceinline__ void begin_turn() const {
-        if (TURNS) named_barrier_sync(CONSUMERS, 3 + warpgroup);
+        named_barrier_sync(CONSUMERS, 3 + warpgroup);
     }
     __device__ __forceinline__ void end_turn() const {
-        if (TURNS) named_barrier_arrive(CONSUMERS, 4 - warpgroup);
+        named_barrier_arrive(CONSUMERS, 4 - warpgroup);
     }
 
     // A warpgroup. `inner` stores the hidden columns, and returns those to multiply by W2, which are `multiplied` in memory.
@@ -182,7 +177,6 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
             typename Inner::template Aux<4> aux[SUMS / 4];
             begin_turn();
             int last = 0;
-            constexpr int SECTIONS = WEIGHT_TILE / SECTION, SECOND = N_TILES * SECTIONS, ALL = SECOND + K_TILES * SECTIONS;
             const auto done = [&](int g) { // the tensor cores have computed section g
                 if (g % SECTIONS == SECTIONS - 1) arrive_per_warp(pipeline.empty[last]);
                 wgmma_fence_operand(temporary[g % 2]);

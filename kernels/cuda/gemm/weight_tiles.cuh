@@ -13,9 +13,9 @@ constexpr int WEIGHT_TILE = 64, TERM_BYTES = WEIGHT_TILE * WEIGHT_TILE * 2, TILE
 // The number in a group of 16 at position `i`.
 __device__ __forceinline__ int permuted(int i) { return i % 8 / 2 * 4 + i / 8 * 2 + i % 2; }
 
-// Splits the eight neighbours of number `chunk` in the tiles of a matrix of `columns` columns.
+// Splits eight weights of a matrix of `columns` columns, and stores them in its tiles as the chunk of this number, row by row.
 template <int PERMUTED_AXIS>
-__device__ __forceinline__ void split_weights(const float *weights, char *tiles, int columns, int chunk) {
+__device__ __forceinline__ void store_tile_chunk(const float *weights, char *tiles, int columns, int chunk) {
     const int row = chunk / (columns / CHUNK_ELEMENTS), column = chunk % (columns / CHUNK_ELEMENTS) * CHUNK_ELEMENTS;
     const int from = PERMUTED_AXIS == 0 ? row / 16 * 16 + permuted(row % 16) : row;
     float x[CHUNK_ELEMENTS];

@@ -59,6 +59,7 @@ def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | No
     aux, reads, values = _read_and_compute(program, c, pooled or equation.primitive is convolution_p)
     writes = [*values, *(MAXIMUM if pooled else (f"store(y{i}, index, r{i});" for i in range(len(results))))]
     writes += [f"return r{equation.outputs.index(returned)};"] if returned is not None else []
+    result = "void" if returned is None else "Vector<T, WIDE>"
     text = [
         *(['#include "pool/window_max.cuh"'] if pooled else []),
         f"struct {name} {{",
@@ -76,7 +77,7 @@ def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | No
         "        (void)index, (void)count;",
         *indented(indented(prefetches)),
         "    }",
-        f"    template <int WIDE> __device__ __forceinline__ {'void' if returned is None else 'Vector<T, WIDE>'} write(",
+        f"    template <int WIDE> __device__ __forceinline__ {result} write(",
         "        const Aux<WIDE> &aux, int64_t index, const T (&value)[WIDE]) const {",
         *indented(indented(writes)),
         "    }",
