@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
+from cuda_samples import feed_forward
 from program_samples import for_gpu, names
 
 import adtrain as ad
 from adtrain import ops
 from adtrain.core.fused import back_to_back_p
-from adtrain.core.program import Program
+from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
+from adtrain.core.types import ArrayType
+from adtrain.ops.weight_tiles import weight_tiles_p
 
 __all__ = ["host"]
 
@@ -34,7 +37,9 @@ def computed(host: Host, program: Program, given: Sequence[np.ndarray]) -> list[
     """The results of a Program, whose equations run one after another."""
     known = dict(zip(program.inputs, given, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
     for e in program.equations:
-        known.update(zip(e.outputs, host.computed(e, None, [known[v] for v in e.inputs]), strict=True))
+        arrays = [known[v] for v in e.inputs]
+        found = [e.primitive.reference(*arrays, **e.params)] if e.is_view else host.computed(e, None, arrays)
+        known.update(zip(e.outputs, found, strict=True))
     return [known[v] for v in program.outputs]
 
 
@@ -102,24 +107,22 @@ def test_sums_that_are_not_finite_are_those_of_float32(host: Host) -> None:
 
 
 def feed_forward_gradients(*given: Any) -> Any:
-    """The gradients of a feed-forward layer with gelu and a residual sum."""
-
-    def layer(x: Any, w: Any, b: Any, v: Any, c: Any, residual: Any) -> Any:
-        hidden = ops.gelu(ops.matmul(x, w, transpose_b=True) + b)
-        return residual + (ops.matmul(hidden, v, transpose_b=True) + c)
-
-    out, pullback = ad.vjp(layer, *given)
+    out, pullback = ad.vjp(feed_forward, *given)
     return out, pullback(out)
 
 
-def test_a_layer_and_its_gradient_share_the_tiles() -> None:
-    given = of_lengths(256, 128, 256, 128, (True, True))
+def test_a_layer_and_its_gradient_share_the_tiles(host: Host) -> None:
+    *given, _ = of_lengths(256, 128, 256, 128, (True, True))
     program = for_gpu(stage(feed_forward_gradients, ()).program(*given), FEW)
     assert names(program).count("weight_tiles") == 1
     pairs = [e for e in program.equations if e.primitive is back_to_back_p]
     tiles = [{v for v in e.inputs if v.type.dtype == np.uint16} for e in pairs]
     assert len(pairs) == 2
     assert tiles[0] == tiles[1]
+    host.lowering.target = FEW
+    out, gradients = feed_forward_gradients(*(ad.array(x.astype(float)) for x in given))
+    for found, expected in zip(computed(host, program, given), (out, *gradients), strict=True):
+        assert_right(found, expected.numpy())
 
 
 @pytest.mark.parametrize(
@@ -151,3 +154,14 @@ def test_an_epilogue_that_reads_the_first_product_keeps_the_products_apart() -> 
         return hidden, hidden + (ops.matmul(hidden, v, transpose_b=True) + c)
 
     assert "back_to_back" not in names(for_gpu(stage(f, ()).program(*given), FEW))
+
+
+@pytest.mark.parametrize("permuted", [0, 1])
+def test_tiles_have_the_bits_of_the_reference(permuted: int, host: Host) -> None:
+    (weights,) = drawn((128, 192))
+    params = {"permuted": (permuted,)}
+    types = [ArrayType(weights.shape, weights.dtype), *weight_tiles_p.output_types([weights], params)]
+    matrix, tiles = (Variable(kind, "gpu") for kind in types)
+    equation = Equation(weight_tiles_p, (matrix,), params, (tiles,))
+    (found,) = host.computed(equation, None, [weights])
+    np.testing.assert_array_equal(found, weight_tiles_p.reference(weights, **params))

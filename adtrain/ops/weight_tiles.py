@@ -42,8 +42,8 @@ def _tiles(weights: np.ndarray, permuted: int) -> np.ndarray:
             terms.append(to_bfloat16_p.reference(rest))
             rest = rest - from_bfloat16_p.reference(terms[-1])
     chunks = np.stack(terms).reshape(TERMS, rows, TILE, columns, TILE // CHUNK, CHUNK).transpose(1, 3, 0, 2, 4, 5)
-    swizzle = np.arange(TILE)[:, np.newaxis] % CHUNK ^ np.arange(TILE // CHUNK)
-    tiles = np.take_along_axis(chunks, swizzle[:, :, np.newaxis], axis=4)
+    row = np.arange(TILE)[:, np.newaxis]
+    tiles = chunks[:, :, :, row, np.arange(TILE // CHUNK) ^ row % CHUNK]
     return tiles.reshape(rows, columns, TERMS, TILE, TILE)
 
 
