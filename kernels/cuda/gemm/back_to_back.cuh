@@ -1,17 +1,19 @@
-// Y = f(X op(W1)) op(W2), with epilogues f and g(Y): two products in one kernel (a back-to-back GEMM, CUTLASS), in bf16x3. The
-// result of the first one stays in registers, as the A operand of the second one.
+// Y = f(X op(W1)) op(W2): two products in one kernel (a back-to-back GEMM, CUTLASS), in bf16x3 (sm90/bf16x3.cuh). f is an
+// epilogue. Its results stay in registers, as the A operand of the second product. The columns between the products are called
+// hidden.
 //
-// A cluster of two blocks takes 128 rows. Each block computes half of the hidden columns and its part of Y; then the blocks exchange
-// parts. In a block two warpgroups take 64 rows each. They hold the terms of X in shared memory. A further warp copies tiles of the
-// weights, which have been split before (weight_tiles.cuh). Both warpgroups read each tile.
+// A cluster of two blocks takes 128 rows. Each block computes half of the hidden columns, and its part of Y from these; then the
+// blocks exchange parts. In a block two warpgroups have 64 rows each. The terms of their rows of X are in shared memory. A thread of
+// a third warpgroup copies tiles of weights (gemm/weight_tiles.cuh), which both warpgroups read. They take turns: one multiplies
+// while the other runs its epilogue.
 //
-// The warpgroups take turns: one multiplies while the other runs its epilogue.
+// Tensor cores truncate when they add, so they sum over SECTION of K only, the smallest products first; float32 additions sum the
+// results.
 #pragma once
 #include "gemm/gemm.cuh"
 #include "gemm/weight_tiles.cuh"
 #include "sm90/cluster.cuh"
 #include "sm90/tma.cuh"
-
 
 // `exchanged`: the other block has stored its part of the result.
 template <int STAGES> struct PairBarriers {
@@ -41,17 +43,20 @@ template <int SUMS, class Dot> __device__ __forceinline__ void recompute_non_fin
         if (!finite(sums[i])) sums[i] = dot(i);
 }
 
+// INPUTS: K of the first product. HIDDEN, OUTPUTS: columns of the two products. TRANSPOSE_1, TRANSPOSE_2: whether op transposes.
 template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_2> struct BackToBack {
     static constexpr int ROWS = 64, WARPGROUPS = 2, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
-    static constexpr int STAGES = 5;
-    typedef PairBarriers<STAGES> Barriers;
-    static constexpr int SUMS = WEIGHT_TILE / 2, MMA_K = 16, SECTION = 32; // SECTION: K that tensor cores sum
     static constexpr int K_TILES = INPUTS / WEIGHT_TILE, N_TILES = OUTPUTS / WEIGHT_TILE;
     static constexpr int CHUNKS = HIDDEN / WEIGHT_TILE / CLUSTER; // of hidden columns, of a block
-    static constexpr int ROWS_BYTES = K_TILES * TILE_BYTES;       // the terms of the rows of a warpgroup
-    static constexpr int BARRIERS = WARPGROUPS * ROWS_BYTES + STAGES * TILE_BYTES, SHARED = BARRIERS + 256;
-    static constexpr int TERM_WORDS = SUMS / 2;
-    static constexpr int SECTIONS = WEIGHT_TILE / SECTION, SECOND = N_TILES * SECTIONS, ALL = SECOND + K_TILES * SECTIONS;
+    static constexpr int SUMS = WEIGHT_TILE / 2, WORDS = SUMS / 2; // of a thread: accumulators of a tile, words of a term of it
+    static constexpr int MMA_K = 16, SECTION = 32;                 // K of an instruction, K that tensor cores sum
+    static constexpr int SECTIONS = WEIGHT_TILE / SECTION, OF_SECOND = N_TILES * SECTIONS, ALL = OF_SECOND + K_TILES * SECTIONS;
+
+    // Shared memory: the terms of the rows of each warpgroup, a ring of tiles, barriers.
+    static constexpr int STAGES = 5, ROWS_BYTES = K_TILES * TILE_BYTES, RING = WARPGROUPS * ROWS_BYTES;
+    static constexpr int BARRIERS = RING + STAGES * TILE_BYTES, BARRIER_BYTES = 256, SHARED = BARRIERS + BARRIER_BYTES;
+    typedef PairBarriers<STAGES> Barriers;
+    static_assert(sizeof(Barriers) <= BARRIER_BYTES, "they have a place");
 
     char *shared;
     int rank, warpgroup;
@@ -70,12 +75,12 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
         __syncthreads();
     }
 
-    __device__ __forceinline__ char *stage(int i) const { return shared + WARPGROUPS * ROWS_BYTES + i * TILE_BYTES; }
+    __device__ __forceinline__ char *stage(int i) const { return shared + RING + i * TILE_BYTES; }
 
-    // The producer: copies the tiles in the order in which a warpgroup multiplies.
+    // By the third warpgroup: copies the tiles in the order in which a warpgroup multiplies.
     __device__ __forceinline__ void copy(const char *first, const char *second) {
         if (threadIdx.x != CONSUMERS) return;
-        const auto tile = [&](const char *tiles, int row, int column, int columns) {
+        const auto tile = [&](const char *tiles, int row, int column, int columns) { // columns: tiles of a row of tiles
             pipeline.wait_empty(state);
             Mbarrier &full = pipeline.full[state.stage];
             full.arrive_expect_tx(TILE_BYTES);
@@ -142,7 +147,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
         wgmma_commit_group();
     }
     static __device__ __forceinline__ void multiply(
-        float (&sums)[SUMS], const uint32_t (&rows)[BF16X3_TERMS][TERM_WORDS], const char *tile, int k0) {
+        float (&sums)[SUMS], const uint32_t (&rows)[BF16X3_TERMS][WORDS], const char *tile, int k0) {
         const uint64_t b = descriptor<TRANSPOSE_2>(tile);
         #pragma unroll
         for (int i = 0; i <= LOW_ORDER_PAIRS; i++) {
@@ -167,39 +172,38 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     template <class Inner, class Outer> __device__ __forceinline__ void compute(const float *x, const TiledWeights &first,
         const TiledWeights &second, const float *multiplied, const Inner &inner, const Outer &outer, int row0) {
         float result[N_TILES][SUMS] = {}, hidden[SUMS], temporary[2][SUMS];
-        uint32_t rows[BF16X3_TERMS][TERM_WORDS];
+        uint32_t rows[BF16X3_TERMS][WORDS];
         if (warpgroup == 1) end_turn(); // the first turn is that of warpgroup 0
         split_rows(x, row0);
         const int lane_row = row0 + accumulator_row(0), lane_column = accumulator_column(0);
         #pragma unroll 1
-        for (int i = 0; i <= CHUNKS; i++) {
+        for (int i = 0; i <= CHUNKS; i++) { // a turn: the second product of the last chunk, then the first product of the next one
             const int column0 = (rank * CHUNKS + i) * WEIGHT_TILE;
             typename Inner::template Aux<4> aux[SUMS / 4];
-            begin_turn();
-            int last = 0;
-            const auto done = [&](int g) { // the tensor cores have computed section g
+            int last = 0; // the stage of the last section
+            const auto done = [&](int g) { // adds the sums of section g
                 if (g % SECTIONS == SECTIONS - 1) arrive_per_warp(pipeline.empty[last]);
                 wgmma_fence_operand(temporary[g % 2]);
                 #pragma unroll
                 for (int j = 0; j < SUMS; j++)
-                    if (g < SECOND)
+                    if (g < OF_SECOND)
                         result[g / SECTIONS][j] += temporary[g % 2][j];
                     else
-                        hidden[j] = g == SECOND ? temporary[g % 2][j] : hidden[j] + temporary[g % 2][j];
+                        hidden[j] = g == OF_SECOND ? temporary[g % 2][j] : hidden[j] + temporary[g % 2][j];
             };
+            begin_turn();
             #pragma unroll
             for (int g = 0; g < ALL; g++) {
-                const bool second = g < SECOND;
-                if (second ? i == 0 : i == CHUNKS) continue;
-                const int k0 = g % SECTIONS * SECTION, tile = g / SECTIONS;
+                if (g < OF_SECOND ? i == 0 : i == CHUNKS) continue;
+                const int k0 = g % SECTIONS * SECTION;
                 if (k0 == 0) pipeline.wait_full(state);
                 wgmma_fence();
-                if (second)
+                if (g < OF_SECOND)
                     multiply(temporary[g % 2], rows, stage(state.stage), k0);
                 else
-                    multiply(temporary[g % 2], shared + warpgroup * ROWS_BYTES + (tile - N_TILES) * TILE_BYTES,
+                    multiply(temporary[g % 2], shared + warpgroup * ROWS_BYTES + (g - OF_SECOND) / SECTIONS * TILE_BYTES,
                         stage(state.stage), k0);
-                if (g > (i == 0 ? SECOND : 0)) {
+                if (g > (i == 0 ? OF_SECOND : 0)) {
                     wgmma_wait_group<1>();
                     done(g - 1);
                 }
@@ -210,7 +214,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
                 cluster_arrive_relaxed();
                 if (warpgroup == 0) end_turn();
                 wgmma_wait_group<0>();
-                done(SECOND - 1);
+                done(OF_SECOND - 1);
                 break;
             }
             const auto index = [&](int j) { // of four neighbouring hidden columns
