@@ -2,8 +2,8 @@
 
 The first product's rows are an operand of the second one, as in the two linear layers of a transformer's block and in
 their gradients. Thread blocks hold some rows of it in registers, some columns at a time, so it is not read from memory
-again (a back-to-back GEMM in CUTLASS). All blocks need all weights. So equations of their own divide these into tiles
-of bfloat16 terms, once in each step; layer and gradient share the tiles.
+again (a back-to-back GEMM in CUTLASS). All blocks need all weights. So an equation at the start of the step divides
+these into tiles of bfloat16 terms. Layer and gradient share the tiles.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.ops.weight_tiles import TERMS, TILE, weight_tiles_p, with_tiles_p
-from adtrain.passes.fuse_horizontally import is_product
+from adtrain.passes.fuse_horizontally import MAX_POINTERS, is_product
 from adtrain.passes.groups import Groups
 
 CAPABILITY = (9, 0)
@@ -35,6 +35,8 @@ BARRIERS = 256
 """Bytes for the barriers in shared memory."""
 MAX_LENGTH = 2 * TILE
 """Maximum K of the first product and columns of the second one: accumulators are in registers."""
+MAX_WEIGHTS = MAX_POINTERS // 2
+"""Maximum matrices of weights of an equation: they and their tiles are arguments of a kernel."""
 ITEMSIZE = 4
 """Bytes of float32. A thread passes four neighbours to the epilogue, in vectors of 16 bytes."""
 
@@ -49,8 +51,8 @@ class BackToBack:
     @property
     def lengths(self) -> tuple[int, int, int, int]:
         """Rows; K of the first product; columns between the products; columns of the second product."""
-        a, c = matmul_of(self.first).inputs[0], matmul_of(self.second).outputs[0]
-        rows, hidden = matmul_of(self.first).outputs[0].type.shape
+        a, c = _matmul(self.first).inputs[0], _matmul(self.second).outputs[0]
+        rows, hidden = _matmul(self.first).outputs[0].type.shape
         return rows, a.type.shape[1], hidden, c.type.shape[1]
 
     @property
@@ -76,9 +78,10 @@ def fuse_back_to_back(program: Program, target: Target) -> Program:
     if not pairs:
         return program
     keys = {i: _weights(program.equations[i], i in pairs) for pair in pairs.items() for i in pair}
-    divided = _weight_tiles(list(dict.fromkeys(keys.values())), program.equations[next(iter(pairs))])
-    tiles = dict(zip(dict.fromkeys(keys.values()), divided.outputs, strict=True))
-    equations, position = [divided], {}
+    distinct, beside = list(dict.fromkeys(keys.values())), program.equations[next(iter(pairs))]
+    divided = [_weight_tiles(distinct[i : i + MAX_WEIGHTS], beside) for i in range(0, len(distinct), MAX_WEIGHTS)]
+    tiles = dict(zip(distinct, (v for e in divided for v in e.outputs), strict=True))
+    equations, position = list(divided), {}
     for i, e in enumerate(program.equations):
         if i in keys:
             weights, _ = keys[i]
@@ -101,26 +104,21 @@ def back_to_back_of(equation: Equation) -> BackToBack:
     return BackToBack(first, second)
 
 
-def matmul_of(equation: Equation) -> Equation:
-    """The matrix product in an equation for which `is_product` is true."""
-    return body_of(equation).equations[0]
-
-
 def _pairs(program: Program, target: Target) -> dict[int, int]:
     """The positions of suitable first products, with those of the second ones."""
     found: dict[int, int] = {}
     groups, readers = Groups(program), program.readers
     for i, e in enumerate(program.equations):
-        p = groups.producer.get(matmul_of(e).inputs[0]) if _is_float32(e) else None
+        p = groups.producer.get(_matmul(e).inputs[0]) if _is_float32(e) else None
         if p is None or len(groups.members[groups.of[p]]) > 1:
             continue
         first = program.equations[p]
         if first.primitive is not product_p or not _is_float32(first) or not BackToBack(first, e).fits(target):
             continue
-        v = matmul_of(e).inputs[0]
+        v = _matmul(e).inputs[0]
         stored = len(readers[v]) > 1 or v in program.outputs  # the kernel reads it again where sums are not finite
         single = all(x.type.dtype.itemsize <= ITEMSIZE for x in (*first.inputs, *first.outputs))
-        weights = {matmul_of(x).inputs[1] for x in (first, e)}
+        weights = {_matmul(x).inputs[1] for x in (first, e)}
         after = {x for inner in body_of(e).equations[1:] for x in inner.inputs}  # other blocks store first.outputs
         at_start = weights.isdisjoint(groups.producer)  # one launch makes the tiles of all weights
         apart = after.isdisjoint(first.outputs)
@@ -134,7 +132,7 @@ def _is_float32(equation: Equation) -> bool:
     """Whether it is a product of float32 matrices in full precision, the first of which is not transposed."""
     if not is_product(equation):
         return False
-    matmul = matmul_of(equation)
+    matmul = _matmul(equation)
     known = matmul.params["transpose_a"], matmul.params["precision"]
     variables = (*matmul.inputs, *matmul.outputs, *equation.outputs)
     matrices = all(v.type.dtype.name == "float32" and len(v.type.shape) == 2 for v in variables)
@@ -143,7 +141,7 @@ def _is_float32(equation: Equation) -> bool:
 
 def _weights(product: Equation, is_first: bool) -> tuple[Variable, int]:
     """The weights of a product, and their axis of columns between the products, which is permuted."""
-    matmul = matmul_of(product)
+    matmul = _matmul(product)
     return matmul.inputs[1], int(matmul.params["transpose_b"] != is_first)
 
 
@@ -154,3 +152,8 @@ def _weight_tiles(keys: Sequence[tuple[Variable, int]], beside: Equation) -> Equ
     types = weight_tiles_p.output_types([v.type for v in weights], params)
     outputs = tuple(Variable(kind, v.device) for kind, v in zip(types, weights, strict=True))
     return Equation(weight_tiles_p, weights, params, outputs, beside.scope, beside.phase)
+
+
+def _matmul(equation: Equation) -> Equation:
+    """The matrix product in an equation for which `is_product` is true."""
+    return body_of(equation).equations[0]

@@ -38,18 +38,18 @@ __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
-// The same without an order of the threads' reads and writes: it does not wait for writes to global memory.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-#if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
 // The same where the threads have written nothing since a barrier of the block. Then a fence of one warp covers the writes of all
 // threads, and only the last warp waits for them.
 __device__ __forceinline__ void cluster_arrive_after_sync() {
 #if CLUSTER > 1
     if (threadIdx.x >= blockDim.x - WARP) asm volatile("fence.acq_rel.cluster;" ::: "memory");
     __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+// Arrives without an order of the thread's reads and writes, so without waiting for writes to global memory.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }

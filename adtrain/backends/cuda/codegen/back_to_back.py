@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, Part, kernel
-from adtrain.backends.cuda.codegen.product import epilogue
+from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation
 from adtrain.ops.weight_tiles import CHUNK
-from adtrain.passes.fuse_back_to_back import CLUSTER, ROWS, WARPGROUPS, back_to_back_of, matmul_of
+from adtrain.passes.fuse_back_to_back import CLUSTER, ROWS, WARPGROUPS, back_to_back_of
 
 THREADS = (WARPGROUPS + 1) * 128
 """Threads of a block: two warpgroups multiply, one copies."""
@@ -18,6 +18,7 @@ TILE_THREADS = 128
 
 
 def back_to_back(equation: Equation) -> Kernel:
+    """The kernel of a `back_to_back` equation."""
     body, pair = body_of(equation), back_to_back_of(equation)
     rows, inputs, hidden, outputs = pair.lengths
     first, second = matmul_of(pair.first), matmul_of(pair.second)
