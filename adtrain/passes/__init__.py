@@ -87,7 +87,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
             fuse_products,
             fuse_gathers,
             share_first_launch,
-            partial(_stay_or_stream, target=target),
+            partial(_fuse_layers, target=target),
         )
     return (
         flatten_rows,
@@ -119,10 +119,13 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     )
 
 
-def _stay_or_stream(program: Program, target: Target) -> Program:
-    """The last passes of a Program by member. The first layer stays on chip if it can, else it is streamed."""
+def _fuse_layers(program: Program, target: Target) -> Program:
+    """The last passes of a Program by member. If its first layer fits on chip, a step is one equation.
+
+    Otherwise, the first layer is streamed, and the gradients of other layers are fused with their updates.
+    """
     resident = fuse_resident_steps(readers_first(share_counters(program)), target)
-    if len(resident.equations) == 1:
+    if len(resident.equations) == 1:  # it fits
         return resident
     return readers_first(share_counters(fuse_layer_backward(stream_layer(program, target), target)))
 

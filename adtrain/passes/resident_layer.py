@@ -31,6 +31,8 @@ TERMS = 2
 """float16 terms of a float32."""
 PARTIAL_SUMS = WARPS * (TILE * (TILE + 4) + TILE) * FLOAT.itemsize
 """Bytes of the partial sums that the warps of a block exchange at a time."""
+ROW_BYTES = np.dtype(np.uint32).itemsize
+"""Bytes of the number that says where an example begins in the table."""
 AFFINE = frozenset(("astype", "mul", "add", "sub", "div"))
 """Operations that may make an input of a byte. Their other operand is a single number."""
 
@@ -56,22 +58,19 @@ class ResidentLayer:
     @property
     def lengths(self) -> tuple[int, int, int]:
         """Examples of a batch, inputs and units."""
-        (batch, inputs), (units, _) = (v.type.shape for v in body_of(self.forward).equations[0].inputs)
-        return batch, inputs, units
+        return lengths_of(self.forward)
 
     def shared_bytes(self, blocks: int) -> tuple[int, int]:
         """Bytes of shared memory of each block of a cluster: of resident values, sums and rows, and of workspace."""
         batch, inputs, units = self.lengths
-        block_units, k_steps = units // blocks, batch // TILE
-        groups = WARPS * TILE // block_units
-        states = len(self.states) * inputs * block_units * FLOAT.itemsize
-        sums_and_rows = (groups + 2 * k_steps) * block_units * FLOAT.itemsize + batch * np.dtype(np.uint32).itemsize
-        return states + sums_and_rows, max(self.operand_bytes(blocks), PARTIAL_SUMS)
+        states = len(self.states) * inputs * units // blocks * FLOAT.itemsize
+        rest = sums_bytes(batch, units // blocks) + batch * ROW_BYTES
+        return states + rest, max(self.operand_bytes(blocks), PARTIAL_SUMS)
 
     def operand_bytes(self, blocks: int) -> int:
         """Bytes of the terms of the gradient of a block's outputs."""
         batch, _, units = self.lengths
-        return TERMS * np.dtype(np.float16).itemsize * units // blocks * batch
+        return operand_bytes(batch, units // blocks)
 
     def blocks(self, shared: int) -> int | None:
         """The smallest cluster that holds the layer; None if none does.
@@ -87,6 +86,24 @@ class ResidentLayer:
             if divides and batch // TILE <= WARPS // tiles and sum(self.shared_bytes(n)) <= shared:
                 return n
         return None
+
+
+def lengths_of(product: Equation) -> tuple[int, int, int]:
+    """Examples of a batch, inputs and units, from the `product` equation of a layer or of its weight gradient."""
+    product = body_of(product).equations[0]
+    (batch, columns), (rows, inputs) = (v.type.shape for v in product.inputs)
+    return (batch, inputs, columns) if product.params["transpose_a"] else (batch, inputs, rows)
+
+
+def sums_bytes(batch: int, block_units: int) -> int:
+    """Bytes of sums of weights, and of sums and maxima of gradients, of a block with so many units."""
+    groups, k_steps = WARPS * TILE // block_units, batch // TILE
+    return (groups + 2 * k_steps) * block_units * FLOAT.itemsize
+
+
+def operand_bytes(batch: int, block_units: int) -> int:
+    """Bytes of the terms of the gradient of so many units."""
+    return TERMS * np.dtype(np.float16).itemsize * block_units * batch
 
 
 def carried(body: Program) -> dict[Variable, Variable]:

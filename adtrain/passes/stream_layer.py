@@ -15,18 +15,23 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_resident_steps import mapped_variables, of_one_member
-from adtrain.passes.resident_layer import TILE, resident_layer
+from adtrain.passes.resident_layer import (
+    FLOAT,
+    ROW_BYTES,
+    TILE,
+    WARPS,
+    lengths_of,
+    operand_bytes,
+    resident_layer,
+    sums_bytes,
+)
 
 MIN_CAPABILITY = (8, 0)
 """The first compute capability with asynchronous copies."""
-THREADS = 256
-WARPS = THREADS // 32
 BLOCK_UNITS = 32, 16
 """Units that a block may have: a warp has 16 of them, and the warps of a group have different ones."""
 ROW_ALIGNMENT = 128, 16
 """A row of a batch in shared memory begins 16 bytes after a multiple of 128."""
-TERMS = 2
-"""float16 terms of a float32."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,14 @@ class StreamedLayer:
     forward: tuple[Equation, Equation] | None
 
     @property
+    def pairs(self) -> Sequence[tuple[Equation, Equation]]:
+        """What it has of both, in the order of their computation."""
+        return [pair for pair in (self.backward, self.forward) if pair is not None]
+
+    @property
     def lengths(self) -> tuple[int, int, int]:
         """Examples of a batch, inputs and units."""
-        if self.forward is not None:
-            (batch, inputs), (units, _) = (v.type.shape for v in body_of(self.forward[1]).equations[0].inputs)
-        else:
-            assert self.backward is not None, "it has one of them"
-            (batch, units), (_, inputs) = (v.type.shape for v in body_of(self.backward[1]).equations[0].inputs)
-        return batch, inputs, units
+        return lengths_of(self.pairs[0][1])
 
     @property
     def block_units(self) -> int:
@@ -56,11 +61,10 @@ class StreamedLayer:
         """Bytes of shared memory of a block: batches or partial sums, the gradient, sums, and where examples begin."""
         batch, inputs, _ = self.lengths
         whole, rest = ROW_ALIGNMENT
-        batches = (self.backward is not None) + (self.forward is not None)
-        groups, k_steps = WARPS * TILE // self.block_units, batch // TILE
-        first = max(batches * batch * (inputs + (rest - inputs) % whole), groups * self.block_units * batch * 4)
-        fragments = TERMS * 2 * self.block_units * batch
-        return first + fragments + (groups + 2 * k_steps) * self.block_units * 4 + 2 * batch * 4
+        batches = len(self.pairs) * batch * (inputs + (rest - inputs) % whole)
+        first = max(batches, WARPS * TILE * batch * FLOAT.itemsize)
+        operand, sums = operand_bytes(batch, self.block_units), sums_bytes(batch, self.block_units)
+        return first + operand + sums + 2 * batch * ROW_BYTES
 
 
 def streamed_layer_of(equation: Equation) -> StreamedLayer:

@@ -4,14 +4,14 @@
 //
 // A cluster of two blocks takes 128 rows. Each block computes half of the hidden columns, and its part of Y from these; then the
 // blocks exchange parts. In a block two warpgroups have 64 rows each. The terms of their rows of X are in shared memory. A thread of
-// a third warpgroup copies tiles of weights (gemm/weight_tiles.cuh), which both warpgroups read. They take turns: one multiplies
+// a third warpgroup copies tiles of weights (gemm/tiled_weights.cuh), which both warpgroups read. They take turns: one multiplies
 // while the other runs its epilogue.
 //
 // Tensor cores truncate when they add, so they sum over SECTION of K only, the smallest products first; float32 additions sum the
 // results.
 #pragma once
 #include "gemm/gemm.cuh"
-#include "gemm/weight_tiles.cuh"
+#include "gemm/tiled_weights.cuh"
 #include "sm90/cluster.cuh"
 #include "sm90/tma.cuh"
 

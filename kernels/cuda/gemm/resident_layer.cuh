@@ -2,19 +2,10 @@
 // cluster for several training steps (Hopper and later). Each block has UNITS rows of the weight matrix.
 //
 // A step takes one pass over the inputs. A warp computes the gradient of 16 inputs for 16 units, updates their weights in
-// registers, and multiplies the new weights by the next batch. Products are mma.sync in float16. A scaled byte is exact in float16.
-// A scaled float32 is the sum of two float16 terms with an error of at most 2^-22 (fp16x2). So the product of both takes two mma.
-// The input of the layer is scale * byte + shift.
-//
-// Lane (g, c), g = lane / 4, c = lane % 4, has inputs 4c ... 4c + 3 of units g and g + 8: see gemm/byte_batch.cuh. So the result
-// of the gradient product is an operand of the next product, and lanes exchange nothing (Dao, FlashAttention-2, 2023).
+// registers, and multiplies the new weights by the next batch.
 #pragma once
-#include "common/epilogue.cuh"
-#include "gemm/byte_batch.cuh"
+#include "gemm/byte_layer.cuh"
 #include "sm90/cluster.cuh"
-
-// WEIGHT_SCALE * weight is split into float16 terms. Weights up to 511 fit. The error is at most 2^-32, or 2^-22 of the weight.
-constexpr float WEIGHT_SCALE = 128;
 
 // Copies `length` elements of each of `rows` rows. All threads of the block call it. pitch: elements from a row to the next.
 template <typename E>
@@ -35,50 +26,42 @@ template <int BYTES> __device__ __forceinline__ void send_to_cluster(char *to, M
 
 // STATES: the number of arrays: the weights and their optimizer state.
 //
-// A tile is 16 units. A group of warps has a warp for each tile, and the groups divide the inputs.
-template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
+// The groups of warps divide the inputs.
+template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : ByteLayer<INPUTS, UNITS, BATCH> {
+    typedef ByteLayer<INPUTS, UNITS, BATCH> Base;
     typedef ByteBatch<INPUTS, BATCH> Bytes;
     typedef typename Bytes::Words Words;
-    typedef Vector<float, 4> Four;
-    static constexpr int PACKED = Bytes::PACKED, CHUNKS = Bytes::CHUNKS, COLUMNS = Bytes::COLUMNS, K_STEPS = BATCH / 16;
-    static constexpr int TILES = UNITS / 16, GROUPS = THREADS / WARP / TILES;
-    static_assert(INPUTS % CHUNK == 0 && UNITS % 16 == 0 && BATCH % 16 == 0 && GROUPS * TILES * WARP == THREADS, "whole tiles");
+    typedef typename Base::Four Four;
+    typedef typename Base::Outputs Outputs;
+    using Base::CHUNKS, Base::COLUMNS, Base::K_STEPS, Base::TILES, Base::GROUPS, Base::FRAGMENTS;
+    using Base::weight_sums, Base::gradient_sums, Base::rows, Base::scale, Base::shift, Base::tile, Base::group, Base::lane, Base::g;
+    using Base::c, Base::index, Base::fragment;
+    static constexpr int PACKED = Bytes::PACKED;
 
     // Bytes of shared memory. RESIDENT: weights and optimizer state. SUMS_AND_ROWS: sums of weights, sums and maxima of gradients,
     // and the rows of a batch. WORKSPACE: partial sums, or operands at its end; between the passes other code may use it.
-    static constexpr int RESIDENT = STATES * INPUTS * UNITS * 4, SUMS_AND_ROWS = (GROUPS + 2 * K_STEPS) * UNITS * 4 + BATCH * 4;
+    static constexpr int RESIDENT = STATES * INPUTS * UNITS * 4, SUMS_AND_ROWS = Base::SUMS + BATCH * 4;
     static constexpr int AT_ONCE = 2; // columns of partial sums that the warps exchange at a time
     // Numbers of a row and of a tile of partial sums. Padding avoids bank conflicts.
     static constexpr int ROW_PITCH = 16 + 4, TILE_PITCH = AT_ONCE * 8 * ROW_PITCH + 16;
-    static constexpr int PARTIAL_SUMS = GROUPS * TILES * TILE_PITCH * 4, FRAGMENTS = SPLIT_TERMS * TILES * K_STEPS * WARP * 16;
+    static constexpr int PARTIAL_SUMS = GROUPS * TILES * TILE_PITCH * 4;
     static constexpr int WORKSPACE = FRAGMENTS > PARTIAL_SUMS ? FRAGMENTS : PARTIAL_SUMS;
     // Vectors of outputs of a row of the batch, and of a thread.
     static constexpr int QUADS = UNITS / 4, OWN = (BATCH * QUADS + THREADS - 1) / THREADS;
 
     char *const resident; // weights and optimizer state
-    float *const weight_sums, *const gradient_sums, *const gradient_maxima; // [group][unit]; [K step][unit]
-    uint32_t *const rows; // where the examples of the next batch begin in the table
-    char *const fragments; // the gradient of the outputs, as an operand
-    float *const partial_sums; // of the outputs, in the same memory
-    const float scale, shift;
-    const int tile, group, lane, g, c, begin, end; // chunks of inputs from begin to end are this warp's
+    float *const partial_sums; // of the outputs, in the memory of the fragments
+    const int begin, end; // chunks of inputs from begin to end are this warp's
 
     // workspace: `size` bytes, of which this uses the first WORKSPACE; the other shared memory follows.
     __device__ ResidentLayer(unsigned char *workspace, int size, float scale, float shift)
-        : resident((char *)workspace + size), weight_sums((float *)(resident + RESIDENT)),
-          gradient_sums(weight_sums + GROUPS * UNITS), gradient_maxima(gradient_sums + K_STEPS * UNITS),
-          rows((uint32_t *)(gradient_maxima + K_STEPS * UNITS)), fragments((char *)workspace + WORKSPACE - FRAGMENTS),
-          partial_sums((float *)workspace), scale(scale), shift(shift),
-          tile(threadIdx.x / WARP % TILES), group(threadIdx.x / WARP / TILES), lane(threadIdx.x % WARP), g(lane / 4), c(lane % 4),
-          begin(group * CHUNKS / GROUPS), end((group + 1) * CHUNKS / GROUPS) {}
+        : Base((char *)workspace + WORKSPACE - FRAGMENTS, (float *)((char *)workspace + size + RESIDENT), scale, shift),
+          resident((char *)workspace + size), partial_sums((float *)workspace), begin(group * CHUNKS / GROUPS),
+          end((group + 1) * CHUNKS / GROUPS) {}
 
     // Four numbers of this lane, of a state: those of neighbouring inputs, and of unit g (half 0) or g + 8 (half 1) of the tile.
     __device__ __forceinline__ Four *four(int state, int chunk, int half) const {
         return (Four *)resident + (((state * CHUNKS + chunk) * TILES + tile) * 2 + half) * WARP + lane;
-    }
-    // The index of the first of them in this block's rows of the weight matrix.
-    __device__ __forceinline__ int index(int chunk, int half) const {
-        return (tile * 16 + half * 8 + g) * INPUTS + chunk * CHUNK + c * 4;
     }
     __device__ __forceinline__ void load(int state, const float *from) const {
         #pragma unroll 4
@@ -130,33 +113,6 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
         }
     }
 
-    // Partial sums over the chunks of this warp: the outputs of the tile, and the weights of units g and g + 8.
-    struct Outputs {
-        float values[COLUMNS][4] = {}, weight_sums[2] = {};
-    };
-
-    // outputs += WEIGHT_SCALE * weights * BYTE_SCALE * bytes, for a chunk. weights and words: those of this lane.
-    __device__ __forceinline__ void multiply(Outputs &outputs, const Four (&weights)[2], const Words &words) const {
-        uint32_t terms[4][SPLIT_TERMS];
-        #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const Four &w = weights[half];
-            outputs.weight_sums[half] += w.lane[0] + w.lane[1] + (w.lane[2] + w.lane[3]);
-            split_terms<FLOAT16>(w.lane[0] * WEIGHT_SCALE, w.lane[1] * WEIGHT_SCALE, terms[half]);
-            split_terms<FLOAT16>(w.lane[2] * WEIGHT_SCALE, w.lane[3] * WEIGHT_SCALE, terms[half + 2]);
-        }
-        constexpr int INDEPENDENT = COLUMNS % 4 == 0 ? 4 : 2; // independent products, between two products that add to the same sum
-        #pragma unroll
-        for (int first = 0; first < COLUMNS; first += INDEPENDENT)
-            #pragma unroll
-            for (int term = SPLIT_TERMS - 1; term >= 0; term--) {
-                const uint32_t a[4] = {terms[0][term], terms[1][term], terms[2][term], terms[3][term]};
-                #pragma unroll
-                for (int j = first; j < first + INDEPENDENT; j++)
-                    multiply_add<FLOAT16>(outputs.values[j], a, bytes_as_pair(words.at[j], 0), bytes_as_pair(words.at[j], 2));
-            }
-    }
-
     // This thread's outputs, of four neighbouring units each: WEIGHT_SCALE * BYTE_SCALE * weight * byte, added over all
     // inputs.
     struct Sums {
@@ -168,13 +124,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
 
     // Adds the outputs of all groups, in a fixed order. Ends with a barrier of the block.
     __device__ __forceinline__ void add_groups(const Outputs &outputs, Sums &sums) const {
-        #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float sum = outputs.weight_sums[half];
-            sum += __shfl_xor_sync(FULL_MASK, sum, 1);
-            sum += __shfl_xor_sync(FULL_MASK, sum, 2);
-            if (c == 0) weight_sums[group * UNITS + tile * 16 + half * 8 + g] = sum;
-        }
+        this->store_weight_sums(outputs);
         #pragma unroll
         for (int first = 0; first < COLUMNS; first += AT_ONCE) {
             __syncthreads();
@@ -251,63 +201,18 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
             Words words;
             words.load(direct, chunk, lane);
             const Four weights[2] = {*four(0, chunk, 0), *four(0, chunk, 1)};
-            multiply(outputs, weights, words);
+            this->multiply(outputs, weights, words.at);
         }
         add_groups(outputs, sums);
     }
 
-    // Loads this lane's numbers of the gradient of the outputs, and reduces those of a warp. gradient: points to this block's first
-    // unit; a row of the batch has `pitch` numbers. A barrier of the block must follow.
+    // As in ByteLayer, for all units of the block: a warp has at most one K step of its tile.
     __device__ __forceinline__ void load_gradient(const float *gradient, int pitch, float (&numbers)[4][2]) const {
         static_assert(K_STEPS <= GROUPS, "a group loads at most one K step");
-        const int step = group;
-        if (step < K_STEPS) {
-            float sum[2] = {}, largest[2] = {};
-            #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const float *const from = gradient + (step * 16 + k / 2 * 8 + 2 * c) * pitch + tile * 16 + k % 2 * 8 + g;
-                const float low = numbers[k][0] = from[0], high = numbers[k][1] = from[pitch];
-                sum[k % 2] += low + high;
-                largest[k % 2] = fmaxf(largest[k % 2], fmaxf(fabsf(low), fabsf(high)));
-            }
-            #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                #pragma unroll
-                for (int mask = 1; mask <= 2; mask *= 2) {
-                    sum[half] += __shfl_xor_sync(FULL_MASK, sum[half], mask);
-                    largest[half] = fmaxf(largest[half], __shfl_xor_sync(FULL_MASK, largest[half], mask));
-                }
-                const int place = step * UNITS + tile * 16 + half * 8 + g;
-                if (c == 0) gradient_sums[place] = sum[half], gradient_maxima[place] = largest[half];
-            }
-        }
+        if (group < K_STEPS) Base::load_gradient(gradient, pitch, tile, group, numbers);
     }
-    // Splits them into float16 terms, the operand of the gradient product. A barrier of the block must follow.
     __device__ __forceinline__ void split_gradient(const float (&numbers)[4][2]) const {
-        const int step = group;
-        if (step >= K_STEPS) return;
-        const float factors[2] = {gradient_scale(0).factor, gradient_scale(1).factor};
-        Fragment terms[SPLIT_TERMS];
-        #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            uint32_t of[SPLIT_TERMS];
-            split_terms<FLOAT16>(numbers[k][0] * factors[k % 2], numbers[k][1] * factors[k % 2], of);
-            #pragma unroll
-            for (int term = 0; term < SPLIT_TERMS; term++) terms[term].lane[k] = of[term];
-        }
-        #pragma unroll
-        for (int term = 0; term < SPLIT_TERMS; term++) *fragment(term, step) = terms[term];
-    }
-    __device__ __forceinline__ Fragment *fragment(int term, int step) const {
-        return (Fragment *)fragments + ((term * TILES + tile) * K_STEPS + step) * WARP + lane;
-    }
-    // The scale of the gradients of unit g or g + 8.
-    __device__ __forceinline__ Scale gradient_scale(int half) const {
-        float largest = 0;
-        #pragma unroll
-        for (int step = 0; step < K_STEPS; step++)
-            largest = fmaxf(largest, gradient_maxima[step * UNITS + tile * 16 + half * 8 + g]);
-        return Scale(largest);
+        if (group < K_STEPS) Base::split_gradient(tile, group, numbers);
     }
 
     // The gradient of a chunk of inputs, for this warp's tile of units.
@@ -334,13 +239,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
         const char *transposed, const char *next_direct, const Update &update, Sums &sums) const {
         Outputs outputs;
         float shifts[2], scales[2];
-        #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float sum = 0;
-            #pragma unroll
-            for (int step = 0; step < K_STEPS; step++) sum += gradient_sums[step * UNITS + tile * 16 + half * 8 + g];
-            shifts[half] = shift * sum, scales[half] = scale / BYTE_SCALE * gradient_scale(half).inverse;
-        }
+        this->find_scales(shifts, scales);
         Words this_batch, next_batch;
         this_batch.load(transposed, begin, lane);
         if (NEXT) next_batch.load(next_direct, begin, lane);
@@ -348,7 +247,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
         #pragma unroll
         for (int term = 0; term < SPLIT_TERMS; term++)
             #pragma unroll
-            for (int step = 0; step < K_STEPS; step++) terms[term][step] = *fragment(term, step);
+            for (int step = 0; step < K_STEPS; step++) terms[term][step] = *fragment(term, tile, step);
         Gradients gradients;
         gradients.multiply(terms, this_batch);
         this_batch.load(transposed, min(begin + 1, end - 1), lane);
@@ -380,7 +279,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer {
                 weights[half] = states[0];
             }
             if (NEXT) {
-                multiply(outputs, weights, next_batch);
+                this->multiply(outputs, weights, next_batch.at);
                 next_batch.load(next_direct, min(chunk + 1, end - 1), lane);
             }
             gradients = following;

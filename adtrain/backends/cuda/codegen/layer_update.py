@@ -1,4 +1,4 @@
-"""The update of a layer's weights and their optimizer state, inside a kernel that computes the gradient."""
+"""Generated functions of a layer's kernel: the update of its weights and their optimizer state, and its inputs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.passes.resident_layer import input_of_byte
 
 
 def updated_arrays(update: Equation) -> Sequence[Variable]:
@@ -43,3 +44,15 @@ def update_struct(update: Equation, before: Sequence[Variable], after: Sequence[
     yield from (f"        state[{i}] = new{i};" for i in range(len(after)))
     yield "    }"
     yield "};"
+
+
+def input_function(gather: Equation) -> Iterator[str]:
+    """A function `input_of_byte` from a byte of the table, and the single numbers, to an input of the layer."""
+    program, numbers = input_of_byte(gather)
+    values = {program.inputs[0]: "byte"} | {v: f"a{i}" for i, v in enumerate(numbers)}
+    parameters = ["uint8_t byte", *(f"{c_type(v.type.dtype)} a{i}" for i, v in enumerate(numbers))]
+    yield f"static __device__ float input_of_byte({', '.join(parameters)})"
+    yield "{"
+    yield from indented(statements(program, values, ["const float found"]))
+    yield "    return found;"
+    yield "}"

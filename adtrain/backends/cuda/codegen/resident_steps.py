@@ -9,15 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct
 from adtrain.backends.cuda.codegen.one_block import names_of, part_of
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, Part, aligned, dispatch, indented
-from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
+from adtrain.backends.cuda.codegen.part import (
+    FIRST_STATEMENT,
+    OPTIONS,
+    Kernel,
+    Part,
+    aligned_to_vector,
+    dispatch,
+    indented,
+)
+from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.codegen.resident_forms import fused, resident_form
 from adtrain.backends.cuda.codegen.resident_places import ALIGNMENT, ResidentPlaces, gradient_of
 from adtrain.backends.cuda.compiler import Source
-from adtrain.codegen.elementwise import statements
-from adtrain.codegen.expressions import c_type, pointer
+from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -67,7 +74,8 @@ class _Writer:
         self.outputs = body.outputs
         self.operands = [*body.inputs, *body.outputs]
         self.pointers = {v: f"p{i}" for i, v in enumerate(self.operands)}
-        self.places = ResidentPlaces(body, layer, blocks, shards, shared, self._update_arguments(), self.pointers)
+        self.update_arguments = update_arguments(layer.backward)
+        self.places = ResidentPlaces(body, layer, blocks, shards, shared, self.update_arguments, self.pointers)
         self.packed = 2 * self.places.exchanged_bytes
         self.own = self.packed + PACKED_BATCHES * self.batch * self.inputs
         self.own_bytes = self.places.scratch_bytes
@@ -86,21 +94,22 @@ class _Writer:
             )
             self.parts.append(part)
             self.part_scratch.append(self.own_bytes)
-            self.own_bytes += aligned(part.scratch)
+            self.own_bytes += aligned_to_vector(part.scratch)
 
     def kernel(self) -> Kernel:
-        resident, workspace = self.layer.shared_bytes(self.blocks)
+        layer = self.layer
+        resident, workspace = layer.shared_bytes(self.blocks)
         parameters = [f"{pointer(v, const=v not in self.outputs)}{self.pointers[v]}" for v in self.operands]
         headers = dict.fromkeys(["common/common.cuh", *(h for part in self.parts for h in part.headers)])
-        lengths = f"{self.inputs}, {self.units}, {self.batch}, {len(self.layer.states)}"
+        lengths = f"{self.inputs}, {self.units}, {self.batch}, {len(layer.states)}"
         text = [
             "#define T float",
             *(f'#include "{header}"' for header in headers),
             f"constexpr int THREADS = {THREADS};",
             *(f'#include "{header}"' for header in HEADERS),
             self.forward.text,
-            *self._update(),
-            *self._input_of_byte(),
+            *update_struct(layer.backward, [v for v, _ in layer.states], [v for _, v in layer.states]),
+            *input_function(layer.gather),
             f"typedef ResidentLayer<{lengths}> Layer;",
             f'static_assert(Layer::RESIDENT + Layer::SUMS_AND_ROWS == {resident}, "as planned");',
             f'static_assert(Layer::WORKSPACE == {workspace}, "as planned");',
@@ -232,7 +241,7 @@ class _Writer:
 
     def _backward(self) -> Iterator[str]:
         """The gradients and updates of the layer's weights, and the product of the new weights and the next batch."""
-        yield f"const Update update = {{{', '.join(f'*{self.places.name(v)}' for v in self._update_arguments())}}};"
+        yield f"const Update update = {{{', '.join(f'*{self.places.name(v)}' for v in self.update_arguments)}}};"
         yield "cluster_wait();"
         yield "if (last)"
         yield "    layer.backward<false>(transposed, direct, update, sums);"
@@ -252,35 +261,3 @@ class _Writer:
 
     def _set_row(self, example: str) -> str:
         return f"layer.set_row({self.pointers[self.table]}, {example}, {self.table.type.shape[0]}, bad);"
-
-    def _update_arguments(self) -> Sequence[Variable]:
-        """The single numbers that the update reads, such as the learning rate."""
-        after: Epilogue = epilogue(self.layer.backward)
-        states = {v for pair in self.layer.states for v in pair}
-        return [v for v in after.inputs if v not in states]
-
-    def _update(self) -> Iterator[str]:
-        """A struct that updates a weight and its optimizer state, given the gradient."""
-        body = flat(body_of(self.layer.backward))
-        (gradient, *_), others = body.equations[0].outputs, body.equations[1:]
-        numbers, states = self._update_arguments(), self.layer.states
-        values = {gradient: "gradient"} | {v: f"a{i}" for i, v in enumerate(numbers)}
-        values |= {before: f"state[{i}]" for i, (before, _) in enumerate(states)}
-        program = Program(tuple(values), {}, tuple(others), tuple(after for _, after in states))
-        yield "struct Update {"
-        yield from (f"    {c_type(v.type.dtype)} a{i};" for i, v in enumerate(numbers))
-        yield f"    __device__ __forceinline__ void operator()(float gradient, float (&state)[{len(states)}]) const {{"
-        yield from indented(indented(statements(program, values, [f"const float new{i}" for i in range(len(states))])))
-        yield from (f"        state[{i}] = new{i};" for i in range(len(states)))
-        yield "    }"
-        yield "};"
-
-    def _input_of_byte(self) -> Iterator[str]:
-        program, numbers = input_of_byte(self.layer.gather)
-        values = {program.inputs[0]: "byte"} | {v: f"a{i}" for i, v in enumerate(numbers)}
-        parameters = ["uint8_t byte", *(f"{c_type(v.type.dtype)} a{i}" for i, v in enumerate(numbers))]
-        yield f"static __device__ float input_of_byte({', '.join(parameters)})"
-        yield "{"
-        yield from indented(statements(program, values, ["const float found"]))
-        yield "    return found;"
-        yield "}"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from adtrain.backends.cuda.codegen.layer_update import update_arguments, update_struct, updated_arrays
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, blocks_that_fit, indented
-from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
+from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct, updated_arrays
+from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, indented, resident_blocks
+from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.compiler import Source
-from adtrain.codegen.elementwise import statements
-from adtrain.codegen.expressions import c_type, pointer
+from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.passes.resident_layer import input_of_byte, table_gathers
-from adtrain.passes.stream_layer import THREADS, StreamedLayer, streamed_layer_of
+from adtrain.passes.resident_layer import THREADS, input_of_byte, table_gathers
+from adtrain.passes.stream_layer import StreamedLayer, streamed_layer_of
 
 
 def streamed_layer(equation: Equation, target: Target) -> Kernel:
@@ -49,7 +48,7 @@ class _Writer:
 
     def kernel(self, target: Target) -> Kernel:
         layer, block_units, shared = self.layer, self.layer.block_units, self.layer.shared
-        resident = blocks_that_fit(shared, target)
+        resident = resident_blocks(shared, target)
         flags = ", ".join("true" if pair else "false" for pair in (layer.backward, layer.forward))
         written = set(self.body.outputs)
         parameters = [f"{pointer(v, const=v not in written)}{self.pointers[v]}" for v in self.operands]
@@ -60,7 +59,7 @@ class _Writer:
             '#include "gemm/streamed_layer.cuh"',
             *([epilogue(layer.forward[1], "Forward").text] if layer.forward else []),
             *self._update(),
-            *self._input_of_byte(),
+            *input_function(layer.pairs[0][0]),
             f"typedef StreamedLayer<{self.inputs}, {block_units}, {self.batch}, {len(self.before)}, {flags}> Layer;",
             f'static_assert(Layer::SHARED == {shared}, "as planned");',
             "",
@@ -76,8 +75,7 @@ class _Writer:
         return Kernel(source, "streamed_layer", self.operands, *size, checked=True)
 
     def _statements(self) -> Iterator[str]:
-        layer, states = self.layer, len(self.before)
-        pairs = [pair for pair in (layer.backward, layer.forward) if pair is not None]
+        layer, states, pairs = self.layer, len(self.before), self.layer.pairs
         table = self.pointers[table_gathers(pairs[0][0])[0].inputs[0]]
         _, numbers = input_of_byte(pairs[0][0])
         arguments = "".join(f", *{self.pointers[v]}" for v in numbers)
@@ -104,8 +102,8 @@ class _Writer:
         yield "Layer::Outputs outputs;"
         yield "layer.pass(outputs, from, to, update);"
         if layer.forward is not None:
-            after: Epilogue = epilogue(layer.forward[1])
-            pointers = ", ".join(self.pointers[v] for v in (*after.inputs, *after.outputs))
+            end = epilogue(layer.forward[1])
+            pointers = ", ".join(self.pointers[v] for v in (*end.inputs, *end.outputs))
             weights = "to[0]" if layer.backward is not None else "from[0]"
             yield f"const Forward epilogue = {{{pointers}}};"
             yield f"layer.finish(outputs, {table}, {weights}, [&](int row, int unit, const float (&value)[4]) {{"
@@ -127,16 +125,3 @@ class _Writer:
             yield "struct Update {"
             yield "    __device__ __forceinline__ void operator()(float, float (&)[1]) const {}"
             yield "};"
-
-    def _input_of_byte(self) -> Iterator[str]:
-        """A function from a byte to an input of the layer."""
-        pair = self.layer.backward or self.layer.forward
-        assert pair is not None, "it has one of them"
-        program, numbers = input_of_byte(pair[0])
-        values = {program.inputs[0]: "byte"} | {v: f"a{i}" for i, v in enumerate(numbers)}
-        parameters = ["uint8_t byte", *(f"{c_type(v.type.dtype)} a{i}" for i, v in enumerate(numbers))]
-        yield f"static __device__ float input_of_byte({', '.join(parameters)})"
-        yield "{"
-        yield from indented(statements(program, values, ["const float found"]))
-        yield "    return found;"
-        yield "}"
