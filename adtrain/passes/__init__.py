@@ -20,6 +20,7 @@ from adtrain.passes.distribute_members import distribute_members
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_collectives import fold_collectives
 from adtrain.passes.fold_constants import fold_constants
+from adtrain.passes.fuse_back_to_back import fuse_back_to_back
 from adtrain.passes.fuse_batchwise import fuse_batchwise
 from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
 from adtrain.passes.fuse_column_sums import fuse_column_sums
@@ -107,6 +108,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_row_products, target=target),
         fuse_rows,
         fuse_products,
+        partial(fuse_back_to_back, target=target),
         fuse_convolutions,
         partial(fuse_pooling, target=target),
         fuse_gathers,
@@ -199,6 +201,7 @@ __all__ = [
     "fold_collectives",
     "fold_constants",
     "fuse",
+    "fuse_back_to_back",
     "fuse_batchwise",
     "fuse_bias_gradients",
     "fuse_column_sums",
