@@ -208,6 +208,7 @@ class _Writer:
             yield "cluster_arrive_after_sync();"
             yield f"if (!last) {self._set_row('example')}"
             yield "cluster_wait();"
+            yield "__syncthreads();"
         else:
             at = f"(char *)shared_bytes + {self.places.received + ALIGNMENT}"
             yield f"send_to_cluster<{self.places.received_bytes}>({at}, received);"
