@@ -106,6 +106,21 @@ def test_sums_that_are_not_finite_are_those_of_float32(host: Host) -> None:
     np.testing.assert_array_equal(result[~np.isfinite(result)], expected[~np.isfinite(result)])
 
 
+def test_weights_may_also_be_the_rows_or_an_addend(host: Host) -> None:
+    x, v = drawn((128, 64), (128, 64))
+
+    def f(x: Any, v: Any) -> Any:
+        hidden = ops.relu(ops.matmul(x, x, transpose_b=True))
+        return hidden, ops.matmul(hidden, v) + v
+
+    host.lowering.target = FEW
+    program = for_gpu(stage(f, ()).program(x, v), FEW)
+    assert names(program) == ["weight_tiles", "back_to_back"]
+    hidden, result = computed(host, program, [x, v])
+    assert_right(hidden, np.maximum(x.astype(float) @ x.T.astype(float), 0))
+    assert_right(result, hidden.astype(float) @ v.astype(float) + v)
+
+
 def feed_forward_gradients(*given: Any) -> Any:
     out, pullback = ad.vjp(feed_forward, *given)
     return out, pullback(out)
