@@ -163,6 +163,11 @@ def test_other_products_stay_apart(lengths: tuple[int, int, int, int], target: T
     assert "back_to_back" not in names(for_gpu(stage(f, ()).program(*given), target))
 
 
+def test_products_whose_intermediate_is_not_needed_elsewhere_stay_apart() -> None:
+    *given, _ = of_lengths(128, 64, 128, 64, (True, True))
+    assert "back_to_back" not in names(for_gpu(stage(feed_forward, ()).program(*given), FEW))
+
+
 def test_an_epilogue_that_reads_the_first_product_keeps_the_products_apart() -> None:
     given = of_lengths(256, 64, 128, 128, (True, True))
 
