@@ -106,6 +106,21 @@ def test_sums_that_are_not_finite_are_those_of_float32(host: Host) -> None:
     np.testing.assert_array_equal(result[~np.isfinite(result)], expected[~np.isfinite(result)])
 
 
+def test_weights_may_also_be_the_rows_or_an_addend(host: Host) -> None:
+    x, v = drawn((128, 64), (128, 64))
+
+    def f(x: Any, v: Any) -> Any:
+        hidden = ops.relu(ops.matmul(x, x, transpose_b=True))
+        return hidden, ops.matmul(hidden, v) + v
+
+    host.lowering.target = FEW
+    program = for_gpu(stage(f, ()).program(x, v), FEW)
+    assert names(program) == ["weight_tiles", "back_to_back"]
+    hidden, result = computed(host, program, [x, v])
+    assert_right(hidden, np.maximum(x.astype(float) @ x.T.astype(float), 0))
+    assert_right(result, hidden.astype(float) @ v.astype(float) + v)
+
+
 def feed_forward_gradients(*given: Any) -> Any:
     out, pullback = ad.vjp(feed_forward, *given)
     return out, pullback(out)
@@ -146,6 +161,11 @@ def test_other_products_stay_apart(lengths: tuple[int, int, int, int], target: T
         return hidden, residual + (ops.matmul(hidden, v, transpose_b=True) + c)
 
     assert "back_to_back" not in names(for_gpu(stage(f, ()).program(*given), target))
+
+
+def test_products_whose_intermediate_is_not_needed_elsewhere_stay_apart() -> None:
+    *given, _ = of_lengths(128, 64, 128, 64, (True, True))
+    assert "back_to_back" not in names(for_gpu(stage(feed_forward, ()).program(*given), FEW))
 
 
 def test_an_epilogue_that_reads_the_first_product_keeps_the_products_apart() -> None:

@@ -82,8 +82,9 @@ def _affine(y: Value, weight: ArrayLike | None, bias: ArrayLike | None, shape: S
 def _scale(axes: tuple[int, ...], eps: float) -> Callable[..., Value]:
     """A function ``(x, y, variance, weight) -> y * weight``, where `standardize_p` computes y and variance from x.
 
-    Its derivative by x includes that through y and variance. ``weight`` does not vary along ``axes``, so the derivative
-    needs two sums, of ct and of ct y. These are also the gradients of bias and weight.
+    Its derivative by x includes the part through y and variance, so these get no cotangent. ``weight`` does not vary
+    along ``axes``, so the derivative needs two sums, of ct and of ct y. These are also the gradients of bias and
+    weight.
     """
 
     def forward(x: Value, y: Value, variance: Value, weight: Value) -> tuple[Value, Any]:

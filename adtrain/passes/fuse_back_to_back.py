@@ -1,9 +1,9 @@
 """Back-to-back fusion: two matrix products and the elementwise equation between them, as one kernel.
 
-The first product's rows are an operand of the second one, as in the two linear layers of a transformer's block and in
-their gradients. Thread blocks hold some rows of it in registers, some columns at a time, so it is not read from memory
-again (a back-to-back GEMM in CUTLASS). All blocks need all weights. So an equation at the start of the step divides
-these into tiles of bfloat16 terms. Layer and gradient share the tiles.
+The result of the first product, after the elementwise equation, is an operand of the second one, as in the two linear
+layers of a transformer's block and in their gradients. Thread blocks hold some rows of it in registers, some columns at
+a time, so it is not read from memory again (a back-to-back GEMM in CUTLASS). All blocks need all weights. So an
+equation at the start of the step divides these into tiles of bfloat16 terms. Layer and gradient share the tiles.
 """
 
 from __future__ import annotations
@@ -116,13 +116,13 @@ def _pairs(program: Program, target: Target) -> dict[int, int]:
         if first.primitive is not product_p or not _is_float32(first) or not BackToBack(first, e).fits(target):
             continue
         v = _matmul(e).inputs[0]
-        stored = len(readers[v]) > 1 or v in program.outputs  # the kernel reads it again where sums are not finite
+        stored = len(readers[v]) > 1 or v in program.outputs  # from it the kernel recomputes sums that are not finite
         single = all(x.type.dtype.itemsize <= ITEMSIZE for x in (*first.inputs, *first.outputs))
         weights = {_matmul(x).inputs[1] for x in (first, e)}
-        after = {x for inner in body_of(e).equations[1:] for x in inner.inputs}  # other blocks store first.outputs
-        at_start = weights.isdisjoint(groups.producer)  # one launch makes the tiles of all weights
-        apart = after.isdisjoint(first.outputs)
-        if stored and single and apart and at_start and groups.can_merge(p, i):
+        after = {x for inner in body_of(e).equations[1:] for x in inner.inputs}
+        at_start = weights.isdisjoint(groups.producer)  # so one launch at the start makes all tiles
+        independent = after.isdisjoint(first.outputs)  # the other block stores half of these columns
+        if stored and single and independent and at_start and groups.can_merge(p, i):
             groups.merge(p, i)
             found[p] = i
     return found
@@ -146,7 +146,8 @@ def _weights(product: Equation, is_first: bool) -> tuple[Variable, int]:
 
 
 def _weight_tiles(keys: Sequence[tuple[Variable, int]], beside: Equation) -> Equation:
-    """The equation of the tiles of several weights, each with its permuted axis."""
+    """The `weight_tiles` equation of several weights, each with its permuted axis. It has the scope and phase of
+    ``beside``."""
     weights, axes = zip(*keys, strict=True)
     params = {"permuted": axes}
     types = weight_tiles_p.output_types([v.type for v in weights], params)

@@ -2,13 +2,13 @@
 // epilogue. Its results stay in registers, as the A operand of the second product. The columns between the products are called
 // hidden.
 //
-// A cluster of two blocks takes 128 rows. Each block computes half of the hidden columns, and its part of Y from these; then the
-// blocks exchange parts. In a block two warpgroups have 64 rows each. The terms of their rows of X are in shared memory. A thread of
-// a third warpgroup copies tiles of weights (gemm/tiled_weights.cuh), which both warpgroups read. They take turns: one multiplies
-// while the other runs its epilogue.
+// A cluster of two blocks takes 128 rows. Each block computes half of the hidden columns, and its part of Y from these; then
+// the blocks exchange parts. In a block two warpgroups have 64 rows each. The terms of their rows of X are in shared memory. A
+// thread of a third warpgroup copies tiles of weights (gemm/tiled_weights.cuh), which both warpgroups read. They take turns:
+// one multiplies while the other runs its epilogue.
 //
-// Tensor cores truncate when they add, so they sum over SECTION of K only, the smallest products first; float32 additions sum the
-// results.
+// Tensor cores truncate when they add, so they sum over a section of K only (SECTION elements), the smallest products first.
+// Float32 additions sum the results.
 #pragma once
 #include "gemm/gemm.cuh"
 #include "gemm/tiled_weights.cuh"
@@ -49,14 +49,16 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     static constexpr int K_TILES = INPUTS / WEIGHT_TILE, N_TILES = OUTPUTS / WEIGHT_TILE;
     static constexpr int CHUNKS = HIDDEN / WEIGHT_TILE / CLUSTER; // of hidden columns, of a block
     static constexpr int SUMS = WEIGHT_TILE / 2, WORDS = SUMS / 2; // of a thread: accumulators of a tile, words of a term of it
-    static constexpr int MMA_K = 16, SECTION = 32;                 // K of an instruction, K that tensor cores sum
-    static constexpr int SECTIONS = WEIGHT_TILE / SECTION, OF_SECOND = N_TILES * SECTIONS, ALL = OF_SECOND + K_TILES * SECTIONS;
+    static constexpr int MMA_K = 16, SECTION = 32;                 // K of an instruction, K of a section
+    // Sections of a tile, and in a turn: those of the second product, and those of both.
+    static constexpr int SECTIONS = WEIGHT_TILE / SECTION, SECOND_SECTIONS = N_TILES * SECTIONS,
+                         ALL_SECTIONS = SECOND_SECTIONS + K_TILES * SECTIONS;
 
     // Shared memory: the terms of the rows of each warpgroup, a ring of tiles, barriers.
     static constexpr int STAGES = 5, ROWS_BYTES = K_TILES * TILE_BYTES, RING = WARPGROUPS * ROWS_BYTES;
     static constexpr int BARRIERS = RING + STAGES * TILE_BYTES, BARRIER_BYTES = 256, SHARED = BARRIERS + BARRIER_BYTES;
     typedef PairBarriers<STAGES> Barriers;
-    static_assert(sizeof(Barriers) <= BARRIER_BYTES, "they have a place");
+    static_assert(sizeof(Barriers) <= BARRIER_BYTES, "the barriers fit");
 
     char *shared;
     int rank, warpgroup;
@@ -167,8 +169,9 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
         named_barrier_arrive(CONSUMERS, 4 - warpgroup);
     }
 
-    // A warpgroup. `inner` stores the hidden columns, and returns those to multiply by W2, which are `multiplied` in memory.
-    // `outer` stores the result.
+    // By each of the first two warpgroups. `inner`, the epilogue of the first product, stores its outputs and returns the one that
+    // is multiplied by W2. `multiplied` is that output in global memory: sums that are not finite are recomputed from it. `outer`
+    // is the epilogue of the second product.
     template <class Inner, class Outer> __device__ __forceinline__ void compute(const float *x, const TiledWeights &first,
         const TiledWeights &second, const float *multiplied, const Inner &inner, const Outer &outer, int row0) {
         float result[N_TILES][SUMS] = {}, hidden[SUMS], temporary[2][SUMS];
@@ -177,33 +180,33 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
         split_rows(x, row0);
         const int lane_row = row0 + accumulator_row(0), lane_column = accumulator_column(0);
         #pragma unroll 1
-        for (int i = 0; i <= CHUNKS; i++) { // a turn: the second product of the last chunk, then the first product of the next one
+        for (int i = 0; i <= CHUNKS; i++) { // a turn: the second product of the chunk before, then the first product of this one
             const int column0 = (rank * CHUNKS + i) * WEIGHT_TILE;
             typename Inner::template Aux<4> aux[SUMS / 4];
-            int last = 0; // the stage of the last section
+            int last = 0; // the stage of the tile that the section before this one reads
             const auto done = [&](int g) { // adds the sums of section g
                 if (g % SECTIONS == SECTIONS - 1) arrive_per_warp(pipeline.empty[last]);
                 wgmma_fence_operand(temporary[g % 2]);
                 #pragma unroll
                 for (int j = 0; j < SUMS; j++)
-                    if (g < OF_SECOND)
+                    if (g < SECOND_SECTIONS)
                         result[g / SECTIONS][j] += temporary[g % 2][j];
                     else
-                        hidden[j] = g == OF_SECOND ? temporary[g % 2][j] : hidden[j] + temporary[g % 2][j];
+                        hidden[j] = g == SECOND_SECTIONS ? temporary[g % 2][j] : hidden[j] + temporary[g % 2][j];
             };
             begin_turn();
             #pragma unroll
-            for (int g = 0; g < ALL; g++) {
-                if (g < OF_SECOND ? i == 0 : i == CHUNKS) continue;
+            for (int g = 0; g < ALL_SECTIONS; g++) {
+                if (g < SECOND_SECTIONS ? i == 0 : i == CHUNKS) continue;
                 const int k0 = g % SECTIONS * SECTION;
                 if (k0 == 0) pipeline.wait_full(state);
                 wgmma_fence();
-                if (g < OF_SECOND)
+                if (g < SECOND_SECTIONS)
                     multiply(temporary[g % 2], rows, stage(state.stage), k0);
                 else
-                    multiply(temporary[g % 2], shared + warpgroup * ROWS_BYTES + (g - OF_SECOND) / SECTIONS * TILE_BYTES,
-                        stage(state.stage), k0);
-                if (g > (i == 0 ? OF_SECOND : 0)) {
+                    multiply(temporary[g % 2],
+                        shared + warpgroup * ROWS_BYTES + (g - SECOND_SECTIONS) / SECTIONS * TILE_BYTES, stage(state.stage), k0);
+                if (g > (i == 0 ? SECOND_SECTIONS : 0)) {
                     wgmma_wait_group<1>();
                     done(g - 1);
                 }
@@ -214,7 +217,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
                 cluster_arrive_relaxed();
                 if (warpgroup == 0) end_turn();
                 wgmma_wait_group<0>();
-                done(OF_SECOND - 1);
+                done(SECOND_SECTIONS - 1);
                 break;
             }
             const auto index = [&](int j) { // of four neighbouring hidden columns
@@ -226,7 +229,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
                     0, lane_row + j % 2 * 8, column0 + j / 2 * 16 + threadIdx.x % 4 * 4, index(j));
             end_turn();
             wgmma_wait_group<0>();
-            done(ALL - 1);
+            done(ALL_SECTIONS - 1);
             recompute_non_finite(hidden, [&](int j) {
                 return dot<TRANSPOSE_1>(x, first.weights, HIDDEN, INPUTS, lane_row + j / 2 % 2 * 8,
                     column0 + j / 8 * 16 + threadIdx.x % 4 * 4 + j / 4 % 2 * 2 + j % 2, 0, INPUTS);
@@ -253,7 +256,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
         store_result(result, outer, lane_row + rank * 8, lane_column);
     }
 
-    // Adds the parts of the two blocks. A block stores the rows of one of two core matrices.
+    // Adds the parts of the two blocks. Of each 16 rows, block 0 stores the first eight and block 1 the last eight.
     template <class Outer> __device__ __forceinline__ void store_result(
         const float (&result)[N_TILES][SUMS], const Outer &outer, int row, int lane_column) const {
         constexpr int PAIRS = N_TILES * SUMS / 4;
@@ -265,7 +268,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
             const int column = i * 8 + lane_column;
             aux[i] = outer.template load_aux<2>(0, row, column, (int64_t)row * OUTPUTS + column);
         }
-        cluster_wait(); // the rows of both blocks have been multiplied, so their place is free
+        cluster_wait(); // the rows of both blocks have been multiplied, so st.async may overwrite them
         #pragma unroll
         for (int i = 0; i < PAIRS; i++) {
             const int at = i * 4 % SUMS, tile = i * 4 / SUMS;
@@ -290,7 +293,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     template <class Inner, class Outer> __device__ __forceinline__ void run(
         const float *x, const TiledWeights &first, const TiledWeights &second, const float *multiplied,
         const Inner &inner, const Outer &outer) {
-        static_assert(registers_suffice(WARPGROUP, 24, CONSUMERS, 240), "registers");
+        static_assert(registers_suffice(WARPGROUP, 24, CONSUMERS, 240), "a multiprocessor has enough registers");
         if (threadIdx.x == CONSUMERS) barriers.exchanged.arrive_expect_tx(CONSUMERS * N_TILES * SUMS / 2 * sizeof(float));
         if (warpgroup < WARPGROUPS) {
             warpgroup_reg_alloc<240>();

@@ -3,17 +3,18 @@
 // A tile of 64 x 64 weights has three terms, each of 64 rows of 128 bytes with the 128-byte swizzle. So one bulk copy fetches a
 // tile, and wgmma reads it as a K-major operand or as a transposed one.
 //
-// Along one axis, that of the hidden columns of two products, groups of 16 are permuted: position 8 s + 2 c + h has number
-// 4 c + 2 s + h. So the accumulators of a thread are four neighbouring hidden columns.
+// Along one axis, that of the hidden columns of two products, groups of 16 are permuted: position 8 s + 2 c + h holds
+// element 4 c + 2 s + h of its group. So the accumulators of a thread are groups of four neighbouring hidden columns.
 #pragma once
 #include "sm90/bf16x3.cuh"
 
 constexpr int WEIGHT_TILE = 64, TERM_BYTES = WEIGHT_TILE * WEIGHT_TILE * 2, TILE_BYTES = BF16X3_TERMS * TERM_BYTES;
 
-// The number in a group of 16 at position `i`.
+// The element of a group of 16 that position `i` holds.
 __device__ __forceinline__ int permuted(int i) { return i % 8 / 2 * 4 + i / 8 * 2 + i % 2; }
 
-// Splits eight weights of a matrix of `columns` columns, and stores them in its tiles as the chunk of this number, row by row.
+// Splits the weights of a chunk, and stores their terms in the tiles. The chunks of a matrix of `columns` columns are counted
+// row by row, after the permutation.
 template <int PERMUTED_AXIS>
 __device__ __forceinline__ void store_tile_chunk(const float *weights, char *tiles, int columns, int chunk) {
     const int row = chunk / (columns / CHUNK_ELEMENTS), column = chunk % (columns / CHUNK_ELEMENTS) * CHUNK_ELEMENTS;

@@ -47,7 +47,7 @@ __device__ __forceinline__ void cluster_arrive_after_sync() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
-// Arrives without an order of the thread's reads and writes, so without waiting for writes to global memory.
+// Arrives without ordering the thread's reads and writes, so it does not wait for writes to global memory.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");

@@ -25,9 +25,9 @@ def back_to_back(equation: Equation) -> Kernel:
     operands = [*body.inputs, *body.outputs]
     pointers = {v: f"p{i}" for i, v in enumerate(operands)}
     parameters = [f"{pointer(v, const=v not in body.outputs)}{pointers[v]}" for v in operands]
-    weights = [
-        "{" + f"{pointers[e.inputs[0]]}, (const char *){pointers[e.inputs[1]]}" + "}" for e in body.equations[::2]
-    ]
+    with_tiles = body.equations[::2]
+    weights = ["{" + f"{pointers[e.inputs[0]]}, (const char *){pointers[e.inputs[1]]}" + "}" for e in with_tiles]
+    pointers |= {e.outputs[0]: pointers[e.inputs[0]] for e in with_tiles}  # rows or an epilogue may be the weights, too
     multiplied = second.inputs[0]
     inner, outer = epilogue(pair.first, "Inner", multiplied), epilogue(pair.second, "Outer")
     fields = [", ".join(pointers[v] for v in (*end.inputs, *end.outputs)) for end in (inner, outer)]
