@@ -31,7 +31,7 @@ from adtrain.core.fused import (
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
-from adtrain.ops.weight_tiles import weight_tiles_p
+from adtrain.core.weight_tiles import weight_tiles_p
 from adtrain.passes.fuse_elementwise import is_loops
 
 TARGETS = (

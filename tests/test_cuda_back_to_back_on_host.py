@@ -18,7 +18,7 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
 from adtrain.core.types import ArrayType
-from adtrain.ops.weight_tiles import weight_tiles_p
+from adtrain.core.weight_tiles import weight_tiles_p
 
 __all__ = ["host"]
 

@@ -16,7 +16,7 @@ from adtrain.core.fused import back_to_back_p, body_of, fuse, product_p, renamed
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.ops.weight_tiles import TERMS, TILE, weight_tiles_p, with_tiles_p
+from adtrain.core.weight_tiles import TERMS, TILE, weight_tiles_p, with_tiles_p
 from adtrain.passes.fuse_horizontally import MAX_POINTERS, is_product
 from adtrain.passes.groups import Groups
 

@@ -49,8 +49,8 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
+from adtrain.core.weight_tiles import weight_tiles_p
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
-from adtrain.ops.weight_tiles import weight_tiles_p
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fuse_horizontally import MAX_K
 

@@ -8,7 +8,7 @@ from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation
-from adtrain.ops.weight_tiles import CHUNK
+from adtrain.core.weight_tiles import CHUNK
 from adtrain.passes.fuse_back_to_back import CLUSTER, ROWS, WARPGROUPS, back_to_back_of
 
 THREADS = (WARPGROUPS + 1) * 128

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.errors import DTypeError, ShapeError
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.types import ArrayType
-from adtrain.ops.bfloat16 import from_bfloat16_p, to_bfloat16_p
 
 TILE, TERMS, CHUNK = 64, 3, 8
 """Rows and columns of a tile; terms of a number; neighbours that the swizzle keeps together."""
@@ -37,10 +36,11 @@ def _tiles(weights: np.ndarray, permuted: int) -> np.ndarray:
     rows, columns = (length // TILE for length in weights.shape)
     order = np.arange(weights.shape[permuted]).reshape(-1, GROUP)[:, ORDER].ravel()
     rest, terms = np.take(weights, order, permuted), []
+    rounded, value = PRIMITIVES["to_bfloat16"].reference, PRIMITIVES["from_bfloat16"].reference
     with np.errstate(invalid="ignore"):
         for _ in range(TERMS):
-            terms.append(to_bfloat16_p.reference(rest))
-            rest = rest - from_bfloat16_p.reference(terms[-1])
+            terms.append(rounded(rest))
+            rest = rest - value(terms[-1])
     chunks = np.stack(terms).reshape(TERMS, rows, TILE, columns, TILE // CHUNK, CHUNK).transpose(1, 3, 0, 2, 4, 5)
     row = np.arange(TILE)[:, np.newaxis]
     tiles = chunks[:, :, :, row, np.arange(TILE // CHUNK) ^ row % CHUNK]
