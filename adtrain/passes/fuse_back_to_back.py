@@ -105,7 +105,7 @@ def back_to_back_of(equation: Equation) -> BackToBack:
 
 
 def _pairs(program: Program, target: Target) -> dict[int, int]:
-    """The positions of suitable first products, with those of the second ones."""
+    """Suitable pairs: from the position of the first product to that of the second."""
     found: dict[int, int] = {}
     groups, readers = Groups(program), program.readers
     for i, e in enumerate(program.equations):
@@ -129,7 +129,7 @@ def _pairs(program: Program, target: Target) -> dict[int, int]:
 
 
 def _is_float32(equation: Equation) -> bool:
-    """Whether it is a product of float32 matrices in full precision, the first of which is not transposed."""
+    """Whether it is a product of float32 matrices in full precision. The first matrix is not transposed."""
     if not is_product(equation):
         return False
     matmul = _matmul(equation)

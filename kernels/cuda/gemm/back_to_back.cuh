@@ -100,14 +100,14 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
 
     // Splits the rows of a warpgroup, from row0 on, into shared memory.
     __device__ __forceinline__ void split_rows(const float *x, int row0) const {
-        constexpr int ROW_CHUNKS = INPUTS / CHUNK_ELEMENTS, COUNT = ROWS * ROW_CHUNKS / WARPGROUP, HALVES = CHUNK_ELEMENTS / VECTOR;
+        constexpr int ROW_CHUNKS = INPUTS / CHUNK_ELEMENTS, COUNT = ROWS * ROW_CHUNKS / WARPGROUP, VECTORS = CHUNK_ELEMENTS / VECTOR;
         const auto row = [](int i) { return (i * WARPGROUP + threadIdx.x % WARPGROUP) / ROW_CHUNKS; };
         const int chunk = threadIdx.x % ROW_CHUNKS;
-        Vector<float, VECTOR> found[COUNT][HALVES];
+        Vector<float, VECTOR> found[COUNT][VECTORS];
         #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             #pragma unroll
-            for (int h = 0; h < HALVES; h++)
+            for (int h = 0; h < VECTORS; h++)
                 found[i][h] = load<float, VECTOR>(x + (int64_t)(row0 + row(i)) * INPUTS + chunk * CHUNK_ELEMENTS + h * VECTOR);
         }
         constexpr int TILE_CHUNKS = WEIGHT_TILE / CHUNK_ELEMENTS;

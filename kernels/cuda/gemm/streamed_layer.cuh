@@ -13,7 +13,8 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 // A warp multiplies a chunk, loads the next one, and prefetches so many chunks after that to L2.
 constexpr int PREFETCHED_CHUNKS = 1;
 
-// Neighbouring groups of warps have neighbouring chunks of inputs, so that a block reads and writes long pieces of rows at a time.
+// Neighbouring groups of warps have neighbouring chunks of inputs, so that a block reads and writes many neighbouring inputs of a
+// row at a time.
 //
 // If UPDATES, it computes the gradient for a batch and updates the weights. If MULTIPLIES, it multiplies the weights by a batch, the
 // next one if both.

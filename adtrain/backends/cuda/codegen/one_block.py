@@ -239,7 +239,7 @@ def _memory(body: Program, timed: Sequence[_Scheduled], limit: int) -> tuple[Pla
     shared, own = Arena(), Arena()
     for key, size, start, end in wanted:
         shared.add(key, size, start, end)
-    if shared.size(shared.offsets()) > limit:  # not all fit: add one after another, and take out those that do not fit
+    if shared.size(shared.offsets()) > limit:  # not all fit: try one after another
         requests, shared.requests = shared.requests, []
         for request in requests:
             shared.requests.append(request)

@@ -31,7 +31,7 @@ class ResidentPlaces:
     """The places of a block's values.
 
     Attributes:
-        carried: the values that a step replaces, without those of the layer. For each its value in the next step.
+        carried: from each value that a step replaces to its value in the next step. The layer's are not among them.
         copied: the inputs that a block copies: carried ones, sharded ones and single numbers.
         replaced: the carried values that the step replaces in the same memory.
         swapped: the memories of the other carried values. For each its name, where it begins, and its bytes for a step.

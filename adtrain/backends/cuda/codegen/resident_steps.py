@@ -58,7 +58,7 @@ class _Writer:
         places: where values lie.
         pointers: the kernel's arguments, as C text.
         parts: of each segment of `shards`, and of the rest with what the layer does beside it.
-        part_scratch: for each part, where its scratch memory starts in that of a block.
+        part_scratch: the byte of a block's scratch memory where each part's begins.
         packed: the byte of the scratch memory where packed batches start. Before it are values that blocks exchange, in
             two places: a step writes one while slower blocks may still read the other.
         own, own_bytes: the byte where the scratch memory of the first block starts, and the bytes of each block.
