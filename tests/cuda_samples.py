@@ -27,6 +27,7 @@ from adtrain.core.fused import (
     one_block_p,
     row_fused_p,
     row_products_p,
+    tiled_product_p,
 )
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
@@ -243,7 +244,7 @@ def sample(case: Case, dtype: str) -> list[np.ndarray]:
 
 GENERATED = (
     *(one_block_p, row_fused_p, row_products_p, column_sum_p, grouped_products_p, horizontal_p),
-    *(back_to_back_p, weight_tiles_p),
+    *(back_to_back_p, tiled_product_p, weight_tiles_p),
 )
 """The fused primitives whose kernels are generated, without a choice."""
 
