@@ -20,6 +20,7 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bf16x3 import BUFFERS, CHUNK_BYTES, CHUNK_ELEMENTS, STAGES, TERMS, TILE_K, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.bf16x3 import THREADS as GEMM_THREADS
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_stage_cycles
+from adtrain.passes.fuse_column_sums import column_blocks
 from adtrain.passes.fuse_horizontally import product_lengths
 
 THREADS, VECTOR = 256, 4
@@ -32,7 +33,7 @@ ITEMSIZE = np.dtype(np.float32).itemsize
 def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
     """The two launches of a `grouped_products` equation."""
     members = equation.params["body"].equations
-    sums = [e for e in members if e.primitive is column_sum_p]
+    sums = sorted((e for e in members if e.primitive is column_sum_p), key=_read_by_block, reverse=True)
     products = [e for e in members if e.primitive is not column_sum_p]
     lengths = [product_lengths(e)[1:] for e in products]
     tile = min(map(Bf16x3Tile, BF16X3_EVEN_WIDTHS), key=lambda t: sum(_stages(t, lengths)) * bf16x3_stage_cycles(t))
@@ -85,6 +86,11 @@ def _sum(equation: Equation, number: int, first_tile: int, name: str, scratch: i
     headers = ("common/common.cuh", "gemm/grouped_sum.cuh")
     blocks = -(-size // (THREADS * VECTOR))
     return Part(lines, after.inputs, after.outputs, headers, after.text, blocks, scratch=scratch)
+
+
+def _read_by_block(equation: Equation) -> float:
+    """The elements that a block of a sum of columns reads. The longest blocks start first, so that all end together."""
+    return sum(v.size for v in equation.inputs) / column_blocks(equation)
 
 
 def _stages(tile: Bf16x3Tile, lengths: Sequence[tuple[int, int, int]]) -> list[int]:
