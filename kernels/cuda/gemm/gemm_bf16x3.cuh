@@ -34,20 +34,32 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
     const T *x;
     int length, k, first; // rows and k of the matrix, and the first row of the tile
 
+    // The position of element j of chunk `at` in staging. The halves of some chunks are swapped so that eight threads read
+    // without bank conflicts. They are the same for chunks that are a multiple of eight apart.
+    static __device__ __forceinline__ int swizzled(int at, int j) {
+        return at * CHUNK_ELEMENTS + (j / VECTOR ^ at / 4 % 2) * VECTOR + j % VECTOR;
+    }
+    // The byte of a chunk in a term of a stage.
+    static __device__ __forceinline__ int place(int at) { return at % PLANES * PLANE + at / PLANES * CHUNK_BYTES; }
+
     // Starts the copies of a stage from k0 on. Neighbouring lanes of a warp copy neighbours in global memory.
     __device__ __forceinline__ void start(T *staging, int k0) const {
         constexpr int COPIES = CHUNK_ELEMENTS / WIDE;
         constexpr int UNROLL = WIDE == VECTOR && CHUNKS % PRODUCER_THREADS == 0 ? PER_THREAD * COPIES : 1;
+        constexpr bool EVEN = WARP / COPIES % PLANES == 0 && WIDE == VECTOR; // copies of a thread are of the same columns (rows)
+        const int own = threadIdx.x / WARP * WARP + threadIdx.x % WARP / COPIES, j = threadIdx.x % COPIES * WIDE;
+        T *const to = staging + swizzled(own, j);
         #pragma unroll UNROLL // otherwise the addresses need too many registers
         for (int i = 0; i < PER_THREAD * COPIES; i++) {
-            const int copy = i % COPIES * WARP + threadIdx.x % WARP, j = copy % COPIES * WIDE;
-            const int at = i / COPIES * PRODUCER_THREADS + threadIdx.x / WARP * WARP + copy / COPIES;
+            const int more = i / COPIES * PRODUCER_THREADS + i % COPIES * (WARP / COPIES), at = own + more;
             if (CHUNKS % PRODUCER_THREADS != 0 && at >= CHUNKS) break;
-            const int across = at % PLANES * CHUNK_ELEMENTS, down = at / PLANES;
+            const int across = (EVEN ? own : at) % PLANES * CHUNK_ELEMENTS;
+            const int down = EVEN ? own / PLANES + more / PLANES : at / PLANES;
             const int row = first + (K_MAJOR ? down : across), depth = k0 + (K_MAJOR ? across : down);
             const int remaining = row < length && depth < k ? K_MAJOR ? k - depth : length - row : 0;
             const int from = K_MAJOR ? row * k + depth : depth * length + row;
-            cp_async<WIDE * sizeof(T)>(staging + swizzled(at, j), x + from + j, remaining > j);
+            cp_async<WIDE * sizeof(T)>(
+                WIDE == VECTOR ? to + more * CHUNK_ELEMENTS : staging + swizzled(at, j), x + from + j, remaining > j);
         }
     }
 
@@ -55,20 +67,20 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
     static __device__ __forceinline__ void split(const T *staging, char *stage) {
         #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
-            const int at = i * PRODUCER_THREADS + threadIdx.x;
+            const int more = i * PRODUCER_THREADS, at = more + threadIdx.x;
             if (CHUNKS % PRODUCER_THREADS != 0 && at >= CHUNKS) break;
             float found[CHUNK_ELEMENTS];
             #pragma unroll
             for (int j = 0; j < CHUNK_ELEMENTS; j += VECTOR) {
-                const Vector<T, VECTOR> v = load<T, VECTOR>(staging + swizzled(at, j));
+                const Vector<T, VECTOR> v = load<T, VECTOR>(staging + swizzled(threadIdx.x, j) + more * CHUNK_ELEMENTS);
                 #pragma unroll
                 for (int h = 0; h < VECTOR; h++) found[j + h] = v.lane[h];
             }
             Chunk terms[BF16X3_TERMS];
             split_bf16x3(terms, found);
+            const int to = PRODUCER_THREADS % PLANES == 0 ? place(threadIdx.x) + more / PLANES * CHUNK_BYTES : place(at);
             #pragma unroll
-            for (int p = 0; p < BF16X3_TERMS; p++)
-                *(Chunk *)(stage + p * TERM + at % PLANES * PLANE + at / PLANES * CHUNK_BYTES) = terms[p];
+            for (int p = 0; p < BF16X3_TERMS; p++) *(Chunk *)(stage + to + p * TERM) = terms[p];
         }
     }
 
@@ -79,13 +91,6 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
     }
     static __device__ __forceinline__ int offset(int term, int k) {
         return (term * TERM + (K_MAJOR ? k / CHUNK_ELEMENTS * PLANE : k * CHUNK_BYTES)) / CHUNK_BYTES;
-    }
-
-  private:
-    // The position of element j of chunk `at` in staging. The halves of some chunks are swapped so that eight threads read
-    // without bank conflicts.
-    static __device__ __forceinline__ int swizzled(int at, int j) {
-        return at * CHUNK_ELEMENTS + (j / VECTOR ^ at / 4 % 2) * VECTOR + j % VECTOR;
     }
 };
 typedef Operand<TILE_M, !TRANSPOSE_A, WIDE_A> OperandA;
