@@ -49,7 +49,9 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
 
     def f(*given: Any) -> Any:
         threes = zip(given[::3], given[1::3], given[2::3], strict=True)
-        return [w - 0.5 * ops.matmul(a, b, transpose_a=True) for a, b, w in threes], ops.sum(given[1], 0) * 2.0
+        updates = [w - 0.5 * ops.matmul(a, b, transpose_a=True) for a, b, w in threes]
+        # A sum of columns that blocks of its own add, and one that the blocks of the second product add.
+        return updates, ops.sum(given[1], 0) * 2.0, 1.0 - ops.sum(given[3], 0)
 
     program = for_gpu(stage(f, ()).program(*given), target)
     assert names(program) == ["grouped_products"]
@@ -58,7 +60,8 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
     found = Host(tmp_path, compiled_code, target).computed(equation, None, [known[v] for v in equation.inputs])
     with np.errstate(invalid="ignore"):
         exact = [w - 0.5 * (a.T.astype(float) @ b) for a, b, w in drawn]
-    for x, expected in zip(found, [*exact, 2 * given[1].sum(0, dtype=float)], strict=True):
+    exact += [2 * given[1].sum(0, dtype=float), 1 - given[3].sum(0, dtype=float)]
+    for x, expected in zip(found, exact, strict=True):
         held = np.isfinite(expected)
         np.testing.assert_array_equal(x[~held], expected[~held])
         assert np.linalg.norm(x[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held])

@@ -8,6 +8,7 @@
 // Macros: TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load.
 //
 // A Schedule lists the work of a block: next(work) puts the next TileSplit into `work`, and returns false after the last one.
+// sums() returns NoRowSums, or what adds up rows of op(A) while producers split them.
 #pragma once
 #include "gemm/gemm.cuh"
 #include "sm90/bf16x3.cuh"
@@ -104,11 +105,18 @@ struct TileSplit {
     int begin, end, slot;
 };
 
+struct NoRowSums {
+    static __device__ __forceinline__ int place(const TileSplit &) { return 0; }
+    static __device__ __forceinline__ void add(int, const T *) {}
+    static __device__ __forceinline__ void finish(int) {}
+};
+
 // Iterates over the stages of all splits of a block.
 template <class Schedule> struct StageIterator {
     Schedule schedule;
     bool more;
     int stage, end;
+    int sums; // where those of the split go
     OperandA a;
     OperandB b;
 
@@ -128,6 +136,7 @@ template <class Schedule> struct StageIterator {
         if (!more) return;
         stage = work.begin;
         end = work.end;
+        sums = schedule.sums().place(work);
         a = {work.matrices.a, work.matrices.m, work.matrices.k, work.at.row * TILE_M};
         b = {work.matrices.b, work.matrices.n, work.matrices.k, work.at.column * TILE_N};
     }
@@ -145,15 +154,20 @@ struct Barriers {
     }
 };
 
-// Producers. The copies of the next AHEAD stages are in flight while a stage is split.
+// Producers. The copies of the next stage are in flight while a stage is split.
 template <class Schedule> __device__ __forceinline__ void produce(
     const Schedule &schedule, Barriers &barriers, char *shared, T *staging) {
+    static_assert(AHEAD == 1, "`copied` is the stage before the next one");
     StageIterator<Schedule> next(schedule);
+    const auto sums = schedule.sums();
     PipelineState<STAGES> state;
     T *buffer = staging;
     int ended = 0;
+    int copied = 0; // where the sums of the stage go, twice, plus whether it is the last one of a split
     #pragma unroll 1
     for (int i = -AHEAD;; i++) {
+        const int split = copied;
+        copied = next.sums * 2 + (next.stage + 1 == next.end);
         if (next.more) {
             next.start(buffer);
             next.next();
@@ -170,7 +184,9 @@ template <class Schedule> __device__ __forceinline__ void produce(
         OperandA::split(buffer, stage);
         OperandB::split(buffer + OperandA::STAGING, stage + OperandA::SIZE);
         fence_proxy_async();
+        sums.add(split / 2, buffer);
         arrive_per_warp(barriers.pipeline.full[state.stage]); // its __syncwarp() also frees the staging buffer
+        if (split % 2) sums.finish(split / 2);
         state.advance();
     }
 }
