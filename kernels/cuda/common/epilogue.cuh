@@ -13,6 +13,14 @@
 
 __device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
 
+// An index of which the compiler knows nothing. Otherwise it may store a vector element by element.
+__device__ __forceinline__ int64_t opaque(int64_t index) {
+#if __CUDA_ARCH__
+    asm("" : "+l"(index));
+#endif
+    return index;
+}
+
 // Stores the elements.
 struct Store {
     static constexpr int WIDEST = 16 / sizeof(T);

@@ -12,7 +12,9 @@ struct AccumulatorTile {
     __device__ __forceinline__ int column(int i) const { return column0 + accumulator_column(i); }
     __device__ __forceinline__ bool inside(int i) const { return row(i) < m && column(i) < n; }
 
-    __device__ __forceinline__ int64_t index(int row, int column) const { return (at.item * m + row) * n + column; }
+    __device__ __forceinline__ int64_t index(int row, int column) const {
+        return opaque((at.item * m + row) * n + column);
+    }
 
     // Passes accumulator i to the epilogue.
     template <class Out, int COUNT> __device__ __forceinline__ void store(
