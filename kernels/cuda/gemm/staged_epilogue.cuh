@@ -54,9 +54,8 @@ template <int BM, int BN> struct StagedTile {
         __syncthreads();
         #pragma unroll
         for (int i = 0; i < own.COUNT; i++) {
-            if (!own.inside(i)) continue;
-            const Vector<T, WIDE> v = load<T, WIDE>(tile + own.tile_row(i) * ROW + own.tile_column(i));
-            end.write(own.aux[i], own.index(i), v.lane);
+            const Vector<T, WIDE> v = load<T, WIDE>(tile + min(own.tile_row(i), BM - 1) * ROW + own.tile_column(i));
+            end.write(own.aux[i], own.index(i), v.lane, own.inside(i));
         }
     }
 };

@@ -40,7 +40,7 @@ struct AccumulatorTile {
                 T value[WIDE_C];
                 #pragma unroll
                 for (int h = 0; h < WIDE_C; h++) value[h] = sums[i + h];
-                if (inside(i)) out.write(aux[(i - first) / WIDE_C], index(row(i), column(i)), value);
+                out.write(aux[(i - first) / WIDE_C], index(row(i), column(i)), value, inside(i));
             }
         }
     }
