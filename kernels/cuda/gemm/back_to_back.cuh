@@ -53,10 +53,13 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     // By the third warpgroup: copies the tiles in the order in which a warpgroup multiplies.
     __device__ __forceinline__ void copy(const char *first, const char *second) {
         if (threadIdx.x != CONSUMERS) return;
+        #pragma unroll 1 // few registers
         for (int i = 0; i <= CHUNKS; i++) {
             const int of_first = rank * CHUNKS + i, of_second = of_first - 1;
+            #pragma unroll 1
             for (int j = 0; j < N_TILES && i > 0; j++)
                 copy_tile<TRANSPOSE_2>(pipeline, state, shared + RING, second, of_second, j, HIDDEN / WEIGHT_TILE, N_TILES);
+            #pragma unroll 1
             for (int j = 0; j < K_TILES && i < CHUNKS; j++)
                 copy_tile<TRANSPOSE_1>(pipeline, state, shared + RING, first, j, of_first, K_TILES, HIDDEN / WEIGHT_TILE);
         }
