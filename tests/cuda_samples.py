@@ -105,6 +105,10 @@ def feed_forward(x: Value, w: Value, b: Value, v: Value, c: Value) -> Value:
     return x + (ops.matmul(hidden, v, transpose_b=True) + c)
 
 
+def projection(x: Value, w: Value, b: Value) -> Value:
+    return ops.relu(ops.matmul(x, w, transpose_b=True) + b)
+
+
 PRECISIONS = ("full", "tf32", "bfloat16")
 
 MEDIUM: Mapping[str, Large] = {
@@ -184,6 +188,7 @@ LARGE: Mapping[str, Large] = {
     "feed-forward layer": Large(
         feed_forward, [Shaped(8192, 128), Shaped(512, 128), Shaped(512), Shaped(128, 512), Shaped(128)]
     ),
+    "projection": Large(projection, [Shaped(8192, 320), Shaped(384, 320), Shaped(384)]),
     "transpose": Large(ops.transpose, [Shaped(1024, 3000)]),
     "transpose of images": Large(lambda x: ops.transpose(x, (0, 2, 3, 1)), [Shaped(128, 64, 28, 28)]),
     "cumsum of rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 1 << 20)]),
