@@ -76,6 +76,7 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
         blocks=blocks,
         shared=shared,
         scratch=scratch,
+        own_registers=True,
     )
     names: dict[str, str] = {}
     parts = []
