@@ -98,7 +98,7 @@ typedef Operand<TILE_M, !TRANSPOSE_A, WIDE_A> OperandA;
 typedef Operand<TILE_N, TRANSPOSE_B, WIDE_B> OperandB;
 constexpr int STAGE = OperandA::SIZE + OperandB::SIZE, STAGING = OperandA::STAGING + OperandB::STAGING;
 
-// Stages begin to end of the K of a tile. `slot`: where its sums go, if they are not the result.
+// Stages begin to end of the K of a tile; its first stage follows its last one. `slot`: where its sums go, if they are not the result.
 struct TileSplit {
     Operands<TRANSPOSE_A, TRANSPOSE_B> matrices;
     TileCoord at;
@@ -115,8 +115,8 @@ struct NoRowSums {
 template <class Schedule> struct StageIterator {
     Schedule schedule;
     bool more;
-    int stage, end;
-    int sums; // where those of the split go
+    int stage, remaining; // of the split
+    int sums;             // where those of the split go
     OperandA a;
     OperandB b;
 
@@ -126,7 +126,10 @@ template <class Schedule> struct StageIterator {
         b.start(staging + OperandA::STAGING, stage * TILE_K);
     }
     __device__ __forceinline__ void next() {
-        if (++stage == end) enter();
+        if (--remaining == 0)
+            enter();
+        else if (++stage * TILE_K >= a.k)
+            stage = 0;
     }
 
   private:
@@ -135,7 +138,7 @@ template <class Schedule> struct StageIterator {
         more = schedule.next(work);
         if (!more) return;
         stage = work.begin;
-        end = work.end;
+        remaining = work.end - work.begin;
         sums = schedule.sums().place(work);
         a = {work.matrices.a, work.matrices.m, work.matrices.k, work.at.row * TILE_M};
         b = {work.matrices.b, work.matrices.n, work.matrices.k, work.at.column * TILE_N};
@@ -167,7 +170,7 @@ template <class Schedule> __device__ __forceinline__ void produce(
     #pragma unroll 1
     for (int i = -AHEAD;; i++) {
         const int split = copied;
-        copied = next.sums * 2 + (next.stage + 1 == next.end);
+        copied = next.sums * 2 + (next.remaining == 1);
         if (next.more) {
             next.start(buffer);
             next.next();
@@ -248,10 +251,14 @@ __device__ __forceinline__ void recompute_non_finite(
     #pragma unroll
     for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
     if (zero == 0) return;
-    const int k0 = work.begin * TILE_K, k1 = min(work.end * TILE_K, work.matrices.k);
+    const int k = work.matrices.k, begin = work.begin * TILE_K, end = work.end * TILE_K;
+    const int again = end - (k + TILE_K - 1) / TILE_K * TILE_K; // K of the stages after the last one
     #pragma unroll
-    for (int i = 0; i < SUMS; i++)
-        if (!finite(sums[i]) && tile.inside(i)) sums[i] = dot(work.matrices, tile.row(i), tile.column(i), k0, k1);
+    for (int i = 0; i < SUMS; i++) {
+        if (finite(sums[i]) || !tile.inside(i)) continue;
+        sums[i] = dot(work.matrices, tile.row(i), tile.column(i), begin, min(end, k));
+        if (again > 0) sums[i] += dot(work.matrices, tile.row(i), tile.column(i), 0, again);
+    }
 }
 
 // A consumer warpgroup: its rows of all splits of the block, which it passes to store(work, tile, warpgroup, sums).

@@ -72,6 +72,15 @@ static_assert(PIPELINE_BYTES + (GROUPED_ROW_SUMS ? RowSums::BYTES : 0) == SHARED
 // A and B of each product.
 typedef const T *const (&Factors)[GROUPED_COUNT][2];
 
+// The stage of K with which a tile of a product begins. Blocks that compute the tiles of a product, and so share rows of a factor,
+// then read these at the same time, once from device memory and then from the L2 cache. A tile begins `blocks` blocks after the
+// one before.
+__device__ __forceinline__ int first_of_tile(const Product &product, int tile) {
+    const int of_block = stages_before(GROUPED_COUNT) / GROUPED_BLOCKS, blocks = product.stages / max(of_block, 1);
+    const int shift = blocks > 0 ? product.stages - blocks * of_block : 0;
+    return tile * shift % product.stages;
+}
+
 // The stages of a block: numbers `at` to `end` - 1 of the sequence.
 struct GroupSchedule {
     Factors factors;
@@ -100,10 +109,11 @@ struct GroupSchedule {
         for (int j = 1; j < GROUPED_COUNT; j++)
             if (i == j) work.matrices.a = factors[j][0], work.matrices.b = factors[j][1];
         work.at = TileCoord(within, product.rows(), product.columns());
-        work.begin = (at - first) % product.stages;
-        work.end = min(product.stages, work.begin + end - at);
+        const int from = (at - first) % product.stages, count = min(product.stages - from, end - at);
+        work.begin = (from + first_of_tile(product, within)) % product.stages;
+        work.end = work.begin + count;
         work.slot = tile + within + block;
-        at += work.end - work.begin;
+        at += count;
         return true;
     }
 };
