@@ -240,8 +240,12 @@ struct Accumulators {
     }
 };
 
-__device__ __noinline__ T dot(const Operands<TRANSPOSE_A, TRANSPOSE_B> &matrices, int row, int column, int k0, int k1) {
-    return matrices.dot(row, column, k0, k1);
+// An element by FMA: its sum over some stages; the first stage of K follows the last one.
+__device__ __noinline__ T dot(
+    const Operands<TRANSPOSE_A, TRANSPOSE_B> &matrices, int row, int column, int begin, int end) {
+    const int k = matrices.k, again = end * TILE_K - (k + TILE_K - 1) / TILE_K * TILE_K;
+    const T sum = matrices.dot(row, column, begin * TILE_K, min(end * TILE_K, k));
+    return again > 0 ? sum + matrices.dot(row, column, 0, again) : sum;
 }
 
 // Recomputes by FMA the results that are not finite, because bf16x3 turns infinities into NaN.
@@ -251,14 +255,10 @@ __device__ __forceinline__ void recompute_non_finite(
     #pragma unroll
     for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
     if (zero == 0) return;
-    const int k = work.matrices.k, begin = work.begin * TILE_K, end = work.end * TILE_K;
-    const int again = end - (k + TILE_K - 1) / TILE_K * TILE_K; // K of the stages after the last one
     #pragma unroll
-    for (int i = 0; i < SUMS; i++) {
-        if (finite(sums[i]) || !tile.inside(i)) continue;
-        sums[i] = dot(work.matrices, tile.row(i), tile.column(i), begin, min(end, k));
-        if (again > 0) sums[i] += dot(work.matrices, tile.row(i), tile.column(i), 0, again);
-    }
+    for (int i = 0; i < SUMS; i++)
+        if (!finite(sums[i]) && tile.inside(i))
+            sums[i] = dot(work.matrices, tile.row(i), tile.column(i), work.begin, work.end);
 }
 
 // A consumer warpgroup: its rows of all splits of the block, which it passes to store(work, tile, warpgroup, sums).
