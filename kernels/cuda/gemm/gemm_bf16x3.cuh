@@ -105,6 +105,8 @@ struct TileSplit {
     int begin, end, slot;
 };
 
+// No sums of the rows of op(A). place(): where those of a split go, 0 for none. add(): by each producer thread, of the chunks of
+// op(A) in a stage. finish(): after the last stage of a split.
 struct NoRowSums {
     static __device__ __forceinline__ int place(const TileSplit &) { return 0; }
     static __device__ __forceinline__ void add(int, const T *) {}
@@ -116,7 +118,7 @@ template <class Schedule> struct StageIterator {
     Schedule schedule;
     bool more;
     int stage, remaining; // of the split
-    int sums;             // where those of the split go
+    int place;            // where the row sums of the split go
     OperandA a;
     OperandB b;
 
@@ -139,7 +141,7 @@ template <class Schedule> struct StageIterator {
         if (!more) return;
         stage = work.begin;
         remaining = work.end - work.begin;
-        sums = schedule.sums().place(work);
+        place = schedule.sums().place(work);
         a = {work.matrices.a, work.matrices.m, work.matrices.k, work.at.row * TILE_M};
         b = {work.matrices.b, work.matrices.n, work.matrices.k, work.at.column * TILE_N};
     }
@@ -160,17 +162,19 @@ struct Barriers {
 // Producers. The copies of the next stage are in flight while a stage is split.
 template <class Schedule> __device__ __forceinline__ void produce(
     const Schedule &schedule, Barriers &barriers, char *shared, T *staging) {
-    static_assert(AHEAD == 1, "`copied` is the stage before the next one");
+    static_assert(AHEAD == 1, "the stage that was copied before is split");
     StageIterator<Schedule> next(schedule);
     const auto sums = schedule.sums();
     PipelineState<STAGES> state;
     T *buffer = staging;
     int ended = 0;
-    int copied = 0; // where the sums of the stage go, twice, plus whether it is the last one of a split
+    int copied_place = 0; // of the stage that was copied before
+    bool copied_last = false;
     #pragma unroll 1
     for (int i = -AHEAD;; i++) {
-        const int split = copied;
-        copied = next.sums * 2 + (next.remaining == 1);
+        const int place = copied_place; // of the stage that is split in this round
+        const bool last = copied_last;
+        copied_place = next.place, copied_last = next.remaining == 1;
         if (next.more) {
             next.start(buffer);
             next.next();
@@ -187,9 +191,9 @@ template <class Schedule> __device__ __forceinline__ void produce(
         OperandA::split(buffer, stage);
         OperandB::split(buffer + OperandA::STAGING, stage + OperandA::SIZE);
         fence_proxy_async();
-        sums.add(split / 2, buffer);
+        sums.add(place, buffer);
         arrive_per_warp(barriers.pipeline.full[state.stage]); // its __syncwarp() also frees the staging buffer
-        if (split % 2) sums.finish(split / 2);
+        if (last) sums.finish(place);
         state.advance();
     }
 }

@@ -11,8 +11,8 @@ static_assert(TILE_M == GROUPED_M && TILE_K == GROUPED_K, "tiles and stages as g
 
 constexpr int PIPELINE_BYTES = STAGES * STAGE + BUFFERS * STAGING * sizeof(T);
 
-// By producers: the sums of the rows of A^T over a split of the first tile of a row of tiles. A thread adds the chunks that it
-// splits, in shared memory, because it has no registers to spare.
+// The sums of the rows of A^T over a split of the first tile of a row of tiles. A producer thread adds the chunks that it splits, in
+// shared memory, because it has no registers to spare. The functions are those of NoRowSums.
 struct RowSums {
     static constexpr int PLANES = CHUNK_ELEMENTS / VECTOR, BYTES = PRODUCER_THREADS * CHUNK_ELEMENTS * sizeof(T);
     static constexpr int LANES = OperandA::PLANES; // the chunks of lane i, and of lane i + LANES, are of the same rows
@@ -21,14 +21,13 @@ struct RowSums {
 
     T *scratch;
 
-    // 0, or the number of the split's slot, from 1 on.
+    // The number of the split's slot, from 1 on.
     static __device__ __forceinline__ int place(const TileSplit &work) { return work.at.column == 0 ? work.slot + 1 : 0; }
 
     static __device__ __forceinline__ void clear() {
         #pragma unroll
         for (int p = 0; p < PLANES; p++) *(Vector<T, VECTOR> *)plane(p) = {};
     }
-    // Adds the chunks of op(A) that this thread has split.
     static __device__ __forceinline__ void add(int place, const T *staging) {
         if (place == 0) return;
         #pragma unroll 1
@@ -44,7 +43,7 @@ struct RowSums {
             *(Vector<T, VECTOR> *)plane(p) = sum;
         }
     }
-    // After the last stage of a split: stores the sums of each warp, and begins anew.
+    // Stores the sums of each warp, and begins anew.
     __device__ __forceinline__ void finish(int place) const {
         if (place == 0) return;
         T *const to = scratch + row_sums_at(place - 1) + threadIdx.x / WARP * TILE_M + threadIdx.x % LANES * CHUNK_ELEMENTS;
