@@ -81,7 +81,8 @@ def pairs_back_to_back(program: Program, target: Target) -> dict[int, int]:
             continue
         v = matmul_in(e).inputs[0]
         stored = len(readers[v]) > 1 or v in program.outputs  # from it the kernel recomputes sums that are not finite
-        single = all(x.type.dtype.itemsize <= ITEMSIZE for x in (*first.inputs, *first.outputs))
+        single = all(x.type.dtype.itemsize <= ITEMSIZE for x in first.inputs)
+        single &= all(x.type.dtype.name == "float32" for x in (*first.outputs, *e.outputs))
         weights = {matmul_in(x).inputs[1] for x in (first, e)}
         after = {x for inner in body_of(e).equations[1:] for x in inner.inputs}
         at_start = weights.isdisjoint(groups.producer)  # so one launch at the start makes all tiles

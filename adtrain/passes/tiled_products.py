@@ -61,7 +61,7 @@ class TiledProduct:
         return rows // ROWS * parts >= MIN_USE * self._waves(parts, target) * target.multiprocessors
 
     def _waves(self, parts: int, target: Target) -> int:
-        return -(-self.lengths[0] // ROWS * parts // target.multiprocessors)
+        return -(-(self.lengths[0] // ROWS * parts) // target.multiprocessors)
 
 
 def tiled_product_of(equation: Equation) -> TiledProduct:

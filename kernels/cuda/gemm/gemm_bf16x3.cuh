@@ -41,13 +41,13 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
         return at * CHUNK_ELEMENTS + (j / VECTOR ^ at / 4 % 2) * VECTOR + j % VECTOR;
     }
     // The byte of a chunk in a term of a stage.
-    static __device__ __forceinline__ int place(int at) { return at % PLANES * PLANE + at / PLANES * CHUNK_BYTES; }
+    static __device__ __forceinline__ int byte_of(int at) { return at % PLANES * PLANE + at / PLANES * CHUNK_BYTES; }
 
     // Starts the copies of a stage from k0 on. Neighbouring lanes of a warp copy neighbours in global memory.
     __device__ __forceinline__ void start(T *staging, int k0) const {
         constexpr int COPIES = CHUNK_ELEMENTS / WIDE;
         constexpr int UNROLL = WIDE == VECTOR && CHUNKS % PRODUCER_THREADS == 0 ? PER_THREAD * COPIES : 1;
-        constexpr bool EVEN = WARP / COPIES % PLANES == 0 && WIDE == VECTOR; // copies of a thread are of the same columns (rows)
+        constexpr bool EVEN = WARP / COPIES % PLANES == 0 && WIDE == VECTOR; // all copies of a thread have the same `across`
         const int own = threadIdx.x / WARP * WARP + threadIdx.x % WARP / COPIES, j = threadIdx.x % COPIES * WIDE;
         T *const to = staging + swizzled(own, j);
         #pragma unroll UNROLL // otherwise the addresses need too many registers
@@ -79,7 +79,7 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
             }
             Chunk terms[BF16X3_TERMS];
             split_bf16x3(terms, found);
-            const int to = PRODUCER_THREADS % PLANES == 0 ? place(threadIdx.x) + more / PLANES * CHUNK_BYTES : place(at);
+            const int to = PRODUCER_THREADS % PLANES == 0 ? byte_of(threadIdx.x) + more / PLANES * CHUNK_BYTES : byte_of(at);
             #pragma unroll
             for (int p = 0; p < BF16X3_TERMS; p++) *(Chunk *)(stage + to + p * TERM) = terms[p];
         }

@@ -1,7 +1,8 @@
 // How the blocks of gemm/grouped_bf16x3.cuh divide the stages of several products, and the sum of their partial sums.
 //
 // Macros (grouped_products.py): TILE_N. GROUPED_BLOCKS: the blocks that multiply. GROUPED_COUNT: the number of products.
-// GROUPED_LENGTHS: M, N, K of each, in braces. GROUPED_VECTOR: neighbouring elements that a thread adds. GROUPED_ROW_SUMS.
+// GROUPED_LENGTHS: M, N, K of each, in braces. GROUPED_VECTOR: neighbouring elements that a thread adds. GROUPED_ROW_SUMS:
+// whether there are sums of the rows of A^T.
 #pragma once
 #include "gemm/gemm.cuh"
 
