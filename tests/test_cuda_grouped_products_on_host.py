@@ -12,13 +12,14 @@ import pytest
 from cuda_on_host import Host
 from program_samples import for_gpu, names
 
-from adtrain import ops
+from adtrain import config, ops
 from adtrain.cache import Cache
-from adtrain.core.fused import grouped_products_p
+from adtrain.core.fused import grouped_products_p, label
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
 from adtrain.passes.fuse_horizontally import is_product
 from adtrain.passes.group_products import MAX_PRODUCTS
+from adtrain.training.preparation import outline
 
 TOLERANCE = 5e-7
 """The largest norm of the difference from the reference, divided by the norm of the reference."""
@@ -76,3 +77,14 @@ def test_two_groups_do_not_share_a_sum_of_columns(monkeypatch: pytest.MonkeyPatc
 
     groups = [e for e in for_gpu(stage(f, ()).program(*given)).equations if e.primitive is grouped_products_p]
     assert sorted(sum(map(is_product, e.params["body"].equations)) for e in groups) == [4, MAX_PRODUCTS]
+
+
+def test_a_group_beside_layer_norms_leaves_every_equation_its_own_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["adtrain.passes.group_products"], "MIN_FLOPS", 0)
+    encoder = "{transformer_encoder_layer: {nhead: 2, dim_feedforward: 128, dropout: 0.0, norm_first: true}}"
+    layers = f"model.layers=[{{patches: 7}}, {{linear: 64}}, {encoder}, mean, {{linear: 10}}]"
+    step = outline(config.load("vit", [layers, "data.batch_size=128"])).step_program(passes=())
+    equations = for_gpu(step).equations
+    assert any(e.primitive is grouped_products_p for e in equations)
+    for e in equations:
+        assert len(set(e.inputs)) == len(e.inputs), label(e)

@@ -62,17 +62,19 @@ def _product_groups(program: Program, target: Target) -> list[list[int]]:
 
 
 def _with_shared_views(program: Program) -> Program:
-    """The program with equal reshapes merged, so that a sum of columns has the same argument as a product."""
+    """The program whose long products and sums of columns read the first of equal reshapes, so that they share arguments.
+
+    Other fused equations may read both: two inputs of theirs may not become one.
+    """
     same: dict[Variable, Variable] = {}
     known: dict[tuple[Variable, Shape], Variable] = {}
     equations = []
     for e in program.equations:
-        e = renamed(e, same) if not same.keys().isdisjoint(e.inputs) else e
-        if e.has(Trait.RESHAPE) and e.outputs[0] not in program.outputs:
+        if _tiles(e) or e.primitive is column_sum_p:
+            e = renamed(e, same)
+        elif e.has(Trait.RESHAPE):
             (x,), (y,) = e.inputs, e.outputs
-            if (first := known.setdefault((x, y.type.shape), y)) is not y:
-                same[y] = first
-                continue
+            same[y] = known.setdefault((x, y.type.shape), y)
         equations.append(e)
     return replace(program, equations=tuple(equations))
 
