@@ -145,7 +145,9 @@ def test_a_stopped_rank_ends_all_after_the_timeout(training: subprocess.Popen[st
     assert errors == [f"adtrain: error: rank 1 on {os.uname().nodename} has not answered for 3 s; all ranks end"]
 
 
-@pytest.mark.parametrize(("number", "to_rank"), [(signal.SIGINT, None), (signal.SIGTERM, 1)])
+@pytest.mark.parametrize(
+    ("number", "to_rank"), [(signal.SIGINT, None), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.exhaustive)]
+)
 def test_a_signal_to_the_launcher_or_to_a_rank_ends_all_with_a_checkpoint(
     training: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, to_rank: int | None
 ) -> None:
