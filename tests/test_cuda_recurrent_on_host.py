@@ -65,7 +65,7 @@ def chosen(given: list[np.ndarray], gradient: bool, resident: bool, cluster: int
         ("rnn_relu", (9, 2, 7), True, 1),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)])
 def test_recurrent_kernels_match_the_reference(
     host: Host, cell: str, sizes: tuple[int, int, int], resident: bool, cluster: int, gradient: bool, dtype: str
 ) -> None:
