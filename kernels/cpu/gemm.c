@@ -25,7 +25,7 @@
    Each element is a sum over k in the same order, whatever the block, the tile and the thread that computes it: results
    do not depend on the number of threads. */
 
-#define PREFETCH_C /* in tile.h */
+#define AHEAD /* in tile.h */
 #include "gemv.h"
 
 enum {
@@ -34,6 +34,7 @@ enum {
     BLOCK_ROWS = VECTOR_BYTES == 64 ? 256 : 192, /* L2 has 1 MiB where there is AVX-512, 512 KiB elsewhere */
     BLOCK_COLUMNS = 1024 / sizeof(T),
     BLOCK_LD = BLOCK_COLUMNS + 64 / sizeof(T), /* not a power of two */
+    LINE = CACHE_LINE / sizeof(T),
     MIN_WORK = 1 << 16, /* multiply-adds from which on a second thread is worth it */
 };
 
@@ -108,6 +109,9 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
     int64_t columns = min_i64(q->n, part_begin(panels, q->across, x + 1) * TILE_COLUMNS) - column;
     int64_t lda = q->transpose_a ? q->m : q->k, ldb = q->transpose_b ? q->k : q->n, ldc = q->c ? q->n : BLOCK_LD;
     int64_t slices = q->slices, strips = ceil_div(rows, TILE_ROWS);
+    /* Each tile prefetches a line of each row of what is packed next. */
+    int64_t lines_of_a = q->transpose_a ? ceil_div(rows, LINE) : 0;
+    int64_t lines_of_b = q->transpose_b ? 0 : ceil_div(columns, LINE);
     for (int64_t s = 0; s < slices; s++) {
         int64_t p = part_begin(q->k, slices, s), depth = part_begin(q->k, slices, s + 1) - p;
         const T *a = q->a + z * q->m * q->k + (q->transpose_a ? p * lda + row : row * lda + p);
@@ -115,6 +119,7 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
         if (scratch->packed_b != b) pack_b(scratch->packed_b = b, ldb, q->transpose_b, columns, depth, scratch->b);
         if (q->transpose_a && scratch->packed_a != a)
             pack_transposed_a(scratch->packed_a = a, lda, rows, strips, depth, scratch->a);
+        int64_t line = 0; /* of the rows of the next slice */
         for (int64_t t = 0; t < strips; t++) {
             int64_t i = part_begin(rows, strips, t), height = part_begin(rows, strips, t + 1) - i;
             const T *strip = q->transpose_a ? scratch->a + i * depth : a + i * lda;
@@ -122,10 +127,17 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
             /* Without C, scratch memory holds the block, or only a strip where there are no slices to add up. */
             T *c = q->c ? q->c + z * q->m * q->n + (row + i) * ldc + column : scratch->c + (slices > 1 ? i * ldc : 0);
             bool last = q->epilogue && s == slices - 1;
-            for (int64_t j = 0; j < columns; j += TILE_COLUMNS) {
-                int64_t width = min_i64(TILE_COLUMNS, columns - j);
+            for (int64_t j = 0; j < columns; j += TILE_COLUMNS, line++) {
+                int64_t width = min_i64(TILE_COLUMNS, columns - j), ahead_step = 0;
+                const T *ahead = strip; /* in the cache */
+                if (s + 1 < slices && line < lines_of_a) {
+                    ahead = a + depth * lda + line * LINE, ahead_step = lda;
+                } else if (s + 1 < slices && line < lines_of_a + lines_of_b) {
+                    ahead = b + depth * ldb + (line - lines_of_a) * LINE, ahead_step = ldb;
+                }
                 if (last) prefetch_ahead(q, z * q->m + row + i, height, column + j, width);
-                any_tile(height, width, depth, strip, row_step, step, scratch->b + j * depth, c + j, ldc, s > 0);
+                any_tile(height, width, depth, strip, row_step, step, scratch->b + j * depth, c + j, ldc, s > 0,
+                         ahead, ahead_step);
             }
             if (last) q->epilogue->function(q->epilogue->context, c, ldc, z * q->m + row + i, column, height, columns);
         }

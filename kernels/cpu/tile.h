@@ -22,25 +22,38 @@ static inline int64_t part_begin(int64_t lines, int64_t parts, int64_t t) {
     return t * (lines / parts) + min_i64(t, lines % parts);
 }
 
+#ifdef AHEAD
+#define AHEAD_PARAMETERS , const T *ahead, int64_t ahead_step
+#define AHEAD_ARGUMENTS , ahead, ahead_step
+#else
+#define AHEAD_PARAMETERS
+#define AHEAD_ARGUMENTS
+#endif
+
 /* C[rows][columns] = (or, with `add`, +=) the product of `rows` rows of A and a panel of B, over `depth` steps.
 
-   Element (i, p) of A is a[i * row_step + p * step]. Rows and vectors are constants where this is inlined: with all
+   Element (i, p) of A is a[i * row_step + p * step]. With AHEAD each step prefetches the line at `ahead` into L2, and
+   moves `ahead` on by `ahead_step`: one line a step, because a core waits when too many of them are missing. Rows and vectors are constants where this is inlined: with all
    loops over them unrolled the sums stay in registers. */
 static inline __attribute__((always_inline)) void tile(const int rows, const int vectors, int64_t depth, const T *a,
                                                        int64_t row_step, int64_t step, const T *b, T *c, int64_t ld,
-                                                       int64_t columns, bool add) {
+                                                       int64_t columns, bool add AHEAD_PARAMETERS) {
     Vector sum[TILE_ROWS][2];
     UNROLL
     for (int i = 0; i < rows; i++) {
         UNROLL
         for (int j = 0; j < vectors; j++) sum[i][j] = (Vector){};
-#ifdef PREFETCH_C /* C may be in memory; it is needed when the sums are done */
+#ifdef AHEAD /* C may be in memory; it is needed when the sums are done */
         __builtin_prefetch(c + i * ld, 1);
         __builtin_prefetch(c + i * ld + columns - 1, 1);
 #endif
     }
     for (int64_t p = 0; p < depth; p++, a += step, b += TILE_COLUMNS) {
         Vector row[2];
+#ifdef AHEAD
+        __builtin_prefetch(ahead, 0, 2);
+        ahead += ahead_step;
+#endif
         UNROLL
         for (int j = 0; j < vectors; j++) row[j] = *(const Vector *)(b + j * LANES);
         UNROLL
@@ -65,13 +78,13 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
 
 /* tile() for any 1 <= rows <= TILE_ROWS and 1 <= columns <= TILE_COLUMNS. */
 static void any_tile(int64_t rows, int64_t columns, int64_t depth, const T *a, int64_t row_step, int64_t step,
-                     const T *b, T *c, int64_t ld, bool add) {
+                     const T *b, T *c, int64_t ld, bool add AHEAD_PARAMETERS) {
 #define ROWS(r)                                                           \
     case r:                                                               \
         if (columns > LANES)                                              \
-            tile(r, 2, depth, a, row_step, step, b, c, ld, columns, add); \
+            tile(r, 2, depth, a, row_step, step, b, c, ld, columns, add AHEAD_ARGUMENTS); \
         else                                                              \
-            tile(r, 1, depth, a, row_step, step, b, c, ld, columns, add); \
+            tile(r, 1, depth, a, row_step, step, b, c, ld, columns, add AHEAD_ARGUMENTS); \
         break;
     switch (rows) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
