@@ -109,7 +109,7 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
     int64_t columns = min_i64(q->n, part_begin(panels, q->across, x + 1) * TILE_COLUMNS) - column;
     int64_t lda = q->transpose_a ? q->m : q->k, ldb = q->transpose_b ? q->k : q->n, ldc = q->c ? q->n : BLOCK_LD;
     int64_t slices = q->slices, strips = ceil_div(rows, TILE_ROWS);
-    /* Each tile prefetches a line of each row of what is packed next. */
+    /* Each tile prefetches a line of each row of what is packed next, or the first tile of a strip the next strip of A. */
     int64_t lines_of_a = q->transpose_a ? ceil_div(rows, LINE) : 0;
     int64_t lines_of_b = q->transpose_b ? 0 : ceil_div(columns, LINE);
     for (int64_t s = 0; s < slices; s++) {
@@ -129,9 +129,11 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
             bool last = q->epilogue && s == slices - 1;
             for (int64_t j = 0; j < columns; j += TILE_COLUMNS, line++) {
                 int64_t width = min_i64(TILE_COLUMNS, columns - j), ahead_step = 0;
-                const T *ahead = strip; /* in the cache */
+                const T *ahead = strip; /* which is in the cache */
                 if (s + 1 < slices && line < lines_of_a) {
                     ahead = a + depth * lda + line * LINE, ahead_step = lda;
+                } else if (!q->transpose_a && slices == 1 && j == 0) {
+                    ahead = strip + height * lda, ahead_step = LINE;
                 } else if (s + 1 < slices && line < lines_of_a + lines_of_b) {
                     ahead = b + depth * ldb + (line - lines_of_a) * LINE, ahead_step = ldb;
                 }
