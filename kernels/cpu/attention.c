@@ -74,6 +74,15 @@ static void pack_rows(const T *x, int64_t row, int64_t rows, int64_t width, T *t
         copy_rows(x + w, row, min_i64(TILE_COLUMNS, width - w), rows, to + w * rows, TILE_COLUMNS);
 }
 
+/* Prefetches into L2 the first block of head z of x, if there is such a head: `most` rows, or all `length`. The rows of a
+   head are short and far apart, so the processor does not foresee them. Always inlined: gcc deletes calls of a function
+   that only prefetches. */
+SPECIALISED void prefetch_head(const Attention *a, const T *x, int64_t z, int64_t length, int64_t row, int64_t most) {
+    const T *first = x + before(a, z, 0, length, row);
+    for (int64_t r = 0; z < a->batch && r < min_i64(length, most); r++)
+        for (int64_t w = 0; w < a->width; w += CACHE_LINE / sizeof(T)) __builtin_prefetch(first + r * row + w, 0, 2);
+}
+
 /* Where blocks begin, and their sizes: `rows` queries from `i` on and `columns` keys from `j` on, of head z. */
 typedef struct {
     int64_t z, i, rows, j, columns;
@@ -164,11 +173,14 @@ static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *log
     const int64_t blocks = ceil_div(a->queries, QUERIES), z = unit / blocks, i = unit % blocks * QUERIES;
     const int64_t rows = min_i64(QUERIES, a->queries - i), end = last_key(a, i + rows), lanes = whole_vectors(rows);
     Running running;
+    if (i == 0) prefetch_head(a, a->q, z + 1, a->queries, a->row, QUERIES);
     for (int64_t l = 0; l < QUERIES; l++) running.top[l] = -INFINITY, running.sum[l] = 0;
     pack_columns(a->q + before(a, z, i, a->queries, a->row), a->row, rows, a->width, s->q_columns);
     for (int64_t j = 0; j < end; j += KEYS) {
         const Block block = {z, i, rows, j, min_i64(KEYS, end - j)};
+        if (i + j == 0) prefetch_head(a, a->k, z + 1, a->keys, a->row, KEYS);
         score(a, s, &block);
+        if (i + j == 0) prefetch_head(a, a->v, z + 1, a->keys, a->row, KEYS);
         softmax_block(s, &block, &running);
         if (a->rng) {
             draw(a, s, &block);
@@ -178,6 +190,7 @@ static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *log
         product(a->width, lanes, block.columns, a->v + before(a, z, j, a->keys, a->row), 1, a->row, s->scores,
                 s->out_columns, QUERIES, j > 0);
     }
+    if (i == 0) prefetch_head(a, out, z + 1, a->queries, a->out_row, QUERIES);
     T sum[QUERIES], inverse[QUERIES];
     for (int64_t l = 0; l < lanes; l++) {
         inverse[l] = running.sum[l] == 0 ? 0 : (T)(1 / running.sum[l]); /* 0: a query without a key */
@@ -267,20 +280,39 @@ static void backward(const Attention *a, const Gradient *g, Scratch *s, int64_t 
     for (; i < i_end; i += QUERIES) {
         Queries queries;
         const int64_t rows = min_i64(QUERIES, a->queries - i), end = min_i64(j_end, last_key(a, i + rows));
+        if (i == 0) {
+            prefetch_head(a, a->q, z + 1, a->queries, a->row, QUERIES);
+            prefetch_head(a, g->by_q, z + 1, a->queries, a->row, QUERIES);
+        }
         pack_queries(a, g, s, z, i, rows, &queries);
+        if (i == 0) {
+            prefetch_head(a, g->ct, z + 1, a->queries, a->out_row, QUERIES);
+            prefetch_head(a, g->out, z + 1, a->queries, a->out_row, QUERIES);
+        }
         for (int64_t at = j; at < end; at += KEYS) {
             const Block block = {z, i, rows, at, min_i64(KEYS, a->keys - at)};
+            if (i + at == 0) {
+                prefetch_head(a, a->k, z + 1, a->keys, a->row, KEYS);
+                prefetch_head(a, a->v, z + 1, a->keys, a->row, KEYS);
+            }
             block_of_gradient(a, s, &block, &queries);
+            if (i + at == 0) {
+                prefetch_head(a, g->by_k, z + 1, a->keys, a->row, KEYS);
+                prefetch_head(a, g->by_v, z + 1, a->keys, a->row, KEYS);
+            }
             if (of_keys) add_to_keys(a, g, s, &block, i == first_query(a, at));
             if (of_queries) add_to_queries(a, g, s, &block);
         }
     }
 }
 
+/* How many units that follow one another a thread takes at once: it prefetches the next one. */
+static int64_t neighbours(const Team *team, int64_t units) { return max_i64(1, units / (16 * team->threads)); }
+
 static void run_forward(const Team *team, const Attention *a, T *out, T *logsumexp) {
     Scratch *s = carve(team, a->width);
-    const int64_t units = a->batch * ceil_div(a->queries, QUERIES);
-#pragma omp for schedule(dynamic) nowait
+    const int64_t units = a->batch * ceil_div(a->queries, QUERIES), chunk = neighbours(team, units);
+#pragma omp for schedule(dynamic, chunk) nowait
     for (int64_t unit = 0; unit < units; unit++) forward(a, s, unit, out, logsumexp);
 }
 
@@ -290,7 +322,8 @@ static void run_backward(const Team *team, const Attention *a, const Gradient *g
     Scratch *s = carve(team, a->width);
     const int64_t of_keys = ceil_div(a->keys, KEYS), blocks = of_keys + ceil_div(a->queries, QUERIES);
     if (a->batch >= team->threads) {
-#pragma omp for schedule(dynamic) nowait
+        const int64_t chunk = neighbours(team, a->batch);
+#pragma omp for schedule(dynamic, chunk) nowait
         for (int64_t z = 0; z < a->batch; z++) backward(a, g, s, z, 0, a->queries, 0, a->keys, true, true);
         return;
     }
