@@ -23,43 +23,61 @@ static inline int64_t part_begin(int64_t lines, int64_t parts, int64_t t) {
 }
 
 #ifdef AHEAD
-#define AHEAD_PARAMETERS , const T *ahead, int64_t ahead_step
-#define AHEAD_ARGUMENTS , ahead, ahead_step
+/* Lines that a tile prefetches, one a step of k, because a core waits when many lines are missing at once: first a list,
+   which it will write or read at the end, into L1, then one line every `step` elements from `stream` on, into L2. */
+typedef struct {
+    int64_t count, step;
+    const T *stream, *lines[AHEAD];
+} Ahead;
+
+#define AHEAD_PARAMETER , const Ahead *ahead
+#define AHEAD_ARGUMENT , ahead
 #else
-#define AHEAD_PARAMETERS
-#define AHEAD_ARGUMENTS
+#define AHEAD_PARAMETER
+#define AHEAD_ARGUMENT
 #endif
 
 /* C[rows][columns] = (or, with `add`, +=) the product of `rows` rows of A and a panel of B, over `depth` steps.
 
-   Element (i, p) of A is a[i * row_step + p * step]. With AHEAD each step prefetches the line at `ahead` into L2, and
-   moves `ahead` on by `ahead_step`: one line a step, because a core waits when too many of them are missing. Rows and vectors are constants where this is inlined: with all
+   Element (i, p) of A is a[i * row_step + p * step]. Rows and vectors are constants where this is inlined: with all
    loops over them unrolled the sums stay in registers. */
 static inline __attribute__((always_inline)) void tile(const int rows, const int vectors, int64_t depth, const T *a,
                                                        int64_t row_step, int64_t step, const T *b, T *c, int64_t ld,
-                                                       int64_t columns, bool add AHEAD_PARAMETERS) {
+                                                       int64_t columns, bool add AHEAD_PARAMETER) {
     Vector sum[TILE_ROWS][2];
     UNROLL
-    for (int i = 0; i < rows; i++) {
+    for (int i = 0; i < rows; i++)
         UNROLL
         for (int j = 0; j < vectors; j++) sum[i][j] = (Vector){};
-#ifdef AHEAD /* C may be in memory; it is needed when the sums are done */
-        __builtin_prefetch(c + i * ld, 1);
-        __builtin_prefetch(c + i * ld + columns - 1, 1);
-#endif
+    /* Three rows have one pointer: addresses of x86 are a register plus another one once, twice or four times. If the
+       compiler knew how the pointers are related, it would use a register for each row, and it has too few. */
+    const T *three[TILE_ROWS / 3];
+    UNROLL
+    for (int i = 0; i < (rows + 2) / 3; i++) {
+        three[i] = a + 3 * i * row_step;
+        __asm__("" : "+r"(three[i]));
     }
-    for (int64_t p = 0; p < depth; p++, a += step, b += TILE_COLUMNS) {
+#ifdef AHEAD
+    const T *stream = ahead->stream;
+#endif
+    for (int64_t p = 0; p < depth; p++, b += TILE_COLUMNS) {
         Vector row[2];
 #ifdef AHEAD
-        __builtin_prefetch(ahead, 0, 2);
-        ahead += ahead_step;
+        if (p < ahead->count) {
+            __builtin_prefetch(ahead->lines[p], 1);
+        } else {
+            __builtin_prefetch(stream, 0, 2);
+            stream += ahead->step;
+        }
 #endif
         UNROLL
         for (int j = 0; j < vectors; j++) row[j] = *(const Vector *)(b + j * LANES);
         UNROLL
         for (int i = 0; i < rows; i++)
             UNROLL
-            for (int j = 0; j < vectors; j++) sum[i][j] += row[j] * a[i * row_step];
+            for (int j = 0; j < vectors; j++) sum[i][j] += row[j] * three[i / 3][i % 3 * row_step];
+        UNROLL
+        for (int i = 0; i < (rows + 2) / 3; i++) three[i] += step;
     }
     UNROLL
     for (int i = 0; i < rows; i++, c += ld)
@@ -78,13 +96,13 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
 
 /* tile() for any 1 <= rows <= TILE_ROWS and 1 <= columns <= TILE_COLUMNS. */
 static void any_tile(int64_t rows, int64_t columns, int64_t depth, const T *a, int64_t row_step, int64_t step,
-                     const T *b, T *c, int64_t ld, bool add AHEAD_PARAMETERS) {
-#define ROWS(r)                                                           \
-    case r:                                                               \
-        if (columns > LANES)                                              \
-            tile(r, 2, depth, a, row_step, step, b, c, ld, columns, add AHEAD_ARGUMENTS); \
-        else                                                              \
-            tile(r, 1, depth, a, row_step, step, b, c, ld, columns, add AHEAD_ARGUMENTS); \
+                     const T *b, T *c, int64_t ld, bool add AHEAD_PARAMETER) {
+#define ROWS(r)                                                                          \
+    case r:                                                                              \
+        if (columns > LANES)                                                             \
+            tile(r, 2, depth, a, row_step, step, b, c, ld, columns, add AHEAD_ARGUMENT); \
+        else                                                                             \
+            tile(r, 1, depth, a, row_step, step, b, c, ld, columns, add AHEAD_ARGUMENT); \
         break;
     switch (rows) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)
