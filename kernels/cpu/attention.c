@@ -2,8 +2,8 @@
 
    A unit of work is a block of queries or of keys of one head. It goes through the blocks of the other kind. A block of
    scores is transposed, [key][query], so that queries are the lanes of a vector: maxima and sums over the keys need no
-   shuffles, and k and v are read in place. It stays in L1; nothing of the size of queries x keys is stored. All products
-   are those of tile.h. Sums have a fixed order, which does not depend on the number of threads. */
+   shuffles, and products read k and v in place. It stays in L1; nothing of the size of queries x keys is stored. All
+   products are those of tile.h. Sums have a fixed order, which does not depend on the number of threads. */
 
 #include "elementary.h"
 #include "philox.h"
@@ -62,8 +62,8 @@ static void product(int64_t rows, int64_t columns, int64_t depth, const T *a, in
     }
 }
 
-/* A block of `rows` rows of x, transposed: to[w * QUERIES + r] = x[r * row + w]. Lanes from `rows` on have any values: their
-   results are not used. */
+/* A block of `rows` rows of x, transposed: to[w * QUERIES + r] = x[r * row + w]. Lanes from `rows` on have any values:
+   their results are not used. */
 static void pack_columns(const T *x, int64_t row, int64_t rows, int64_t width, T *to) {
     transpose(x, rows, width, row, to, QUERIES, QUERIES);
 }
@@ -74,16 +74,16 @@ static void pack_rows(const T *x, int64_t row, int64_t rows, int64_t width, T *t
         copy_rows(x + w, row, min_i64(TILE_COLUMNS, width - w), rows, to + w * rows, TILE_COLUMNS);
 }
 
-/* Prefetches into L2 the first block of head z of x, if there is such a head: `most` rows, or all `length`. The rows of a
-   head are short and far apart, so the processor does not foresee them. Always inlined: gcc deletes calls of a function
-   that only prefetches. */
+/* Prefetches into L2 the first block of head z of x, if there is such a head: `most` rows, or all `length`. The rows of
+   a head are short and far apart, so the processor does not foresee them. Always inlined: gcc deletes calls of a
+   function that only prefetches. */
 SPECIALISED void prefetch_head(const Attention *a, const T *x, int64_t z, int64_t length, int64_t row, int64_t most) {
     const T *first = x + before(a, z, 0, length, row);
     for (int64_t r = 0; z < a->batch && r < min_i64(length, most); r++)
         for (int64_t w = 0; w < a->width; w += CACHE_LINE / sizeof(T)) __builtin_prefetch(first + r * row + w, 0, 2);
 }
 
-/* Where blocks begin, and their sizes: `rows` queries from `i` on and `columns` keys from `j` on, of head z. */
+/* A block: `rows` queries from `i` on and `columns` keys from `j` on, of head z. */
 typedef struct {
     int64_t z, i, rows, j, columns;
 } Block;
@@ -148,7 +148,8 @@ static void softmax_block(Scratch *s, const Block *block, Running *running) {
         store(shift, highest);
         memcpy(factor, top, sizeof shift);
         memcpy(top, shift, sizeof shift);
-        for (int l = 0; l < LANES; l++) shift[l] = shift[l] == -(T)INFINITY ? 0 : shift[l]; /* of a query without a key yet */
+        /* The largest is -infinity for a query without a key yet. */
+        for (int l = 0; l < LANES; l++) shift[l] = shift[l] == -(T)INFINITY ? 0 : shift[l];
         exp_of_difference(factor, shift);
         for (int64_t c = 0; c < block->columns; c++) {
             exp_of_difference(scores + c * QUERIES, shift);
@@ -202,7 +203,8 @@ static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *log
         logsumexp[z * a->queries + i + l] = sum[l] == 0 ? (T)INFINITY : value;
     }
     scale_rows(s->out_columns, a->width, lanes, inverse, 0);
-    transpose(s->out_columns, a->width, rows, QUERIES, out + before(a, z, i, a->queries, a->out_row), a->out_row, a->width);
+    transpose(s->out_columns, a->width, rows, QUERIES, out + before(a, z, i, a->queries, a->out_row), a->out_row,
+              a->width);
 }
 
 /* The arrays of the gradient. by_* are the cotangents of q, k and v. */
@@ -259,8 +261,9 @@ static void block_of_gradient(const Attention *a, Scratch *s, const Block *block
 /* Adds the block's part of the cotangents of its keys and values, or with `first` begins these sums. */
 static void add_to_keys(const Attention *a, const Gradient *g, Scratch *s, const Block *block, bool first) {
     const int64_t start = before(a, block->z, block->j, a->keys, a->row);
-    product(block->columns, a->width, block->rows, s->scores, QUERIES, 1, s->ct_rows, g->by_v + start, a->row, !first);
-    product(block->columns, a->width, block->rows, s->by_scores, QUERIES, 1, s->q_rows, g->by_k + start, a->row, !first);
+    const int64_t rows = block->rows, columns = block->columns;
+    product(columns, a->width, rows, s->scores, QUERIES, 1, s->ct_rows, g->by_v + start, a->row, !first);
+    product(columns, a->width, rows, s->by_scores, QUERIES, 1, s->q_rows, g->by_k + start, a->row, !first);
 }
 
 /* The same of its queries. */
@@ -273,10 +276,14 @@ static void add_to_queries(const Attention *a, const Gradient *g, Scratch *s, co
 /* The first query block that attends to keys from `j` on. */
 static int64_t first_query(const Attention *a, int64_t j) { return a->causal ? j / QUERIES * QUERIES : 0; }
 
-/* The cotangents of a head. With `keys` or `queries` false, those of keys and values, or of queries, are left out. Only
-   key blocks from `j` to `j_end` and query blocks from `i` to `i_end` take part. */
+/* The cotangents of a head: with `of_keys` those of its keys and values, with `of_queries` those of its queries. Only
+   queries from `i` to `i_end` and keys from `j` to `j_end` take part. */
 static void backward(const Attention *a, const Gradient *g, Scratch *s, int64_t z, int64_t i, int64_t i_end, int64_t j,
                      int64_t j_end, bool of_keys, bool of_queries) {
+    for (int64_t at = j; at < j_end && of_keys && a->queries == 0; at++) {
+        memset(g->by_k + before(a, z, at, a->keys, a->row), 0, a->width * sizeof(T));
+        memset(g->by_v + before(a, z, at, a->keys, a->row), 0, a->width * sizeof(T));
+    }
     for (; i < i_end; i += QUERIES) {
         Queries queries;
         const int64_t rows = min_i64(QUERIES, a->queries - i), end = min_i64(j_end, last_key(a, i + rows));

@@ -1,5 +1,4 @@
-/* The innermost part of matrix products: packed panels of B, and tiles of C in registers. Used by gemm.c, which explains
-   them, and attention.c. */
+/* The innermost part of matrix products: packed panels of B, and tiles of C in registers. gemm.c explains them. */
 
 #pragma once
 
@@ -11,7 +10,16 @@
 #define TILE_ROWS 6
 #endif
 
-enum { TILE_COLUMNS = 2 * LANES };
+enum {
+    TILE_COLUMNS = 2 * LANES,
+/* Rows of A that share a pointer. An address of x86 is a register plus another one, once, twice or four times. With a
+   pointer for all rows gcc computes more addresses than there are registers; clang does not. */
+#ifdef __clang__
+    POINTER_ROWS = TILE_ROWS,
+#else
+    POINTER_ROWS = 3,
+#endif
+};
 
 typedef T four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
 typedef T eight __attribute__((vector_size(8 * sizeof(T)), aligned(sizeof(T)), may_alias));
@@ -23,8 +31,9 @@ static inline int64_t part_begin(int64_t lines, int64_t parts, int64_t t) {
 }
 
 #ifdef AHEAD
-/* Lines that a tile prefetches, one a step of k, because a core waits when many lines are missing at once: first a list,
-   which it will write or read at the end, into L1, then one line every `step` elements from `stream` on, into L2. */
+/* Lines that a tile prefetches, one a step of k, because a core waits when many lines are missing at once: first a
+   list, which it will write or read at the end, into L1, then one line every `step` elements from `stream` on, into
+   L2. */
 typedef struct {
     int64_t count, step;
     const T *stream, *lines[AHEAD];
@@ -37,6 +46,20 @@ typedef struct {
 #define AHEAD_ARGUMENT
 #endif
 
+/* A step of a tile along k. Row i of A is at a[i / POINTER_ROWS][i % POINTER_ROWS * row_step]. */
+SPECIALISED void tile_step(const int rows, const int vectors, Vector sum[][2], const T **a, int64_t row_step,
+                           int64_t step, const T *b) {
+    Vector row[2];
+    UNROLL
+    for (int j = 0; j < vectors; j++) row[j] = *(const Vector *)(b + j * LANES);
+    UNROLL
+    for (int i = 0; i < rows; i++)
+        UNROLL
+        for (int j = 0; j < vectors; j++) sum[i][j] += row[j] * a[i / POINTER_ROWS][i % POINTER_ROWS * row_step];
+    UNROLL
+    for (int i = 0; i * POINTER_ROWS < rows; i++) a[i] += step;
+}
+
 /* C[rows][columns] = (or, with `add`, +=) the product of `rows` rows of A and a panel of B, over `depth` steps.
 
    Element (i, p) of A is a[i * row_step + p * step]. Rows and vectors are constants where this is inlined: with all
@@ -45,39 +68,27 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
                                                        int64_t row_step, int64_t step, const T *b, T *c, int64_t ld,
                                                        int64_t columns, bool add AHEAD_PARAMETER) {
     Vector sum[TILE_ROWS][2];
+    const T *pointers[TILE_ROWS / POINTER_ROWS];
     UNROLL
     for (int i = 0; i < rows; i++)
         UNROLL
         for (int j = 0; j < vectors; j++) sum[i][j] = (Vector){};
-    /* Three rows have one pointer: addresses of x86 are a register plus another one once, twice or four times. If the
-       compiler knew how the pointers are related, it would use a register for each row, and it has too few. */
-    const T *three[TILE_ROWS / 3];
     UNROLL
-    for (int i = 0; i < (rows + 2) / 3; i++) {
-        three[i] = a + 3 * i * row_step;
-        __asm__("" : "+r"(three[i]));
-    }
+    for (int i = 0; i * POINTER_ROWS < rows; i++) pointers[i] = a + i * POINTER_ROWS * row_step;
+    int64_t p = 0;
 #ifdef AHEAD
+    for (const int64_t listed = min_i64(ahead->count, depth); p < listed; p++, b += TILE_COLUMNS) {
+        __builtin_prefetch(ahead->lines[p], 1);
+        tile_step(rows, vectors, sum, pointers, row_step, step, b);
+    }
     const T *stream = ahead->stream;
 #endif
-    for (int64_t p = 0; p < depth; p++, b += TILE_COLUMNS) {
-        Vector row[2];
+    for (; p < depth; p++, b += TILE_COLUMNS) {
 #ifdef AHEAD
-        if (p < ahead->count) {
-            __builtin_prefetch(ahead->lines[p], 1);
-        } else {
-            __builtin_prefetch(stream, 0, 2);
-            stream += ahead->step;
-        }
+        __builtin_prefetch(stream, 0, 2);
+        stream += ahead->step;
 #endif
-        UNROLL
-        for (int j = 0; j < vectors; j++) row[j] = *(const Vector *)(b + j * LANES);
-        UNROLL
-        for (int i = 0; i < rows; i++)
-            UNROLL
-            for (int j = 0; j < vectors; j++) sum[i][j] += row[j] * three[i / 3][i % 3 * row_step];
-        UNROLL
-        for (int i = 0; i < (rows + 2) / 3; i++) three[i] += step;
+        tile_step(rows, vectors, sum, pointers, row_step, step, b);
     }
     UNROLL
     for (int i = 0; i < rows; i++, c += ld)
