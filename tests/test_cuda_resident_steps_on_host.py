@@ -16,6 +16,7 @@ from adtrain.backends.cuda.codegen.resident_forms import fused
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
+from adtrain.core.array import Placeholder
 from adtrain.core.fused import members
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
@@ -26,7 +27,6 @@ from adtrain.passes.resident_layer import THREADS, resident_layer
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
-from adtrain.training.experiment import Placeholder
 
 __all__ = ["as_on_a_gpu", "host"]
 

@@ -2,8 +2,8 @@
 
    A unit of work is a block of queries or of keys of one head. It goes through the blocks of the other kind. A block of
    scores is transposed, [key][query], so that queries are the lanes of a vector: maxima and sums over the keys need no
-   shuffles, and products read k and v in place. It stays in L1; nothing of the size of queries x keys is stored. All
-   products are those of tile.h. Sums have a fixed order, which does not depend on the number of threads. */
+   shuffles, and products read k and v in place. It stays in L1; nothing of the size of queries x keys is stored. tile.h
+   computes all products. Sums have a fixed order, which does not depend on the number of threads. */
 
 #include "elementary.h"
 #include "philox.h"

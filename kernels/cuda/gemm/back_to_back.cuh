@@ -50,7 +50,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     static constexpr int CHUNKS = HIDDEN / WEIGHT_TILE / CLUSTER; // of hidden columns, of a block
     static constexpr int SUMS = WEIGHT_TILE / 2, WORDS = SUMS / 2; // of a thread: accumulators of a tile, words of a term of it
     static constexpr int MMA_K = 16, SECTION = 32;                 // K of an instruction, K of a section
-    // Sections of a tile, and in a turn: those of the second product, and those of both.
+    // SECTIONS: of a tile. SECOND_SECTIONS, ALL_SECTIONS: of a turn, for the second product and for both products.
     static constexpr int SECTIONS = WEIGHT_TILE / SECTION, SECOND_SECTIONS = N_TILES * SECTIONS,
                          ALL_SECTIONS = SECOND_SECTIONS + K_TILES * SECTIONS;
 
