@@ -257,7 +257,6 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
             Gradients following;
             following.multiply(terms, this_batch);
             this_batch.load(transposed, min(chunk + 2, end - 1), lane);
-            __syncwarp(); // so that the compiler does not move the loads down, behind the updates
             Four weights[2];
             #pragma unroll
             for (int half = 0; half < 2; half++) {
