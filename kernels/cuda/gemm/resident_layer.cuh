@@ -17,11 +17,17 @@ __device__ __forceinline__ void copy_rows(E *to, int to_pitch, const E *from, in
 // Sends BYTES of this block to all other blocks of the cluster. to: in each block's shared memory, a place for the bytes of each
 // block. barrier: has one arrival.
 template <int BYTES> __device__ __forceinline__ void send_to_cluster(char *to, Mbarrier &barrier) {
-    constexpr int COUNT = BYTES / 8;
-    uint64_t *const own = (uint64_t *)(to + cluster_rank() * BYTES);
+    typedef Vector<uint32_t, 4> Four;
+    static_assert(BYTES % sizeof(Four) == 0, "whole vectors");
+    Four *const own = (Four *)(to + cluster_rank() * BYTES);
     if (threadIdx.x == 0) barrier.arrive_expect_tx((CLUSTER - 1) * BYTES);
-    for (int i = threadIdx.x; i < COUNT * (CLUSTER - 1); i += THREADS)
-        store_async(own + i % COUNT, (cluster_rank() + 1 + i / COUNT) % CLUSTER, own[i % COUNT], barrier);
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < BYTES / (int)sizeof(Four); i += THREADS) {
+        const Four value = own[i];
+        #pragma unroll
+        for (int other = 1; other < CLUSTER; other++)
+            store_async(own + i, (cluster_rank() + other) % CLUSTER, value, barrier);
+    }
 }
 
 // STATES: the number of arrays: the weights and their optimizer state.
