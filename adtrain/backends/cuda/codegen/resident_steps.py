@@ -174,9 +174,7 @@ class _Writer:
         pointers = ", ".join(self.places.name(v) for v in (*self.forward.inputs, *self.forward.outputs))
         first, pitch = self._columns()
         yield f"const Forward epilogue = {{{pointers}}};"
-        yield f"layer.finish({self.pointers[self.table]}, sums, [&](int row, int unit, const float (&value)[4]) {{"
-        yield f"    epilogue(0, row, {first} + unit, (int64_t)row * {pitch} + {first} + unit, value);"
-        yield "});"
+        yield f"layer.finish({self.pointers[self.table]}, sums, epilogue, {first}, {pitch});"
         yield "__syncthreads();"
 
     def _columns(self) -> tuple[str, int]:
