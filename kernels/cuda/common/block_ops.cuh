@@ -146,6 +146,7 @@ __device__ __forceinline__ void long_products(int t, const A *a, const A *b, A *
 template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int STEP_K, int STEP>
 __device__ __forceinline__ void short_products(int t, const A *a, const A *b, A *y) {
     constexpr int GROUPS = THREADS < 2 * COLUMNS ? 1 : THREADS / COLUMNS < ROWS ? THREADS / COLUMNS : ROWS;
+    constexpr int WIDE = K % 4 == 0 && sizeof(A) <= 4 ? 4 : K % 2 == 0 ? 2 : 1;
     for (int i = t; i < GROUPS * COLUMNS; i += THREADS) {
         const int column = i % COLUMNS;
         A mine[K];
@@ -154,7 +155,11 @@ __device__ __forceinline__ void short_products(int t, const A *a, const A *b, A 
         const auto take = [&](int row) {
             A sum = 0;
             #pragma unroll
-            for (int k = 0; k < K; k++) sum = fma(a[row * K + k], mine[k], sum);
+            for (int k = 0; k < K; k += WIDE) {
+                const Vector<A, WIDE> left = load<A, WIDE>(a + row * K + k);
+                #pragma unroll
+                for (int i = 0; i < WIDE; i++) sum = fma(left.lane[i], mine[k + i], sum);
+            }
             y[row * COLUMNS + column] = sum;
         };
         #pragma unroll 4
