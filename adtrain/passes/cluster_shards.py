@@ -23,6 +23,8 @@ from adtrain.passes.unit_axes import adds_units, axes_of_units, is_local
 
 BLOCK_FORMS = FORMS | {"standardize"}
 """The primitives that a block can compute, besides elementwise ones, reshapes and matrix products."""
+GATHERS = 0.5
+"""The number of the segment between the first one and the exchange."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class ClusterShards:
         axes: the axis of units of each sharded value.
         of_block: for each value that segments have, its part in a block. A replicated value is its own part.
         segments: the equations between two exchanges.
+        gathers: equations after the first segment that read only its values and inputs, by index. The loads of gathers
+            take long, and blocks need not wait for the exchange before they begin.
         rest: equations after the last segment, which the update of the layer does not need.
         partial: for each partial sum of a block the partial sums of all blocks, which later segments add.
         gathered: whether blocks exchange the outputs of the layer, after the first segment. Then these are replicated.
@@ -41,9 +45,16 @@ class ClusterShards:
     axes: Mapping[Variable, int]
     of_block: Mapping[Variable, Variable]
     segments: Sequence[Program]
+    gathers: Program
     rest: Program
     partial: Mapping[Variable, Sequence[Variable]]
     gathered: bool
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        """All of them, in the order of a step."""
+        first, *others = self.segments
+        return first, self.gathers, *others, self.rest
 
 
 def cluster_shards(body: Program, layer: ResidentLayer, blocks: int) -> ClusterShards | None:
@@ -112,14 +123,14 @@ class _Divider:
         self.of_block: dict[Variable, Variable] = {}
         self.partial: dict[Variable, Sequence[Variable]] = {}
         self.views = {e.outputs[0]: e for e in equations if e.has(Trait.RESHAPE)}
-        self.segment: dict[Equation, int] = {}
+        self.segment: dict[Equation, float] = {}
         self.ready: dict[Variable, int] = {}
 
     def divided(self) -> ClusterShards | None:
         """The shards; None if nothing is exchanged, or the first segment cannot compute the next batch's number."""
         sums = [e for e in self.equations if adds_units(e, self.axes)]
         next_number = [e for e in self.equations if self.layer.batch_number[1] in e.outputs]
-        needed = set(map(self._source, self.layer.backward.inputs))
+        needed = {self._source(body_of(self.layer.backward).equations[0].inputs[0])}
         critical = _ancestors(self.equations, [e for e in self.equations if not needed.isdisjoint(e.outputs)])
 
         # Blocks wait for `early` in all segments but the last. Others make no chain longer there.
@@ -145,8 +156,11 @@ class _Divider:
                 self._add(e, segment)
             elif not e.has(Trait.RESHAPE):
                 self.segment[self._own(e)] = segment
-        *programs, rest = self._segments(last + 1)
-        return ClusterShards(self.axes, self.of_block, programs, rest, self.partial, not self.axes)
+        behind = {v for e, n in self.segment.items() if n for v in e.outputs}.union(*self.partial.values())
+        for e in [e for e, n in self.segment.items() if n == 1 and e.has(Trait.GATHER) and behind.isdisjoint(e.inputs)]:
+            self.segment[e] = GATHERS
+        first, gathers, *programs, rest = self._segments([0, GATHERS, *range(1, last + 2)])
+        return ClusterShards(self.axes, self.of_block, [first, *programs], gathers, rest, self.partial, not self.axes)
 
     def _earliest(
         self, sums: Collection[Equation], most: Mapping[Equation, Mapping[int, int]]
@@ -213,9 +227,9 @@ class _Divider:
             self.segment[e] = segment + 1
             total = after
 
-    def _segments(self, last: int) -> Sequence[Program]:
-        """The Programs of segments 0 to `last`."""
-        members = [self._with_views([e for e, n in self.segment.items() if n == i]) for i in range(last + 1)]
+    def _segments(self, numbers: Sequence[float]) -> Sequence[Program]:
+        """The Programs of segments."""
+        members = [self._with_views([e for e, n in self.segment.items() if n == i]) for i in numbers]
         made = [{v for e in own for v in e.outputs} for own in members]
         read = [dict.fromkeys(v for e in own for v in e.inputs if v not in made[i]) for i, own in enumerate(members)]
         needed = {*self.body.outputs, *self.partial, *map(self._source, self.layer.backward.inputs)}

@@ -101,7 +101,11 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
     struct Batch {
         Words chunks[WARP_CHUNKS];
     };
-    __device__ __forceinline__ int batch_chunk(int i) const { return (i * THREADS + threadIdx.x) / WARP * CLUSTER + cluster_rank(); }
+    // The last warps have one more than the first ones, which reduce more columns beside it.
+    __device__ __forceinline__ int batch_chunk(int i) const {
+        const int place = i % 2 ? THREADS - 1 - threadIdx.x : threadIdx.x;
+        return (i * THREADS + place) / WARP * CLUSTER + cluster_rank();
+    }
     // Loads them from the table.
     __device__ __forceinline__ void load_batch(const uint8_t *table, Batch &batch) const {
         #pragma unroll

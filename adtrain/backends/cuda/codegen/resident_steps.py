@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from adtrain.backends.cuda.codegen.block_steps import Step
+from adtrain.backends.cuda.codegen.index_forms import overlapped_take
 from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct
 from adtrain.backends.cuda.codegen.one_block import names_of, part_of
 from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, Part, aligned, dispatch, indented
@@ -18,6 +20,7 @@ from adtrain.backends.cuda.codegen.resident_places import ALIGNMENT, ResidentPla
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.lowering.shapes import split_at
@@ -194,16 +197,20 @@ class _Writer:
         yield f"const int64_t example = last ? 0 : {self._example(number)};"
         # The step after it probably takes the next batch, which is prefetched.
         yield f"const int64_t later = last ? 0 : {self._example(f'{number} + ({number} + 1 < {batches})')};"
+        gathers = list(self._gathers())
+        yield from (line for step in gathers for line in step.declared)
+        yield from self._by_last_threads([step.loads for step in gathers])
         if self.places.received is None:
-            yield "cluster_arrive_after_sync();"
-            yield f"if (!last) {self._set_row('example')}"
-            yield "cluster_wait();"
+            begin, end = "cluster_arrive_after_sync();", "cluster_wait();"
         else:
             at = f"(char *)shared_bytes + {self.places.received + ALIGNMENT}"
-            yield f"send_to_cluster<{self.places.received_bytes}>({at}, received);"
-            yield f"if (!last) {self._set_row('example')}"
-            yield "wait_for_cluster(received, run % 2);"
-            yield "__syncthreads();"
+            begin = f"send_to_cluster<{self.places.received_bytes}>({at}, received);"
+            end = "wait_for_cluster(received, run % 2);"
+        yield begin
+        yield f"if (!last) {self._set_row('example')}"
+        yield from self._by_last_threads([step.lines for step in gathers])
+        yield end
+        yield "__syncthreads();"
         yield "Layer::Batch batch;"
         yield f"if (!last) layer.load_batch({self.pointers[self.table]}, batch);"
         for i, segment in enumerate(segments):
@@ -211,6 +218,21 @@ class _Writer:
                 yield "cluster_barrier();"
             yield from segment
         yield from rest
+
+    def _gathers(self) -> Iterator[Step]:
+        """The steps of gathers whose loads are in flight during the first exchange."""
+        names = dict(self.places.names)
+        for i, e in enumerate(self.shards.gathers.equations):
+            if e.has(Trait.RESHAPE):
+                names[e.outputs[0]] = names[e.inputs[0]]
+            else:
+                yield from overlapped_take(e, names, THREADS, f"gathered{i}")
+
+    @staticmethod
+    def _by_last_threads(parts: Sequence[Sequence[str]]) -> Iterator[str]:
+        """Statements that the last threads of the block run. The first ones look up examples."""
+        for part in parts:
+            yield from ("{", "    const int t = THREADS - 1 - threadIdx.x;", *indented(part), "}")
 
     def _beside_rest(self) -> Sequence[Sequence[str]]:
         """What the layer does beside the rest of the equations, by phase.
