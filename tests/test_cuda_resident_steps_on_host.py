@@ -164,7 +164,7 @@ def test_the_loss_and_its_gradient_are_rows_without_barriers_between_them() -> N
     arrays = [e for e in last.equations if not e.has(Trait.RESHAPE) and max(v.size for v in e.outputs) > 1]
     assert [e.primitive.name for e in arrays] == ["row_fused", "product"]
     assert {"log_softmax", "argmax", "exp"} <= {*members(arrays[0])}
-    assert [e.primitive.name for e in shards.gathers.equations] == ["take"]
+    assert [e.primitive.name for e in shards.early_gathers.equations] == ["take"]
 
 
 def test_a_cluster_has_a_warp_for_each_k_step_of_the_gradient(by_member: Host, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from adtrain.passes.unit_axes import adds_units, axes_of_units, is_local
 
 BLOCK_FORMS = FORMS | {"standardize"}
 """The primitives that a block can compute, besides elementwise ones, reshapes and matrix products."""
-GATHERS = 0.5
-"""The number of the segment between the first one and the exchange."""
+EARLY = 0.5
+"""The number of the segment of early gathers."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,8 @@ class ClusterShards:
         axes: the axis of units of each sharded value.
         of_block: for each value that segments have, its part in a block. A replicated value is its own part.
         segments: the equations between two exchanges.
-        gathers: equations after the first segment that read only its values and inputs, by index. The loads of gathers
-            take long, and blocks need not wait for the exchange before they begin.
-        rest: equations after the last segment, which the update of the layer does not need.
+        early_gathers: gathers after the first segment that do not need its exchange. Their loads overlap with it.
+        rest: equations after the last segment, which the gradient of the layer's outputs does not need.
         partial: for each partial sum of a block the partial sums of all blocks, which later segments add.
         gathered: whether blocks exchange the outputs of the layer, after the first segment. Then these are replicated.
     """
@@ -45,7 +44,7 @@ class ClusterShards:
     axes: Mapping[Variable, int]
     of_block: Mapping[Variable, Variable]
     segments: Sequence[Program]
-    gathers: Program
+    early_gathers: Program
     rest: Program
     partial: Mapping[Variable, Sequence[Variable]]
     gathered: bool
@@ -54,7 +53,7 @@ class ClusterShards:
     def programs(self) -> Sequence[Program]:
         """All of them, in the order of a step."""
         first, *others = self.segments
-        return first, self.gathers, *others, self.rest
+        return first, self.early_gathers, *others, self.rest
 
 
 def cluster_shards(body: Program, layer: ResidentLayer, blocks: int) -> ClusterShards | None:
@@ -143,7 +142,7 @@ class _Divider:
         if not last or makes_inputs or not next_number or earliest[next_number[0]][0]:
             return None
 
-        # The last segment has what the update of the layer needs, and rows that are computed with these.
+        # The last segment has what the gradient of the outputs needs, and rows that are computed with these.
         beside = self._rows_beside(critical, [e for e, (segment, _) in earliest.items() if segment == last])
         segments = {e: segment + (segment == last and e not in beside) for e, (segment, _) in earliest.items()}
         latest = {
@@ -156,10 +155,12 @@ class _Divider:
                 self._add(e, segment)
             elif not e.has(Trait.RESHAPE):
                 self.segment[self._own(e)] = segment
-        behind = {v for e, n in self.segment.items() if n for v in e.outputs}.union(*self.partial.values())
-        for e in [e for e, n in self.segment.items() if n == 1 and e.has(Trait.GATHER) and behind.isdisjoint(e.inputs)]:
-            self.segment[e] = GATHERS
-        first, gathers, *programs, rest = self._segments([0, GATHERS, *range(1, last + 2)])
+        later = {v for e, n in self.segment.items() if n for v in e.outputs}
+        later.update(*self.partial.values(), () if self.axes else self.layer.forward.outputs)
+        for e, n in self.segment.items():
+            if n == 1 and e.has(Trait.GATHER) and later.isdisjoint(e.inputs):
+                self.segment[e] = EARLY
+        first, gathers, *programs, rest = self._segments([0, EARLY, *range(1, last + 2)])
         return ClusterShards(self.axes, self.of_block, [first, *programs], gathers, rest, self.partial, not self.axes)
 
     def _earliest(
@@ -228,7 +229,7 @@ class _Divider:
             total = after
 
     def _segments(self, numbers: Sequence[float]) -> Sequence[Program]:
-        """The Programs of segments."""
+        """The Programs of the segments with these numbers, in their order."""
         members = [self._with_views([e for e, n in self.segment.items() if n == i]) for i in numbers]
         made = [{v for e in own for v in e.outputs} for own in members]
         read = [dict.fromkeys(v for e in own for v in e.inputs if v not in made[i]) for i, own in enumerate(members)]

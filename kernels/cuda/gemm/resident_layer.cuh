@@ -47,7 +47,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
     // Bytes of shared memory. RESIDENT: weights and optimizer state. SUMS_AND_ROWS: sums of weights, sums and maxima of gradients,
     // and the rows of a batch. WORKSPACE: partial sums, or operands at its end; between the passes other code may use it.
     static constexpr int RESIDENT = STATES * INPUTS * UNITS * 4, SUMS_AND_ROWS = Base::SUMS + BATCH * 4;
-    // A thread has OWN outputs. The warps of a tile exchange partial sums in pieces of neighbouring numbers of a lane.
+    // A thread has OWN outputs. The groups exchange partial sums in pieces: neighbouring numbers of a lane.
     static constexpr int OWN = COLUMNS * 4 / GROUPS, PIECE = GROUPS > 4 || OWN % 2 ? 1 : OWN % 4 ? 2 : 4;
     typedef Vector<float, PIECE> Piece;
     static constexpr int PARTIAL_SUMS = (GROUPS - 1) * THREADS * PIECE * 4;
@@ -126,12 +126,12 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
     struct Sums {
         float own[OWN];
     };
-    // The row of the batch and the unit of this thread's output i, which is number `number` of its partial sums.
+    // The number of this thread's output i among a lane's partial sums, and its row of the batch and unit: see `mma` in the PTX ISA.
     __device__ __forceinline__ int own_number(int i) const { return (i / PIECE * GROUPS + group) * PIECE + i % PIECE; }
     __device__ __forceinline__ int own_row(int i) const { return own_number(i) / 4 * 8 + 2 * c + own_number(i) % 2; }
     __device__ __forceinline__ int own_unit(int i) const { return tile * 16 + own_number(i) % 4 / 2 * 8 + g; }
 
-    // Where a lane of group `from` stores its piece for group `to`.
+    // Where this lane of group `from` stores its piece for group `to`.
     __device__ __forceinline__ Piece *piece(int to, int from) const {
         return partial_sums + ((to * (GROUPS - 1) + from - (from > to)) * TILES + tile) * WARP + lane;
     }
@@ -271,6 +271,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
             Gradients following;
             following.multiply(terms, this_batch);
             this_batch.load(transposed, min(chunk + 2, end - 1), lane);
+            __syncwarp(); // so that the compiler does not move the loads down, behind the updates
             Four weights[2];
             #pragma unroll
             for (int half = 0; half < 2; half++) {

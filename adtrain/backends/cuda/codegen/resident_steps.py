@@ -197,7 +197,7 @@ class _Writer:
         yield f"const int64_t example = last ? 0 : {self._example(number)};"
         # The step after it probably takes the next batch, which is prefetched.
         yield f"const int64_t later = last ? 0 : {self._example(f'{number} + ({number} + 1 < {batches})')};"
-        gathers = list(self._gathers())
+        gathers = list(self._early_gathers())
         yield from (line for step in gathers for line in step.declared)
         yield from self._by_last_threads([step.loads for step in gathers])
         if self.places.received is None:
@@ -219,10 +219,10 @@ class _Writer:
             yield from segment
         yield from rest
 
-    def _gathers(self) -> Iterator[Step]:
-        """The steps of gathers whose loads are in flight during the first exchange."""
+    def _early_gathers(self) -> Iterator[Step]:
+        """The steps of early gathers."""
         names = dict(self.places.names)
-        for i, e in enumerate(self.shards.gathers.equations):
+        for i, e in enumerate(self.shards.early_gathers.equations):
             if e.has(Trait.RESHAPE):
                 names[e.outputs[0]] = names[e.inputs[0]]
             else:
