@@ -25,7 +25,7 @@ __all__ = ["as_on_a_gpu", "host"]
 
 pytestmark = pytest.mark.usefixtures("as_on_a_gpu")
 
-SMALL_SHARED = BY_MEMBER._replace(shared=60 << 10)
+SMALL_SHARED = BY_MEMBER._replace(shared=56 << 10)
 """A target on which the layers of these tests do not stay on chip."""
 
 
