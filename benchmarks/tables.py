@@ -11,6 +11,7 @@ the CPU's other load.
 from __future__ import annotations
 
 import json
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,11 @@ def between_markers(text: str, part: str) -> str:
 
 
 def speed(results: Results) -> str:
-    """One line: the range of the ratios of steps to each peer, in its fastest form, on each device."""
+    """One line: the range of the ratios of steps to each peer, in its fastest form, on CPUs and on GPUs."""
     parts = list[str]()
     for peer, name in PEERS.items():
-        ranges = [(_ratios(found, peer), device) for (_, device), found in _by_device(results).items()]
-        times = [f"{min(found):.1f} to {max(found):.1f} times as long on {device}" for found, device in ranges if found]
+        ranges = [(_ratios(found, peer), names) for names, found in _by_kind(results).items()]
+        times = [f"{min(found):.1f} to {max(found):.1f} times as long on {names}" for found, names in ranges if found]
         parts.append(f"in {name} {'' if parts else 'a training step takes '}{' and '.join(times)}")
     return (
         f"\n**Speed**: {', '.join(parts)}. Single operations can be slower than theirs: "
@@ -71,6 +72,13 @@ def _ratios(results: Results, peer: str) -> list[float]:
     rows = [row["ratios"] for result in results.values() for row in result.get("steps", ()) if "members" not in row]
     forms = [[ratio["median"] for system, ratio in ratios.items() if system.startswith(peer)] for ratios in rows]
     return [min(medians) for medians in forms if medians]
+
+
+def _by_kind(results: Results) -> dict[str, Results]:
+    """The results of CPUs, then those of GPUs, each with the names of its devices."""
+    devices = _by_device(results)
+    kinds = [[key for key in devices if key[0] == kind] for kind in dict.fromkeys(kind for kind, _ in devices)]
+    return {" and ".join(name for _, name in keys): ChainMap(*(devices[key] for key in keys)) for keys in kinds}
 
 
 def _by_device(results: Results) -> dict[tuple[str, str], dict[str, Result]]:

@@ -19,6 +19,7 @@ from adtrain.cases import CASES, Case
 from adtrain.core.array import Value
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import (
+    back_to_back_p,
     column_sum_p,
     grouped_products_p,
     horizontal_p,
@@ -30,6 +31,7 @@ from adtrain.core.fused import (
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
+from adtrain.core.weight_tiles import weight_tiles_p
 from adtrain.passes.fuse_elementwise import is_loops
 
 TARGETS = (
@@ -94,6 +96,12 @@ def max_pool_gradient(x: Value) -> Any:
 
 def weight_gradients(x: Value, y: Value, z: Value) -> Any:
     return ops.matmul(x, y, transpose_a=True), ops.matmul(x, z, transpose_a=True)
+
+
+def feed_forward(x: Value, w: Value, b: Value, v: Value, c: Value) -> Value:
+    """The two linear layers of a transformer's block, with the residual sum. The weights are (out, in)."""
+    hidden = ops.gelu(ops.matmul(x, w, transpose_b=True) + b)
+    return x + (ops.matmul(hidden, v, transpose_b=True) + c)
 
 
 PRECISIONS = ("full", "tf32", "bfloat16")
@@ -172,6 +180,9 @@ LARGE: Mapping[str, Large] = {
         for p in PRECISIONS
     },
     "weight gradients": Large(weight_gradients, [Shaped(8192, 512), Shaped(8192, 384), Shaped(8192, 256)], 0),
+    "feed-forward layer": Large(
+        feed_forward, [Shaped(8192, 128), Shaped(512, 128), Shaped(512), Shaped(128, 512), Shaped(128)]
+    ),
     "transpose": Large(ops.transpose, [Shaped(1024, 3000)]),
     "transpose of images": Large(lambda x: ops.transpose(x, (0, 2, 3, 1)), [Shaped(128, 64, 28, 28)]),
     "cumsum of rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 1 << 20)]),
@@ -230,7 +241,10 @@ def sample(case: Case, dtype: str) -> list[np.ndarray]:
     return [x.numpy() for x in case.sample(dtype)]
 
 
-GENERATED = (one_block_p, row_fused_p, row_products_p, column_sum_p, grouped_products_p, horizontal_p)
+GENERATED = (
+    *(one_block_p, row_fused_p, row_products_p, column_sum_p, grouped_products_p, horizontal_p),
+    *(back_to_back_p, weight_tiles_p),
+)
 """The fused primitives whose kernels are generated, without a choice."""
 
 

@@ -12,7 +12,7 @@ from config_files import FULL, load, problems, small
 
 import adtrain as ad
 from adtrain import config, nn, optim
-from adtrain.config import specs
+from adtrain.config.family import Family, Spec
 
 
 def test_config_builds_the_model_it_describes(tmp_path: Path) -> None:
@@ -149,12 +149,12 @@ def test_schedule_options_in_epochs_become_steps(tmp_path: Path, schedule: str, 
 
 
 def test_threads_that_use_a_spec_for_the_first_time_get_the_same_class() -> None:
-    family, start, found = specs.Family(), Barrier(4), list[type[specs.Spec]]()
+    family, start, found = Family(), Barrier(4), list[type[Spec]]()
     made = iter(range(4))
 
-    def make() -> type[specs.Spec]:
+    def make() -> type[Spec]:
         sleep(0.01)  # the others begin meanwhile
-        return type(f"Spec{next(made)}", (specs.Spec,), {})
+        return type(f"Spec{next(made)}", (Spec,), {})
 
     def use() -> None:
         start.wait()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -152,3 +153,19 @@ def test_loading_a_cached_library_runs_no_compiler(workshop: Workshop, monkeypat
 
     monkeypatch.setattr(subprocess, "Popen", forbidden)
     assert entry() == 16
+
+
+def test_another_thread_may_load_a_library_at_the_same_time(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    load = ctypes.CDLL
+
+    def loaded(path: str) -> ctypes.CDLL:
+        del os.environ["GOMP_SPINCOUNT"]  # as the other thread does when it has loaded its library
+        return load(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    assert entry() == 16
+    assert "GOMP_SPINCOUNT" not in os.environ

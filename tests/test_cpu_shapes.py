@@ -84,6 +84,8 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, int, int], dict[str, Any]]]
     ((2, 16, 6, 6), (33, 1, 1), {}), ((3, 2, 4, 4), (2, 4, 4), {}),
     ((1, 5, 3, 3), (4, 3, 3), {"padding": 2, "stride": 4}), ((3, 16, 9, 14), (32, 3, 3), {"padding": 1, "stride": 2}),
     ((2, 32, 7, 6), (16, 1, 1), {"stride": 2}), ((2, 16, 11, 8), (48, 4, 5), {"padding": (0, 3), "stride": (3, 2)}),
+    ((3, 1, 28, 28), (16, 3, 3), {"padding": 1, "stride": 2}), ((2, 3, 14, 14), (7, 5, 5), {}),
+    ((2, 1, 9, 9), (5, 3, 3), {}), ((2, 1, 9, 5), (5, 3, 3), {"padding": (1, 0)}),  # rows shorter than a vector
 ]  # fmt: skip
 
 

@@ -24,11 +24,12 @@ TWO_HIDDEN = "model.layers=[{linear: 64}, relu, {linear: 32}, relu, {linear: 10}
 
 
 def fused(program: Program) -> list[Equation]:
+    """The `layer_backward` equations."""
     members = [e for e in program.equations if e.primitive is per_member_p]
     return [e for e in members if e.params["body"].equations[0].primitive is layer_backward_p]
 
 
-def streamed(count: int, *settings: str, target: Target = SMALL_SHARED) -> Program:
+def program_of(count: int, *settings: str, target: Target = SMALL_SHARED) -> Program:
     return step_program(count, *settings, target=target)
 
 
@@ -42,14 +43,14 @@ def streamed(count: int, *settings: str, target: Target = SMALL_SHARED) -> Progr
 )
 def test_fused_gradients_and_updates_match_numpy(settings: tuple[str, ...], count: int, host: Host) -> None:
     host.lowering = Lowering(SMALL_SHARED)
-    program = streamed(2, *settings)
+    program = program_of(2, *settings)
     assert len(fused(program)) == count
     stepwise(host, program, arguments_of(program), 2)
 
 
 def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(host: Host) -> None:
     host.lowering = Lowering(SMALL_SHARED)
-    three, one = streamed(3, TWO_HIDDEN), streamed(1, TWO_HIDDEN)
+    three, one = program_of(3, TWO_HIDDEN), program_of(1, TWO_HIDDEN)
     known = arguments_of(three)
     third = {
         w: known[v] if v.type == w.type else np.ascontiguousarray(np.take(known[v], [2], v.type.shape.index(3)))
@@ -61,7 +62,7 @@ def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(host: Host
 
 def test_a_gradient_that_is_not_finite_gives_gradients_that_are_not_finite(host: Host) -> None:
     host.lowering = Lowering(SMALL_SHARED)
-    program = streamed(1, TWO_HIDDEN)
+    program = program_of(1, TWO_HIDDEN)
     (e,) = fused(program)
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=v.type.shape).astype(v.type.dtype) for v in e.inputs]
@@ -70,9 +71,9 @@ def test_a_gradient_that_is_not_finite_gives_gradients_that_are_not_finite(host:
         assert not np.isfinite(x[0, 5]).any()
 
 
-def test_units_and_inputs_of_any_magnitude_have_exact_gradients(host: Host) -> None:
+def test_gradients_of_units_and_inputs_of_any_magnitude_are_as_exact_as_float32(host: Host) -> None:
     host.lowering = Lowering(SMALL_SHARED)
-    (e,) = fused(streamed(1, TWO_HIDDEN, "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"))
+    (e,) = fused(program_of(1, TWO_HIDDEN, "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"))
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=v.type.shape).astype(v.type.dtype) for v in e.inputs]
     of_inputs, of_weights = e.params["body"].equations[0].params["body"].equations
@@ -105,7 +106,7 @@ def test_units_and_inputs_of_any_magnitude_have_exact_gradients(host: Host) -> N
     ],
 )
 def test_other_gradients_are_not_fused(settings: tuple[str, ...], target: Target) -> None:
-    assert not fused(streamed(2, *settings, target=target))
+    assert not fused(program_of(2, *settings, target=target))
 
 
 def test_wide_hidden_layers_are_fused_on_an_h200() -> None:

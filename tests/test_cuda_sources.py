@@ -10,7 +10,8 @@ from adtrain.backends.cuda import compiler
 KERNEL = re.compile(r"^KERNEL\b[^{;]*\b(?P<name>\w+)\([^{;()]*\)\s*\{\s*(?P<first>[^;{]*;)", re.MULTILINE)
 LATE = {"pack_matrices", "packed_gemm", "bfloat16_gemm"}
 """Kernels that do other work before they wait. The first two are later launches of one candidate: what they read before
-was written two launches earlier, or is an input that the first launch has waited for. The last one reads no memory."""
+was written two launches earlier, or is an input that the first launch has waited for. The last one reads no memory
+before."""
 
 
 def first_statements() -> dict[tuple[str, str], str]:

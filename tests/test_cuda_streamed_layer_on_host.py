@@ -41,10 +41,6 @@ def streaming(host: Host) -> Host:
     return host
 
 
-def given(program: Program, known: dict[Any, np.ndarray]) -> list[np.ndarray]:
-    return [known[v] for v in program.inputs]
-
-
 def repeated(host: Host, program: Program, known: dict[Any, np.ndarray], steps: int) -> list[np.ndarray]:
     """The outputs of several steps, as repeated runs compute them on a GPU."""
     known = dict(known)
@@ -73,7 +69,7 @@ def stepwise(host: Host, program: Program, known: dict[Any, np.ndarray], steps: 
     """The same by single runs. Each launch is checked against NumPy."""
     known = dict(known)
     for _ in range(steps):
-        found = results(program, given(program, known), host)
+        found = results(program, [known[v] for v in program.inputs], host)
         known.update(zip((v for v in program.inputs if v in program.donated), found, strict=True))
     return found
 
@@ -87,7 +83,7 @@ def stepwise(host: Host, program: Program, known: dict[Any, np.ndarray], steps: 
         (("model.layers=[{linear: 48}, tanh, {linear: 32}, relu, {linear: 10}]",), "own"),
     ],
 )
-def test_repeated_runs_have_the_bytes_of_single_runs_that_match_numpy(
+def test_repeated_runs_have_the_bytes_of_single_runs_whose_launches_match_numpy(
     settings: tuple[str, ...], order: str, streaming: Host
 ) -> None:
     program = streamed_program(2, *settings, order=order)
@@ -146,7 +142,7 @@ def test_other_layers_are_not_streamed(settings: tuple[str, ...]) -> None:
     assert not streamed_equations(step_program(2, *settings, target=SMALL_SHARED))
 
 
-def test_old_gpus_and_little_shared_memory_stream_nothing() -> None:
+def test_nothing_is_streamed_on_old_gpus_or_with_little_shared_memory() -> None:
     for target in (BY_MEMBER._replace(capability=(7, 5)), BY_MEMBER._replace(shared=24 << 10)):
         assert not streamed_equations(step_program(2, target=target))
 

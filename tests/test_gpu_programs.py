@@ -11,6 +11,7 @@ import pytest
 from gpu_parity import check, gpu, poisoned
 from program_samples import OPTIMIZERS, batch, two_updates, update_arguments
 from program_samples import training as sample
+from test_cuda_back_to_back_on_host import feed_forward_gradients, of_lengths
 from test_passes_sequences import encoder_arguments, encoder_gradients
 
 import adtrain as ad
@@ -48,6 +49,19 @@ def test_fused_steps_match_unfused_steps_and_repeat_bit_for_bit(optimizer: str, 
     check(found, after_steps(optimizer, dtype, SIMPLIFY), TOLERANCE[dtype])
     for x, y in zip(found, after_steps(optimizer, dtype, ALL), strict=True):
         assert x.tobytes() == y.tobytes()
+
+
+def test_products_back_to_back_match_separate_ones_and_repeat_bit_for_bit() -> None:
+    """An H200 computes so many rows by `back_to_back` equations."""
+    *arrays, _ = of_lengths(8192, 128, 512, 128, (True, True))
+    given = [ad.array(x, device="gpu") for x in arrays]
+
+    def results(passes: Sequence[Any]) -> list[np.ndarray]:
+        return [x.numpy() for x in tree.leaves(stage(feed_forward_gradients, passes)(*given))]
+
+    found = results(ALL)
+    check(found, results(SIMPLIFY), TOLERANCE["float32"])
+    assert [x.tobytes() for x in found] == [x.tobytes() for x in results(ALL)]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -92,6 +92,13 @@ def test_max_pool_propagates_nan() -> None:
     assert out[0, 0, 0, 1] == 0
 
 
+def test_gradients_of_batch_norm_have_the_types_of_the_arguments() -> None:
+    x, w, b = draw_arrays((4, 3, 2), (3,), (3,))
+    args = ad.array(x.astype(np.float32)), ad.array(w), ad.array(b.astype(np.float32))
+    _, pullback = ad.vjp(lambda x, w, b: ops.batch_norm(x, np.zeros(3), np.ones(3), w, b)[0], *args)
+    assert [g.dtype for g in pullback(np.ones((4, 3, 2)))] == [np.float32, np.float64, np.float32]
+
+
 @given(n=st.integers(2, 5), groups=st.integers(1, 3), width=st.integers(1, 3), rest=st.sampled_from([(), (3,), (2, 3)]))
 def test_normalisation(n: Any, groups: Any, width: Any, rest: Any) -> None:
     channels = groups * width

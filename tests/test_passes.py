@@ -39,6 +39,16 @@ def test_equal_equations_are_computed_once() -> None:
     assert len(program.constants) == 1
 
 
+def test_gradients_of_batch_norm_by_images_weight_and_bias_share_two_sums() -> None:
+    def gradients(x: Any, w: Any, b: Any, ct: Any) -> Any:
+        _, pullback = ad.vjp(lambda x, w, b: ops.batch_norm(x, np.zeros(3), np.ones(3), w, b)[0], x, w, b)
+        return pullback(ct)
+
+    images, ct = np.random.default_rng(0).normal(size=(2, 4, 3, 5, 5))
+    args = images, np.arange(1.0, 4), np.ones(3), ct
+    assert names(stage(gradients, passes.SIMPLIFY).program(*args)).count("sum") == 2
+
+
 def test_positive_and_negative_zero_are_not_merged() -> None:
     def f(x: Any) -> Any:
         return x * ops.full((2, 3), 0.0, np.float64), x * ops.full((2, 3), -0.0, np.float64)

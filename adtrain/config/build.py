@@ -10,8 +10,9 @@ from typing import Any, cast
 from adtrain import augment, nn, optim
 from adtrain.config import sweep_section
 from adtrain.config.document import Config
+from adtrain.config.family import Spec
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
-from adtrain.config.specs import Add, Concat, Layer, Residual, Spec
+from adtrain.config.specs import Add, Concat, Layer, Residual
 from adtrain.config.sweep_section import Sweep
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError

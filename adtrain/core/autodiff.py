@@ -4,74 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from adtrain.core import tree
 from adtrain.core.array import Value, array
-from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
+from adtrain.core.errors import ShapeError
 from adtrain.core.options import require_function
-from adtrain.core.reverse import ReverseTrace, ReverseTracer, backpropagate
+from adtrain.core.recording import Recording, check_tuples, checked_positions, differentiable, matching_tangents
 from adtrain.core.scope import phase
-from adtrain.core.trace import new_level
-from adtrain.core.traced_number import TracedNumber
 from adtrain.core.vmap import vmap
-
-
-class _Recording:
-    """A function's value, with what reverse mode recorded to differentiate it by some of the arguments."""
-
-    def __init__(self, name: str, f: Callable[..., Any], args: Sequence[Any], argnums: Sequence[int], has_aux: bool):
-        self.name = name
-        trace = ReverseTrace(new_level())
-        try:
-            traced = list(args)
-            self.inputs: list[ReverseTracer] = []
-            self.arguments: list[tuple[tree.TreeDef, int]] = []  # structure and number of leaves
-            for i in argnums:
-                leaves, structure = tree.flatten(args[i])
-                tracers = [trace.input(_differentiable(name, f"argument {i}", x)) for x in leaves]
-                self.inputs += tracers
-                self.arguments.append((structure, len(leaves)))
-                traced[i] = tree.unflatten(structure, tracers)
-            out = f(*traced)
-            if has_aux and not (isinstance(out, tuple) and len(out) == 2):
-                raise DTypeError(f"{name}: has_aux is set, but the function did not return a pair (value, aux)")
-            out, aux = out if has_aux else (out, None)
-        finally:
-            trace.live = False
-        self.outputs, self.out_structure = tree.flatten(out)
-        for x in self.outputs:
-            if not isinstance(x, Value):
-                raise DTypeError(f"{name}: the function returned a {type(x).__name__}, expected arrays")
-        self.primals_out: list[Value] = [trace.lower(x) for x in self.outputs]
-        self.value = tree.unflatten(self.out_structure, self.primals_out)
-        self.aux = tree.map(trace.lower, aux)
-        self.trace = trace
-
-    def pull_back(self, cts: Sequence[Any], retain: bool) -> tuple[Any, ...]:
-        """The cotangent trees of the arguments, from the cotangents of the outputs (None: zero).
-
-        Without ``retain`` the residuals are freed, and this can be called once only.
-        """
-        seeds = [
-            (x, ct)
-            for x, ct in zip(self.outputs, cts, strict=True)
-            if ct is not None and isinstance(x, ReverseTracer) and x.trace is self.trace
-        ]
-        if not retain:
-            self.outputs = []
-        found = backpropagate(seeds, self.inputs, retain)
-        zeros_like = Value._ops.zeros_like
-        leaves = [zeros_like(x.primal) if ct is None else ct for x, ct in zip(self.inputs, found, strict=True)]
-        remaining = iter(leaves)
-        return tuple(tree.unflatten(structure, list(islice(remaining, count))) for structure, count in self.arguments)
-
-    def pullback(self, ct: Any) -> tuple[Any, ...]:
-        """The cotangent trees of the arguments, from a tree of cotangents. It may be called more than once."""
-        return self.pull_back(_cotangents(self, ct), retain=True)
 
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
@@ -92,7 +35,7 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         ShapeError (by ``pullback``): ``ct`` does not have the structure, shapes and dtypes of ``out``.
     """
     require_function("vjp", f)
-    recording = _Recording("vjp", f, primals, range(len(primals)), has_aux)
+    recording = Recording("vjp", f, primals, range(len(primals)), has_aux)
     return (recording.value, recording.pullback, recording.aux) if has_aux else (recording.value, recording.pullback)
 
 
@@ -121,14 +64,14 @@ def value_and_grad(
 
     @wraps(f)
     def value_and_gradient(*args: Any, **options: Any) -> tuple[Any, Any]:
-        positions = _positions("grad", argnums, len(args))
-        recording = _Recording("grad", partial(f, **options), args, positions, has_aux)
+        positions = checked_positions("grad", argnums, len(args))
+        recording = Recording("grad", partial(f, **options), args, positions, has_aux)
         if len(recording.primals_out) != 1 or recording.primals_out[0].shape != ():
             shapes = ", ".join(str(x.shape) for x in recording.primals_out)
             found = f"shape {shapes}" if shapes else "no array"
             raise ShapeError(f"grad: the function returned {found}, expected one scalar of shape ()")
         out = recording.primals_out[0]
-        _differentiable("grad", "the function's value", out)
+        differentiable("grad", "the function's value", out)
         with phase("backward"):
             seed = Value._ops.ones_like(out)
         grads = recording.pull_back([seed], retain=False)
@@ -170,15 +113,13 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
         ShapeError: primals and tangents differ in structure or shape.
         DTypeError: an argument or an output is not of floating point.
     """
-    _check_tuples("jvp", primals, tangents)
+    check_tuples("jvp", primals, tangents)
     require_function("jvp", f)
-    recording = _Recording("jvp", f, primals, range(len(primals)), has_aux=False)
-    zeros = tree.map(
-        lambda x: Value._ops.zeros_like(_differentiable("jvp", "the function's value", x)), recording.value
-    )
+    recording = Recording("jvp", f, primals, range(len(primals)), has_aux=False)
+    zeros = tree.map(lambda x: Value._ops.zeros_like(differentiable("jvp", "the function's value", x)), recording.value)
     _, transpose = vjp(recording.pullback, zeros)
     _, structure = tree.flatten(tuple(primals))
-    return recording.value, transpose(tree.unflatten(structure, _matching_tangents("jvp", primals, tangents)))[0]
+    return recording.value, transpose(tree.unflatten(structure, matching_tangents("jvp", primals, tangents)))[0]
 
 
 def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -199,11 +140,11 @@ def hvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
         ShapeError: the value is not of shape (), there are no arrays, or primals and tangents differ.
         DTypeError: an argument or the value is not of floating point.
     """
-    _check_tuples("hvp", primals, tangents)
+    check_tuples("hvp", primals, tangents)
     positions = tuple(range(len(primals)))
     if not tree.leaves(primals):
         raise ShapeError("hvp: found no arrays to differentiate by")
-    direction = _matching_tangents("hvp", primals, tangents)
+    direction = matching_tangents("hvp", primals, tangents)
 
     def slope(*args: Any) -> Value:
         gradient = tree.leaves(grad(f, positions)(*args))
@@ -233,11 +174,11 @@ def jacobian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
 
     @wraps(f)
     def derivatives(*args: Any) -> Any:
-        (position,) = _positions("jacobian", argnums, len(args))
-        recording = _Recording("jacobian", f, args, (position,), has_aux=False)
+        (position,) = checked_positions("jacobian", argnums, len(args))
+        recording = Recording("jacobian", f, args, (position,), has_aux=False)
         per_output = []
         for k, out in enumerate(recording.primals_out):
-            _differentiable("jacobian", "the function's value", out)
+            differentiable("jacobian", "the function's value", out)
             before, after = [None] * k, [None] * (len(recording.primals_out) - k - 1)
 
             def row(ct: Value, before: Any = before, after: Any = after) -> Any:
@@ -263,60 +204,3 @@ def hessian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
         DTypeError: the argument or the value is not of floating point.
     """
     return jacobian(grad(f, argnums), argnums)
-
-
-def _positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """``argnums`` as positions from 0; negative ones count from the end."""
-    named = (argnums,) if isinstance(argnums, (int, np.integer)) else tuple(argnums)
-    for i in named:
-        if not -count <= i < count:
-            raise ShapeError(f"{name}: argnums names argument {i}, found {count} arguments")
-    positions = tuple(i % count for i in named)
-    if len(set(positions)) != len(positions):
-        raise ShapeError(f"{name}: argnums {argnums} names an argument twice")
-    return positions
-
-
-def _differentiable(name: str, what: str, x: Any) -> Value:
-    value = x.array() if isinstance(x, TracedNumber) else x if isinstance(x, Value) else array(x)
-    if value.dtype.kind != "f":
-        raise DTypeError(f"{name}: {what} is {value.dtype}, expected float32 or float64")
-    return value
-
-
-def _cotangents(recording: _Recording, ct: Any) -> list[Any]:
-    leaves = tree.flatten_like(recording.out_structure, ct)
-    if leaves is None:
-        found = tree.flatten(ct)[1]
-        raise ShapeError(f"vjp: found a cotangent of structure {found}, expected {recording.out_structure}")
-    return [
-        _matching("vjp: found a cotangent", out, x) if out.dtype.kind == "f" else x
-        for out, x in zip(recording.primals_out, leaves, strict=True)
-    ]
-
-
-def _matching_tangents(name: str, primals: Sequence[Any], tangents: Sequence[Any]) -> list[Value]:
-    """The arrays of the tangents, of the structure of the primals; ShapeError unless shapes and dtypes are equal."""
-    leaves, structure = tree.flatten(tuple(primals))
-    vectors = tree.flatten_like(structure, tuple(tangents)) or []
-    return [_matching(f"{name}: found a tangent", x, t) for x, t in zip(leaves, vectors, strict=True)]
-
-
-def _matching(found: str, like: Any, x: Any) -> Value:
-    """The cotangent or tangent ``x`` as a value; ShapeError unless it has the shape and dtype of ``like``."""
-    like, x = (x.array() if isinstance(x, TracedNumber) else x for x in (like, x))
-    like = like if isinstance(like, Value) else array(like)
-    value = x if isinstance(x, Value) else array(np.asarray(x, like.dtype), device=like.device)
-    if value.shape != like.shape or value.dtype != like.dtype:
-        raise ShapeError(f"{found} {value.dtype}{list(value.shape)}, expected {like.dtype}{list(like.shape)}")
-    return value
-
-
-def _check_tuples(name: str, primals: Sequence[Any], tangents: Sequence[Any]) -> None:
-    for what, found in (("primals", primals), ("tangents", tangents)):
-        if not isinstance(found, (tuple, list)):
-            raise AdtrainError(
-                f"{name}: {what} must be a tuple with one entry for each argument, found {type(found).__name__}"
-            )
-    if tree.flatten_like(tree.flatten(tuple(primals))[1], tuple(tangents)) is None:
-        raise ShapeError(f"{name}: primals and tangents have different structures")

@@ -52,6 +52,10 @@ loops_p: Primitive = _fused("loops")
 product_p: Primitive = _fused("product")
 """A matrix product with an elementwise epilogue."""
 
+back_to_back_p: Primitive = _fused("back_to_back")
+"""Two matrix products with elementwise epilogues. The result of the first stays in registers, as an operand of the
+second. Each product comes after its `with_tiles` equation."""
+
 convolution_p: Primitive = _fused("convolution")
 """A convolution, or its input gradient, with an elementwise epilogue."""
 
@@ -155,7 +159,7 @@ PRODUCTS = (product_p, convolution_p, conv_pool_p)
 FUSED = frozenset(
     (
         *(loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, row_products_p),
-        *(column_sum_p, map_reduce_p, grouped_products_p, horizontal_p, exchanged_update_p, gathered_p),
+        *(back_to_back_p, column_sum_p, map_reduce_p, grouped_products_p, horizontal_p, exchanged_update_p, gathered_p),
         *(peer_exchanges_p, resident_steps_p, streamed_layer_p, layer_backward_p),
     )
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.batching_rules import shifted_axes
+from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
@@ -17,7 +18,7 @@ from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import accurate_sum, keep_axes, reshape
 from adtrain.ops.collectives import gather_shards, pairwise_sum
 from adtrain.ops.common import ArrayLike, as_value, require_float
-from adtrain.ops.elementwise import rsqrt, square
+from adtrain.ops.elementwise import astype, rsqrt, square
 from adtrain.ops.reduce import mean
 from adtrain.ops.shape import slice, stack
 
@@ -78,6 +79,28 @@ def _affine(y: Value, weight: ArrayLike | None, bias: ArrayLike | None, shape: S
     return y if bias is None else y + reshape(bias, shape)
 
 
+def _scale(axes: tuple[int, ...], eps: float) -> Callable[..., Value]:
+    """A function ``(x, y, variance, weight) -> y * weight``, where `standardize_p` computes y and variance from x.
+
+    Its derivative by x includes the part through y and variance, so these get no cotangent. ``weight`` does not vary
+    along ``axes``, so the derivative needs two sums, of ct and of ct y. These are also the gradients of bias and
+    weight.
+    """
+
+    def forward(x: Value, y: Value, variance: Value, weight: Value) -> tuple[Value, Any]:
+        return y * reshape(weight, variance.shape[1:]), (y, variance, weight)
+
+    def backward(residuals: Any, ct: Value) -> tuple[Value | None, ...]:
+        y, variance, weight = residuals
+        product = (ct * y).sum(axes, keepdims=True)
+        count = math.prod(y.shape[i] for i in axes)
+        scale = reshape(weight, variance.shape) * rsqrt(variance + eps)
+        dx = (ct - mean(ct, axes, keepdims=True) - y * (product / count)) * scale
+        return astype(dx, y.dtype), None, None, astype(reshape(product, weight.shape), weight.dtype)
+
+    return custom_vjp(forward, backward)
+
+
 def _check_parameter(name: str, what: str, parameter: Any, shape: tuple[int, ...]) -> None:
     if parameter is not None and as_value(parameter).shape != shape:
         raise ShapeError(f"{name}: the {what} has shape {as_value(parameter).shape}, expected {shape}")
@@ -135,6 +158,8 @@ def batch_norm(
         y, batch_mean, batch_var = _standardize_all(value, axes, shards, eps)
     else:
         y, batch_mean, batch_var = bind(standardize_p, value, axes=axes, eps=eps)
+        if weight is not None:
+            y, weight = _scale(axes, eps)(value, y, batch_var, as_value(weight)), None
     new_mean = average * (1 - momentum) + reshape(batch_mean, (channels,)) * momentum
     new_var = variance * (1 - momentum) + reshape(batch_var, (channels,)) * (momentum * count / (count - 1))
     return _affine(y, weight, bias, shape), new_mean, new_var

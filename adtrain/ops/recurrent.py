@@ -118,7 +118,7 @@ class _Rules:
 
 
 def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
-    """The primitive of a cell, and that of its gradient.
+    """The primitive of a cell, and the primitive of its gradient.
 
     ``cell(x, weight_hh, *biases, *initial states)`` is `recurrent_cells.run`. ``cell_grad(ct_h, weight_hh[, ct_c],
     *initial states, *outputs[, ct])`` is `recurrent_cells.run_grad`; ct_h and ct_c are cotangents of the last states.

@@ -20,6 +20,7 @@ from adtrain.passes.distribute_members import distribute_members
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_collectives import fold_collectives
 from adtrain.passes.fold_constants import fold_constants
+from adtrain.passes.fuse_back_to_back import fuse_back_to_back
 from adtrain.passes.fuse_batchwise import fuse_batchwise
 from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
 from adtrain.passes.fuse_column_sums import fuse_column_sums
@@ -86,7 +87,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
             fuse_products,
             fuse_gathers,
             share_first_launch,
-            partial(_stay_or_stream, target=target),
+            partial(_fuse_layers, target=target),
         )
     return (
         flatten_rows,
@@ -107,6 +108,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_row_products, target=target),
         fuse_rows,
         fuse_products,
+        partial(fuse_back_to_back, target=target),
         fuse_convolutions,
         partial(fuse_pooling, target=target),
         fuse_gathers,
@@ -117,10 +119,13 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     )
 
 
-def _stay_or_stream(program: Program, target: Target) -> Program:
-    """The last passes of a Program by member. The first layer stays on chip if it can, else it is streamed."""
+def _fuse_layers(program: Program, target: Target) -> Program:
+    """The last passes of a Program by member. If its first layer fits on chip, a step is one equation.
+
+    Otherwise, the first layer is streamed, and the gradients of other layers are fused with their updates.
+    """
     resident = fuse_resident_steps(readers_first(share_counters(program)), target)
-    if len(resident.equations) == 1:
+    if len(resident.equations) == 1:  # it fits
         return resident
     return readers_first(share_counters(fuse_layer_backward(stream_layer(program, target), target)))
 
@@ -196,6 +201,7 @@ __all__ = [
     "fold_collectives",
     "fold_constants",
     "fuse",
+    "fuse_back_to_back",
     "fuse_batchwise",
     "fuse_bias_gradients",
     "fuse_column_sums",

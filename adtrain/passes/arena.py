@@ -32,7 +32,7 @@ class Arena:
         self.requests: list[Request] = []
 
     def add(self, key: Variable | int, size: int, start: int, end: int) -> None:
-        self.requests.append(Request(key, aligned(size), start, end))
+        self.requests.append(Request(key, aligned_to_cache_line(size), start, end))
 
     def offsets(self) -> dict[Variable | int, int]:
         """The offset of each request."""
@@ -51,8 +51,8 @@ class Arena:
         return max((offsets[r.key] + r.size for r in self.requests), default=0)
 
 
-def aligned(size: int) -> int:
-    """`size` rounded up to a multiple of ALIGNMENT."""
+def aligned_to_cache_line(size: int) -> int:
+    """`size` in bytes, rounded up to whole cache lines."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 

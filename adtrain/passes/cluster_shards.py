@@ -215,7 +215,7 @@ class _Divider:
         return found
 
     def _add(self, equation: Equation, segment: int) -> None:
-        """Add a block's partial sum to a segment, and to the next one the equations that add those of all blocks."""
+        """Add a block's partial sum to a segment. The next segment adds the partial sums of all blocks."""
         own = self._own(equation)
         (y,) = own.outputs
         partial, *of_blocks = (Variable(y.type, y.device) for _ in range(self.blocks + 1))

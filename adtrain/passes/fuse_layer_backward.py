@@ -6,17 +6,16 @@ Both read the weights and the gradient of the layer's outputs. Together they rea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adtrain.core.fused import body_of, fuse, horizontal_p, layer_backward_p, per_member_p, product_p, renamed
+from adtrain.core.fused import body_of, fuse, layer_backward_p, per_member_p, product_p, renamed
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.resident_layer import MAX_BATCH, TERMS, TILE, WARPS
-from adtrain.passes.stream_layer import MIN_CAPABILITY, ROW_ALIGNMENT, of_members, without
+from adtrain.passes.stream_layer import MIN_CAPABILITY, ROW_ALIGNMENT, of_all_members, of_members, parts_of, without
 
 BLOCK_INPUTS = 64, 32, 16
 """Inputs of the layer that a block may have."""
@@ -71,88 +70,80 @@ def fuse_layer_backward(program: Program, target: Target) -> Program:
         return program
     equations = list(program.equations)
     for e in program.equations:
-        one = _product(e, transpose_a=False)
-        if one is None:
+        of_inputs = _product_of_inputs(e)
+        if of_inputs is None:
             continue
         at = equations.index(e)
-        gradient, weights = (_outside(e)[v] for v in one.params["body"].equations[0].inputs)
-        made = {v for x in equations[at:] for v in x.outputs}
-        for i, other in enumerate(equations[at:], at):
-            found = _update(other, gradient, weights, made) if i > at else None
-            if found is None:
+        gradient, weights = (of_all_members(e)[v] for v in body_of(of_inputs).equations[0].inputs)
+        later = {v for x in equations[at:] for v in x.outputs}
+        for i, other in enumerate(equations[at + 1 :], at + 1):
+            of_weights = _update(other, gradient, weights, later)
+            if of_weights is None:
                 continue
-            fused = _fused(e, one, other, found)
-            if not layer_backward_of(fused.params["body"].equations[0]).fits(target):
-                break
-            removed = {_outside(other)[v] for v in found.outputs}
-            equations[i : i + 1] = without(other, removed)
-            equations[at] = fused
+            fused = _fused(e, of_inputs, other, of_weights)
+            if layer_backward_of(fused.params["body"].equations[0]).fits(target):
+                removed = {of_all_members(other)[v] for v in of_weights.outputs}
+                equations[i : i + 1] = without(other, removed)
+                equations[at] = fused
             break
     return replace(program, equations=tuple(equations))
 
 
-def _members(equation: Equation) -> Sequence[Equation]:
-    if equation.primitive is not per_member_p:
-        return ()
-    (one,) = equation.params["body"].equations
-    found: Sequence[Equation] = one.params["body"].equations if one.primitive is horizontal_p else (one,)
-    return found
-
-
-def _outside(equation: Equation) -> dict[Variable, Variable]:
-    """For each variable of a `per_member` equation's body that is an input or output, that of all members."""
-    body: Program = equation.params["body"]
-    return dict(zip((*body.inputs, *body.outputs), (*equation.inputs, *equation.outputs), strict=True))
-
-
 def _is_product(equation: Equation, transpose_a: bool) -> bool:
+    """Whether it is a product of two float32 matrices in full precision, and the second is not transposed."""
     if equation.primitive is not product_p:
         return False
     product = body_of(equation).equations[0]
-    known = product.params
-    kind = known["transpose_a"], known["transpose_b"], known["precision"]
-    shapes = [v.type.shape for v in product.inputs]
+    kind = tuple(product.params[name] for name in ("transpose_a", "transpose_b", "precision"))
     float32 = all(v.type.dtype == np.float32 for v in (*product.inputs, *equation.outputs))
-    return kind == (transpose_a, False, FULL) and float32 and all(len(shape) == 2 for shape in shapes)
+    return kind == (transpose_a, False, FULL) and float32 and all(len(v.type.shape) == 2 for v in product.inputs)
 
 
-def _product(equation: Equation, transpose_a: bool) -> Equation | None:
-    """The `product` equation of a `per_member` equation of only this; None if it is another one."""
-    found = _members(equation)
-    return found[0] if len(found) == 1 and _is_product(found[0], transpose_a) else None
+def _product_of_inputs(equation: Equation) -> Equation | None:
+    """The equation in a `per_member` equation, if it is the only one and may be the gradient of a layer's inputs."""
+    found = parts_of(equation)
+    return found[0] if len(found) == 1 and _is_product(found[0], transpose_a=False) else None
 
 
-def _update(equation: Equation, gradient: Variable, weights: Variable, made: set[Variable]) -> Equation | None:
-    """The member that computes the gradient and update of `weights` from values that are not in `made`."""
+def _update(equation: Equation, gradient: Variable, weights: Variable, later: set[Variable]) -> Equation | None:
+    """The equation in a `per_member` equation that computes the gradient and update of `weights`.
+
+    Its inputs must not be in `later`. Those of the update must be arrays of the type of the weights, or single numbers.
+    """
     if equation.primitive is not per_member_p:
         return None
-    outside = _outside(equation)
-    for e in _members(equation):
+    outside = of_all_members(equation)
+    for e in parts_of(equation):
         if not _is_product(e, transpose_a=True):
             continue
         inputs = [outside[v] for v in e.inputs]
         product = body_of(e).equations[0]
-        shapes = {v.type.shape for v in (*product.outputs, *e.outputs)}
-        single = all(v.size == 1 or v.type.shape in shapes for v in e.inputs if v not in product.inputs)
-        arrays = sum(v.type.shape in shapes for v in e.inputs if v not in product.inputs)
-        alike = len(shapes) == 1 and single and arrays == len(e.outputs)
-        known = made.isdisjoint(inputs) and weights in inputs
-        if outside[product.inputs[0]] is gradient and known and alike:
+        types = {v.type for v in (*product.outputs, *e.outputs)}
+        of_update = [v for v in e.inputs if v not in product.inputs]
+        arrays = [v for v in of_update if v.type in types]
+        alike = len(types) == 1 and len(arrays) == len(e.outputs)
+        single = all(v.size == 1 for v in of_update if v not in arrays)
+        known = later.isdisjoint(inputs) and weights in inputs
+        if outside[product.inputs[0]] is gradient and known and alike and single:
             return e
     return None
 
 
 def _fused(first: Equation, of_inputs: Equation, second: Equation, of_weights: Equation) -> Equation:
-    """The `layer_backward` equation of all members, of parts of two `per_member` equations."""
-    inner = {v: w for w, v in _outside(first).items()}
+    """The `layer_backward` equation of all members.
+
+    Args:
+        first, second: `per_member` equations, which contain `of_inputs` and `of_weights`.
+    """
+    inner = {v: w for w, v in of_all_members(first).items()}
     flags = dict(zip(first.inputs, first.params["mapped"], strict=True))
     flags |= dict(zip(second.inputs, second.params["mapped"], strict=True))
-    outside = _outside(second)
+    outside = of_all_members(second)
     names = {}
     for v in (*of_weights.inputs, *of_weights.outputs):
         names[v] = inner.setdefault(outside[v], Variable(v.type, v.device))
     own = [of_inputs, renamed(of_weights, names)]
     one = fuse(layer_backward_p, own, {v for e in own for v in e.outputs})
-    of_all = _outside(first) | {w: v for v, w in inner.items()}
+    of_all = of_all_members(first) | {w: v for v, w in inner.items()}
     inputs, outputs = (tuple(of_all[v] for v in group) for group in (one.inputs, one.outputs))
     return of_members(one, inputs, outputs, [flags[v] for v in inputs], first.params["count"])

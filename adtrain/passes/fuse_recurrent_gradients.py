@@ -19,7 +19,7 @@ from adtrain.core.target import Target
 
 
 def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
-    """One equation for a recurrent gradient and those of weight_hh and biases, where the GPU has a kernel for them."""
+    """Compute a recurrent layer's gradient with those by weight_hh and biases, where the GPU has a kernel for all."""
     producer = {v: e for e in program.equations for v in e.outputs}
     fused: dict[Equation, Equation] = {}
     removed: set[Equation] = set()

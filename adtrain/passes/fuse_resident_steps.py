@@ -24,15 +24,10 @@ MIN_CAPABILITY = (9, 0)
 
 def fuse_resident_steps(program: Program, target: Target) -> Program:
     """The step of all members as one equation, if their first layer can stay on chip. Else the Program, unchanged."""
-    counts = {e.params["count"] for e in program.equations if e.primitive is per_member_p}
-    distinct = len(set(program.outputs)) == len(program.outputs)
-    if target.capability < MIN_CAPABILITY or not program.carries or not distinct or len(counts) != 1:
+    step = None if target.capability < MIN_CAPABILITY else step_of_members(program)
+    if step is None:
         return program
-    mapped = mapped_variables(program)
-    batched = any(mapped[e.outputs[0]] and e.primitive is not per_member_p for e in program.equations if not e.is_view)
-    if batched:
-        return program
-    body, names = of_one_member(program, mapped)
+    body, names, count = step
     made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}
     layer = resident_layer(body) if made.issuperset(body.outputs) else None
     blocks = layer.blocks(target.shared) if layer else None
@@ -43,13 +38,28 @@ def fuse_resident_steps(program: Program, target: Target) -> Program:
     one = Equation(resident_steps_p, body.inputs, {"body": body}, body.outputs)
     params = {
         "body": Program(body.inputs, {}, (one,), body.outputs),
-        "count": counts.pop(),
+        "count": count,
         "mapped": tuple(names[v].type != v.type for v in inputs),
         "shared": sum(names[v].type == v.type for v in outputs),
     }
     scopes = dict.fromkeys(scope for e in program.equations for scope in e.scope.split("+") if scope)
     fused = Equation(per_member_p, inputs, params, outputs, "+".join(scopes), layer.backward.phase)
     return replace(program, equations=(fused,))
+
+
+def step_of_members(program: Program) -> tuple[Program, Mapping[Variable, Variable], int] | None:
+    """What `of_one_member` makes of a step that can repeat, and the number of members.
+
+    None if the Program is no such step, or has an equation for all members other than `per_member`.
+    """
+    counts = {e.params["count"] for e in program.equations if e.primitive is per_member_p}
+    distinct = len(set(program.outputs)) == len(program.outputs)
+    if not program.carries or not distinct or len(counts) != 1:
+        return None
+    mapped = mapped_variables(program)
+    if any(mapped[e.outputs[0]] and e.primitive is not per_member_p for e in program.equations if not e.is_view):
+        return None
+    return *of_one_member(program, mapped), counts.pop()
 
 
 def mapped_variables(program: Program) -> dict[Variable, bool]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from adtrain.core.communicator import Communicator
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.arena import ALIGNMENT, aligned
+from adtrain.passes.arena import ALIGNMENT, aligned_to_cache_line
 from adtrain.passes.places import Place, nbytes, overwrites
 
 
@@ -59,7 +59,7 @@ class SlotPlanner:
                     self._all_to_all(e, slots)
                 else:
                     self._all_gather(i, e, slots)
-                slots.size += aligned(self.ranks.size * nbytes(e.inputs[0]))
+                slots.size += aligned_to_cache_line(self.ranks.size * nbytes(e.inputs[0]))
         return slots
 
     def _all_to_all(self, e: Equation, slots: Slots) -> None:

@@ -14,7 +14,7 @@ from adtrain.core.fused import body_of, fuse, gather_p, horizontal_p, per_member
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.passes.fuse_resident_steps import mapped_variables, of_one_member
+from adtrain.passes.fuse_resident_steps import step_of_members
 from adtrain.passes.resident_layer import (
     FLOAT,
     ROW_BYTES,
@@ -88,14 +88,10 @@ def streamed_layer_of(equation: Equation) -> StreamedLayer:
 
 def stream_layer(program: Program, target: Target) -> Program:
     """The Program with two `streamed_layer` equations, if its first layer is suitable. Else the Program, unchanged."""
-    counts = {e.params["count"] for e in program.equations if e.primitive is per_member_p}
-    distinct = len(set(program.outputs)) == len(program.outputs)
-    if target.capability < MIN_CAPABILITY or not program.carries or not distinct or len(counts) != 1:
+    step = None if target.capability < MIN_CAPABILITY else step_of_members(program)
+    if step is None:
         return program
-    mapped = mapped_variables(program)
-    if any(mapped[e.outputs[0]] and e.primitive is not per_member_p for e in program.equations if not e.is_view):
-        return program
-    body, names = of_one_member(program, mapped)
+    body, names, count = step
     layer = resident_layer(body)
     if layer is None:
         return program
@@ -122,7 +118,7 @@ def stream_layer(program: Program, target: Target) -> Program:
         for x in own:
             inputs, outputs = (tuple(of_all[v] for v in group) for group in (x.inputs, x.outputs))
             flags = [names[v].type != v.type for v in inputs]
-            equations.append(of_members(x, inputs, outputs, flags, *counts))
+            equations.append(of_members(x, inputs, outputs, flags, count))
     return replace(program, equations=tuple(equations))
 
 
@@ -134,14 +130,27 @@ def of_members(
     return replace(one, primitive=per_member_p, inputs=tuple(inputs), outputs=tuple(outputs), params=params)
 
 
-def without(equation: Equation, removed: set[Variable]) -> Iterator[Equation]:
-    """A `per_member` equation without those of its members that compute `removed` values, if others are left."""
+def parts_of(equation: Equation) -> Sequence[Equation]:
+    """The equations in a `per_member` equation; none in another one."""
+    if equation.primitive is not per_member_p:
+        return ()
+    (one,) = equation.params["body"].equations
+    found: Sequence[Equation] = one.params["body"].equations if one.primitive is horizontal_p else (one,)
+    return found
+
+
+def of_all_members(equation: Equation) -> dict[Variable, Variable]:
+    """For each input and output in the body of a `per_member` equation, the variable of all members."""
     body: Program = equation.params["body"]
-    (one,) = body.equations
-    outside = dict(zip((*body.inputs, *body.outputs), (*equation.inputs, *equation.outputs), strict=True))
+    return dict(zip((*body.inputs, *body.outputs), (*equation.inputs, *equation.outputs), strict=True))
+
+
+def without(equation: Equation, removed: set[Variable]) -> Iterator[Equation]:
+    """A `per_member` equation without the parts that compute `removed` values. Nothing if no part is left."""
+    body: Program = equation.params["body"]
+    outside = of_all_members(equation)
     flags = dict(zip(body.inputs, equation.params["mapped"], strict=True))
-    members = one.params["body"].equations if one.primitive is horizontal_p else (one,)
-    left = [m for m in members if removed.isdisjoint(outside[v] for v in m.outputs)]
+    left = [part for part in parts_of(equation) if removed.isdisjoint(outside[v] for v in part.outputs)]
     if left:
         own = left[0] if len(left) == 1 else fuse(horizontal_p, left, body.outputs)
         inputs, outputs = (tuple(outside[v] for v in group) for group in (own.inputs, own.outputs))

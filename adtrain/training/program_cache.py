@@ -22,7 +22,7 @@ import numpy as np
 
 from adtrain.assets import asset_path
 from adtrain.cache import digest, open_cache
-from adtrain.config.specs import Spec
+from adtrain.config.family import Spec
 from adtrain.core.array import Array, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.primitive import PRIMITIVES, Primitive

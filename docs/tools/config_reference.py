@@ -16,6 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from adtrain.config import document, specs
+from adtrain.config.family import Spec
 from adtrain.option_types import Expected
 
 PAGE = Path(__file__).parents[1] / "reference" / "config.md"
@@ -259,7 +260,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _kind(spec: type[specs.Spec]) -> str:
+def _kind(spec: type[Spec]) -> str:
     """A layer or other: what it does, its shortest form, and its options."""
     lines = [_row(spec, name, name) for name in spec.model_fields]
     required = {name: EXAMPLES[name] for name, field in spec.model_fields.items() if field.is_required()}
@@ -306,7 +307,7 @@ def _default(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
     if default == ():  # the description says how it follows from the data
         return ""
-    return "`null`" if default is None else f"`{default.kind if isinstance(default, specs.Spec) else _yaml(default)}`"
+    return "`null`" if default is None else f"`{default.kind if isinstance(default, Spec) else _yaml(default)}`"
 
 
 def _yaml(value: Any) -> str:

@@ -42,6 +42,7 @@ typedef struct {
     int64_t y_first, y_channel, y_row, y_column; /* offset and strides of a group's output in y */
     int64_t groups, group_planes; /* each group of channels has its own planes, weights and output */
     int64_t vectors, count; /* vectors per tile; number of spans, a multiple of vectors */
+    bool whole_rows;        /* no span crosses the end of a row, except the last of short rows */
     Span *spans;
     T *w; /* for each group and block of channels, tap by tap */
 } Correlation;
@@ -52,8 +53,9 @@ static inline int64_t block_begin(const Correlation *c, int64_t block) {
     return c->channels * block / block_count(c);
 }
 
-/* The fewest spans that cover all outputs or, with `whole_rows`, the fewest that do not cross the end of a row. The
-   last one is moved back so that nothing past the last output is read. Returns their number. */
+/* The fewest spans that cover all outputs or, with `whole_rows`, the fewest that do not cross the end of a row, or one
+   for each row of fewer than LANES outputs. The last one is moved back so that nothing past the last output is read.
+   Returns their number. */
 static int64_t cover(const Correlation *c, bool whole_rows, Span *spans) {
     const int64_t total = (c->rows - 1) * c->pitch + c->columns;
     int64_t count = 0, place = 0;
@@ -61,12 +63,24 @@ static int64_t cover(const Correlation *c, bool whole_rows, Span *spans) {
         int64_t row = place / c->pitch, column = place - row * c->pitch;
         if (column >= c->columns) row++, column = 0;
         place = row * c->pitch + column;
-        const int64_t latest = whole_rows ? row * c->pitch + c->columns - LANES : total - LANES;
+        const bool short_rows = whole_rows && c->columns < LANES;
+        const int64_t next_row = (row + 1) * c->pitch;
+        const int64_t latest = whole_rows && !short_rows ? row * c->pitch + c->columns - LANES : total - LANES;
         if (place > latest && latest >= 0) place = latest, row = place / c->pitch, column = place - row * c->pitch;
         spans[count++] = (Span){place, row, column, 0, 0};
-        place += LANES;
+        place = short_rows ? next_row : place + LANES;
     }
     return count;
+}
+
+/* Whether each row of the output begins where the one before it ends. What a vector stores past the end of a row, the
+   next row then replaces. */
+static inline bool rows_touch(const Correlation *c) { return c->y_column == 1 && c->y_row == c->columns; }
+
+/* Whether a vector stores all lanes of a span. */
+static inline bool is_stored_whole(const Correlation *c, Span span) {
+    if (c->y_column == 1 && span.column + LANES <= c->columns) return true;
+    return c->whole_rows && rows_touch(c) && span.column == 0 && (c->rows - span.row) * c->columns >= LANES;
 }
 
 /* Chooses the spans that take the least time. A span across the end of a row is stored element by element, which costs
@@ -77,7 +91,10 @@ static void choose_spans(Correlation *c) {
     int64_t count = cover(c, false, spans), split = 0;
     for (int64_t s = 0; s < count; s++) split += spans[s].column + LANES > c->columns;
     const int64_t whole = c->rows * ceil_div(c->columns, LANES), taps = c->kernel_rows * c->row_taps;
-    if (c->columns >= LANES && whole * taps <= count * taps + split * TAPS_OF_SPLIT) count = cover(c, true, spans);
+    if ((c->columns >= LANES || rows_touch(c)) && whole * taps <= count * taps + split * TAPS_OF_SPLIT) {
+        count = cover(c, true, spans);
+        c->whole_rows = true;
+    }
     for (; count % c->vectors; count++) spans[count] = spans[count - 1];
     c->count = count;
 }
@@ -139,7 +156,7 @@ SPECIALISED void tile(const Correlation *c, const T *w, const T *image, T *y, co
             UNROLL for (int v = 0; v < vectors; v++) sums[i][v] += w[i] * x[v];
     }
     UNROLL for (int v = 0; v < vectors; v++) {
-        if (c->y_column == 1 && spans[v].column + LANES <= c->columns) {
+        if (is_stored_whole(c, spans[v])) {
             T *to = y + spans[v].row * c->y_row + spans[v].column;
             const int64_t y_channel = c->y_channel;
             UNROLL for (int i = 0; i < channels; i++) store(to + i * y_channel, sums[i][v]);

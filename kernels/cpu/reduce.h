@@ -14,8 +14,7 @@
 
 enum {
     LANES = 32,
-    SHORT_ROW = 128, /* a row of fewer elements uses SHORT_ROW_LANES */
-    SHORT_ROW_LANES = 8,
+    FEW_LANES = 4,      /* for the elements that fill no group of LANES */
     BLOCK = 64 * LANES, /* elements of a row that make one partial result */
     BLOCK_ROWS = 64,    /* elements of a column that make one */
     COLUMNS = 1024,     /* maximum of neighbouring columns of a unit of work */
@@ -32,34 +31,44 @@ typedef struct {
     int64_t columns; /* of a unit of work */
 } Lengths;
 
-/* At most BLOCK elements; `lanes` is a constant, a power of two. */
-static inline TOTAL fold_block(const T *x, int64_t n, const int64_t lanes) {
+/* Combines the elements from x[i] to x[n - 1] in groups of `lanes`, a constant power of two, and adds the result to
+   `result` and `sum`. Returns the index of the first element that is in no group. */
+SPECIALISED int64_t fold_groups(const T *x, int64_t i, int64_t n, const int64_t lanes, PART *result, T *sum) {
+    if (i + lanes > n)
+        return i;
     PART lane[LANES];
-    T sum[LANES]; /* only where LOSES_NAN */
-    const bool filled = n >= lanes; /* with the first elements, which is faster than with START */
-    for (int64_t k = 0; k < lanes; k++) lane[k] = filled ? FOLD(START, x[k]) : START, sum[k] = filled ? x[k] : 0;
-    int64_t i = filled ? lanes : 0;
-    for (; i + lanes <= n; i += lanes)
+    T added[LANES]; /* only where LOSES_NAN */
+    for (int64_t k = 0; k < lanes; k++) lane[k] = FOLD(START, x[i + k]), added[k] = x[i + k];
+    for (i += lanes; i + lanes <= n; i += lanes)
         for (int64_t k = 0; k < lanes; k++) {
             lane[k] = FOLD(lane[k], x[i + k]);
-            if (LOSES_NAN) sum[k] += x[i + k];
+            if (LOSES_NAN) added[k] += x[i + k];
         }
-    for (int64_t k = 0; i < n; i++, k++) lane[k] = FOLD(lane[k], x[i]), sum[k] += x[i];
     UNROLL for (int64_t half = lanes / 2; half > 0; half /= 2)
         for (int64_t k = 0; k < half; k++) {
             lane[k] = FOLD(lane[k], lane[k + half]);
-            if (LOSES_NAN) sum[k] += sum[k + half];
+            if (LOSES_NAN) added[k] += added[k + half];
         }
-    if (LOSES_NAN && sum[0] != sum[0])
-        for (i = 0; i < n; i++) lane[0] = COMBINE(lane[0], x[i]);
-    return lane[0];
+    *result = FOLD(*result, lane[0]);
+    *sum += added[0];
+    return i;
+}
+
+/* At most BLOCK elements. */
+static inline TOTAL fold_block(const T *x, int64_t n) {
+    PART result = START;
+    T sum = 0;
+    int64_t i = fold_groups(x, 0, n, LANES, &result, &sum);
+    i = fold_groups(x, i, n, FEW_LANES, &result, &sum);
+    for (; i < n; i++) result = FOLD(result, x[i]), sum += x[i];
+    if (LOSES_NAN && sum != sum)
+        for (i = 0; i < n; i++) result = COMBINE(result, x[i]);
+    return result;
 }
 
 static TOTAL fold_row(const T *x, int64_t n) {
-    if (n < SHORT_ROW)
-        return fold_block(x, n, SHORT_ROW_LANES);
     TOTAL total = START;
-    for (int64_t i = 0; i < n; i += BLOCK) total = COMBINE(total, fold_block(x + i, min_i64(BLOCK, n - i), LANES));
+    for (int64_t i = 0; i < n; i += BLOCK) total = COMBINE(total, fold_block(x + i, min_i64(BLOCK, n - i)));
     return total;
 }
 

@@ -17,6 +17,10 @@ void FN(sum_into)(const T *x, U *y, int64_t a, int64_t b, int64_t c, int64_t d, 
         for (int64_t i = 0; i < a * c * e; i++) y[i] += (U)x[i];
         return;
     }
+    if (b * d == 1 && f > 1) { /* rows one after the other */
+        for (int64_t i = 0; i < a * c * e; i++) y[i] += (U)fold_row(x + i * f, f);
+        return;
+    }
     const Lengths n = {a, b, c, d, e, f, COLUMNS};
     TOTAL total[COLUMNS];
     for (int64_t unit = 0; unit < count_units(n); unit++) {

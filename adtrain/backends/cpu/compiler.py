@@ -133,7 +133,7 @@ def _short_spins() -> Iterator[None]:
         yield
     finally:
         if not given:
-            del os.environ["GOMP_SPINCOUNT"]
+            os.environ.pop("GOMP_SPINCOUNT", None)  # another thread may have loaded a library meanwhile
 
 
 def _end_threads_before_fork(library: ctypes.CDLL) -> None:

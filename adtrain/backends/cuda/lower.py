@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
+from adtrain.backends.cuda.codegen.back_to_back import back_to_back, weight_tiles
 from adtrain.backends.cuda.codegen.column_sum import column_sum_kernels
 from adtrain.backends.cuda.codegen.grouped_products import grouped_products
 from adtrain.backends.cuda.codegen.horizontal import horizontal
@@ -28,6 +29,7 @@ from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import (
     PRODUCTS,
+    back_to_back_p,
     column_sum_p,
     conv_pool_p,
     grouped_products_p,
@@ -47,6 +49,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
+from adtrain.core.weight_tiles import weight_tiles_p
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fuse_horizontally import MAX_K
@@ -175,6 +178,10 @@ class Lowering:
             return column_sum_kernels(equation, self.target)
         if equation.primitive is map_reduce_p:
             return map_reduce_kernels(equation, self.target)
+        if equation.primitive is back_to_back_p:
+            return [back_to_back(equation)]
+        if equation.primitive is weight_tiles_p:
+            return [weight_tiles(equation)]
         if equation.primitive is grouped_products_p:
             return grouped_products(equation, self.target)
         if equation.primitive is horizontal_p:

@@ -28,9 +28,9 @@ def launch_shapes() -> dict[str, Any]:
     """Times of adding two arrays of ELEMENTS at each launch shape, by CUDA events, as JSON values. "rule" marks the
     shape that adtrain uses."""
     from adtrain.backends.cuda.launch_plan import LaunchPlan
-    from adtrain.backends.cuda.runtime.device import Shape
     from adtrain.backends.cuda.runtime.graph import Graphs
     from adtrain.backends.cuda.runtime.launch import Launch
+    from adtrain.backends.cuda.runtime.loaded_kernel import Shape
 
     gpu: Any = backend("gpu")
     device = gpu.device

@@ -13,7 +13,7 @@ from adtrain.lowering.cpu.shapes import in_full
 CACHE_LINE = 64
 """Bytes to which each part of a function's scratch is rounded up; vectors may read that far past its end."""
 
-CORRELATION = 160
+CORRELATION = 168
 """Bytes of a struct of `kernels/cpu/correlate.h`."""
 
 

@@ -77,13 +77,3 @@ template <typename E, int N> __device__ __forceinline__ Vector<E, N> load(const 
 template <typename E, int N> __device__ __forceinline__ void store(E *to, int64_t i, const Vector<E, N> &v) {
     *reinterpret_cast<Vector<E, N> *>(to + i) = v;
 }
-
-// Stores four numbers by one instruction. The compiler may make four of an assignment.
-__device__ __forceinline__ void store_four(float *to, const Vector<float, 4> &v) {
-#if __CUDA_ARCH__ >= 700
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};"
-        ::"l"(to), "f"(v.lane[0]), "f"(v.lane[1]), "f"(v.lane[2]), "f"(v.lane[3]) : "memory");
-#else
-    *(Vector<float, 4> *)to = v;
-#endif
-}

@@ -5,7 +5,7 @@
 //
 // Rounded operands (MANTISSA) have one term, in tf32 or bfloat16, and WGMMA sums all their products.
 //
-// In bf16x3 WGMMA truncates when it adds. So it sums the products of first terms, which are exact, over one tap only; float32
+// WGMMA truncates when it adds. So in bf16x3 it sums the products of first terms, which are exact, over one tap only; float32
 // additions sum the results. The low-order products, 2^-8 of the others, have accumulators of their own.
 //
 // STACKED, for at most 32 filters: half of the rows are first terms, the other half second terms of the same filters; then
@@ -35,11 +35,11 @@ static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * TAPS * W
 // The terms of low-order product i.
 __device__ constexpr TermPair low_pair(int i) {
     constexpr TermPair pairs[] = {{0, 2}, {1, 0}, {0, 1}};
-    return STACKED ? pairs[3 - LOW_PAIRS + i] : low_order_pair(i);
+    return STACKED ? pairs[i] : low_order_pair(i);
 }
 
-// Stores the weights as operands, in scratch. For FALLBACK conv/pack_images.cu stores them.
-KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
+// Packs the weights as operands, in scratch. For FALLBACK conv/pack_images.cu packs them.
+KERNEL pack_weights(const T *x, const T *w, const Epilogue epilogue, int64_t batch, char *scratch) {
     wait_for_inputs();
     const WeightReader weights = {w};
     for (int i = grid_index(); i < FILTER_BLOCKS * FILTERS * WEIGHT_CHUNKS; i += grid_size()) {
@@ -51,10 +51,45 @@ KERNEL split_weights(const T *x, const T *w, const Epilogue epilogue, int64_t ba
     }
 }
 
+// The tiles that a block computes. FALLBACK: only tiles with marked positions.
+struct BlockTiles {
+    const Tiles &tiles;
+    const ConvScratch &scratch_layout;
+    int positions; // of all images
+
+    __device__ __forceinline__ bool takes(int tile) const {
+        if (!FALLBACK) return true;
+        const int filter = tiles.filter(tile), first = tiles.position(tile), end = min(first + TILE, positions);
+        bool found = false;
+        const int begin = first / FALLBACK_POSITIONS * FALLBACK_POSITIONS;
+        for (int position = begin; position < end; position += FALLBACK_POSITIONS)
+            found |= scratch_layout.falls_back(position, filter);
+        return found;
+    }
+    // The first of them from `tile` on.
+    __device__ __forceinline__ int next(int tile) const {
+        while (tile < tiles.count && !takes(tile)) tile += gridDim.x;
+        return tile;
+    }
+    __device__ __forceinline__ int first() const { return next(blockIdx.x); }
+    __device__ __forceinline__ int after(int tile) const { return next(tile + gridDim.x); }
+
+    // Whether there are any. By all threads.
+    __device__ __forceinline__ bool any() const {
+        __shared__ bool found;
+        found = false;
+        __syncthreads();
+        for (int tile = blockIdx.x + threadIdx.x * gridDim.x; tile < tiles.count; tile += blockDim.x * gridDim.x)
+            if (takes(tile)) found = true;
+        __syncthreads();
+        return found;
+    }
+};
+
 // By the first warp: copies the weights of all tiles that a block computes, and prefetches their auxiliary inputs. It takes part in
 // the pipeline of the images, so that it is not far ahead of them.
-template <class BlockTiles> __device__ __forceinline__ void load_weights(const BlockTiles &taken, const Tiles &tiles,
-    const Epilogue &epilogue, int batch, Pipelines &pipeline, char *shared, const char *all) {
+__device__ __forceinline__ void load_weights(const BlockTiles &taken, const Tiles &tiles, const Epilogue &epilogue, int batch,
+    Pipelines &pipeline, char *shared, const char *all) {
     PipelineState<IMAGE_STAGES> image;
     PipelineState<WEIGHT_STAGES> weight;
     for (int tile = taken.first(); tile < tiles.count; tile = taken.after(tile)) {
@@ -70,7 +105,7 @@ template <class BlockTiles> __device__ __forceinline__ void load_weights(const B
 }
 
 // By the other producers: loads the images of these tiles.
-template <class BlockTiles> __device__ __forceinline__ void load_images(
+__device__ __forceinline__ void load_images(
     const InputImages &images, const BlockTiles &taken, const Tiles &tiles, Pipelines &pipeline, char *shared) {
     ImageLoader<ImageLayout, LOADERS, REACH_BACK> loader = {images, (int)threadIdx.x - WARP};
     const auto start = [&](int tile, int channel_block) {
@@ -178,41 +213,6 @@ __device__ __forceinline__ void recompute_non_finite(
     }
 }
 
-// The tiles that a block computes. FALLBACK: only tiles with marked positions.
-struct FallbackTiles {
-    const Tiles &tiles;
-    const ConvScratch &scratch_layout;
-    int positions; // of all images
-
-    __device__ __forceinline__ bool takes(int tile) const {
-        if (!FALLBACK) return true;
-        const int filter = tiles.filter(tile), first = tiles.position(tile), end = min(first + TILE, positions);
-        bool found = false;
-        const int begin = first / FALLBACK_POSITIONS * FALLBACK_POSITIONS;
-        for (int position = begin; position < end; position += FALLBACK_POSITIONS)
-            found |= scratch_layout.falls_back(position, filter);
-        return found;
-    }
-    // The first of them from `tile` on.
-    __device__ __forceinline__ int next(int tile) const {
-        while (tile < tiles.count && !takes(tile)) tile += gridDim.x;
-        return tile;
-    }
-    __device__ __forceinline__ int first() const { return next(blockIdx.x); }
-    __device__ __forceinline__ int after(int tile) const { return next(tile + gridDim.x); }
-
-    // Whether there are any. By all threads.
-    __device__ __forceinline__ bool any() const {
-        __shared__ bool found;
-        found = false;
-        __syncthreads();
-        for (int tile = blockIdx.x + threadIdx.x * gridDim.x; tile < tiles.count; tile += blockDim.x * gridDim.x)
-            if (takes(tile)) found = true;
-        __syncthreads();
-        return found;
-    }
-};
-
 // The mask of `write`.
 struct FallbackMask {
     const ConvScratch &scratch_layout;
@@ -231,7 +231,7 @@ KERNEL __launch_bounds__(THREADS, 1) conv_shifted_bf16x3(const T *x, const T *w,
     const InputImages images = {x, (int)batch};
     const Tiles tiles(batch);
     const ConvScratch scratch_layout(scratch);
-    const FallbackTiles taken = {tiles, scratch_layout, (int)batch * IMAGE_PITCH};
+    const BlockTiles taken = {tiles, scratch_layout, (int)batch * IMAGE_PITCH};
     if (FALLBACK && !taken.any()) return;
     char *of_images = aligned_shared<128>();
     char *of_weights = of_images + IMAGE_STAGES * ImageLayout::SIZE;

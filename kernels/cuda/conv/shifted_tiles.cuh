@@ -1,7 +1,7 @@
 // Tiles, weights, pipeline and epilogue of the shifted implicit GEMM kernels for y and dx. Read conv/shifted.cuh first.
 //
 // A tile has FILTERS filters as rows and TILE positions as columns; a pipeline stage has STAGE_CHANNELS channels of one tap.
-// Of PRODUCERS threads one copies the weights, which an earlier launch has split, and LOADERS load the images. Each of
+// Of PRODUCERS threads one copies the weights, which an earlier launch has packed, and LOADERS load the images. Each of
 // MMA_WARPGROUPS warpgroups computes COLUMNS of the columns.
 //
 // TILES_PER_IMAGE = 0: tiles cover the flat index without gaps. Otherwise each image starts with a tile and has

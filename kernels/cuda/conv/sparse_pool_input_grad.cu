@@ -6,7 +6,7 @@
 // of the window and each e from 0 to KW / 2 has a matrix of weights, with 2 k per filter and 2 columns per channel. Its
 // elements are 0 where there is no such tap.
 //
-// Rounded operands (MANTISSA) have one term, in tf32 or bfloat16, and WGMMA sums all their products. Others are bf16x3. Of these
+// Rounded operands (MANTISSA) have one term, in tf32 or bfloat16, and WGMMA sums all their products. Other operands are bf16x3. Then
 // WGMMA sums the products of first terms over one matrix, as in conv/shifted_bf16x3.cu. One WGMMA multiplies by two neighbouring
 // terms of the weights, so the low-order products have two accumulators: products with second terms, and smaller ones. The
 // products of third terms of the gradient use the accumulator of the first terms, and are added to the smaller ones.
@@ -46,8 +46,8 @@ static_assert(WEIGHT_BYTES >= (int64_t)FILTER_BLOCKS * CHANNEL_BLOCKS * WEIGHT_M
     "scratch");
 #endif
 
-// The weights as operands, in scratch, in the order of the stages.
-KERNEL split_weights(const T *g, const int32_t *where, const T *w, const Epilogue epilogue, int64_t batch,
+// Packs the weights as operands, in scratch, in the order of the stages.
+KERNEL pack_weights(const T *g, const int32_t *where, const T *w, const Epilogue epilogue, int64_t batch,
     char *scratch) {
     wait_for_inputs();
     constexpr int WORDS = WeightLayout::GROUPS * COLUMNS; // of a matrix

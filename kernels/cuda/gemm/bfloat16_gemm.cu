@@ -153,7 +153,7 @@ KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const uint16_t *a, const uint
         pipeline.init(2, CONSUMERS / WARP);
         fence_mbarrier_init();
     }
-    wait_for_inputs(); // maps and barriers read no inputs
+    wait_for_inputs(); // nothing before it reads memory
     __syncthreads();
     const Work work(batch, m, n, k, whole);
     char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);

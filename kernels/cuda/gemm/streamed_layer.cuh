@@ -2,16 +2,19 @@
 // block has UNITS rows of the weight matrix. It reads and writes them once: it computes the gradient, updates the weights in
 // registers, and multiplies the new weights by the next batch.
 //
-// gemm/byte_layer.cuh says which numbers a lane has.
+// Tiles of weights are those of gemm/weight_tile.cuh. gemm/byte_layer.cuh says which numbers of a batch a lane has.
 #pragma once
 #include "common/cp_async.cuh"
 #include "gemm/byte_layer.cuh"
+#include "gemm/weight_tile.cuh"
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
-constexpr int PREFETCH = 1; // chunks that a warp prefetches to L2, behind the one that it loads
+// A warp multiplies a chunk, loads the next one, and prefetches so many chunks after that to L2.
+constexpr int PREFETCHED_CHUNKS = 1;
 
-// Neighbouring groups of warps have neighbouring chunks of inputs, so that a block reads and writes long pieces of rows at a time.
+// Neighbouring groups of warps have neighbouring chunks of inputs, so that a block reads and writes many neighbouring inputs of a
+// row at a time.
 //
 // If UPDATES, it computes the gradient for a batch and updates the weights. If MULTIPLIES, it multiplies the weights by a batch, the
 // next one if both.
@@ -23,24 +26,26 @@ struct StreamedLayer : ByteLayer<INPUTS, UNITS, BATCH> {
     using Base::CHUNKS, Base::COLUMNS, Base::K_STEPS, Base::TILES, Base::GROUPS, Base::FRAGMENTS;
     using Base::weight_sums, Base::rows, Base::scale, Base::shift, Base::tile, Base::group, Base::lane, Base::g, Base::c, Base::index;
     using Base::fragment;
-    static constexpr int WARPS = THREADS / WARP, FRAGMENT_PAIRS = (TILES * K_STEPS + WARPS - 1) / WARPS;
+    static constexpr int WARPS = THREADS / WARP, WARP_FRAGMENTS = (TILES * K_STEPS + WARPS - 1) / WARPS;
     static_assert(GROUPS <= CHUNKS, "a chunk for each group");
 
-    // Bytes of shared memory. A row of a batch begins 16 bytes after a multiple of 128, so that lanes read without bank conflicts.
+    // Bytes of shared memory. WORKSPACE: batches, which partial sums replace. A row of a batch begins 16 bytes after a multiple of
+    // 128, so that lanes read without bank conflicts.
     static constexpr int PITCH = INPUTS + (16 - INPUTS % 128 + 128) % 128, BATCH_BYTES = BATCH * PITCH;
     static constexpr int PARTIAL_SUMS = GROUPS * UNITS * BATCH * 4;
-    static constexpr int BATCHES = (UPDATES + MULTIPLIES) * BATCH_BYTES, FIRST_BYTES = BATCHES > PARTIAL_SUMS ? BATCHES : PARTIAL_SUMS;
-    static constexpr int SHARED = FIRST_BYTES + FRAGMENTS + Base::SUMS + 2 * BATCH * 4;
-    static constexpr int NEXT = UPDATES; // the batch that weights are multiplied by
+    static constexpr int BATCHES = (UPDATES + MULTIPLIES) * BATCH_BYTES;
+    static constexpr int WORKSPACE = BATCHES > PARTIAL_SUMS ? BATCHES : PARTIAL_SUMS;
+    static constexpr int SHARED = WORKSPACE + FRAGMENTS + Base::SUMS + 2 * BATCH * 4;
+    static constexpr int NEXT = UPDATES; // the batch that weights are multiplied by: 1 if the gradient is that of batch 0
 
     char *const batches; // this batch and the next one, or only one of them; afterwards partial sums of the outputs
 
     __device__ StreamedLayer(float scale, float shift)
-        : Base((char *)shared_bytes + FIRST_BYTES, (float *)((char *)shared_bytes + FIRST_BYTES + FRAGMENTS), scale, shift),
+        : Base((char *)shared_bytes + WORKSPACE, (float *)((char *)shared_bytes + WORKSPACE + FRAGMENTS), scale, shift),
           batches((char *)shared_bytes) {}
 
-    // Sets where the examples of a batch begin in the table of `count` examples. indices: of the examples of all batches. A barrier
-    // of the block must follow.
+    // Sets where the examples of a batch begin in the table of `count` examples. which: the batch in shared memory, 0 or 1. batch: its
+    // number among all batches, whose examples have these indices. A barrier of the block must follow.
     template <typename I> __device__ __forceinline__ void set_rows(
         int which, const I *indices, int64_t batch, int batches, int count, int *bad) const {
         const bool valid = batch >= 0 && batch < batches;
@@ -70,32 +75,22 @@ struct StreamedLayer : ByteLayer<INPUTS, UNITS, BATCH> {
     // Loads the gradient of the outputs and splits it into float16 terms, the operand of the gradient product. gradient: points to
     // this block's first unit; a row of the batch has `pitch` numbers. A barrier of the block must follow.
     __device__ __forceinline__ void load_gradient(const float *gradient, int pitch) const {
-        float numbers[FRAGMENT_PAIRS][4][2];
+        float numbers[WARP_FRAGMENTS][4][2];
         #pragma unroll
-        for (int i = 0; i < FRAGMENT_PAIRS; i++) {
-            const int pair = threadIdx.x / WARP + i * WARPS, of_tile = pair % TILES, step = pair / TILES;
+        for (int i = 0; i < WARP_FRAGMENTS; i++) {
+            const int own = threadIdx.x / WARP + i * WARPS, unit_tile = own % TILES, step = own / TILES;
             if (step >= K_STEPS) break;
-            Base::load_gradient(gradient, pitch, of_tile, step, numbers[i]);
+            Base::load_gradient(gradient, pitch, unit_tile, step, numbers[i]);
         }
         __syncthreads();
         #pragma unroll
-        for (int i = 0; i < FRAGMENT_PAIRS; i++) {
-            const int pair = threadIdx.x / WARP + i * WARPS, of_tile = pair % TILES, step = pair / TILES;
+        for (int i = 0; i < WARP_FRAGMENTS; i++) {
+            const int own = threadIdx.x / WARP + i * WARPS, unit_tile = own % TILES, step = own / TILES;
             if (step >= K_STEPS) break;
-            Base::split_gradient(of_tile, step, numbers[i]);
+            Base::split_gradient(unit_tile, step, numbers[i]);
         }
     }
 
-    // The weights and their optimizer state that this lane has of a chunk.
-    struct Loaded {
-        Four of[STATES][2];
-    };
-    __device__ __forceinline__ void load(Loaded &loaded, const float *const (&from)[STATES], int chunk) const {
-        #pragma unroll
-        for (int s = 0; s < STATES; s++)
-            #pragma unroll
-            for (int half = 0; half < 2; half++) loaded.of[s][half] = ::load<float, 4>(from[s] + index(chunk, half));
-    }
     // Prefetches a chunk to L2: 64 bytes of each of 16 units.
     __device__ __forceinline__ void prefetch(const float *const (&from)[STATES], int chunk) const {
         if (chunk >= CHUNKS) return;
@@ -106,7 +101,7 @@ struct StreamedLayer : ByteLayer<INPUTS, UNITS, BATCH> {
     // Prefetches the first chunks of this warp.
     __device__ __forceinline__ void prefetch_first(const float *const (&from)[STATES]) const {
         #pragma unroll
-        for (int i = 0; i <= PREFETCH; i++) prefetch(from, group + i * GROUPS);
+        for (int i = 0; i <= PREFETCHED_CHUNKS; i++) prefetch(from, group + i * GROUPS);
     }
 
     // Goes over the weights once. from, to: this block's rows of weights and state, before and after.
@@ -115,13 +110,13 @@ struct StreamedLayer : ByteLayer<INPUTS, UNITS, BATCH> {
         Outputs &outputs, const float *const (&from)[STATES], float *const (&to)[STATES], const Update &update) const {
         float shifts[2], scales[2];
         if (UPDATES) this->find_scales(shifts, scales);
-        Loaded ahead;
-        load(ahead, from, group);
+        WeightTile<STATES> next;
+        next.load(from, [&](int half) { return index(group, half); });
         #pragma unroll 1
         for (int chunk = group; chunk < CHUNKS; chunk += GROUPS) {
-            Loaded now = ahead;
-            if (chunk + GROUPS < CHUNKS) load(ahead, from, chunk + GROUPS);
-            prefetch(from, chunk + (PREFETCH + 1) * GROUPS);
+            WeightTile<STATES> current = next;
+            if (chunk + GROUPS < CHUNKS) next.load(from, [&](int half) { return index(chunk + GROUPS, half); });
+            prefetch(from, chunk + (PREFETCHED_CHUNKS + 1) * GROUPS);
             if (UPDATES) {
                 uint32_t bytes[COLUMNS];
                 read_bytes(bytes, 0, chunk);
@@ -146,20 +141,19 @@ struct StreamedLayer : ByteLayer<INPUTS, UNITS, BATCH> {
                     for (int i = 0; i < 4; i++) {
                         float numbers[STATES];
                         #pragma unroll
-                        for (int s = 0; s < STATES; s++) numbers[s] = now.of[s][half].lane[i];
+                        for (int s = 0; s < STATES; s++) numbers[s] = current.states[s][half].lane[i];
                         const int at = 2 * half + i % 2;
                         update(fmaf(gradients[0][i / 2][at] + gradients[1][i / 2][at], scales[half], shifts[half]), numbers);
                         #pragma unroll
-                        for (int s = 0; s < STATES; s++) now.of[s][half].lane[i] = numbers[s];
+                        for (int s = 0; s < STATES; s++) current.states[s][half].lane[i] = numbers[s];
                     }
-                    #pragma unroll
-                    for (int s = 0; s < STATES; s++) store_four(to[s] + index(chunk, half), now.of[s][half]);
+                    current.store(half, to, index(chunk, half));
                 }
             }
             if (MULTIPLIES) {
                 uint32_t bytes[COLUMNS];
                 read_bytes(bytes, NEXT, chunk);
-                this->multiply(outputs, now.of[0], bytes);
+                this->multiply(outputs, current.states[0], bytes);
             }
         }
     }
@@ -179,25 +173,25 @@ struct StreamedLayer : ByteLayer<INPUTS, UNITS, BATCH> {
         __syncthreads();
         for (int i = threadIdx.x; i < BATCH * UNITS / 4; i += THREADS) {
             const int row = i / (UNITS / 4), unit = i % (UNITS / 4) * 4;
-            float found[4] = {}, of_weights[4] = {};
+            float output[4] = {}, weight_sum[4] = {};
             #pragma unroll
             for (int w = 0; w < GROUPS; w++) {
                 const Four sum = *(const Four *)(sums + (w * BATCH + row) * UNITS + unit);
-                const Four of_group = *(const Four *)(weight_sums + w * UNITS + unit);
+                const Four group_weights = *(const Four *)(weight_sums + w * UNITS + unit);
                 #pragma unroll
-                for (int k = 0; k < 4; k++) found[k] += sum.lane[k], of_weights[k] += of_group.lane[k];
+                for (int k = 0; k < 4; k++) output[k] += sum.lane[k], weight_sum[k] += group_weights.lane[k];
             }
             #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float sum = found[k] * (scale / (WEIGHT_SCALE * BYTE_SCALE));
+                const float sum = output[k] * (scale / (WEIGHT_SCALE * BYTE_SCALE));
                 const uint8_t *const example = table + rows[NEXT * BATCH + row];
-                found[k] = (finite(sum) ? sum : scale * exact_sum(weights + (unit + k) * INPUTS, example)) + shift * of_weights[k];
+                output[k] = (finite(sum) ? sum : scale * float64_sum(weights + (unit + k) * INPUTS, example)) + shift * weight_sum[k];
             }
-            epilogue(row, unit, found);
+            epilogue(row, unit, output);
         }
     }
-    // The sum of weight * byte over the inputs: for units with a weight that is too large for float16.
-    static __device__ __noinline__ float exact_sum(const float *weights, const uint8_t *bytes) {
+    // The sum of weight * byte over the inputs, in float64: for units with a weight that is too large for float16.
+    static __device__ __noinline__ float float64_sum(const float *weights, const uint8_t *bytes) {
         double sum = 0;
         for (int i = 0; i < INPUTS; i++) sum += (double)weights[i] * bytes[i];
         return (float)sum;

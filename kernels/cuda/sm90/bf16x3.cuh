@@ -1,5 +1,5 @@
 // bf16x3: a float32 as the sum of three bfloat16 terms (Format<BF16X3> in gemm/mma.cuh), for WGMMA. Shared memory holds
-// chunks of eight neighbouring numbers of one term. K-major operands that are rounded to tf32 are multiplied as such.
+// chunks of eight neighbouring numbers of one term. K-major operands that are rounded to tf32 are multiplied in tf32.
 #pragma once
 #include "common/rounding.cuh"
 #include "sm90/pipeline.cuh"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void split_bf16x3(Chunk (&terms)[BF16X3_TERMS], const
     for (int h = 0; h < 2; h++) {
         float four[4];
         #pragma unroll
-        for (int i = 0; i < 4; i++) four[i] = TERMS_USED > 1 ? rounded(x[4 * h + i]) : x[4 * h + i]; // one term is rounded anyway
+        for (int i = 0; i < 4; i++) four[i] = TERMS_USED > 1 ? rounded(x[4 * h + i]) : x[4 * h + i]; // the conversion rounds to one term
         uint32_t found[BF16X3_TERMS][2];
         Format<BF16X3>::convert(four, found);
         #pragma unroll

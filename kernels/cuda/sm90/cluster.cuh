@@ -47,6 +47,12 @@ __device__ __forceinline__ void cluster_arrive_after_sync() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
+// Arrives without ordering the thread's reads and writes, so it does not wait for writes to global memory.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void cluster_wait() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

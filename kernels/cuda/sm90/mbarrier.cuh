@@ -54,8 +54,9 @@ __device__ __forceinline__ void named_barrier_arrive(int threads, int id) {
     asm volatile("bar.arrive %1, %0;" ::"r"(threads), "r"(id) : "memory");
 }
 
-// Whether producers and consumers may have so many registers each. A block starts with the same number for each thread, a multiple
-// of 8. warpgroup_reg_alloc() would wait for ever for more than these.
+// Whether a block has registers for producer threads with of_producer each and consumer threads with of_consumer each. It starts
+// with the same number for each thread, a multiple of 8. warpgroup_reg_alloc() never returns if consumers ask for more than that
+// and what producers have freed.
 __device__ constexpr bool registers_suffice(int producers, int of_producer, int consumers, int of_consumer) {
     constexpr int REGISTERS = 64 << 10; // of a multiprocessor
     const int threads = producers + consumers;

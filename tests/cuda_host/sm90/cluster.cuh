@@ -11,6 +11,7 @@ template <typename E> static E *map_shared_rank(E *own, int rank) {
     return (E *)(shared_of_block[rank] + ((unsigned char *)own - own_shared()));
 }
 static void cluster_arrive() {}
+static void cluster_arrive_relaxed() {}
 static void cluster_arrive_after_sync() {}
 static void cluster_wait() { of_cluster.wait(CLUSTER * blockDim.x); }
 static void cluster_barrier() { cluster_wait(); }

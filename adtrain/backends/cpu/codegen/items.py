@@ -20,7 +20,7 @@ from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
-from adtrain.passes.arena import Arena, aligned
+from adtrain.passes.arena import Arena, aligned_to_cache_line
 from adtrain.passes.batchwise import item_kernel, item_rule
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes
@@ -139,7 +139,7 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
         for e in body.equations:
             if size := _bytes(e, memory):
                 offsets[e] = scratch
-                scratch += aligned(size)
+                scratch += aligned_to_cache_line(size)
     writer.scratch = max(writer.scratch, scratch + max(_bytes(e, "scratch") for e in body.equations))
     sums = SumsOverItems(body, count, workspace)
     addresses |= sums.addresses()

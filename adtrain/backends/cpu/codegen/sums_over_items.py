@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of, loops_p
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.arena import aligned
+from adtrain.passes.arena import aligned_to_cache_line
 from adtrain.passes.batchwise import item_rule
 from adtrain.passes.places import nbytes
 
@@ -59,8 +59,8 @@ class SumsOverItems:
         for e in _sums(body):
             for v in e.outputs:
                 self.sum_at[v], self.total_at[v] = self.size, totals if self.blocks else self.size
-                self.size += aligned(nbytes(v))
-                totals += aligned(TOTAL_BYTES * v.size)
+                self.size += aligned_to_cache_line(nbytes(v))
+                totals += aligned_to_cache_line(TOTAL_BYTES * v.size)
         self.block_at = totals if self.blocks else 0
         self.stride = self.block_at + self.size
 

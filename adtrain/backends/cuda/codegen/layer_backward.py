@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adtrain.backends.cuda.codegen.layer_update import update_arguments, update_struct, updated_arrays
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, blocks_that_fit
+from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, resident_blocks
 from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import pointer
@@ -22,7 +22,7 @@ def layer_backward(equation: Equation, target: Target) -> Kernel:
     x = body_of(layer.of_weights).equations[0].inputs[1]
     before = sorted(updated_arrays(layer.of_weights), key=lambda v: v is not weights)
     after = layer.of_weights.outputs
-    resident = blocks_that_fit(layer.shared, target)
+    resident = resident_blocks(layer.shared, target)
     operands = [*body.inputs, *body.outputs]
     pointers = {v: f"p{i}" for i, v in enumerate(operands)}
     parameters = [f"{pointer(v, const=v not in body.outputs)}{pointers[v]}" for v in operands]

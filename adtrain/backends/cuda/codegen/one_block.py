@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from adtrain.backends.cuda.codegen.block_steps import Form, Step
 from adtrain.backends.cuda.codegen.index_forms import is_checked
 from adtrain.backends.cuda.codegen.one_block_forms import form_of
-from adtrain.backends.cuda.codegen.part import Part, aligned, divided, indented
+from adtrain.backends.cuda.codegen.part import Part, aligned_to_vector, divided, indented
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of, renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
@@ -237,18 +237,18 @@ def _memory(body: Program, timed: Sequence[_Scheduled], limit: int) -> tuple[Pla
     for v in sorted(made, key=lambda v: v in copied):  # copies last, into the rest
         wanted.append((v, nbytes(v), made[v], max(made[v], until.get(v, made[v]))))
     shared, own = Arena(), Arena()
-    for request in wanted:
-        shared.add(*request)
-    if shared.size(shared.offsets()) > limit:
+    for key, size, start, end in wanted:
+        shared.add(key, size, start, end)
+    if shared.size(shared.offsets()) > limit:  # not all fit: try one after another
         requests, shared.requests = shared.requests, []
-        for each in requests:
-            shared.requests.append(each)
+        for request in requests:
+            shared.requests.append(request)
             if shared.size(shared.offsets()) > limit:
                 own.requests.append(shared.requests.pop())
     in_shared, in_own = shared.offsets(), own.offsets()
     places: Places = {key: ("shared_bytes", at) for key, at in in_shared.items()}
     places |= {key: ("own", at) for key, at in in_own.items()}
-    return places, aligned(shared.size(in_shared)), aligned(own.size(in_own))
+    return places, aligned_to_vector(shared.size(in_shared)), aligned_to_vector(own.size(in_own))
 
 
 def _statements(

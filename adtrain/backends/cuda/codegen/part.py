@@ -17,10 +17,10 @@ from adtrain.core.target import Target
 OPTIONS = ("--fmad=false",)
 FIRST_STATEMENT = "wait_for_inputs();"
 
-RESERVED = 1 << 10
+DRIVER_SHARED = 1 << 10
 """Bytes of shared memory of each block that the driver uses."""
-MAX_RESIDENT = 2
-"""Blocks of a multiprocessor, each with the registers that it needs."""
+MAX_RESIDENT_BLOCKS = 2
+"""Maximum of blocks on a multiprocessor. Each then has the registers that it needs."""
 MAX_DIFFERENT = 16
 """Maximum parts of different lengths that share code. A block selects the lengths and pointers of its part."""
 
@@ -92,7 +92,7 @@ def kernel(name: str, parts: Sequence[Part], threads: int, element: str = "", re
     written = {v for part in parts for v in part.outputs}
     operands = list(dict.fromkeys(v for part in parts for v in (*part.inputs, *part.outputs)))
     names = {v: f"p{i}" for i, v in enumerate(operands)}
-    scratch, checked = sum(aligned(part.scratch) for part in parts), any(part.checked for part in parts)
+    scratch, checked = sum(aligned_to_vector(part.scratch) for part in parts), any(part.checked for part in parts)
     peers = any(part.peers for part in parts)
     parameters = [f"{pointer(v, const=v not in written)}{names[v]}" for v in operands]
     parameters += ["char *scratch"] * bool(scratch) + ["int *bad"] * checked
@@ -131,7 +131,7 @@ def for_members(made: Kernel, sizes: Mapping[Variable, int], count: int) -> Kern
         sizes: the elements of a member in each operand that differs between members.
     """
     lines = [f"p{i} += blockIdx.y * {sizes[v]}ll;" for i, v in enumerate(made.operands) if v in sizes]
-    size = aligned(made.scratch)
+    size = aligned_to_vector(made.scratch)
     lines += [f"scratch += blockIdx.y * {size}ll;"] * bool(size)
     first = f"    {FIRST_STATEMENT}\n"
     text = made.source.text.replace(first, first + "".join(f"    {line}\n" for line in lines), 1)
@@ -139,13 +139,13 @@ def for_members(made: Kernel, sizes: Mapping[Variable, int], count: int) -> Kern
     return replace(made, source=source, members=count, scratch=size * count)
 
 
-def blocks_that_fit(shared: int, target: Target) -> int:
-    """Blocks with so much shared memory that a multiprocessor holds, at most MAX_RESIDENT."""
-    return min(MAX_RESIDENT, (target.shared + RESERVED) // (shared + RESERVED))
+def resident_blocks(shared: int, target: Target) -> int:
+    """How many blocks with `shared` bytes of shared memory a multiprocessor holds, at most MAX_RESIDENT_BLOCKS."""
+    return min(MAX_RESIDENT_BLOCKS, (target.shared + DRIVER_SHARED) // (shared + DRIVER_SHARED))
 
 
-def aligned(size: int) -> int:
-    """`size` in bytes, rounded up to the alignment of the widest vector."""
+def aligned_to_vector(size: int) -> int:
+    """`size` in bytes, rounded up to whole vectors of 16 bytes, the widest ones."""
     return -(-size // 16) * 16
 
 
@@ -183,11 +183,11 @@ def dispatch(
                 pointers = _of_member([names[v] for v in variables])
                 yield f"    {const}{c_type(variables[0].type.dtype)} *const {kind}{k} = {pointers};"
         if part.scratch:
-            place = f"scratch + {at}" + (f" + member * {aligned(part.scratch)}" if len(group) > 1 else "")
+            place = f"scratch + {at}" + (f" + member * {aligned_to_vector(part.scratch)}" if len(group) > 1 else "")
             yield f"    char *const own = {place};"
         yield from indented(part.lines)
         yield "}"
-        first, at = starts[-1], at + aligned(part.scratch) * len(group)
+        first, at = starts[-1], at + aligned_to_vector(part.scratch) * len(group)
 
 
 def groups_of(parts: Sequence[Part]) -> list[list[Part]]:

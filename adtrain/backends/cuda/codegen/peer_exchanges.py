@@ -13,7 +13,7 @@ from adtrain.backends.cuda.codegen.block_steps import Form, Names, Step
 from adtrain.backends.cuda.codegen.loops import Loops, flat, loops, of_body
 from adtrain.backends.cuda.codegen.one_block import names_of, one_block, part_of
 from adtrain.backends.cuda.codegen.one_block_forms import form_of
-from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned, indented, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, indented, kernel
 from adtrain.backends.cuda.peer_window import SLOT_BYTES, THREADS, macros
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of, exchanged_update_p, gathered_p
@@ -40,7 +40,7 @@ def peer_exchanges(equation: Equation, target: Target) -> Kernel:
     gathers = [e for e in members if e.has(Trait.COLLECTIVE) or e.primitive is gathered_p]
     ranks = body_of(updates[0]).equations[0].params["ranks"]
     slices = [nbytes(body_of(e).equations[0].outputs[0]) // ranks for e in updates]
-    items = [aligned(nbytes(body_of(e).equations[0].inputs[0])) for e in gathers]
+    items = [aligned_to_vector(nbytes(body_of(e).equations[0].inputs[0])) for e in gathers]
     whole = len(updates) == 1 and _exchanges_whole(updates[0], ranks)
     parts = [_update(e, f"update{i}", sum(slices[:i]), ranks, target, whole) for i, e in enumerate(updates)]
     parts += [_gathered(e, sum(items[:i])) for i, e in enumerate(gathers)]

@@ -35,11 +35,14 @@ def matmul_of(equation: Equation) -> Equation:
     return body_of(equation).equations[0]
 
 
-def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
+def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | None = None) -> Epilogue:
     """The epilogue of a `product`, `convolution` or `conv_pool` equation; that of a `matmul` only stores.
 
     The epilogue of a convolution sees its images (N, C, H, W) as N matrices of C rows. That of a `conv_pool` equation
     is called for the elements of a window, and `index` is that of the window's maximum.
+
+    Args:
+        returned: the output that write() returns.
     """
     body = flat(body_of(equation))
     product, *others = body.equations
@@ -55,6 +58,8 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
     largest = max(v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pooled)
     aux, reads, values = _read_and_compute(program, c, pooled or equation.primitive is convolution_p)
     writes = [*values, *(MAXIMUM if pooled else (f"store(y{i}, index, r{i});" for i in range(len(results))))]
+    writes += [f"return r{equation.outputs.index(returned)};"] if returned is not None else []
+    result = "void" if returned is None else "Vector<T, WIDE>"
     text = [
         *(['#include "pool/window_max.cuh"'] if pooled else []),
         f"struct {name} {{",
@@ -72,7 +77,7 @@ def epilogue(equation: Equation, name: str = "Epilogue") -> Epilogue:
         "        (void)index, (void)count;",
         *indented(indented(prefetches)),
         "    }",
-        "    template <int WIDE> __device__ __forceinline__ void write(",
+        f"    template <int WIDE> __device__ __forceinline__ {result} write(",
         "        const Aux<WIDE> &aux, int64_t index, const T (&value)[WIDE]) const {",
         *indented(indented(writes)),
         "    }",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from adtrain.backends.cuda.codegen.part import aligned
+from adtrain.backends.cuda.codegen.part import aligned_to_vector
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
@@ -31,7 +31,7 @@ class ResidentPlaces:
     """The places of a block's values.
 
     Attributes:
-        carried: the values that a step replaces, without those of the layer. For each its value in the next step.
+        carried: from each value that a step replaces to its value in the next step. The layer's are not among them.
         copied: the inputs that a block copies: carried ones, sharded ones and single numbers.
         replaced: the carried values that the step replaces in the same memory.
         swapped: the memories of the other carried values. For each its name, where it begins, and its bytes for a step.
@@ -69,7 +69,7 @@ class ResidentPlaces:
         self.swapped: list[tuple[str, str, int]] = []
         self.in_shared: set[Variable] = set()
         self.received: int | None = None
-        self.received_bytes = sum(aligned(nbytes(partial)) for partial in shards.partial)
+        self.received_bytes = sum(aligned_to_vector(nbytes(partial)) for partial in shards.partial)
         # Values lie in shared memory from `_top` down to the workspace of the layer, and in this from `_below` down.
         self._top, self.scratch_bytes = self.workspace, 0
         self._layer_workspace = layer.shared_bytes(blocks)[1]
@@ -91,21 +91,21 @@ class ResidentPlaces:
         here: list[Variable] = []
         there: list[Variable] = []
         for v in sorted(self.copied, key=lambda v: nbytes(self._part(v))):
-            size = aligned(nbytes(self._part(v))) * self._places(v)
+            size = aligned_to_vector(nbytes(self._part(v))) * self._places(v)
             fits = self._top - size >= max(self._layer_workspace, MIN_SHARED)
             self._top -= size if fits else 0
             (here if fits else there).append(v)
         for memory, begin, group in (("shared", f"shared_bytes + {self._top}", here), ("own", "scratch", there)):
-            step = sum(aligned(nbytes(self._part(v))) for v in group if self._places(v) == 2)
+            step = sum(aligned_to_vector(nbytes(self._part(v))) for v in group if self._places(v) == 2)
             at, end = 0, 2 * step
             for v in group:
                 old, new = self._part(v), self._part(self.carried.get(v, v))
                 if self._places(v) == 1:
                     self.names |= dict.fromkeys((old, new), _cast(old, f"{begin} + {end}"))
-                    end += aligned(nbytes(old))
+                    end += aligned_to_vector(nbytes(old))
                 else:
                     self.names |= {old: _cast(old, f"this_{memory} + {at}"), new: _cast(new, f"next_{memory} + {at}")}
-                    at += aligned(nbytes(old))
+                    at += aligned_to_vector(nbytes(old))
                 if group is here:
                     self.in_shared |= {old, new}
             self.swapped.append((memory, begin, step))
@@ -122,13 +122,13 @@ class ResidentPlaces:
         for partial, of_blocks in self.shards.partial.items():
             self.names |= {v: _cast(v, f"{start} + {at + i * self.received_bytes}") for i, v in enumerate(of_blocks)}
             self.names[partial] = _cast(partial, f"{start} + {at} + cluster_rank() * {self.received_bytes}")
-            at += aligned(nbytes(partial))
+            at += aligned_to_vector(nbytes(partial))
             if self.received is not None:
                 self.in_shared |= {partial, *of_blocks}
         at *= self.blocks
         for v in self.layer.forward.outputs if self.shards.gathered else ():
             self.names[v] = _cast(v, f"{start} + {at}")
-            at += aligned(nbytes(v))
+            at += aligned_to_vector(nbytes(v))
         self.exchanged_bytes = at if self.received is None else 0
 
     def _place_shared_in_turn(self, outputs: Sequence[Variable], gradient: Variable) -> None:
@@ -155,7 +155,7 @@ class ResidentPlaces:
         for v in dict.fromkeys((*outputs, gradient, *sorted(made, key=nbytes))):
             if v in self.names:
                 continue
-            size = aligned(nbytes(v))
+            size = aligned_to_vector(nbytes(v))
             if self._top - size >= self._layer_workspace:
                 self._top -= size
                 place = f"shared_bytes + {self._top}"

@@ -13,7 +13,15 @@ from adtrain.backends.cuda.codegen.block_steps import Step
 from adtrain.backends.cuda.codegen.index_forms import overlapped_take
 from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct
 from adtrain.backends.cuda.codegen.one_block import names_of, part_of
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, Part, aligned, dispatch, indented
+from adtrain.backends.cuda.codegen.part import (
+    FIRST_STATEMENT,
+    OPTIONS,
+    Kernel,
+    Part,
+    aligned_to_vector,
+    dispatch,
+    indented,
+)
 from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.codegen.resident_forms import fused, resident_form
 from adtrain.backends.cuda.codegen.resident_places import ALIGNMENT, ResidentPlaces, gradient_of
@@ -53,7 +61,7 @@ class _Writer:
         places: where values lie.
         pointers: the kernel's arguments, as C text.
         parts: of each segment of `shards`, and of the rest with what the layer does beside it.
-        part_scratch: for each part, where its scratch memory starts in that of a block.
+        part_scratch: the byte of a block's scratch memory where each part's begins.
         packed: the byte of the scratch memory where packed batches start. Before it are values that blocks exchange, in
             two places: a step writes one while slower blocks may still read the other.
         own, own_bytes: the byte where the scratch memory of the first block starts, and the bytes of each block.
@@ -89,7 +97,7 @@ class _Writer:
             )
             self.parts.append(part)
             self.part_scratch.append(self.own_bytes)
-            self.own_bytes += aligned(part.scratch)
+            self.own_bytes += aligned_to_vector(part.scratch)
 
     def kernel(self) -> Kernel:
         layer = self.layer

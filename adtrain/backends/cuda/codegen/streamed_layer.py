@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct, updated_arrays
-from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, blocks_that_fit, indented
-from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
+from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, indented, resident_blocks
+from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
@@ -48,7 +48,7 @@ class _Writer:
 
     def kernel(self, target: Target) -> Kernel:
         layer, block_units, shared = self.layer, self.layer.block_units, self.layer.shared
-        resident = blocks_that_fit(shared, target)
+        resident = resident_blocks(shared, target)
         flags = ", ".join("true" if pair else "false" for pair in (layer.backward, layer.forward))
         written = set(self.body.outputs)
         parameters = [f"{pointer(v, const=v not in written)}{self.pointers[v]}" for v in self.operands]
@@ -102,8 +102,8 @@ class _Writer:
         yield "Layer::Outputs outputs;"
         yield "layer.pass(outputs, from, to, update);"
         if layer.forward is not None:
-            after: Epilogue = epilogue(layer.forward[1])
-            pointers = ", ".join(self.pointers[v] for v in (*after.inputs, *after.outputs))
+            end = epilogue(layer.forward[1])
+            pointers = ", ".join(self.pointers[v] for v in (*end.inputs, *end.outputs))
             weights = "to[0]" if layer.backward is not None else "from[0]"
             yield f"const Forward epilogue = {{{pointers}}};"
             yield f"layer.finish(outputs, {table}, {weights}, [&](int row, int unit, const float (&value)[4]) {{"

@@ -1,4 +1,4 @@
-"""The GPU of this process: context, stream, memory pools, and loaded kernels with their launch shapes."""
+"""The GPU of this process: context, streams, memory pools, and loaded kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,30 +16,18 @@ from cuda.bindings import driver
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.launch_plan import WorkSize
 from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, translated
 from adtrain.backends.cuda.runtime.guarded import Guarded
+from adtrain.backends.cuda.runtime.loaded_kernel import Loaded, LoadedKernel
 from adtrain.core import poison
 from adtrain.core.errors import DeviceError
 from adtrain.core.target import Target
 
-WARP = 32
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: the stream does not synchronize with the default stream, which other libraries may use."""
 
 UPLOAD_CHUNK = 4 << 20
 """Maximum bytes of one copy of an upload. Later chunks reuse page-locked memory, which is slow to allocate."""
-
-DEFAULT_SHARED = 48 << 10
-"""Bytes of dynamic shared memory that a kernel may have without opting in."""
-
-
-class Shape(NamedTuple):
-    """The shape of a launch; `shared` is bytes of dynamic shared memory."""
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared: int
 
 
 class Lane(NamedTuple):
@@ -93,8 +80,8 @@ class Device:
         self.multiprocessors: int = self.device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
         self.shared: int = self.device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
         self.target = Target(capability, self.multiprocessors, self._shared_per_block(ordinal))
-        self.kernels: dict[tuple[Source, str], Kernel] = {}
-        self.sources: dict[Source, _Loaded] = {}
+        self.kernels: dict[tuple[Source, str], LoadedKernel] = {}
+        self.sources: dict[Source, Loaded] = {}
 
     @property
     def stream(self) -> Any:
@@ -125,13 +112,14 @@ class Device:
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         return int(checked(driver.cuDeviceGetAttribute(attribute, checked(driver.cuDeviceGet(ordinal)))))
 
-    def kernel(self, source: Source, name: str) -> Kernel:
+    def kernel(self, source: Source, name: str) -> LoadedKernel:
         """A kernel of a source, compiled and loaded at first use."""
         found = self.kernels.get((source, name))
         if found is None:
             if source not in self.sources:
-                self.sources[source] = compiler.load_cubin(source, self.architecture, _Loaded)
-            found = self.kernels[source, name] = Kernel(self, self.sources[source], name)
+                self.sources[source] = compiler.load_cubin(source, self.architecture, Loaded)
+            found = LoadedKernel(self.sources[source], name, self.multiprocessors, self.shared)
+            self.kernels[source, name] = found
         return found
 
     @translated()
@@ -233,99 +221,3 @@ class Device:
         event = cuda.Event()
         event.record(self.stream)
         return event
-
-
-class _Loaded:
-    """A cubin loaded twice: by PyCUDA, for eager launches, and by the driver API, for occupancy and graph launches.
-
-    PyCUDA does not expose the handles of its functions.
-    """
-
-    @translated()
-    def __init__(self, cubin: bytes) -> None:
-        self.module = cuda.module_from_buffer(cubin)
-        self.queried = checked(driver.cuModuleLoadData(cubin))
-
-
-class Kernel:
-    """A loaded kernel.
-
-    Attributes:
-        function, queried: the function of PyCUDA, and of the driver API.
-        max_threads: threads of a block, at most.
-        shared: bytes of dynamic shared memory that a block may have.
-        shapes: the launch shapes found so far.
-    """
-
-    @translated()
-    def __init__(self, device: Device, loaded: _Loaded, name: str) -> None:
-        self.device = device
-        self.name = name
-        self.function = loaded.module.get_function(name)
-        self.queried = checked(driver.cuModuleGetFunction(loaded.queried, name.encode()))
-        self.max_threads: int = self.function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
-        self.shared = DEFAULT_SHARED
-        self.shapes: dict[WorkSize, Shape] = {}
-
-    def shape(self, size: WorkSize) -> Shape:
-        """The launch shape for an amount of work on this device."""
-        found = self.shapes.get(size)
-        if found is None:
-            found = self.shapes[size] = self._strided(size) if size.elements else self._blocks(size)
-        return found
-
-    def at_once(self, shape: Shape) -> int:
-        """Blocks that are resident on one multiprocessor at once."""
-        threads = prod(shape.block)
-        return int(checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.queried, threads, shape.shared)))
-
-    def _strided(self, size: WorkSize) -> Shape:
-        """The shape for a grid-stride loop: blocks of the best occupancy, at most as many as are resident at once.
-
-        Blocks are smaller where there are too few elements for all multiprocessors.
-        """
-        processors = self.device.multiprocessors
-        threads = min(self._best_threads(0), _warps(-(-size.elements // processors)))
-        at_once = self.at_once(Shape((1, 1, 1), (threads, 1, 1), 0))
-        blocks = min(-(-size.elements // threads), at_once * processors)
-        return Shape((blocks, 1, 1), (threads, 1, 1), 0)
-
-    def _blocks(self, size: WorkSize) -> Shape:
-        self._allow(size.shared)
-        wanted = self._best_threads(size.shared) if size.threads is None else _warps(size.threads)
-        return Shape(size.blocks, (min(wanted, self.max_threads), 1, 1), size.shared)
-
-    def spread(self, shape: Shape) -> Shape | None:
-        """The shape for a launch that may start before the previous kernel has ended; None if it should not.
-
-        Blocks that start early all go to the multiprocessors that are free first. If more fit there than an even share,
-        others stay idle. With an even share of one or two blocks, each block gets so much dynamic shared memory that no
-        more fit; with a larger one the launch does not start early.
-        """
-        processors, blocks, at_once = self.device.multiprocessors, prod(shape.grid), self.at_once(shape)
-        share = -(-blocks // processors)
-        if blocks == 1 or share >= at_once:
-            return shape
-        if share > 2:
-            return None
-        shared = self.device.shared // (share + 1)
-        self._allow(shared)
-        return shape._replace(shared=shared)
-
-    @translated()
-    def _allow(self, shared: int) -> None:
-        """Let a block have ``shared`` bytes of dynamic shared memory."""
-        if shared <= self.shared:
-            return
-        self.function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        checked(driver.cuFuncSetAttribute(self.queried, attribute, shared))
-        self.shared = shared
-
-    def _best_threads(self, shared: int) -> int:
-        _, threads = checked(driver.cuOccupancyMaxPotentialBlockSize(self.queried, None, shared, 0))
-        return int(threads)
-
-
-def _warps(threads: int) -> int:
-    return max(-(-threads // WARP), 1) * WARP

@@ -1,4 +1,4 @@
-"""Stride-1 convolutions by shifted implicit GEMM on Hopper, operands as bf16x3 (`kernels/cuda/conv/shifted.cuh`)."""
+"""Stride-1 convolutions by shifted implicit GEMM on Hopper: bf16x3, tf32, bfloat16 (`kernels/cuda/conv/shifted*`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BF16X3_TERMS, CHUNK_ELEMENTS, WARPGROUP = 3, 8, 128
 FILTERS, MAX_COLUMNS, MIN_COLUMNS, COLUMN_STEP = 64, 128, 64, 8
 """Rows of a tile; maximum, minimum and granularity of the positions of a warpgroup."""
 PRODUCERS, FULL_PRODUCERS, CONSUMERS, FULL_CONSUMERS = 256, 128, 3, 2
-"""Threads of a block that load, for rounded operands and for others, whose products take more time and registers;
-warpgroups that multiply, for both."""
+"""Threads of a block that load, for rounded operands and for full precision, whose products take more time and
+registers; warpgroups that multiply, for both."""
 IMAGE_STAGES, MIN_WEIGHT_STAGES, MAX_WEIGHT_STAGES = 2, 3, 8
 """Stages in shared memory: of images, and of weights."""
 STAGE_CHANNELS = 32, 16
@@ -45,8 +45,8 @@ def weight_stages(possible: int, of_all: int) -> int:
     """Stages of weights in shared memory.
 
     Args:
-        possible: as many as fit.
-        of_all: those that hold all weights. If they fit, a block loads the weights once.
+        possible: how many fit.
+        of_all: how many hold all weights. If so many fit, a block loads the weights once.
     """
     return of_all if MIN_WEIGHT_STAGES <= of_all <= possible else min(possible, MAX_WEIGHT_STAGES)
 
@@ -210,13 +210,13 @@ class ShiftedConv:
         return fits and self.index.supported(self.target)
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """The weights as operands, then the products."""
+        """The launches: pack the weights, multiply."""
         chunks = self.filter_blocks * self._filters * self.products // CHUNK_ELEMENTS
         multiply = self.multiply()
-        split = CudaLaunch(
-            FILE, "split_weights", multiply.numbers, multiply.dtypes, elements=chunks, definitions=multiply.definitions
+        pack = CudaLaunch(
+            FILE, "pack_weights", multiply.numbers, multiply.dtypes, elements=chunks, definitions=multiply.definitions
         )
-        return [CudaKernel((split, multiply), self.weight_bytes)]
+        return [CudaKernel((pack, multiply), self.weight_bytes)]
 
     def multiply(self, fallback: bool = False) -> CudaLaunch:
         """The launch that multiplies; with ``fallback`` it computes only the tiles that an fp16x2 launch has marked."""

@@ -26,11 +26,11 @@ ROWS, OUT_CHANNELS, STAGE_CHANNELS = 64, 32, (32, 16)
 """Pairs of positions of a warpgroup; channels of the input gradient of a tile; filters of a stage, the preferred number
 first."""
 PRODUCERS, CONSUMERS, FULL_CONSUMERS = 256, 3, 2
-"""Threads of a block that load; warpgroups that multiply, for rounded operands and for others."""
+"""Threads of a block that load; warpgroups that multiply, for rounded operands and for full precision."""
 PRODUCT_CYCLES, NARROW_PRODUCT_CYCLES = 1420, 1600
 """Cycles of a tile's products with the weights of a stage, measured; the same if outputs are written one by one."""
 OPERAND_SHARE = {6: 1.0, 4: 1.0, 2: 0.8}
-"""Factor of these cycles by the bytes of an element, measured; tiles of rounded operands are larger."""
+"""Factor of these cycles by the bytes of an element, measured. Tiles of rounded operands are larger."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,12 @@ class SparsePoolInputGrad:
         rows, columns = self.index.problem.kernel
         tile = self._consumers * ROWS
         pairs = -(-(tile + (rows - 1) * self._pair_index.pitch // 2 + columns // 2) // 8) * 8
-        channel_bytes, metadata_bits = self.index.k_major_bytes, 4 if self.index.k_major_bytes == 4 else 2
-        return 128 + IMAGE_STAGES * pairs * channels * (8 * channel_bytes + metadata_bits) // 8
+        element_bytes = self.index.k_major_bytes
+        metadata_bits = 4 if element_bytes == 4 else 2  # of an element: tf32; bfloat16
+        return 128 + IMAGE_STAGES * pairs * channels * (8 * element_bytes + metadata_bits) // 8
 
     def _all_weight_stages(self, channels: int) -> int:
-        """Stages of all weights."""
+        """Stages that hold all weights."""
         return self._blocks * self._input_blocks(channels) * self._matrices
 
     def _weight_stages(self, channels: int) -> int:
@@ -99,7 +100,7 @@ class SparsePoolInputGrad:
 
     @property
     def _channels(self) -> int:
-        """Filters of a stage: with the first choice for which shared memory holds all weights, they are loaded once."""
+        """Filters of a stage: the first choice for which shared memory holds all weights, else the first one."""
         resident = (n for n in STAGE_CHANNELS if self._weight_stages(n) == self._all_weight_stages(n))
         return next(resident, STAGE_CHANNELS[0])
 
@@ -126,7 +127,7 @@ class SparsePoolInputGrad:
         return fits and self._pair_index.supported(self.target)
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """The weights as operands, then the products."""
+        """The launches: pack the weights, multiply."""
         problem = self.index.problem
         weight_bytes = self._all_weight_stages(self._channels) * self._weight_stage_bytes(self._channels)
         chunks = weight_bytes // (CHUNK_ELEMENTS * self.index.k_major_bytes)
@@ -141,7 +142,7 @@ class SparsePoolInputGrad:
             "WEIGHT_BYTES": weight_bytes,
         }
         numbers, types = problem.images[:1], (problem.dtype,)
-        split = CudaLaunch(FILE, "split_weights", numbers, types, elements=chunks, definitions=macros)
+        pack = CudaLaunch(FILE, "pack_weights", numbers, types, elements=chunks, definitions=macros)
         multiply = CudaLaunch(
             FILE,
             "input_grad_sparse_pool",
@@ -152,4 +153,4 @@ class SparsePoolInputGrad:
             shared=self._shared,
             definitions=macros,
         )
-        return [CudaKernel((split, multiply), weight_bytes)]
+        return [CudaKernel((pack, multiply), weight_bytes)]
