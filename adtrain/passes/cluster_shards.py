@@ -23,8 +23,6 @@ from adtrain.passes.unit_axes import adds_units, axes_of_units, is_local
 
 BLOCK_FORMS = FORMS | {"standardize"}
 """The primitives that a block can compute, besides elementwise ones, reshapes and matrix products."""
-EARLY = 0.5
-"""The number of the segment of early gathers."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class ClusterShards:
 
     @property
     def programs(self) -> Sequence[Program]:
-        """All of them, in the order of a step."""
+        """The Programs of a step, in their order."""
         first, *others = self.segments
         return first, self.early_gathers, *others, self.rest
 
@@ -122,7 +120,7 @@ class _Divider:
         self.of_block: dict[Variable, Variable] = {}
         self.partial: dict[Variable, Sequence[Variable]] = {}
         self.views = {e.outputs[0]: e for e in equations if e.has(Trait.RESHAPE)}
-        self.segment: dict[Equation, float] = {}
+        self.segment: dict[Equation, int] = {}
         self.ready: dict[Variable, int] = {}
 
     def divided(self) -> ClusterShards | None:
@@ -155,13 +153,18 @@ class _Divider:
                 self._add(e, segment)
             elif not e.has(Trait.RESHAPE):
                 self.segment[self._own(e)] = segment
-        later = {v for e, n in self.segment.items() if n for v in e.outputs}
-        later.update(*self.partial.values(), () if self.axes else self.layer.forward.outputs)
-        for e, n in self.segment.items():
-            if n == 1 and e.has(Trait.GATHER) and later.isdisjoint(e.inputs):
-                self.segment[e] = EARLY
-        first, gathers, *programs, rest = self._segments([0, EARLY, *range(1, last + 2)])
-        return ClusterShards(self.axes, self.of_block, [first, *programs], gathers, rest, self.partial, not self.axes)
+        first, second, *others = ([e for e, n in self.segment.items() if n == i] for i in range(last + 2))
+        gathers = self._early_gathers(second)
+        second = [e for e in second if e not in gathers]
+        start, between, *later, rest = self._programs([first, gathers, second, *others])
+        return ClusterShards(self.axes, self.of_block, (start, *later), between, rest, self.partial, not self.axes)
+
+    def _early_gathers(self, second: Sequence[Equation]) -> Sequence[Equation]:
+        """The gathers of the second segment that need neither other equations of it nor what blocks exchange."""
+        late = {v for e in second for v in e.outputs}
+        late.update(*self.partial.values(), () if self.axes else self.layer.forward.outputs)
+        late.update(y for y in self.views if self._source(y) in late)
+        return [e for e in second if e.has(Trait.GATHER) and late.isdisjoint(e.inputs)]
 
     def _earliest(
         self, sums: Collection[Equation], most: Mapping[Equation, Mapping[int, int]]
@@ -228,9 +231,9 @@ class _Divider:
             self.segment[e] = segment + 1
             total = after
 
-    def _segments(self, numbers: Sequence[float]) -> Sequence[Program]:
-        """The Programs of the segments with these numbers, in their order."""
-        members = [self._with_views([e for e, n in self.segment.items() if n == i]) for i in numbers]
+    def _programs(self, groups: Sequence[Sequence[Equation]]) -> Sequence[Program]:
+        """The Programs of groups of equations that run one after another."""
+        members = [self._with_views(group) for group in groups]
         made = [{v for e in own for v in e.outputs} for own in members]
         read = [dict.fromkeys(v for e in own for v in e.inputs if v not in made[i]) for i, own in enumerate(members)]
         needed = {*self.body.outputs, *self.partial, *map(self._source, self.layer.backward.inputs)}

@@ -81,8 +81,8 @@ __device__ __forceinline__ void reduce_columns(int t, Read read, Write write) {
     }
 }
 
-// y = a b for few rows, a stored as [k][row], in tiles of TALL rows by WIDE columns. A warp computes WARP / LANES tiles side by side.
-// LANES of its lanes share one.
+// y = a b, a stored as [k][row], in tiles of TALL rows by WIDE columns. A warp computes WARP / LANES tiles side by side. LANES of its
+// lanes share one: each adds some of the K products.
 template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int TALL, int WIDE>
 __device__ __forceinline__ void transposed_products(int t, const A *a, const A *b, A *y) {
     static_assert(ROWS % TALL == 0 && COLUMNS % WIDE == 0 && K % LANES == 0, "whole tiles");
@@ -158,7 +158,7 @@ __device__ __forceinline__ void short_products(int t, const A *a, const A *b, A 
             for (int k = 0; k < K; k += WIDE) {
                 const Vector<A, WIDE> left = load<A, WIDE>(a + row * K + k);
                 #pragma unroll
-                for (int i = 0; i < WIDE; i++) sum = fma(left.lane[i], mine[k + i], sum);
+                for (int h = 0; h < WIDE; h++) sum = fma(left.lane[h], mine[k + h], sum);
             }
             y[row * COLUMNS + column] = sum;
         };

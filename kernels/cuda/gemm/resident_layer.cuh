@@ -47,7 +47,9 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
     // Bytes of shared memory. RESIDENT: weights and optimizer state. SUMS_AND_ROWS: sums of weights, sums and maxima of gradients,
     // and the rows of a batch. WORKSPACE: partial sums, or operands at its end; between the passes other code may use it.
     static constexpr int RESIDENT = STATES * INPUTS * UNITS * 4, SUMS_AND_ROWS = Base::SUMS + BATCH * 4;
-    // A thread has OWN outputs. The groups exchange partial sums in pieces: neighbouring numbers of a lane.
+    // A lane of each group has partial sums of the same outputs. They divide these outputs: each adds OWN of them. The groups
+    // exchange partial sums in pieces, in as many rounds as a thread adds pieces. Pieces are small where there are many groups,
+    // because each group stores one for each other group.
     static constexpr int OWN = COLUMNS * 4 / GROUPS, PIECE = GROUPS > 4 || OWN % 2 ? 1 : OWN % 4 ? 2 : 4;
     typedef Vector<float, PIECE> Piece;
     static constexpr int PARTIAL_SUMS = (GROUPS - 1) * THREADS * PIECE * 4;
@@ -101,7 +103,8 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
     struct Batch {
         Words chunks[WARP_CHUNKS];
     };
-    // The last warps have one more than the first ones, which reduce more columns beside it.
+    // Where warps have unequal numbers of them, the last warps have one more. The first ones have more of the sums that the block
+    // computes at the same time.
     __device__ __forceinline__ int batch_chunk(int i) const {
         const int place = i % 2 ? THREADS - 1 - threadIdx.x : threadIdx.x;
         return (i * THREADS + place) / WARP * CLUSTER + cluster_rank();
@@ -126,12 +129,12 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
     struct Sums {
         float own[OWN];
     };
-    // The number of this thread's output i among a lane's partial sums, and its row of the batch and unit: see `mma` in the PTX ISA.
+    // This thread's output i: its number among a lane's partial sums, its row of the batch and its unit. See `mma` in the PTX ISA.
     __device__ __forceinline__ int own_number(int i) const { return (i / PIECE * GROUPS + group) * PIECE + i % PIECE; }
     __device__ __forceinline__ int own_row(int i) const { return own_number(i) / 4 * 8 + 2 * c + own_number(i) % 2; }
     __device__ __forceinline__ int own_unit(int i) const { return tile * 16 + own_number(i) % 4 / 2 * 8 + g; }
 
-    // Where this lane of group `from` stores its piece for group `to`.
+    // The place of a piece that this lane of group `from` stores for group `to`.
     __device__ __forceinline__ Piece *piece(int to, int from) const {
         return partial_sums + ((to * (GROUPS - 1) + from - (from > to)) * TILES + tile) * WARP + lane;
     }

@@ -16,16 +16,12 @@ def take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     return [loop(y.size, _taken(equation, names, f"{names[y]}[i]"), threads)]
 
 
-def overlapped_take(equation: Equation, names: Names, threads: int, value: str = "") -> Sequence[Step]:
-    """A gather, whose loads are in flight while the block computes other equations.
-
-    Args:
-        value: the name of what a thread has loaded.
-    """
+def overlapped_take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    """A gather, whose loads are in flight while the block computes other equations."""
     (y,) = equation.outputs
     if y.size > threads:
         return take(equation, names, threads)
-    value = value or f"taken_{names[y]}"
+    value = f"taken_{names[y]}"
     loads = loop(y.size, _taken(equation, names, value), threads).lines
     declared = [f"{c_type(y.type.dtype)} {value};"]
     return [Step([f"if (t < {y.size}) {names[y]}[t] = {value};"], y.size, declared=declared, loads=loads)]

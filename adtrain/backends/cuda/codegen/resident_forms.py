@@ -28,7 +28,7 @@ BESIDE = 8
 MAX_NARROW, MAX_SHORT_K = 16, 16
 """A product with no more columns, rows or K is computed without tensor cores."""
 TALL = 2
-"""Rows of a tile of a product whose left operand is transposed."""
+"""Rows of the tile of a lane, in a product whose left operand is transposed."""
 VECTOR, TILE = 4, 16
 """Elements of a vector. Rows and columns of the tile of a warp (`WarpTile` in `gemm/warp_products.cuh`)."""
 
@@ -134,7 +134,7 @@ def _narrow_product(equation: Equation, names: Names, threads: int) -> Sequence[
 
 
 def _transposed_product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    """A product whose left operand is transposed."""
+    """A small product whose left operand is transposed: tiles of outputs, in the lanes of warps."""
     (a, b), (y,) = equation.inputs, equation.outputs
     (m, n), k = y.type.shape, a.type.shape[0]
     tall, wide = math.gcd(TALL, m), math.gcd(16 // y.type.dtype.itemsize, n)

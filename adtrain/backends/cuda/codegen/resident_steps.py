@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from adtrain.backends.cuda.codegen.block_steps import Step
 from adtrain.backends.cuda.codegen.index_forms import overlapped_take
 from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct
 from adtrain.backends.cuda.codegen.one_block import names_of, part_of
@@ -205,19 +204,19 @@ class _Writer:
         yield f"const int64_t example = last ? 0 : {self._example(number)};"
         # The step after it probably takes the next batch, which is prefetched.
         yield f"const int64_t later = last ? 0 : {self._example(f'{number} + ({number} + 1 < {batches})')};"
-        gathers = list(self._early_gathers())
-        yield from (line for step in gathers for line in step.declared)
-        yield from self._by_last_threads([step.loads for step in gathers])
+        declared, loads, stores = self._early_gathers()
+        yield from (*declared, *loads)
         if self.places.received is None:
-            begin, end = "cluster_arrive_after_sync();", "cluster_wait();"
+            send, wait = "cluster_arrive_after_sync();", "cluster_wait();"
         else:
             at = f"(char *)shared_bytes + {self.places.received + ALIGNMENT}"
-            begin = f"send_to_cluster<{self.places.received_bytes}>({at}, received);"
-            end = "wait_for_cluster(received, run % 2);"
-        yield begin
+            send = f"send_to_cluster<{self.places.received_bytes}>({at}, received);"
+            wait = "wait_for_cluster(received, run % 2);"
+        yield send
+        # What threads store here, other threads of the block read after the next barrier of the block.
         yield f"if (!last) {self._set_row('example')}"
-        yield from self._by_last_threads([step.lines for step in gathers])
-        yield end
+        yield from stores
+        yield wait
         yield "__syncthreads();"
         yield "Layer::Batch batch;"
         yield f"if (!last) layer.load_batch({self.pointers[self.table]}, batch);"
@@ -227,20 +226,27 @@ class _Writer:
             yield from segment
         yield from rest
 
-    def _early_gathers(self) -> Iterator[Step]:
-        """The steps of early gathers."""
-        names = dict(self.places.names)
-        for i, e in enumerate(self.shards.early_gathers.equations):
-            if e.has(Trait.RESHAPE):
-                names[e.outputs[0]] = names[e.inputs[0]]
-            else:
-                yield from overlapped_take(e, names, THREADS, f"gathered{i}")
+    def _early_gathers(self) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+        """The early gathers: declarations, loads to registers, and stores of what was loaded.
 
-    @staticmethod
-    def _by_last_threads(parts: Sequence[Sequence[str]]) -> Iterator[str]:
-        """Statements that the last threads of the block run. The first ones look up examples."""
-        for part in parts:
-            yield from ("{", "    const int t = THREADS - 1 - threadIdx.x;", *indented(part), "}")
+        The last threads of the block have them, because the first ones look up examples.
+        """
+        names = dict(self.places.names)
+        declared: list[str] = []
+        loads: list[str] = []
+        stores: list[str] = []
+        for i, e in enumerate(self.shards.early_gathers.equations):
+            (y,) = e.outputs
+            if e.has(Trait.RESHAPE):
+                names[y] = names[e.inputs[0]]
+                continue
+            declared.append(f"auto *const early{i} = {names[y]};")
+            names[y] = f"early{i}"
+            for step in overlapped_take(e, names, THREADS):
+                declared += step.declared
+                for lines, found in ((step.loads, loads), (step.lines, stores)):
+                    found += ["{", "    const int t = THREADS - 1 - threadIdx.x;", *indented(lines), "}"]
+        return declared, loads, stores
 
     def _beside_rest(self) -> Sequence[Sequence[str]]:
         """What the layer does beside the rest of the equations, by phase.
