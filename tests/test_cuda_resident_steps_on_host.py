@@ -111,25 +111,38 @@ def by_member(host: Host) -> Host:
     return host
 
 
-@pytest.mark.parametrize(
-    ("settings", "order"),
-    [
-        (("optimizer={sgd: {lr: 0.1, momentum: 0.9}}",), "own"),
-        (("optimizer={adam: {lr: 0.001}}",), "shared"),
-        (("model.layers=[{linear: 64}, tanh, {linear: 32}, relu, {linear: 10}]", "data.batch_size=32"), "own"),
-        (("data.normalize=false",), "own"),
-        (("model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32"), "own"),
-        pytest.param(  # the partial sums of the second layer do not fit in shared memory
-            ("model.layers=[{linear: 64}, relu, {linear: 128}, relu, {linear: 10}]", "data.batch_size=64"),
-            "own",
-            marks=pytest.mark.exhaustive,
-        ),
-    ],
+NETWORKS = (
+    (("optimizer={sgd: {lr: 0.1, momentum: 0.9}}",), "own"),
+    (("optimizer={adam: {lr: 0.001}}",), "shared"),
+    (("model.layers=[{linear: 64}, tanh, {linear: 32}, relu, {linear: 10}]", "data.batch_size=32"), "own"),
+    (("data.normalize=false",), "own"),
+    (("model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32"), "own"),
+    pytest.param(  # the partial sums of the second layer do not fit in shared memory
+        ("model.layers=[{linear: 64}, relu, {linear: 128}, relu, {linear: 10}]", "data.batch_size=64"),
+        "own",
+        marks=pytest.mark.exhaustive,
+    ),
 )
+
+
+@pytest.mark.parametrize(("settings", "order"), NETWORKS)
 def test_steps_in_one_launch_match_numpy(settings: tuple[str, ...], order: str, by_member: Host) -> None:
     program = step_program(2, *settings, order=order)
     known = arguments_of(program)
     assert_near(launched(by_member, program, known, 3), by_numpy(program, known, 3), 3 * TOLERANCE)
+
+
+@pytest.mark.parametrize(("settings", "order"), NETWORKS)
+def test_the_order_of_threads_changes_no_byte(
+    settings: tuple[str, ...], order: str, by_member: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = step_program(2, *settings, order=order)
+    known = arguments_of(program)
+    expected = launched(by_member, program, known, 3)
+    for seed in range(1, 5):
+        monkeypatch.setattr(by_member, "thread_order", seed)
+        for x, y in zip(launched(by_member, program, known, 3), expected, strict=True):
+            assert x.tobytes() == y.tobytes()
 
 
 def shards_of(blocks: int, *settings: str) -> ClusterShards:

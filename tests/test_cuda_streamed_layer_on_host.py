@@ -93,6 +93,17 @@ def test_repeated_runs_have_the_bytes_of_single_runs_whose_launches_match_numpy(
         assert x.tobytes() == y.tobytes()
 
 
+@pytest.mark.parametrize("layers", ["[{linear: 32}, relu, {linear: 10}]", "[{linear: 48}, relu, {linear: 10}]"])
+def test_the_order_of_threads_changes_no_byte(layers: str, streaming: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = streamed_program(2, f"model.layers={layers}", "data.batch_size=32")
+    known = arguments_of(program)
+    expected = repeated(streaming, program, known, 3)
+    for seed in range(1, 4):
+        monkeypatch.setattr(streaming, "thread_order", seed)
+        for x, y in zip(repeated(streaming, program, known, 3), expected, strict=True):
+            assert x.tobytes() == y.tobytes()
+
+
 def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(streaming: Host) -> None:
     three, one = streamed_program(3), streamed_program(1)
     known = arguments_of(three)
