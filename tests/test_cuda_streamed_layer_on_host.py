@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
+from npz_files import parts, write_npz
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu, results
 from test_cuda_resident_steps_on_host import arguments_of, assert_near, step_program
 
@@ -151,6 +154,20 @@ def test_repeated_steps_read_and_write_the_weights_once() -> None:
 )
 def test_other_layers_are_not_streamed(settings: tuple[str, ...]) -> None:
     assert not streamed_equations(step_program(2, *settings, target=SMALL_SHARED))
+
+
+@pytest.mark.parametrize(("units", "side", "streamed"), [(48, 8, False), (48, 16, True), (96, 4, False), (96, 8, True)])
+def test_a_layer_is_streamed_only_if_each_group_of_warps_has_16_inputs(
+    units: int, side: int, streamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 16 units have 8 groups of warps, blocks of 32 units have 4. The gather of a batch of so few inputs must
+    be an equation of its own."""
+    monkeypatch.setattr(sys.modules["adtrain.passes.fuse_gathers"], "is_small", lambda equation: False)
+    images = np.random.default_rng(0).integers(0, 256, (96, side, side)).astype(np.uint8)
+    data = f"data={{path: {write_npz(tmp_path / 'small.npz', parts(images))}, batch_size: 16}}"
+    layers = f"model={{input: [{side * side}], layers: [{{linear: {units}}}, relu, {{linear: 2}}]}}"
+    program = step_program(2, data, layers, "optimizer={sgd: {lr: 0.1}}", target=BY_MEMBER)
+    assert bool(streamed_equations(program)) == streamed
 
 
 def test_nothing_is_streamed_on_old_gpus_or_with_little_shared_memory() -> None:

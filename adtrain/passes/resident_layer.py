@@ -94,15 +94,19 @@ def lengths_of(product: Equation) -> tuple[int, int, int]:
     return (batch, inputs, columns) if product.params["transpose_a"] else (batch, inputs, rows)
 
 
+def groups_of_warps(block_units: int) -> int:
+    """Groups of warps in a block with so many units. They divide the inputs. A warp has 16 units."""
+    return WARPS * TILE // block_units
+
+
 def sums_bytes(batch: int, block_units: int) -> int:
     """Bytes of sums of weights, and of sums and maxima of gradients, of a block with so many units."""
-    groups, k_steps = WARPS * TILE // block_units, batch // TILE
-    return (groups + 2 * k_steps) * block_units * FLOAT.itemsize
+    return (groups_of_warps(block_units) + 2 * (batch // TILE)) * block_units * FLOAT.itemsize
 
 
 def exchanged_bytes(batch: int, block_units: int) -> int:
     """Bytes of the partial sums of outputs that the warps of a block exchange at a time."""
-    groups = WARPS * TILE // block_units
+    groups = groups_of_warps(block_units)
     outputs = batch * block_units // THREADS
     piece = 1 if groups > 4 else math.gcd(outputs, 4)
     return (groups - 1) * THREADS * piece * FLOAT.itemsize
