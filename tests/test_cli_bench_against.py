@@ -138,7 +138,7 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
     [
         (("toch", "mlp"), "toch: no such peer; did you mean torch?"),
         (("numpy", "--op", "matmull"), "--op matmull: no such operation; did you mean matmul?"),
-        (("numpy", "nosuch"), "nosuch  neither a file nor a packaged config"),
+        (("numpy", "nosuch"), "nosuch: neither a file nor a packaged config"),
         (("numpy", "mlp", "--op", "relu"), "--op selects operations; give no CONFIG"),
         (("numpy", "--set", "a=b"), "--set changes a config; give a CONFIG"),
         (("numpy", "mlp", "--set", "training.epochs=x"), "--set training.epochs"),
@@ -147,7 +147,7 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
         (("torch-vmap", "mlp"), "torch-vmap: trains many networks together; give --members N"),
         (("torch-vmap", "--members", "2"), "--members trains networks; give a CONFIG"),
         (("jax",), "jax-jit, jax-scan: jax is not installed (pip install jax)"),
-        (("numpy", "mlp", "--set", "data.shards=2"), "--set data.shards  data.shards: found 2, expected none: steps"),
+        (("numpy", "mlp", "--set", "data.shards=2"), "--set data.shards: found 2, expected none: steps"),
     ],
 )
 def test_usage_error_is_one_line_before_any_process_starts(
