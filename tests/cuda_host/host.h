@@ -212,8 +212,8 @@ static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const 
     multiply_add(c0, c1, c2, c3, words, unpack_bfloat16);
 }
 
-// 0: in a round of turns, all threads run in the order of their numbers. Otherwise the seed of orders that change with each round,
-// and of pauses of half of the warps.
+// 0: in a round of turns, all threads run in the order of their numbers. Otherwise the seed of orders that change with each round.
+// Then half of the warps pause, most often until no other one arrives at a barrier any more.
 extern "C" { unsigned thread_order = 0; }
 
 static unsigned common_divisor(unsigned a, unsigned b) { return b ? common_divisor(b, a % b) : a; }
@@ -239,7 +239,7 @@ template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
             any = false;
             unsigned start = 0, step = 1;
             if (thread_order) {
-                if (!arrived || random_below(64) == 0)
+                if (!arrived || random_below(1024) == 0)
                     for (bool &warp : paused) warp = random_below(2);
                 start = random_below(all), step = random_below(all);
                 while (common_divisor(step, all) != 1) step++;
