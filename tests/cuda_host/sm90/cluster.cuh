@@ -14,7 +14,7 @@ static unsigned phase_of_thread[FIBERS]; // of `of_cluster`
 static void cluster_arrive() {
     if (CLUSTER == 1) return;
     phase_of_thread[current] = of_cluster.arrive(CLUSTER * blockDim.x);
-    leave();
+    leave(); // others may run between the arrival and the wait
 }
 static void cluster_arrive_relaxed() { cluster_arrive(); }
 static void cluster_arrive_after_sync() { cluster_arrive(); }
