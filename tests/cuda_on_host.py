@@ -1,4 +1,4 @@
-"""CUDA kernels run on the CPU, thread by thread, by a C++ compiler: what they compute, in any order of the threads."""
+"""CUDA kernels run on the CPU, thread by thread, by a C++ compiler: what they compute, in an order of the threads."""
 
 from __future__ import annotations
 
