@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from forked_commands import Case, Commands
 from training_runs import write_config
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from adtrain import config, training
 from adtrain.cli import main
@@ -413,7 +413,7 @@ def test_full_autotuning_is_refused_on_the_cpu(cfg: Path) -> None:
 
 def test_an_error_of_the_device_does_not_wait_for_the_data(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reported, waited = threading.Event(), list[bool]()
-    monkeypatch.setattr(training, "read_ahead", lambda cfg: waited.append(reported.wait(20)))
+    monkeypatch.setattr(training, "read_ahead", lambda cfg: waited.append(reported.wait(PATIENCE)))
     train(cfg, "--autotune", "full", expect=2)
     reported.set()
     wait_until(lambda: bool(waited))

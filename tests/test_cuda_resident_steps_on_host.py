@@ -115,7 +115,7 @@ NETWORKS = (
     (("optimizer={sgd: {lr: 0.1, momentum: 0.9}}",), "own"),
     (("optimizer={adam: {lr: 0.001}}",), "shared"),
     (("model.layers=[{linear: 64}, tanh, {linear: 32}, relu, {linear: 10}]", "data.batch_size=32"), "own"),
-    (("data.normalize=false",), "own"),
+    pytest.param(("data.normalize=false",), "own", marks=pytest.mark.exhaustive),
     (("model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32"), "own"),
     pytest.param(  # the partial sums of the second layer do not fit in shared memory
         ("model.layers=[{linear: 64}, relu, {linear: 128}, relu, {linear: 10}]", "data.batch_size=64"),

@@ -81,9 +81,9 @@ def stepwise(host: Host, program: Program, known: dict[Any, np.ndarray], steps: 
 @pytest.mark.parametrize(
     ("settings", "order"),
     [
-        (("optimizer={sgd: {lr: 0.1, momentum: 0.9}}",), "own"),
+        pytest.param(("optimizer={sgd: {lr: 0.1, momentum: 0.9}}",), "own", marks=pytest.mark.exhaustive),
         (("optimizer={sgd: {lr: 0.1}}", "data.normalize=false"), "shared"),
-        (("optimizer={adam: {lr: 0.001}}", "data.batch_size=32"), "own"),
+        pytest.param(("optimizer={adam: {lr: 0.001}}", "data.batch_size=32"), "own", marks=pytest.mark.exhaustive),
         (("model.layers=[{linear: 48}, tanh, {linear: 32}, relu, {linear: 10}]",), "own"),
     ],
 )
