@@ -152,12 +152,11 @@ def started(path: str, profile: Path) -> Iterator[Browser]:
 
 
 def assert_fits(browser: Browser, page: Path) -> None:
-    """Wide and narrow, light and dark: the page is drawn in its scheme, nothing is cut, and there are no errors."""
-    for width in WIDTHS:
-        for scheme in SCHEMES:
-            browser.open(page, width, scheme)
-            problems = browser.run(LAYOUT_PROBLEMS) + browser.errors()
-            assert not problems, "\n".join([f"{page.name}, {width} px, {scheme}:", *problems])
-            assert browser.run("document.body.innerText.trim().length") > 0
-            red = int(browser.run("getComputedStyle(document.body).backgroundColor").split("(")[1].split(",")[0])
-            assert (red > 200) == (scheme == "light")
+    """Wide and light, narrow and dark: the page is drawn in its scheme, nothing is cut, and there are no errors."""
+    for width, scheme in zip(WIDTHS, SCHEMES, strict=True):
+        browser.open(page, width, scheme)
+        problems = browser.run(LAYOUT_PROBLEMS) + browser.errors()
+        assert not problems, "\n".join([f"{page.name}, {width} px, {scheme}:", *problems])
+        assert browser.run("document.body.innerText.trim().length") > 0
+        red = int(browser.run("getComputedStyle(document.body).backgroundColor").split("(")[1].split(",")[0])
+        assert (red > 200) == (scheme == "light")

@@ -52,10 +52,13 @@ def has_gpu_driver() -> bool:
 COMPILE, MEMORY = CpuBackend.compile, CpuBackend.memory
 GIVEN_CC = os.environ.get("CC", "")
 QUICK = (
-    "-O1 -fexpensive-optimizations -fno-asynchronous-unwind-tables -fno-forward-propagate -fno-move-loop-invariants"
-    " -fno-tree-dominator-opts -fno-tree-pta -fno-tree-sink -fno-tree-sra"
+    "-O1 -fexpensive-optimizations -fno-asynchronous-unwind-tables -fno-dce -fno-forward-propagate"
+    " -fno-guess-branch-probability -fno-if-conversion2 -fno-move-loop-invariants -fno-tree-ccp -fno-tree-ch"
+    " -fno-tree-copy-prop -fno-tree-dce -fno-tree-dominator-opts -fno-tree-forwprop -fno-tree-fre"
+    " -fno-tree-loop-optimize -fno-tree-pta -fno-tree-sink -fno-tree-sra"
 )
-"""Options of C compilers in tests. Products and sums are fused as with -O3, which -Og does not do."""
+"""Options of C compilers in tests. Products and sums are fused as with -O3, which -Og does not do. Loops stay scalar:
+tests with the fixture `optimised` run vector instructions."""
 MAX_WORKERS = 4
 PYTEST_CACHE = Path(__file__).parents[1] / ".pytest_cache"
 UNUSED_SECONDS = 2 * 86400
@@ -152,7 +155,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) ->
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_compiler(compiled_code: Cache) -> Iterator[None]:
-    """Programs, also of processes that tests start, are compiled in a third of the time, to slower code."""
+    """Programs, also of processes that tests start, are compiled in a fraction of the time, to slower code."""
     compiler = GIVEN_CC or next(filter(None, map(shutil.which, NAMES)), None)
     script = compiled_code.folder / "quick-cc"
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""CUDA kernels run on the CPU, thread by thread, by a C++ compiler: what they compute, though not whether they race."""
+"""CUDA kernels run on the CPU, thread by thread, by a C++ compiler: what they compute, in an order of the threads."""
 
 from __future__ import annotations
 
@@ -52,11 +52,15 @@ class Host:
     Args:
         folder: takes the sources.
         compiled: takes compiled code, which later tests reuse.
+
+    Attributes:
+        thread_order: the order in which threads take turns. See `host.h`.
     """
 
     def __init__(self, folder: Path, compiled: Cache, target: Target = H200) -> None:
         self.folder, self.compiled = folder, compiled
         self.lowering = Lowering(target)
+        self.thread_order = 0
         compiler = shutil.which("g++") or shutil.which("c++")
         if compiler is None:
             pytest.skip("there is no C++ compiler")
@@ -102,6 +106,7 @@ class Host:
         bits += [runs] * task.repeats
         numbers = (ctypes.c_int64 * len(bits))(*map(int, bits))
         grid, threads = (task.size.blocks, task.size.threads) if task.size.threads else ((4, 1, 1), 128)
+        ctypes.c_uint.in_dll(library, "thread_order").value = self.thread_order
         library[f"go_{task.name}"](*grid, threads, pointers, numbers, ctypes.c_void_p(memory.ctypes.data))
 
     def _libraries(self, launches: Sequence[LaunchPlan]) -> Mapping[Source, ctypes.CDLL]:

@@ -19,7 +19,7 @@ from adtrain.ops.attention import composed
 from adtrain.passes import ALL
 
 RNG = ops.rng_state(5, 2)
-LENGTHS = [(1, 1), (1, 65), (65, 1), (16, 16), (17, 63), (64, 64), (65, 129), (130, 130)]
+LENGTHS = [(0, 3), (1, 1), (1, 65), (65, 1), (16, 16), (17, 63), (64, 64), (65, 129), (130, 130)]
 
 
 def drawn(*shapes: tuple[int, ...], dtype: str = "float64") -> list[np.ndarray]:

@@ -50,7 +50,7 @@ def test_worker_continues_after_errors(worker: WorkerProcess, tmp_path: Path) ->
     path = str(training_runs.write_config(tmp_path))
     with pytest.raises(Unsupported, match="no counterpart of gelu in plain NumPy"):
         worker.ask("step", config_name=path, overrides=["model.layers=[gelu, {linear: 3}]"])
-    with pytest.raises(WorkerFailed, match=r"nosuch  neither a file"):
+    with pytest.raises(WorkerFailed, match=r"nosuch: neither a file"):
         worker.ask("step", config_name="nosuch", overrides=[])
     assert worker.ask("step", config_name=path, overrides=[])["losses"]
 

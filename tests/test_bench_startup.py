@@ -67,5 +67,5 @@ def test_the_worker_prints_the_time_of_the_first_steps(capsys: pytest.CaptureFix
 
 
 def test_the_error_of_a_command_that_fails_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(AdtrainError, match=r"^nosuch  neither a file nor a packaged config"):
+    with pytest.raises(AdtrainError, match=r"^nosuch: neither a file nor a packaged config"):
         measure.run("adtrain", Task("nosuch", (), "cpu"), tmp_path, "cold")

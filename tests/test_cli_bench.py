@@ -194,10 +194,10 @@ def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monke
         (("mlp", "--trace", "absent/x.json"), "--trace absent/x.json: absent is not a writable folder"),
         (("comapre", "a.json", "b.json"), "comapre: neither a command nor a config; did you mean compare?"),
         (("--json-file", "-"), "--json-file - is not a file; --json prints the result"),
-        (("nosuch",), "nosuch  neither a file nor a packaged config"),
+        (("nosuch",), "nosuch: neither a file nor a packaged config"),
         (
             ("smoke", "--set", "data.batch_size=2147483647"),
-            "--set data.batch_size  data.batch_size: found 2147483647, expected at most 60,000",
+            "--set data.batch_size: found 2147483647, expected at most 60,000",
         ),
         (("smoke", "--batch-sizes", "70000"), "--batch-sizes 70000: there are 60,000 images to train on"),
         (("--op", "matmul", "--candidates"), "--candidates: only a GPU has kernels to choose from"),

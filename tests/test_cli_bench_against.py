@@ -138,7 +138,7 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
     [
         (("toch", "mlp"), "toch: no such peer; did you mean torch?"),
         (("numpy", "--op", "matmull"), "--op matmull: no such operation; did you mean matmul?"),
-        (("numpy", "nosuch"), "nosuch  neither a file nor a packaged config"),
+        (("numpy", "nosuch"), "nosuch: neither a file nor a packaged config"),
         (("numpy", "mlp", "--op", "relu"), "--op selects operations; give no CONFIG"),
         (("numpy", "--set", "a=b"), "--set changes a config; give a CONFIG"),
         (("numpy", "mlp", "--set", "training.epochs=x"), "--set training.epochs"),
@@ -147,7 +147,7 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
         (("torch-vmap", "mlp"), "torch-vmap: trains many networks together; give --members N"),
         (("torch-vmap", "--members", "2"), "--members trains networks; give a CONFIG"),
         (("jax",), "jax-jit, jax-scan: jax is not installed (pip install jax)"),
-        (("numpy", "mlp", "--set", "data.shards=2"), "--set data.shards  data.shards: found 2, expected none: steps"),
+        (("numpy", "mlp", "--set", "data.shards=2"), "--set data.shards: found 2, expected none: steps"),
     ],
 )
 def test_usage_error_is_one_line_before_any_process_starts(
@@ -167,15 +167,25 @@ def test_two_devices_need_a_gpu(without_gpu: None) -> None:
     assert result.stderr.count("\n") == 1
 
 
+ENDLESS = """\
+from time import sleep
+from adtrain.bench.peers.processes import WorkerProcess
+from adtrain.cli.main import main
+
+WorkerProcess.receive = lambda self: sleep(1e6)
+main()
+"""
+"""A command that waits for an answer of a worker when the signal comes, however late that is."""
+
+
 @pytest.mark.usefixtures("default_signals")
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
 def test_interrupt_kills_the_workers_and_writes_nothing(tmp_path: Path) -> None:
     path, file = str(training_runs.write_config(tmp_path)), tmp_path / "found.json"
-    main = "from adtrain.cli.main import main; main()"
     arguments = ["bench", "against", "numpy", path, "--device", "cpu", "--json-file", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-c", main, *arguments],
+        [sys.executable, "-c", ENDLESS, *arguments],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,

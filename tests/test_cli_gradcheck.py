@@ -123,7 +123,7 @@ def test_table_fits_the_terminal(columns: int) -> None:
         (("mlp", "--op", "relu"), "--op is for operations"),
         (("mlp", "--order", "2"), "--order 2 is for operations"),
         (("--order", "3"), "Invalid value for '--order'"),
-        (("nosuch",), "nosuch  neither a file nor a packaged config"),
+        (("nosuch",), "nosuch: neither a file nor a packaged config"),
     ],
 )
 def test_usage_error_is_one_line(arguments: tuple[str, ...], message: str) -> None:

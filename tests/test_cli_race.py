@@ -83,7 +83,7 @@ def test_a_peer_crops_at_every_position(tmp_path: Path) -> None:
         (("--target", "0.9", "--against", "jax-scan"), "jax-scan: takes steps and runs operations, but no whole"),
         (("--target", "0.9", "--against", "toch"), "toch: no such peer; did you mean torch?"),
         (("--target", "1.5"), "Invalid value for '--target'"),
-        (("--target", "0.9", "--set", "data.shards=2"), "--set data.shards  data.shards: found 2, expected none"),
+        (("--target", "0.9", "--set", "data.shards=2"), "--set data.shards: found 2, expected none"),
     ],
 )
 def test_usage_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -63,9 +63,9 @@ def test_a_signal_ends_a_command_whose_output_nobody_reads(commands: Commands, f
         "bench --op relu": "numpy.random.default_rng",
         "data fetch fashion-mnist --mirror http://127.0.0.1:9": "urllib.request.urlopen",
     }
-    for arguments, function in interrupted.items():
-        for err in (CLOSED, str(file)):
-            assert commands.run(Case(arguments, CLOSED, err, f"signalled({function!r}, {signal.SIGINT:d})")) == 130
+    cases = [(*each, str(file)) for each in interrupted.items()]
+    for arguments, function, err in [("eval run", interrupted["eval run"], CLOSED), *cases]:
+        assert commands.run(Case(arguments, CLOSED, err, f"signalled({function!r}, {signal.SIGINT:d})")) == 130
     for number in (signal.SIGTERM, signal.SIGHUP):
         signalled = f"signalled('adtrain.training.evaluate', {number:d})"
         assert commands.run(Case("eval run", CLOSED, str(file), signalled)) == 128 + number

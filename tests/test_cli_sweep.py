@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from report_runs import Elements, command, one_line
 from training_runs import TEXT, write_config
-from waiting import wait_until
 
 from adtrain.core import timeline
 
@@ -116,16 +115,31 @@ def test_several_processes_are_refused(cfg: Path, monkeypatch: pytest.MonkeyPatc
     assert "mpiexec started 2 processes, but a sweep runs in one" in one_line(command("sweep", str(cfg), expect=2))
 
 
+KILLED = """\
+import os, signal
+from adtrain.cli.main import main
+from adtrain.sweeps.folder import METRICS, SweepFolder
+
+append = SweepFolder.append
+
+def append_or_die(self, line):
+    append(self, line)
+    if (self.path / METRICS).stat().st_size > 20_000:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+SweepFolder.append = append_or_die
+main()
+"""
+"""A command that kills itself in its sweep."""
+
+
 @pytest.mark.exhaustive
 @pytest.mark.compiled
 def test_a_killed_sweep_resumes_with_the_same_bytes(cfg: Path) -> None:
     options = "--set", "training.epochs=300", "--device", "cpu"
     command("sweep", cfg, *options, "--output-dir", "whole", "-q")
-    call = [sys.executable, "-m", "adtrain", "sweep", str(cfg), *options, "--output-dir", "killed", "-q"]
-    process = subprocess.Popen(call)
-    wait_until(lambda: Path("killed/metrics.jsonl").exists() and Path("killed/metrics.jsonl").stat().st_size > 20_000)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    call = [sys.executable, "-c", KILLED, "sweep", str(cfg), *options, "--output-dir", "killed", "-q"]
+    assert subprocess.run(call).returncode == -signal.SIGKILL
     command("sweep", "--resume", "killed", "--device", "cpu", "-q")
     for file in sorted(Path("whole/states").iterdir()):
         assert Path("killed/states", file.name).read_bytes() == file.read_bytes()

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from forked_commands import Case, Commands
 from training_runs import write_config
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from adtrain import config, training
 from adtrain.cli import main
@@ -177,11 +177,11 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
         (["--output-dir", "tiny.yaml/x"], "tiny.yaml/x: cannot be written (Not a directory)"),
         (
             ["--set", "model.layers=[linear: 2]"],
-            "--set model.layers  model.layers[0]: found 2 outputs, expected at least 3",
+            "--set model.layers: model.layers[0]: found 2 outputs, expected at least 3",
         ),
         (["--set", "data.path=nowhere"], "nowhere: found nothing, expected an .npz, .csv or .tsv file, or a folder"),
-        (["--set", "optimizer.adam.lr=.nan"], "--set optimizer.adam.lr  optimizer.adam.lr: found"),
-        (["--set", "nonsense"], "--set nonsense  found no key=value, expected one such as"),
+        (["--set", "optimizer.adam.lr=.nan"], "--set optimizer.adam.lr: found"),
+        (["--set", "nonsense"], "--set nonsense: found no key=value, expected one such as"),
         (["--epochs", "0"], "Invalid value for '--epochs'"),
         (["--seed", "-1"], "Invalid value for '--seed'"),
         (["--profile-steps", "-1"], "Invalid value for '--profile-steps'"),
@@ -413,7 +413,7 @@ def test_full_autotuning_is_refused_on_the_cpu(cfg: Path) -> None:
 
 def test_an_error_of_the_device_does_not_wait_for_the_data(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reported, waited = threading.Event(), list[bool]()
-    monkeypatch.setattr(training, "read_ahead", lambda cfg: waited.append(reported.wait(20)))
+    monkeypatch.setattr(training, "read_ahead", lambda cfg: waited.append(reported.wait(PATIENCE)))
     train(cfg, "--autotune", "full", expect=2)
     reported.set()
     wait_until(lambda: bool(waited))

@@ -49,26 +49,26 @@ def test_packaged_configs_on_mnist_have_ten_outputs(name: str) -> None:
     ("layers", "message"),
     [
         (["conv2d: {out_channels: 2, kernel_size: 5}", "conv2d: {out_channels: 3, kernel_size: 5}"],
-         "7:7  model.layers[1] conv2d: kernel 5x5 is larger than the padded input 2x2"),
-        (["max_pool2d: 7"], "6:7  model.layers[0] max_pool2d: kernel 7x7 is larger than the padded input 6x6"),
+         "7:7: model.layers[1] conv2d: kernel 5x5 is larger than the padded input 2x2"),
+        (["max_pool2d: 7"], "6:7: model.layers[0] max_pool2d: kernel 7x7 is larger than the padded input 6x6"),
         (["conv2d: {out_channels: 2, kernel_size: 3, in_channels: 3}"],
-         "6:7  model.layers[0] conv2d: in_channels is 3, the input has 1 channels: (1, 6, 6)"),
+         "6:7: model.layers[0] conv2d: in_channels is 3, the input has 1 channels: (1, 6, 6)"),
         (["flatten", "linear: {out_features: 10, in_features: 35}"],
-         "7:7  model.layers[1] linear: in_features is 35, the input has 36 features: (36,)"),
+         "7:7: model.layers[1] linear: in_features is 35, the input has 36 features: (36,)"),
         (["flatten", "conv2d: {out_channels: 3, kernel_size: 1}"],
-         "7:7  model.layers[1] conv2d: expected an input of shape (channels, height, width), found (36,)"),
+         "7:7: model.layers[1] conv2d: expected an input of shape (channels, height, width), found (36,)"),
         (["flatten", "residual: [linear: 35]"],
-         "7:7  model.layers[1] residual: the body gives (35,), its input is (36,): add a shortcut that gives (35,)"),
+         "7:7: model.layers[1] residual: the body gives (35,), its input is (36,): add a shortcut that gives (35,)"),
         (["residual: [relu, {residual: {body: [relu], shortcut: [max_pool2d: 7]}}]"],
-         "6:61  model.layers[0].residual.body[1].residual.shortcut[0] max_pool2d: "
+         "6:61: model.layers[0].residual.body[1].residual.shortcut[0] max_pool2d: "
          "kernel 7x7 is larger than the padded input 6x6"),
         (["flatten", "concat: [[relu], [linear: {out_features: 2, in_features: 2}]]"],
-         "7:25  model.layers[1].concat.branches[1][0] linear: in_features is 2, the input has 36 features: (36,)"),
+         "7:25: model.layers[1].concat.branches[1][0] linear: in_features is 2, the input has 36 features: (36,)"),
         (["flatten", "add: [[linear: 2], [linear: 3]]"],
-         "7:7  model.layers[1] add: the branches must agree, branch 0 gives (2,), branch 1 (3,)"),
+         "7:7: model.layers[1] add: the branches must agree, branch 0 gives (2,), branch 1 (3,)"),
         (["conv2d: {out_channels: 3, kernel_size: 3, padding: same, stride: 2}"],
-         "6:7  model.layers[0] conv2d: padding 'same' needs stride 1, found stride 2"),
-        (["linear: 10"], "6:7  model.layers[0] linear: found output (1, 6, 10), expected (classes,) for the loss "
+         "6:7: model.layers[0] conv2d: padding 'same' needs stride 1, found stride 2"),
+        (["linear: 10"], "6:7: model.layers[0] linear: found output (1, 6, 10), expected (classes,) for the loss "
          "cross_entropy: add flatten and linear"),
     ],
 )  # fmt: skip
@@ -84,10 +84,10 @@ def test_problems_of_layers_optimizer_and_schedule_are_reported_together(tmp_pat
     text = text.replace("optimizer: adam", "optimizer: {sgd: {lr: 0.1, nesterov: true}}")
     text += "schedule: {cosine: {warmup_epochs: 0.5, warmup_steps: 3}}\n"
     assert problems(tmp_path, text) == [
-        "c.yaml:6:7  model.layers[0] conv2d: padding 'same' needs stride 1, found stride 2",
-        "c.yaml:7:18  model.layers[1].residual.body[0] conv2d: padding 'same' needs stride 1, found stride 2",
-        "c.yaml:11:1  optimizer sgd: nesterov needs a momentum above 0",
-        "c.yaml:13:1  schedule cosine: found warmup_epochs 0.5 and warmup_steps 3, expected one of them",
+        "c.yaml:6:7: model.layers[0] conv2d: padding 'same' needs stride 1, found stride 2",
+        "c.yaml:7:18: model.layers[1].residual.body[0] conv2d: padding 'same' needs stride 1, found stride 2",
+        "c.yaml:11:1: optimizer sgd: nesterov needs a momentum above 0",
+        "c.yaml:13:1: schedule cosine: found warmup_epochs 0.5 and warmup_steps 3, expected one of them",
     ]
 
 
@@ -115,7 +115,7 @@ def test_the_error_of_weights_names_the_number_of_classes(tmp_path: Path, option
     text = small("flatten", "linear: 10").replace("loss: cross_entropy", f"loss: {{{option}: [1, 2]}}}}")
     kind, name = option.split(": {")
     assert problems(tmp_path, text) == [
-        f"c.yaml:8:1  loss {kind}: {name} has 2 numbers, expected 10: one for each class"
+        f"c.yaml:8:1: loss {kind}: {name} has 2 numbers, expected 10: one for each class"
     ]
 
 

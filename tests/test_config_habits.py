@@ -27,7 +27,7 @@ def problems(folder: Path, text: str) -> list[str]:
     (folder / "c.yaml").write_text(text)
     with pytest.raises(config.ConfigError) as caught:
         config.load(folder / "c.yaml")
-    return [re.sub(r"^\S+  ", "", line) for line in str(caught.value).splitlines()]
+    return [re.sub(r"^\S+: (?=\S+: )", "", line) for line in str(caught.value).splitlines()]
 
 
 @pytest.mark.parametrize(

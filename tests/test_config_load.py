@@ -68,58 +68,58 @@ def test_missing_keys_have_their_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("small", "../x", "1:7  name: found '../x', expected a name of at most 100 letters, digits, '.', '_', '-' "
+        ("small", "../x", "1:7: name: found '../x', expected a name of at most 100 letters, digits, '.', '_', '-' "
          "and spaces, a letter or digit first"),
-        ("size: 8", "size: 0", f"2:36  data.batch_size: found 0, {POSITIVE}"),
-        ("size: 8", "size: 8.0", f"2:36  data.batch_size: found 8.0, {POSITIVE}"),
-        ("size: 8", "size: true", f"2:36  data.batch_size: found true, {POSITIVE}"),
-        ("size: 8", "size: 2147483648", f"2:36  data.batch_size: found 2147483648, {POSITIVE}"),
-        ("dataset: mnist", "dataset: mnist, path: x", "2:1  data: found a mapping with dataset, path, batch_size, "
+        ("size: 8", "size: 0", f"2:36: data.batch_size: found 0, {POSITIVE}"),
+        ("size: 8", "size: 8.0", f"2:36: data.batch_size: found 8.0, {POSITIVE}"),
+        ("size: 8", "size: true", f"2:36: data.batch_size: found true, {POSITIVE}"),
+        ("size: 8", "size: 2147483648", f"2:36: data.batch_size: found 2147483648, {POSITIVE}"),
+        ("dataset: mnist", "dataset: mnist, path: x", "2:1: data: found a mapping with dataset, path, batch_size, "
          "expected only one of dataset and path (null for the other)"),
-        ("dataset: mnist, ", "", "2:1  data: found a mapping with batch_size, expected either dataset or path"),
-        ("{dataset: mnist, batch_size: 8}", "mnist", "2:7  data: found 'mnist', expected a mapping such as "
+        ("dataset: mnist, ", "", "2:1: data: found a mapping with batch_size, expected either dataset or path"),
+        ("{dataset: mnist, batch_size: 8}", "mnist", "2:7: data: found 'mnist', expected a mapping such as "
          "{dataset: mnist, batch_size: 128}"),
-        ("size: 8", "size: 8, validation: 1", "2:51  data.validation: found 1, expected a number in [0, 1)"),
-        ("dataset: mnist", "path: x, test: 0.1, test_path: y", "2:1  data: found a mapping with path, test, test_path, "
+        ("size: 8", "size: 8, validation: 1", "2:51: data.validation: found 1, expected a number in [0, 1)"),
+        ("dataset: mnist", "path: x, test: 0.1, test_path: y", "2:1: data: found a mapping with path, test, test_path, "
          "batch_size, expected at most one of test and test_path"),
-        ("size: 8", "size: 8, label: 1.5", "2:46  data.label: found 1.5, expected the name of a column, or its number"),
-        ("size: 8", "size: 8, channels: 2", "2:49  data.channels: found 2, expected 1 or 3"),
-        ("size: 8", "size: 8, shape: [28, 28]", "2:39  data.shape: found [28, 28], expected a list of channels, height "
+        ("size: 8", "size: 8, label: 1.5", "2:46: data.label: found 1.5, expected the name of a column, or its number"),
+        ("size: 8", "size: 8, channels: 2", "2:49: data.channels: found 2, expected 1 or 3"),
+        ("size: 8", "size: 8, shape: [28, 28]", "2:39: data.shape: found [28, 28], expected a list of channels, height "
          "and width"),
-        ("size: 8", "size: 8, normalize: yes", "2:50  data.normalize: found 'yes', expected true or false"),
-        ("[1, 6, 6]", "[1, -6, 6]", "4:3  model.input: found [1, -6, 6], expected a list of positive integers"),
-        ("[1, 6, 6]", "36", "4:10  model.input: found 36, expected a list of positive integers"),
-        ("linear: 10", "linear: '10'", f"7:15  model.layers[1].linear.out_features: found '10', {POSITIVE}"),
-        ("linear: 10", "linear:", f"7:7  model.layers[1].linear.out_features: missing, {POSITIVE}"),
-        ("linear: 10", "linear:\n      bias: true", "7:7  model.layers[1]: found a mapping with linear, bias, "
+        ("size: 8", "size: 8, normalize: yes", "2:50: data.normalize: found 'yes', expected true or false"),
+        ("[1, 6, 6]", "[1, -6, 6]", "4:3: model.input: found [1, -6, 6], expected a list of positive integers"),
+        ("[1, 6, 6]", "36", "4:10: model.input: found 36, expected a list of positive integers"),
+        ("linear: 10", "linear: '10'", f"7:15: model.layers[1].linear.out_features: found '10', {POSITIVE}"),
+        ("linear: 10", "linear:", f"7:7: model.layers[1].linear.out_features: missing, {POSITIVE}"),
+        ("linear: 10", "linear:\n      bias: true", "7:7: model.layers[1]: found a mapping with linear, bias, "
          "expected one layer, its options indented below its name"),
-        ("flatten", "flatten: 3", "6:16  model.layers[0].flatten: found 3, expected no options"),
-        ("flatten", "dropout: 1", "6:16  model.layers[0].dropout.p: found 1, expected a number in [0, 1)"),
-        ("flatten", "gelu: tan", "6:13  model.layers[0].gelu.approximate: found 'tan', expected one of none, tanh"),
-        ("flatten", "softmax: {x: 1}", "6:17  model.layers[0].softmax.x: unknown key; known: dim"),
-        ("flatten", "add: [[{relu: {x: 1}}]]", "6:22  model.layers[0].add.branches[0][0].relu.x: "
+        ("flatten", "flatten: 3", "6:16: model.layers[0].flatten: found 3, expected no options"),
+        ("flatten", "dropout: 1", "6:16: model.layers[0].dropout.p: found 1, expected a number in [0, 1)"),
+        ("flatten", "gelu: tan", "6:13: model.layers[0].gelu.approximate: found 'tan', expected one of none, tanh"),
+        ("flatten", "softmax: {x: 1}", "6:17: model.layers[0].softmax.x: unknown key; known: dim"),
+        ("flatten", "add: [[{relu: {x: 1}}]]", "6:22: model.layers[0].add.branches[0][0].relu.x: "
          "unknown key; known: none"),
-        ("flatten", "residual: []", "6:7  model.layers[0].residual.body: found [], expected a list that is not empty"),
-        ("flatten", "add: [relu]", "6:13  model.layers[0].add.branches[0]: found 'relu', expected a list"),
-        ("loss: cross_entropy", "loss: crossentropy", "8:7  loss: unknown loss 'crossentropy'; "
+        ("flatten", "residual: []", "6:7: model.layers[0].residual.body: found [], expected a list that is not empty"),
+        ("flatten", "add: [relu]", "6:13: model.layers[0].add.branches[0]: found 'relu', expected a list"),
+        ("loss: cross_entropy", "loss: crossentropy", "8:7: loss: unknown loss 'crossentropy'; "
          "did you mean cross_entropy?"),
-        ("loss: cross_entropy", "loss: 3", f"8:7  loss: found 3, expected one loss; known: {LOSSES}"),
-        ("loss: cross_entropy\n", "", "1:1  loss: missing, expected a loss, such as cross_entropy"),
-        ("adam", "{adam: {lr: .nan}}", f"9:24  optimizer.adam.lr: found nan, expected {POSITIVE_NUMBER}"),
-        ("adam", "{adam: -1e-3}", f"9:19  optimizer.adam.lr: found -0.001, expected {POSITIVE_NUMBER}"),
-        ("adam", "{adam: {betas: [0, 1]}}", "9:20  optimizer.adam.betas: found [0, 1], "
+        ("loss: cross_entropy", "loss: 3", f"8:7: loss: found 3, expected one loss; known: {LOSSES}"),
+        ("loss: cross_entropy\n", "", "1:1: loss: missing, expected a loss, such as cross_entropy"),
+        ("adam", "{adam: {lr: .nan}}", f"9:24: optimizer.adam.lr: found nan, expected {POSITIVE_NUMBER}"),
+        ("adam", "{adam: -1e-3}", f"9:19: optimizer.adam.lr: found -0.001, expected {POSITIVE_NUMBER}"),
+        ("adam", "{adam: {betas: [0, 1]}}", "9:20: optimizer.adam.betas: found [0, 1], "
          "expected a list of two numbers in [0, 1)"),
-        ("adam", "sgd", f"9:1  optimizer.sgd.lr: missing, expected {POSITIVE_NUMBER}"),
-        ("adam", "{Adam: {}}", "9:13  optimizer: unknown optimizer 'Adam'; did you mean adam?"),
-        ("adam", "{adam: , sgd: }", "9:1  optimizer: found a mapping with adam, sgd, expected one optimizer"),
-        ("epochs: 1", "epochs: 1e3", f"10:20  training.epochs: found 1000.0, {POSITIVE}"),
-        ("epochs: 1", "epochs: 1, seed: -1", "10:29  training.seed: found -1, expected an integer in [0, 2^64)"),
-        ("epochs: 1", "epochs: 1, precision: half", "10:34  training.precision: found 'half', "
+        ("adam", "sgd", f"9:1: optimizer.sgd.lr: missing, expected {POSITIVE_NUMBER}"),
+        ("adam", "{Adam: {}}", "9:13: optimizer: unknown optimizer 'Adam'; did you mean adam?"),
+        ("adam", "{adam: , sgd: }", "9:1: optimizer: found a mapping with adam, sgd, expected one optimizer"),
+        ("epochs: 1", "epochs: 1e3", f"10:20: training.epochs: found 1000.0, {POSITIVE}"),
+        ("epochs: 1", "epochs: 1, seed: -1", "10:29: training.seed: found -1, expected an integer in [0, 2^64)"),
+        ("epochs: 1", "epochs: 1, precision: half", "10:34: training.precision: found 'half', "
          "expected one of float32, tf32, bfloat16, float64"),
-        ("epochs: 1", "epochs: 1, clip_norm: 1, clip_value: 1", "10:1  training: found a mapping with epochs, "
+        ("epochs: 1", "epochs: 1, clip_norm: 1, clip_value: 1", "10:1: training: found a mapping with epochs, "
          "clip_norm, clip_value, expected at most one of clip_norm and clip_value"),
-        ("epochs: 1", 'epochs: 1, "a\\nb": 1', f"10:23  training.'a\\nb': unknown key; known: {TRAINING}"),
-        ("training:", "schedule: {multistep: [-1]}\ntraining:", "10:12  schedule.multistep.milestones: found [-1], "
+        ("epochs: 1", 'epochs: 1, "a\\nb": 1', f"10:23: training.'a\\nb': unknown key; known: {TRAINING}"),
+        ("training:", "schedule: {multistep: [-1]}\ntraining:", "10:12: schedule.multistep.milestones: found [-1], "
          "expected a list of numbers above 0 and below 2^31"),
     ],
 )  # fmt: skip
@@ -135,10 +135,10 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     text = text.replace("epochs: 1", "epochs: 0, epochs: 2")
     found = problems(tmp_path, text)
     assert [re.sub(r"; .*|, .*", "", line) for line in found] == [
-        "c.yaml:10:23  found the key epochs twice",
-        "c.yaml:2:24  data.batch: unknown key",
-        "c.yaml:7:7  model.layers[1]: unknown layer 'linera'",
-        "c.yaml:10:20  training.epochs: found 0",
+        "c.yaml:10:23: found the key epochs twice",
+        "c.yaml:2:24: data.batch: unknown key",
+        "c.yaml:7:7: model.layers[1]: unknown layer 'linera'",
+        "c.yaml:10:20: training.epochs: found 0",
     ]
 
 
@@ -178,20 +178,20 @@ def test_overrides_set_values_by_dotted_key(tmp_path: Path, overrides: list[str]
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.epoch=3", "--set training.epoch  training.epoch: unknown key; did you mean epochs?"),
-        ("training.epochs=three", f"--set training.epochs  training.epochs: found 'three', {POSITIVE}"),
-        ("model.layers.1.linear.out_features=-1", "--set model.layers.1.linear.out_features  "
+        ("training.epoch=3", "--set training.epoch: unknown key; did you mean epochs?"),
+        ("training.epochs=three", f"--set training.epochs: found 'three', {POSITIVE}"),
+        ("model.layers.1.linear.out_features=-1", "--set model.layers.1.linear.out_features: "
          f"model.layers[1].linear.out_features: found -1, {POSITIVE}"),
-        ("model.layers.2.linear=3", "--set model.layers.2.linear  found the index 2, expected one from 0 to 1"),
-        ("name.x=3", "--set name.x  found 'small' at name, which has no x"),
-        ("training.epochs=", "--set training.epochs  found no value after the =, expected one (null for none)"),
-        ("training.epochs=[1", "--set training.epochs  not valid YAML: while parsing a flow sequence, "
+        ("model.layers.2.linear=3", "--set model.layers.2.linear: found the index 2, expected one from 0 to 1"),
+        ("name.x=3", "--set name.x: found 'small' at name, which has no x"),
+        ("training.epochs=", "--set training.epochs: found no value after the =, expected one (null for none)"),
+        ("training.epochs=[1", "--set training.epochs: not valid YAML: while parsing a flow sequence, "
          "expected ',' or ']', but got '<stream end>'"),
-        ("training.epochs", f"--set 'training.epochs'  {NO_PAIR}"),
-        ("training..epochs=3", f"--set 'training..epochs=3'  {NO_PAIR}"),
-        ("nonsense", f"--set nonsense  {NO_PAIR}"),
-        ("", f"--set ''  {NO_PAIR}"),
-        ("optimizer=sgd", f"--set optimizer  optimizer.sgd.lr: missing, expected {POSITIVE_NUMBER}"),
+        ("training.epochs", f"--set 'training.epochs': {NO_PAIR}"),
+        ("training..epochs=3", f"--set 'training..epochs=3': {NO_PAIR}"),
+        ("nonsense", f"--set nonsense: {NO_PAIR}"),
+        ("", f"--set '': {NO_PAIR}"),
+        ("optimizer=sgd", f"--set optimizer: optimizer.sgd.lr: missing, expected {POSITIVE_NUMBER}"),
     ],
 )  # fmt: skip
 def test_the_error_of_a_wrong_override_names_it(tmp_path: Path, override: str, message: str) -> None:
@@ -236,13 +236,13 @@ def test_a_file_but_not_a_folder_has_precedence_over_a_packaged_config(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mpl", "mpl  neither a file nor a packaged config; did you mean mlp?"),
-        ("configs/lenet5.yaml", "configs/lenet5.yaml  neither a file nor a packaged config; did you mean lenet5?"),
-        ("nothing-like-it", f"nothing-like-it  neither a file nor a packaged config; packaged: {PACKAGED}"),
-        ("", f"''  neither a file nor a packaged config; packaged: {PACKAGED}"),
-        (".", ".  found a folder without config.yaml, expected a YAML file or the folder of a run; "
+        ("mpl", "mpl: neither a file nor a packaged config; did you mean mlp?"),
+        ("configs/lenet5.yaml", "configs/lenet5.yaml: neither a file nor a packaged config; did you mean lenet5?"),
+        ("nothing-like-it", f"nothing-like-it: neither a file nor a packaged config; packaged: {PACKAGED}"),
+        ("", f"'': neither a file nor a packaged config; packaged: {PACKAGED}"),
+        (".", ".: found a folder without config.yaml, expected a YAML file or the folder of a run; "
          "adtrain new . prints a config for data"),
-        ("my rows.csv", "my rows.csv  found data, expected a YAML file; "
+        ("my rows.csv", "my rows.csv: found data, expected a YAML file; "
          "adtrain new 'my rows.csv' prints a config for data"),
     ],
 )  # fmt: skip
@@ -269,7 +269,7 @@ def test_the_error_of_an_unreadable_file_names_it(tmp_path: Path, monkeypatch: p
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("adtrain.config.files.open_regular", denied)
-    assert problems(tmp_path, NETWORK) == ["c.yaml  cannot be read: Permission denied"]
+    assert problems(tmp_path, NETWORK) == ["c.yaml: cannot be read: Permission denied"]
 
 
 FRAGMENTS = [
@@ -325,13 +325,13 @@ def test_overrides_by_value_equal_those_by_text(name: str, epochs: int, lr: floa
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("training.epochs", "3", "overrides  training.epochs: found '3', expected a positive integer below 2^31"),
-        ("training.epocs", 3, "overrides  training.epocs: unknown key; did you mean epochs?"),
-        ("training.seed", {1}, "overrides  training.seed: found an object of type set, expected a number, string, "),
-        ("training", {3: 4}, "overrides  training: found the key 3, expected a string"),
-        ("training..seed", 3, "overrides  found the key 'training..seed', expected one such as training.epochs"),
-        (3, 3, "overrides  found the key 3, expected one such as training.epochs"),
-        ("name", "\udc80", r"overrides  name: found '\udc80', expected text in UTF-8"),
+        ("training.epochs", "3", "overrides: training.epochs: found '3', expected a positive integer below 2^31"),
+        ("training.epocs", 3, "overrides: training.epocs: unknown key; did you mean epochs?"),
+        ("training.seed", {1}, "overrides: training.seed: found an object of type set, expected a number, string, "),
+        ("training", {3: 4}, "overrides: training: found the key 3, expected a string"),
+        ("training..seed", 3, "overrides: found the key 'training..seed', expected one such as training.epochs"),
+        (3, 3, "overrides: found the key 3, expected one such as training.epochs"),
+        ("name", "\udc80", r"overrides: name: found '\udc80', expected text in UTF-8"),
     ],
 )
 def test_a_wrong_override_by_value_is_one_line(key: str, value: object, message: str) -> None:

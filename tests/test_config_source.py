@@ -20,28 +20,28 @@ def refusal(content: bytes) -> str:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", f"c.yaml:1:1  found nothing, {EXPECTED}"),
-        (b"# a comment\n", f"c.yaml:2:1  found nothing, {EXPECTED}"),
-        (b"- 1\n- 2\n", f"c.yaml:1:1  found [1, 2], {EXPECTED}"),
-        (b"mnist", f"c.yaml:1:1  found 'mnist', {EXPECTED}"),
-        (b"a:\n\tb: 1\n", "c.yaml:2:1  found a tab, expected spaces: YAML indents with spaces only"),
-        (b"a: b\n\tc: d\n", "c.yaml:2:1  found a tab, expected spaces: YAML indents with spaces only"),
-        (b"a: 'x\n", "c.yaml:2:1  not valid YAML: while scanning a quoted scalar, found unexpected end of stream"),
-        (b"a: b: c\n", "c.yaml:1:5  not valid YAML: mapping values are not allowed here"),
-        (b"a: 1\n---\nb: 2\n", "c.yaml:2:1  found a second document, expected one"),
-        (b"a: \xff\n", "c.yaml:1:4  found the byte 0xff, expected UTF-8 text"),
-        (b"a: 1\nb: \x07\n", "c.yaml:2:4  found the control character U+0007, expected text"),
-        (b'a: "\\ud800"\n', "c.yaml:1:4  found half of a surrogate pair, expected text"),
-        (b'a: "\\UFFFFFFFF"\n', "c.yaml  not valid YAML: an escape or a version number is out of range"),
-        (b"a: !!python/name:x y\n", "c.yaml:1:4  found the tag !!python/name:x on 'y', expected plain YAML"),
-        (b"a: !point {x: 1}\n", "c.yaml:1:4  found the tag !point, expected plain YAML"),
-        (b"a: !!int three\n", "c.yaml:1:4  found the tag !!int on 'three', expected plain YAML"),
-        (b"a: *b\n", "c.yaml:1:4  found the alias *b, which has no anchor before it"),
-        (b"a: &b [*b]\n", "c.yaml:1:8  found the alias *b, which is inside its own anchor"),
-        (b"a: " + b"9" * 5000, "c.yaml:1:4  found a number of 5,000 characters, expected at most 100"),
-        (b"[" * 100_000, "c.yaml:1:65  found more than 64 levels, expected fewer"),
-        (b"a: [" + b"1," * 30_000 + b"]", "c.yaml:1:39999  found more than 20,000 values, expected fewer"),
-        (b"a" * 50_000_000, "c.yaml  found more than 1,048,576 bytes, expected a config of at most that size"),
+        (b"", f"c.yaml:1:1: found nothing, {EXPECTED}"),
+        (b"# a comment\n", f"c.yaml:2:1: found nothing, {EXPECTED}"),
+        (b"- 1\n- 2\n", f"c.yaml:1:1: found [1, 2], {EXPECTED}"),
+        (b"mnist", f"c.yaml:1:1: found 'mnist', {EXPECTED}"),
+        (b"a:\n\tb: 1\n", "c.yaml:2:1: found a tab, expected spaces: YAML indents with spaces only"),
+        (b"a: b\n\tc: d\n", "c.yaml:2:1: found a tab, expected spaces: YAML indents with spaces only"),
+        (b"a: 'x\n", "c.yaml:2:1: not valid YAML: while scanning a quoted scalar, found unexpected end of stream"),
+        (b"a: b: c\n", "c.yaml:1:5: not valid YAML: mapping values are not allowed here"),
+        (b"a: 1\n---\nb: 2\n", "c.yaml:2:1: found a second document, expected one"),
+        (b"a: \xff\n", "c.yaml:1:4: found the byte 0xff, expected UTF-8 text"),
+        (b"a: 1\nb: \x07\n", "c.yaml:2:4: found the control character U+0007, expected text"),
+        (b'a: "\\ud800"\n', "c.yaml:1:4: found half of a surrogate pair, expected text"),
+        (b'a: "\\UFFFFFFFF"\n', "c.yaml: not valid YAML: an escape or a version number is out of range"),
+        (b"a: !!python/name:x y\n", "c.yaml:1:4: found the tag !!python/name:x on 'y', expected plain YAML"),
+        (b"a: !point {x: 1}\n", "c.yaml:1:4: found the tag !point, expected plain YAML"),
+        (b"a: !!int three\n", "c.yaml:1:4: found the tag !!int on 'three', expected plain YAML"),
+        (b"a: *b\n", "c.yaml:1:4: found the alias *b, which has no anchor before it"),
+        (b"a: &b [*b]\n", "c.yaml:1:8: found the alias *b, which is inside its own anchor"),
+        (b"a: " + b"9" * 5000, "c.yaml:1:4: found a number of 5,000 characters, expected at most 100"),
+        (b"[" * 100_000, "c.yaml:1:65: found more than 64 levels, expected fewer"),
+        (b"a: [" + b"1," * 30_000 + b"]", "c.yaml:1:39999: found more than 20,000 values, expected fewer"),
+        (b"a" * 50_000_000, "c.yaml: found more than 1,048,576 bytes, expected a config of at most that size"),
     ],
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",
 )  # fmt: skip
@@ -52,9 +52,9 @@ def test_the_error_of_invalid_yaml_is_one_line_with_its_position(content: bytes,
 def test_duplicate_keys_are_reported_with_both_positions_and_parsing_goes_on() -> None:
     node, problems = source.read(b"a: 1\nb:\n  c: 2\n  c: 3\na: 4\n1: 5\n", "c.yaml")
     assert [str(problem) for problem in problems] == [
-        "c.yaml:4:3  found the key c twice, first at c.yaml:3:3; expected it once",
-        "c.yaml:5:1  found the key a twice, first at c.yaml:1:1; expected it once",
-        "c.yaml:6:1  found the key 1, expected a string",
+        "c.yaml:4:3: found the key c twice, first at c.yaml:3:3; expected it once",
+        "c.yaml:5:1: found the key a twice, first at c.yaml:1:1; expected it once",
+        "c.yaml:6:1: found the key 1, expected a string",
     ]
     assert node.plain() == {"a": 1, "b": {"c": 2}}
 
@@ -67,13 +67,13 @@ def test_exponentially_growing_aliases_are_refused_in_little_memory() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert message == "c.yaml:5:5  found more than 20,000 values, expected fewer"
+    assert message == "c.yaml:5:5: found more than 20,000 values, expected fewer"
     assert peak < 10_000_000
 
 
 def test_deeply_nested_aliases_are_refused() -> None:
     lines = ["a0: &a0 [1]"] + [f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 100)]
-    assert refusal("\n".join(lines).encode()) == "c.yaml:65:6  found more than 64 levels, expected fewer"
+    assert refusal("\n".join(lines).encode()) == "c.yaml:65:6: found more than 64 levels, expected fewer"
 
 
 @pytest.mark.parametrize(

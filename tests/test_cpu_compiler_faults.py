@@ -320,6 +320,7 @@ def test_a_compiler_that_never_ends_is_ended_by_ctrl_c(workshop: Workshop, when:
 
 def test_a_compiler_is_ended_while_another_thread_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started, popen = threading.Event(), subprocess.Popen
+    monkeypatch.setattr(toolchain, "START_SECONDS", PATIENCE)
 
     def slow(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         process = popen(command, **options)

@@ -79,7 +79,7 @@ def options_of(width: int, **more: Any) -> dict[str, Any]:
     [
         (64, "", "full"),
         pytest.param(20, "causal mask dropout", "full", marks=pytest.mark.exhaustive),
-        (33, "mask dropout", "full"),
+        pytest.param(33, "mask dropout", "full", marks=pytest.mark.exhaustive),
         pytest.param(200, "causal", "full", marks=pytest.mark.exhaustive),
         (24, "causal", "tf32"),
         pytest.param(40, "mask dropout", "bfloat16", marks=pytest.mark.exhaustive),

@@ -59,8 +59,8 @@ def of_lengths(rows: int, inputs: int, hidden: int, outputs: int, transposed: tu
     ("lengths", "transposed"),
     [
         ((128, 128, 256, 128), (True, True)),
-        ((256, 64, 128, 128), (False, True)),
-        ((128, 128, 384, 64), (True, False)),
+        pytest.param((256, 64, 128, 128), (False, True), marks=pytest.mark.exhaustive),
+        pytest.param((128, 128, 384, 64), (True, False), marks=pytest.mark.exhaustive),
         ((128, 64, 128, 64), (False, False)),
     ],
 )

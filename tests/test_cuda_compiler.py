@@ -18,6 +18,7 @@ from threading import Event
 import pytest
 from cuda_samples import TARGETS, representative, sources
 from test_cuda_sources import EXCHANGES, kernel_functions
+from waiting import PATIENCE
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
@@ -177,7 +178,7 @@ def test_a_source_that_is_begun_twice_is_compiled_once_and_its_cubin_is_waited_f
     go, compiled = Event(), []
 
     def compile_source(source: Source, target: str) -> Compiled:
-        go.wait(10)
+        go.wait(PATIENCE)
         compiled.append(source)
         return Compiled(b"code", "")
 
@@ -196,13 +197,13 @@ def test_the_largest_source_that_waits_is_compiled_first() -> None:
     queue.most = 1
 
     def compile_after(event: Event) -> None:
-        assert event.wait(10)
+        assert event.wait(PATIENCE)
 
     compilations = [queue.submit(2, partial(compile_after, go))]
     compilations += [queue.submit(size, partial(done.append, size)) for size in (1, 3, 2)]
     go.set()
     for compilation in compilations:
-        compilation.result(10)
+        compilation.result(PATIENCE)
     assert done == [3, 2, 1]
 
 

@@ -13,6 +13,7 @@ import adtrain.sweeps.step
 from adtrain import config, passes
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
+from adtrain.core.array import Placeholder
 from adtrain.core.fused import per_member_p
 from adtrain.core.per_member import per_member
 from adtrain.core.program import Equation, Program
@@ -24,7 +25,6 @@ from adtrain.ops.conv import Window
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
-from adtrain.training.experiment import Placeholder
 
 __all__ = ["host"]
 

@@ -56,16 +56,16 @@ def chosen(given: list[np.ndarray], gradient: bool, resident: bool, cluster: int
 @pytest.mark.parametrize(
     ("cell", "sizes", "resident", "cluster"),
     [
-        ("lstm", (3, 3, 5), True, 1),
+        pytest.param("lstm", (3, 3, 5), True, 1, marks=pytest.mark.exhaustive),
         ("lstm", (5, 3, 22), True, 4),
         ("lstm", (2, 2, 70), False, 1),
         ("gru", (5, 3, 22), True, 2),
-        ("gru", (3, 3, 33), False, 2),
+        pytest.param("gru", (3, 3, 33), False, 2, marks=pytest.mark.exhaustive),
         ("rnn_tanh", (3, 3, 50), True, 8),
         ("rnn_relu", (9, 2, 7), True, 1),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)])
 def test_recurrent_kernels_match_the_reference(
     host: Host, cell: str, sizes: tuple[int, int, int], resident: bool, cluster: int, gradient: bool, dtype: str
 ) -> None:
@@ -95,7 +95,7 @@ def compare(host: Host, name: str, given: list[np.ndarray], reverse: bool, candi
     ("cell", "sizes"),
     [
         ("lstm", (131, 2, 128)),
-        ("gru", (5, 3, 128)),
+        pytest.param("gru", (5, 3, 128), marks=pytest.mark.exhaustive),
         pytest.param("rnn_tanh", (5, 3, 256), marks=pytest.mark.exhaustive),
     ],
 )

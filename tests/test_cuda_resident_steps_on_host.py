@@ -16,6 +16,7 @@ from adtrain.backends.cuda.codegen.resident_forms import fused
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
+from adtrain.core.array import Placeholder
 from adtrain.core.fused import members
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
@@ -26,7 +27,6 @@ from adtrain.passes.resident_layer import THREADS, resident_layer
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
-from adtrain.training.experiment import Placeholder
 
 __all__ = ["as_on_a_gpu", "host"]
 
@@ -111,25 +111,38 @@ def by_member(host: Host) -> Host:
     return host
 
 
-@pytest.mark.parametrize(
-    ("settings", "order"),
-    [
-        (("optimizer={sgd: {lr: 0.1, momentum: 0.9}}",), "own"),
-        (("optimizer={adam: {lr: 0.001}}",), "shared"),
-        (("model.layers=[{linear: 64}, tanh, {linear: 32}, relu, {linear: 10}]", "data.batch_size=32"), "own"),
-        (("data.normalize=false",), "own"),
-        (("model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32"), "own"),
-        pytest.param(  # the partial sums of the second layer do not fit in shared memory
-            ("model.layers=[{linear: 64}, relu, {linear: 128}, relu, {linear: 10}]", "data.batch_size=64"),
-            "own",
-            marks=pytest.mark.exhaustive,
-        ),
-    ],
+NETWORKS = (
+    (("optimizer={sgd: {lr: 0.1, momentum: 0.9}}",), "own"),
+    (("optimizer={adam: {lr: 0.001}}",), "shared"),
+    (("model.layers=[{linear: 64}, tanh, {linear: 32}, relu, {linear: 10}]", "data.batch_size=32"), "own"),
+    pytest.param(("data.normalize=false",), "own", marks=pytest.mark.exhaustive),
+    (("model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32"), "own"),
+    pytest.param(  # the partial sums of the second layer do not fit in shared memory
+        ("model.layers=[{linear: 64}, relu, {linear: 128}, relu, {linear: 10}]", "data.batch_size=64"),
+        "own",
+        marks=pytest.mark.exhaustive,
+    ),
 )
+
+
+@pytest.mark.parametrize(("settings", "order"), NETWORKS)
 def test_steps_in_one_launch_match_numpy(settings: tuple[str, ...], order: str, by_member: Host) -> None:
     program = step_program(2, *settings, order=order)
     known = arguments_of(program)
     assert_near(launched(by_member, program, known, 3), by_numpy(program, known, 3), 3 * TOLERANCE)
+
+
+@pytest.mark.parametrize(("settings", "order"), NETWORKS)
+def test_the_order_of_threads_changes_no_byte(
+    settings: tuple[str, ...], order: str, by_member: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = step_program(2, *settings, order=order)
+    known = arguments_of(program)
+    expected = launched(by_member, program, known, 3)
+    for seed in range(1, 5):
+        monkeypatch.setattr(by_member, "thread_order", seed)
+        for x, y in zip(launched(by_member, program, known, 3), expected, strict=True):
+            assert x.tobytes() == y.tobytes()
 
 
 def shards_of(blocks: int, *settings: str) -> ClusterShards:
@@ -163,7 +176,8 @@ def test_the_loss_and_its_gradient_are_rows_without_barriers_between_them() -> N
     last = fused(shards.segments[-1], THREADS)
     arrays = [e for e in last.equations if not e.has(Trait.RESHAPE) and max(v.size for v in e.outputs) > 1]
     assert [e.primitive.name for e in arrays] == ["row_fused", "product"]
-    assert {"take", "log_softmax", "argmax", "exp"} <= {*members(arrays[0])}
+    assert {"log_softmax", "argmax", "exp"} <= {*members(arrays[0])}
+    assert [e.primitive.name for e in shards.early_gathers.equations] == ["take"]
 
 
 def test_a_cluster_has_a_warp_for_each_k_step_of_the_gradient(by_member: Host, tmp_path: Path) -> None:

@@ -68,8 +68,15 @@ def shape(line: str) -> str:
     return " ".join(re.sub(r"cpu, .*", "cpu", re.sub(r"\d[\d,]*(\.\d+)?", "#", line)).split())
 
 
+LONG = ("docs/tutorial.md", "docs/how-to/predict.md")
+"""Documents whose samples compile several configs."""
+
+
 @pytest.mark.compiled
-@pytest.mark.parametrize("document", [name for name in DOCUMENTS if samples(name)])
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LONG)) for name in DOCUMENTS if samples(name)],
+)
 def test_the_samples_of_a_document_are_what_is_printed(
     document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,8 +255,7 @@ def test_text_in_an_svg_and_a_page_is_escaped() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("resnet", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("width", "scheme"), list(zip(WIDTHS, SCHEMES, strict=True)))
 def test_a_page_shows_equations_on_a_click_and_passes_on_a_slider(
     name: str, width: int, scheme: str, browser: Browser, tmp_path: Path
 ) -> None:

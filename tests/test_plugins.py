@@ -68,10 +68,10 @@ def test_a_layer_of_a_plugin_has_the_options_of_its_annotations(here: Path) -> N
     mish: Any = config.build.model(cfg).layers[1]
     assert (mish.kind(), mish.beta) == ("mish", 2)
     assert build(here, "mish: {beta: -1}") == (
-        "tiny.yaml:8:20  model.layers[1].mish.beta: found -1, expected a finite number above 0, at most 3.4e38"
+        "tiny.yaml:8:20: model.layers[1].mish.beta: found -1, expected a finite number above 0, at most 3.4e38"
     )
     assert build(here, "mish: {beat: 1}") == (
-        "tiny.yaml:8:14  model.layers[1].mish.beat: unknown key; did you mean beta?"
+        "tiny.yaml:8:14: model.layers[1].mish.beat: unknown key; did you mean beta?"
     )
     assert "unknown layer 'mosh'; did you mean mish?" in build(here, "mosh")
 
@@ -246,9 +246,9 @@ def test_a_metric_of_a_plugin_is_shown_and_stored_like_those_of_the_package(here
 @pytest.mark.parametrize(
     ("right", "wrong", "problem"),
     [
-        ("points: 80", "points: 0", "3:34  data.dataset.rings.points: found 0, expected a positive integer below 2^31"),
+        ("points: 80", "points: 0", "3:34: data.dataset.rings.points: found 0, expected a positive integer below 2^31"),
         ("points: 80", "pionts: 80", "data.dataset.rings.pionts: unknown key; did you mean points?"),
-        ("{rings: {points: 80}}", "rigns", "3:17  data.dataset: unknown data set 'rigns'; did you mean rings?"),
+        ("{rings: {points: 80}}", "rigns", "3:17: data.dataset: unknown data set 'rigns'; did you mean rings?"),
         ("[brier]", "[brir]", "training.metrics[0]: unknown metric 'brir'; did you mean brier?"),
         ("[brier]", "[brier, brier: 3]", "training.metrics[1] brier: found twice, expected each metric once"),
         (" test: 0.25,", "", "data.test: missing, "),
@@ -367,7 +367,7 @@ def test_a_mistake_in_a_plugin_is_told_in_one_line_with_its_place(
 def test_a_broken_plugin_is_told_in_one_line(here: Path, right: str, wrong: str, message: str) -> None:
     assert right in LAYER
     found = build(here, "mish", LAYER.replace(right, wrong))
-    assert found.startswith("tiny.yaml:2:11  plugins[0]: ")
+    assert found.startswith("tiny.yaml:2:11: plugins[0]: ")
     assert message in found
     assert len(found.splitlines()) == 1
 
@@ -377,7 +377,7 @@ def test_a_name_that_is_taken_twice_is_refused_with_both_places(here: Path) -> N
     cfg = write_plugged(here)
     cfg.write_text(cfg.read_text().replace("[mine.py]", "[mine.py, other.py]"))
     assert train(cfg, expect=2) == (
-        f"{cfg}:2:20  plugins[1]: {here}/other.py:5: layer mish: the name is taken at {here}/mine.py:5; "
+        f"{cfg}:2:20: plugins[1]: {here}/other.py:5: layer mish: the name is taken at {here}/mine.py:5; "
         f"choose another at {here}/other.py:5"
     )
     assert "the name is taken at" in build(here, "mish", LAYER + LAYER.partition("\n\n\n")[2])
@@ -391,18 +391,18 @@ def test_a_changed_plugin_replaces_what_it_registered(here: Path) -> None:
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("[none.py]", "2:11  plugins[0]: none.py: there is no such plug-in; expected a Python file"),
-        ("[none]", "2:11  plugins[0]: none: expected a file whose name ends in .py, or an installed plug-in (found: "),
-        ("mine.py", "2:10  plugins: found 'mine.py', expected a list"),
-        ("[1]", "2:11  plugins[0]: found 1, expected a mapping"),
-        ("[{file: mine.py, sha: 1}]", "2:27  plugins[0].sha: unknown key; did you mean sha256?"),
-        ("[{file: mine.py, sha256: 1}]", "2:35  plugins[0].sha256: found 1, expected 64 hexadecimal digits"),
+        ("[none.py]", "2:11: plugins[0]: none.py: there is no such plug-in; expected a Python file"),
+        ("[none]", "2:11: plugins[0]: none: expected a file whose name ends in .py, or an installed plug-in (found: "),
+        ("mine.py", "2:10: plugins: found 'mine.py', expected a list"),
+        ("[1]", "2:11: plugins[0]: found 1, expected a mapping"),
+        ("[{file: mine.py, sha: 1}]", "2:27: plugins[0].sha: unknown key; did you mean sha256?"),
+        ("[{file: mine.py, sha256: 1}]", "2:35: plugins[0].sha256: found 1, expected 64 hexadecimal digits"),
         (f"[{{file: mine.py, sha256: {'a' * 64}}}]", "found the SHA-256 "),
         (
             f"[{{file: mine.py, files: {{a.c: {'a' * 64}}}}}]",
             f"a.c: found the SHA-256 none (no kernel reads it), expected {'a' * 64}",
         ),
-        ("[mine.py, ./mine.py]", "2:20  plugins[1]: found a second plug-in mine.py"),
+        ("[mine.py, ./mine.py]", "2:20: plugins[1]: found a second plug-in mine.py"),
     ],
 )
 def test_plugins_that_a_config_names_wrongly(here: Path, named: str, message: str) -> None:
@@ -499,7 +499,7 @@ def test_plugins_of_a_run_are_run_only_if_the_command_line_says_so(run: Path, he
     (run / "plugins/mine.py").write_text("raise SystemExit('run')")
     for command in COMMANDS:
         assert call(*command, expect=2).replace(f"{here}/", "") == (
-            "run/config.yaml:3:3  plugins[0]: mine.py is code, and is not run because a run names it; expected "
+            "run/config.yaml:3:3: plugins[0]: mine.py is code, and is not run because a run names it; expected "
             "--plugin mine.py (the path of your file) to run that, or --trust-plugins to run the run's copy "
             "run/plugins/mine.py"
         )
@@ -533,7 +533,7 @@ def test_a_changed_plugin_is_shown_and_needs_override(run: Path, here: Path) -> 
     (here / "mine.py").write_text(LAYER + "# changed\n")
     for command in COMMANDS:
         assert call(*command, "--plugin", "mine.py", expect=2) == (
-            f"run/config.yaml:3:3  plugins[0]: {here}/mine.py has changed since the training: its SHA-256 is {after}, "
+            f"run/config.yaml:3:3: plugins[0]: {here}/mine.py has changed since the training: its SHA-256 is {after}, "
             f"that of the training {before}; undo the change, or accept it with --override"
         )
         assert (run / "plugins/mine.py").read_text() == LAYER

@@ -183,7 +183,7 @@ def test_the_cpu_refuses_rounded_products_before_training(tmp_path: Path, precis
     (number,) = (i for i, text in enumerate(lines, 1) if "precision:" in text)
     column = lines[number - 1].index("precision:") + 1
     assert line == (
-        f"adtrain: error: {path}:{number}:{column}  training.precision: found {precision}, expected float32 or float64 "
+        f"adtrain: error: {path}:{number}:{column}: training.precision: found {precision}, expected float32 or float64 "
         "on the cpu: set one of them, or use a GPU (--device gpu)"
     )
     assert sorted(tmp_path.rglob("*")) == before

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adtrain.core.errors import AdtrainError
-from adtrain.distributed import rendezvous, shared_memory
+from adtrain.distributed import shared_memory
 from adtrain.distributed.rendezvous import first_host, meeting
 from adtrain.distributed.tcp import TcpCommunicator
 
@@ -100,11 +100,8 @@ def test_all_ranks_know_if_one_cannot_share_memory(
 
 
 @pytest.mark.parametrize("of_torchrun", [False, True])
-def test_another_program_may_have_the_port(
-    taken: Environment, of_torchrun: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_program_may_have_the_port(taken: Environment, of_torchrun: bool) -> None:
     """torchrun's store is left alone; what else listens there is recognised by its silence."""
-    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
     if of_torchrun:
         taken["TORCHELASTIC_USE_AGENT_STORE"] = "True"
 
@@ -117,8 +114,7 @@ def test_another_program_may_have_the_port(
     assert on_threads(2, run) == [[0, 1]] * 2
 
 
-def test_two_jobs_with_one_address_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
+def test_two_jobs_with_one_address_do_not_mix() -> None:
     environment = free()
     jobs = [{**environment, "TORCHELASTIC_RUN_ID": name} for name in "ab"]
 

@@ -15,6 +15,8 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.program import Equation
 from adtrain.core.target import H200
 
+pytestmark = pytest.mark.exhaustive
+
 MAX_FLOPS = 2 * 10**9
 """Of one equation: instrumented kernels are up to hundreds of times slower."""
 

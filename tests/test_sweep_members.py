@@ -21,8 +21,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("order", ["own", "shared"])
-def test_the_bytes_of_a_member_do_not_depend_on_the_others(folder: Path, order: str) -> None:
+@pytest.mark.parametrize(
+    ("order", "code"),
+    [
+        ("own", "quick_compiler"),
+        ("shared", "quick_compiler"),
+        pytest.param("own", "optimised", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_bytes_of_a_member_do_not_depend_on_the_others(
+    folder: Path, request: pytest.FixtureRequest, order: str, code: str
+) -> None:
+    request.getfixturevalue(code)
     sweep = f"{{order: {order}, {LRS[1:]}"
     (group,) = groups(folder, sweep, "data.batch_size=30", "training.epochs=2")
     members = list(group.members)

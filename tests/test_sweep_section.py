@@ -72,33 +72,33 @@ def test_a_dumped_config_has_the_same_members(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ("{}", "c.yaml:11:8  sweep: found an empty mapping, expected a mapping of keys to lists of values"),
-        ("{rank_by: train_loss}", "c.yaml:11:8  sweep: found no key with values, expected one such as training.seed"),
-        ("{training.seed: []}", "c.yaml:11:24  sweep.training.seed: found [], expected a list that is not empty"),
+        ("{}", "c.yaml:11:8: sweep: found an empty mapping, expected a mapping of keys to lists of values"),
+        ("{rank_by: train_loss}", "c.yaml:11:8: sweep: found no key with values, expected one such as training.seed"),
+        ("{training.seed: []}", "c.yaml:11:24: sweep.training.seed: found [], expected a list that is not empty"),
         (
             "{training.seed: {range: 0}}",
-            "c.yaml:11:32  sweep.training.seed.range: found 0, expected 1 to 100,000 values",
+            "c.yaml:11:32: sweep.training.seed.range: found 0, expected 1 to 100,000 values",
         ),
         (
             "{a.b: {rang: 3}}",
-            "c.yaml:11:14  sweep.a.b: found a mapping with rang, expected one of range, log_uniform, uniform, choice; "
+            "c.yaml:11:14: sweep.a.b: found a mapping with rang, expected one of range, log_uniform, uniform, choice; "
             "did you mean range?",
         ),
         (
             "{a.b: {uniform: [2, 1], samples: 2}}",
-            "c.yaml:11:24  sweep.a.b.uniform: found [2, 1], expected [low, high] with low below high",
+            "c.yaml:11:24: sweep.a.b.uniform: found [2, 1], expected [low, high] with low below high",
         ),
         (
             "{a.b: {log_uniform: [0, 1], samples: 2}}",
-            "c.yaml:11:28  sweep.a.b.log_uniform: found [0, 1], expected numbers above 0",
+            "c.yaml:11:28: sweep.a.b.log_uniform: found [0, 1], expected numbers above 0",
         ),
         (
             "{a.b: {choice: [1], samples: 2}, a.c: {choice: [1], samples: 3}}",
-            "c.yaml:11:41  sweep.a.c: found samples 3, expected 2 as of a.b: random values are drawn together",
+            "c.yaml:11:41: sweep.a.c: found samples 3, expected 2 as of a.b: random values are drawn together",
         ),
         ("{a.b: [1], a[b]: 3}", None),
         ("{rank_by: speed, a.b: [1]}", None),
-        ("{order: mine, a.b: [1]}", "c.yaml:11:16  sweep.order: found 'mine', expected one of own, shared"),
+        ("{order: mine, a.b: [1]}", "c.yaml:11:16: sweep.order: found 'mine', expected one of own, shared"),
     ],
 )
 def test_mistakes_are_refused_with_their_place(tmp_path: Path, section: str, message: str | None) -> None:
@@ -110,12 +110,12 @@ def test_mistakes_are_refused_with_their_place(tmp_path: Path, section: str, mes
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("training.seeds: [1]", "c.yaml:12:20  training.seeds: unknown key; did you mean seed?"),
+        ("training.seeds: [1]", "c.yaml:12:20: training.seeds: unknown key; did you mean seed?"),
         (
             "optimizer.adam.lr: [0.1, -1]",
-            "c.yaml:12:28  optimizer.adam.lr: found -1, expected a finite number above 0, at most 3.4e38",
+            "c.yaml:12:28: optimizer.adam.lr: found -1, expected a finite number above 0, at most 3.4e38",
         ),
-        ("model.layers.7.linear: [1]", "c.yaml:12:27  found the index 7, expected one from 0 to 1"),
+        ("model.layers.7.linear: [1]", "c.yaml:12:27: found the index 7, expected one from 0 to 1"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, line: str, message: str) -> None:

@@ -148,7 +148,7 @@ def test_step_costs_have_a_row_for_augmentation(tmp_path: Path) -> None:
     ("augment", "message"),
     [
         ("[crp]", "data.augment[0]: unknown augmentation 'crp'; did you mean crop?"),
-        ("flip", "data.augment: found 'flip', expected a list"),
+        ("flip", "found 'flip', expected a list"),
         ("[flip, crop: 1, flip: 0.2]", "data.augment[2] flip: found twice, expected each augmentation once"),
         ("[affine]", "data.augment[0] affine: found nothing to do, expected rotation, shift or scale above 0"),
         ("[crop: {pading: 3}]", "data.augment[0].crop.pading: unknown key; did you mean padding?"),
@@ -164,7 +164,7 @@ def test_step_costs_have_a_row_for_augmentation(tmp_path: Path) -> None:
 def test_the_error_of_a_wrong_augmentation_names_its_key(tmp_path: Path, augment: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, f"data.augment={augment}")
-    assert str(error.value).split("  ")[1:] == [message]
+    assert str(error.value) == f"--set data.augment: {message}"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_an_augmentation_that_does_not_fit_the_images_is_refused(
 ) -> None:
     with pytest.raises(ConfigError) as error:
         prepare(tmp_path, *overrides)
-    assert str(error.value).split("  ")[1:] == [message]
+    assert str(error.value) == f"--set data.augment: {message}"
 
 
 @pytest.mark.parametrize("augment", ["crop: 0", "flip", "affine: 3", "cutout: 1"])

@@ -120,7 +120,7 @@ def test_an_invalid_config_in_the_checkpoint_is_refused(run: Path, tmp_path: Pat
     about["config"] = "a: ["
     path = tmp_path / "last.safetensors"
     path.write_bytes(safetensors_numpy.save(tensors, {"adtrain": json.dumps(about)}))
-    with pytest.raises(AdtrainError, match=r"last\.safetensors:1:5  not valid YAML"):
+    with pytest.raises(AdtrainError, match=r"last\.safetensors:1:5: not valid YAML"):
         training.resume(path)
 
 

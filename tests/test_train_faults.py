@@ -140,7 +140,7 @@ def test_a_second_signal_ends_a_compiler_that_never_ends(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("arguments", "pipe", "message"),
     [
-        ("train pipe", "pipe", "pipe  cannot be read: it is not a regular file"),
+        ("train pipe", "pipe", "pipe: cannot be read: it is not a regular file"),
         ("report run", "run/metrics.jsonl", "run/metrics.jsonl: cannot be read (it is not a regular file)"),
         ("report run", "run/summary.json", "run/summary.json: cannot be read (it is not a regular file)"),
         ("eval run", "run/model.safetensors", "run: found no model.safetensors"),

@@ -25,7 +25,8 @@ class Problem:
     known: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
-        text = f"{self.where}  {self.path}: {self.message}" if self.path else f"{self.where}  {self.message}"
+        where = self.where if not self.path or self.where == f"--set {self.path}" else f"{self.where}: {self.path}"
+        text = f"{where}: {self.message}"
         return text if self.known is None else f"{text}; {listed(self.known)}"
 
 

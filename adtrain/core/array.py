@@ -1,4 +1,4 @@
-"""Value, the type that operations take and return, and Array, a value with elements in a device's memory."""
+"""Value, the type that operations take and return; Array, with elements on a device; Placeholder, with a type only."""
 
 from __future__ import annotations
 
@@ -166,6 +166,17 @@ class Array(Value):
         where = "" if self.device == "cpu" else f", device={self.device!r}"
         text = np.array2string(self.numpy(), separator=", ", prefix="array(", threshold=64)
         return f"array({text}, {self.dtype}{where})"
+
+
+class Placeholder(Value):
+    """An argument that has a type and no elements, for tracing."""
+
+    __slots__ = ("device", "dtype", "shape")
+
+    def __init__(self, shape: Shape, dtype: np.dtype, device: str) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
 
 
 def array(x: Any, dtype: Any = None, device: str | None = None) -> Array:

@@ -69,7 +69,7 @@ def back_to_back_of(equation: Equation) -> BackToBack:
 
 
 def pairs_back_to_back(program: Program, target: Target) -> dict[int, int]:
-    """Suitable pairs: from the position of the first product to that of the second."""
+    """The position of the second product of each suitable pair, by the position of the first."""
     found: dict[int, int] = {}
     groups, readers = Groups(program), program.readers
     for i, e in enumerate(program.equations):

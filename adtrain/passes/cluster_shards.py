@@ -33,7 +33,8 @@ class ClusterShards:
         axes: the axis of units of each sharded value.
         of_block: for each value that segments have, its part in a block. A replicated value is its own part.
         segments: the equations between two exchanges.
-        rest: equations after the last segment, which the update of the layer does not need.
+        early_gathers: gathers after the first segment that do not need its exchange. Their loads overlap with it.
+        rest: equations after the last segment, which the gradient of the layer's outputs does not need.
         partial: for each partial sum of a block the partial sums of all blocks, which later segments add.
         gathered: whether blocks exchange the outputs of the layer, after the first segment. Then these are replicated.
     """
@@ -41,9 +42,16 @@ class ClusterShards:
     axes: Mapping[Variable, int]
     of_block: Mapping[Variable, Variable]
     segments: Sequence[Program]
+    early_gathers: Program
     rest: Program
     partial: Mapping[Variable, Sequence[Variable]]
     gathered: bool
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        """The Programs of a step, in their order."""
+        first, *others = self.segments
+        return first, self.early_gathers, *others, self.rest
 
 
 def cluster_shards(body: Program, layer: ResidentLayer, blocks: int) -> ClusterShards | None:
@@ -119,7 +127,7 @@ class _Divider:
         """The shards; None if nothing is exchanged, or the first segment cannot compute the next batch's number."""
         sums = [e for e in self.equations if adds_units(e, self.axes)]
         next_number = [e for e in self.equations if self.layer.batch_number[1] in e.outputs]
-        needed = set(map(self._source, self.layer.backward.inputs))
+        needed = {self._source(body_of(self.layer.backward).equations[0].inputs[0])}
         critical = _ancestors(self.equations, [e for e in self.equations if not needed.isdisjoint(e.outputs)])
 
         # Blocks wait for `early` in all segments but the last. Others make no chain longer there.
@@ -132,7 +140,7 @@ class _Divider:
         if not last or makes_inputs or not next_number or earliest[next_number[0]][0]:
             return None
 
-        # The last segment has what the update of the layer needs, and rows that are computed with these.
+        # The last segment has what the gradient of the outputs needs, and rows that are computed with these.
         beside = self._rows_beside(critical, [e for e, (segment, _) in earliest.items() if segment == last])
         segments = {e: segment + (segment == last and e not in beside) for e, (segment, _) in earliest.items()}
         latest = {
@@ -145,8 +153,18 @@ class _Divider:
                 self._add(e, segment)
             elif not e.has(Trait.RESHAPE):
                 self.segment[self._own(e)] = segment
-        *programs, rest = self._segments(last + 1)
-        return ClusterShards(self.axes, self.of_block, programs, rest, self.partial, not self.axes)
+        first, second, *others = ([e for e, n in self.segment.items() if n == i] for i in range(last + 2))
+        gathers = self._early_gathers(second)
+        second = [e for e in second if e not in gathers]
+        start, between, *later, rest = self._programs([first, gathers, second, *others])
+        return ClusterShards(self.axes, self.of_block, (start, *later), between, rest, self.partial, not self.axes)
+
+    def _early_gathers(self, second: Sequence[Equation]) -> Sequence[Equation]:
+        """The gathers of the second segment that need neither other equations of it nor what blocks exchange."""
+        late = {v for e in second for v in e.outputs}
+        late.update(*self.partial.values(), () if self.axes else self.layer.forward.outputs)
+        late.update(y for y in self.views if self._source(y) in late)
+        return [e for e in second if e.has(Trait.GATHER) and late.isdisjoint(e.inputs)]
 
     def _earliest(
         self, sums: Collection[Equation], most: Mapping[Equation, Mapping[int, int]]
@@ -213,9 +231,9 @@ class _Divider:
             self.segment[e] = segment + 1
             total = after
 
-    def _segments(self, last: int) -> Sequence[Program]:
-        """The Programs of segments 0 to `last`."""
-        members = [self._with_views([e for e, n in self.segment.items() if n == i]) for i in range(last + 1)]
+    def _programs(self, groups: Sequence[Sequence[Equation]]) -> Sequence[Program]:
+        """The Programs of groups of equations that run one after another."""
+        members = [self._with_views(group) for group in groups]
         made = [{v for e in own for v in e.outputs} for own in members]
         read = [dict.fromkeys(v for e in own for v in e.inputs if v not in made[i]) for i, own in enumerate(members)]
         needed = {*self.body.outputs, *self.partial, *map(self._source, self.layer.backward.inputs)}

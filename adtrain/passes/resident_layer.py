@@ -6,6 +6,7 @@ shared memory (kernels/cuda/gemm/resident_layer.cuh).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,8 +30,6 @@ THREADS = 256
 WARPS = THREADS // 32
 TERMS = 2
 """float16 terms of a float32."""
-PARTIAL_SUMS = WARPS * (TILE * (TILE + 4) + TILE) * FLOAT.itemsize
-"""Bytes of the partial sums that the warps of a block exchange at a time."""
 ROW_BYTES = np.dtype(np.uint32).itemsize
 """Bytes of the number that says where an example begins in the table."""
 AFFINE = frozenset(("astype", "mul", "add", "sub", "div"))
@@ -65,7 +64,7 @@ class ResidentLayer:
         batch, inputs, units = self.lengths
         states = len(self.states) * inputs * units // blocks * FLOAT.itemsize
         rest = sums_bytes(batch, units // blocks) + batch * ROW_BYTES
-        return states + rest, max(self.operand_bytes(blocks), PARTIAL_SUMS)
+        return states + rest, max(self.operand_bytes(blocks), exchanged_bytes(batch, units // blocks))
 
     def operand_bytes(self, blocks: int) -> int:
         """Bytes of the terms of the gradient of a block's outputs."""
@@ -95,10 +94,22 @@ def lengths_of(product: Equation) -> tuple[int, int, int]:
     return (batch, inputs, columns) if product.params["transpose_a"] else (batch, inputs, rows)
 
 
+def groups_of_warps(block_units: int) -> int:
+    """Groups of warps in a block with so many units. They divide the inputs. A warp has 16 units."""
+    return WARPS * TILE // block_units
+
+
 def sums_bytes(batch: int, block_units: int) -> int:
     """Bytes of sums of weights, and of sums and maxima of gradients, of a block with so many units."""
-    groups, k_steps = WARPS * TILE // block_units, batch // TILE
-    return (groups + 2 * k_steps) * block_units * FLOAT.itemsize
+    return (groups_of_warps(block_units) + 2 * (batch // TILE)) * block_units * FLOAT.itemsize
+
+
+def exchanged_bytes(batch: int, block_units: int) -> int:
+    """Bytes of the partial sums of outputs that the warps of a block exchange at a time."""
+    groups = groups_of_warps(block_units)
+    outputs = batch * block_units // THREADS
+    piece = 1 if groups > 4 else math.gcd(outputs, 4)
+    return (groups - 1) * THREADS * piece * FLOAT.itemsize
 
 
 def operand_bytes(batch: int, block_units: int) -> int:

@@ -20,6 +20,7 @@ from adtrain.passes.resident_layer import (
     ROW_BYTES,
     TILE,
     WARPS,
+    groups_of_warps,
     lengths_of,
     operand_bytes,
     resident_layer,
@@ -55,6 +56,11 @@ class StreamedLayer:
     @property
     def block_units(self) -> int:
         return next(n for n in BLOCK_UNITS if self.lengths[2] % n == 0)
+
+    @property
+    def has_inputs_for_all_warps(self) -> bool:
+        """Whether each group of warps has inputs: 16 at least."""
+        return groups_of_warps(self.block_units) * TILE <= self.lengths[1]
 
     @property
     def shared(self) -> int:
@@ -102,7 +108,7 @@ def stream_layer(program: Program, target: Target) -> Program:
         parts = [layer.gather, *(view for view in views if view.outputs[0] in e.inputs), e]
         made.append(fuse(streamed_layer_p, parts, e.outputs))
     both = StreamedLayer((layer.gather, layer.backward), (layer.gather, layer.forward))
-    if both.shared > target.shared:
+    if both.shared > target.shared or not both.has_inputs_for_all_warps:
         return program
     dropped = {of_all[v] for e in (layer.gather, *views) for v in e.outputs}
     streamed = {of_all[v]: e for e in made for v in e.outputs}

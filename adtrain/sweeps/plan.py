@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Array, array
+from adtrain.core.array import Array, Placeholder, array
 from adtrain.core.backend import backend
 from adtrain.core.errors import OutOfMemory
 from adtrain.data.memory import machine_memory
@@ -19,7 +19,7 @@ from adtrain.sweeps.members import Group
 from adtrain.sweeps.step import Settings, empty_tally
 from adtrain.sweeps.wave import Programs
 from adtrain.training.examples import held_bytes
-from adtrain.training.experiment import LOG_ROWS, Placeholder
+from adtrain.training.experiment import LOG_ROWS
 
 MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""

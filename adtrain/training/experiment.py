@@ -15,11 +15,10 @@ from adtrain import config, optim
 from adtrain.augment import Augmentation
 from adtrain.config import Config
 from adtrain.core import tree
-from adtrain.core.array import Array, Value, array
+from adtrain.core.array import Array, Placeholder, array
 from adtrain.core.backend import Executable
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass, Staged, stage
-from adtrain.core.types import Shape
 from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
 from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks
@@ -289,14 +288,3 @@ class Experiment:
                 self.network, self.optimizer, self.schedule, self.buckets, *clip, self.augmentations
             )
         return train_step(self.network, self.optimizer, self.schedule, *clip, self.augmentations)
-
-
-class Placeholder(Value):
-    """An argument that has a type and no elements, for tracing."""
-
-    __slots__ = ("device", "dtype", "shape")
-
-    def __init__(self, shape: Shape, dtype: np.dtype, device: str) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self.device = device

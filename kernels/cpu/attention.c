@@ -1,14 +1,15 @@
 /* Scaled dot-product attention and its gradient: T. Dao, "FlashAttention-2", 2023, on a core's caches.
 
    A unit of work is a block of queries or of keys of one head. It goes through the blocks of the other kind. A block of
-   scores, QUERIES x KEYS, stays in L1 or L2; nothing of the size of queries x keys is stored. All products are those of
-   tile.h. Sums have a fixed order, which does not depend on the number of threads. */
+   scores is transposed, [key][query], so that queries are the lanes of a vector: maxima and sums over the keys need no
+   shuffles, and products read k and v in place. It stays in L1; nothing of the size of queries x keys is stored. tile.h
+   computes all products. Sums have a fixed order, which does not depend on the number of threads. */
 
 #include "elementary.h"
 #include "philox.h"
 #include "tile.h"
 
-enum { QUERIES = 64, KEYS = 64 }; /* rows and columns of a block of scores */
+enum { QUERIES = TILE_COLUMNS, KEYS = 64 }; /* columns and rows of a block of scores */
 
 /* Arrays, lengths and options. Head z is head z % heads of example z / heads. `mask` ([z][keys], false for keys to
    ignore) and `rng` (for dropout) may be NULL. */
@@ -25,22 +26,18 @@ typedef struct {
 /* The memory of a thread; lowering/cpu/attention.py states its size. PACKED(width) elements hold a packed block. */
 #define PACKED(width) (64 * ((width) + TILE_COLUMNS))
 typedef struct {
-    T *scores, *by_scores;         /* QUERIES x KEYS */
-    T *k_columns, *v_columns;      /* packed transposes of blocks of k and v */
-    T *k_rows, *v_rows;            /* packed blocks of k and v */
-    T *q_rows, *ct_rows;           /* packed blocks of q and of the cotangent */
-    T top[QUERIES]; /* running maximum of the scores */
-    double sum[QUERIES];
+    T *scores, *by_scores, *kept;                /* KEYS x QUERIES */
+    T *kept_rows;                                /* QUERIES x KEYS */
+    T *q_columns, *ct_columns, *out_columns;     /* packed transposes of blocks of q, of the cotangent and the output */
+    T *q_rows, *ct_rows, *k_rows;                /* packed blocks of q, of the cotangent and k */
 } Scratch;
-
-/* `columns`, rounded up to whole vectors. */
-static int64_t whole_vectors(int64_t columns) { return ceil_div(columns, LANES) * LANES; }
 
 static Scratch *carve(const Team *team, int64_t width) {
     Scratch *s = (Scratch *)team->scratch;
     T *next = (T *)(team->scratch + (sizeof(Scratch) + 63) / 64 * 64);
-    s->scores = next, s->by_scores = next += QUERIES * KEYS, next += QUERIES * KEYS;
-    T **packed[] = {&s->k_columns, &s->v_columns, &s->k_rows, &s->v_rows, &s->q_rows, &s->ct_rows};
+    T **blocks[] = {&s->scores, &s->by_scores, &s->kept, &s->kept_rows};
+    for (int i = 0; i < 4; i++, next += KEYS * QUERIES) *blocks[i] = next;
+    T **packed[] = {&s->q_columns, &s->ct_columns, &s->out_columns, &s->q_rows, &s->ct_rows, &s->k_rows};
     for (int i = 0; i < 6; i++, next += PACKED(width)) *packed[i] = next;
     return s;
 }
@@ -49,6 +46,9 @@ static Scratch *carve(const Team *team, int64_t width) {
 static int64_t before(const Attention *a, int64_t z, int64_t i, int64_t length, int64_t row) {
     return (z / a->heads * length + i) * row + z % a->heads * a->width;
 }
+
+/* `queries`, rounded up to whole vectors. */
+static int64_t whole_vectors(int64_t queries) { return ceil_div(queries, LANES) * LANES; }
 
 /* C (rows x columns, `ld`) = or += A B. Element (i, p) of A is a[i * row_step + p * step]; B is packed. */
 static void product(int64_t rows, int64_t columns, int64_t depth, const T *a, int64_t row_step, int64_t step, const T *b,
@@ -62,82 +62,109 @@ static void product(int64_t rows, int64_t columns, int64_t depth, const T *a, in
     }
 }
 
-/* Multiplies the row of probabilities from `element` on by keep_scale, or by 0 where dropout drops them. */
-static void drop(const Attention *a, uint64_t element, int64_t count, T *row) {
-    for (int64_t at = 0; at < count;) {
-        const int64_t offset = (element + at) % 4, n = min_i64(4 * BATCH - offset, count - at);
-        uint32_t words[4 * BATCH];
-        philox((uint32_t)((element + at) / 4), a->rng, a->stream, words);
-#pragma omp simd
-        for (int64_t i = 0; i < n; i++) {
-            const float number = (float)(int32_t)(words[offset + i] >> 8) * 0x1p-24f;
-            row[at + i] *= number < a->dropout ? 0 : a->keep_scale;
-        }
-        at += n;
-    }
+/* A block of `rows` rows of x, transposed: to[w * QUERIES + r] = x[r * row + w]. Lanes from `rows` on have any values:
+   their results are not used. */
+static void pack_columns(const T *x, int64_t row, int64_t rows, int64_t width, T *to) {
+    transpose(x, rows, width, row, to, QUERIES, QUERIES);
 }
 
-/* Scales a row of scores. The scores of keys that query i does not attend to become -infinity, and so does the padding
-   to whole vectors. */
-static void scale_and_mask(const Attention *a, int64_t z, int64_t i, int64_t j, int64_t columns, T *row) {
-    const int64_t seen = a->causal ? max_i64(min_i64(columns, i + 1 - j), 0) : columns, end = whole_vectors(columns);
-#pragma omp simd
-    for (int64_t c = 0; c < end; c++) row[c] *= a->scale;
-    for (int64_t c = seen; c < end; c++) row[c] = -INFINITY;
-    if (a->mask) {
-        const bool *mask = a->mask + z * a->keys + j;
-#pragma omp simd
-        for (int64_t c = 0; c < columns; c++) row[c] = mask[c] ? row[c] : -(T)INFINITY;
-    }
+/* The same, packed for products, not transposed. */
+static void pack_rows(const T *x, int64_t row, int64_t rows, int64_t width, T *to) {
+    for (int64_t w = 0; w < width; w += TILE_COLUMNS)
+        copy_rows(x + w, row, min_i64(TILE_COLUMNS, width - w), rows, to + w * rows, TILE_COLUMNS);
 }
 
-/* LANES numbers of each of LANES rows. Once it is transposed, each vector has one number of every row. */
+/* Prefetches into L2 the first block of head z of x, if there is such a head: `most` rows, or all `length`. The rows of
+   a head are short and far apart, so the processor does not foresee them. Always inlined: gcc deletes calls of a
+   function that only prefetches. */
+SPECIALISED void prefetch_head(const Attention *a, const T *x, int64_t z, int64_t length, int64_t row, int64_t most) {
+    const T *first = x + before(a, z, 0, length, row);
+    for (int64_t r = 0; z < a->batch && r < min_i64(length, most); r++)
+        for (int64_t w = 0; w < a->width; w += CACHE_LINE / sizeof(T)) __builtin_prefetch(first + r * row + w, 0, 2);
+}
+
+/* A block: `rows` queries from `i` on and `columns` keys from `j` on, of head z. */
 typedef struct {
-    T of[LANES][LANES];
-} Square;
+    int64_t z, i, rows, j, columns;
+} Block;
 
-static inline void transpose_square(Square *s) {
-    Vector rows[LANES];
-    UNROLL for (int i = 0; i < LANES; i++) rows[i] = load(s->of[i]);
-    shuffle(rows, LANES);
-    UNROLL for (int i = 0; i < LANES; i++) store(s->of[i], rows[i]);
+/* s->kept: for each score of the block keep_scale, or 0 where dropout drops the probability. */
+static void draw(const Attention *a, Scratch *s, const Block *block) {
+    for (int64_t r = 0; r < block->rows; r++) {
+        const uint64_t element = ((uint64_t)block->z * a->queries + block->i + r) * a->keys + block->j;
+        for (int64_t at = 0; at < block->columns;) {
+            const int64_t offset = (element + at) % 4, n = min_i64(4 * BATCH - offset, block->columns - at);
+            uint32_t words[4 * BATCH];
+            philox((uint32_t)((element + at) / 4), a->rng, a->stream, words);
+#pragma omp simd
+            for (int64_t i = 0; i < n; i++) {
+                const float number = (float)(int32_t)(words[offset + i] >> 8) * 0x1p-24f;
+                s->kept_rows[r * KEYS + at + i] = number < a->dropout ? 0 : a->keep_scale;
+            }
+            at += n;
+        }
+    }
+    transpose(s->kept_rows, block->rows, block->columns, KEYS, s->kept, QUERIES, QUERIES);
 }
 
-/* The probabilities of a block of scores up to a factor for each row, and the new running maxima and sums. factor[r] is
-   the factor of what was summed before. */
-static void softmax_block(Scratch *s, int64_t rows, int64_t columns, T *factor) {
-    for (int64_t first = 0; first < rows; first += LANES) {
-        const int64_t count = min_i64(LANES, rows - first), end = whole_vectors(columns);
-        T *scores = s->scores + first * KEYS, *top = s->top + first, highest[LANES], shift[LANES], total[LANES] = {0};
-        Square maxima = {0}, sums = {0};
-        for (int64_t r = 0; r < count; r++) {
-            T *row = scores + r * KEYS, *max = maxima.of[r];
-            memcpy(max, row, sizeof maxima.of[r]);
-            for (int64_t c = LANES; c < end; c += LANES)
-                for (int l = 0; l < LANES; l++) max[l] = row[c + l] > max[l] ? row[c + l] : max[l];
-        }
-        transpose_square(&maxima);
-        memcpy(highest, top, sizeof highest);
-        for (int c = 0; c < LANES; c++)
-            for (int l = 0; l < LANES; l++) highest[l] = maxima.of[c][l] > highest[l] ? maxima.of[c][l] : highest[l];
-#pragma omp simd
-        for (int l = 0; l < LANES; l++) {
-            shift[l] = highest[l] == -(T)INFINITY ? 0 : highest[l]; /* of a query without a key yet */
-            factor[first + l] = exp(top[l] - shift[l]);
-            top[l] = highest[l];
-        }
-        for (int64_t r = 0; r < count; r++)
-            for (int64_t c = 0; c < end; c += LANES) {
-                T *row = scores + r * KEYS + c, *sum = sums.of[r];
-                const T less = shift[r];
-#pragma omp simd
-                for (int l = 0; l < LANES; l++) sum[l] += row[l] = exp(row[l] - less);
-            }
-        transpose_square(&sums);
-        for (int c = 0; c < LANES; c++)
-            for (int l = 0; l < LANES; l++) total[l] += sums.of[c][l];
-        for (int l = 0; l < LANES; l++) s->sum[first + l] = s->sum[first + l] * factor[first + l] + total[l];
+/* s->scores: the scaled scores of the block. Those of keys that a query does not attend to are -infinity. */
+static void score(const Attention *a, Scratch *s, const Block *block) {
+    const int64_t lanes = whole_vectors(block->rows);
+    product(block->columns, lanes, a->width, a->k + before(a, block->z, block->j, a->keys, a->row), a->row, 1,
+            s->q_columns, s->scores, QUERIES, false);
+    for (int64_t c = 0; c < block->columns; c++) {
+        T *row = s->scores + c * QUERIES;
+        const bool masked = a->mask && !a->mask[block->z * a->keys + block->j + c];
+        const int64_t unseen = masked ? lanes : a->causal ? min_i64(lanes, block->j + c - block->i) : 0;
+        for (int64_t l = 0; l < lanes; l += LANES) store(row + l, load(row + l) * a->scale);
+        for (int64_t l = 0; l < unseen; l++) row[l] = -INFINITY;
     }
+}
+
+/* x where x > y, else y. */
+static inline Vector larger(Vector x, Vector y) {
+    const Lanes greater = (Lanes)(x > y);
+    return (Vector)(((Lanes)x & greater) | ((Lanes)y & ~greater));
+}
+
+/* row[l] = exp(row[l] - less[l]) of a vector. */
+static inline void exp_of_difference(T *restrict row, const T *restrict less) {
+#pragma omp simd
+    for (int l = 0; l < LANES; l++) row[l] = exp(row[l] - less[l]);
+}
+
+/* The running maximum and sum of a query's scores, and the factor of what was summed before the last block. */
+typedef struct {
+    T top[QUERIES], factor[QUERIES];
+    double sum[QUERIES];
+} __attribute__((aligned(64))) Running;
+
+/* The probabilities of a block of scores, up to a factor for each query. */
+static void softmax_block(Scratch *s, const Block *block, Running *running) {
+    for (int64_t first = 0; first < block->rows; first += LANES) {
+        T *scores = s->scores + first, *top = running->top + first, *factor = running->factor + first, shift[LANES];
+        Vector highest = load(top), total = {0};
+        for (int64_t c = 0; c < block->columns; c++) highest = larger(load(scores + c * QUERIES), highest);
+        store(shift, highest);
+        memcpy(factor, top, sizeof shift);
+        memcpy(top, shift, sizeof shift);
+        /* The largest is -infinity for a query without a key yet. */
+        for (int l = 0; l < LANES; l++) shift[l] = shift[l] == -(T)INFINITY ? 0 : shift[l];
+        exp_of_difference(factor, shift);
+        for (int64_t c = 0; c < block->columns; c++) {
+            exp_of_difference(scores + c * QUERIES, shift);
+            total += load(scores + c * QUERIES);
+        }
+        for (int l = 0; l < LANES; l++)
+            running->sum[first + l] = running->sum[first + l] * factor[l] + total[l];
+    }
+}
+
+/* rows[c][l] *= by[l], or with a step by[c][l]. */
+static void scale_rows(T *rows, int64_t count, int64_t lanes, const T *by, int64_t step) {
+    for (int64_t c = 0; c < count; c++)
+        for (int64_t l = 0; l < lanes; l += LANES)
+            store(rows + c * QUERIES + l, load(rows + c * QUERIES + l) * load(by + c * step + l));
 }
 
 /* The keys that any of the queries up to row `end` attends to. */
@@ -145,34 +172,39 @@ static int64_t last_key(const Attention *a, int64_t end) { return a->causal ? mi
 
 static void forward(const Attention *a, Scratch *s, int64_t unit, T *out, T *logsumexp) {
     const int64_t blocks = ceil_div(a->queries, QUERIES), z = unit / blocks, i = unit % blocks * QUERIES;
-    const int64_t rows = min_i64(QUERIES, a->queries - i), width = a->width, end = last_key(a, i + rows);
-    const T *q = a->q + before(a, z, i, a->queries, a->row);
-    out += before(a, z, i, a->queries, a->out_row);
-    logsumexp += z * a->queries + i;
-    T factor[QUERIES]; /* of the rows of the output; in the end the inverses of the sums */
-    for (int64_t r = 0; r < QUERIES; r++) s->top[r] = -INFINITY, s->sum[r] = 0;
+    const int64_t rows = min_i64(QUERIES, a->queries - i), end = last_key(a, i + rows), lanes = whole_vectors(rows);
+    Running running;
+    if (i == 0) prefetch_head(a, a->q, z + 1, a->queries, a->row, QUERIES);
+    for (int64_t l = 0; l < QUERIES; l++) running.top[l] = -INFINITY, running.sum[l] = 0;
+    pack_columns(a->q + before(a, z, i, a->queries, a->row), a->row, rows, a->width, s->q_columns);
     for (int64_t j = 0; j < end; j += KEYS) {
-        const int64_t columns = min_i64(KEYS, end - j), start = before(a, z, j, a->keys, a->row);
-        pack_b(a->k + start, a->row, true, columns, width, s->k_columns);
-        pack_b(a->v + start, a->row, false, width, columns, s->v_rows);
-        product(rows, columns, width, q, a->row, 1, s->k_columns, s->scores, KEYS, false);
-        for (int64_t r = 0; r < rows; r++) scale_and_mask(a, z, i + r, j, columns, s->scores + r * KEYS);
-        softmax_block(s, rows, columns, factor);
-        for (int64_t r = 0; r < rows; r++) {
-            if (a->rng) drop(a, ((uint64_t)z * a->queries + i + r) * a->keys + j, columns, s->scores + r * KEYS);
-            if (j > 0)
-                for (int64_t c = 0; c < width; c++) out[r * a->out_row + c] *= factor[r];
+        const Block block = {z, i, rows, j, min_i64(KEYS, end - j)};
+        if (i + j == 0) prefetch_head(a, a->k, z + 1, a->keys, a->row, KEYS);
+        score(a, s, &block);
+        if (i + j == 0) prefetch_head(a, a->v, z + 1, a->keys, a->row, KEYS);
+        softmax_block(s, &block, &running);
+        if (a->rng) {
+            draw(a, s, &block);
+            scale_rows(s->scores, block.columns, lanes, s->kept, QUERIES);
         }
-        product(rows, width, columns, s->scores, KEYS, 1, s->v_rows, out, a->out_row, j > 0);
+        if (j > 0) scale_rows(s->out_columns, a->width, lanes, running.factor, 0);
+        product(a->width, lanes, block.columns, a->v + before(a, z, j, a->keys, a->row), 1, a->row, s->scores,
+                s->out_columns, QUERIES, j > 0);
+    }
+    if (i == 0) prefetch_head(a, out, z + 1, a->queries, a->out_row, QUERIES);
+    T sum[QUERIES], inverse[QUERIES];
+    for (int64_t l = 0; l < lanes; l++) {
+        inverse[l] = running.sum[l] == 0 ? 0 : (T)(1 / running.sum[l]); /* 0: a query without a key */
+        sum[l] = (T)running.sum[l];
     }
 #pragma omp simd
-    for (int64_t r = 0; r < rows; r++) {
-        const T sum = (T)s->sum[r], value = log(sum) + s->top[r];
-        factor[r] = sum == 0 ? 0 : (T)(1 / s->sum[r]); /* 0: a query without a key */
-        logsumexp[r] = sum == 0 ? (T)INFINITY : value;
+    for (int64_t l = 0; l < rows; l++) {
+        const T value = log(sum[l]) + running.top[l];
+        logsumexp[z * a->queries + i + l] = sum[l] == 0 ? (T)INFINITY : value;
     }
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < width; c++) out[r * a->out_row + c] *= factor[r];
+    scale_rows(s->out_columns, a->width, lanes, inverse, 0);
+    transpose(s->out_columns, a->width, rows, QUERIES, out + before(a, z, i, a->queries, a->out_row), a->out_row,
+              a->width);
 }
 
 /* The arrays of the gradient. by_* are the cotangents of q, k and v. */
@@ -181,79 +213,113 @@ typedef struct {
     T *by_q, *by_k, *by_v;
 } Gradient;
 
-static void pack_keys(const Attention *a, Scratch *s, int64_t z, int64_t j, int64_t columns) {
-    const int64_t start = before(a, z, j, a->keys, a->row);
-    pack_b(a->k + start, a->row, true, columns, a->width, s->k_columns);
-    pack_b(a->v + start, a->row, true, columns, a->width, s->v_columns);
-}
+/* What blocks of the gradient need of a block of queries, besides packed arrays. */
+typedef struct {
+    T logsumexp[QUERIES], delta[QUERIES]; /* delta: the product of the output and its cotangent */
+} Queries;
 
-/* scores: the probabilities after dropout; by_scores: the cotangents of q kT. Of a block at query i and key j. */
-static void block_of_gradient(const Attention *a, const Gradient *g, Scratch *s, int64_t z, int64_t i, int64_t rows,
-                              int64_t j, int64_t columns) {
-    const int64_t width = a->width, start = z * a->queries + i, to = before(a, z, i, a->queries, a->out_row);
+static void pack_queries(const Attention *a, const Gradient *g, Scratch *s, int64_t z, int64_t i, int64_t rows,
+                         Queries *queries) {
     const T *q = a->q + before(a, z, i, a->queries, a->row);
-    product(rows, columns, width, q, a->row, 1, s->k_columns, s->scores, KEYS, false);
-    product(rows, columns, width, g->ct + to, a->out_row, 1, s->v_columns, s->by_scores, KEYS, false);
-    for (int64_t r = 0; r < rows; r++) {
-        T *row = s->scores + r * KEYS, *by = s->by_scores + r * KEYS, kept[KEYS];
-        const T *ct = g->ct + to + r * a->out_row, *out = g->out + to + r * a->out_row;
-        const T logsumexp = g->logsumexp[start + r];
-        T delta = 0;
-#pragma omp simd reduction(+ : delta)
-        for (int64_t c = 0; c < width; c++) delta += ct[c] * out[c];
-        scale_and_mask(a, z, i + r, j, columns, row);
-#pragma omp simd
-        for (int64_t c = 0; c < columns; c++) row[c] = exp(row[c] - logsumexp);
-        if (a->rng) {
-            for (int64_t c = 0; c < columns; c++) kept[c] = 1;
-            drop(a, ((uint64_t)start + r) * a->keys + j, columns, kept);
-            for (int64_t c = 0; c < columns; c++) by[c] *= kept[c];
+    const int64_t from = before(a, z, i, a->queries, a->out_row);
+    pack_columns(q, a->row, rows, a->width, s->q_columns);
+    pack_columns(g->ct + from, a->out_row, rows, a->width, s->ct_columns);
+    pack_columns(g->out + from, a->out_row, rows, a->width, s->out_columns);
+    pack_rows(q, a->row, rows, a->width, s->q_rows);
+    pack_rows(g->ct + from, a->out_row, rows, a->width, s->ct_rows);
+    memset(queries->logsumexp, 0, sizeof queries->logsumexp);
+    memcpy(queries->logsumexp, g->logsumexp + z * a->queries + i, rows * sizeof(T));
+    for (int64_t l = 0; l < rows; l += LANES) {
+        Vector sum = {0};
+        for (int64_t w = 0; w < a->width; w++)
+            sum += load(s->ct_columns + w * QUERIES + l) * load(s->out_columns + w * QUERIES + l);
+        store(queries->delta + l, sum);
+    }
+}
+
+/* s->scores: the probabilities after dropout; s->by_scores: the cotangents of q kT. */
+static void block_of_gradient(const Attention *a, Scratch *s, const Block *block, const Queries *queries) {
+    const int64_t lanes = whole_vectors(block->rows);
+    score(a, s, block);
+    product(block->columns, lanes, a->width, a->v + before(a, block->z, block->j, a->keys, a->row), a->row, 1,
+            s->ct_columns, s->by_scores, QUERIES, false);
+    if (a->rng) {
+        draw(a, s, block);
+        scale_rows(s->by_scores, block->columns, lanes, s->kept, QUERIES);
+    }
+    for (int64_t l = 0; l < lanes; l += LANES) {
+        const Vector delta = load(queries->delta + l);
+        for (int64_t c = 0; c < block->columns; c++) {
+            T *row = s->scores + c * QUERIES + l, *by = s->by_scores + c * QUERIES + l;
+            exp_of_difference(row, queries->logsumexp + l);
+            store(by, load(row) * (load(by) - delta) * a->scale);
         }
-#pragma omp simd
-        for (int64_t c = 0; c < columns; c++) by[c] = row[c] * (by[c] - delta) * a->scale;
-        if (a->rng)
-            for (int64_t c = 0; c < columns; c++) row[c] *= kept[c];
+    }
+    if (a->rng) scale_rows(s->scores, block->columns, lanes, s->kept, QUERIES);
+}
+
+/* Adds the block's part of the cotangents of its keys and values, or with `first` begins these sums. */
+static void add_to_keys(const Attention *a, const Gradient *g, Scratch *s, const Block *block, bool first) {
+    const int64_t start = before(a, block->z, block->j, a->keys, a->row);
+    const int64_t rows = block->rows, columns = block->columns;
+    product(columns, a->width, rows, s->scores, QUERIES, 1, s->ct_rows, g->by_v + start, a->row, !first);
+    product(columns, a->width, rows, s->by_scores, QUERIES, 1, s->q_rows, g->by_k + start, a->row, !first);
+}
+
+/* The same of its queries. */
+static void add_to_queries(const Attention *a, const Gradient *g, Scratch *s, const Block *block) {
+    pack_rows(a->k + before(a, block->z, block->j, a->keys, a->row), a->row, block->columns, a->width, s->k_rows);
+    product(block->rows, a->width, block->columns, s->by_scores, 1, QUERIES, s->k_rows,
+            g->by_q + before(a, block->z, block->i, a->queries, a->row), a->row, block->j > 0);
+}
+
+/* The first query block that attends to keys from `j` on. */
+static int64_t first_query(const Attention *a, int64_t j) { return a->causal ? j / QUERIES * QUERIES : 0; }
+
+/* The cotangents of a head: with `of_keys` those of its keys and values, with `of_queries` those of its queries. Only
+   queries from `i` to `i_end` and keys from `j` to `j_end` take part. */
+static void backward(const Attention *a, const Gradient *g, Scratch *s, int64_t z, int64_t i, int64_t i_end, int64_t j,
+                     int64_t j_end, bool of_keys, bool of_queries) {
+    for (int64_t at = j; at < j_end && of_keys && a->queries == 0; at++) {
+        memset(g->by_k + before(a, z, at, a->keys, a->row), 0, a->width * sizeof(T));
+        memset(g->by_v + before(a, z, at, a->keys, a->row), 0, a->width * sizeof(T));
+    }
+    for (; i < i_end; i += QUERIES) {
+        Queries queries;
+        const int64_t rows = min_i64(QUERIES, a->queries - i), end = min_i64(j_end, last_key(a, i + rows));
+        if (i == 0) {
+            prefetch_head(a, a->q, z + 1, a->queries, a->row, QUERIES);
+            prefetch_head(a, g->by_q, z + 1, a->queries, a->row, QUERIES);
+        }
+        pack_queries(a, g, s, z, i, rows, &queries);
+        if (i == 0) {
+            prefetch_head(a, g->ct, z + 1, a->queries, a->out_row, QUERIES);
+            prefetch_head(a, g->out, z + 1, a->queries, a->out_row, QUERIES);
+        }
+        for (int64_t at = j; at < end; at += KEYS) {
+            const Block block = {z, i, rows, at, min_i64(KEYS, a->keys - at)};
+            if (i + at == 0) {
+                prefetch_head(a, a->k, z + 1, a->keys, a->row, KEYS);
+                prefetch_head(a, a->v, z + 1, a->keys, a->row, KEYS);
+            }
+            block_of_gradient(a, s, &block, &queries);
+            if (i + at == 0) {
+                prefetch_head(a, g->by_k, z + 1, a->keys, a->row, KEYS);
+                prefetch_head(a, g->by_v, z + 1, a->keys, a->row, KEYS);
+            }
+            if (of_keys) add_to_keys(a, g, s, &block, i == first_query(a, at));
+            if (of_queries) add_to_queries(a, g, s, &block);
+        }
     }
 }
 
-/* Cotangents of a block of keys and values. With `all` they are those of a head's first or next block, in order, and the
-   cotangents of its queries are added up as well. */
-static void backward_keys(const Attention *a, const Gradient *g, Scratch *s, int64_t z, int64_t j, bool all) {
-    const int64_t width = a->width, row = a->row, columns = min_i64(KEYS, a->keys - j);
-    const int64_t start = before(a, z, j, a->keys, row), first = a->causal ? j / QUERIES * QUERIES : 0;
-    for (int64_t c = 0; c < columns && first >= a->queries; c++) {
-        memset(g->by_k + start + c * row, 0, width * sizeof(T));
-        memset(g->by_v + start + c * row, 0, width * sizeof(T));
-    }
-    pack_keys(a, s, z, j, columns);
-    if (all) pack_b(a->k + start, row, false, width, columns, s->k_rows);
-    for (int64_t i = first; i < a->queries; i += QUERIES) {
-        const int64_t rows = min_i64(QUERIES, a->queries - i), from = before(a, z, i, a->queries, row);
-        block_of_gradient(a, g, s, z, i, rows, j, columns);
-        pack_b(a->q + from, row, false, width, rows, s->q_rows);
-        pack_b(g->ct + before(a, z, i, a->queries, a->out_row), a->out_row, false, width, rows, s->ct_rows);
-        product(columns, width, rows, s->scores, 1, KEYS, s->ct_rows, g->by_v + start, row, i > first);
-        product(columns, width, rows, s->by_scores, 1, KEYS, s->q_rows, g->by_k + start, row, i > first);
-        if (all) product(rows, width, columns, s->by_scores, KEYS, 1, s->k_rows, g->by_q + from, row, j > 0);
-    }
-}
-
-static void backward_queries(const Attention *a, const Gradient *g, Scratch *s, int64_t z, int64_t i) {
-    const int64_t width = a->width, rows = min_i64(QUERIES, a->queries - i), end = last_key(a, i + rows);
-    for (int64_t j = 0; j < end; j += KEYS) {
-        const int64_t columns = min_i64(KEYS, end - j);
-        pack_keys(a, s, z, j, columns);
-        pack_b(a->k + before(a, z, j, a->keys, a->row), a->row, false, width, columns, s->k_rows);
-        block_of_gradient(a, g, s, z, i, rows, j, columns);
-        product(rows, width, columns, s->by_scores, KEYS, 1, s->k_rows, g->by_q + before(a, z, i, a->queries, a->row),
-                a->row, j > 0);
-    }
-}
+/* How many units that follow one another a thread takes at once: it prefetches the next one. */
+static int64_t neighbours(const Team *team, int64_t units) { return max_i64(1, units / (16 * team->threads)); }
 
 static void run_forward(const Team *team, const Attention *a, T *out, T *logsumexp) {
     Scratch *s = carve(team, a->width);
-    const int64_t units = a->batch * ceil_div(a->queries, QUERIES);
-#pragma omp for schedule(dynamic) nowait
+    const int64_t units = a->batch * ceil_div(a->queries, QUERIES), chunk = neighbours(team, units);
+#pragma omp for schedule(dynamic, chunk) nowait
     for (int64_t unit = 0; unit < units; unit++) forward(a, s, unit, out, logsumexp);
 }
 
@@ -263,18 +329,19 @@ static void run_backward(const Team *team, const Attention *a, const Gradient *g
     Scratch *s = carve(team, a->width);
     const int64_t of_keys = ceil_div(a->keys, KEYS), blocks = of_keys + ceil_div(a->queries, QUERIES);
     if (a->batch >= team->threads) {
-#pragma omp for schedule(dynamic) nowait
-        for (int64_t z = 0; z < a->batch; z++)
-            for (int64_t j = 0; j < a->keys; j += KEYS) backward_keys(a, g, s, z, j, true);
+        const int64_t chunk = neighbours(team, a->batch);
+#pragma omp for schedule(dynamic, chunk) nowait
+        for (int64_t z = 0; z < a->batch; z++) backward(a, g, s, z, 0, a->queries, 0, a->keys, true, true);
         return;
     }
 #pragma omp for schedule(dynamic) nowait
     for (int64_t unit = 0; unit < a->batch * blocks; unit++) {
         const int64_t z = unit / blocks, block = unit % blocks;
+        const int64_t j = block * KEYS, i = (block - of_keys) * QUERIES;
         if (block < of_keys)
-            backward_keys(a, g, s, z, block * KEYS, false);
+            backward(a, g, s, z, first_query(a, j), a->queries, j, min_i64(j + KEYS, a->keys), true, false);
         else
-            backward_queries(a, g, s, z, (block - of_keys) * QUERIES);
+            backward(a, g, s, z, i, min_i64(i + QUERIES, a->queries), 0, a->keys, false, true);
     }
 }
 

@@ -25,7 +25,7 @@
    Each element is a sum over k in the same order, whatever the block, the tile and the thread that computes it: results
    do not depend on the number of threads. */
 
-#define PREFETCH_C /* in tile.h */
+#define AHEAD (2048 / sizeof(T)) /* in tile.h: as many lines as steps */
 #include "gemv.h"
 
 enum {
@@ -34,6 +34,7 @@ enum {
     BLOCK_ROWS = VECTOR_BYTES == 64 ? 256 : 192, /* L2 has 1 MiB where there is AVX-512, 512 KiB elsewhere */
     BLOCK_COLUMNS = 1024 / sizeof(T),
     BLOCK_LD = BLOCK_COLUMNS + 64 / sizeof(T), /* not a power of two */
+    LINE = CACHE_LINE / sizeof(T),
     MIN_WORK = 1 << 16, /* multiply-adds from which on a second thread is worth it */
 };
 
@@ -42,6 +43,7 @@ typedef struct {
     T a[BLOCK_ROWS * DEPTH];
     T b[PANELS];
     T c[BLOCK_ROWS * BLOCK_LD];
+    Ahead ahead;
     const T *packed_a, *packed_b; /* sources of a and b, which the next block often needs again */
 } __attribute__((aligned(64))) Scratch;
 
@@ -90,14 +92,12 @@ static void choose_blocks(Product *q, int64_t batch, int64_t threads) {
         q->down++;
 }
 
-/* Prefetches what the epilogue reads, a tile at a time: a core has few outstanding cache misses. */
-static inline void prefetch_ahead(const Product *q, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-    for (int64_t x = 0; x < q->epilogue->ahead_count; x++)
-        for (int64_t i = 0; i < rows; i++) {
-            const T *start = q->epilogue->ahead[x] + (row + i) * q->n + column;
-            __builtin_prefetch(start, 1);
-            __builtin_prefetch(start + columns - 1, 1);
-        }
+/* Adds the lines of x (rows x columns, `ld`) to a list of `count` lines, and returns how many it has then. */
+static inline int64_t add_lines(const T **lines, int64_t count, const T *x, int64_t ld, int64_t rows, int64_t columns) {
+    if (count + rows * ceil_div(columns, LINE) > (int64_t)AHEAD) return count;
+    for (int64_t j = 0; j < columns; j += LINE)
+        for (int64_t i = 0; i < rows; i++) lines[count++] = x + i * ld + j;
+    return count;
 }
 
 /* Block `index` of C, and the epilogue on each strip of it after the last slice of k. */
@@ -108,6 +108,12 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
     int64_t columns = min_i64(q->n, part_begin(panels, q->across, x + 1) * TILE_COLUMNS) - column;
     int64_t lda = q->transpose_a ? q->m : q->k, ldb = q->transpose_b ? q->k : q->n, ldc = q->c ? q->n : BLOCK_LD;
     int64_t slices = q->slices, strips = ceil_div(rows, TILE_ROWS);
+    /* What a tile prefetches: first its part of C and of the arrays of the epilogue. Then, if there is a next slice, one
+       column of cache lines of what is packed for it. If there is none, the first tile of a strip prefetches the next
+       strip of A. */
+    int64_t lines_of_a = q->transpose_a ? ceil_div(rows, LINE) : 0;
+    int64_t lines_of_b = q->transpose_b ? 0 : ceil_div(columns, LINE);
+    Ahead *ahead = &scratch->ahead;
     for (int64_t s = 0; s < slices; s++) {
         int64_t p = part_begin(q->k, slices, s), depth = part_begin(q->k, slices, s + 1) - p;
         const T *a = q->a + z * q->m * q->k + (q->transpose_a ? p * lda + row : row * lda + p);
@@ -115,6 +121,7 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
         if (scratch->packed_b != b) pack_b(scratch->packed_b = b, ldb, q->transpose_b, columns, depth, scratch->b);
         if (q->transpose_a && scratch->packed_a != a)
             pack_transposed_a(scratch->packed_a = a, lda, rows, strips, depth, scratch->a);
+        int64_t line = 0; /* of the rows of the next slice */
         for (int64_t t = 0; t < strips; t++) {
             int64_t i = part_begin(rows, strips, t), height = part_begin(rows, strips, t + 1) - i;
             const T *strip = q->transpose_a ? scratch->a + i * depth : a + i * lda;
@@ -122,10 +129,20 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
             /* Without C, scratch memory holds the block, or only a strip where there are no slices to add up. */
             T *c = q->c ? q->c + z * q->m * q->n + (row + i) * ldc + column : scratch->c + (slices > 1 ? i * ldc : 0);
             bool last = q->epilogue && s == slices - 1;
-            for (int64_t j = 0; j < columns; j += TILE_COLUMNS) {
-                int64_t width = min_i64(TILE_COLUMNS, columns - j);
-                if (last) prefetch_ahead(q, z * q->m + row + i, height, column + j, width);
-                any_tile(height, width, depth, strip, row_step, step, scratch->b + j * depth, c + j, ldc, s > 0);
+            for (int64_t j = 0; j < columns; j += TILE_COLUMNS, line++) {
+                int64_t width = min_i64(TILE_COLUMNS, columns - j), at = (z * q->m + row + i) * q->n + column + j;
+                int64_t count = q->c ? add_lines(ahead->lines, 0, c + j, ldc, height, width) : 0;
+                for (int64_t x = 0; last && x < q->epilogue->ahead_count; x++)
+                    count = add_lines(ahead->lines, count, q->epilogue->ahead[x] + at, q->n, height, width);
+                ahead->count = count, ahead->step = 0, ahead->stream = strip; /* which is in the cache */
+                if (s + 1 < slices && line < lines_of_a) {
+                    ahead->stream = a + depth * lda + line * LINE, ahead->step = lda;
+                } else if (!q->transpose_a && slices == 1 && j == 0) {
+                    ahead->stream = strip + height * lda, ahead->step = LINE;
+                } else if (s + 1 < slices && line < lines_of_a + lines_of_b) {
+                    ahead->stream = b + depth * ldb + (line - lines_of_a) * LINE, ahead->step = ldb;
+                }
+                any_tile(height, width, depth, strip, row_step, step, scratch->b + j * depth, c + j, ldc, s > 0, ahead);
             }
             if (last) q->epilogue->function(q->epilogue->context, c, ldc, z * q->m + row + i, column, height, columns);
         }

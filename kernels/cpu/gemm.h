@@ -14,7 +14,7 @@ typedef struct {
     void (*function)(void *context, const T *block, int64_t ld, int64_t row, int64_t column, int64_t rows,
                      int64_t columns);
     void *context;
-    /* Arrays of the product's shape that the function reads. They are prefetched while the block is computed. */
+    /* Arrays of the product's shape that the function reads or writes. They are prefetched while the block is computed. */
     const T *ahead[MAX_AHEAD];
     int64_t ahead_count;
 } FN(Epilogue);

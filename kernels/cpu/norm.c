@@ -36,9 +36,11 @@ SPECIALISED double sum_block(const T *x, int64_t rows, int64_t d, int64_t step, 
             rest += squared ? y * y : y;
         }
     }
-    const Vector sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    UNROLL for (int j = 0; j < LANES; j++) rest += sum[j];
-    return rest;
+    T lane[LANES];
+    store(lane, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+    UNROLL for (int half = LANES / 2; half > 0; half /= 2)
+        for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+    return rest + lane[0];
 }
 
 /* The same for any number of elements: the sums of blocks are added in double. */

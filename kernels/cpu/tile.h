@@ -1,5 +1,4 @@
-/* The innermost part of matrix products: packed panels of B, and tiles of C in registers. Used by gemm.c, which explains
-   them, and attention.c. */
+/* The innermost part of matrix products: packed panels of B, and tiles of C in registers. gemm.c explains them. */
 
 #pragma once
 
@@ -11,7 +10,16 @@
 #define TILE_ROWS 6
 #endif
 
-enum { TILE_COLUMNS = 2 * LANES };
+enum {
+    TILE_COLUMNS = 2 * LANES,
+/* Rows of A that share a pointer. An address of x86 is a register plus another one, once, twice or four times. With a
+   pointer for all rows gcc computes more addresses than there are registers; clang does not. */
+#ifdef __clang__
+    POINTER_ROWS = TILE_ROWS,
+#else
+    POINTER_ROWS = 3,
+#endif
+};
 
 typedef T four __attribute__((vector_size(4 * sizeof(T)), aligned(sizeof(T)), may_alias));
 typedef T eight __attribute__((vector_size(8 * sizeof(T)), aligned(sizeof(T)), may_alias));
@@ -22,31 +30,65 @@ static inline int64_t part_begin(int64_t lines, int64_t parts, int64_t t) {
     return t * (lines / parts) + min_i64(t, lines % parts);
 }
 
+#ifdef AHEAD
+/* Lines that a tile prefetches, one a step of k, because a core waits when many lines are missing at once: first a
+   list, which it will write or read at the end, into L1, then one line every `step` elements from `stream` on, into
+   L2. */
+typedef struct {
+    int64_t count, step;
+    const T *stream, *lines[AHEAD];
+} Ahead;
+
+#define AHEAD_PARAMETER , const Ahead *ahead
+#define AHEAD_ARGUMENT , ahead
+#else
+#define AHEAD_PARAMETER
+#define AHEAD_ARGUMENT
+#endif
+
+/* A step of a tile along k. Row i of A is at a[i / POINTER_ROWS][i % POINTER_ROWS * row_step]. */
+SPECIALISED void tile_step(const int rows, const int vectors, Vector sum[][2], const T **a, int64_t row_step,
+                           int64_t step, const T *b) {
+    Vector row[2];
+    UNROLL
+    for (int j = 0; j < vectors; j++) row[j] = *(const Vector *)(b + j * LANES);
+    UNROLL
+    for (int i = 0; i < rows; i++)
+        UNROLL
+        for (int j = 0; j < vectors; j++) sum[i][j] += row[j] * a[i / POINTER_ROWS][i % POINTER_ROWS * row_step];
+    UNROLL
+    for (int i = 0; i * POINTER_ROWS < rows; i++) a[i] += step;
+}
+
 /* C[rows][columns] = (or, with `add`, +=) the product of `rows` rows of A and a panel of B, over `depth` steps.
 
    Element (i, p) of A is a[i * row_step + p * step]. Rows and vectors are constants where this is inlined: with all
    loops over them unrolled the sums stay in registers. */
 static inline __attribute__((always_inline)) void tile(const int rows, const int vectors, int64_t depth, const T *a,
                                                        int64_t row_step, int64_t step, const T *b, T *c, int64_t ld,
-                                                       int64_t columns, bool add) {
+                                                       int64_t columns, bool add AHEAD_PARAMETER) {
     Vector sum[TILE_ROWS][2];
+    const T *pointers[TILE_ROWS / POINTER_ROWS];
     UNROLL
-    for (int i = 0; i < rows; i++) {
+    for (int i = 0; i < rows; i++)
         UNROLL
         for (int j = 0; j < vectors; j++) sum[i][j] = (Vector){};
-#ifdef PREFETCH_C /* C may be in memory; it is needed when the sums are done */
-        __builtin_prefetch(c + i * ld, 1);
-        __builtin_prefetch(c + i * ld + columns - 1, 1);
-#endif
+    UNROLL
+    for (int i = 0; i * POINTER_ROWS < rows; i++) pointers[i] = a + i * POINTER_ROWS * row_step;
+    int64_t p = 0;
+#ifdef AHEAD
+    for (const int64_t listed = min_i64(ahead->count, depth); p < listed; p++, b += TILE_COLUMNS) {
+        __builtin_prefetch(ahead->lines[p], 1);
+        tile_step(rows, vectors, sum, pointers, row_step, step, b);
     }
-    for (int64_t p = 0; p < depth; p++, a += step, b += TILE_COLUMNS) {
-        Vector row[2];
-        UNROLL
-        for (int j = 0; j < vectors; j++) row[j] = *(const Vector *)(b + j * LANES);
-        UNROLL
-        for (int i = 0; i < rows; i++)
-            UNROLL
-            for (int j = 0; j < vectors; j++) sum[i][j] += row[j] * a[i * row_step];
+    const T *stream = ahead->stream;
+#endif
+    for (; p < depth; p++, b += TILE_COLUMNS) {
+#ifdef AHEAD
+        __builtin_prefetch(stream, 0, 2);
+        stream += ahead->step;
+#endif
+        tile_step(rows, vectors, sum, pointers, row_step, step, b);
     }
     UNROLL
     for (int i = 0; i < rows; i++, c += ld)
@@ -65,13 +107,13 @@ static inline __attribute__((always_inline)) void tile(const int rows, const int
 
 /* tile() for any 1 <= rows <= TILE_ROWS and 1 <= columns <= TILE_COLUMNS. */
 static void any_tile(int64_t rows, int64_t columns, int64_t depth, const T *a, int64_t row_step, int64_t step,
-                     const T *b, T *c, int64_t ld, bool add) {
-#define ROWS(r)                                                           \
-    case r:                                                               \
-        if (columns > LANES)                                              \
-            tile(r, 2, depth, a, row_step, step, b, c, ld, columns, add); \
-        else                                                              \
-            tile(r, 1, depth, a, row_step, step, b, c, ld, columns, add); \
+                     const T *b, T *c, int64_t ld, bool add AHEAD_PARAMETER) {
+#define ROWS(r)                                                                          \
+    case r:                                                                              \
+        if (columns > LANES)                                                             \
+            tile(r, 2, depth, a, row_step, step, b, c, ld, columns, add AHEAD_ARGUMENT); \
+        else                                                                             \
+            tile(r, 1, depth, a, row_step, step, b, c, ld, columns, add AHEAD_ARGUMENT); \
         break;
     switch (rows) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6)

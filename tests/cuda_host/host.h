@@ -1,5 +1,6 @@
 // Runs a CUDA kernel as C++ on the CPU. The threads of a block are fibers that switch at barriers. Asynchronous copies and products
-// are done at once, so results are right or wrong as on a GPU, but races are not found.
+// are done at once, so results are right or wrong as on a GPU. A thread runs until it waits at a barrier. So where a barrier is
+// missing, results depend on the order of the threads: see `thread_order`.
 #pragma once
 #include <math.h>
 #include <setjmp.h>
@@ -119,21 +120,25 @@ __attribute__((noinline)) static void resume(Fiber &fiber)
     setcontext(&fiber.context);
 }
 
-// A barrier.
+static bool arrived; // whether a thread has arrived at a barrier in this round of turns
+
+// A barrier. `arrive` returns the number of the phase, for `wait_for`.
 struct HostBarrier {
     int here = 0;
-    unsigned times = 0;
-    void arrive(int threads)
+    unsigned phase = 0;
+    unsigned arrive(int threads)
     {
+        arrived = true;
+        const unsigned own = phase;
         if (++here == threads)
-            here = 0, times++;
+            here = 0, phase++;
+        return own;
     }
-    void wait(int threads)
+    void wait_for(unsigned own) const
     {
-        const unsigned before = times;
-        arrive(threads);
-        while (times == before) leave();
+        while (phase == own) leave();
     }
+    void wait(int threads) { wait_for(arrive(threads)); }
 };
 static HostBarrier of_cluster, of_block[TOGETHER], of_warps[FIBERS / 32], named[TOGETHER][16];
 static void __syncthreads() { of_block[current / blockDim.x].wait(blockDim.x); }
@@ -207,6 +212,12 @@ static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const 
     multiply_add(c0, c1, c2, c3, words, unpack_bfloat16);
 }
 
+// 0: in a round of turns, all threads run in the order of their numbers. Otherwise the seed of orders that change with each round.
+// Then half of the warps pause, most often until no other one arrives at a barrier any more.
+extern "C" { unsigned thread_order = 0; }
+
+static unsigned common_divisor(unsigned a, unsigned b) { return b ? common_divisor(b, a % b) : a; }
+
 // Runs blocks, TOGETHER at a time. Shared memory is full of NaN before each.
 template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
 {
@@ -214,14 +225,31 @@ template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
     held = &kernel;
     body = [] { (*held)(); };
     gridDim = grid, blockDim = {(unsigned)threads, 1, 1};
+    const unsigned all = TOGETHER * blockDim.x;
+    uint32_t state = thread_order;
+    const auto random_below = [&](unsigned end) {
+        state = state * 1664525 + 1013904223;
+        return (state >> 16) % end;
+    };
     for (unsigned first = 0; first < grid.x * grid.y * grid.z; first += TOGETHER) {
         memset(shared_of_block, 0xff, sizeof shared_of_block);
-        for (int i = 0; i < TOGETHER * threads; i++) fibers[i].done = false;
+        for (int i = 0; i < all; i++) fibers[i].done = false;
+        bool paused[FIBERS / 32] = {};
         for (bool any = true; any;) {
             any = false;
-            for (current = 0; current < TOGETHER * blockDim.x; current++) {
+            unsigned start = 0, step = 1;
+            if (thread_order) {
+                if (!arrived || random_below(1024) == 0)
+                    for (bool &warp : paused) warp = random_below(2);
+                start = random_below(all), step = random_below(all);
+                while (common_divisor(step, all) != 1) step++;
+            }
+            arrived = false;
+            for (unsigned turn = 0; turn < all; turn++) {
+                current = (start + turn * step) % all;
                 if (fibers[current].done) continue;
                 any = true;
+                if (paused[current / 32]) continue;
                 const unsigned block = first + current / blockDim.x;
                 blockIdx = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
                 threadIdx = {current % blockDim.x, 0, 0};

@@ -10,7 +10,7 @@ from adtrain.lowering.cpu.shapes import in_full
 from adtrain.lowering.shapes import attention_lengths, optional_arguments
 
 BLOCK = 64
-"""QUERIES and KEYS in `attention.c`."""
+"""KEYS in `attention.c`; QUERIES is at most half of it."""
 LARGEST_VECTOR = 64
 """Bytes of the largest vector register."""
 
@@ -23,7 +23,8 @@ def _numbers(*types: Any, **params: Any) -> tuple[int | float, ...]:
 
 
 def _scratch(*types: Any, **params: Any) -> int:
-    """Bytes for each thread: its Scratch, two blocks of scores, and six packed blocks."""
+    """Bytes for each thread: its Scratch, four blocks of scores of at most half as many queries as keys, and six packed
+    blocks."""
     itemsize = types[0].dtype.itemsize
     packed = 6 * BLOCK * (attention_lengths(*types, **params).width + 2 * LARGEST_VECTOR // itemsize)
     return 4096 + itemsize * (2 * BLOCK * BLOCK + packed)

@@ -64,18 +64,51 @@ __device__ __forceinline__ void reduce_columns(int t, Read read, Write write) {
         const auto start = read(o, slice);
         #pragma unroll
         for (int k = 0; k < WIDE; k++) value[k] = start.lane[k];
-        #pragma unroll 8
-        for (int r = slice + LANES; r < COUNT; r += LANES) {
+        const auto take = [&](int r) {
             const auto next = read(o, r);
             #pragma unroll
             for (int k = 0; k < WIDE; k++) value[k] = Op::of(value[k], (A)next.lane[k]);
-        }
+        };
+        #pragma unroll 16
+        for (int round = 1; round < COUNT / LANES; round++) take(slice + round * LANES);
+        if (slice < COUNT % LANES) take(slice + COUNT / LANES * LANES);
         #pragma unroll
         for (int k = 0; k < WIDE; k++) {
             #pragma unroll
             for (int mask = BESIDE; mask < WARP; mask *= 2) value[k] = Op::of(value[k], shuffle_xor(value[k], mask));
             if (live && slice == 0) write(o + k, value[k]);
         }
+    }
+}
+
+// y = a b, a stored as [k][row], in tiles of TALL rows by WIDE columns. A warp computes WARP / LANES tiles side by side. LANES of its
+// lanes share one: each adds some of the K products.
+template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int TALL, int WIDE>
+__device__ __forceinline__ void transposed_products(int t, const A *a, const A *b, A *y) {
+    static_assert(ROWS % TALL == 0 && COLUMNS % WIDE == 0 && K % LANES == 0, "whole tiles");
+    constexpr int BESIDE = WARP / LANES, ACROSS = COLUMNS / WIDE, TILES = ROWS / TALL * ACROSS;
+    for (int first = t / WARP * BESIDE; first < TILES; first += THREADS / WARP * BESIDE) {
+        const int slice = t % WARP / BESIDE, tile = first + t % BESIDE, from = tile < TILES ? tile : TILES - 1;
+        const int row = from / ACROSS * TALL, column = from % ACROSS * WIDE;
+        A sums[TALL][WIDE] = {};
+        #pragma unroll 16
+        for (int round = 0; round < K / LANES; round++) {
+            const int k = slice + round * LANES;
+            const Vector<A, TALL> left = load<A, TALL>(a + k * ROWS + row);
+            const Vector<A, WIDE> right = load<A, WIDE>(b + k * COLUMNS + column);
+            #pragma unroll
+            for (int i = 0; i < TALL; i++)
+                #pragma unroll
+                for (int j = 0; j < WIDE; j++) sums[i][j] = fma(left.lane[i], right.lane[j], sums[i][j]);
+        }
+        #pragma unroll
+        for (int i = 0; i < TALL; i++)
+            #pragma unroll
+            for (int j = 0; j < WIDE; j++) {
+                #pragma unroll
+                for (int mask = BESIDE; mask < WARP; mask *= 2) sums[i][j] += shuffle_xor(sums[i][j], mask);
+                if (tile < TILES && slice == 0) y[(row + i) * COLUMNS + column + j] = sums[i][j];
+            }
     }
 }
 
@@ -113,18 +146,25 @@ __device__ __forceinline__ void long_products(int t, const A *a, const A *b, A *
 template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int STEP_K, int STEP>
 __device__ __forceinline__ void short_products(int t, const A *a, const A *b, A *y) {
     constexpr int GROUPS = THREADS < 2 * COLUMNS ? 1 : THREADS / COLUMNS < ROWS ? THREADS / COLUMNS : ROWS;
+    constexpr int WIDE = K % 4 == 0 && sizeof(A) <= 4 ? 4 : K % 2 == 0 ? 2 : 1;
     for (int i = t; i < GROUPS * COLUMNS; i += THREADS) {
         const int column = i % COLUMNS;
         A mine[K];
         #pragma unroll
         for (int k = 0; k < K; k++) mine[k] = b[k * STEP_K + column * STEP];
-        #pragma unroll 4
-        for (int row = i / COLUMNS; row < ROWS; row += GROUPS) {
+        const auto take = [&](int row) {
             A sum = 0;
             #pragma unroll
-            for (int k = 0; k < K; k++) sum = fma(a[row * K + k], mine[k], sum);
+            for (int k = 0; k < K; k += WIDE) {
+                const Vector<A, WIDE> left = load<A, WIDE>(a + row * K + k);
+                #pragma unroll
+                for (int h = 0; h < WIDE; h++) sum = fma(left.lane[h], mine[k + h], sum);
+            }
             y[row * COLUMNS + column] = sum;
-        }
+        };
+        #pragma unroll 4
+        for (int round = 0; round < ROWS / GROUPS; round++) take(i / COLUMNS + round * GROUPS);
+        if (i / COLUMNS < ROWS % GROUPS) take(i / COLUMNS + ROWS / GROUPS * GROUPS);
     }
 }
 

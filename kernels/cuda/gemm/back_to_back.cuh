@@ -22,7 +22,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     static constexpr int K_TILES = INPUTS / WEIGHT_TILE, N_TILES = OUTPUTS / WEIGHT_TILE;
     static constexpr int CHUNKS = HIDDEN / WEIGHT_TILE / CLUSTER; // of hidden columns, of a block
     static constexpr int SUMS = TILE_SUMS, WORDS = SUMS / 2; // of a thread: accumulators of a tile, words of a term of it
-    // Sections in a turn: those of the second product, and those of both.
+    // Sections of a turn: of the second product, and of both products.
     static constexpr int SECOND_SECTIONS = N_TILES * SECTIONS, ALL_SECTIONS = SECOND_SECTIONS + K_TILES * SECTIONS;
 
     // Shared memory: the terms of the rows of each warpgroup, a ring of tiles, barriers.

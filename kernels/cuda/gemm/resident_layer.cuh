@@ -17,11 +17,17 @@ __device__ __forceinline__ void copy_rows(E *to, int to_pitch, const E *from, in
 // Sends BYTES of this block to all other blocks of the cluster. to: in each block's shared memory, a place for the bytes of each
 // block. barrier: has one arrival.
 template <int BYTES> __device__ __forceinline__ void send_to_cluster(char *to, Mbarrier &barrier) {
-    constexpr int COUNT = BYTES / 8;
-    uint64_t *const own = (uint64_t *)(to + cluster_rank() * BYTES);
+    typedef Vector<uint32_t, 4> Four;
+    static_assert(BYTES % sizeof(Four) == 0, "whole vectors");
+    Four *const own = (Four *)(to + cluster_rank() * BYTES);
     if (threadIdx.x == 0) barrier.arrive_expect_tx((CLUSTER - 1) * BYTES);
-    for (int i = threadIdx.x; i < COUNT * (CLUSTER - 1); i += THREADS)
-        store_async(own + i % COUNT, (cluster_rank() + 1 + i / COUNT) % CLUSTER, own[i % COUNT], barrier);
+    #pragma unroll 1
+    for (int i = threadIdx.x; i < BYTES / (int)sizeof(Four); i += THREADS) {
+        const Four value = own[i];
+        #pragma unroll
+        for (int other = 1; other < CLUSTER; other++)
+            store_async(own + i, (cluster_rank() + other) % CLUSTER, value, barrier);
+    }
 }
 
 // STATES: the number of arrays: the weights and their optimizer state.
@@ -41,22 +47,23 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
     // Bytes of shared memory. RESIDENT: weights and optimizer state. SUMS_AND_ROWS: sums of weights, sums and maxima of gradients,
     // and the rows of a batch. WORKSPACE: partial sums, or operands at its end; between the passes other code may use it.
     static constexpr int RESIDENT = STATES * INPUTS * UNITS * 4, SUMS_AND_ROWS = Base::SUMS + BATCH * 4;
-    static constexpr int AT_ONCE = 2; // columns of partial sums that the warps exchange at a time
-    // Numbers of a row and of a tile of partial sums. Padding avoids bank conflicts.
-    static constexpr int ROW_PITCH = 16 + 4, TILE_PITCH = AT_ONCE * 8 * ROW_PITCH + 16;
-    static constexpr int PARTIAL_SUMS = GROUPS * TILES * TILE_PITCH * 4;
+    // A lane of each group has partial sums of the same outputs. They divide these outputs: each adds OWN of them. The groups
+    // exchange partial sums in pieces, in as many rounds as a thread adds pieces. Pieces are small where there are many groups,
+    // because each group stores one for each other group.
+    static constexpr int OWN = COLUMNS * 4 / GROUPS, PIECE = GROUPS > 4 || OWN % 2 ? 1 : OWN % 4 ? 2 : 4;
+    typedef Vector<float, PIECE> Piece;
+    static constexpr int PARTIAL_SUMS = (GROUPS - 1) * THREADS * PIECE * 4;
     static constexpr int WORKSPACE = FRAGMENTS > PARTIAL_SUMS ? FRAGMENTS : PARTIAL_SUMS;
-    // Vectors of outputs of a row of the batch, and of a thread.
-    static constexpr int QUADS = UNITS / 4, OWN = (BATCH * QUADS + THREADS - 1) / THREADS;
+    static_assert(COLUMNS * 4 % GROUPS == 0, "as many outputs for each thread");
 
     char *const resident; // weights and optimizer state
-    float *const partial_sums; // of the outputs, in the memory of the fragments
+    Piece *const partial_sums; // of the outputs, in the memory of the fragments
     const int begin, end; // chunks of inputs from begin to end are this warp's
 
     // workspace: `size` bytes, of which this uses the first WORKSPACE; the other shared memory follows.
     __device__ ResidentLayer(unsigned char *workspace, int size, float scale, float shift)
         : Base((char *)workspace + WORKSPACE - FRAGMENTS, (float *)((char *)workspace + size + RESIDENT), scale, shift),
-          resident((char *)workspace + size), partial_sums((float *)workspace), begin(group * CHUNKS / GROUPS),
+          resident((char *)workspace + size), partial_sums((Piece *)workspace), begin(group * CHUNKS / GROUPS),
           end((group + 1) * CHUNKS / GROUPS) {}
 
     // Four numbers of this lane, of a state: those of neighbouring inputs, and of unit g (half 0) or g + 8 (half 1) of the tile.
@@ -96,7 +103,12 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
     struct Batch {
         Words chunks[WARP_CHUNKS];
     };
-    __device__ __forceinline__ int batch_chunk(int i) const { return (i * THREADS + threadIdx.x) / WARP * CLUSTER + cluster_rank(); }
+    // Where warps have unequal numbers of them, the last warps have one more. The first ones have more of the sums that the block
+    // computes at the same time.
+    __device__ __forceinline__ int batch_chunk(int i) const {
+        const int place = i % 2 ? THREADS - 1 - threadIdx.x : threadIdx.x;
+        return (i * THREADS + place) / WARP * CLUSTER + cluster_rank();
+    }
     // Loads them from the table.
     __device__ __forceinline__ void load_batch(const uint8_t *table, Batch &batch) const {
         #pragma unroll
@@ -113,73 +125,78 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
         }
     }
 
-    // This thread's outputs, of four neighbouring units each: WEIGHT_SCALE * BYTE_SCALE * weight * byte, added over all
-    // inputs.
+    // This thread's outputs: WEIGHT_SCALE * BYTE_SCALE * weight * byte, added over all inputs.
     struct Sums {
-        Four own[OWN];
+        float own[OWN];
     };
-    // The first unit and the row of the batch of the thread's outputs i.
-    static __device__ __forceinline__ int own_unit(int i) { return (threadIdx.x + i * THREADS) % QUADS * 4; }
-    static __device__ __forceinline__ int own_row(int i) { return (threadIdx.x + i * THREADS) / QUADS; }
+    // This thread's output i: its number among a lane's partial sums, its row of the batch and its unit. See `mma` in the PTX ISA.
+    __device__ __forceinline__ int own_number(int i) const { return (i / PIECE * GROUPS + group) * PIECE + i % PIECE; }
+    __device__ __forceinline__ int own_row(int i) const { return own_number(i) / 4 * 8 + 2 * c + own_number(i) % 2; }
+    __device__ __forceinline__ int own_unit(int i) const { return tile * 16 + own_number(i) % 4 / 2 * 8 + g; }
 
+    // The place of a piece that this lane of group `from` stores for group `to`.
+    __device__ __forceinline__ Piece *piece(int to, int from) const {
+        return partial_sums + ((to * (GROUPS - 1) + from - (from > to)) * TILES + tile) * WARP + lane;
+    }
     // Adds the outputs of all groups, in a fixed order. Ends with a barrier of the block.
     __device__ __forceinline__ void add_groups(const Outputs &outputs, Sums &sums) const {
         this->store_weight_sums(outputs);
         #pragma unroll
-        for (int first = 0; first < COLUMNS; first += AT_ONCE) {
-            __syncthreads();
+        for (int i = 0; i < OWN; i += PIECE) {
+            Piece pieces[GROUPS], mine = {}, sum = {};
             #pragma unroll
-            for (int j = 0; j < AT_ONCE; j++)
+            for (int to = 0; to < GROUPS; to++) {
                 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    partial_sums[(group * TILES + tile) * TILE_PITCH + (8 * j + 2 * c + i % 2) * ROW_PITCH + i / 2 * 8 + g] =
-                        outputs.values[first + j][i];
-            __syncthreads();
-            #pragma unroll
-            for (int i = 0; i < OWN; i++) {
-                const int row = own_row(i) - 8 * first, unit = own_unit(i);
-                if (row < 0 || row >= 8 * AT_ONCE) continue;
-                Four sum = {};
-                #pragma unroll
-                for (int k = 0; k < GROUPS; k++) {
-                    const int place = (k * TILES + unit / 16) * TILE_PITCH + row * ROW_PITCH + unit % 16;
-                    add(sum, *(const Four *)(partial_sums + place));
+                for (int k = 0; k < PIECE; k++) {
+                    const int number = (i / PIECE * GROUPS + to) * PIECE + k;
+                    const float value = pieces[to].lane[k] = outputs.values[number / 4][number % 4];
+                    mine.lane[k] = to == group ? value : mine.lane[k];
                 }
-                sums.own[i] = sum;
             }
+            __syncthreads();
+            #pragma unroll
+            for (int to = 0; to < GROUPS; to++)
+                if (to != group) *piece(to, group) = pieces[to];
+            __syncthreads();
+            #pragma unroll
+            for (int from = 0; from < GROUPS; from++) {
+                Piece other = mine;
+                if (from != group) other = *piece(group, from);
+                #pragma unroll
+                for (int k = 0; k < PIECE; k++) sum.lane[k] += other.lane[k];
+            }
+            #pragma unroll
+            for (int k = 0; k < PIECE; k++) sums.own[i + k] = sum.lane[k];
         }
         __syncthreads();
     }
-    static __device__ __forceinline__ void add(Four &sum, const Four &other) {
-        #pragma unroll
-        for (int k = 0; k < 4; k++) sum.lane[k] += other.lane[k];
-    }
 
-    // Computes the thread's outputs from sums. Calls epilogue(row of the batch, unit, outputs of four units from `unit` on).
-    template <typename Epilogue>
-    __device__ __forceinline__ void finish(const uint8_t *table, const Sums &sums, const Epilogue &epilogue) const {
+    // Computes the thread's outputs from sums, with the epilogue. first: the column of the block's first unit; a row has `pitch`.
+    template <typename Epilogue> __device__ __forceinline__ void finish(
+        const uint8_t *table, const Sums &sums, const Epilogue &epilogue, int first, int pitch) const {
+        typename Epilogue::template Aux<1> aux[OWN];
+        float found[OWN][1], weights[2] = {};
+        bool all = true;
+        #pragma unroll
+        for (int k = 0; k < GROUPS; k++)
+            #pragma unroll
+            for (int half = 0; half < 2; half++) weights[half] += weight_sums[k * UNITS + tile * 16 + half * 8 + g];
         #pragma unroll
         for (int i = 0; i < OWN; i++) {
-            const int row = own_row(i), unit = own_unit(i);
-            if (row >= BATCH) continue;
-            Four weights = {};
+            const int row = own_row(i), column = first + own_unit(i);
+            aux[i] = epilogue.template load_aux<1>(0, row, column, (int64_t)row * pitch + column);
+            found[i][0] = sums.own[i] * (scale / (WEIGHT_SCALE * BYTE_SCALE));
+            all &= finite(found[i][0]);
+        }
+        if (!all) {
             #pragma unroll
-            for (int k = 0; k < GROUPS; k++) add(weights, *(const Four *)(weight_sums + k * UNITS + unit));
-            float found[4];
-            bool all = true;
-            #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                found[k] = sums.own[i].lane[k] * (scale / (WEIGHT_SCALE * BYTE_SCALE));
-                all &= finite(found[k]);
-            }
-            if (!all) {
-                #pragma unroll
-                for (int k = 0; k < 4; k++)
-                    if (!finite(found[k])) found[k] = scale * float32_sum(resident, table + rows[row], unit + k);
-            }
-            #pragma unroll
-            for (int k = 0; k < 4; k++) found[k] += shift * weights.lane[k];
-            epilogue(row, unit, found);
+            for (int i = 0; i < OWN; i++)
+                if (!finite(found[i][0])) found[i][0] = scale * float32_sum(resident, table + rows[own_row(i)], own_unit(i));
+        }
+        #pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            found[i][0] += shift * (own_number(i) % 4 < 2 ? weights[0] : weights[1]);
+            epilogue.write(aux[i], (int64_t)own_row(i) * pitch + first + own_unit(i), found[i]);
         }
     }
     // The sum of weight * byte over the inputs, in float32: for units with a weight that is too large for float16.

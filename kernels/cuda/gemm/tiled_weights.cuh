@@ -3,8 +3,8 @@
 // A tile of 64 x 64 weights has three terms, each of 64 rows of 128 bytes with the 128-byte swizzle. So one bulk copy fetches a
 // tile, and wgmma reads it as a K-major operand or as a transposed one.
 //
-// Along one axis, that of the hidden columns of two products, groups of 16 are permuted: position 8 s + 2 c + h holds
-// element 4 c + 2 s + h of its group. So the accumulators of a thread are groups of four neighbouring hidden columns.
+// One axis of a matrix is the hidden columns of two products. Along it each group of 16 is permuted: position 8 s + 2 c + h holds
+// element 4 c + 2 s + h. So the accumulators of a thread are groups of four neighbouring hidden columns.
 #pragma once
 #include "sm90/bf16x3.cuh"
 

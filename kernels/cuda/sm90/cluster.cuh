@@ -72,6 +72,9 @@ template <typename E> __device__ __forceinline__ void store_async(E *own, int ra
     if constexpr (sizeof(E) == 4)
         asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
             ::"r"(to), "r"(*(const uint32_t *)&value), "r"(at) : "memory");
+    else if constexpr (sizeof(E) == 16)
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+            ::"r"(to), "r"(value.lane[0]), "r"(value.lane[1]), "r"(value.lane[2]), "r"(value.lane[3]), "r"(at) : "memory");
     else
         asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
             ::"r"(to), "l"(*(const uint64_t *)&value), "r"(at) : "memory");

@@ -91,6 +91,8 @@ def _epilogue(
     for i, v in enumerate(body.outputs):
         at_row.append(f"{pointer(v)}q{i} = ({pointer(v)})operands[{len(operands)}] + (row + i) * {width} + column;")
         operands.append(place(v))
+        if v.type == product.type:
+            whole.append(place(v))
         results.append(f"q{i}[j]")
     t = c_type(product.type.dtype)
     parameters = (
@@ -107,7 +109,7 @@ def _epilogue(
         "}",
     ]
     name = writer.function("epilogue", parameters, lines)
-    ahead = whole[:MAX_AHEAD]
+    ahead = list(dict.fromkeys(whole))[:MAX_AHEAD]
     return [
         f"char *const operands[] = {{{', '.join(f'(char *){operand}' for operand in operands)}}};",
         f"const {struct} epilogue = {{{name}, (void *)operands, {{{', '.join(ahead) or 'NULL'}}}, {len(ahead)}}};",

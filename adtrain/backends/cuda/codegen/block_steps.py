@@ -41,10 +41,14 @@ Form = Callable[[Equation, Names, int], Sequence[Step]]
 def loop(count: int, lines: Sequence[str], threads: int) -> Step:
     """`lines` for i = 0 ... count - 1, divided among the threads of the block.
 
-    The compiler does not see that a thread has at most one i, and would unroll a loop.
+    The compiler does not see how many i a thread has. Where all threads have the same number, the text says it, so
+    that the compiler unrolls the loop without a remainder.
     """
     if count <= threads:
         head = [f"if (const int i = t; i < {count}) {{"]
+    elif count % threads == 0:
+        rounds = f"for (int round = 0; round < {count // threads}; round++) {{"
+        head = ["#pragma unroll 4", rounds, "    const int i = t + round * THREADS;"]
     else:
         head = ["#pragma unroll 4", f"for (int i = t; i < {count}; i += THREADS) {{"]
     return Step([*head, *indented(lines), "}"], count)

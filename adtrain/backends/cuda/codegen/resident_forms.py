@@ -27,6 +27,8 @@ BESIDE = 8
 """Vectors of columns that a warp reduces side by side."""
 MAX_NARROW, MAX_SHORT_K = 16, 16
 """A product with no more columns, rows or K is computed without tensor cores."""
+TALL = 2
+"""Rows of the tile of a lane, in a product whose left operand is transposed."""
 VECTOR, TILE = 4, 16
 """Elements of a vector. Rows and columns of the tile of a warp (`WarpTile` in `gemm/warp_products.cuh`)."""
 
@@ -70,6 +72,8 @@ def resident_form(equation: Equation) -> Form:
     m, n = equation.outputs[0].type.shape
     if min(m, n) > MAX_NARROW and _length_k(equation) > MAX_SHORT_K:
         return _warp_products
+    if equation.params["transpose_a"] and min(m, n) >= VECTOR:
+        return _transposed_product
     narrow = equation.params["transpose_b"] and not equation.params["transpose_a"] and n <= MAX_NARROW
     return _narrow_product if narrow else _matmul
 
@@ -127,6 +131,17 @@ def _narrow_product(equation: Equation, names: Names, threads: int) -> Sequence[
     numbers = f"{c_type(y.type.dtype)}, THREADS, {m}, {n}, {k}, {lanes}, {wide}"
     line = f"in_block::narrow_products<{numbers}>(t, {', '.join(names[v] for v in (a, b, y))});"
     return [Step([line], min(m * lanes, threads))]
+
+
+def _transposed_product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
+    """A small product whose left operand is transposed: tiles of outputs, in the lanes of warps."""
+    (a, b), (y,) = equation.inputs, equation.outputs
+    (m, n), k = y.type.shape, a.type.shape[0]
+    tall, wide = math.gcd(TALL, m), math.gcd(16 // y.type.dtype.itemsize, n)
+    lanes = math.gcd(WARP // BESIDE, k)
+    numbers = f"{c_type(y.type.dtype)}, THREADS, {m}, {n}, {k}, {lanes}, {tall}, {wide}"
+    line = f"in_block::transposed_products<{numbers}>(t, {', '.join(names[v] for v in (a, b, y))});"
+    return [Step([line], min(-(-y.size // (tall * wide * WARP // lanes)) * WARP, threads))]
 
 
 def _warp_products(equation: Equation, names: Names, threads: int) -> Sequence[Step]:

@@ -60,7 +60,7 @@ class ResidentPlaces:
         self.update_arguments = update_arguments
         resident = {v for pair in layer.states for v in pair}
         self.carried = {before: after for before, after in carried(body).items() if before not in resident}
-        read = {v for program in (*shards.segments, shards.rest) for v in program.inputs}
+        read = {v for program in shards.programs for v in program.inputs}
         kept = {v for v in body.inputs if v in shards.axes or (v.size == 1 and v in read)} - resident
         self.copied = [v for v in body.inputs if v in self.carried or v in kept]
         self.replaced = {v for v in self.carried if self._in_place(v)}
@@ -151,7 +151,7 @@ class ResidentPlaces:
         outputs = [self._part(v) for v in self.layer.forward.outputs]
         gradient = self._part(self._source(gradient_of(self.layer)))
         self._place_shared_in_turn(outputs, gradient)
-        made = [v for program in (*self.shards.segments, self.shards.rest) for v in program.outputs]
+        made = [v for program in self.shards.programs for v in program.outputs]
         for v in dict.fromkeys((*outputs, gradient, *sorted(made, key=nbytes))):
             if v in self.names:
                 continue
@@ -186,7 +186,7 @@ class ResidentPlaces:
     def _in_place(self, before: Variable) -> bool:
         """Whether the equation that replaces a carried value may write the new one to the same memory."""
         old, new = self._part(before), self._part(self.carried[before])
-        programs = [*self.shards.segments, self.shards.rest]
+        programs = self.shards.programs
         at = next(i for i, program in enumerate(programs) if new in program.outputs)
         (e,) = (e for e in programs[at].equations if new in e.outputs)
         later = any(old in program.inputs for program in programs[at + 1 :])

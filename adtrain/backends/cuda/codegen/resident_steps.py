@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from adtrain.backends.cuda.codegen.index_forms import overlapped_take
 from adtrain.backends.cuda.codegen.layer_update import input_function, update_arguments, update_struct
 from adtrain.backends.cuda.codegen.one_block import names_of, part_of
 from adtrain.backends.cuda.codegen.part import (
@@ -26,6 +27,7 @@ from adtrain.backends.cuda.codegen.resident_places import ALIGNMENT, ResidentPla
 from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.lowering.shapes import split_at
@@ -182,9 +184,7 @@ class _Writer:
         pointers = ", ".join(self.places.name(v) for v in (*self.forward.inputs, *self.forward.outputs))
         first, pitch = self._columns()
         yield f"const Forward epilogue = {{{pointers}}};"
-        yield f"layer.finish({self.pointers[self.table]}, sums, [&](int row, int unit, const float (&value)[4]) {{"
-        yield f"    epilogue(0, row, {first} + unit, (int64_t)row * {pitch} + {first} + unit, value);"
-        yield "});"
+        yield f"layer.finish({self.pointers[self.table]}, sums, epilogue, {first}, {pitch});"
         yield "__syncthreads();"
 
     def _columns(self) -> tuple[str, int]:
@@ -204,17 +204,20 @@ class _Writer:
         yield f"const int64_t example = last ? 0 : {self._example(number)};"
         # The step after it probably takes the next batch, which is prefetched.
         yield f"const int64_t later = last ? 0 : {self._example(f'{number} + ({number} + 1 < {batches})')};"
+        declared, loads, stores = self._early_gathers()
+        yield from (*declared, *loads)
         if self.places.received is None:
-            yield "cluster_arrive_after_sync();"
-            yield f"if (!last) {self._set_row('example')}"
-            yield "cluster_wait();"
-            yield "__syncthreads();"
+            send, wait = "cluster_arrive_after_sync();", "cluster_wait();"
         else:
             at = f"(char *)shared_bytes + {self.places.received + ALIGNMENT}"
-            yield f"send_to_cluster<{self.places.received_bytes}>({at}, received);"
-            yield f"if (!last) {self._set_row('example')}"
-            yield "wait_for_cluster(received, run % 2);"
-            yield "__syncthreads();"
+            send = f"send_to_cluster<{self.places.received_bytes}>({at}, received);"
+            wait = "wait_for_cluster(received, run % 2);"
+        yield send
+        # What threads store here, other threads of the block read after the next barrier of the block.
+        yield f"if (!last) {self._set_row('example')}"
+        yield from stores
+        yield wait
+        yield "__syncthreads();"
         yield "Layer::Batch batch;"
         yield f"if (!last) layer.load_batch({self.pointers[self.table]}, batch);"
         for i, segment in enumerate(segments):
@@ -222,6 +225,28 @@ class _Writer:
                 yield "cluster_barrier();"
             yield from segment
         yield from rest
+
+    def _early_gathers(self) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+        """The early gathers: declarations, loads to registers, and stores of what was loaded.
+
+        The last threads of the block have them, because the first ones look up examples.
+        """
+        names = dict(self.places.names)
+        declared: list[str] = []
+        loads: list[str] = []
+        stores: list[str] = []
+        for i, e in enumerate(self.shards.early_gathers.equations):
+            (y,) = e.outputs
+            if e.has(Trait.RESHAPE):
+                names[y] = names[e.inputs[0]]
+                continue
+            declared.append(f"auto *const early{i} = {names[y]};")
+            names[y] = f"early{i}"
+            for step in overlapped_take(e, names, THREADS):
+                declared += step.declared
+                for lines, found in ((step.loads, loads), (step.lines, stores)):
+                    found += ["{", "    const int t = THREADS - 1 - threadIdx.x;", *indented(lines), "}"]
+        return declared, loads, stores
 
     def _beside_rest(self) -> Sequence[Sequence[str]]:
         """What the layer does beside the rest of the equations, by phase.

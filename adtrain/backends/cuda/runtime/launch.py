@@ -21,7 +21,8 @@ class Launch:
     """A plan with its loaded kernel and launch shape. Only the addresses are open.
 
     Attributes:
-        early: the shape of a launch that may start before the previous kernel has ended, or None; see `Kernel.spread`.
+        early: the shape of a launch that may start before the previous kernel has ended, or None; see
+            `LoadedKernel.spread`.
         format: the types of the arguments, for `struct`.
     """
 
