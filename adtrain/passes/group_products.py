@@ -62,9 +62,9 @@ def _product_groups(program: Program, target: Target) -> list[list[int]]:
 
 
 def _with_shared_views(program: Program) -> Program:
-    """The program whose long products and sums of columns read the first of equal reshapes, so that they share arguments.
+    """The program whose long products and sums of columns read the first of equal reshapes: they share arguments.
 
-    Other fused equations may read both: two inputs of theirs may not become one.
+    Other fused equations may read several of them. Two inputs of an equation may not become one.
     """
     same: dict[Variable, Variable] = {}
     known: dict[tuple[Variable, Shape], Variable] = {}
