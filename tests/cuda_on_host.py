@@ -25,6 +25,8 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 from adtrain.core.target import H200, Target
 
+SEEDS = pytest.mark.parametrize("seeds", [(1, 2), pytest.param((3, 4), marks=pytest.mark.exhaustive)])
+"""Orders of threads, the values of `Host.thread_order`."""
 FLAGS = (
     *([NATIVE[machine()]] if machine() in NATIVE else []), "-std=c++17", "-nostdinc++", "-Og", "-ffp-contract=off",
     "-fno-exceptions", "-fno-asynchronous-unwind-tables", "-fno-gnu-unique", "-U_FORTIFY_SOURCE", "-U_GNU_SOURCE",

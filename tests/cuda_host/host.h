@@ -43,7 +43,7 @@ struct Dim { unsigned x, y, z; };
 #define TOGETHER CLUSTER
 #endif
 
-#define OFTEN __attribute__((optimize("O2"))) // a function that takes most of the time
+#define OFTEN __attribute__((optimize("O1"))) // a function that takes most of the time
 
 static Dim threadIdx, blockIdx, blockDim, gridDim;
 static unsigned current; // the fiber that runs: threads of these blocks have consecutive numbers
