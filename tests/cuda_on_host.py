@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
-from platform import machine
 
 import numpy as np
 import pytest
 
 from adtrain.assets import asset_path
-from adtrain.backends.cpu.toolchain import NATIVE, processor
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
@@ -28,12 +26,11 @@ from adtrain.core.target import H200, Target
 SEEDS = pytest.mark.parametrize("seeds", [(1, 2), pytest.param((3, 4), marks=pytest.mark.exhaustive)])
 """Orders of threads, the values of `Host.thread_order`."""
 FLAGS = (
-    *([NATIVE[machine()]] if machine() in NATIVE else []), "-std=c++17", "-nostdinc++", "-Og", "-ffp-contract=off",
-    "-fno-exceptions", "-fno-asynchronous-unwind-tables", "-fno-gnu-unique", "-U_FORTIFY_SOURCE", "-U_GNU_SOURCE",
-    "-D_DEFAULT_SOURCE", "-w", "-shared", "-fPIC",
+    "-std=c++17", "-nostdinc++", "-Og", "-ffp-contract=off", "-fno-exceptions", "-fno-asynchronous-unwind-tables",
+    "-fno-gnu-unique", "-U_FORTIFY_SOURCE", "-U_GNU_SOURCE", "-D_DEFAULT_SOURCE", "-w", "-shared",
+    "-fPIC",
 )  # fmt: skip
-"""With all instructions of this processor, a conversion of a float16 number is one instruction, and no call.
-With -Og, g++ takes less time than with -O1 or -O0. Without GNU's extensions, <math.h> has a fourth of the lines.
+"""With -Og, g++ takes less time than with -O1 or -O0. Without GNU's extensions, <math.h> has a fourth of the lines.
 Libraries do not share static variables of templates, which may have other sizes."""
 LIBRARIES = ("-nostdlib", "-lgcc", "-lm", "-lc")
 """Without the C++ library, which no kernel needs."""
@@ -78,7 +75,7 @@ class Host:
             (folder / name).write_text(self._patched(name, source.read_text()))
         shutil.copytree(HERE, folder, dirs_exist_ok=True)
         headers = [path.read_text() for path in sorted(folder.rglob("*.*h"))]
-        self.environment = digest(processor(), compiler, *FLAGS, *LIBRARIES, *headers)
+        self.environment = digest(compiler, *FLAGS, *LIBRARIES, *headers)
 
     @staticmethod
     def _patched(name: str, text: str) -> str:
