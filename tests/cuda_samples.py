@@ -27,6 +27,7 @@ from adtrain.core.fused import (
     one_block_p,
     row_fused_p,
     row_products_p,
+    tiled_product_p,
 )
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
@@ -102,6 +103,10 @@ def feed_forward(x: Value, w: Value, b: Value, v: Value, c: Value) -> Value:
     """The two linear layers of a transformer's block, with the residual sum. The weights are (out, in)."""
     hidden = ops.gelu(ops.matmul(x, w, transpose_b=True) + b)
     return x + (ops.matmul(hidden, v, transpose_b=True) + c)
+
+
+def projection(x: Value, w: Value, b: Value) -> Value:
+    return ops.relu(ops.matmul(x, w, transpose_b=True) + b)
 
 
 PRECISIONS = ("full", "tf32", "bfloat16")
@@ -183,6 +188,7 @@ LARGE: Mapping[str, Large] = {
     "feed-forward layer": Large(
         feed_forward, [Shaped(8192, 128), Shaped(512, 128), Shaped(512), Shaped(128, 512), Shaped(128)]
     ),
+    "projection": Large(projection, [Shaped(8192, 320), Shaped(384, 320), Shaped(384)]),
     "transpose": Large(ops.transpose, [Shaped(1024, 3000)]),
     "transpose of images": Large(lambda x: ops.transpose(x, (0, 2, 3, 1)), [Shaped(128, 64, 28, 28)]),
     "cumsum of rows": Large(lambda x: ops.cumsum(x, 1), [Shaped(4, 1 << 20)]),
@@ -243,7 +249,7 @@ def sample(case: Case, dtype: str) -> list[np.ndarray]:
 
 GENERATED = (
     *(one_block_p, row_fused_p, row_products_p, column_sum_p, grouped_products_p, horizontal_p),
-    *(back_to_back_p, weight_tiles_p),
+    *(back_to_back_p, tiled_product_p, weight_tiles_p),
 )
 """The fused primitives whose kernels are generated, without a choice."""
 

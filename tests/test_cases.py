@@ -32,6 +32,7 @@ MADE_BY_PASSES = {
     "gather",
     "grouped_products",
     "back_to_back",
+    "tiled_product",
     "weight_tiles",
     "with_tiles",
     "batchwise",

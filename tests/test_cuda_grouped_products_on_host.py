@@ -12,13 +12,14 @@ import pytest
 from cuda_on_host import Host
 from program_samples import for_gpu, names
 
-from adtrain import ops
+from adtrain import config, ops
 from adtrain.cache import Cache
-from adtrain.core.fused import grouped_products_p
+from adtrain.core.fused import grouped_products_p, label
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
 from adtrain.passes.fuse_horizontally import is_product
 from adtrain.passes.group_products import MAX_PRODUCTS
+from adtrain.training.preparation import outline
 
 TOLERANCE = 5e-7
 """The largest norm of the difference from the reference, divided by the norm of the reference."""
@@ -49,7 +50,9 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
 
     def f(*given: Any) -> Any:
         threes = zip(given[::3], given[1::3], given[2::3], strict=True)
-        return [w - 0.5 * ops.matmul(a, b, transpose_a=True) for a, b, w in threes], ops.sum(given[1], 0) * 2.0
+        updates = [w - 0.5 * ops.matmul(a, b, transpose_a=True) for a, b, w in threes]
+        # A sum of columns that blocks of its own add, and one that the blocks of the second product add.
+        return updates, ops.sum(given[1], 0) * 2.0, 1.0 - ops.sum(given[3], 0)
 
     program = for_gpu(stage(f, ()).program(*given), target)
     assert names(program) == ["grouped_products"]
@@ -58,7 +61,8 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
     found = Host(tmp_path, compiled_code, target).computed(equation, None, [known[v] for v in equation.inputs])
     with np.errstate(invalid="ignore"):
         exact = [w - 0.5 * (a.T.astype(float) @ b) for a, b, w in drawn]
-    for x, expected in zip(found, [*exact, 2 * given[1].sum(0, dtype=float)], strict=True):
+    exact += [2 * given[1].sum(0, dtype=float), 1 - given[3].sum(0, dtype=float)]
+    for x, expected in zip(found, exact, strict=True):
         held = np.isfinite(expected)
         np.testing.assert_array_equal(x[~held], expected[~held])
         assert np.linalg.norm(x[held] - expected[held]) <= TOLERANCE * np.linalg.norm(expected[held])
@@ -73,3 +77,14 @@ def test_two_groups_do_not_share_a_sum_of_columns(monkeypatch: pytest.MonkeyPatc
 
     groups = [e for e in for_gpu(stage(f, ()).program(*given)).equations if e.primitive is grouped_products_p]
     assert sorted(sum(map(is_product, e.params["body"].equations)) for e in groups) == [4, MAX_PRODUCTS]
+
+
+def test_a_group_beside_layer_norms_leaves_every_equation_its_own_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["adtrain.passes.group_products"], "MIN_FLOPS", 0)
+    encoder = "{transformer_encoder_layer: {nhead: 2, dim_feedforward: 128, dropout: 0.0, norm_first: true}}"
+    layers = f"model.layers=[{{patches: 7}}, {{linear: 64}}, {encoder}, mean, {{linear: 10}}]"
+    step = outline(config.load("vit", [layers, "data.batch_size=128"])).step_program(passes=())
+    equations = for_gpu(step).equations
+    assert any(e.primitive is grouped_products_p for e in equations)
+    for e in equations:
+        assert len(set(e.inputs)) == len(e.inputs), label(e)

@@ -64,6 +64,24 @@ def test_products_back_to_back_match_separate_ones_and_repeat_bit_for_bit() -> N
     assert [x.tobytes() for x in found] == [x.tobytes() for x in results(ALL)]
 
 
+def projection_gradients(*given: Any) -> Any:
+    *arguments, gradient = given
+    out, pullback = ad.vjp(lambda x, w, b: ops.matmul(x, w, transpose_b=True) + b, *arguments)
+    return out, pullback(gradient)
+
+
+def test_tiled_products_match_separate_equations_and_repeat_bit_for_bit() -> None:
+    """An H200 computes so many rows by `tiled_product` equations."""
+    given = on_gpu((8192, 128), (384, 128), (384,), (8192, 384))
+
+    def results(passes: Sequence[Any]) -> list[np.ndarray]:
+        return [x.numpy() for x in tree.leaves(stage(projection_gradients, passes)(*given))]
+
+    found = results(ALL)
+    check(found, results(SIMPLIFY), TOLERANCE["float32"])
+    assert [x.tobytes() for x in found] == [x.tobytes() for x in results(ALL)]
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_fused_transformer_matches_the_unfused_one_and_repeats_bit_for_bit(causal: bool) -> None:
     given = [ad.array(x, device="gpu") for x in encoder_arguments(128, 16)]

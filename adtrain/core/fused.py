@@ -52,6 +52,9 @@ loops_p: Primitive = _fused("loops")
 product_p: Primitive = _fused("product")
 """A matrix product with an elementwise epilogue."""
 
+tiled_product_p: Primitive = _fused("tiled_product")
+"""A `with_tiles` equation, and a matrix product of its weights with an elementwise epilogue."""
+
 back_to_back_p: Primitive = _fused("back_to_back")
 """Two matrix products with elementwise epilogues. The result of the first stays in registers, as an operand of the
 second. Each product comes after its `with_tiles` equation."""
@@ -159,8 +162,8 @@ PRODUCTS = (product_p, convolution_p, conv_pool_p)
 FUSED = frozenset(
     (
         *(loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, row_products_p),
-        *(back_to_back_p, column_sum_p, map_reduce_p, grouped_products_p, horizontal_p, exchanged_update_p, gathered_p),
-        *(peer_exchanges_p, resident_steps_p, streamed_layer_p, layer_backward_p),
+        *(tiled_product_p, back_to_back_p, column_sum_p, map_reduce_p, grouped_products_p, horizontal_p),
+        *(exchanged_update_p, gathered_p, peer_exchanges_p, resident_steps_p, streamed_layer_p, layer_backward_p),
     )
 )
 

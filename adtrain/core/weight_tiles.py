@@ -1,6 +1,6 @@
 """Weights as tiles of bfloat16 terms, which products of many rows read by bulk copies.
 
-The pass `fuse_back_to_back` makes these equations. It runs after differentiation, so they have no derivatives.
+The pass `tile_weights` makes these equations. It runs after differentiation, so they have no derivatives.
 """
 
 from __future__ import annotations

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from adtrain.data.errors import DataError
+from adtrain.data.shuffle import permutation
 from adtrain.data.split import Split
 
-# Each use of the seed has a random stream of its own, so that it does not change the numbers of the others.
-SPLIT_STREAM, SHUFFLE_STREAM, TEST_STREAM = 0, 1, 2
+SPLIT_STREAM, TEST_STREAM = 0, 2
+"""The random streams of the two splits, beside SHUFFLE_STREAM."""
 
 
 def split_validation(split: Split, fraction: float, seed: int) -> tuple[Split, Split | None]:
@@ -70,8 +71,7 @@ def batches(count: int, batch_size: int, seed: int, epoch: int) -> Iterator[np.n
     """The epoch's batches of int64 indices, together a permutation of `count`; the last batch may be smaller."""
     if batch_size < 1:
         raise DataError(f"batch size: found {batch_size}, expected at least 1")
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(SHUFFLE_STREAM, epoch)))
-    order = rng.permutation(count)
+    order = permutation(count, seed, epoch)
     return (order[start : start + batch_size] for start in range(0, count, batch_size))
 
 

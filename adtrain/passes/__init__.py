@@ -20,7 +20,6 @@ from adtrain.passes.distribute_members import distribute_members
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_collectives import fold_collectives
 from adtrain.passes.fold_constants import fold_constants
-from adtrain.passes.fuse_back_to_back import fuse_back_to_back
 from adtrain.passes.fuse_batchwise import fuse_batchwise
 from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
 from adtrain.passes.fuse_column_sums import fuse_column_sums
@@ -52,6 +51,7 @@ from adtrain.passes.simplify_reshapes import simplify_reshapes
 from adtrain.passes.sink_reshapes import sink_reshapes
 from adtrain.passes.store_bfloat16 import store_bfloat16
 from adtrain.passes.stream_layer import stream_layer
+from adtrain.passes.tile_weights import tile_weights
 
 SIMPLIFY = (fold_collectives, fold_constants, simplify_reshapes, merge_common_subexpressions, remove_dead_code)
 """The passes that remove work without changing any bit of the results."""
@@ -108,7 +108,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_row_products, target=target),
         fuse_rows,
         fuse_products,
-        partial(fuse_back_to_back, target=target),
+        partial(tile_weights, target=target),
         fuse_convolutions,
         partial(fuse_pooling, target=target),
         fuse_gathers,
@@ -201,7 +201,6 @@ __all__ = [
     "fold_collectives",
     "fold_constants",
     "fuse",
-    "fuse_back_to_back",
     "fuse_batchwise",
     "fuse_bias_gradients",
     "fuse_column_sums",
@@ -236,4 +235,5 @@ __all__ = [
     "sink_reshapes",
     "store_bfloat16",
     "stream_layer",
+    "tile_weights",
 ]

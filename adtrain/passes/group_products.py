@@ -3,18 +3,22 @@
 Each alone has few tiles, so its K is split among many blocks, and a second launch adds many partial sums. Together
 they have more tiles, so a tile has few partial sums. One launch adds the partial sums of all products and runs their
 updates. A product with tiles for half of the multiprocessors fills the device by itself. Sums of columns share the
-first launch: their blocks wait for memory while the others multiply.
+first launch: bias gradients by the blocks that load their columns for a product, others by blocks of their own, which
+wait for memory while the others multiply.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
-from adtrain.core.fused import column_sum_p, fuse, grouped_products_p
+from adtrain.core.fused import column_sum_p, fuse, grouped_products_p, renamed
 from adtrain.core.precision import FULL
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
+from adtrain.core.types import Shape
 from adtrain.passes.fuse_horizontally import MAX_K, MAX_POINTERS, is_product, product_lengths
 from adtrain.passes.groups import Groups
 
@@ -32,21 +36,47 @@ MAX_PRODUCTS = 40
 
 def group_products(program: Program, target: Target) -> Program:
     """One `grouped_products` equation for the long products whose results no other equation reads."""
-    if target.capability != CAPABILITY:
+    if not _product_groups(program, target):
         return program
+    program = _with_shared_views(program)
+    needed = {v for e in program.equations for v in e.inputs}
+    sums = [i for i, e in enumerate(program.equations) if e.primitive is column_sum_p and needed.isdisjoint(e.outputs)]
+    groups = Groups(program)
+    for products in _product_groups(program, target):
+        added = _as_many_as_fit(program, products, sums)
+        sums = [i for i in sums if i not in added]
+        for i in (*products[1:], *added):  # no value leaves the group, so there is no cycle
+            groups.merge(groups.of[products[0]], groups.of[i])
+    return groups.rewritten(partial(fuse, grouped_products_p))
+
+
+def _product_groups(program: Program, target: Target) -> list[list[int]]:
+    """The positions of the products of each group: long ones whose results no other equation reads."""
+    if target.capability != CAPABILITY:
+        return []
     needed = {v for e in program.equations for v in e.inputs}
     most = target.multiprocessors // 2
-    products = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs) and 0 < _tiles(e) < most]
-    groups = Groups(program)
-    sums = [i for i, e in enumerate(program.equations) if e.primitive is column_sum_p and needed.isdisjoint(e.outputs)]
-    for first in range(0, len(products), MAX_PRODUCTS):
-        group = products[first : first + MAX_PRODUCTS]
-        if len(group) > 1 and sum(program.equations[i].cost.flops for i in group) >= MIN_FLOPS:
-            added = _as_many_as_fit(program, group, sums)
-            sums = [i for i in sums if i not in added]
-            for i in (*group[1:], *added):  # no value leaves the group, so there is no cycle
-                groups.merge(groups.of[group[0]], groups.of[i])
-    return groups.rewritten(partial(fuse, grouped_products_p))
+    found = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs) and 0 < _tiles(e) < most]
+    groups = [found[first : first + MAX_PRODUCTS] for first in range(0, len(found), MAX_PRODUCTS)]
+    return [g for g in groups if len(g) > 1 and sum(program.equations[i].cost.flops for i in g) >= MIN_FLOPS]
+
+
+def _with_shared_views(program: Program) -> Program:
+    """The program whose long products and sums of columns read the first of equal reshapes: they share arguments.
+
+    Other fused equations may read several of them. Two inputs of an equation may not become one.
+    """
+    same: dict[Variable, Variable] = {}
+    known: dict[tuple[Variable, Shape], Variable] = {}
+    equations = []
+    for e in program.equations:
+        if _tiles(e) or e.primitive is column_sum_p:
+            e = renamed(e, same)
+        elif e.has(Trait.RESHAPE):
+            (x,), (y,) = e.inputs, e.outputs
+            same[y] = known.setdefault((x, y.type.shape), y)
+        equations.append(e)
+    return replace(program, equations=tuple(equations))
 
 
 def _as_many_as_fit(program: Program, products: Sequence[int], sums: Sequence[int]) -> list[int]:

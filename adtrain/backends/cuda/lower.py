@@ -24,6 +24,7 @@ from adtrain.backends.cuda.codegen.resident_steps import resident_steps
 from adtrain.backends.cuda.codegen.row_fused import MEMBER_RESIDENT, row_fused
 from adtrain.backends.cuda.codegen.row_products import row_products_kernel
 from adtrain.backends.cuda.codegen.streamed_layer import streamed_layer
+from adtrain.backends.cuda.codegen.tiled_product import tiled_product
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
@@ -43,6 +44,7 @@ from adtrain.core.fused import (
     row_fused_p,
     row_products_p,
     streamed_layer_p,
+    tiled_product_p,
 )
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Trait
@@ -178,6 +180,8 @@ class Lowering:
             return column_sum_kernels(equation, self.target)
         if equation.primitive is map_reduce_p:
             return map_reduce_kernels(equation, self.target)
+        if equation.primitive is tiled_product_p:
+            return [tiled_product(equation, self.target)]
         if equation.primitive is back_to_back_p:
             return [back_to_back(equation)]
         if equation.primitive is weight_tiles_p:

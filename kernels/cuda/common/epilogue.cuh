@@ -5,13 +5,22 @@
 //
 // The call operator gets elements (item, row, column) to (item, row, column + WIDE - 1) of C. item: the matrix of the batch.
 // index: the first element's index in memory. The operator calls load_aux(), which loads the auxiliary inputs and does not
-// depend on the product, and write(). prefetch() prefetches to L2 `count` contiguous elements of the auxiliary inputs of C's
+// depend on the product, and write(), which stores nothing unless `inside`: so there is no branch around what it computes, and the
+// compiler can interleave several calls. prefetch() prefetches to L2 `count` contiguous elements of the auxiliary inputs of C's
 // shape. WIDEST: the most elements of a vector: 16 bytes of the largest type among the arrays of C's shape. A pooling epilogue gets
 // the elements of a window, row by row, and the index of its maximum.
 #pragma once
 #include "common/common.cuh"
 
 __device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
+
+// An index of which the compiler knows nothing. Otherwise it may store a vector element by element.
+__device__ __forceinline__ int64_t opaque(int64_t index) {
+#if __CUDA_ARCH__
+    asm("" : "+l"(index));
+#endif
+    return index;
+}
 
 // Stores the elements.
 struct Store {
@@ -24,11 +33,11 @@ struct Store {
     __device__ __forceinline__ void prefetch(int64_t, int) const {}
 
     template <int WIDE> __device__ __forceinline__ void write(
-        const Aux<WIDE> &, int64_t index, const T (&value)[WIDE]) const {
+        const Aux<WIDE> &, int64_t index, const T (&value)[WIDE], bool inside = true) const {
         Vector<T, WIDE> v;
         #pragma unroll
         for (int i = 0; i < WIDE; i++) v.lane[i] = value[i];
-        *(Vector<T, WIDE> *)(c + index) = v;
+        if (inside) store(c, index, v);
     }
 
     template <int WIDE> __device__ __forceinline__ void operator()(

@@ -4,16 +4,11 @@
 //
 // A cluster of two blocks takes 128 rows. Each block computes half of the hidden columns, and its part of Y from these; then
 // the blocks exchange parts. In a block two warpgroups have 64 rows each. The terms of their rows of X are in shared memory. A
-// thread of a third warpgroup copies tiles of weights (gemm/tiled_weights.cuh), which both warpgroups read. They take turns:
+// thread of a third warpgroup copies tiles of weights (gemm/tile_products.cuh), which both warpgroups read. They take turns:
 // one multiplies while the other runs its epilogue.
-//
-// Tensor cores truncate when they add, so they sum over a section of K only (SECTION elements), the smallest products first.
-// Float32 additions sum the results.
 #pragma once
-#include "gemm/gemm.cuh"
-#include "gemm/tiled_weights.cuh"
+#include "gemm/tile_products.cuh"
 #include "sm90/cluster.cuh"
-#include "sm90/tma.cuh"
 
 // `exchanged`: the other block has stored its part of the result.
 template <int STAGES> struct PairBarriers {
@@ -21,38 +16,14 @@ template <int STAGES> struct PairBarriers {
     Mbarrier exchanged;
 };
 
-// A matrix of weights and its tiles.
-struct TiledWeights {
-    const float *weights;
-    const char *tiles;
-};
-
-template <bool TRANSPOSE> __device__ __noinline__ float dot(
-    const float *a, const float *b, int n, int k, int row, int column, int k0, int k1) {
-    return Operands<false, TRANSPOSE>{a, b, 0, n, k}.dot(row, column, k0, k1);
-}
-
-// Recomputes by FMA the sums that are not finite, because bf16x3 turns infinities into NaN: dot(i) is sum i.
-template <int SUMS, class Dot> __device__ __forceinline__ void recompute_non_finite(float (&sums)[SUMS], const Dot &dot) {
-    float zero = 0;
-    #pragma unroll
-    for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
-    if (zero == 0) return;
-    #pragma unroll
-    for (int i = 0; i < SUMS; i++)
-        if (!finite(sums[i])) sums[i] = dot(i);
-}
-
 // INPUTS: K of the first product. HIDDEN, OUTPUTS: columns of the two products. TRANSPOSE_1, TRANSPOSE_2: whether op transposes.
 template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_2> struct BackToBack {
     static constexpr int ROWS = 64, WARPGROUPS = 2, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
     static constexpr int K_TILES = INPUTS / WEIGHT_TILE, N_TILES = OUTPUTS / WEIGHT_TILE;
     static constexpr int CHUNKS = HIDDEN / WEIGHT_TILE / CLUSTER; // of hidden columns, of a block
-    static constexpr int SUMS = WEIGHT_TILE / 2, WORDS = SUMS / 2; // of a thread: accumulators of a tile, words of a term of it
-    static constexpr int MMA_K = 16, SECTION = 32;                 // K of an instruction, K of a section
-    // SECTIONS: of a tile. SECOND_SECTIONS, ALL_SECTIONS: of a turn, for the second product and for both products.
-    static constexpr int SECTIONS = WEIGHT_TILE / SECTION, SECOND_SECTIONS = N_TILES * SECTIONS,
-                         ALL_SECTIONS = SECOND_SECTIONS + K_TILES * SECTIONS;
+    static constexpr int SUMS = TILE_SUMS, WORDS = SUMS / 2; // of a thread: accumulators of a tile, words of a term of it
+    // Sections of a turn: of the second product, and of both products.
+    static constexpr int SECOND_SECTIONS = N_TILES * SECTIONS, ALL_SECTIONS = SECOND_SECTIONS + K_TILES * SECTIONS;
 
     // Shared memory: the terms of the rows of each warpgroup, a ring of tiles, barriers.
     static constexpr int STAGES = 5, ROWS_BYTES = K_TILES * TILE_BYTES, RING = WARPGROUPS * ROWS_BYTES;
@@ -82,19 +53,15 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     // By the third warpgroup: copies the tiles in the order in which a warpgroup multiplies.
     __device__ __forceinline__ void copy(const char *first, const char *second) {
         if (threadIdx.x != CONSUMERS) return;
-        const auto tile = [&](const char *tiles, int row, int column, int columns) { // columns: tiles of a row of tiles
-            pipeline.wait_empty(state);
-            Mbarrier &full = pipeline.full[state.stage];
-            full.arrive_expect_tx(TILE_BYTES);
-            bulk_copy<TILE_BYTES>(stage(state.stage), tiles + (int64_t)(row * columns + column) * TILE_BYTES, full);
-            state.advance();
-        };
+        #pragma unroll 1 // few registers
         for (int i = 0; i <= CHUNKS; i++) {
             const int of_first = rank * CHUNKS + i, of_second = of_first - 1;
+            #pragma unroll 1
             for (int j = 0; j < N_TILES && i > 0; j++)
-                TRANSPOSE_2 ? tile(second, j, of_second, HIDDEN / WEIGHT_TILE) : tile(second, of_second, j, N_TILES);
+                copy_tile<TRANSPOSE_2>(pipeline, state, shared + RING, second, of_second, j, HIDDEN / WEIGHT_TILE, N_TILES);
+            #pragma unroll 1
             for (int j = 0; j < K_TILES && i < CHUNKS; j++)
-                TRANSPOSE_1 ? tile(first, of_first, j, K_TILES) : tile(first, j, of_first, HIDDEN / WEIGHT_TILE);
+                copy_tile<TRANSPOSE_1>(pipeline, state, shared + RING, first, j, of_first, K_TILES, HIDDEN / WEIGHT_TILE);
         }
     }
 
@@ -125,41 +92,6 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
         }
         fence_proxy_async();
         named_barrier_sync(WARPGROUP, 1 + warpgroup);
-    }
-
-    // The descriptor of a term of a tile of weights, and the offset to add for the next MMA_K of K.
-    template <bool K_MAJOR> static __device__ __forceinline__ uint64_t descriptor(const char *tile) {
-        return K_MAJOR ? smem_descriptor(tile) : smem_descriptor(tile, 0, 8 * 128, SWIZZLE_128B);
-    }
-    template <bool K_MAJOR> static __device__ __forceinline__ int offset(int term, int k) {
-        return (term * TERM_BYTES + (K_MAJOR ? k * 2 : k * 128)) / CHUNK_BYTES;
-    }
-
-    // Starts `sums` = 64 rows times a tile: of X in shared memory, or of the terms in registers. The smallest products come first.
-    static __device__ __forceinline__ void multiply(float (&sums)[SUMS], const char *rows, const char *tile, int k0) {
-        const uint64_t a = smem_descriptor(rows), b = descriptor<TRANSPOSE_1>(tile);
-        #pragma unroll
-        for (int i = 0; i <= LOW_ORDER_PAIRS; i++) {
-            const TermPair terms = i < LOW_ORDER_PAIRS ? low_order_pair(i) : TermPair{0, 0};
-            #pragma unroll
-            for (int k = k0; k < k0 + SECTION; k += MMA_K)
-                wgmma<BFLOAT16, false, !TRANSPOSE_1>(
-                    sums, a + offset<true>(terms.a, k), b + offset<TRANSPOSE_1>(terms.b, k), i > 0 || k > k0);
-        }
-        wgmma_commit_group();
-    }
-    static __device__ __forceinline__ void multiply(
-        float (&sums)[SUMS], const uint32_t (&rows)[BF16X3_TERMS][WORDS], const char *tile, int k0) {
-        const uint64_t b = descriptor<TRANSPOSE_2>(tile);
-        #pragma unroll
-        for (int i = 0; i <= LOW_ORDER_PAIRS; i++) {
-            const TermPair terms = i < LOW_ORDER_PAIRS ? low_order_pair(i) : TermPair{0, 0};
-            #pragma unroll
-            for (int k = k0; k < k0 + SECTION; k += MMA_K)
-                wgmma_registers<BFLOAT16, !TRANSPOSE_2>(
-                    sums, rows[terms.a] + k / 4, b + offset<TRANSPOSE_2>(terms.b, k), i > 0 || k > k0);
-        }
-        wgmma_commit_group();
     }
 
     __device__ __forceinline__ void begin_turn() const {
@@ -202,9 +134,9 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
                 if (k0 == 0) pipeline.wait_full(state);
                 wgmma_fence();
                 if (g < SECOND_SECTIONS)
-                    multiply(temporary[g % 2], rows, stage(state.stage), k0);
+                    multiply_section<TRANSPOSE_2>(temporary[g % 2], rows, k0 / 4, stage(state.stage), k0);
                 else
-                    multiply(temporary[g % 2],
+                    multiply_section<TRANSPOSE_1>(temporary[g % 2],
                         shared + warpgroup * ROWS_BYTES + (g - SECOND_SECTIONS) / SECTIONS * TILE_BYTES, stage(state.stage), k0);
                 if (g > (i == 0 ? SECOND_SECTIONS : 0)) {
                     wgmma_wait_group<1>();
@@ -238,11 +170,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
             for (int j = 0; j < SUMS / 4; j++) {
                 const int at = j / 2 * 8 + j % 2 * 2, word = at / 2;
                 const float sums[] = {hidden[at], hidden[at + 1], hidden[at + 4], hidden[at + 5]};
-                const Vector<float, 4> value = inner.write(aux[j], index(j), sums);
-                uint32_t terms[BF16X3_TERMS][2];
-                Format<BF16X3>::convert(value.lane, terms);
-                #pragma unroll
-                for (int p = 0; p < BF16X3_TERMS; p++) rows[p][word] = terms[p][0], rows[p][word + 2] = terms[p][1];
+                split_four(rows, word, inner.write(aux[j], index(j), sums));
             }
         }
         __syncwarp(); // the lanes of a row have stored its hidden columns

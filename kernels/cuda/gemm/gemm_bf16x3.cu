@@ -2,6 +2,9 @@
 //
 // Macros (Bf16x3Gemm in bf16x3.py): those of gemm_bf16x3.cuh. WIDE_C, WIDE_TILE: elements per store, from accumulators and from
 // a staged tile. ONE_TILE: a block computes one split of one tile.
+#ifndef LENGTHS
+#define LENGTHS m, n, k, splits // a fused equation defines constants here
+#endif
 #include "gemm/gemm_bf16x3.cuh"
 #include "gemm/staged_epilogue.cuh"
 
@@ -20,10 +23,11 @@ struct Schedule {
         : of{a, b, (int)m, (int)n, (int)k}, splits(splits), tiles(batch * rows() * columns()), i(blockIdx.x) {}
     __device__ __forceinline__ int rows() const { return (of.m + TILE_M - 1) / TILE_M; }
     __device__ __forceinline__ int columns() const { return (of.n + TILE_N - 1) / TILE_N; }
+    __device__ __forceinline__ NoRowSums sums() const { return {}; }
 
     __device__ __forceinline__ bool next(TileSplit &work) {
         if (i >= tiles * splits) return false;
-        const int64_t stages = (of.k + TILE_K - 1) / TILE_K;
+        const int stages = (of.k + TILE_K - 1) / TILE_K;
         work.slot = i / tiles;
         work.at = TileCoord(i % tiles, rows(), columns());
         work.begin = stages * work.slot / splits;
@@ -56,7 +60,7 @@ KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, co
 #endif
 ) {
     wait_for_inputs();
-    const Schedule schedule(a, b, batch, m, n, k, splits);
+    const Schedule schedule(a, b, batch, LENGTHS);
 #if SPLIT
     const Output output = {(T *)scratch, batch * m * n};
 #else
@@ -78,5 +82,6 @@ KERNEL __launch_bounds__(GEMM_THREADS, 1) gemm_bf16x3(const T *a, const T *b, co
             }
         });
     if (ONE_TILE)
-        staged.finish<WIDE_TILE, GEMM_THREADS>(output.of(blockIdx.x / schedule.tiles), m, n, blockIdx.x % schedule.tiles);
+        staged.finish<WIDE_TILE, GEMM_THREADS>(
+            output.of(blockIdx.x / schedule.tiles), schedule.of.m, schedule.of.n, blockIdx.x % schedule.tiles);
 }

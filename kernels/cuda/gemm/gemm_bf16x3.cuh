@@ -8,6 +8,7 @@
 // Macros: TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load.
 //
 // A Schedule lists the work of a block: next(work) puts the next TileSplit into `work`, and returns false after the last one.
+// sums() returns NoRowSums, or what adds up rows of op(A) while producers split them.
 #pragma once
 #include "gemm/gemm.cuh"
 #include "sm90/bf16x3.cuh"
@@ -34,20 +35,32 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
     const T *x;
     int length, k, first; // rows and k of the matrix, and the first row of the tile
 
+    // The position of element j of chunk `at` in staging. The halves of some chunks are swapped so that eight threads read
+    // without bank conflicts. They are the same for chunks that are a multiple of eight apart.
+    static __device__ __forceinline__ int swizzled(int at, int j) {
+        return at * CHUNK_ELEMENTS + (j / VECTOR ^ at / 4 % 2) * VECTOR + j % VECTOR;
+    }
+    // The byte of a chunk in a term of a stage.
+    static __device__ __forceinline__ int byte_of(int at) { return at % PLANES * PLANE + at / PLANES * CHUNK_BYTES; }
+
     // Starts the copies of a stage from k0 on. Neighbouring lanes of a warp copy neighbours in global memory.
     __device__ __forceinline__ void start(T *staging, int k0) const {
         constexpr int COPIES = CHUNK_ELEMENTS / WIDE;
         constexpr int UNROLL = WIDE == VECTOR && CHUNKS % PRODUCER_THREADS == 0 ? PER_THREAD * COPIES : 1;
+        constexpr bool EVEN = WARP / COPIES % PLANES == 0 && WIDE == VECTOR; // all copies of a thread have the same `across`
+        const int own = threadIdx.x / WARP * WARP + threadIdx.x % WARP / COPIES, j = threadIdx.x % COPIES * WIDE;
+        T *const to = staging + swizzled(own, j);
         #pragma unroll UNROLL // otherwise the addresses need too many registers
         for (int i = 0; i < PER_THREAD * COPIES; i++) {
-            const int copy = i % COPIES * WARP + threadIdx.x % WARP, j = copy % COPIES * WIDE;
-            const int at = i / COPIES * PRODUCER_THREADS + threadIdx.x / WARP * WARP + copy / COPIES;
+            const int more = i / COPIES * PRODUCER_THREADS + i % COPIES * (WARP / COPIES), at = own + more;
             if (CHUNKS % PRODUCER_THREADS != 0 && at >= CHUNKS) break;
-            const int across = at % PLANES * CHUNK_ELEMENTS, down = at / PLANES;
+            const int across = (EVEN ? own : at) % PLANES * CHUNK_ELEMENTS;
+            const int down = EVEN ? own / PLANES + more / PLANES : at / PLANES;
             const int row = first + (K_MAJOR ? down : across), depth = k0 + (K_MAJOR ? across : down);
             const int remaining = row < length && depth < k ? K_MAJOR ? k - depth : length - row : 0;
             const int from = K_MAJOR ? row * k + depth : depth * length + row;
-            cp_async<WIDE * sizeof(T)>(staging + swizzled(at, j), x + from + j, remaining > j);
+            cp_async<WIDE * sizeof(T)>(
+                WIDE == VECTOR ? to + more * CHUNK_ELEMENTS : staging + swizzled(at, j), x + from + j, remaining > j);
         }
     }
 
@@ -55,20 +68,20 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
     static __device__ __forceinline__ void split(const T *staging, char *stage) {
         #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
-            const int at = i * PRODUCER_THREADS + threadIdx.x;
+            const int more = i * PRODUCER_THREADS, at = more + threadIdx.x;
             if (CHUNKS % PRODUCER_THREADS != 0 && at >= CHUNKS) break;
             float found[CHUNK_ELEMENTS];
             #pragma unroll
             for (int j = 0; j < CHUNK_ELEMENTS; j += VECTOR) {
-                const Vector<T, VECTOR> v = load<T, VECTOR>(staging + swizzled(at, j));
+                const Vector<T, VECTOR> v = load<T, VECTOR>(staging + swizzled(threadIdx.x, j) + more * CHUNK_ELEMENTS);
                 #pragma unroll
                 for (int h = 0; h < VECTOR; h++) found[j + h] = v.lane[h];
             }
             Chunk terms[BF16X3_TERMS];
             split_bf16x3(terms, found);
+            const int to = PRODUCER_THREADS % PLANES == 0 ? byte_of(threadIdx.x) + more / PLANES * CHUNK_BYTES : byte_of(at);
             #pragma unroll
-            for (int p = 0; p < BF16X3_TERMS; p++)
-                *(Chunk *)(stage + p * TERM + at % PLANES * PLANE + at / PLANES * CHUNK_BYTES) = terms[p];
+            for (int p = 0; p < BF16X3_TERMS; p++) *(Chunk *)(stage + to + p * TERM) = terms[p];
         }
     }
 
@@ -80,30 +93,32 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
     static __device__ __forceinline__ int offset(int term, int k) {
         return (term * TERM + (K_MAJOR ? k / CHUNK_ELEMENTS * PLANE : k * CHUNK_BYTES)) / CHUNK_BYTES;
     }
-
-  private:
-    // The position of element j of chunk `at` in staging. The halves of some chunks are swapped so that eight threads read
-    // without bank conflicts.
-    static __device__ __forceinline__ int swizzled(int at, int j) {
-        return at * CHUNK_ELEMENTS + (j / VECTOR ^ at / 4 % 2) * VECTOR + j % VECTOR;
-    }
 };
 typedef Operand<TILE_M, !TRANSPOSE_A, WIDE_A> OperandA;
 typedef Operand<TILE_N, TRANSPOSE_B, WIDE_B> OperandB;
 constexpr int STAGE = OperandA::SIZE + OperandB::SIZE, STAGING = OperandA::STAGING + OperandB::STAGING;
 
-// Stages begin to end of the K of a tile. `slot`: where its sums go, if they are not the result.
+// Stages begin to end of the K of a tile; its first stage follows its last one. `slot`: where its sums go, if they are not the result.
 struct TileSplit {
     Operands<TRANSPOSE_A, TRANSPOSE_B> matrices;
     TileCoord at;
     int begin, end, slot;
 };
 
+// No sums of the rows of op(A). place(): where those of a split go, 0 for none. add(): by each producer thread, of the chunks of
+// op(A) in a stage. finish(): after the last stage of a split.
+struct NoRowSums {
+    static __device__ __forceinline__ int place(const TileSplit &) { return 0; }
+    static __device__ __forceinline__ void add(int, const T *) {}
+    static __device__ __forceinline__ void finish(int) {}
+};
+
 // Iterates over the stages of all splits of a block.
 template <class Schedule> struct StageIterator {
     Schedule schedule;
     bool more;
-    int stage, end;
+    int stage, remaining; // of the split
+    int place;            // where the row sums of the split go
     OperandA a;
     OperandB b;
 
@@ -113,7 +128,10 @@ template <class Schedule> struct StageIterator {
         b.start(staging + OperandA::STAGING, stage * TILE_K);
     }
     __device__ __forceinline__ void next() {
-        if (++stage == end) enter();
+        if (--remaining == 0)
+            enter();
+        else if (++stage * TILE_K >= a.k)
+            stage = 0;
     }
 
   private:
@@ -122,7 +140,8 @@ template <class Schedule> struct StageIterator {
         more = schedule.next(work);
         if (!more) return;
         stage = work.begin;
-        end = work.end;
+        remaining = work.end - work.begin;
+        place = schedule.sums().place(work);
         a = {work.matrices.a, work.matrices.m, work.matrices.k, work.at.row * TILE_M};
         b = {work.matrices.b, work.matrices.n, work.matrices.k, work.at.column * TILE_N};
     }
@@ -140,15 +159,22 @@ struct Barriers {
     }
 };
 
-// Producers. The copies of the next AHEAD stages are in flight while a stage is split.
+// Producers. The copies of the next stage are in flight while a stage is split.
 template <class Schedule> __device__ __forceinline__ void produce(
     const Schedule &schedule, Barriers &barriers, char *shared, T *staging) {
+    static_assert(AHEAD == 1, "the stage that was copied before is split");
     StageIterator<Schedule> next(schedule);
+    const auto sums = schedule.sums();
     PipelineState<STAGES> state;
     T *buffer = staging;
     int ended = 0;
+    int copied_place = 0; // of the stage that was copied before
+    bool copied_last = false;
     #pragma unroll 1
     for (int i = -AHEAD;; i++) {
+        const int place = copied_place; // of the stage that is split in this round
+        const bool last = copied_last;
+        copied_place = next.place, copied_last = next.remaining == 1;
         if (next.more) {
             next.start(buffer);
             next.next();
@@ -165,7 +191,9 @@ template <class Schedule> __device__ __forceinline__ void produce(
         OperandA::split(buffer, stage);
         OperandB::split(buffer + OperandA::STAGING, stage + OperandA::SIZE);
         fence_proxy_async();
+        sums.add(place, buffer);
         arrive_per_warp(barriers.pipeline.full[state.stage]); // its __syncwarp() also frees the staging buffer
+        if (last) sums.finish(place);
         state.advance();
     }
 }
@@ -216,8 +244,12 @@ struct Accumulators {
     }
 };
 
-__device__ __noinline__ T dot(const Operands<TRANSPOSE_A, TRANSPOSE_B> &matrices, int row, int column, int k0, int k1) {
-    return matrices.dot(row, column, k0, k1);
+// An element by FMA: its sum over some stages; the first stage of K follows the last one.
+__device__ __noinline__ T dot(
+    const Operands<TRANSPOSE_A, TRANSPOSE_B> &matrices, int row, int column, int begin, int end) {
+    const int k = matrices.k, again = end * TILE_K - (k + TILE_K - 1) / TILE_K * TILE_K;
+    const T sum = matrices.dot(row, column, begin * TILE_K, min(end * TILE_K, k));
+    return again > 0 ? sum + matrices.dot(row, column, 0, again) : sum;
 }
 
 // Recomputes by FMA the results that are not finite, because bf16x3 turns infinities into NaN.
@@ -227,10 +259,10 @@ __device__ __forceinline__ void recompute_non_finite(
     #pragma unroll
     for (int i = 0; i < SUMS; i++) zero = fma(sums[i], 0.0f, zero);
     if (zero == 0) return;
-    const int k0 = work.begin * TILE_K, k1 = min(work.end * TILE_K, work.matrices.k);
     #pragma unroll
     for (int i = 0; i < SUMS; i++)
-        if (!finite(sums[i]) && tile.inside(i)) sums[i] = dot(work.matrices, tile.row(i), tile.column(i), k0, k1);
+        if (!finite(sums[i]) && tile.inside(i))
+            sums[i] = dot(work.matrices, tile.row(i), tile.column(i), work.begin, work.end);
 }
 
 // A consumer warpgroup: its rows of all splits of the block, which it passes to store(work, tile, warpgroup, sums).

@@ -1,7 +1,8 @@
 // How the blocks of gemm/grouped_bf16x3.cuh divide the stages of several products, and the sum of their partial sums.
 //
 // Macros (grouped_products.py): TILE_N. GROUPED_BLOCKS: the blocks that multiply. GROUPED_COUNT: the number of products.
-// GROUPED_LENGTHS: M, N, K of each, in braces. GROUPED_VECTOR: neighbouring elements that a thread adds.
+// GROUPED_LENGTHS: M, N, K of each, in braces. GROUPED_VECTOR: neighbouring elements that a thread adds. GROUPED_ROW_SUMS:
+// whether there are sums of the rows of A^T.
 #pragma once
 #include "gemm/gemm.cuh"
 
@@ -35,9 +36,36 @@ __device__ __forceinline__ int64_t stages_before(int i) {
 // The first stage of a block.
 __device__ __forceinline__ int first_stage(int block) { return stages_before(GROUPED_COUNT) * block / GROUPED_BLOCKS; }
 
+// The slots of scratch: one for each pair of a tile and a block that may meet. Each has the partial sums of a tile. After all
+// slots' sums come, with GROUPED_ROW_SUMS, the row sums of each: those of every producer warp, GROUPED_M in a row.
+constexpr int ROW_SUMS_WARPS = 8, ROW_SUMS_SIZE = ROW_SUMS_WARPS * GROUPED_M;
+__device__ __forceinline__ int64_t row_sums_at(int slot) {
+    int slots = GROUPED_BLOCKS;
+    #pragma unroll
+    for (int i = 0; i < GROUPED_COUNT; i++) slots += Product(i).tiles();
+    return (int64_t)slots * (GROUPED_M * TILE_N) + (int64_t)slot * ROW_SUMS_SIZE;
+}
+
+// The slots `begin` to `end` of the tile of product I at a row and column. FIRST_TILE: the number of the first tile of product I
+// among those of all products.
+template <int I, int FIRST_TILE> struct TileSlots {
+    int begin, end;
+
+    __device__ __forceinline__ TileSlots(int row, int column) {
+        const Product product(I);
+        // The tile's number, as TileCoord counts.
+        const int down = row / GROUPED_M, group = down / SWIZZLED_ROWS * SWIZZLED_ROWS;
+        const int height = min(SWIZZLED_ROWS, product.rows() - group);
+        const int tile = group * product.columns() + column / TILE_N * height + down - group;
+        const int64_t total = stages_before(GROUPED_COUNT), first = stages_before(I) + (int64_t)tile * product.stages;
+        // Block b has computed the stages from total b / GROUPED_BLOCKS on.
+        begin = FIRST_TILE + tile + ((first + 1) * GROUPED_BLOCKS - 1) / total;
+        end = FIRST_TILE + tile + ((first + product.stages) * GROUPED_BLOCKS - 1) / total;
+    }
+};
+
 // Adds the partial sums of product I, in the order of the blocks that have computed them, and passes the sums to `out`: block
-// `block` of THREADS threads, each of which computes WIDE neighbouring elements. FIRST_TILE: the number of the first tile of
-// product I among those of all products.
+// `block` of THREADS threads, each of which computes WIDE neighbouring elements.
 template <int I, int FIRST_TILE, int THREADS, class Out> __device__ __forceinline__ void add_parts(
     const char *scratch, const Out &out, int block) {
     constexpr int WIDE = GROUPED_VECTOR;
@@ -46,21 +74,26 @@ template <int I, int FIRST_TILE, int THREADS, class Out> __device__ __forceinlin
     if (at >= product.m * product.n) return;
     const int row = at / product.n, column = at % product.n;
     const auto aux = out.template load_aux<WIDE>(0, row, column, at);
-    // The tile's number, as TileCoord counts.
-    const int down = row / GROUPED_M, group = down / SWIZZLED_ROWS * SWIZZLED_ROWS;
-    const int height = min(SWIZZLED_ROWS, product.rows() - group);
-    const int tile = group * product.columns() + column / TILE_N * height + down - group;
-    const int64_t total = stages_before(GROUPED_COUNT), first = stages_before(I) + (int64_t)tile * product.stages;
-    // Block b has computed the stages from total b / GROUPED_BLOCKS on.
-    const int begin = ((first + 1) * GROUPED_BLOCKS - 1) / total, end = ((first + product.stages) * GROUPED_BLOCKS - 1) / total;
-    const T *part = (const T *)scratch + (int64_t)(FIRST_TILE + tile) * (GROUPED_M * TILE_N);
-    part += row % GROUPED_M * TILE_N + column % TILE_N;
+    const TileSlots<I, FIRST_TILE> slots(row, column);
+    const T *part = (const T *)scratch + row % GROUPED_M * TILE_N + column % TILE_N;
     T sum[WIDE] = {};
     #pragma unroll 4 // loads in flight
-    for (int b = begin; b <= end; b++) {
-        const Vector<T, WIDE> v = load<T, WIDE>(part + (int64_t)b * (GROUPED_M * TILE_N));
+    for (int slot = slots.begin; slot <= slots.end; slot++) {
+        const Vector<T, WIDE> v = load<T, WIDE>(part + (int64_t)slot * (GROUPED_M * TILE_N));
         #pragma unroll
         for (int h = 0; h < WIDE; h++) sum[h] += v.lane[h];
     }
     out.write(aux, at, sum);
+}
+
+// The sum over K of a row of A^T of product I.
+template <int I, int FIRST_TILE> __device__ __forceinline__ TotalOf<T>::type row_sum(const char *scratch, int row) {
+    const TileSlots<I, FIRST_TILE> slots(row, 0);
+    TotalOf<T>::type total = 0;
+    for (int slot = slots.begin; slot <= slots.end; slot++) {
+        const T *part = (const T *)scratch + row_sums_at(slot) + row % GROUPED_M;
+        #pragma unroll
+        for (int warp = 0; warp < ROW_SUMS_WARPS; warp++) total += part[warp * GROUPED_M];
+    }
+    return total;
 }

@@ -31,11 +31,7 @@ template <int BM, int BN, int WIDE, int THREADS, class Epilogue> struct ThreadEl
 
   private:
     __device__ __forceinline__ int64_t index(int row, int column) const {
-        int64_t offset = (at.item * m + row) * n + column;
-#if __CUDA_ARCH__
-        asm("" : "+l"(offset)); // hides the index from the compiler, which would store vectors element by element
-#endif
-        return offset;
+        return opaque((at.item * m + row) * n + column);
     }
 };
 
@@ -58,9 +54,8 @@ template <int BM, int BN> struct StagedTile {
         __syncthreads();
         #pragma unroll
         for (int i = 0; i < own.COUNT; i++) {
-            if (!own.inside(i)) continue;
-            const Vector<T, WIDE> v = load<T, WIDE>(tile + own.tile_row(i) * ROW + own.tile_column(i));
-            end.write(own.aux[i], own.index(i), v.lane);
+            const Vector<T, WIDE> v = load<T, WIDE>(tile + min(own.tile_row(i), BM - 1) * ROW + own.tile_column(i));
+            end.write(own.aux[i], own.index(i), v.lane, own.inside(i));
         }
     }
 };

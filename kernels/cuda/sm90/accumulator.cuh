@@ -12,7 +12,9 @@ struct AccumulatorTile {
     __device__ __forceinline__ int column(int i) const { return column0 + accumulator_column(i); }
     __device__ __forceinline__ bool inside(int i) const { return row(i) < m && column(i) < n; }
 
-    __device__ __forceinline__ int64_t index(int row, int column) const { return (at.item * m + row) * n + column; }
+    __device__ __forceinline__ int64_t index(int row, int column) const {
+        return opaque((at.item * m + row) * n + column);
+    }
 
     // Passes accumulator i to the epilogue.
     template <class Out, int COUNT> __device__ __forceinline__ void store(
@@ -38,7 +40,7 @@ struct AccumulatorTile {
                 T value[WIDE_C];
                 #pragma unroll
                 for (int h = 0; h < WIDE_C; h++) value[h] = sums[i + h];
-                if (inside(i)) out.write(aux[(i - first) / WIDE_C], index(row(i), column(i)), value);
+                out.write(aux[(i - first) / WIDE_C], index(row(i), column(i)), value, inside(i));
             }
         }
     }

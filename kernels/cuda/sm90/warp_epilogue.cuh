@@ -60,13 +60,7 @@ template <int WIDE, class Out> struct WarpEpilogue {
     __device__ __forceinline__ int column(int round) const {
         return tile.column0 + round * ROUND_COLUMNS + lane_column();
     }
-    __device__ __forceinline__ int64_t index(int row, int column) const {
-        int64_t offset = tile.index(row, column);
-#if __CUDA_ARCH__
-        asm("" : "+l"(offset)); // hides the index from the compiler, which would store vectors element by element
-#endif
-        return offset;
-    }
+    __device__ __forceinline__ int64_t index(int row, int column) const { return tile.index(row, column); }
     __device__ __forceinline__ static Vector<float, WIDE> load_staged(const float *from) {
         constexpr int STEP = WIDE < 4 ? WIDE : 4;
         Vector<float, WIDE> v;

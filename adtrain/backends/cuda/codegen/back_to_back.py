@@ -9,7 +9,7 @@ from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation
 from adtrain.core.weight_tiles import CHUNK
-from adtrain.passes.fuse_back_to_back import CLUSTER, ROWS, WARPGROUPS, back_to_back_of
+from adtrain.passes.back_to_back import CLUSTER, ROWS, WARPGROUPS, back_to_back_of
 
 THREADS = (WARPGROUPS + 1) * 128
 """Threads of a block: two warpgroups multiply, one copies."""

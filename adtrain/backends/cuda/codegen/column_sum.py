@@ -43,7 +43,7 @@ def column_sum_kernels(equation: Equation, target: Target) -> list[Kernel]:
         f"{TOTAL} total = 0;",
         "#pragma unroll 8",
         f"for (int i = 0; i < {splits}; i++) total += ((const {TOTAL} *)own)[i * {columns} + column];",
-        *_after(equation),
+        *after_total(equation),
     ]
     add = replace(made, lines=lines, blocks=-(-columns // THREADS), shared=0)
     return [kernel("column_sum", [made], THREADS), kernel("column_totals", [add], THREADS)]
@@ -75,7 +75,7 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
         "    }",
         "});",
         f"sum.finish<COLUMNS>([&](int column, {TOTAL} total) {{",
-        *indented([f"(({TOTAL} *)own)[split * COLUMNS + column] = total;"] if splits > 1 else _after(equation)),
+        *indented([f"(({TOTAL} *)own)[split * COLUMNS + column] = total;"] if splits > 1 else after_total(equation)),
         "});",
     ]
     shared = threads // (BLOCK_COLUMNS // VECTOR) * (BLOCK_COLUMNS + VECTOR) * TOTAL_BYTES
@@ -89,11 +89,17 @@ def _total(equation: Equation) -> Equation:
     return next(e for e in flat(body_of(equation)).equations if e.has(Trait.REDUCTION))
 
 
+def summed_matrix(equation: Equation) -> Variable | None:
+    """The matrix whose columns a `column_sum` equation adds as they are in memory; None if it computes what it adds."""
+    (x,) = _total(equation).inputs
+    return x if x in equation.inputs and len(x.type.shape) == 2 else None
+
+
 def _names(body: Program) -> dict[Variable, str]:
     return {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
 
 
-def _after(equation: Equation) -> list[str]:
+def after_total(equation: Equation) -> list[str]:
     """Statements that compute the outputs of a column from its `total`."""
     body = flat(body_of(equation))
     at = body.equations.index(_total(equation))

@@ -16,8 +16,10 @@ MAXIMUM = (
     "Maximum largest;",
     "#pragma unroll",
     "for (int k = 0; k < WIDE; k++) largest.take(k, r0.lane[k]);",
-    "y0[index] = largest.value;",
-    "y1[index] = largest.at;",
+    "if (inside) {",
+    "    y0[index] = largest.value;",
+    "    y1[index] = largest.at;",
+    "}",
 )
 """Statements that reduce a pooling window to its maximum."""
 
@@ -57,7 +59,8 @@ def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | No
     prefetches = [f"prefetch_l2(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
     largest = max(v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pooled)
     aux, reads, values = _read_and_compute(program, c, pooled or equation.primitive is convolution_p)
-    writes = [*values, *(MAXIMUM if pooled else (f"store(y{i}, index, r{i});" for i in range(len(results))))]
+    stores = [f"if (inside) store(y{i}, index, r{i});" for i in range(len(results))]
+    writes = [*values, *(MAXIMUM if pooled else stores)]
     writes += [f"return r{equation.outputs.index(returned)};"] if returned is not None else []
     result = "void" if returned is None else "Vector<T, WIDE>"
     text = [
@@ -78,7 +81,7 @@ def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | No
         *indented(indented(prefetches)),
         "    }",
         f"    template <int WIDE> __device__ __forceinline__ {result} write(",
-        "        const Aux<WIDE> &aux, int64_t index, const T (&value)[WIDE]) const {",
+        "        const Aux<WIDE> &aux, int64_t index, const T (&value)[WIDE], bool inside = true) const {",
         *indented(indented(writes)),
         "    }",
         "    template <int WIDE> __device__ __forceinline__ void operator()(",

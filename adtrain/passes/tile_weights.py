@@ -1,0 +1,91 @@
+"""Tiles of weights for products of many rows.
+
+Many thread blocks read the same weights. So an equation at the start of the step divides these into tiles of bfloat16
+terms, which the products read by bulk copies. Products that need the same tiles share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from adtrain.core.fused import back_to_back_p, fuse, renamed, tiled_product_p
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+from adtrain.core.weight_tiles import weight_tiles_p, with_tiles_p
+from adtrain.passes.back_to_back import pairs_back_to_back
+from adtrain.passes.fuse_horizontally import MAX_POINTERS
+from adtrain.passes.groups import Groups
+from adtrain.passes.tiled_products import TiledProduct, is_float32_product, matmul_in
+
+CAPABILITY = (9, 0)
+"""The compute capability that has WGMMA."""
+MAX_WEIGHTS = MAX_POINTERS // 2
+"""Maximum matrices of weights of an equation: they and their tiles are arguments of a kernel."""
+
+
+def tile_weights(program: Program, target: Target) -> Program:
+    """The Program with a `back_to_back` equation for each suitable pair of products, and a `tiled_product` equation for
+    each other suitable product."""
+    if target.capability != CAPABILITY:
+        return program
+    pairs = pairs_back_to_back(program, target)
+    in_pairs = {i for pair in pairs.items() for i in pair}
+    computed = {v for e in program.equations for v in e.outputs}
+    single = [
+        i
+        for i, e in enumerate(program.equations)
+        if i not in in_pairs
+        and is_float32_product(e)
+        and matmul_in(e).inputs[1] not in computed  # so one launch at the start makes all tiles
+        and TiledProduct(e).fits(target)
+    ]
+    keys = {i: _weights(program.equations[i], i in pairs) for i in (*in_pairs, *single)}
+    if not keys:
+        return program
+    program, position = _with_tiles(program, {i: keys[i] for i in sorted(keys)})
+    groups = Groups(program)
+    for pair in (*pairs.items(), *((i,) for i in single)):
+        first, *others = (position[i] for i in pair)
+        for i in (first, *(i for second in others for i in (second - 1, second))):
+            groups.merge(groups.of[first - 1], i)  # each product comes after its `with_tiles` equation
+    return groups.rewritten(_fused)
+
+
+def _with_tiles(program: Program, keys: Mapping[int, tuple[Variable, int]]) -> tuple[Program, Mapping[int, int]]:
+    """The Program with the tiles of the weights of some products, and a `with_tiles` equation before each; and the new
+    positions of all equations."""
+    distinct, beside = list(dict.fromkeys(keys.values())), program.equations[next(iter(keys))]
+    divided = [_weight_tiles(distinct[i : i + MAX_WEIGHTS], beside) for i in range(0, len(distinct), MAX_WEIGHTS)]
+    tiles = dict(zip(distinct, (v for e in divided for v in e.outputs), strict=True))
+    equations, position = list(divided), {}
+    for i, e in enumerate(program.equations):
+        if i in keys:
+            weights, _ = keys[i]
+            tiled = Variable(weights.type, weights.device)
+            equations.append(Equation(with_tiles_p, (weights, tiles[keys[i]]), {}, (tiled,), e.scope, e.phase))
+            e = renamed(e, {weights: tiled})
+        position[i] = len(equations)
+        equations.append(e)
+    return replace(program, equations=tuple(equations)), position
+
+
+def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
+    return fuse(back_to_back_p if len(equations) > 2 else tiled_product_p, equations, needed)
+
+
+def _weights(product: Equation, is_first: bool) -> tuple[Variable, int]:
+    """The weights of a product, and their axis that is permuted: K. For the first product of a pair, whose columns are
+    K of the second one, it is the other axis."""
+    matmul = matmul_in(product)
+    return matmul.inputs[1], int(matmul.params["transpose_b"] != is_first)
+
+
+def _weight_tiles(keys: Sequence[tuple[Variable, int]], beside: Equation) -> Equation:
+    """The `weight_tiles` equation of several weights, each with its permuted axis. It has the scope and phase of
+    ``beside``."""
+    weights, axes = zip(*keys, strict=True)
+    params = {"permuted": axes}
+    types = weight_tiles_p.output_types([v.type for v in weights], params)
+    outputs = tuple(Variable(kind, v.device) for kind, v in zip(types, weights, strict=True))
+    return Equation(weight_tiles_p, weights, params, outputs, beside.scope, beside.phase)
