@@ -23,6 +23,8 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 from adtrain.core.target import H200, Target
 
+SEEDS = pytest.mark.parametrize("seeds", [(1, 2), pytest.param((3, 4), marks=pytest.mark.exhaustive)])
+"""Orders of threads, the values of `Host.thread_order`."""
 FLAGS = (
     "-std=c++17", "-nostdinc++", "-Og", "-ffp-contract=off", "-fno-exceptions", "-fno-asynchronous-unwind-tables",
     "-fno-gnu-unique", "-U_FORTIFY_SOURCE", "-U_GNU_SOURCE", "-D_DEFAULT_SOURCE", "-w", "-shared",
@@ -55,6 +57,7 @@ class Host:
 
     Attributes:
         thread_order: the order in which threads take turns. See `host.h`.
+        environment: a digest of all that compiled code depends on, except its own source and macros.
     """
 
     def __init__(self, folder: Path, compiled: Cache, target: Target = H200) -> None:
@@ -71,6 +74,8 @@ class Host:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(self._patched(name, source.read_text()))
         shutil.copytree(HERE, folder, dirs_exist_ok=True)
+        headers = [path.read_text() for path in sorted(folder.rglob("*.*h"))]
+        self.environment = digest(compiler, *FLAGS, *LIBRARIES, *headers)
 
     @staticmethod
     def _patched(name: str, text: str) -> str:
@@ -131,8 +136,7 @@ class Host:
         macros += [f"-DTOGETHER={blocks}" for blocks in together]
         kernel_text = source.text.replace(SHARED, "")
         text = "\n".join(['#include "host.h"', kernel_text, "static int bad;", *entries])
-        headers = [path.read_text() for path in sorted(self.folder.rglob("*.*h"))]
-        key = digest(self.compiler, *FLAGS, *LIBRARIES, *macros, text, *headers)
+        key = digest(self.environment, *macros, text)
         if library := self.compiled.find(key, ".so"):
             return library
         path = self.folder / f"{key}.cpp"
@@ -181,12 +185,6 @@ class Host:
         given = "int x, int y, int z, int threads, void **pointers, int64_t *numbers, char *scratch"
         body = f"run({{(unsigned)x, (unsigned)y, (unsigned)z}}, threads, [=] {{ {task.name}({', '.join(args)}); }});"
         return f'extern "C" void go_{task.name}({given}) {{ {body} }}\n'
-
-
-@pytest.fixture
-def new_host(tmp_path: Path, compiled_code: Cache) -> Host:
-    """With sources that the test may change."""
-    return Host(tmp_path, compiled_code)
 
 
 @pytest.fixture(scope="module")

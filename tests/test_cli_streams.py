@@ -35,18 +35,24 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 PRINTING = ["--help", "eval --help", "data list", "report run -o page.html", "compare run"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message_to_file"),
+    [
+        *((x, True) for x in PRINTING),
+        (PRINTING[0], False),
+        *(pytest.param(x, False, marks=pytest.mark.exhaustive) for x in PRINTING[1:]),
+    ],
+)
 def test_a_command_whose_output_nobody_reads_or_takes_says_so_by_its_exit_code(
-    commands: Commands, tmp_path: Path
+    commands: Commands, arguments: str, message_to_file: bool, tmp_path: Path
 ) -> None:
     full, closed = tmp_path / "full", tmp_path / "closed"
-    cases = [
-        Case(arguments, out, err)
-        for arguments in PRINTING
-        for out, err in ((CLOSED, CLOSED), (CLOSED, str(closed)), (FULL, FULL), (FULL, str(full)))
-    ]
-    assert list(map(commands.run, cases)) == [BROKEN_PIPE, BROKEN_PIPE, USAGE, USAGE] * len(PRINTING)
-    assert closed.read_text() == ""
-    assert full.read_text() == "adtrain: error: standard output: No space left on device\n" * len(PRINTING)
+    to_closed, to_full = (str(closed), str(full)) if message_to_file else (CLOSED, FULL)
+    assert commands.run(Case(arguments, CLOSED, to_closed)) == BROKEN_PIPE
+    assert commands.run(Case(arguments, FULL, to_full)) == USAGE
+    if message_to_file:
+        assert closed.read_text() == ""
+        assert full.read_text() == "adtrain: error: standard output: No space left on device\n"
 
 
 def test_a_usage_error_has_its_exit_code_although_nobody_reads_the_message(commands: Commands) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host, host
+from cuda_on_host import SEEDS, Host, host
 from npz_files import parts, write_npz
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
 
@@ -132,14 +132,15 @@ def test_steps_in_one_launch_match_numpy(settings: tuple[str, ...], order: str, 
     assert_near(launched(by_member, program, known, 3), by_numpy(program, known, 3), 3 * TOLERANCE)
 
 
+@SEEDS
 @pytest.mark.parametrize(("settings", "order"), NETWORKS)
 def test_results_do_not_depend_on_the_order_of_threads(
-    settings: tuple[str, ...], order: str, by_member: Host, monkeypatch: pytest.MonkeyPatch
+    settings: tuple[str, ...], order: str, seeds: tuple[int, ...], by_member: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = step_program(2, *settings, order=order)
     known = arguments_of(program)
     expected = launched(by_member, program, known, 3)
-    for seed in range(1, 5):
+    for seed in seeds:
         monkeypatch.setattr(by_member, "thread_order", seed)
         for x, y in zip(launched(by_member, program, known, 3), expected, strict=True):
             assert x.tobytes() == y.tobytes()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import Host, host
+from cuda_on_host import SEEDS, Host, host
 from npz_files import parts, write_npz
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu, results
 from test_cuda_resident_steps_on_host import arguments_of, assert_near, step_program
@@ -97,14 +97,15 @@ def test_repeated_runs_have_the_bytes_of_single_runs_whose_launches_match_numpy(
         assert x.tobytes() == y.tobytes()
 
 
+@SEEDS
 @pytest.mark.parametrize("layers", ["[{linear: 32}, relu, {linear: 10}]", "[{linear: 48}, relu, {linear: 10}]"])
 def test_results_do_not_depend_on_the_order_of_threads(
-    layers: str, streaming: Host, monkeypatch: pytest.MonkeyPatch
+    layers: str, seeds: tuple[int, ...], streaming: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = streamed_program(2, f"model.layers={layers}", "data.batch_size=32")
     known = arguments_of(program)
     expected = repeated(streaming, program, known, 3)
-    for seed in range(1, 4):
+    for seed in seeds:
         monkeypatch.setattr(streaming, "thread_order", seed)
         for x, y in zip(repeated(streaming, program, known, 3), expected, strict=True):
             assert x.tobytes() == y.tobytes()

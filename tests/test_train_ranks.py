@@ -27,6 +27,7 @@ CNN = """model.layers=[
     {linear: 3}]"""
 IMAGES = ("model.input=[1,6,6]", CNN)
 SYNC = "model.layers=[{linear: 8}, {batch_norm1d: {sync: true}}, relu, {dropout: 0.3}, {linear: 3}]"
+EMPTY_SHARDS = [SYNC, "data.batch_size=29", "training.epochs=2", "optimizer={adamw: {lr: 0.01}}", "schedule=one_cycle"]
 EVEN = ("data.batch_size=18",)
 """Of 90 or 72 images: no short last batch, whose step is another Program to compile."""
 
@@ -45,11 +46,8 @@ CASES = {
         [(1, False), (2, True), (4, False)],
         [*IMAGES, *EVEN, "training.clip_norm=0.5", "data.validation=0.2", "training.epochs=2"],
     ),
-    "batch norm over all shards, empty shards": (
-        4,
-        [(1, False), (2, False), (4, True)],
-        [SYNC, "data.batch_size=29", "training.epochs=2", "optimizer={adamw: {lr: 0.01}}", "schedule=one_cycle"],
-    ),
+    "batch norm over all shards, empty shards": (4, [(1, False), (4, True)], EMPTY_SHARDS),
+    "batch norm over all shards, empty shards, two ranks": (4, [(1, False), (2, False)], EMPTY_SHARDS),
     "mixup, momentum, clipping by value, early stopping": (
         2,
         both(2),
@@ -57,6 +55,7 @@ CASES = {
          "training.clip_value=0.1", "training.epochs=9", "training.early_stopping={patience: 1}"],
     ),
 }  # fmt: skip
+EXHAUSTIVE = ("empty shards", "batch norm over all shards, empty shards, two ranks")
 
 
 def trained(
@@ -75,8 +74,8 @@ def trained(
 @pytest.mark.parametrize(
     ("case", "code"),
     [
-        *((x, "quick_compiler") for x in CASES if x != "empty shards"),
-        pytest.param("empty shards", "quick_compiler", marks=pytest.mark.exhaustive),
+        *((x, "quick_compiler") for x in CASES if x not in EXHAUSTIVE),
+        *(pytest.param(x, "quick_compiler", marks=pytest.mark.exhaustive) for x in EXHAUSTIVE),
         pytest.param("adam", "optimised", marks=pytest.mark.exhaustive),
         pytest.param("convolutions, batch norm, dropout, clipping by norm", "optimised", marks=pytest.mark.exhaustive),
     ],

@@ -43,6 +43,8 @@ struct Dim { unsigned x, y, z; };
 #define TOGETHER CLUSTER
 #endif
 
+#define OFTEN __attribute__((optimize("O1"))) // a function that takes most of the time
+
 static Dim threadIdx, blockIdx, blockDim, gridDim;
 static unsigned current; // the fiber that runs: threads of these blocks have consecutive numbers
 alignas(1024) static unsigned char shared_of_block[TOGETHER][233472];
@@ -85,10 +87,11 @@ struct Fiber {
     ucontext_t context;
     jmp_buf left;
     char stack[64 << 10];
-    bool begun, done;
+    bool begun;
 };
 constexpr int FIBERS = TOGETHER > 2 ? 512 * TOGETHER : 1024;
 static Fiber fibers[FIBERS];
+static bool done[FIBERS]; // whether the thread has ended
 static jmp_buf home;
 static void (*body)();
 
@@ -101,7 +104,7 @@ static void enter()
 {
     for (;;) {
         body();
-        fibers[current].done = true;
+        done[current] = true;
         leave();
     }
 }
@@ -188,7 +191,7 @@ static void unpack_bfloat16(uint32_t word, float &low, float &high)
 
 // mma.sync.m16n8k16, with one rounding. Of its words, a lane gives four to A and two to B.
 template <class Unpack>
-static void multiply_add(float &c0, float &c1, float &c2, float &c3, const uint32_t (&words)[6], Unpack unpack)
+OFTEN static void multiply_add(float &c0, float &c1, float &c2, float &c3, const uint32_t (&words)[6], Unpack unpack)
 {
     static float elements[FIBERS / 32][32][12];
     float(&of_warp)[32][12] = elements[current / 32];
@@ -219,7 +222,7 @@ extern "C" { unsigned thread_order = 0; }
 static unsigned common_divisor(unsigned a, unsigned b) { return b ? common_divisor(b, a % b) : a; }
 
 // Runs blocks, TOGETHER at a time. Shared memory is full of NaN before each.
-template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
+template <class Kernel> OFTEN static void run(Dim grid, int threads, Kernel kernel)
 {
     static Kernel *held;
     held = &kernel;
@@ -227,13 +230,18 @@ template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
     gridDim = grid, blockDim = {(unsigned)threads, 1, 1};
     const unsigned all = TOGETHER * blockDim.x;
     uint32_t state = thread_order;
+    Dim blocks[TOGETHER];
     const auto random_below = [&](unsigned end) {
         state = state * 1664525 + 1013904223;
         return (state >> 16) % end;
     };
     for (unsigned first = 0; first < grid.x * grid.y * grid.z; first += TOGETHER) {
         memset(shared_of_block, 0xff, sizeof shared_of_block);
-        for (int i = 0; i < all; i++) fibers[i].done = false;
+        memset(done, 0, sizeof done);
+        for (unsigned i = 0; i < TOGETHER; i++) {
+            const unsigned block = first + i;
+            blocks[i] = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
+        }
         bool paused[FIBERS / 32] = {};
         for (bool any = true; any;) {
             any = false;
@@ -246,12 +254,11 @@ template <class Kernel> static void run(Dim grid, int threads, Kernel kernel)
             }
             arrived = false;
             for (unsigned turn = 0; turn < all; turn++) {
-                current = (start + turn * step) % all;
-                if (fibers[current].done) continue;
+                current = thread_order ? (start + turn * step) % all : turn;
+                if (done[current]) continue;
                 any = true;
                 if (paused[current / 32]) continue;
-                const unsigned block = first + current / blockDim.x;
-                blockIdx = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
+                blockIdx = blocks[current / blockDim.x];
                 threadIdx = {current % blockDim.x, 0, 0};
                 resume(fibers[current]);
             }

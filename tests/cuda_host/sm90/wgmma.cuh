@@ -83,7 +83,7 @@ struct DescribedOperand {
 
 // sums = (accumulate ? sums : 0) + A B over `depth` k, whose elements are a(row, k) and b(column, k). The lanes of a warp read
 // B together.
-template <int SUMS, class A, class B> static void multiply(
+template <int SUMS, class A, class B> OFTEN static void multiply(
     float (&sums)[SUMS], bool accumulate, int depth, const A &a, const B &b) {
     static float elements[FIBERS / WARP][32][2 * SUMS];
     float(&of_b)[32][2 * SUMS] = elements[current / WARP];
