@@ -15,7 +15,7 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
 
 WITH_CONSTANT_LENGTHS = ("small_gemm", "gemm_bf16x3")
-"""Kernels whose lengths are constants in the source of a fused product, because divisions by constants are fast."""
+"""Kernels whose lengths, except the batch, are constants in a fused product's source: divisions by these are fast."""
 
 
 class WorkSize(NamedTuple):

@@ -44,7 +44,7 @@ class Part:
         peers: whether it exchanges data with other GPUs, through `windows` (kernels/cuda/index/peer_window.cuh).
         lengths: int constants n0, n1, ... that the lines may use.
         fills_registers: whether the part needs nearly all registers. Then the compiler must not load the pointers of
-            the other parts before they run.
+            all parts at the start of the kernel.
     """
 
     lines: Sequence[str]
