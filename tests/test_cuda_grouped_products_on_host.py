@@ -51,7 +51,7 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
     def f(*given: Any) -> Any:
         threes = zip(given[::3], given[1::3], given[2::3], strict=True)
         updates = [w - 0.5 * ops.matmul(a, b, transpose_a=True) for a, b, w in threes]
-        # A sum of columns that blocks of its own add, and one that the blocks of the second product add.
+        # Two sums of columns: the first has its own blocks; the blocks of the second product add the other one.
         return updates, ops.sum(given[1], 0) * 2.0, 1.0 - ops.sum(given[3], 0)
 
     program = for_gpu(stage(f, ()).program(*given), target)
@@ -79,7 +79,7 @@ def test_two_groups_do_not_share_a_sum_of_columns(monkeypatch: pytest.MonkeyPatc
     assert sorted(sum(map(is_product, e.params["body"].equations)) for e in groups) == [4, MAX_PRODUCTS]
 
 
-def test_a_group_beside_layer_norms_leaves_every_equation_its_own_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_layer_norms_no_equation_reads_the_same_array_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["adtrain.passes.group_products"], "MIN_FLOPS", 0)
     encoder = "{transformer_encoder_layer: {nhead: 2, dim_feedforward: 128, dropout: 0.0, norm_first: true}}"
     layers = f"model.layers=[{{patches: 7}}, {{linear: 64}}, {encoder}, mean, {{linear: 10}}]"

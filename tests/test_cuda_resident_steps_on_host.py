@@ -134,7 +134,7 @@ def test_steps_in_one_launch_match_numpy(settings: tuple[str, ...], order: str, 
 
 @SEEDS
 @pytest.mark.parametrize(("settings", "order"), NETWORKS)
-def test_the_order_of_threads_changes_no_byte(
+def test_results_do_not_depend_on_the_order_of_threads(
     settings: tuple[str, ...], order: str, seeds: tuple[int, ...], by_member: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = step_program(2, *settings, order=order)

@@ -99,7 +99,7 @@ def test_repeated_runs_have_the_bytes_of_single_runs_whose_launches_match_numpy(
 
 @SEEDS
 @pytest.mark.parametrize("layers", ["[{linear: 32}, relu, {linear: 10}]", "[{linear: 48}, relu, {linear: 10}]"])
-def test_the_order_of_threads_changes_no_byte(
+def test_results_do_not_depend_on_the_order_of_threads(
     layers: str, seeds: tuple[int, ...], streaming: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = streamed_program(2, f"model.layers={layers}", "data.batch_size=32")

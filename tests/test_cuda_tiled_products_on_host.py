@@ -51,7 +51,7 @@ def test_a_product_with_an_epilogue_is_right(lengths: tuple[int, int, int], tran
     assert_right(result, residual + np.maximum(expected, 0))
 
 
-def test_sums_that_are_not_finite_are_those_of_float32(host: Host) -> None:
+def test_sums_that_are_not_finite_match_a_float32_product(host: Host) -> None:
     x, w, *_ = of_lengths(256, 64, 128, True)
     x[3, 5], x[70, 7], w[9, 7] = np.inf, 1e30, 1e38
 
@@ -105,13 +105,13 @@ def test_products_with_the_same_weights_share_their_tiles() -> None:
         ((256, 64, 128), FEW._replace(capability=(8, 0))),
     ],
 )
-def test_other_products_need_no_tiles(lengths: tuple[int, int, int], target: Target) -> None:
+def test_other_products_get_no_tiles(lengths: tuple[int, int, int], target: Target) -> None:
     x, w, *_ = of_lengths(*lengths, True)
     program = for_gpu(stage(lambda x, w: ops.matmul(x, w, transpose_b=True), ()).program(x, w), target)
     assert names(program) == ["matmul"]
 
 
-def test_weights_that_the_program_computes_have_no_tiles() -> None:
+def test_weights_that_the_program_computes_get_no_tiles() -> None:
     x, w, *_ = of_lengths(256, 64, 128, True)
     program = for_gpu(stage(lambda x, w: ops.matmul(x, w * 2, transpose_b=True), ()).program(x, w), FEW)
     assert "tiled_product" not in names(program)

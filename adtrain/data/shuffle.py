@@ -1,4 +1,8 @@
-"""The order of an epoch's examples. As a program it computes orders for another process; it imports NumPy only."""
+"""The order of an epoch's examples.
+
+Run as a program, it reads lines `count seed epoch` and writes the orders as bytes. It imports only NumPy, so that it
+starts fast.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import sys
 import numpy as np
 
 SHUFFLE_STREAM = 1
-"""The random stream of orders. Each use of a seed has a stream of its own: it does not change the numbers of others."""
+"""The random stream of orders. Each use of a seed has its own stream, independent of the others."""
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:

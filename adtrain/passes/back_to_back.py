@@ -1,8 +1,8 @@
 """Back-to-back products: two matrix products and the elementwise equation between them, as one kernel.
 
 The result of the first product, after the elementwise equation, is an operand of the second one, as in the two linear
-layers of a transformer's block and in their gradients. Thread blocks hold some rows of it in registers, some columns at
-a time, so it is not read from memory again (a back-to-back GEMM in CUTLASS).
+layers of a transformer's block and in their gradients. A thread block holds this result in registers, for its own rows
+and for some columns at a time. So the second product does not read it from memory (a back-to-back GEMM in CUTLASS).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from adtrain.passes.tiled_products import is_float32_product, matmul_in
 WARPGROUPS, ROWS = 2, 64
 """Warpgroups of a block that multiply; rows of a warpgroup."""
 CLUSTER = 2
-"""Blocks that compute the same rows: each takes its part of the columns between the products."""
-MIN_USE = 0.65
-"""The part of the multiprocessors that the blocks use, on average over waves, from which one kernel is estimated to be
-faster. At 0.97 it was measured to take 0.62 of the time of two."""
+"""Blocks that compute the same rows. They divide the columns between the products."""
+MIN_UTILIZATION = 0.65
+"""Minimum share of the multiprocessors that have a block, on average over waves. One kernel is estimated to be faster
+than two from there on. At 0.97 it was measured to take 0.62 of the time of two."""
 STAGES = 5
 """Tiles of weights in the shared memory of a block."""
 BARRIERS = 256
@@ -58,7 +58,7 @@ class BackToBack:
         whole = not (rows % (WARPGROUPS * ROWS) or inputs % TILE or hidden % (CLUSTER * TILE) or outputs % TILE)
         blocks = rows // ROWS
         waves = -(-blocks // target.multiprocessors)
-        fills = blocks >= MIN_USE * waves * target.multiprocessors
+        fills = blocks >= MIN_UTILIZATION * waves * target.multiprocessors
         return whole and fills and max(inputs, outputs) <= MAX_LENGTH and self.shared <= target.shared
 
 
@@ -73,21 +73,22 @@ def pairs_back_to_back(program: Program, target: Target) -> dict[int, int]:
     found: dict[int, int] = {}
     groups, readers = Groups(program), program.readers
     for i, e in enumerate(program.equations):
-        p = groups.producer.get(matmul_in(e).inputs[0]) if is_float32_product(e) else None
-        if p is None or len(groups.members[groups.of[p]]) > 1:
+        producer = groups.producer.get(matmul_in(e).inputs[0]) if is_float32_product(e) else None
+        if producer is None or len(groups.members[groups.of[producer]]) > 1:
             continue
-        first = program.equations[p]
+        first = program.equations[producer]
         if first.primitive is not product_p or not is_float32_product(first) or not BackToBack(first, e).fits(target):
             continue
-        v = matmul_in(e).inputs[0]
-        stored = len(readers[v]) > 1 or v in program.outputs  # from it the kernel recomputes sums that are not finite
-        single = all(x.type.dtype.itemsize <= ITEMSIZE for x in first.inputs)
-        single &= all(x.type.dtype.name == "float32" for x in (*first.outputs, *e.outputs))
+        hidden = matmul_in(e).inputs[0]
+        # The kernel recomputes sums that are not finite from the hidden columns in memory.
+        stored = len(readers[hidden]) > 1 or hidden in program.outputs
+        fits_vectors = all(x.type.dtype.itemsize <= ITEMSIZE for x in first.inputs)
+        float32 = all(x.type.dtype.name == "float32" for x in (*first.outputs, *e.outputs))
         weights = {matmul_in(x).inputs[1] for x in (first, e)}
-        after = {x for inner in body_of(e).equations[1:] for x in inner.inputs}
-        at_start = weights.isdisjoint(groups.producer)  # so one launch at the start makes all tiles
-        independent = after.isdisjoint(first.outputs)  # the other block stores half of these columns
-        if stored and single and independent and at_start and groups.can_merge(p, i):
-            groups.merge(p, i)
-            found[p] = i
+        epilogue_inputs = {x for inner in body_of(e).equations[1:] for x in inner.inputs}
+        from_start = weights.isdisjoint(groups.producer)  # so one launch at the start makes all tiles
+        independent = epilogue_inputs.isdisjoint(first.outputs)  # the other block stores half of these columns
+        if stored and fits_vectors and float32 and independent and from_start and groups.can_merge(producer, i):
+            groups.merge(producer, i)
+            found[producer] = i
     return found

@@ -33,7 +33,7 @@ class ClusterShards:
         axes: the axis of units of each sharded value.
         of_block: for each value that segments have, its part in a block. A replicated value is its own part.
         segments: the equations between two exchanges.
-        early_gathers: gathers after the first segment that do not need its exchange. Their loads overlap with it.
+        early_gathers: gathers of the second segment that do not need the exchange before it. They load during it.
         rest: equations after the last segment, which the gradient of the layer's outputs does not need.
         partial: for each partial sum of a block the partial sums of all blocks, which later segments add.
         gathered: whether blocks exchange the outputs of the layer, after the first segment. Then these are replicated.
@@ -156,8 +156,9 @@ class _Divider:
         first, second, *others = ([e for e, n in self.segment.items() if n == i] for i in range(last + 2))
         gathers = self._early_gathers(second)
         second = [e for e in second if e not in gathers]
-        start, between, *later, rest = self._programs([first, gathers, second, *others])
-        return ClusterShards(self.axes, self.of_block, (start, *later), between, rest, self.partial, not self.axes)
+        start, early_gathers, *later, rest = self._programs([first, gathers, second, *others])
+        parts = (start, *later), early_gathers, rest
+        return ClusterShards(self.axes, self.of_block, *parts, self.partial, not self.axes)
 
     def _early_gathers(self, second: Sequence[Equation]) -> Sequence[Equation]:
         """The gathers of the second segment that need neither other equations of it nor what blocks exchange."""

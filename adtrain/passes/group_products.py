@@ -3,8 +3,8 @@
 Each alone has few tiles, so its K is split among many blocks, and a second launch adds many partial sums. Together
 they have more tiles, so a tile has few partial sums. One launch adds the partial sums of all products and runs their
 updates. A product with tiles for half of the multiprocessors fills the device by itself. Sums of columns share the
-first launch: bias gradients by the blocks that load their columns for a product, others by blocks of their own, which
-wait for memory while the others multiply.
+first launch. If a product loads the same matrix, as for a bias gradient, its blocks add the columns. Other sums have
+their own blocks, which wait for memory while the others multiply.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ def _product_groups(program: Program, target: Target) -> list[list[int]]:
 
 
 def _with_shared_views(program: Program) -> Program:
-    """The program whose long products and sums of columns read the first of equal reshapes: they share arguments.
+    """The Program in which long products and sums of columns read the first of equal reshapes, to share arguments.
 
-    Other fused equations may read several of them. Two inputs of an equation may not become one.
+    Other equations keep their reshapes: a fused one may read two equal reshapes, and its inputs must be distinct.
     """
-    same: dict[Variable, Variable] = {}
+    first: dict[Variable, Variable] = {}
     known: dict[tuple[Variable, Shape], Variable] = {}
     equations = []
     for e in program.equations:
         if _tiles(e) or e.primitive is column_sum_p:
-            e = renamed(e, same)
+            e = renamed(e, first)
         elif e.has(Trait.RESHAPE):
             (x,), (y,) = e.inputs, e.outputs
-            same[y] = known.setdefault((x, y.type.shape), y)
+            first[y] = known.setdefault((x, y.type.shape), y)
         equations.append(e)
     return replace(program, equations=tuple(equations))
 

@@ -95,7 +95,7 @@ def lengths_of(product: Equation) -> tuple[int, int, int]:
 
 
 def groups_of_warps(block_units: int) -> int:
-    """Groups of warps in a block with so many units. They divide the inputs. A warp has 16 units."""
+    """Groups of warps in a block with so many units. A group has a warp for each 16 units. Groups divide the inputs."""
     return WARPS * TILE // block_units
 
 

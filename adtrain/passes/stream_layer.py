@@ -59,7 +59,7 @@ class StreamedLayer:
 
     @property
     def has_inputs_for_all_warps(self) -> bool:
-        """Whether each group of warps has inputs: 16 at least."""
+        """Whether each group of warps has at least 16 inputs, the fewest that it can compute."""
         return groups_of_warps(self.block_units) * TILE <= self.lengths[1]
 
     @property

@@ -1,7 +1,7 @@
 """Tiles of weights for products of many rows.
 
-Many thread blocks read the same weights. So an equation at the start of the step divides these into tiles of bfloat16
-terms, which the products read by bulk copies. Products that need the same tiles share them.
+Many thread blocks read the same weights. So one equation at the start of the step splits these into tiles of bfloat16
+terms. The products read the tiles by bulk copies. Products that need the same tiles share them.
 """
 
 from __future__ import annotations
@@ -37,26 +37,33 @@ def tile_weights(program: Program, target: Target) -> Program:
         for i, e in enumerate(program.equations)
         if i not in in_pairs
         and is_float32_product(e)
-        and matmul_in(e).inputs[1] not in computed  # so one launch at the start makes all tiles
+        and matmul_in(e).inputs[1] not in computed  # so that one launch at the start makes all tiles
         and TiledProduct(e).fits(target)
     ]
-    keys = {i: _weights(program.equations[i], i in pairs) for i in (*in_pairs, *single)}
+    keys = {i: _tiling(program.equations[i], i in pairs) for i in (*in_pairs, *single)}
     if not keys:
         return program
     program, position = _with_tiles(program, {i: keys[i] for i in sorted(keys)})
     groups = Groups(program)
-    for pair in (*pairs.items(), *((i,) for i in single)):
-        first, *others = (position[i] for i in pair)
-        for i in (first, *(i for second in others for i in (second - 1, second))):
-            groups.merge(groups.of[first - 1], i)  # each product comes after its `with_tiles` equation
+    for products in (*pairs.items(), *((i,) for i in single)):
+        # The `with_tiles` equation of a product is right before it.
+        first, *others = (at for i in products for at in (position[i] - 1, position[i]))
+        for at in others:
+            groups.merge(groups.of[first], at)
     return groups.rewritten(_fused)
 
 
 def _with_tiles(program: Program, keys: Mapping[int, tuple[Variable, int]]) -> tuple[Program, Mapping[int, int]]:
-    """The Program with the tiles of the weights of some products, and a `with_tiles` equation before each; and the new
-    positions of all equations."""
-    distinct, beside = list(dict.fromkeys(keys.values())), program.equations[next(iter(keys))]
-    divided = [_weight_tiles(distinct[i : i + MAX_WEIGHTS], beside) for i in range(0, len(distinct), MAX_WEIGHTS)]
+    """Add `weight_tiles` equations at the start, and a `with_tiles` equation before each of some products.
+
+    Args:
+        keys: the weights and the permuted axis of each of these products, by its position.
+
+    Returns:
+        The Program, and the new position of each equation.
+    """
+    distinct, like = list(dict.fromkeys(keys.values())), program.equations[next(iter(keys))]
+    divided = [_weight_tiles(distinct[i : i + MAX_WEIGHTS], like) for i in range(0, len(distinct), MAX_WEIGHTS)]
     tiles = dict(zip(distinct, (v for e in divided for v in e.outputs), strict=True))
     equations, position = list(divided), {}
     for i, e in enumerate(program.equations):
@@ -74,18 +81,20 @@ def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equatio
     return fuse(back_to_back_p if len(equations) > 2 else tiled_product_p, equations, needed)
 
 
-def _weights(product: Equation, is_first: bool) -> tuple[Variable, int]:
-    """The weights of a product, and their axis that is permuted: K. For the first product of a pair, whose columns are
-    K of the second one, it is the other axis."""
+def _tiling(product: Equation, is_first: bool) -> tuple[Variable, int]:
+    """The weights of a product, and the axis along which tiles are permuted.
+
+    This axis is K. In the first product of a pair it is the columns, which are K of the second one.
+    """
     matmul = matmul_in(product)
     return matmul.inputs[1], int(matmul.params["transpose_b"] != is_first)
 
 
-def _weight_tiles(keys: Sequence[tuple[Variable, int]], beside: Equation) -> Equation:
+def _weight_tiles(keys: Sequence[tuple[Variable, int]], like: Equation) -> Equation:
     """The `weight_tiles` equation of several weights, each with its permuted axis. It has the scope and phase of
-    ``beside``."""
+    ``like``."""
     weights, axes = zip(*keys, strict=True)
     params = {"permuted": axes}
     types = weight_tiles_p.output_types([v.type for v in weights], params)
     outputs = tuple(Variable(kind, v.device) for kind, v in zip(types, weights, strict=True))
-    return Equation(weight_tiles_p, weights, params, outputs, beside.scope, beside.phase)
+    return Equation(weight_tiles_p, weights, params, outputs, like.scope, like.phase)

@@ -1,7 +1,7 @@
 """Products of many rows with weights in tiles.
 
-A thread block has 128 rows and some of the columns. Bulk copies fetch tiles of weights that are already split into
-bfloat16 terms.
+A thread block computes 128 rows and some of the columns. Bulk copies fetch tiles of weights that are already split
+into bfloat16 terms.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from adtrain.passes.fuse_horizontally import is_product
 
 ROWS = 128
 """Rows of a block."""
-MIN_USE = 0.65
-"""The part of the multiprocessors that the blocks use, on average over waves, from which tiles are estimated to be
-faster than `gemm_bf16x3`. This was not measured."""
+MIN_UTILIZATION = 0.65
+"""Minimum share of the multiprocessors that have a block, on average over waves. Tiles are estimated to be faster than
+`gemm_bf16x3` from there on. This was not measured."""
 STAGES = 4
 """Tiles of weights in the shared memory of a block."""
 BARRIERS = 256
@@ -45,11 +45,11 @@ class TiledProduct:
         """Bytes of shared memory of a block: tiles of weights, and barriers."""
         return STAGES * TERMS * TILE * TILE * 2 + BARRIERS
 
-    def parts(self, target: Target) -> int:
-        """The number of blocks that divide the columns of some rows, for the least time on `target`."""
+    def column_splits(self, target: Target) -> int:
+        """The number of blocks that divide the columns of the same rows, for the least time on `target`."""
         tiles = self.lengths[2] // TILE
-        divisors = [parts for parts in range(1, tiles + 1) if tiles % parts == 0]
-        return min(divisors, key=lambda parts: (self._waves(parts, target) / parts, parts))
+        divisors = [splits for splits in range(1, tiles + 1) if tiles % splits == 0]
+        return min(divisors, key=lambda splits: (self._waves(splits, target) / splits, splits))
 
     def fits(self, target: Target) -> bool:
         rows, inputs, columns = self.lengths
@@ -57,11 +57,11 @@ class TiledProduct:
             return False
         if min(rows, inputs, columns) == 0 or max(inputs, columns) > MAX_LENGTH:
             return False
-        parts = self.parts(target)
-        return rows // ROWS * parts >= MIN_USE * self._waves(parts, target) * target.multiprocessors
+        splits = self.column_splits(target)
+        return rows // ROWS * splits >= MIN_UTILIZATION * self._waves(splits, target) * target.multiprocessors
 
-    def _waves(self, parts: int, target: Target) -> int:
-        return -(-(self.lengths[0] // ROWS * parts) // target.multiprocessors)
+    def _waves(self, splits: int, target: Target) -> int:
+        return -(-(self.lengths[0] // ROWS * splits) // target.multiprocessors)
 
 
 def tiled_product_of(equation: Equation) -> TiledProduct:
@@ -75,9 +75,9 @@ def is_float32_product(equation: Equation) -> bool:
     if not is_product(equation):
         return False
     matmul = matmul_in(equation)
-    known = matmul.params["transpose_a"], matmul.params["precision"]
+    supported = not matmul.params["transpose_a"] and matmul.params["precision"] == FULL
     matrices = all(v.type.dtype.name == "float32" and len(v.type.shape) == 2 for v in (*matmul.inputs, *matmul.outputs))
-    return known == (False, FULL) and matrices
+    return supported and matrices
 
 
 def matmul_in(product: Equation) -> Equation:

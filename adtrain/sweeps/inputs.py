@@ -14,12 +14,12 @@ from adtrain.core.array import Array, array
 from adtrain.core.vmap import vmap
 from adtrain.data.shuffle import permutation
 from adtrain.sweeps.members import Group, Member
-from adtrain.sweeps.orders import beside_training
+from adtrain.sweeps.orders import shared_pool
 from adtrain.sweeps.step import Settings
 from adtrain.training.experiment import LOG_ROWS
 
-MANY = 64
-"""Fewest data seeds whose orders other processes compute while the device trains. They take 0.6 ms each."""
+MIN_SEEDS = 64
+"""Minimum data seeds for which other processes compute the orders while the device trains. An order takes 0.6 ms."""
 
 
 class WaveInputs:
@@ -33,8 +33,8 @@ class WaveInputs:
     def __init__(self, group: Group, members: Sequence[Member], device: str) -> None:
         self.group, self.device = group, device
         self.data_seeds = [group.data_seed(member) for member in members]
-        self.ahead_of, self.ahead = 0, dict[int, Future[np.ndarray]]()
-        """The next epoch, and its orders by data seed, which other processes compute; 0 and none if they do not."""
+        self.next_epoch, self.next_orders = 0, dict[int, Future[np.ndarray]]()
+        """The epoch whose orders other processes compute, and these by data seed; 0 and empty without one."""
         self.rows = {seed: group.rows(seed) for seed in dict.fromkeys(self.data_seeds)}
         seeds = [member.config.training.seed for member in members]
         words = [[seed & 0xFFFFFFFF, seed >> 32] for seed in seeds]
@@ -56,23 +56,24 @@ class WaveInputs:
             return array(np.array(values, np.float64), device=self.device)
         return [array(np.array(x, np.float64), device=self.device) for x in zip(*values, strict=True)]
 
-    def begin(self, number: int) -> None:
-        """Compute the orders of an epoch in other processes. A Program on the CPU uses all cores, so not beside it."""
-        if self.device != "cpu" and len(self.rows) >= MANY and number <= self.group.experiment.epochs:
-            submit = beside_training().submit
-            self.ahead_of, self.ahead = (
-                number,
-                {seed: submit(rows, seed, number) for seed, (rows, _) in self.rows.items()},
-            )
+    def prefetch(self, number: int) -> None:
+        """Start to compute the orders of an epoch in other processes, if this saves time.
+
+        On the CPU it does not: training uses all cores.
+        """
+        if self.device != "cpu" and len(self.rows) >= MIN_SEEDS and number <= self.group.experiment.epochs:
+            submit = shared_pool().submit
+            self.next_epoch = number
+            self.next_orders = {seed: submit(rows, seed, number) for seed, (rows, _) in self.rows.items()}
 
     def epoch(self, number: int) -> EpochInputs:
         """The inputs of an epoch, from 1."""
         per_epoch = self.group.experiment.steps_per_epoch
-        if self.ahead_of == number:
-            orders = {seed: order.result() for seed, order in self.ahead.items()}
+        if self.next_epoch == number:
+            orders = {seed: order.result() for seed, order in self.next_orders.items()}
         else:
             orders = {seed: rows[permutation(len(rows), seed, number)] for seed, (rows, _) in self.rows.items()}
-        self.begin(number + 1)
+        self.prefetch(number + 1)
         steps = array(np.arange(per_epoch, dtype=np.int64) + (number - 1) * per_epoch)
         factors = [vmap(schedule)(steps).numpy() for schedule in self.schedules]
         rates = [factors[which] * lr for which, lr in zip(self.schedule_of, self.rates, strict=True)]

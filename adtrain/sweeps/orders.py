@@ -1,4 +1,4 @@
-"""The orders of the examples of many members, computed beside training."""
+"""Shuffles the examples of many members in other processes, while this one trains."""
 
 from __future__ import annotations
 
@@ -17,29 +17,37 @@ from adtrain.data import shuffle
 from adtrain.data.shuffle import permutation
 
 WORKERS = min(8, os.cpu_count() or 1)
-"""Maximum orders that are computed at a time."""
+"""Maximum processes that shuffle at a time."""
 
-RUN = "import runpy, sys; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+PROGRAM = "import runpy, sys; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+"""What a process runs: the file `data/shuffle.py`, without the package around it. So it starts fast."""
 
 
-class Orders:
-    """Up to WORKERS threads, each of which waits for a process: NumPy holds Python's global lock while it shuffles."""
+class ShufflePool:
+    """Up to WORKERS processes that shuffle, and a thread that waits for each.
+
+    NumPy holds the GIL while it shuffles, so threads alone would delay training.
+
+    Attributes:
+        idle: processes that wait for the next order.
+    """
 
     def __init__(self) -> None:
-        self.threads = ThreadPoolExecutor(WORKERS, "orders")
+        self.threads = ThreadPoolExecutor(WORKERS, "shuffle")
         self.lock, self.idle = Lock(), list[subprocess.Popen[bytes]]()
         atexit.register(self.close)
 
     def submit(self, rows: np.ndarray, seed: int, epoch: int) -> Future[np.ndarray]:
-        """`rows`, int64, in the order of an epoch. If a process fails, this one computes the order."""
-        return self.threads.submit(self._ordered, rows, seed, epoch)
+        """`rows` in the order of an epoch. If the other process fails, a thread of this one computes the order."""
+        return self.threads.submit(self._shuffled, rows, seed, epoch)
 
-    def _ordered(self, rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-        found = self._from_process(len(rows), seed, epoch)
-        ordered: np.ndarray = rows[permutation(len(rows), seed, epoch) if found is None else found]
+    def _shuffled(self, rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+        order = self._from_process(len(rows), seed, epoch)
+        ordered: np.ndarray = rows[permutation(len(rows), seed, epoch) if order is None else order]
         return ordered
 
     def _from_process(self, count: int, seed: int, epoch: int) -> np.ndarray | None:
+        """The order of `count` examples, from an idle process or a new one; None if it fails."""
         with self.lock:
             process = self.idle.pop() if self.idle else None
         with suppress(OSError):
@@ -66,15 +74,17 @@ class Orders:
 
 
 @cache
-def beside_training() -> Orders:
-    """The threads and processes that all waves share."""
-    return Orders()
+def shared_pool() -> ShufflePool:
+    """The pool that all waves share."""
+    return ShufflePool()
 
 
 def _started() -> subprocess.Popen[bytes]:
-    # In a session of its own, so that Ctrl-C does not reach it. It ends when its stdin is closed, at the latest at the
-    # end of this process.
-    command = [sys.executable, "-I", "-c", RUN, shuffle.__file__, *sys.path]
+    """A new process, in its own session, so that Ctrl-C does not reach it.
+
+    It ends when its stdin is closed, at the latest when this process ends.
+    """
+    command = [sys.executable, "-I", "-c", PROGRAM, shuffle.__file__, *sys.path]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     return subprocess.Popen(command, start_new_session=True, **pipes)  # type: ignore[call-overload]
 

@@ -134,7 +134,7 @@ class WaveTraining:
         self.experiment, self.task = group.experiment, group.experiment.network.task
         self.inputs = WaveInputs(group, members, device)
         self.epochs, self.batches = (start.epochs, start.batches) if start else (0, 0)
-        self.inputs.begin(self.epochs + 1)
+        self.inputs.prefetch(self.epochs + 1)
         self.state = self._uploaded(start.state if start else self._initial_state())
         self.last = self._uploaded(start.last) if start and start.last else shared(self.state)
         """The state after the last complete epoch."""

@@ -123,9 +123,9 @@ __attribute__((noinline)) static void resume(Fiber &fiber)
     setcontext(&fiber.context);
 }
 
-static bool arrived; // whether a thread has arrived at a barrier in this round of turns
+static bool arrived; // whether a thread has arrived at a barrier in the current round
 
-// A barrier. `arrive` returns the number of the phase, for `wait_for`.
+// A barrier. `arrive` returns the current phase; `wait_for` waits until it ends.
 struct HostBarrier {
     int here = 0;
     unsigned phase = 0;
@@ -215,8 +215,8 @@ static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const 
     multiply_add(c0, c1, c2, c3, words, unpack_bfloat16);
 }
 
-// 0: in a round of turns, all threads run in the order of their numbers. Otherwise the seed of orders that change with each round.
-// Then half of the warps pause, most often until no other one arrives at a barrier any more.
+// 0: in each round all threads take turns in the order of their numbers. Other values are seeds of random orders, a new one for each
+// round. Then about half of the warps also pause, usually until the others only wait at barriers.
 extern "C" { unsigned thread_order = 0; }
 
 static unsigned common_divisor(unsigned a, unsigned b) { return b ? common_divisor(b, a % b) : a; }

@@ -14,8 +14,8 @@ from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
 
-OF_LENGTHS = ("small_gemm", "gemm_bf16x3")
-"""Kernels whose numbers, except the batch, are constants of a fused product's source: divisions by them are short."""
+WITH_CONSTANT_LENGTHS = ("small_gemm", "gemm_bf16x3")
+"""Kernels whose lengths, except the batch, are constants in a fused product's source: divisions by these are fast."""
 
 
 class WorkSize(NamedTuple):
@@ -116,7 +116,7 @@ def _operands(equation: Equation, variables: Sequence[Variable]) -> tuple[int, .
 def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:
     """A product's source with the epilogue before the file's own text, and its lengths where the file takes them."""
     types, line, rest = plan.source.text.partition("#line")
-    lengths = f"#define LENGTHS {', '.join(map(str, plan.numbers[1:]))}\n" if plan.name in OF_LENGTHS else ""
+    lengths = f"#define LENGTHS {', '.join(map(str, plan.numbers[1:]))}\n" if plan.name in WITH_CONSTANT_LENGTHS else ""
     text = f'{types}{lengths}#include "common/common.cuh"\n#define EPILOGUE\n{after.text}\n{line}{rest}'
     return plan.source._replace(text=text, options=(*plan.source.options, *OPTIONS))
 

@@ -81,8 +81,8 @@ __device__ __forceinline__ void reduce_columns(int t, Read read, Write write) {
     }
 }
 
-// y = a b, a stored as [k][row], in tiles of TALL rows by WIDE columns. A warp computes WARP / LANES tiles side by side. LANES of its
-// lanes share one: each adds some of the K products.
+// y = a b, a stored as [k][row], in tiles of TALL rows by WIDE columns. A warp computes WARP / LANES tiles at a time. LANES lanes
+// share a tile: each adds some of the K products.
 template <typename A, int THREADS, int ROWS, int COLUMNS, int K, int LANES, int TALL, int WIDE>
 __device__ __forceinline__ void transposed_products(int t, const A *a, const A *b, A *y) {
     static_assert(ROWS % TALL == 0 && COLUMNS % WIDE == 0 && K % LANES == 0, "whole tiles");

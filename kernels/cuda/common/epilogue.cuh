@@ -5,8 +5,8 @@
 //
 // The call operator gets elements (item, row, column) to (item, row, column + WIDE - 1) of C. item: the matrix of the batch.
 // index: the first element's index in memory. The operator calls load_aux(), which loads the auxiliary inputs and does not
-// depend on the product, and write(), which stores nothing unless `inside`: so there is no branch around what it computes, and the
-// compiler can interleave several calls. prefetch() prefetches to L2 `count` contiguous elements of the auxiliary inputs of C's
+// depend on the product, and write(), which stores only if `inside`. No branch surrounds what it computes, so the compiler
+// can interleave several calls. prefetch() prefetches to L2 `count` contiguous elements of the auxiliary inputs of C's
 // shape. WIDEST: the most elements of a vector: 16 bytes of the largest type among the arrays of C's shape. A pooling epilogue gets
 // the elements of a window, row by row, and the index of its maximum.
 #pragma once
@@ -14,7 +14,7 @@
 
 __device__ __forceinline__ bool finite(T x) { return fabs(x) < (T)INFINITY; }
 
-// An index of which the compiler knows nothing. Otherwise it may store a vector element by element.
+// Hides how an index was computed from the compiler, which may otherwise store a vector element by element.
 __device__ __forceinline__ int64_t opaque(int64_t index) {
 #if __CUDA_ARCH__
     asm("" : "+l"(index));

@@ -20,7 +20,7 @@ template <int STAGES> struct PairBarriers {
 template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_2> struct BackToBack {
     static constexpr int ROWS = 64, WARPGROUPS = 2, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
     static constexpr int K_TILES = INPUTS / WEIGHT_TILE, N_TILES = OUTPUTS / WEIGHT_TILE;
-    static constexpr int CHUNKS = HIDDEN / WEIGHT_TILE / CLUSTER; // of hidden columns, of a block
+    static constexpr int HIDDEN_TILES = HIDDEN / WEIGHT_TILE / CLUSTER; // tiles of the hidden columns of a block
     static constexpr int SUMS = TILE_SUMS, WORDS = SUMS / 2; // of a thread: accumulators of a tile, words of a term of it
     // Sections of a turn: of the second product, and of both products.
     static constexpr int SECOND_SECTIONS = N_TILES * SECTIONS, ALL_SECTIONS = SECOND_SECTIONS + K_TILES * SECTIONS;
@@ -54,13 +54,13 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     __device__ __forceinline__ void copy(const char *first, const char *second) {
         if (threadIdx.x != CONSUMERS) return;
         #pragma unroll 1 // few registers
-        for (int i = 0; i <= CHUNKS; i++) {
-            const int of_first = rank * CHUNKS + i, of_second = of_first - 1;
+        for (int i = 0; i <= HIDDEN_TILES; i++) {
+            const int of_first = rank * HIDDEN_TILES + i, of_second = of_first - 1;
             #pragma unroll 1
             for (int j = 0; j < N_TILES && i > 0; j++)
                 copy_tile<TRANSPOSE_2>(pipeline, state, shared + RING, second, of_second, j, HIDDEN / WEIGHT_TILE, N_TILES);
             #pragma unroll 1
-            for (int j = 0; j < K_TILES && i < CHUNKS; j++)
+            for (int j = 0; j < K_TILES && i < HIDDEN_TILES; j++)
                 copy_tile<TRANSPOSE_1>(pipeline, state, shared + RING, first, j, of_first, K_TILES, HIDDEN / WEIGHT_TILE);
         }
     }
@@ -106,50 +106,50 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     // is the epilogue of the second product.
     template <class Inner, class Outer> __device__ __forceinline__ void compute(const float *x, const TiledWeights &first,
         const TiledWeights &second, const float *multiplied, const Inner &inner, const Outer &outer, int row0) {
-        float result[N_TILES][SUMS] = {}, hidden[SUMS], temporary[2][SUMS];
+        float result[N_TILES][SUMS] = {}, hidden[SUMS], section_sums[2][SUMS];
         uint32_t rows[BF16X3_TERMS][WORDS];
         if (warpgroup == 1) end_turn(); // the first turn is that of warpgroup 0
         split_rows(x, row0);
         const int lane_row = row0 + accumulator_row(0), lane_column = accumulator_column(0);
         #pragma unroll 1
-        for (int i = 0; i <= CHUNKS; i++) { // a turn: the second product of the chunk before, then the first product of this one
-            const int column0 = (rank * CHUNKS + i) * WEIGHT_TILE;
+        for (int i = 0; i <= HIDDEN_TILES; i++) { // a turn: the second product of tile i - 1, then the first of i
+            const int column0 = (rank * HIDDEN_TILES + i) * WEIGHT_TILE;
             typename Inner::template Aux<4> aux[SUMS / 4];
-            int last = 0; // the stage of the tile that the section before this one reads
-            const auto done = [&](int g) { // adds the sums of section g
-                if (g % SECTIONS == SECTIONS - 1) arrive_per_warp(pipeline.empty[last]);
-                wgmma_fence_operand(temporary[g % 2]);
+            int last_stage = 0; // of the section before the current one
+            const auto add_section = [&](int g) { // adds the sums of section g
+                if (g % SECTIONS == SECTIONS - 1) arrive_per_warp(pipeline.empty[last_stage]);
+                wgmma_fence_operand(section_sums[g % 2]);
                 #pragma unroll
                 for (int j = 0; j < SUMS; j++)
                     if (g < SECOND_SECTIONS)
-                        result[g / SECTIONS][j] += temporary[g % 2][j];
+                        result[g / SECTIONS][j] += section_sums[g % 2][j];
                     else
-                        hidden[j] = g == SECOND_SECTIONS ? temporary[g % 2][j] : hidden[j] + temporary[g % 2][j];
+                        hidden[j] = g == SECOND_SECTIONS ? section_sums[g % 2][j] : hidden[j] + section_sums[g % 2][j];
             };
             begin_turn();
             #pragma unroll
             for (int g = 0; g < ALL_SECTIONS; g++) {
-                if (g < SECOND_SECTIONS ? i == 0 : i == CHUNKS) continue;
+                if (g < SECOND_SECTIONS ? i == 0 : i == HIDDEN_TILES) continue;
                 const int k0 = g % SECTIONS * SECTION;
                 if (k0 == 0) pipeline.wait_full(state);
                 wgmma_fence();
                 if (g < SECOND_SECTIONS)
-                    multiply_section<TRANSPOSE_2>(temporary[g % 2], rows, k0 / 4, stage(state.stage), k0);
+                    multiply_section<TRANSPOSE_2>(section_sums[g % 2], rows, k0 / 4, stage(state.stage), k0);
                 else
-                    multiply_section<TRANSPOSE_1>(temporary[g % 2],
+                    multiply_section<TRANSPOSE_1>(section_sums[g % 2],
                         shared + warpgroup * ROWS_BYTES + (g - SECOND_SECTIONS) / SECTIONS * TILE_BYTES, stage(state.stage), k0);
                 if (g > (i == 0 ? SECOND_SECTIONS : 0)) {
                     wgmma_wait_group<1>();
-                    done(g - 1);
+                    add_section(g - 1);
                 }
-                last = state.stage;
+                last_stage = state.stage;
                 if (g % SECTIONS == SECTIONS - 1) state.advance();
             }
-            if (i == CHUNKS) {
+            if (i == HIDDEN_TILES) {
                 cluster_arrive_relaxed();
                 if (warpgroup == 0) end_turn();
                 wgmma_wait_group<0>();
-                done(SECOND_SECTIONS - 1);
+                add_section(SECOND_SECTIONS - 1);
                 break;
             }
             const auto index = [&](int j) { // of four neighbouring hidden columns
@@ -161,7 +161,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
                     0, lane_row + j % 2 * 8, column0 + j / 2 * 16 + threadIdx.x % 4 * 4, index(j));
             end_turn();
             wgmma_wait_group<0>();
-            done(ALL_SECTIONS - 1);
+            add_section(ALL_SECTIONS - 1);
             recompute_non_finite(hidden, [&](int j) {
                 return dot<TRANSPOSE_1>(x, first.weights, HIDDEN, INPUTS, lane_row + j / 2 % 2 * 8,
                     column0 + j / 8 * 16 + threadIdx.x % 4 * 4 + j / 4 % 2 * 2 + j % 2, 0, INPUTS);
@@ -177,7 +177,7 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
         #pragma unroll
         for (int tile = 0; tile < N_TILES; tile++)
             recompute_non_finite(result[tile], [&](int j) {
-                constexpr int OWN = CHUNKS * WEIGHT_TILE;
+                constexpr int OWN = HIDDEN_TILES * WEIGHT_TILE;
                 return dot<TRANSPOSE_2>(multiplied, second.weights, OUTPUTS, HIDDEN, lane_row + j / 2 % 2 * 8,
                     tile * WEIGHT_TILE + lane_column + j / 4 * 8 + j % 2, rank * OWN, (rank + 1) * OWN);
             });

@@ -23,7 +23,7 @@ struct Schedule {
         : of{a, b, (int)m, (int)n, (int)k}, splits(splits), tiles(batch * rows() * columns()), i(blockIdx.x) {}
     __device__ __forceinline__ int rows() const { return (of.m + TILE_M - 1) / TILE_M; }
     __device__ __forceinline__ int columns() const { return (of.n + TILE_N - 1) / TILE_N; }
-    __device__ __forceinline__ NoRowSums sums() const { return {}; }
+    __device__ __forceinline__ NoRowSums row_sums() const { return {}; }
 
     __device__ __forceinline__ bool next(TileSplit &work) {
         if (i >= tiles * splits) return false;

@@ -8,7 +8,7 @@
 // Macros: TILE_N, TRANSPOSE_A, TRANSPOSE_B. WIDE_A, WIDE_B: elements per load.
 //
 // A Schedule lists the work of a block: next(work) puts the next TileSplit into `work`, and returns false after the last one.
-// sums() returns NoRowSums, or what adds up rows of op(A) while producers split them.
+// row_sums() returns NoRowSums, or an object with the same functions that adds the rows of op(A) while producers split them.
 #pragma once
 #include "gemm/gemm.cuh"
 #include "sm90/bf16x3.cuh"
@@ -98,15 +98,16 @@ typedef Operand<TILE_M, !TRANSPOSE_A, WIDE_A> OperandA;
 typedef Operand<TILE_N, TRANSPOSE_B, WIDE_B> OperandB;
 constexpr int STAGE = OperandA::SIZE + OperandB::SIZE, STAGING = OperandA::STAGING + OperandB::STAGING;
 
-// Stages begin to end of the K of a tile; its first stage follows its last one. `slot`: where its sums go, if they are not the result.
+// Stages `begin` to `end` - 1 of the K of a tile, modulo its number of stages. `slot`: where the sums go, if they are not the
+// result.
 struct TileSplit {
     Operands<TRANSPOSE_A, TRANSPOSE_B> matrices;
     TileCoord at;
     int begin, end, slot;
 };
 
-// No sums of the rows of op(A). place(): where those of a split go, 0 for none. add(): by each producer thread, of the chunks of
-// op(A) in a stage. finish(): after the last stage of a split.
+// Does not add the rows of op(A). place(): where the sums of a split go; 0: the split has none. add(): called by each producer
+// thread for the chunks of op(A) in a stage. finish(): called after the last stage of a split.
 struct NoRowSums {
     static __device__ __forceinline__ int place(const TileSplit &) { return 0; }
     static __device__ __forceinline__ void add(int, const T *) {}
@@ -141,7 +142,7 @@ template <class Schedule> struct StageIterator {
         if (!more) return;
         stage = work.begin;
         remaining = work.end - work.begin;
-        place = schedule.sums().place(work);
+        place = schedule.row_sums().place(work);
         a = {work.matrices.a, work.matrices.m, work.matrices.k, work.at.row * TILE_M};
         b = {work.matrices.b, work.matrices.n, work.matrices.k, work.at.column * TILE_N};
     }
@@ -164,7 +165,7 @@ template <class Schedule> __device__ __forceinline__ void produce(
     const Schedule &schedule, Barriers &barriers, char *shared, T *staging) {
     static_assert(AHEAD == 1, "the stage that was copied before is split");
     StageIterator<Schedule> next(schedule);
-    const auto sums = schedule.sums();
+    const auto row_sums = schedule.row_sums();
     PipelineState<STAGES> state;
     T *buffer = staging;
     int ended = 0;
@@ -191,9 +192,9 @@ template <class Schedule> __device__ __forceinline__ void produce(
         OperandA::split(buffer, stage);
         OperandB::split(buffer + OperandA::STAGING, stage + OperandA::SIZE);
         fence_proxy_async();
-        sums.add(place, buffer);
+        row_sums.add(place, buffer);
         arrive_per_warp(barriers.pipeline.full[state.stage]); // its __syncwarp() also frees the staging buffer
-        if (last) sums.finish(place);
+        if (last) row_sums.finish(place);
         state.advance();
     }
 }
@@ -244,12 +245,12 @@ struct Accumulators {
     }
 };
 
-// An element by FMA: its sum over some stages; the first stage of K follows the last one.
+// An element by FMA, summed over stages `begin` to `end` - 1, modulo the number of stages.
 __device__ __noinline__ T dot(
     const Operands<TRANSPOSE_A, TRANSPOSE_B> &matrices, int row, int column, int begin, int end) {
-    const int k = matrices.k, again = end * TILE_K - (k + TILE_K - 1) / TILE_K * TILE_K;
+    const int k = matrices.k, wrapped = end * TILE_K - (k + TILE_K - 1) / TILE_K * TILE_K;
     const T sum = matrices.dot(row, column, begin * TILE_K, min(end * TILE_K, k));
-    return again > 0 ? sum + matrices.dot(row, column, 0, again) : sum;
+    return wrapped > 0 ? sum + matrices.dot(row, column, 0, wrapped) : sum;
 }
 
 // Recomputes by FMA the results that are not finite, because bf16x3 turns infinities into NaN.

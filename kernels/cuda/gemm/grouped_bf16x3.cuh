@@ -1,6 +1,6 @@
 // Several products A^T B with a long K, in bf16x3 (gemm_bf16x3.cuh), by some blocks of a launch. The stages of all tiles are one
 // sequence, which the blocks divide evenly (stream-K: M. Osama et al., 2023). A block stores its sums of a tile in scratch;
-// gemm/grouped_sum.cuh adds the sums of several blocks. With GROUPED_ROW_SUMS also those of the rows of A^T over K.
+// gemm/grouped_sum.cuh adds the sums of several blocks. If GROUPED_ROW_SUMS, blocks also add the rows of A^T over K.
 //
 // Macros: those of gemm_bf16x3.cuh and gemm/grouped_sum.cuh.
 #pragma once
@@ -11,8 +11,8 @@ static_assert(TILE_M == GROUPED_M && TILE_K == GROUPED_K, "tiles and stages as g
 
 constexpr int PIPELINE_BYTES = STAGES * STAGE + BUFFERS * STAGING * sizeof(T);
 
-// The sums of the rows of A^T over a split of the first tile of a row of tiles. A producer thread adds the chunks that it splits, in
-// shared memory, because it has no registers to spare. The functions are those of NoRowSums.
+// Sums over K of the rows of A^T, in place of NoRowSums. The tiles of a row of tiles load the same rows; only the first tile adds
+// them. A producer thread adds the chunks that it splits. Its sums are in shared memory, because it has no registers to spare.
 struct RowSums {
     static constexpr int PLANES = CHUNK_ELEMENTS / VECTOR, BYTES = PRODUCER_THREADS * CHUNK_ELEMENTS * sizeof(T);
     static constexpr int LANES = OperandA::PLANES; // the chunks of lane i, and of lane i + LANES, are of the same rows
@@ -21,7 +21,7 @@ struct RowSums {
 
     T *scratch;
 
-    // The number of the split's slot, from 1 on.
+    // The number of the split's slot, counted from 1; 0 if this tile adds no rows.
     static __device__ __forceinline__ int place(const TileSplit &work) { return work.at.column == 0 ? work.slot + 1 : 0; }
 
     static __device__ __forceinline__ void clear() {
@@ -43,7 +43,7 @@ struct RowSums {
             *(Vector<T, VECTOR> *)plane(p) = sum;
         }
     }
-    // Stores the sums of each warp, and begins anew.
+    // Stores the sums of each warp, and sets them to zero.
     __device__ __forceinline__ void finish(int place) const {
         if (place == 0) return;
         T *const to = scratch + row_sums_at(place - 1) + threadIdx.x / WARP * TILE_M + threadIdx.x % LANES * CHUNK_ELEMENTS;
@@ -71,10 +71,10 @@ static_assert(PIPELINE_BYTES + (GROUPED_ROW_SUMS ? RowSums::BYTES : 0) == SHARED
 // A and B of each product.
 typedef const T *const (&Factors)[GROUPED_COUNT][2];
 
-// The stage of K with which a tile of a product begins. Blocks that compute the tiles of a product, and so share rows of a factor,
-// then read these at the same time, once from device memory and then from the L2 cache. A tile begins `blocks` blocks after the
-// one before.
-__device__ __forceinline__ int first_of_tile(const Product &product, int tile) {
+// The stage of K at which a tile of a product starts: `shift` stages after the start of the tile before. So blocks that are
+// `blocks` apart read the same K at the same time. The rows of a factor that both need come from device memory once, then from the
+// L2 cache.
+__device__ __forceinline__ int first_stage_of_tile(const Product &product, int tile) {
     const int of_block = stages_before(GROUPED_COUNT) / GROUPED_BLOCKS, blocks = product.stages / max(of_block, 1);
     const int shift = blocks > 0 ? product.stages - blocks * of_block : 0;
     return tile * shift % product.stages;
@@ -86,7 +86,7 @@ struct GroupSchedule {
     T *scratch;
     int block, at, end;
 
-    __device__ __forceinline__ auto sums() const {
+    __device__ __forceinline__ auto row_sums() const {
         if constexpr (GROUPED_ROW_SUMS)
             return RowSums{scratch};
         else
@@ -109,7 +109,7 @@ struct GroupSchedule {
             if (i == j) work.matrices.a = factors[j][0], work.matrices.b = factors[j][1];
         work.at = TileCoord(within, product.rows(), product.columns());
         const int from = (at - first) % product.stages, count = min(product.stages - from, end - at);
-        work.begin = (from + first_of_tile(product, within)) % product.stages;
+        work.begin = (from + first_stage_of_tile(product, within)) % product.stages;
         work.end = work.begin + count;
         work.slot = tile + within + block;
         at += count;

@@ -36,8 +36,8 @@ __device__ __forceinline__ int64_t stages_before(int i) {
 // The first stage of a block.
 __device__ __forceinline__ int first_stage(int block) { return stages_before(GROUPED_COUNT) * block / GROUPED_BLOCKS; }
 
-// The slots of scratch: one for each pair of a tile and a block that may meet. Each has the partial sums of a tile. After all
-// slots' sums come, with GROUPED_ROW_SUMS, the row sums of each: those of every producer warp, GROUPED_M in a row.
+// Scratch has a slot for each pair of a tile and a block that computes stages of it: the block's partial sums of the tile. If
+// GROUPED_ROW_SUMS, the row sums of all slots follow. Those of a slot are GROUPED_M sums of each producer warp.
 constexpr int ROW_SUMS_WARPS = 8, ROW_SUMS_SIZE = ROW_SUMS_WARPS * GROUPED_M;
 __device__ __forceinline__ int64_t row_sums_at(int slot) {
     int slots = GROUPED_BLOCKS;
@@ -46,8 +46,8 @@ __device__ __forceinline__ int64_t row_sums_at(int slot) {
     return (int64_t)slots * (GROUPED_M * TILE_N) + (int64_t)slot * ROW_SUMS_SIZE;
 }
 
-// The slots `begin` to `end` of the tile of product I at a row and column. FIRST_TILE: the number of the first tile of product I
-// among those of all products.
+// The slots `begin` to `end`, inclusive, of the tile of product I that has a row and column. FIRST_TILE: the number of the first
+// tile of product I among those of all products.
 template <int I, int FIRST_TILE> struct TileSlots {
     int begin, end;
 

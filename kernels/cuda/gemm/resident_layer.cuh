@@ -30,9 +30,7 @@ template <int BYTES> __device__ __forceinline__ void send_to_cluster(char *to, M
     }
 }
 
-// STATES: the number of arrays: the weights and their optimizer state.
-//
-// The groups of warps divide the inputs.
+// The groups of warps divide the inputs. STATES: the number of arrays: the weights and their optimizer state.
 template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : ByteLayer<INPUTS, UNITS, BATCH> {
     typedef ByteLayer<INPUTS, UNITS, BATCH> Base;
     typedef ByteBatch<INPUTS, BATCH> Bytes;
@@ -47,9 +45,8 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
     // Bytes of shared memory. RESIDENT: weights and optimizer state. SUMS_AND_ROWS: sums of weights, sums and maxima of gradients,
     // and the rows of a batch. WORKSPACE: partial sums, or operands at its end; between the passes other code may use it.
     static constexpr int RESIDENT = STATES * INPUTS * UNITS * 4, SUMS_AND_ROWS = Base::SUMS + BATCH * 4;
-    // A lane of each group has partial sums of the same outputs. They divide these outputs: each adds OWN of them. The groups
-    // exchange partial sums in pieces, in as many rounds as a thread adds pieces. Pieces are small where there are many groups,
-    // because each group stores one for each other group.
+    // The same lane of each group has partial sums of the same outputs. Each of these threads adds OWN of the outputs. In a round
+    // each group stores one piece of PIECE partial sums for each other group. Pieces are small if there are many groups.
     static constexpr int OWN = COLUMNS * 4 / GROUPS, PIECE = GROUPS > 4 || OWN % 2 ? 1 : OWN % 4 ? 2 : 4;
     typedef Vector<float, PIECE> Piece;
     static constexpr int PARTIAL_SUMS = (GROUPS - 1) * THREADS * PIECE * 4;
@@ -103,19 +100,19 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
     struct Batch {
         Words chunks[WARP_CHUNKS];
     };
-    // Where warps have unequal numbers of them, the last warps have one more. The first ones have more of the sums that the block
-    // computes at the same time.
+    // The number of this warp's chunk i. If warps have unequal numbers of chunks, the last warps have one more, because the first
+    // ones have more of the sums that the block computes at the same time.
     __device__ __forceinline__ int batch_chunk(int i) const {
         const int place = i % 2 ? THREADS - 1 - threadIdx.x : threadIdx.x;
         return (i * THREADS + place) / WARP * CLUSTER + cluster_rank();
     }
-    // Loads them from the table.
+    // Loads this warp's chunks from the table.
     __device__ __forceinline__ void load_batch(const uint8_t *table, Batch &batch) const {
         #pragma unroll
         for (int i = 0; i < WARP_CHUNKS; i++)
             if (batch_chunk(i) < CHUNKS) batch.chunks[i].load_rows(table, rows, batch_chunk(i), lane);
     }
-    // Stores them as operands. A barrier of the cluster must follow.
+    // Stores this warp's chunks as operands. A barrier of the cluster must follow.
     __device__ __forceinline__ void store_batch(const Batch &batch, char *direct, char *transposed) const {
         #pragma unroll
         for (int i = 0; i < WARP_CHUNKS; i++) {
@@ -171,7 +168,7 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
         __syncthreads();
     }
 
-    // Computes the thread's outputs from sums, with the epilogue. first: the column of the block's first unit; a row has `pitch`.
+    // Computes the thread's outputs from sums, with the epilogue. first: the column of the block's first unit. pitch: of a row.
     template <typename Epilogue> __device__ __forceinline__ void finish(
         const uint8_t *table, const Sums &sums, const Epilogue &epilogue, int first, int pitch) const {
         typename Epilogue::template Aux<1> aux[OWN];

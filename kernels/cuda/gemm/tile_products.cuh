@@ -1,4 +1,4 @@
-// Products of rows with tiles of weights (gemm/tiled_weights.cuh), by WGMMA in bf16x3 (sm90/bf16x3.cuh).
+// What kernels share that multiply rows by tiles of weights (gemm/tiled_weights.cuh), by WGMMA in bf16x3 (sm90/bf16x3.cuh).
 //
 // Tensor cores truncate when they add, so they sum over a section of K only (SECTION elements), the smallest products first.
 // Float32 additions sum the results.
@@ -17,6 +17,7 @@ struct TiledWeights {
     const char *tiles;
 };
 
+// An element of a op(b) by FMA, summed from k0 to k1 of K.
 template <bool TRANSPOSE> __device__ __noinline__ float dot(
     const float *a, const float *b, int n, int k, int row, int column, int k0, int k1) {
     return Operands<false, TRANSPOSE>{a, b, 0, n, k}.dot(row, column, k0, k1);
@@ -41,8 +42,8 @@ template <bool K_MAJOR> __device__ __forceinline__ int tile_offset(int term, int
     return (term * TERM_BYTES + (K_MAJOR ? k * 2 : k * 128)) / CHUNK_BYTES;
 }
 
-// Starts `sums` = 64 rows times a section of a tile, from row k0 of op(W) on. The terms of the rows are in shared memory, in the
-// layout of a tile that is not transposed; or in registers, where word `first` has the section's first elements.
+// Starts `sums` = 64 rows times a section of a tile, from row k0 of op(W) on. The first form reads the terms of the rows from
+// shared memory, in the layout of a tile that is not transposed. The second one has them in registers, from word `first` on.
 template <bool TRANSPOSE> __device__ __forceinline__ void multiply_section(
     float (&sums)[TILE_SUMS], const char *rows, const char *tile, int k0) {
     const uint64_t a = smem_descriptor(rows), b = tile_descriptor<TRANSPOSE>(tile);
@@ -70,8 +71,8 @@ template <bool TRANSPOSE, int WORDS> __device__ __forceinline__ void multiply_se
     wgmma_commit_group();
 }
 
-// Splits four neighbours of a row into terms: the words of the A operand of WGMMA that hold them, from `word` on, where the
-// weights' rows are permuted.
+// Splits four neighbours of a row into terms, as words of the A operand of WGMMA, from `word` on. The tiles must be permuted along
+// K (gemm/tiled_weights.cuh).
 template <int WORDS> __device__ __forceinline__ void split_four(
     uint32_t (&rows)[BF16X3_TERMS][WORDS], int word, const Vector<float, 4> &four) {
     uint32_t terms[BF16X3_TERMS][2];
@@ -80,8 +81,7 @@ template <int WORDS> __device__ __forceinline__ void split_four(
     for (int p = 0; p < BF16X3_TERMS; p++) rows[p][word] = terms[p][0], rows[p][word + 2] = terms[p][1];
 }
 
-// By one thread: copies a tile to the next stage of a ring. Its row and column, and the rows and columns of tiles, are those of
-// op(W).
+// By one thread: copies a tile to the next stage of a ring. row and column: of the tile in op(W), which has rows x columns tiles.
 template <bool TRANSPOSE, int STAGES> __device__ __forceinline__ void copy_tile(Pipeline<STAGES> &pipeline,
     PipelineState<STAGES> &state, char *ring, const char *tiles, int row, int column, int rows, int columns) {
     pipeline.wait_empty(state);

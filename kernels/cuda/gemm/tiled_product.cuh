@@ -1,15 +1,15 @@
 // Y = epilogue(X op(W)) for many rows, in bf16x3, with tiles of weights (gemm/tile_products.cuh).
 //
-// A block has 128 rows and some of the columns. Two warpgroups have 64 rows each. They load their rows into registers, two
-// sections of K ahead, and split the next section while the tensor cores multiply this one. A thread of a third warpgroup copies
-// tiles of weights, which both warpgroups read.
+// A block computes 128 rows and some of the columns. Two warpgroups have 64 rows each. They load their rows into registers, two
+// sections of K ahead, and split the next section while the tensor cores multiply the current one. A thread of a third warpgroup
+// copies tiles of weights, which both warpgroups read.
 #pragma once
 #include "gemm/tile_products.cuh"
 
-// INPUTS: K. OUTPUTS: columns. PARTS: blocks that divide the columns. TRANSPOSE: whether op transposes.
-template <int INPUTS, int OUTPUTS, int PARTS, bool TRANSPOSE> struct TiledProduct {
+// INPUTS: K. OUTPUTS: columns. COLUMN_SPLITS: the number of blocks that divide the columns. TRANSPOSE: whether op transposes.
+template <int INPUTS, int OUTPUTS, int COLUMN_SPLITS, bool TRANSPOSE> struct TiledProduct {
     static constexpr int ROWS = 64, WARPGROUPS = 2, CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
-    static constexpr int K_TILES = INPUTS / WEIGHT_TILE, N_TILES = OUTPUTS / WEIGHT_TILE, OWN_TILES = N_TILES / PARTS;
+    static constexpr int K_TILES = INPUTS / WEIGHT_TILE, N_TILES = OUTPUTS / WEIGHT_TILE, OWN_TILES = N_TILES / COLUMN_SPLITS;
     static constexpr int ALL_SECTIONS = K_TILES * SECTIONS;
     static constexpr int WORDS = SECTION / 4; // of a term of a section, of a thread
     static_assert(SECTIONS == 2, "the sections of a tile alternate between registers");
@@ -18,16 +18,16 @@ template <int INPUTS, int OUTPUTS, int PARTS, bool TRANSPOSE> struct TiledProduc
     static constexpr int STAGES = 4, BARRIERS = STAGES * TILE_BYTES, BARRIER_BYTES = 256, SHARED = BARRIERS + BARRIER_BYTES;
     static_assert(sizeof(Pipeline<STAGES>) <= BARRIER_BYTES, "the barriers fit");
 
-    // A section of the rows: of each group of 16 elements of K, a thread has four neighbours of two rows.
+    // A section of a thread's rows: of each group of 16 elements of K, a thread has four neighbours of two rows.
     typedef Vector<float, 4> Section[SECTION / 16][2];
 
     Pipeline<STAGES> &pipeline;
     PipelineState<STAGES> state;
-    int warpgroup, first_tile; // of the block's columns
+    int warpgroup, first_tile; // first_tile: of the block's columns
 
     __device__ TiledProduct()
         : pipeline(*(Pipeline<STAGES> *)(shared_bytes + BARRIERS)),
-          warpgroup(__shfl_sync(~0u, threadIdx.x / WARPGROUP, 0)), first_tile(blockIdx.x % PARTS * OWN_TILES) {
+          warpgroup(__shfl_sync(~0u, threadIdx.x / WARPGROUP, 0)), first_tile(blockIdx.x % COLUMN_SPLITS * OWN_TILES) {
         if (threadIdx.x == 0) {
             pipeline.init(1, CONSUMERS / WARP);
             fence_mbarrier_init();
@@ -61,7 +61,7 @@ template <int INPUTS, int OUTPUTS, int PARTS, bool TRANSPOSE> struct TiledProduc
     // By each of the first two warpgroups.
     template <class Out> __device__ __forceinline__ void compute(
         const float *x, const TiledWeights &w, const Out &out, int row0) {
-        float result[TILE_SUMS], temporary[2][TILE_SUMS];
+        float result[TILE_SUMS], section_sums[2][TILE_SUMS];
         uint32_t terms[2][BF16X3_TERMS][WORDS];
         Section sections[2]; // loaded, not split yet
         const int row = row0 + accumulator_row(0);
@@ -78,31 +78,31 @@ template <int INPUTS, int OUTPUTS, int PARTS, bool TRANSPOSE> struct TiledProduc
         #pragma unroll 1
         for (int i = 0; i < OWN_TILES; i++) {
             const int column0 = (first_tile + i) * WEIGHT_TILE;
-            int last = 0; // the stage of the tile that the section before this one reads
-            const auto done = [&](int g) { // adds the sums of section g
-                if (g % SECTIONS == SECTIONS - 1) arrive_per_warp(pipeline.empty[last]);
-                wgmma_fence_operand(temporary[g % 2]);
+            int last_stage = 0; // of the section before the current one
+            const auto add_section = [&](int g) { // adds the sums of section g to the result
+                if (g % SECTIONS == SECTIONS - 1) arrive_per_warp(pipeline.empty[last_stage]);
+                wgmma_fence_operand(section_sums[g % 2]);
                 #pragma unroll
-                for (int j = 0; j < TILE_SUMS; j++) result[j] = g == 0 ? temporary[0][j] : result[j] + temporary[g % 2][j];
+                for (int j = 0; j < TILE_SUMS; j++) result[j] = g == 0 ? section_sums[0][j] : result[j] + section_sums[g % 2][j];
             };
             #pragma unroll
             for (int g = 0; g < ALL_SECTIONS; g++) {
                 if (g % SECTIONS == 0) pipeline.wait_full(state);
                 wgmma_fence();
-                multiply_section<TRANSPOSE>(temporary[g % 2], terms[g % 2], 0,
+                multiply_section<TRANSPOSE>(section_sums[g % 2], terms[g % 2], 0,
                     (const char *)shared_bytes + state.stage * TILE_BYTES, g % SECTIONS * SECTION);
                 if (g > 0) {
                     wgmma_wait_group<1>();
-                    done(g - 1);
+                    add_section(g - 1);
                 }
                 split(terms[1 - g % 2], sections[1 - g % 2]);
                 load_next(sections[1 - g % 2]);
-                last = state.stage;
+                last_stage = state.stage;
                 if (g % SECTIONS == SECTIONS - 1) state.advance();
             }
             const auto index = [&](int j) { return (int64_t)(row + j / 2 % 2 * 8) * OUTPUTS + column0 + accumulator_column(j); };
             wgmma_wait_group<0>();
-            done(ALL_SECTIONS - 1);
+            add_section(ALL_SECTIONS - 1);
             recompute_non_finite(result, [&](int j) {
                 return dot<TRANSPOSE>(
                     x, w.weights, OUTPUTS, INPUTS, row + j / 2 % 2 * 8, column0 + accumulator_column(j), 0, INPUTS);
@@ -123,7 +123,7 @@ template <int INPUTS, int OUTPUTS, int PARTS, bool TRANSPOSE> struct TiledProduc
         static_assert(registers_suffice(WARPGROUP, 24, CONSUMERS, 240), "a multiprocessor has enough registers");
         if (warpgroup < WARPGROUPS) {
             warpgroup_reg_alloc<240>();
-            compute(x, w, out, (blockIdx.x / PARTS * WARPGROUPS + warpgroup) * ROWS);
+            compute(x, w, out, (blockIdx.x / COLUMN_SPLITS * WARPGROUPS + warpgroup) * ROWS);
         } else {
             warpgroup_reg_dealloc<24>();
             copy(w.tiles);

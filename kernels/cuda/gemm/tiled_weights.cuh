@@ -3,8 +3,9 @@
 // A tile of 64 x 64 weights has three terms, each of 64 rows of 128 bytes with the 128-byte swizzle. So one bulk copy fetches a
 // tile, and wgmma reads it as a K-major operand or as a transposed one.
 //
-// One axis of a matrix is the hidden columns of two products. Along it each group of 16 is permuted: position 8 s + 2 c + h holds
-// element 4 c + 2 s + h. So the accumulators of a thread are groups of four neighbouring hidden columns.
+// Along one axis of a matrix each group of 16 is permuted: position 8 s + 2 c + h holds element 4 c + 2 s + h. The axis is K of a
+// product whose A operand is in registers, where each thread then has groups of four neighbours of a row. In a pair of products
+// (gemm/back_to_back.cuh) it is the columns of the first one, which are K of the second one.
 #pragma once
 #include "sm90/bf16x3.cuh"
 

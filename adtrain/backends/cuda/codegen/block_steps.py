@@ -41,8 +41,8 @@ Form = Callable[[Equation, Names, int], Sequence[Step]]
 def loop(count: int, lines: Sequence[str], threads: int) -> Step:
     """`lines` for i = 0 ... count - 1, divided among the threads of the block.
 
-    The compiler does not see how many i a thread has. Where all threads have the same number, the text says it, so
-    that the compiler unrolls the loop without a remainder.
+    The compiler does not know how many i a thread has. If all threads have the same number, the text has it as a
+    constant, so that the compiler unrolls the loop without a remainder.
     """
     if count <= threads:
         head = [f"if (const int i = t; i < {count}) {{"]

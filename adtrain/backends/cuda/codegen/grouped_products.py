@@ -1,7 +1,7 @@
 """Grouped products: a launch that computes partial sums of all products; one that adds them and runs the epilogues.
 
-Sums of columns share the first launch. The blocks of a product add the columns of a factor that they load anyway. Other
-sums have blocks of their own, which wait for memory while the others multiply.
+Sums of columns share the first launch. If a product loads the same matrix, its blocks add the columns. Other sums have
+their own blocks, which wait for memory while the others multiply.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ ITEMSIZE = np.dtype(np.float32).itemsize
 def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
     """The two launches of a `grouped_products` equation."""
     members = equation.params["body"].equations
-    sums = sorted((e for e in members if e.primitive is column_sum_p), key=_read_by_block, reverse=True)
+    sums = sorted((e for e in members if e.primitive is column_sum_p), key=_elements_per_block, reverse=True)
     products = [e for e in members if e.primitive is not column_sum_p]
+    # The first product that loads each matrix as its first factor; the product whose blocks add each sum.
     loaded = {matmul_of(e).inputs[0]: i for i, e in reversed([*enumerate(products)])}
     in_products = {e: loaded[x] for e in sums if (x := summed_matrix(e)) in loaded}
     sums = [e for e in sums if e not in in_products]
@@ -76,7 +77,7 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
         blocks=blocks,
         shared=shared,
         scratch=scratch,
-        own_registers=True,
+        fills_registers=True,
     )
     names: dict[str, str] = {}
     parts = []
@@ -107,7 +108,7 @@ def _sum(equation: Equation, number: int, first_tile: int, name: str, scratch: i
 
 
 def _row_sum(equation: Equation, number: int, first_tile: int) -> Part:
-    """The part that adds the sums of columns of a product's first factor, and computes what follows."""
+    """The part that adds the partial sums of columns of a product's first factor, and computes outputs from them."""
     body = body_of(equation)
     columns = body.equations[0].outputs[0].size
     lines = [
@@ -120,8 +121,8 @@ def _row_sum(equation: Equation, number: int, first_tile: int) -> Part:
     return Part(lines, body.inputs, body.outputs, headers, blocks=-(-columns // THREADS))
 
 
-def _read_by_block(equation: Equation) -> float:
-    """The elements that a block of a sum of columns reads. The longest blocks start first, so that all end together."""
+def _elements_per_block(equation: Equation) -> float:
+    """The elements that a block of a sum of columns reads. Blocks with the most start first: all end together."""
     return sum(v.size for v in equation.inputs) / column_blocks(equation)
 
 

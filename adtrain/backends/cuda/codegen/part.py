@@ -43,8 +43,8 @@ class Part:
         checked: whether it sets `*bad` where an index is out of range.
         peers: whether it exchanges data with other GPUs, through `windows` (kernels/cuda/index/peer_window.cuh).
         lengths: int constants n0, n1, ... that the lines may use.
-        own_registers: whether the part needs nearly all registers. Then the compiler must not load the pointers of
-            other parts before it.
+        fills_registers: whether the part needs nearly all registers. Then the compiler must not load the pointers of
+            all parts at the start of the kernel.
     """
 
     lines: Sequence[str]
@@ -58,7 +58,7 @@ class Part:
     checked: bool = False
     peers: bool = False
     lengths: Sequence[int] = ()
-    own_registers: bool = False
+    fills_registers: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,13 +162,13 @@ def dispatch(
         scratch: the byte where the scratch memory of the parts begins.
     """
     groups = groups_of(parts)
-    hidden = any(part.own_registers for part in parts)
+    opaque = any(part.fills_registers for part in parts)
     first, at = 0, scratch
     for i, group in enumerate(groups):
         part, starts = group[0], [*accumulate((each.blocks for each in group), initial=first)]
         test = "{" if i == len(groups) - 1 else f"if ({number} < {starts[-1]}) {{"
         yield f"else {test}" if i else test
-        integer = "int" if hidden else "const int"
+        integer = "int" if opaque else "const int"
         if len({each.blocks for each in group}) > 1:
             yield f"    {integer} member = {' + '.join(f'({number} >= {start})' for start in starts[1:-1])};"
             yield f"    const int block = {number} - ({_of_member(starts[:-1])}); (void)block;"
@@ -177,8 +177,8 @@ def dispatch(
             yield f"    const int block = ({number} - {first}) % {part.blocks}; (void)block;"
         else:
             yield f"    const int block = {number} - {first}; (void)block;"
-        if len(group) > 1 and hidden:
-            yield '    asm volatile("" : "+r"(member));'  # so the compiler does not load all pointers at the start
+        if len(group) > 1 and opaque:
+            yield '    asm volatile("" : "+r"(member));'  # so that the compiler does not load all pointers at the start
         for k, lengths in enumerate(zip(*(each.lengths for each in group), strict=True)):
             yield f"    const {'int' if max(lengths) < 2**31 else 'int64_t'} n{k} = {_of_member(lengths)};"
             if len(set(lengths)) > 1 and (divisor := gcd(*lengths, 64)) > 1:

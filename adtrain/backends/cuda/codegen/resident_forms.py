@@ -134,7 +134,7 @@ def _narrow_product(equation: Equation, names: Names, threads: int) -> Sequence[
 
 
 def _transposed_product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
-    """A small product whose left operand is transposed: tiles of outputs, in the lanes of warps."""
+    """A small product whose left operand is transposed. Each lane of a warp computes a tile of outputs."""
     (a, b), (y,) = equation.inputs, equation.outputs
     (m, n), k = y.type.shape, a.type.shape[0]
     tall, wide = math.gcd(TALL, m), math.gcd(16 // y.type.dtype.itemsize, n)

@@ -213,7 +213,7 @@ class _Writer:
             send = f"send_to_cluster<{self.places.received_bytes}>({at}, received);"
             wait = "wait_for_cluster(received, run % 2);"
         yield send
-        # What threads store here, other threads of the block read after the next barrier of the block.
+        # Other threads of the block read what is stored here, after the next barrier of the block.
         yield f"if (!last) {self._set_row('example')}"
         yield from stores
         yield wait
@@ -229,7 +229,7 @@ class _Writer:
     def _early_gathers(self) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
         """The early gathers: declarations, loads to registers, and stores of what was loaded.
 
-        The last threads of the block have them, because the first ones look up examples.
+        The last threads of the block gather, because the first ones look up examples.
         """
         names = dict(self.places.names)
         declared: list[str] = []

@@ -18,7 +18,7 @@ THREADS = 384
 def tiled_product(equation: Equation, target: Target) -> Kernel:
     """The kernel of a `tiled_product` equation."""
     body, tiled = body_of(equation), tiled_product_of(equation)
-    (rows, inputs, columns), parts = tiled.lengths, tiled.parts(target)
+    (rows, inputs, columns), splits = tiled.lengths, tiled.column_splits(target)
     matmul, (with_tiles, _) = matmul_of(tiled.product), body.equations
     operands = [*body.inputs, *body.outputs]
     pointers = {v: f"p{i}" for i, v in enumerate(operands)}
@@ -32,7 +32,7 @@ def tiled_product(equation: Equation, target: Target) -> Kernel:
         '#include "common/epilogue.cuh"',
         '#include "gemm/tiled_product.cuh"',
         end.text,
-        f"typedef TiledProduct<{inputs}, {columns}, {parts}, {transposed}> Product;",
+        f"typedef TiledProduct<{inputs}, {columns}, {splits}, {transposed}> Product;",
         f'static_assert(Product::SHARED == {tiled.shared} && Product::THREADS == {THREADS}, "as planned");',
         "",
         f"KERNEL __launch_bounds__({THREADS}, 1) tiled_product({', '.join(parameters)})",
@@ -45,5 +45,5 @@ def tiled_product(equation: Equation, target: Target) -> Kernel:
         "",
     ]
     source = Source("tiled_product.cu", "\n".join(text), OPTIONS)
-    blocks = rows // ROWS * parts
+    blocks = rows // ROWS * splits
     return Kernel(source, "tiled_product", operands, blocks, THREADS, tiled.shared, 0, checked=False)
