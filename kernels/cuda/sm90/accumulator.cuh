@@ -37,6 +37,7 @@ struct AccumulatorTile {
             }
             #pragma unroll
             for (int i = first; i < first + BATCH && i < COUNT; i += WIDE_C) {
+                if (WIDE_C == 1 && !inside(i)) continue; // predicates of single elements would take too many registers
                 T value[WIDE_C];
                 #pragma unroll
                 for (int h = 0; h < WIDE_C; h++) value[h] = sums[i + h];
