@@ -6,7 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
@@ -185,6 +185,17 @@ class Host:
         given = "int x, int y, int z, int threads, void **pointers, int64_t *numbers, char *scratch"
         body = f"run({{(unsigned)x, (unsigned)y, (unsigned)z}}, threads, [=] {{ {task.name}({', '.join(args)}); }});"
         return f'extern "C" void go_{task.name}({given}) {{ {body} }}\n'
+
+
+def assert_same_in_all_orders(
+    host: Host, seeds: Sequence[int], results: Callable[[], Sequence[np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Assert that the bytes of results do not depend on the order of threads."""
+    expected = results()
+    for seed in seeds:
+        monkeypatch.setattr(host, "thread_order", seed)
+        for x, y in zip(results(), expected, strict=True):
+            assert x.tobytes() == y.tobytes()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import SEEDS, Host, host
+from cuda_on_host import SEEDS, Host, assert_same_in_all_orders, host
 from npz_files import parts, write_npz
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
 
@@ -139,11 +139,7 @@ def test_results_do_not_depend_on_the_order_of_threads(
 ) -> None:
     program = step_program(2, *settings, order=order)
     known = arguments_of(program)
-    expected = launched(by_member, program, known, 3)
-    for seed in seeds:
-        monkeypatch.setattr(by_member, "thread_order", seed)
-        for x, y in zip(launched(by_member, program, known, 3), expected, strict=True):
-            assert x.tobytes() == y.tobytes()
+    assert_same_in_all_orders(by_member, seeds, lambda: launched(by_member, program, known, 3), monkeypatch)
 
 
 def shards_of(blocks: int, *settings: str) -> ClusterShards:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import SEEDS, Host, host
+from cuda_on_host import SEEDS, Host, assert_same_in_all_orders, host
 from npz_files import parts, write_npz
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu, results
 from test_cuda_resident_steps_on_host import arguments_of, assert_near, step_program
@@ -104,11 +104,7 @@ def test_results_do_not_depend_on_the_order_of_threads(
 ) -> None:
     program = streamed_program(2, f"model.layers={layers}", "data.batch_size=32")
     known = arguments_of(program)
-    expected = repeated(streaming, program, known, 3)
-    for seed in seeds:
-        monkeypatch.setattr(streaming, "thread_order", seed)
-        for x, y in zip(repeated(streaming, program, known, 3), expected, strict=True):
-            assert x.tobytes() == y.tobytes()
+    assert_same_in_all_orders(streaming, seeds, lambda: repeated(streaming, program, known, 3), monkeypatch)
 
 
 def test_the_bytes_of_a_member_do_not_depend_on_the_number_of_members(streaming: Host) -> None:

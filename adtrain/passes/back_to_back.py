@@ -14,19 +14,14 @@ from adtrain.core.program import Equation, Program
 from adtrain.core.target import Target
 from adtrain.core.weight_tiles import TERMS, TILE
 from adtrain.passes.groups import Groups
-from adtrain.passes.tiled_products import is_float32_product, matmul_in
+from adtrain.passes.tiled_products import BARRIERS, fills, is_float32_product, matmul_in
 
 WARPGROUPS, ROWS = 2, 64
 """Warpgroups of a block that multiply; rows of a warpgroup."""
 CLUSTER = 2
 """Blocks that compute the same rows. They divide the columns between the products."""
-MIN_UTILIZATION = 0.65
-"""Minimum share of the multiprocessors that have a block, on average over waves. One kernel is estimated to be faster
-than two from there on. At 0.97 it was measured to take 0.62 of the time of two."""
 STAGES = 5
 """Tiles of weights in the shared memory of a block."""
-BARRIERS = 256
-"""Bytes for the barriers in shared memory."""
 MAX_LENGTH = 2 * TILE
 """Maximum K of the first product and columns of the second one: accumulators are in registers."""
 ITEMSIZE = 4
@@ -56,10 +51,8 @@ class BackToBack:
     def fits(self, target: Target) -> bool:
         rows, inputs, hidden, outputs = self.lengths
         whole = not (rows % (WARPGROUPS * ROWS) or inputs % TILE or hidden % (CLUSTER * TILE) or outputs % TILE)
-        blocks = rows // ROWS
-        waves = -(-blocks // target.multiprocessors)
-        fills = blocks >= MIN_UTILIZATION * waves * target.multiprocessors
-        return whole and fills and max(inputs, outputs) <= MAX_LENGTH and self.shared <= target.shared
+        fits = max(inputs, outputs) <= MAX_LENGTH and self.shared <= target.shared
+        return whole and fits and fills(rows // ROWS, target)
 
 
 def back_to_back_of(equation: Equation) -> BackToBack:

@@ -13,6 +13,7 @@ from threading import Lock
 
 import numpy as np
 
+from adtrain.child_process import end, started
 from adtrain.data import shuffle
 from adtrain.data.shuffle import permutation
 
@@ -51,7 +52,7 @@ class ShufflePool:
         with self.lock:
             process = self.idle.pop() if self.idle else None
         with suppress(OSError):
-            process = process or _started()
+            process = process or started([sys.executable, "-I", "-c", PROGRAM, shuffle.__file__, *sys.path])
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(b"%d %d %d\n" % (count, seed, epoch))
@@ -62,34 +63,17 @@ class ShufflePool:
                     self.idle.append(process)
                 return np.frombuffer(order, np.int64)
         if process is not None:
-            _end(process)
+            end(process)
         return None
 
     def close(self) -> None:
         """End the processes that are idle."""
         with self.lock:
             ending, self.idle = self.idle, []
-        for process in ending:
-            _end(process)
+        end(*ending)
 
 
 @cache
 def shared_pool() -> ShufflePool:
     """The pool that all waves share."""
     return ShufflePool()
-
-
-def _started() -> subprocess.Popen[bytes]:
-    """A new process, in its own session, so that Ctrl-C does not reach it.
-
-    It ends when its stdin is closed, at the latest when this process ends.
-    """
-    command = [sys.executable, "-I", "-c", PROGRAM, shuffle.__file__, *sys.path]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, start_new_session=True, **pipes)  # type: ignore[call-overload]
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    with suppress(BrokenPipeError), process:  # closes the pipes and waits
-        pass

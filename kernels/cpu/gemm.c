@@ -108,9 +108,9 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
     int64_t columns = min_i64(q->n, part_begin(panels, q->across, x + 1) * TILE_COLUMNS) - column;
     int64_t lda = q->transpose_a ? q->m : q->k, ldb = q->transpose_b ? q->k : q->n, ldc = q->c ? q->n : BLOCK_LD;
     int64_t slices = q->slices, strips = ceil_div(rows, TILE_ROWS);
-    /* What a tile prefetches: first its part of C and of the arrays of the epilogue. Then, if there is a next slice, one
-       column of cache lines of what is packed for it. If there is none, the first tile of a strip prefetches the next
-       strip of A. */
+    /* A tile first prefetches its part of C and of the arrays of the epilogue. If another slice follows, the tile then
+       prefetches one column of cache lines of that slice's operands. In the last slice, the first tile of a strip
+       prefetches the next strip of A. */
     int64_t lines_of_a = q->transpose_a ? ceil_div(rows, LINE) : 0;
     int64_t lines_of_b = q->transpose_b ? 0 : ceil_div(columns, LINE);
     Ahead *ahead = &scratch->ahead;

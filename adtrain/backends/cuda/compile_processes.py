@@ -12,6 +12,7 @@ from threading import Lock
 
 from adtrain.backends.cuda import nvrtc
 from adtrain.backends.cuda.nvrtc import Nvrtc, Request
+from adtrain.child_process import end, started
 
 MAX_PROCESSES = 16
 """Maximum processes that compile, this one included."""
@@ -49,7 +50,7 @@ class CompileProcesses:
                 with self.lock:
                     self.idle.append(process)
                 return found
-            _end(process)
+            end(process)
         with self.here:
             return self.library.compile(*request)
 
@@ -61,12 +62,9 @@ class CompileProcesses:
             if self.started >= self.max_started:
                 return None
             self.started += 1
-        # Without the module `site`, because only the standard library is imported. In a session of its own, so that
-        # Ctrl-C does not reach it; it ends when its stdin is closed, at the latest at the end of this process.
-        command = [sys.executable, "-I", "-S", nvrtc.__file__, self.library.path]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        # Without the module `site`, because only the standard library is imported.
         try:
-            return subprocess.Popen(command, start_new_session=True, **pipes)  # type: ignore[call-overload]
+            return started([sys.executable, "-I", "-S", nvrtc.__file__, self.library.path])
         except OSError:
             return None
 
@@ -74,13 +72,4 @@ class CompileProcesses:
         """End the processes that are idle."""
         with self.lock:
             ending, self.idle = self.idle, []
-        for process in ending:  # all at once: the system takes milliseconds to free the memory of each
-            process.kill()
-        for process in ending:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    with suppress(BrokenPipeError), process:  # closes the pipes and waits
-        pass
+        end(*ending)

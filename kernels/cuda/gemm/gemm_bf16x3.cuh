@@ -35,8 +35,8 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
     const T *x;
     int length, k, first; // rows and k of the matrix, and the first row of the tile
 
-    // The position of element j of chunk `at` in staging. The halves of some chunks are swapped so that eight threads read
-    // without bank conflicts. They are the same for chunks that are a multiple of eight apart.
+    // The position of element j of chunk `at` in staging. In chunks 4 to 7 of each eight the two halves are swapped: eight
+    // threads read without bank conflicts.
     static __device__ __forceinline__ int swizzled(int at, int j) {
         return at * CHUNK_ELEMENTS + (j / VECTOR ^ at / 4 % 2) * VECTOR + j % VECTOR;
     }

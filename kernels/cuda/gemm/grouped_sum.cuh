@@ -46,8 +46,8 @@ __device__ __forceinline__ int64_t row_sums_at(int slot) {
     return (int64_t)slots * (GROUPED_M * TILE_N) + (int64_t)slot * ROW_SUMS_SIZE;
 }
 
-// The slots `begin` to `end`, inclusive, of the tile of product I that has a row and column. FIRST_TILE: the number of the first
-// tile of product I among those of all products.
+// The slots `begin` to `end`, inclusive, of the tile of product I that has a row and column. FIRST_TILE: the tiles of the products
+// before I.
 template <int I, int FIRST_TILE> struct TileSlots {
     int begin, end;
 
@@ -64,8 +64,8 @@ template <int I, int FIRST_TILE> struct TileSlots {
     }
 };
 
-// Adds the partial sums of product I, in the order of the blocks that have computed them, and passes the sums to `out`: block
-// `block` of THREADS threads, each of which computes WIDE neighbouring elements.
+// Adds the partial sums of product I, in the order of the blocks that have computed them, and passes the sums to `out`. A block
+// has THREADS threads. A thread computes WIDE neighbouring elements.
 template <int I, int FIRST_TILE, int THREADS, class Out> __device__ __forceinline__ void add_parts(
     const char *scratch, const Out &out, int block) {
     constexpr int WIDE = GROUPED_VECTOR;

@@ -46,21 +46,21 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
     // and the rows of a batch. WORKSPACE: partial sums, or operands at its end; between the passes other code may use it.
     static constexpr int RESIDENT = STATES * INPUTS * UNITS * 4, SUMS_AND_ROWS = Base::SUMS + BATCH * 4;
     // The same lane of each group has partial sums of the same outputs. Each of these threads adds OWN of the outputs. In a round
-    // each group stores one piece of PIECE partial sums for each other group. Pieces are small if there are many groups.
-    static constexpr int OWN = COLUMNS * 4 / GROUPS, PIECE = GROUPS > 4 || OWN % 2 ? 1 : OWN % 4 ? 2 : 4;
-    typedef Vector<float, PIECE> Piece;
-    static constexpr int PARTIAL_SUMS = (GROUPS - 1) * THREADS * PIECE * 4;
+    // each group stores a vector of WIDE_SUMS partial sums for each other group. They are short if there are many groups.
+    static constexpr int OWN = COLUMNS * 4 / GROUPS, WIDE_SUMS = GROUPS > 4 || OWN % 2 ? 1 : OWN % 4 ? 2 : 4;
+    typedef Vector<float, WIDE_SUMS> PartialSums;
+    static constexpr int PARTIAL_SUMS = (GROUPS - 1) * THREADS * WIDE_SUMS * 4;
     static constexpr int WORKSPACE = FRAGMENTS > PARTIAL_SUMS ? FRAGMENTS : PARTIAL_SUMS;
     static_assert(COLUMNS * 4 % GROUPS == 0, "as many outputs for each thread");
 
     char *const resident; // weights and optimizer state
-    Piece *const partial_sums; // of the outputs, in the memory of the fragments
+    PartialSums *const partial_sums; // of the outputs, in the memory of the fragments
     const int begin, end; // chunks of inputs from begin to end are this warp's
 
     // workspace: `size` bytes, of which this uses the first WORKSPACE; the other shared memory follows.
     __device__ ResidentLayer(unsigned char *workspace, int size, float scale, float shift)
         : Base((char *)workspace + WORKSPACE - FRAGMENTS, (float *)((char *)workspace + size + RESIDENT), scale, shift),
-          resident((char *)workspace + size), partial_sums((Piece *)workspace), begin(group * CHUNKS / GROUPS),
+          resident((char *)workspace + size), partial_sums((PartialSums *)workspace), begin(group * CHUNKS / GROUPS),
           end((group + 1) * CHUNKS / GROUPS) {}
 
     // Four numbers of this lane, of a state: those of neighbouring inputs, and of unit g (half 0) or g + 8 (half 1) of the tile.
@@ -127,43 +127,43 @@ template <int INPUTS, int UNITS, int BATCH, int STATES> struct ResidentLayer : B
         float own[OWN];
     };
     // This thread's output i: its number among a lane's partial sums, its row of the batch and its unit. See `mma` in the PTX ISA.
-    __device__ __forceinline__ int own_number(int i) const { return (i / PIECE * GROUPS + group) * PIECE + i % PIECE; }
+    __device__ __forceinline__ int own_number(int i) const { return (i / WIDE_SUMS * GROUPS + group) * WIDE_SUMS + i % WIDE_SUMS; }
     __device__ __forceinline__ int own_row(int i) const { return own_number(i) / 4 * 8 + 2 * c + own_number(i) % 2; }
     __device__ __forceinline__ int own_unit(int i) const { return tile * 16 + own_number(i) % 4 / 2 * 8 + g; }
 
-    // The place of a piece that this lane of group `from` stores for group `to`.
-    __device__ __forceinline__ Piece *piece(int to, int from) const {
+    // Where this lane of group `from` stores its partial sums for group `to`.
+    __device__ __forceinline__ PartialSums *sums_for(int to, int from) const {
         return partial_sums + ((to * (GROUPS - 1) + from - (from > to)) * TILES + tile) * WARP + lane;
     }
     // Adds the outputs of all groups, in a fixed order. Ends with a barrier of the block.
     __device__ __forceinline__ void add_groups(const Outputs &outputs, Sums &sums) const {
         this->store_weight_sums(outputs);
         #pragma unroll
-        for (int i = 0; i < OWN; i += PIECE) {
-            Piece pieces[GROUPS], mine = {}, sum = {};
+        for (int i = 0; i < OWN; i += WIDE_SUMS) {
+            PartialSums of_groups[GROUPS], mine = {}, sum = {};
             #pragma unroll
             for (int to = 0; to < GROUPS; to++) {
                 #pragma unroll
-                for (int k = 0; k < PIECE; k++) {
-                    const int number = (i / PIECE * GROUPS + to) * PIECE + k;
-                    const float value = pieces[to].lane[k] = outputs.values[number / 4][number % 4];
+                for (int k = 0; k < WIDE_SUMS; k++) {
+                    const int number = (i / WIDE_SUMS * GROUPS + to) * WIDE_SUMS + k;
+                    const float value = of_groups[to].lane[k] = outputs.values[number / 4][number % 4];
                     mine.lane[k] = to == group ? value : mine.lane[k];
                 }
             }
             __syncthreads();
             #pragma unroll
             for (int to = 0; to < GROUPS; to++)
-                if (to != group) *piece(to, group) = pieces[to];
+                if (to != group) *sums_for(to, group) = of_groups[to];
             __syncthreads();
             #pragma unroll
             for (int from = 0; from < GROUPS; from++) {
-                Piece other = mine;
-                if (from != group) other = *piece(group, from);
+                PartialSums other = mine;
+                if (from != group) other = *sums_for(group, from);
                 #pragma unroll
-                for (int k = 0; k < PIECE; k++) sum.lane[k] += other.lane[k];
+                for (int k = 0; k < WIDE_SUMS; k++) sum.lane[k] += other.lane[k];
             }
             #pragma unroll
-            for (int k = 0; k < PIECE; k++) sums.own[i + k] = sum.lane[k];
+            for (int k = 0; k < WIDE_SUMS; k++) sums.own[i + k] = sum.lane[k];
         }
         __syncthreads();
     }

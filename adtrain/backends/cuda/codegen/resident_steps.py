@@ -213,7 +213,7 @@ class _Writer:
             send = f"send_to_cluster<{self.places.received_bytes}>({at}, received);"
             wait = "wait_for_cluster(received, run % 2);"
         yield send
-        # Other threads of the block read what is stored here, after the next barrier of the block.
+        # A barrier of the block follows. After it other threads read what these lines store.
         yield f"if (!last) {self._set_row('example')}"
         yield from stores
         yield wait
