@@ -19,7 +19,7 @@ HELPERS = {"assets", "cache", "documents", "files", "percentiles", "table", "tem
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("core option_types percentiles text version __main__", set()),
+    ("child_process core option_types percentiles text version __main__", set()),
     ("metrics", set()),
     ("startup", {"core"}),
     ("table templates", {"text"}),
@@ -28,7 +28,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("ops", {"core", "option_types"}),
     ("cache", {"files"}),
     ("documents", {"cache"}),
-    ("backends", {"core", "lowering", "passes", "codegen"} | HELPERS),
+    ("backends", {"child_process", "core", "lowering", "passes", "codegen"} | HELPERS),
     ("nn optim augment samplers", {"core", "option_types", "ops"}),
     ("cases", {"core", "ops", "samplers"}),
     ("jit", {"core", "passes"}),
@@ -45,7 +45,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("gradcheck", MODEL | {"cases", "config", "custom_op", "passes"}),
     ("training", TRAINING),
     ("distributed", {"core"}),
-    ("sweeps", TRAINING | {"training"}),
+    ("sweeps", TRAINING | {"child_process", "training"}),
     ("export", TRAINING | {"training", "backends", "codegen"}),
     ("display", TRAINING | {"training"}),
     ("report", TRAINING | {"training", "sweeps"}),
