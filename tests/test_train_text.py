@@ -210,6 +210,8 @@ def test_a_sample_of_low_temperature_takes_the_most_probable_characters(trained:
         probabilities = probabilities_after(text, trained, tmp_path)
         text += max(probabilities, key=lambda name: probabilities[name])
     assert printed == text + "\n"
+    tiny = run("sample", trained, "--length", "8", "--temperature", "1e-320", "--prompt", "da")
+    assert (tiny.stdout, tiny.stderr) == (printed, "")
 
 
 def test_a_sample_has_the_frequencies_of_the_text(trained: Path) -> None:
