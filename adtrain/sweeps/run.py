@@ -91,7 +91,7 @@ class SweepRun:
                 self.folder.states.remove(rung - 2)
             if rung + 1 < len(self.rungs):
                 alive = ranking.survivors(alive, self.history, end, self.rank_by)
-                self.watch.line(f"epoch {end}: {len(alive)} of {len(self.members)} members go on")
+                self.watch.line(f"epoch {end}: keeps {len(alive)} of {len(self.members)} members")
         results = self._results(alive)
         self.folder.write_results(results)
         self.folder.states.remove(len(self.rungs) - 2)
