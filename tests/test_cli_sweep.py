@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,6 +67,9 @@ def test_the_page_has_all_members_and_links_to_the_report_of_the_best(cfg: Path)
     assert "s: found a sweep, expected a run; adtrain sweep --resume s continues it" in error
     assert page.addresses == [f"members/{best}/report.html"]
     assert Path(f"s/members/{best}/report.html").exists()
+    shutil.rmtree("s/members")
+    assert "s: the sweep is finished" in one_line(command("sweep", "--resume", "s", expect=2))
+    assert Path(f"s/members/{best}/summary.json").exists()  # a run that was not written is
 
 
 def test_members_of_train_are_its_seeds(cfg: Path) -> None:

@@ -97,7 +97,9 @@ def command(
     set_autotune(device, autotune)
     if sweep is not None:
         session, folder = reopened(sweep, device, plugins)
-        if folder.results() is not None:
+        if (results := folder.results()) is not None:
+            if results.members[0].status == "finished":
+                member_run.write_run(session, folder, None)  # unless it is there: a full disk may have prevented it
             raise AdtrainError(f"{sweep}: the sweep is finished")
     else:
         cfg = config.load(str(config_path), overrides, plugins)
