@@ -20,7 +20,7 @@ from adtrain.core.array import array
 from adtrain.data import text_file
 from adtrain.data.options import Options
 from adtrain.passes import SIMPLIFY
-from adtrain.training import RunFolder, loop, sampling
+from adtrain.training import RunFolder, loop, sampling, scores
 from adtrain.training.tensor_file import TensorFile
 
 LETTERS = "abcdef\n"
@@ -236,6 +236,12 @@ def test_a_text_of_bytes_needs_no_encoding(tmp_path: Path) -> None:
     )
     assert found["text"] == "\ufffd\x00z" * 2
     assert json.loads((folder / "summary.json").read_text())["test"]["accuracy"] == 1
+
+
+def test_huge_scores_of_a_training_that_diverges_are_short() -> None:
+    diverged = scores.TextScore(4.0785e30, np.exp(690), 0.25)
+    assert scores.text(diverged) == "loss 4.079e+30, perplexity 4.605e+299, accuracy 25.00%"
+    assert scores.short_text(diverged) == "loss 4.079e+30, perplexity 4.6e+299"
 
 
 def test_the_other_commands_take_a_run_on_text(trained: Path, tmp_path: Path) -> None:
