@@ -246,6 +246,9 @@ def test_huge_scores_of_a_training_that_diverges_are_short() -> None:
 
 def test_the_other_commands_take_a_run_on_text(trained: Path, tmp_path: Path) -> None:
     assert "7 classes" in run("new", trained.parent / "letters.txt").stdout
+    book = tmp_path / "letters.csv"  # a text although its name is that of a table
+    book.write_bytes((trained.parent / "letters.txt").read_bytes())
+    assert "7 classes" in run("new", book, "--set", "format=text").stdout
     assert r"'\n'" in run("data", "inspect", trained.parent / "letters.txt").stdout
     run("report", trained, "-o", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
