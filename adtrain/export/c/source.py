@@ -116,7 +116,8 @@ def _notes(
         labels = f"{c_name(path)}_labels"
         signature = [
             f"input    {length} numbers: the index of each character in {labels}; 0 after a shorter text",
-            f"output   {length}x{classes} probabilities of the character that follows each one; class: after all",
+            f"output   {length}x{classes} probabilities: after each character those of the next one",
+            "         the class that is returned is that after the last character",
         ]
     return [
         f"A network trained by adtrain {__version__}, in this file and {header_name}. It allocates nothing.",
