@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Array, Placeholder, array
+from adtrain.core.array import Array, Placeholder, array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.core.errors import OutOfMemory
 from adtrain.data.memory import machine_memory
@@ -118,7 +118,7 @@ def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> i
 def measured(found: GroupPlan, device: str, programs: Programs) -> GroupPlan:
     """The plan with the time of a step, measured on a few steps of the largest wave from random states."""
     group, count = found.group, found.waves[0]
-    arguments = tree.map(lambda x: array(np.asarray(x, order="C"), device=device), step_arguments(group, count))
+    arguments = tree.map(lambda x: from_numpy(np.asarray(x), device), step_arguments(group, count))
     carry: tuple[Any, ...] = arguments[:2]
     seconds = []
     for times in (1, MEASURED_STEPS, MEASURED_STEPS):
