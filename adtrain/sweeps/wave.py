@@ -163,9 +163,9 @@ class WaveTraining:
         for i, experiment in enumerate(self.inputs.experiments):
             training = experiment.config.training
             row = rows.setdefault((training.seed, training.init_from), i)
-            found = tree.map(lambda x, row=row: x[row], state) if row < i else experiment.initial_state("cpu")
-            for of_all, x in zip(tree.leaves(state), tree.leaves(found), strict=True):
-                of_all[i] = np.asarray(x)
+            made = None if row < i else tree.leaves(experiment.initial_values(training.init_from))
+            for k, of_all in enumerate(tree.leaves(state)):
+                of_all[i] = of_all[row] if made is None else made[k].numpy()
         return state
 
     def host_state(self) -> WaveState:
