@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,16 +52,14 @@ def member_result(folder: SweepFolder, number: int | None) -> MemberResult:
     return found
 
 
-def final_states(session: Session, folder: SweepFolder) -> list[tuple[Group, WaveState]]:
-    """The last states of the waves of all groups."""
+def final_states(session: Session, folder: SweepFolder) -> Iterator[tuple[Group, WaveState]]:
+    """The last states of the waves of all groups, one in memory at a time."""
     rung = len(rungs_of(folder.options, session.groups)) - 1
-    found = []
     for group in session.groups:
         wave = 0
         while (state := folder.states.read(rung, group, wave)) is not None:
-            found.append((group, state))
+            yield group, state
             wave += 1
-    return found
 
 
 def member_state(session: Session, folder: SweepFolder, number: int) -> tuple[Group, TrainState]:
