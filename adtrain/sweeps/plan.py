@@ -25,6 +25,8 @@ MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""
 MEASURED_STEPS = 10
 """Steps of a measurement: as many as one CUDA graph has, or one launch of `resident_steps`."""
+ENOUGH_SECONDS = 0.1
+"""A measurement that took this long is not repeated."""
 MOST_TOGETHER = 8
 """The most groups that are trained side by side: the default of CUDA_DEVICE_MAX_CONNECTIONS, 8 queues."""
 
@@ -121,12 +123,14 @@ def measured(found: GroupPlan, device: str, programs: Programs) -> GroupPlan:
     arguments = tree.map(lambda x: from_numpy(np.asarray(x), device), step_arguments(group, count))
     carry: tuple[Any, ...] = arguments[:2]
     seconds = []
-    for times in (1, MEASURED_STEPS, MEASURED_STEPS):
+    for times in (1, 1, MEASURED_STEPS, MEASURED_STEPS):  # the first one compiles
         carry = (carry[0], carry[1]._replace(position=array(np.int64(0), device=device)))
         started = perf_counter()
         carry = programs.step.repeat(times, *carry, *arguments[2:])
         backend(device).synchronize()
         seconds.append((perf_counter() - started) / times)
+        if len(seconds) > 1 and seconds[-1] * times > ENOUGH_SECONDS:
+            break
     return replace(found, step_seconds=min(seconds[1:]))
 
 
