@@ -68,6 +68,8 @@ class SweepRun:
         self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
         self.tests: dict[int, Score | None] = {}
         """The scores on the test part of the members that are left in the last rung, by number."""
+        self.final: Sequence[tuple[Group, WaveState]] = ()
+        """The final state of the wave that was trained last, in memory."""
         self.train_seconds = 0.0
         self.counted_until = 0.0
         """The end of the last epoch of any group, by perf_counter. `train_seconds` contains the time until then."""
@@ -138,7 +140,9 @@ class SweepRun:
         saved = perf_counter()
 
         def save() -> None:
-            self.folder.states.write(rung, group.number, wave, training.host_state())
+            state = training.host_state()
+            self.folder.states.write(rung, group.number, wave, state)
+            self.final = [(group, state)] if self._is_last(rung) and training.epochs == last else []
 
         if training.epochs >= last:  # the group has fewer epochs than others; the next rung starts from its state
             save()

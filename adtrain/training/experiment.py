@@ -131,7 +131,7 @@ class Experiment:
         return self._state(device, None)
 
     def _state(self, device: str, init_from: str | None) -> TrainState:
-        # A step may overwrite each array of its state.
+        # A step may overwrite each array of its state, so no two may share memory.
         found: TrainState = tree.map(lambda x: array(x.numpy(), device=device), self.initial_values(init_from))
         return found
 
