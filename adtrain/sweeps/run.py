@@ -167,6 +167,7 @@ class SweepRun:
             self._note(line)
             self._report(group, line)
         if self._is_last(rung):
+            yield True
             self.tests.update(zip((x.number for x in members), training.test_scores(), strict=True))
         return True
 
