@@ -12,7 +12,7 @@ from compiled_parity import TOLERANCE, Both, both
 from program_samples import ALL
 
 from adtrain import ops
-from adtrain.backends.cpu.codegen import loops
+from adtrain.backends.cpu.codegen import items, loops
 from adtrain.cases import CASES
 from adtrain.core.array import Value
 from adtrain.core.autodiff import vjp
@@ -52,8 +52,9 @@ def results(names: tuple[str, ...], passes: str, dtype: str) -> dict[str, Both |
         for name in names
     }
     with pytest.MonkeyPatch.context() as patch:
-        # Their arrays are small: let threads divide them all the same.
+        # Their arrays are small: let threads divide them all the same, and compute several items at once.
         patch.setattr(loops, "FEW_ELEMENTS", 0)
+        patch.setattr(items, "MIN_STEPS", 1)
         patch.setattr(sys.modules["adtrain.passes.fuse_batchwise"], "MIN_ITEMS", 1)
         return both(functions, PASSES[passes])
 

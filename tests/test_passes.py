@@ -145,6 +145,19 @@ def test_bias_and_activation_are_the_epilogue_of_the_product() -> None:
     assert label(program.equations[0]) == "matmul+add+relu"
 
 
+def test_the_derivative_of_gelu_is_computed_with_it_and_kept_instead_of_its_argument() -> None:
+    def step(w: Any, b: Any) -> Any:
+        return ad.grad(lambda b: ops.sum(ops.square(ops.gelu(ops.matmul(X, w) + b))))(b)
+
+    first, *_ = stage(step, ALL).program(np.ones((3, 4)), np.ones(4)).equations
+    assert label(first) == "matmul+add+gelu+gelu_derivative"
+    stored = first.params["body"].outputs
+    (fused,) = [e for e in first.params["body"].equations if e.primitive is loops_p]
+    assert fused.outputs == stored
+    assert [e.primitive.name for e in fused.params["body"].equations][-2:] == ["gelu", "gelu_derivative"]
+    assert len(stored) == 2
+
+
 def test_a_product_read_as_a_whole_has_no_epilogue() -> None:
     square = np.ones((3, 3))
     rows = stage(lambda x: x + ops.broadcast_to(ops.matmul(x[:1], x), (3, 3)), ALL).program(square)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sweep_runs import SGD, after, run, session
+from sweep_runs import SGD, after, bytes_of, run, session
 
 from adtrain.backends.cpu import CpuBackend
 from adtrain.core.errors import AdtrainError
@@ -72,6 +72,25 @@ def test_a_sweep_stopped_at_any_call_and_resumed_has_the_same_bytes(
     results = run(found, tmp_path / "s", halving=True).run()
     assert results.members == expected.members
     assert files(tmp_path / "s") == files(path)
+
+
+def test_a_sweep_that_was_killed_before_it_wrote_its_results_is_scored(
+    tmp_path: Path, uninterrupted: tuple[Path, SweepResults]
+) -> None:
+    path, expected = uninterrupted
+    shutil.copytree(path, tmp_path / "s", ignore=shutil.ignore_patterns("results.json", "members"))
+    results = run(session(tmp_path, SWEEP, *SETTINGS), tmp_path / "s").run()
+    assert results.members == expected.members
+    assert files(tmp_path / "s") == files(path)
+
+
+def test_the_state_in_memory_after_a_sweep_is_that_in_its_folder(tmp_path: Path) -> None:
+    found = session(tmp_path, "{training.seed: {range: 3}}", SGD, "training.epochs=1")
+    trained = run(found, tmp_path / "s")
+    trained.run()
+    ((_, stored),) = member_run.final_states(found, trained.folder)
+    ((_, state),) = trained.final
+    assert [bytes_of(state, i) for i in range(3)] == [bytes_of(stored, i) for i in range(3)]
 
 
 def test_groups_side_by_side_stopped_at_any_call_and_resumed_have_the_same_bytes(

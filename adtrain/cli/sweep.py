@@ -168,7 +168,7 @@ def train_session(
             message(f"stopped; {folder.advice}")
             raise SystemExit(signals.exit_code) from None
     if results.members[0].status == "finished":
-        member_run.write_run(session, folder, None)
+        member_run.write_run(session, folder, None, run.final)
     if as_json:
         print_json({"sweep": str(folder.path), **plain(results)})
     elif is_quiet():

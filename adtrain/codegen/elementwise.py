@@ -43,10 +43,21 @@ def strides(shape: Shape, within: Shape) -> tuple[int, ...]:
     return tuple(found)
 
 
-def axes_of(body: Program, shape: Shape, item: bool = False) -> list[Axis]:
-    """The fewest loops over `shape`: axes are merged where all operands have one stride."""
-    full = len(shape) + item
-    shapes = [v.type.shape[1:] if item and len(v.type.shape) == full else v.type.shape for v in body.inputs]
+def axes_of(body: Program, items: int | None = None) -> list[Axis]:
+    """The fewest loops over the elements of a body's outputs: axes are merged where all operands have one stride.
+
+    Args:
+        items: loop over so many indices of axis 0 only, from those that the pointers of the operands name.
+    """
+    full = body.outputs[0].type.shape
+
+    def taken(shape: Shape) -> Shape:
+        if items is None or len(shape) < len(full) or shape[0] != full[0]:
+            return shape
+        return items, *shape[1:]
+
+    shape = taken(full)
+    shapes = [taken(v.type.shape) for v in body.inputs]
     columns = [strides(s, shape) for s in [*shapes, *(shape for _ in body.outputs)]]
     axes: list[Axis] = []
     for i, length in enumerate(shape):

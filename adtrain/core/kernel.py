@@ -26,7 +26,8 @@ class CKernel:
         items: for a function that one thread runs. An item is an index of axis 0 of the output. For each argument: True
             where item n of the output needs item n of the argument only, False where it needs the whole argument. None
             where the output has no such items: the function then gets whole arguments. ``numbers`` are computed for
-            arguments of one item.
+            arguments of one item, or of several with ``several_items``.
+        several_items: the function also computes several neighbouring items at once.
         sums: the outputs are sums over the items; the function adds the contribution of one item to them.
         team: all threads call the function at once with the same arguments, and divide the work among themselves. It
             may return in one thread while others still write.
@@ -49,6 +50,7 @@ class CKernel:
     numbers: Sequence[int | float] | Callable[..., Sequence[int | float]] = ()
     dtypes: tuple[np.dtype, ...] | Callable[..., tuple[np.dtype, ...]] | None = None
     items: tuple[bool, ...] | Callable[..., tuple[bool, ...] | None] | None = None
+    several_items: bool = False
     sums: bool = False
     team: bool = False
     scratch: int | Callable[..., int] = 0

@@ -13,8 +13,12 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.ops.common import ArrayLike, as_value, elementwise
 from adtrain.ops.compare import less, where
-from adtrain.ops.elementwise import erf, exp, tanh
+from adtrain.ops.elementwise import exp, tanh
 from adtrain.ops.erf import erf_reference
+
+_SQRT_HALF = math.sqrt(0.5)
+_DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
+"""Of the normal distribution."""
 
 
 def _sigmoid_reference(x: np.ndarray) -> np.ndarray:
@@ -23,7 +27,7 @@ def _sigmoid_reference(x: np.ndarray) -> np.ndarray:
 
 
 def _gelu_reference(x: np.ndarray) -> np.ndarray:
-    return x * ((1 + erf_reference(x * math.sqrt(0.5))) * x.dtype.type(0.5))
+    return x * ((1 + erf_reference(x * _SQRT_HALF)) * x.dtype.type(0.5))
 
 
 def _silu_vjp(out: Value, x: Value) -> Any:
@@ -34,12 +38,15 @@ def _silu_vjp(out: Value, x: Value) -> Any:
     return pullback
 
 
-def _gelu_vjp(out: Value, x: Value) -> Any:
-    # (x Phi(x))' = Phi(x) + x phi(x), with Phi and phi the normal distribution and its density. The exponential is
-    # written as C's erf computes it (kernels/cpu/elementary.h), so that the compiler computes it once.
+def _gelu_derivative_reference(x: np.ndarray) -> np.ndarray:
+    density = np.exp(x * x * x.dtype.type(-0.5)) * x.dtype.type(_DENSITY_AT_0)
+    return (1 + erf_reference(x * _SQRT_HALF)) * x.dtype.type(0.5) + x * density
+
+
+def _gelu_derivative_vjp(out: Value, x: Value) -> Any:
     def pullback(ct: Value) -> Value:
-        z = x * math.sqrt(0.5)
-        return ct * ((erf(z) + 1.0) * 0.5 + x * exp(-(z * z)) * (1.0 / math.sqrt(2.0 * math.pi)))
+        density = exp(x * x * -0.5) * _DENSITY_AT_0
+        return ct * (density * 2.0 - x * (x * density))  # finite where x * x is not
 
     return pullback
 
@@ -74,7 +81,19 @@ softplus_p: Primitive = elementwise(
 )
 silu_p: Primitive = elementwise("silu", lambda x: x * _sigmoid_reference(x), "a / (1 + exp(-a))", _silu_vjp)
 gelu_p: Primitive = elementwise(
-    "gelu", _gelu_reference, f"a * ((1 + erf(a * (T){math.sqrt(0.5)})) * (T)0.5)", _gelu_vjp
+    "gelu",
+    _gelu_reference,
+    f"a * ((1 + erf(a * (T){_SQRT_HALF})) * (T)0.5)",
+    lambda out, x: lambda ct: ct * bind(gelu_derivative_p, x),
+)
+# The normal distribution of x, plus x times its density. The exponential is written as C's erf computes it
+# (kernels/cpu/elementary.h), so that the compiler computes it once.
+gelu_derivative_p: Primitive = elementwise(
+    "gelu_derivative",
+    _gelu_derivative_reference,
+    f"(1 + erf(a * (T){_SQRT_HALF})) * (T)0.5"
+    f" + a * (exp(-((a * (T){_SQRT_HALF}) * (a * (T){_SQRT_HALF}))) * (T){_DENSITY_AT_0})",
+    _gelu_derivative_vjp,
 )
 
 

@@ -41,6 +41,7 @@ from adtrain.passes.fuse_rows import fuse_rows
 from adtrain.passes.fuse_updates import fuse_updates
 from adtrain.passes.group_products import group_products
 from adtrain.passes.join_horizontals import join_one_blocks
+from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.place_collectives import place_collectives
 from adtrain.passes.place_views import place_views
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
@@ -62,6 +63,7 @@ FUSE_CPU = (
     remove_dead_code,
     partial(fuse_maxpool_gradients, has_kernel=lambda e: item_kernel(e) is not None, all_readers=False),
     remove_dead_code,
+    keep_derivatives,
     fuse_elementwise,
     fuse_products,
     fuse_batchwise,
@@ -223,6 +225,7 @@ __all__ = [
     "gpu_fusions",
     "group_products",
     "join_one_blocks",
+    "keep_derivatives",
     "merge_common_subexpressions",
     "optimize_regions",
     "passes_of_ranks",

@@ -66,6 +66,10 @@ class SweepRun:
         self.rank_by = options.rank_by
         self.rungs = rungs_of(options, groups)
         self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
+        self.tests: dict[int, Score | None] = {}
+        """The scores on the test part of the members that are left in the last rung, by number."""
+        self.final: Sequence[tuple[Group, WaveState]] = ()
+        """The final state of the wave that was trained last, in memory."""
         self.train_seconds = 0.0
         self.counted_until = 0.0
         """The end of the last epoch of any group, by perf_counter. `train_seconds` contains the time until then."""
@@ -89,10 +93,10 @@ class SweepRun:
                     raise SweepInterrupted
             if rung > 1:  # a resumed rung whose waves differ starts from the states of the rung before
                 self.folder.states.remove(rung - 2)
-            if rung + 1 < len(self.rungs):
+            if not self._is_last(rung):
                 alive = ranking.survivors(alive, self.history, end, self.rank_by)
                 self.watch.line(f"epoch {end}: keeps {len(alive)} of {len(self.members)} members")
-        results = self._results(alive)
+        results = self._results()
         self.folder.write_results(results)
         self.folder.states.remove(len(self.rungs) - 2)
         return results
@@ -105,7 +109,7 @@ class SweepRun:
             start = self.folder.states.read(rung, group, wave)
             if start is not None and start.members != numbers:
                 start = None  # of waves of another size
-            if start is not None and start.epochs >= last:
+            if start is not None and start.epochs >= last and not self._is_last(rung):
                 continue
             if start is None and rung:
                 start = self._of_last_rung(rung - 1, group, numbers)
@@ -136,7 +140,9 @@ class SweepRun:
         saved = perf_counter()
 
         def save() -> None:
-            self.folder.states.write(rung, group.number, wave, training.host_state())
+            state = training.host_state()
+            self.folder.states.write(rung, group.number, wave, state)
+            self.final = [(group, state)] if self._is_last(rung) and training.epochs == last else []
 
         if training.epochs >= last:  # the group has fewer epochs than others; the next rung starts from its state
             save()
@@ -160,7 +166,13 @@ class SweepRun:
                 saved = perf_counter()
             self._note(line)
             self._report(group, line)
+        if self._is_last(rung):
+            yield True
+            self.tests.update(zip((x.number for x in members), training.test_scores(), strict=True))
         return True
+
+    def _is_last(self, rung: int) -> bool:
+        return rung + 1 == len(self.rungs)
 
     def _report(self, group: Group, line: EpochLine) -> None:
         for failed in (x for x in line.members if x.failed_at is not None):
@@ -178,19 +190,10 @@ class SweepRun:
             text += f", best {self.rank_by} {shown[0]}, median {shown[1]}"
         self.watch.line(f"{text}, {line.seconds:.1f} s")
 
-    def _results(self, alive: Sequence[int]) -> SweepResults:
-        """Score the members that are left on the test part, and rank all."""
-        tests: dict[int, Score | None] = {}
-        rung = len(self.rungs) - 1
-        for group in self.groups:
-            chosen = [member for member in group.members if member.number in set(alive)]
-            for wave, members in enumerate(self._in_waves(group, chosen)):
-                state = self.folder.states.read(rung, group, wave)
-                assert state is not None
-                training = WaveTraining(group, members, self.programs[group.number], self.device, state)
-                tests.update(zip(state.members, training.test_scores(), strict=True))
+    def _results(self) -> SweepResults:
+        """The members in the order of their ranks."""
         of_group = {member.number: group.number for group in self.groups for member in group.members}
-        ranked = ranking.ranked(self.history, tests, self.rank_by)
+        ranked = ranking.ranked(self.history, self.tests, self.rank_by)
         results = []
         for rank, (number, status, value) in enumerate(ranked, 1):
             last = self.history[number][max(self.history[number])]
@@ -206,7 +209,7 @@ class SweepRun:
                     value=value,
                     train=last.train,
                     validation=last.validation,
-                    test=tests.get(number) if status == "finished" else None,
+                    test=self.tests.get(number) if status == "finished" else None,
                 )
             )
         name, seconds = backend(self.device).device_name(), perf_counter() - timeline.current().began

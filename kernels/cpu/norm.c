@@ -8,7 +8,8 @@
 
 enum {
     COLUMNS = 64,
-    BLOCK = 1024 /* elements summed in T; the sums of blocks are added in double */
+    BLOCK = 1024, /* elements summed in T; the sums of blocks are added in double */
+    ROWS = 8      /* short rows that are computed together, so that no sum waits for that of another row */
 };
 
 typedef struct {
@@ -53,15 +54,19 @@ SPECIALISED double sum_rows(const T *x, int64_t rows, int64_t d, int64_t step, T
     return total;
 }
 
-/* b rows of d elements, `step` apart. */
-static void standardize_rows(const T *x, T *y, T *mean, T *variance, Lengths n, T eps) {
+/* `count` neighbouring indices of c, of one a. Each has b rows of d elements. */
+static void standardize_rows(const T *x, T *y, T *mean, T *variance, Lengths n, int64_t count, T eps) {
     const int64_t step = n.c * n.d;
-    const T centre = *mean = (T)(sum_rows(x, n.b, n.d, step, 0, false) / (double)(n.b * n.d));
-    *variance = (T)(sum_rows(x, n.b, n.d, step, centre, true) / (double)(n.b * n.d));
-    const T scale = 1 / sqrt(*variance + eps);
-    for (int64_t b = 0; b < n.b; b++)
+    const double elements = (double)(n.b * n.d);
+    for (int64_t c = 0; c < count; c++) mean[c] = (T)(sum_rows(x + c * n.d, n.b, n.d, step, 0, false) / elements);
+    for (int64_t c = 0; c < count; c++)
+        variance[c] = (T)(sum_rows(x + c * n.d, n.b, n.d, step, mean[c], true) / elements);
+    for (int64_t c = 0; c < count; c++) {
+        const T centre = mean[c], scale = 1 / sqrt(variance[c] + eps);
+        for (int64_t b = 0; b < n.b; b++)
 #pragma omp simd
-        for (int64_t i = b * step; i < b * step + n.d; i++) y[i] = (x[i] - centre) * scale;
+            for (int64_t i = b * step + c * n.d; i < b * step + (c + 1) * n.d; i++) y[i] = (x[i] - centre) * scale;
+    }
 }
 
 /* At most COLUMNS columns of b elements, where d is 1. */
@@ -91,27 +96,33 @@ static void standardize_columns(const T *x, T *y, T *mean, T *variance, Lengths 
 static int64_t units_across(Lengths n) { return n.d == 1 ? (n.c + COLUMNS - 1) / COLUMNS : n.c; }
 
 static void standardize_units(const T *x, T *y, T *mean, T *variance, Lengths n, T eps, int64_t begin, int64_t end) {
-    const int64_t across = units_across(n);
-    for (int64_t unit = begin; unit < end; unit++) {
+    const int64_t across = units_across(n), most = n.d > 1 && n.b * n.d <= BLOCK ? ROWS : 1;
+    for (int64_t unit = begin, count; unit < end; unit += count) {
         const int64_t a = unit / across, c = unit % across * (n.d == 1 ? COLUMNS : 1);
         const int64_t offset = (a * n.b * n.c + c) * n.d, statistic = a * n.c + c;
+        count = min_i64(most, min_i64(end - unit, across - unit % across));
         if (n.d == 1)
             standardize_columns(x + offset, y + offset, mean + statistic, variance + statistic, n,
                                 min_i64(COLUMNS, n.c - c), eps);
         else
-            standardize_rows(x + offset, y + offset, mean + statistic, variance + statistic, n, eps);
+            standardize_rows(x + offset, y + offset, mean + statistic, variance + statistic, n, count, eps);
     }
 }
 
+/* With b of 1, a and c are one axis. */
+static Lengths lengths(int64_t a, int64_t b, int64_t c, int64_t d) {
+    return b == 1 ? (Lengths){1, 1, a * c, d} : (Lengths){a, b, c, d};
+}
+
 void FN(standardize)(const T *x, T *y, T *mean, T *variance, int64_t a, int64_t b, int64_t c, int64_t d, double eps) {
-    const Lengths n = {a, b, c, d};
-    standardize_units(x, y, mean, variance, n, (T)eps, 0, a * units_across(n));
+    const Lengths n = lengths(a, b, c, d);
+    standardize_units(x, y, mean, variance, n, (T)eps, 0, n.a * units_across(n));
 }
 
 void FN(standardize_team)(const Team *team, const T *x, T *y, T *mean, T *variance, int64_t a, int64_t b, int64_t c,
                           int64_t d, double eps) {
-    const Lengths n = {a, b, c, d};
+    const Lengths n = lengths(a, b, c, d);
     int64_t begin, end;
-    my_share(team, a * units_across(n), &begin, &end);
+    my_share(team, n.a * units_across(n), &begin, &end);
     standardize_units(x, y, mean, variance, n, (T)eps, begin, end);
 }

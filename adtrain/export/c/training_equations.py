@@ -34,7 +34,7 @@ _FUNCTIONS = re.compile(r"\b(ceil|cos|erf|expm1|exp|fabs|floor|hypot|log1p|log|p
 def loops(equation: Equation) -> list[Statement]:
     """Elementwise equations: a loop for each axis."""
     body: Program = body_of(equation)
-    axes = axes_of(body, body.outputs[0].type.shape)
+    axes = axes_of(body)
     operands = [*body.inputs, *body.outputs]
     names = [f"x{i}" for i in range(len(body.inputs))] + [f"y{i}" for i in range(len(body.outputs))]
     indices = [f"i{k}" for k in range(len(axes))]

@@ -41,7 +41,7 @@ register(
     "cpu",
     (
         *item_and_team("sum.c", "sum", lengths, items_outside_axes, _sum_dtypes, TEAM_SCRATCH),
-        CKernel("sum.c", "sum_into", lengths, _sum_dtypes, _summed_items, sums=True),
+        CKernel("sum.c", "sum_into", lengths, _sum_dtypes, _summed_items, several_items=True, sums=True),
     ),
 )
 register("max", "cpu", item_and_team("max.c", "max", lengths, items_outside_axes, scratch=TEAM_SCRATCH))

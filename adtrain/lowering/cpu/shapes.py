@@ -20,9 +20,9 @@ def item_and_team(
     scratch: int = 0,
     checked: bool = False,
 ) -> tuple[CKernel, CKernel]:
-    """The function ``name`` for one item, and ``name_team``, which all threads call. ``scratch`` is for the latter."""
+    """The function ``name`` for items, and ``name_team``, which all threads call. ``scratch`` is for the latter."""
     return (
-        CKernel(file, name, numbers, dtypes, items, checked=checked),
+        CKernel(file, name, numbers, dtypes, items, several_items=True, checked=checked),
         CKernel(file, f"{name}_team", numbers, dtypes, team=True, scratch=scratch, checked=checked),
     )
 

@@ -1,5 +1,8 @@
 """Batchwise loops: C that computes several equations item by item, with intermediate values in a thread's scratch.
 
+Small items are computed several at once, so that calls take less of the time, and sums of one item need not wait for
+those of another.
+
 Sums over the items are split into a fixed number of parts. One thread adds the items of a part in order, and the parts
 are added in order, so that the result does not depend on the threads. A part of many items is added in blocks, and the
 sums of blocks in double, so that the error does not grow with the number of items.
@@ -27,17 +30,22 @@ from adtrain.passes.places import nbytes
 
 ROWS_AHEAD = 4
 """Items ahead for which a gathered row is prefetched; the hardware cannot predict its address."""
-SMALL_ITEM = 1 << 13
-"""Bytes of an item's results below which a static schedule is faster."""
+SMALL_STEP = 1 << 13
+"""Bytes of a step's results below which a static schedule is faster."""
+STEP_BYTES = 1 << 11
+"""Maximum bytes of each value in a step of several items. All values of a step should stay in the nearest cache."""
+MIN_STEPS = 64
+"""Minimum steps if they have several items, so that there is work for many threads."""
 
 
 @dataclass(frozen=True)
-class _Item:
-    """C for one item.
+class _Step:
+    """C for a step: one item, or several neighbours.
 
     Attributes:
+        items: number of items in a step.
         place: the address of a whole array, as a C expression.
-        addresses: the addresses of item n of each value.
+        addresses: the addresses of the first item of step n of each value.
         scratch: offset in the thread's scratch of the bytes for kernels.
         own: the values that are computed here.
         prepared: for each equation whose kernel has a prepare function, the offset of its result in scratch.
@@ -45,6 +53,7 @@ class _Item:
     """
 
     writer: Writer
+    items: int
     place: Callable[[Variable], str]
     addresses: dict[Variable, str]
     scratch: int
@@ -53,24 +62,26 @@ class _Item:
     collected: dict[Equation, int]
 
     def prepare(self, equation: Equation) -> str:
-        """C that prepares what the equation's kernel needs for all items."""
+        """C that prepares what the equation's kernel needs for all steps."""
         flags = zip(equation.inputs, item_rule(equation).flags, strict=True)
         shared = [(pointer(v, const=True), self.place(v)) for v, flag in flags if not flag]
         memory = f"team->scratch + {self.prepared[equation]}"
-        return self.writer.call_beside(_kernel(equation), "prepare", equation, item_types(equation), shared, memory)
+        types = _types(equation, self.items)
+        return self.writer.call_beside(_kernel(equation), "prepare", equation, types, shared, memory)
 
     def start(self, equation: Equation) -> str:
-        """C before the first item of a sum whose kernel has a finish function."""
-        return f"memset(team->scratch + {self.collected[equation]}, 0, {_bytes(equation, 'collected')});"
+        """C before the first step of a sum whose kernel has a finish function."""
+        return f"memset(team->scratch + {self.collected[equation]}, 0, {_bytes(equation, 'collected', self.items)});"
 
     def finish(self, equation: Equation) -> str:
-        """C after the last item of such a sum."""
+        """C after the last step of such a sum."""
         outputs = [(pointer(v), self.addresses[v]) for v in equation.outputs]
         memory = f"team->scratch + {self.collected[equation]}"
-        return self.writer.call_beside(_kernel(equation), "finish", equation, item_types(equation), outputs, memory)
+        types = _types(equation, self.items)
+        return self.writer.call_beside(_kernel(equation), "finish", equation, types, outputs, memory)
 
     def lines(self, equation: Equation) -> list[str]:
-        """C that computes this item of an equation's outputs."""
+        """C that computes the items of this step of an equation's outputs."""
         arguments = [
             self.addresses[v] if flag else self.place(v)
             for v, flag in zip(equation.inputs, item_rule(equation).flags, strict=True)
@@ -78,19 +89,19 @@ class _Item:
         results = [self.addresses[v] for v in equation.outputs]
         if equation.has(Trait.RESHAPE):
             (source,), (target,) = arguments, results
-            size = nbytes(equation.outputs[0]) // equation.outputs[0].type.shape[0]
+            size = self.items * _item_bytes(equation.outputs[0])
             return [] if source == target else [f"memcpy({target}, {source}, {size});"]
         if by_element(equation):
             body = body_of(equation)
             of = dict(zip(equation.inputs, arguments, strict=True))
             given = [*(of[v] for v in body.inputs), *results]
-            return [f"{item_loops(self.writer, body)}({', '.join(given)});"]
+            return [f"{item_loops(self.writer, body, self.items)}({', '.join(given)});"]
         fetch = self._fetch_row(equation) if equation.has(Trait.GATHER) else []
-        memory = [f"team->scratch + {self.scratch}"] if _bytes(equation, "scratch") else []
+        memory = [f"team->scratch + {self.scratch}"] if _bytes(equation, "scratch", self.items) else []
         for offsets in (self.prepared, self.collected):
             memory += [f"team->scratch + {at}" for e, at in offsets.items() if e is equation]
-        call = self.writer.call(_kernel(equation), equation, item_types(equation), [*arguments, *results], memory)
-        return [*fetch, *call]
+        types = _types(equation, self.items)
+        return [*fetch, *self.writer.call(_kernel(equation), equation, types, [*arguments, *results], memory)]
 
     def _fetch_row(self, equation: Equation) -> list[str]:
         """C that prefetches the row that a gather along axis 0 will read for a later item."""
@@ -109,19 +120,47 @@ def _kernel(equation: Equation) -> CKernel:
     return kernel
 
 
-def _bytes(equation: Equation, memory: str) -> int:
-    """The bytes of "scratch", "prepared" or "collected" that the equation's kernel needs."""
+def _bytes(equation: Equation, memory: str, items: int) -> int:
+    """The bytes of "scratch", "prepared" or "collected" that the equation's kernel needs for so many items."""
     if by_element(equation) or equation.has(Trait.RESHAPE):
         return 0
-    return int(value_for(getattr(_kernel(equation), memory), *item_types(equation), **equation.params))
+    return int(value_for(getattr(_kernel(equation), memory), *_types(equation, items), **equation.params))
 
 
-def item_types(equation: Equation) -> list[Any]:
-    """The types of the arguments, with one item of those that are read by item."""
+def _types(equation: Equation, items: int) -> list[Any]:
+    """The types of the arguments, with so many items of those that are read by item."""
     return [
-        ArrayType((1, *v.type.shape[1:]), v.type.dtype) if flag else v.type
+        ArrayType((items, *v.type.shape[1:]), v.type.dtype) if flag else v.type
         for v, flag in zip(equation.inputs, item_rule(equation).flags, strict=True)
     ]
+
+
+def _item_bytes(v: Variable) -> int:
+    return nbytes(v) // max(v.type.shape[0], 1)
+
+
+def _by_item(body: Program) -> set[Variable]:
+    """The values that are read item by item, and those that are computed so."""
+    read = {v for e in body.equations for v, flag in zip(e.inputs, item_rule(e).flags, strict=True) if flag}
+    return read.union(*(e.outputs for e in body.equations if not item_rule(e).sums))
+
+
+def _items_of_step(body: Program) -> int:
+    """How many items are computed at once."""
+    for e in body.equations:
+        if e.has(Trait.GATHER) or not (by_element(e) or e.has(Trait.RESHAPE) or _kernel(e).several_items):
+            return 1
+    count, items = item_rule(body.equations[0]).count, 1
+    most = STEP_BYTES // max(1, *map(_item_bytes, _by_item(body)))
+    while 2 * items <= most and count % (2 * items) == 0 and count // (2 * items) >= MIN_STEPS:
+        items *= 2
+    return items
+
+
+def sums_workspace(equation: Equation) -> int:
+    """Bytes of the parts of the sums over items."""
+    body = body_of(equation)
+    return SumsOverItems(body, item_rule(body.equations[0]).count // _items_of_step(body), "").nbytes
 
 
 def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], str], workspace: str) -> list[str]:
@@ -132,40 +171,40 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
         workspace: a C expression for the address of `sums_workspace` bytes.
     """
     body = body_of(equation)
-    count = item_rule(body.equations[0]).count
-    addresses, scratch = _addresses(body, place)
+    items = _items_of_step(body)
+    steps = item_rule(body.equations[0]).count // items
+    addresses, scratch = _addresses(body, items, place)
     kept: dict[str, dict[Equation, int]] = {"prepared": {}, "collected": {}}
     for memory, offsets in kept.items():
         for e in body.equations:
-            if size := _bytes(e, memory):
+            if size := _bytes(e, memory, items):
                 offsets[e] = scratch
                 scratch += aligned_to_cache_line(size)
-    writer.scratch = max(writer.scratch, scratch + max(_bytes(e, "scratch") for e in body.equations))
-    sums = SumsOverItems(body, count, workspace)
+    writer.scratch = max(writer.scratch, scratch + max(_bytes(e, "scratch", items) for e in body.equations))
+    sums = SumsOverItems(body, steps, workspace)
     addresses |= sums.addresses()
 
     own = frozenset(v for e in body.equations for v in e.outputs)
-    item = _Item(writer, place, addresses, scratch, own, **kept)
-    before = [item.prepare(e) for e in item.prepared]
-    inside = [line for e in body.equations for line in item.lines(e)]
+    step = _Step(writer, items, place, addresses, scratch, own, **kept)
+    before = [step.prepare(e) for e in step.prepared]
+    inside = [line for e in body.equations for line in step.lines(e)]
     if sums.sum_at:
-        starts, ends = ([f(e) for e in item.collected] for f in (item.start, item.finish))
+        starts, ends = ([f(e) for e in step.collected] for f in (step.start, step.finish))
         return [*before, *sums.lines(starts, inside, ends, place)]
-    size = sum(nbytes(v) for v in body.outputs) // max(count, 1)
-    schedule = "static" if size < SMALL_ITEM else "dynamic, 1"
-    loop = [f"#pragma omp for schedule({schedule}) nowait", f"for (int64_t n = 0; n < {count}; n++) {{"]
+    size = sum(nbytes(v) for v in body.outputs) // max(steps, 1)
+    schedule = "static" if size < SMALL_STEP else "dynamic, 1"
+    loop = [f"#pragma omp for schedule({schedule}) nowait", f"for (int64_t n = 0; n < {steps}; n++) {{"]
     return [*before, *loop, *(f"    {line}" for line in inside), "}"]
 
 
-def _addresses(body: Program, place: Callable[[Variable], str]) -> tuple[dict[Variable, str], int]:
-    """The address of item n of each value, and the bytes of scratch for values that are used here only."""
-    by_item = {v for e in body.equations for v, flag in zip(e.inputs, item_rule(e).flags, strict=True) if flag}
+def _addresses(body: Program, items: int, place: Callable[[Variable], str]) -> tuple[dict[Variable, str], int]:
+    """The addresses of step n of each value, and the bytes of scratch for values that are used here only."""
     outputs = set(body.outputs)
 
     def at(v: Variable) -> str:
-        return f"({place(v)} + n * {v.size // max(v.type.shape[0], 1)})"
+        return f"({place(v)} + n * {items * (v.size // max(v.type.shape[0], 1))})"
 
-    addresses = {v: at(v) for v in body.inputs if v in by_item}
+    addresses = {v: at(v) for v in _by_item(body).intersection(body.inputs)}
     last_use = {v: i for i, e in enumerate(body.equations) for v in e.inputs}
     root: dict[Variable, Variable] = {}
     arena = Arena()
@@ -184,7 +223,7 @@ def _addresses(body: Program, place: Callable[[Variable], str]) -> tuple[dict[Va
                 born[v] = i
                 ends[v] = max(ends.get(v, i), last_use.get(v, i))
     for v, i in born.items():
-        arena.add(v, nbytes(v) // v.type.shape[0], i, ends[v])
+        arena.add(v, items * _item_bytes(v), i, ends[v])
     offsets = arena.offsets()
     for v in born:
         addresses[v] = f"({pointer(v)})(team->scratch + {offsets[v]})"

@@ -24,7 +24,7 @@ def by_one_thread(body: Program) -> bool:
 
 def team_loops(writer: Writer, body: Program) -> str:
     """A function ``(team, inputs..., outputs...)`` whose elements the threads divide."""
-    axes = axes_of(body, body.outputs[0].type.shape)
+    axes = axes_of(body)
     nest = _Nest(body, axes)
     parameters = f"const Team *team, {_parameters(body)}"
     inner, rows = (axes[-1].length if axes else 1), math.prod(axis.length for axis in axes[:-1])
@@ -39,9 +39,9 @@ def team_loops(writer: Writer, body: Program) -> str:
     return writer.function("loops", parameters, divided)
 
 
-def item_loops(writer: Writer, body: Program) -> str:
-    """A function ``(inputs..., outputs...)`` that computes one item, with pointers to its elements."""
-    axes = axes_of(body, body.outputs[0].type.shape[1:], item=True)
+def item_loops(writer: Writer, body: Program, items: int) -> str:
+    """A function ``(inputs..., outputs...)`` that computes so many items, with pointers to the first one's elements."""
+    axes = axes_of(body, items)
     nest = _Nest(body, axes)
     inner, rows = (axes[-1].length if axes else 1), math.prod(axis.length for axis in axes[:-1])
     return writer.function("item_loops", _parameters(body), nest.lines("0", str(rows), "0", str(inner)))

@@ -12,12 +12,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from adtrain.backends.cpu.build import Source
-from adtrain.backends.cpu.codegen.items import emit_items
+from adtrain.backends.cpu.codegen.items import emit_items, sums_workspace
 from adtrain.backends.cpu.codegen.loops import by_one_thread, team_loops
 from adtrain.backends.cpu.codegen.map_reduce import emit_map_reduce
 from adtrain.backends.cpu.codegen.products import emit_product
 from adtrain.backends.cpu.codegen.ranges import Range, Ranges
-from adtrain.backends.cpu.codegen.sums_over_items import sums_workspace
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import FUSED, batchwise_p, body_of, horizontal_p, map_reduce_p, product_p

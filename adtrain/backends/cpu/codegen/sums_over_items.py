@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of, loops_p
+from adtrain.core.fused import loops_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.arena import aligned_to_cache_line
 from adtrain.passes.batchwise import item_rule
@@ -13,33 +13,26 @@ from adtrain.passes.places import nbytes
 
 PARTS, PARTS_OF_LARGE = 16, 8
 """Parts of a sum over items, in general and of LARGE_SUM bytes or more."""
-BLOCK_ITEMS = 64
-"""Items of a part that are added in the type of the sum."""
+BLOCK_STEPS = 64
+"""Steps of a part that are added in the type of the sum. A step is the items that are computed at once."""
 LARGE_SUM = 1 << 20
 TOTAL_BYTES = 8
 """Bytes of an element of a part's total: double or int64_t."""
-
-
-def sums_workspace(equation: Equation) -> int:
-    """Bytes of the parts of the sums over items."""
-    body = body_of(equation)
-    return SumsOverItems(body, item_rule(body.equations[0]).count, "").nbytes
 
 
 def _sums(body: Program) -> list[Equation]:
     return [e for e in body.equations if e.primitive is not loops_p and item_rule(e).sums]
 
 
-def _parts(equation: Equation) -> int:
-    most = PARTS if sum(map(nbytes, equation.outputs)) < LARGE_SUM else PARTS_OF_LARGE
-    return min(most, max(item_rule(equation).count, 1))
+def _most_parts(equation: Equation) -> int:
+    return PARTS if sum(map(nbytes, equation.outputs)) < LARGE_SUM else PARTS_OF_LARGE
 
 
 class SumsOverItems:
     """Sums in parts: the memory of a part, and the loops that compute and add the parts.
 
-    A part of many items is divided into blocks. Its memory holds the totals, in double, then the sums of one block.
-    A part of few items is one block, and its totals are the sums of the block.
+    A part of many steps is divided into blocks. Its memory holds the totals, in double, then the sums of one block.
+    A part of few steps is one block, and its totals are the sums of the block.
 
     Attributes:
         blocks: whether parts are divided into blocks.
@@ -49,10 +42,10 @@ class SumsOverItems:
         stride: bytes of a part.
     """
 
-    def __init__(self, body: Program, count: int, workspace: str) -> None:
-        self.count, self.workspace = count, workspace
-        self.parts = min(map(_parts, _sums(body)), default=0)
-        self.blocks = count > self.parts * BLOCK_ITEMS
+    def __init__(self, body: Program, steps: int, workspace: str) -> None:
+        self.steps, self.workspace = steps, workspace
+        self.parts = min((min(_most_parts(e), max(steps, 1)) for e in _sums(body)), default=0)
+        self.blocks = steps > self.parts * BLOCK_STEPS
         self.sum_at: dict[Variable, int] = {}
         self.total_at: dict[Variable, int] = {}
         self.size = totals = 0
@@ -76,14 +69,14 @@ class SumsOverItems:
         return "double" if self.blocks and v.type.dtype.kind == "f" else c_type(v.type.dtype)
 
     def _items(self, starts: Sequence[str], inside: Sequence[str], ends: Sequence[str]) -> list[str]:
-        """C that sums the items `first` to `last` - 1 of a part."""
+        """C that sums the steps `first` to `last` - 1 of a part."""
         add = [*starts, "for (int64_t n = first; n < last; n++) {", *(f"    {line}" for line in inside), "}", *ends]
         if not self.blocks:
             return [f"memset(part, 0, {self.size});", *add]
         lines = [f"memset(part, 0, {self.block_at});", "const int64_t part_end = last;"]
-        lines += [f"for (; first < part_end; first += {BLOCK_ITEMS}) {{"]
+        lines += [f"for (; first < part_end; first += {BLOCK_STEPS}) {{"]
         lines += [f"    memset(part + {self.block_at}, 0, {self.size});"]
-        lines += [f"    last = first + {BLOCK_ITEMS} < part_end ? first + {BLOCK_ITEMS} : part_end;"]
+        lines += [f"    last = first + {BLOCK_STEPS} < part_end ? first + {BLOCK_STEPS} : part_end;"]
         lines += [f"    {line}" for line in add]
         for v, address in self.addresses().items():
             total = f"(({self._total(v)} *)(part + {self.total_at[v]}))[i]"
@@ -93,17 +86,17 @@ class SumsOverItems:
     def lines(
         self, starts: Sequence[str], inside: Sequence[str], ends: Sequence[str], place: Callable[[Variable], str]
     ) -> list[str]:
-        """C for the parts, to which `inside` adds one item, and for the sums of the parts.
+        """C for the parts, to which `inside` adds one step, and for the sums of the parts.
 
         Args:
-            starts: C before the first item of a part or block.
+            starts: C before the first step of a part or block.
             ends: C after the last one.
         """
         lines = [
             "#pragma omp for schedule(dynamic, 1) nowait",
             f"for (int64_t p = 0; p < {self.parts}; p++) {{",
             f"    char *part = {self.workspace} + p * {self.stride};",
-            f"    int64_t first = {self.count} * p / {self.parts}, last = {self.count} * (p + 1) / {self.parts};",
+            f"    int64_t first = {self.steps} * p / {self.parts}, last = {self.steps} * (p + 1) / {self.parts};",
             *(f"    {line}" for line in self._items(starts, inside, ends)),
             "}",
             "#pragma omp barrier",

@@ -112,7 +112,7 @@ def of_body(body: Program) -> Loops:
     outputs = tuple(_source(v, views) for v in body.outputs)
     assert made.issuperset(outputs), "a gather returns what is computed from rows, not the rows themselves"
     program = Program(read, {}, inner, outputs)
-    axes = axes_of(program, outputs[0].type.shape)
+    axes = axes_of(program)
     width = MAX_VECTOR // max(v.type.dtype.itemsize for v in (*read, *outputs))
     if len(axes) > 1 and axes[-1].length % width:
         width = 1  # a vector must not reach into the next row

@@ -31,7 +31,7 @@ ColumnForm = Callable[[str, Variable, int, int, int, str, Names, int], Sequence[
 
 def _elementwise(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     body = flat(body_of(equation))
-    axes = axes_of(body, body.outputs[0].type.shape)
+    axes = axes_of(body)
     lines, values = [], {}
     for k, v in enumerate(body.inputs):
         index = divided("i", [axis.length for axis in axes], [axis.strides[k] for axis in axes])
