@@ -164,6 +164,7 @@ X, WIDE = np.zeros((2, 4, 8), np.float32), np.zeros((2, 300))
         (lambda: ops.attention(WIDE, WIDE, WIDE), "found width 300, expected 1 to 256; use more heads"),
         (lambda: ops.attention(X, X, X, mask=np.ones((2, 4))), "found a mask of float64, expected bool"),
         (lambda: ops.attention(X, X, X, mask=np.ones((2, 3), bool)), "found a mask of shape (2, 3), expected (2, 4)"),
+        (lambda: ops.attention(X, X, X, mask=np.ones((4, 4), bool)), "found a mask of shape (4, 4), expected (2, 4)"),
         (lambda: ops.attention(X, X, X, dropout=0.5), "found dropout without rng"),
         (lambda: ops.attention(X, X, X, dropout=1.0, rng=RNG), "found dropout 1.0, expected 0 <= dropout < 1"),
         (lambda: ops.attention(WIDE > 0, WIDE > 0, WIDE > 0), "found bool, expected float32 or float64"),

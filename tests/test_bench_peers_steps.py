@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import training_runs
+from npz_files import write_npz
 from peer_marks import marked
 
 from adtrain import nn, optim
@@ -127,6 +128,13 @@ def test_nll_of_log_probabilities_agrees(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", FORMS)
 def test_clipping_agrees(tmp_path: Path, name: str, clip: str) -> None:
     check(name, job(tmp_path, PLAIN, f"training.{clip}", "optimizer={sgd: 0.5}"), clip)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_losses_on_float32_data_agree(tmp_path: Path, name: str) -> None:
+    rng = np.random.default_rng(0)
+    write_npz(tmp_path / "rows.npz", {"X": rng.normal(3, 2, (40, 36)).astype(np.float32), "y": np.arange(40) % 3})
+    check(name, job(tmp_path, PLAIN, f"data={{path: {tmp_path}/rows.npz, test: 0.2, batch_size: 8}}"), "dense")
 
 
 @pytest.mark.needs_jax

@@ -154,6 +154,21 @@ def test_a_missing_source_is_told_with_its_path() -> None:
 
 
 @pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"c": 3}, "custom_op wrong: found 3 for a kernel, expected its text or its path"),
+        ({"c": "\n", "numbers": lambda x: 3}, "custom_op wrong: numbers returned 3, expected a tuple of integers"),
+        ({"c": "\n", "numbers": lambda x: ["3"]}, r"custom_op wrong: numbers returned \['3'\], expected a tuple of"),
+        ({"vmap": lambda op, mapped, x: None}, "wrong: its batching rule returned a NoneType, expected adtrain arrays"),
+    ],
+)
+def test_a_wrong_kernel_or_rule_is_told(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ad.AdtrainError, match=message):
+        ad.jit(ad.vmap(custom_op("wrong", shape=same_type, numpy=lambda x: x, **given)))(np.ones((2, 3)))
+
+
+@pytest.mark.compiled
 def test_the_example_passes_its_check(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["gradcheck", "--plugin", str(EXAMPLE)])
     assert result.exit_code == 0, result.output

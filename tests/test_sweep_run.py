@@ -13,6 +13,7 @@ import pytest
 from sweep_runs import SGD, after, bytes_of, run, session
 
 from adtrain.backends.cpu import CpuBackend
+from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import ensemble, member_run, wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import SweepResults
@@ -156,6 +157,21 @@ def test_an_ensemble_is_the_mean_of_the_probabilities(uninterrupted: tuple[Path,
     score = ensemble.evaluate(found, folder, members)
     assert score._asdict()["accuracy"] == np.mean(mean.argmax(axis=1) == labels)
     assert score.loss == pytest.approx(-np.log(mean[np.arange(len(labels)), labels]).mean(), rel=1e-5)
+
+
+def test_a_finished_sweep_that_has_lost_files_is_refused(
+    tmp_path: Path, uninterrupted: tuple[Path, SweepResults]
+) -> None:
+    path = tmp_path / "s"
+    shutil.copytree(uninterrupted[0], path, ignore=shutil.ignore_patterns("members"))
+    found, folder = session(uninterrupted[0].parent, SWEEP, *SETTINGS), SweepFolder.open(path)
+    (path / "metrics.jsonl").write_bytes(b"")
+    with pytest.raises(AdtrainError, match=r"s/metrics\.jsonl: found 0 epochs of member \d+, expected 4"):
+        member_run.write_run(found, folder, None)
+    assert not (path / "members").exists()
+    shutil.rmtree(path / "states")
+    with pytest.raises(AdtrainError, match=r"s: found no state of member \d+, expected one in its folder states"):
+        ensemble.evaluate(found, folder, ensemble.members_of(folder, 2))
 
 
 def test_halving_ends_with_one_member_or_the_last_epoch() -> None:

@@ -85,6 +85,11 @@ def test_a_dumped_config_has_the_same_members(tmp_path: Path) -> None:
             "did you mean range?",
         ),
         (
+            "{a: {b: [1, 2]}}",
+            "c.yaml:11:12: sweep.a: found a mapping with b, expected one of range, log_uniform, uniform, choice; "
+            "a key is a whole path, such as optimizer.adam.lr",
+        ),
+        (
             "{a.b: {uniform: [2, 1], samples: 2}}",
             "c.yaml:11:24: sweep.a.b.uniform: found [2, 1], expected [low, high] with low below high",
         ),

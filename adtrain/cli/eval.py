@@ -20,10 +20,9 @@ from adtrain.cli.options import (
 )
 from adtrain.cli.output import print_json, show
 from adtrain.cli.precision import note_precision
-from adtrain.config import build
+from adtrain.config import build, is_sweep
 from adtrain.config.records import plain
 from adtrain.sweeps import ensemble
-from adtrain.sweeps.folder import is_sweep
 from adtrain.sweeps.session import reopened
 from adtrain.training import model_file, scores
 from adtrain.training.evaluation import named_metrics

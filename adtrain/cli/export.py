@@ -16,13 +16,13 @@ from adtrain.cli.export_check import comparison_lines, note_float32, test_images
 from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, json_option, trust_options
 from adtrain.cli.output import print_json, show
+from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import expect_writable, write_atomic
 from adtrain.sweeps import member_run
-from adtrain.sweeps.folder import is_sweep
 from adtrain.sweeps.session import reopened
 from adtrain.text import short
 from adtrain.training import TrainedModel, Trust, model_file

@@ -219,8 +219,11 @@ def attention(
         value = mask if isinstance(mask, Value) else array(mask, device=values[0].device)
         if value.dtype != np.bool_:
             raise DTypeError(f"attention: found a mask of {value.dtype}, expected bool, False for keys to ignore")
-        if value.shape[-1:] != (keys,) or broadcast_shapes("attention", value.shape[:-1], leading) != leading:
-            raise ShapeError(f"attention: found a mask of shape {value.shape}, expected {(*leading, keys)}")
+        sizes = (*leading, keys)
+        pairs = zip(value.shape[:-1][::-1], leading[::-1], strict=False)
+        if value.shape[-1:] != (keys,) or value.ndim > len(sizes) or any(n not in (1, size) for n, size in pairs):
+            expected = f"expected {sizes}, with a number for each key and no axis of queries"
+            raise ShapeError(f"attention: found a mask of shape {value.shape}, {expected}")
         more.append(broadcast_to(value, (*leading, keys)))
     rows = (broadcast_to(x, (*leading, *x.shape[-2:])) for x in values)
     return bind(attention_p, *rows, *more, *states, **params)[0]

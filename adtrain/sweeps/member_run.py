@@ -71,7 +71,12 @@ def member_state(
         if number in state.members:
             row = state.members.index(number)
             return group, tree.map(lambda x, row=row: array(np.array(x[row])), state.state)
-    raise AdtrainError(f"{folder.path}: found no state of member {number}, expected one in its folder states")
+    raise no_state(folder, number)
+
+
+def no_state(folder: SweepFolder, number: int) -> AdtrainError:
+    """The error where the file with the state of a member is missing."""
+    return AdtrainError(f"{folder.path}: found no state of member {number}, expected one in its folder states")
 
 
 def write_run(
@@ -87,6 +92,11 @@ def write_run(
     if (path / "summary.json").is_file():
         return path
     group, state = member_state(session, folder, found.member, known)
+    lines = folder.lines()
+    scored_epochs = {x.epoch for line in lines for x in line.members if x.member == found.member and x.train}
+    if len(scored_epochs) < found.epochs:
+        what = f"found {len(scored_epochs)} epochs of member {found.member}, expected {found.epochs}"
+        raise AdtrainError(f"{folder.path / METRICS}: {what}: the file is damaged")
     experiment = group.of_member(session.members[found.member])
     path.mkdir(parents=True, exist_ok=True)
     run = RunFolder(path)
@@ -97,7 +107,7 @@ def write_run(
     best = Best.start(experiment.best_by)
     seconds = 0.0
     per_epoch = experiment.steps_per_epoch
-    for line in folder.lines():
+    for line in lines:
         for scored in line.members:
             if scored.member != found.member or scored.train is None:
                 continue

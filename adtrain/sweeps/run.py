@@ -95,7 +95,7 @@ class SweepRun:
                 self.folder.states.remove(rung - 2)
             if not self._is_last(rung):
                 alive = ranking.survivors(alive, self.history, end, self.rank_by)
-                self.watch.line(f"epoch {end}: {len(alive)} of {len(self.members)} members go on")
+                self.watch.line(f"epoch {end}: keeps {len(alive)} of {len(self.members)} members")
         results = self._results()
         self.folder.write_results(results)
         self.folder.states.remove(len(self.rungs) - 2)

@@ -152,7 +152,8 @@ def _config_file(run: Path) -> Path:
         hint = f"; did you mean {Path('runs') / run}?" if (Path("runs") / run / "config.yaml").is_file() else ""
         raise AdtrainError(f"{run}: found {what}, expected the folder of a run{hint}")
     if not (run / "config.yaml").is_file():
-        raise AdtrainError(f"{run}: found no config.yaml, expected the folder of a run of adtrain train")
+        found = "found no config.yaml, expected the folder of a run of adtrain train"
+        raise AdtrainError(f"{run}: {config.sweep_for_run(run) or found}")
     return run / "config.yaml"
 
 

@@ -43,8 +43,9 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     Raises ConfigError and DataError where the data cannot be read.
     """
     keys = dict(given)
-    if section.path is not None and formats.format_of(Path(section.path).expanduser()) is formats.CSV:
-        keys |= csv_survey.propose(Path(section.path).expanduser(), data_options(section))
+    path = None if section.path is None else Path(section.path).expanduser()
+    if path is not None and formats.format_of(path, data_options(section).format) is formats.CSV:
+        keys |= csv_survey.propose(path, data_options(section))
     found = _loaded(keys)
     examples = len(found.train)
     is_text = found.train.is_text
@@ -91,7 +92,9 @@ def _loaded(keys: dict[str, Any]) -> DataSet:
             raise
     else:
         path = keys.get("path")
-        is_folder = path is not None and formats.format_of(Path(path).expanduser()) is formats.IMAGES
+        is_folder = (
+            path is not None and formats.format_of(Path(path).expanduser(), keys.get("format")) is formats.IMAGES
+        )
         if not is_folder or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
             return found
     keys["image_size"] = [SIDE, SIDE]
