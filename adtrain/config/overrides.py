@@ -87,7 +87,8 @@ def _with_value(node: Node, prefix: list[str], parts: list[str], value: Node) ->
         return Node(node.where, items)
     if isinstance(node.value, dict):
         child = _with_value(node.value.get(part, Node(value.where)), [*prefix, part], rest, value)
-        return Node(node.where, {**node.value, part: child}, {**node.key_where, part: value.where})
+        where = node.key_where[part] if rest and part in node.key_where else value.where
+        return Node(node.where, {**node.value, part: child}, {**node.key_where, part: where})
     _refuse(value.where, f"found {found(node.value)} at {'.'.join(prefix)}, which has no {part}")
 
 

@@ -150,7 +150,8 @@ def check_embeddings(experiment: Experiment) -> None:
         raise cfg.error_at(("data", "normalize"), "found true, expected false: an embedding takes integers as they are")
     if found and images.train.images.dtype == np.uint8:
         reason = "found integers from 0 to 255, which are read as pixels and divided by 255, before an embedding"
-        raise cfg.error_at(("data",), f"{reason}; expected float32: store them by array.astype('float32')")
+        source = "dataset" if cfg.data.path is None else "path"
+        raise cfg.error_at(("data", source), f"{reason}; expected float32: store them by array.astype('float32')")
     parts = (experiment.train, experiment.validation, experiment.test) if found else ()
     for chunk in (chunk for part in parts if part is not None for chunk in chunks(part.images)):
         numbers = chunk.reshape(-1, *shape)
