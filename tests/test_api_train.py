@@ -112,7 +112,7 @@ def test_numbers_are_predicted_in_their_units(labels: np.ndarray) -> None:
     np.testing.assert_allclose([score["rmse"], score["r2"]], [squared**0.5, 1 - squared / labels.var()])
     assert score["r2"] > 0.7
     assert (found.model.classes, found.model.targets, values.shape) == ((), ("y_train",), (30, 1))
-    assert "1 targets" in repr(found.model)
+    assert "1 target," in repr(found.model)
     with pytest.raises(ad.AdtrainError, match="call predict_values"):
         found.model.predict(IMAGES)
     done = CliRunner().invoke(main.cli, ["train", "--resume", "run", "--epochs", "21", "--device", "cpu"])

@@ -17,6 +17,7 @@ from adtrain.data import DataSet, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
 from adtrain.data.split import chunks
+from adtrain.text import counted
 from adtrain.training import embedded_columns
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
@@ -68,9 +69,11 @@ def check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     if outputs[:-1] != positions or not outputs:
         expected = f"expected {found((*positions, classes))}, one per class{' at each position' if positions else ''}"
         raise cfg.error_at(last_layer, f"found the output {found(outputs)}, {expected}")
-    labels = f"{cfg.data.path or images.name} has {classes} classes"
+    labels = f"{cfg.data.path or images.name} has {counted(classes, 'classes')}"
     if outputs[-1] < classes:
-        raise cfg.error_at(last_layer, f"found {outputs[-1]} outputs, expected at least {classes}: {labels}")
+        raise cfg.error_at(
+            last_layer, f"found {counted(outputs[-1], 'outputs')}, expected at least {classes}: {labels}"
+        )
     for embedding, _ in embedded_columns.embeddings(net.model, range(net.input_shape[0])) if positions else ():
         if embedding.num_embeddings < classes:
             reason = f"found num_embeddings {embedding.num_embeddings}, expected at least {classes}: {labels}"
