@@ -75,8 +75,9 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     if not is_text:
         # Of a table these are the features of the training part, which may lack categories of the others.
         lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
+    kind = "sequences" if is_text else "rows" if shape[1:] == (1, 1) else "images"
     about = f"{_sizes(experiment.image_shape, is_text)}; {_predicted(found, labels)}"
-    return "\n".join([f"# {examples:,} examples of {about}", *lines])
+    return "\n".join([f"# {counted(examples, kind)} of {about}", *lines])
 
 
 def _loaded(keys: dict[str, Any]) -> DataSet:
