@@ -26,7 +26,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,7 @@ def custom_op(
             that it can be differentiated again. Without it, differentiating the operation is an error, unless no
             output is of floating point.
         numbers: the integers (int64_t) and floats (double) after the pointers. By default the size of the first output.
+            Compiling ``c`` fails where its parameters are of other types. In ``cuda`` they are not compared.
         launch: the fields of the `CudaLaunch`, such as ``blocks``, ``threads``, ``shared``, ``definitions``. By default
             a grid-stride loop over the elements of the first output.
         residuals: so many of the last outputs are not returned; only ``vjp`` gets them.
@@ -166,7 +167,7 @@ def custom_op(
         if not isinstance(found, (tuple, list)) or not all(isinstance(x, Real) for x in found):
             what = f"{place}: custom_op {name}: numbers returned {shown(found)}"
             raise OptionError(f"{what}, expected a tuple of integers and floats")
-        return tuple(found)
+        return tuple(int(x) if isinstance(x, Integral) else float(x) for x in found)
 
     def launches(target: Target, *types: Any, **options: Any) -> list[CudaKernel]:
         work = launch(*types, **options) if launch else {"elements": primitive.output_types(types, options)[0].size}

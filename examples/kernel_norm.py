@@ -52,4 +52,8 @@ def main(points: int, device: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ad.AdtrainError as error:  # such as a GPU without PyCUDA
+        click.echo(f"kernel_norm: error: {error}", err=True)
+        raise SystemExit(2) from None

@@ -280,6 +280,29 @@ def test_a_shape_rule_that_returns_no_type_is_told() -> None:
 
 
 @pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        (lambda x, w, scale: (x.size, int(scale)), r"double \*, int64_t, int64_t\);"),
+        (lambda x, w, scale: (np.float32(x.size), scale), r"double \*, double, double\);"),
+        (lambda x, w, scale: (x.size,), r"double \*, int64_t\);"),
+    ],
+)
+def test_numbers_of_other_types_than_the_kernel_declares_are_told(numbers: Any, expected: str) -> None:
+    op = scaled(numbers=numbers)
+    message = rf"test_custom_op.py:\d+:\d+: error: conflicting types for 'scaled_float64'; expected void .*{expected}"
+    with pytest.raises(ad.AdtrainError, match=message):
+        stage(lambda x, w: op(x, w, scale=2.0))(ad.array(X), ad.array(W))
+
+
+@pytest.mark.compiled
+def test_numbers_of_an_integer_in_one_call_and_a_float_in_another_are_told() -> None:
+    op = scaled(numbers=lambda x, w, scale: (x.size, scale))
+    with pytest.raises(ad.AdtrainError, match=r"found calls of .*, double\); and of .*, int64_t\);"):
+        stage(lambda x, w: op(x, w, scale=2.0) + op(x, w, scale=2))(ad.array(X), ad.array(W))
+
+
+@pytest.mark.compiled
 def test_a_kernel_of_another_name_is_told_and_not_replaced_by_numpy(tmp_path: Path) -> None:
     result = gradcheck(tmp_path, PLUGIN.replace("FN(squared)", "FN(square)"))
     assert result.exit_code == 2, result.output

@@ -120,6 +120,11 @@ def test_mistakes_are_refused_with_their_place(tmp_path: Path, section: str, mes
             "optimizer.adam.lr: [0.1, -1]",
             "c.yaml:12:28: optimizer.adam.lr: found -1, expected a finite number above 0, at most 3.4e38",
         ),
+        (
+            "optimizer.sgd.lr: [0.1, 1]",
+            "c.yaml:12:22: optimizer.sgd.lr: found sgd, expected adam, the config's optimizer; "
+            "to train with both, sweep optimizer: [adam, sgd] with their options",
+        ),
         ("model.layers.7.linear: [1]", "c.yaml:12:27: found the index 7, expected one from 0 to 1"),
     ],
 )

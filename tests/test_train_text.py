@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -248,7 +249,9 @@ def test_the_other_commands_take_a_run_on_text(trained: Path, tmp_path: Path) ->
     assert "7 classes" in run("new", trained.parent / "letters.txt").stdout
     book = tmp_path / "letters.csv"  # a text although its name is that of a table
     book.write_bytes((trained.parent / "letters.txt").read_bytes())
-    assert "7 classes" in run("new", book, "--set", "format=text").stdout
+    assert re.match(
+        r"# \d+ sequences of 128 characters or bytes; 7 classes\n", run("new", book, "--set", "format=text").stdout
+    )
     assert r"'\n'" in run("data", "inspect", trained.parent / "letters.txt").stdout
     run("report", trained, "-o", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -259,7 +262,15 @@ def test_the_other_commands_take_a_run_on_text(trained: Path, tmp_path: Path) ->
 
 @pytest.mark.needs_onnx
 def test_an_exported_network_has_the_same_outputs(trained: Path, tmp_path: Path) -> None:
-    assert "same predictions" in run("export", trained, tmp_path / "letters.onnx").stdout
+    found = run("export", trained, tmp_path / "letters.onnx")
+    assert "test sequences: same predictions" in found.stdout
+    assert "test sequences\n" in found.stderr
+
+
+def test_a_dry_run_of_a_text_counts_sequences(tmp_path: Path) -> None:
+    found = run("train", write_config(tmp_path, "abcdef\n" * 40), "--dry-run").stdout
+    assert " test sequences\n" in found
+    assert "of 16 sequences; epochs: 5" in found
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from adtrain.sweeps.members import Group, Member
 from adtrain.sweeps.parts import Parts, side_by_side
 from adtrain.sweeps.records import EpochLine, MemberEpoch, MemberResult, SweepOptions, SweepResults
 from adtrain.sweeps.wave import Programs, WaveState, WaveTraining, joined
+from adtrain.text import counted
 from adtrain.training import scores
 from adtrain.training.scores import Score
 
@@ -182,7 +183,8 @@ class SweepRun:
                 f"member {failed.member} ({settings}) failed in epoch {failed.epoch}, at step {failed.failed_at}: "
                 f"a loss or a weight is not finite; it keeps {kept}"
             )
-        text = f"group {group.number}: epoch {line.epoch}/{group.experiment.epochs}, {members_text(len(line.members))}"
+        members = counted(len(line.members), "members")
+        text = f"group {group.number}: epoch {line.epoch}/{group.experiment.epochs}, {members}"
         values = [x for member in line.members if (x := ranking.value(member, self.rank_by)) is not None]
         if values:
             best, middle = ranking.best(values, self.rank_by), float(np.median(values))
@@ -214,11 +216,6 @@ class SweepRun:
             )
         name, seconds = backend(self.device).device_name(), perf_counter() - timeline.current().began
         return SweepResults(self.rank_by, self.device, name, seconds, self.train_seconds, tuple(results))
-
-
-def members_text(count: int) -> str:
-    """ "1 member", "2 members"."""
-    return f"{count:,} member{'s' * (count != 1)}"
 
 
 def rungs_of(options: SweepOptions, groups: Sequence[Group]) -> list[int]:

@@ -17,6 +17,7 @@ from adtrain.data import DataSet, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
 from adtrain.data.split import chunks
+from adtrain.text import counted
 from adtrain.training import embedded_columns
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
@@ -68,9 +69,11 @@ def check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     if outputs[:-1] != positions or not outputs:
         expected = f"expected {found((*positions, classes))}, one per class{' at each position' if positions else ''}"
         raise cfg.error_at(last_layer, f"found the output {found(outputs)}, {expected}")
-    labels = f"{cfg.data.path or images.name} has {classes} classes"
+    labels = f"{cfg.data.path or images.name} has {counted(classes, 'classes')}"
     if outputs[-1] < classes:
-        raise cfg.error_at(last_layer, f"found {outputs[-1]} outputs, expected at least {classes}: {labels}")
+        raise cfg.error_at(
+            last_layer, f"found {counted(outputs[-1], 'outputs')}, expected at least {classes}: {labels}"
+        )
     for embedding, _ in embedded_columns.embeddings(net.model, range(net.input_shape[0])) if positions else ():
         if embedding.num_embeddings < classes:
             reason = f"found num_embeddings {embedding.num_embeddings}, expected at least {classes}: {labels}"
@@ -150,7 +153,8 @@ def check_embeddings(experiment: Experiment) -> None:
         raise cfg.error_at(("data", "normalize"), "found true, expected false: an embedding takes integers as they are")
     if found and images.train.images.dtype == np.uint8:
         reason = "found integers from 0 to 255, which are read as pixels and divided by 255, before an embedding"
-        raise cfg.error_at(("data",), f"{reason}; expected float32: store them by array.astype('float32')")
+        source = "dataset" if cfg.data.path is None else "path"
+        raise cfg.error_at(("data", source), f"{reason}; expected float32: store them by array.astype('float32')")
     parts = (experiment.train, experiment.validation, experiment.test) if found else ()
     for chunk in (chunk for part in parts if part is not None for chunk in chunks(part.images)):
         numbers = chunk.reshape(-1, *shape)
