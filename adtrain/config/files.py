@@ -177,7 +177,7 @@ def is_run(name: str) -> bool:
 
 
 def is_sweep(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder is that of a sweep."""
+    """Whether a folder holds a sweep."""
     return os.path.isfile(os.path.join(path, SWEEP_CONFIG))
 
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def embeddings(module: nn.Module, columns: Sequence[T]) -> Iterator[tuple[nn.Embedding, Sequence[T]]]:
-    """Each embedding with the columns of its input; `columns` are those of the module's.
+    """Each embedding in a module with the columns that it gets, of the `columns` that the module gets.
 
     Embeddings behind other layers than `select` and containers are left out: their input has no columns.
     """
@@ -30,7 +30,7 @@ def embeddings(module: nn.Module, columns: Sequence[T]) -> Iterator[tuple[nn.Emb
 
 
 def problems(module: nn.Module, columns: Sequence[Column]) -> Iterator[str]:
-    """One line for each embedding that cannot take the columns of its input; `columns` are those of the module's."""
+    """One line for each embedding in a module that cannot take its columns, of the `columns` that the module gets."""
     for embedding, found in embeddings(module, columns):
         for column in found:
             name, size = printable(column.title), embedding.num_embeddings

@@ -28,7 +28,7 @@ class Source(NamedTuple):
     """A file of `kernels/cpu`, or one with an absolute path, compiled for one or two element types, its T and U.
 
     Attributes:
-        prototypes: of the functions that a program calls, in a file of the user. The compiler compares them.
+        prototypes: of the functions that a program calls in a file of the user. The compiler compares both.
     """
 
     file: str
@@ -103,11 +103,10 @@ class Build:
             if not os.path.isabs(source.file):
                 raise
             message = str(error).removeprefix(f"{shlex.join(self.compiler.command)}: ")
-            before, conflict, _ = message.partition("conflicting types for ")
             for prototype in source.prototypes:
-                name = f"{conflict}'{prototype.partition('(')[0].split()[-1]}'"
-                if conflict and name in message:
-                    message = f"{before}{name}; expected {prototype} "
+                conflict = f"conflicting types for '{prototype.partition('(')[0].split()[-1]}'"
+                if conflict in message:
+                    message = f"{message.partition(conflict)[0]}{conflict}; expected {prototype} "
                     message += "An int in numbers= is an int64_t, a float is a double"
             raise KernelError(f"your kernel does not compile: {message}") from None
 

@@ -42,7 +42,7 @@ class Writer:
         return self.functions.setdefault(text, f"{kind}_{len(self.functions)}")
 
     def files(self) -> frozenset[Source]:
-        """The kernels' files; those of the user with the prototypes that they must fit."""
+        """The files of the kernels. A file of the user comes with the prototypes that its functions must have."""
         return frozenset(x._replace(prototypes=(*self.of_user.get(x, {}).values(),)) for x in self.sources.values())
 
     def text(self) -> str:
