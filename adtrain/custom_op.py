@@ -26,6 +26,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def custom_op(
             that it can be differentiated again. Without it, differentiating the operation is an error, unless no
             output is of floating point.
         numbers: the integers (int64_t) and floats (double) after the pointers. By default the size of the first output.
+            Compiling ``c`` fails where its parameters are of other types. In ``cuda`` they are not compared.
         launch: the fields of the `CudaLaunch`, such as ``blocks``, ``threads``, ``shared``, ``definitions``. By default
             a grid-stride loop over the elements of the first output.
         residuals: so many of the last outputs are not returned; only ``vjp`` gets them.
@@ -149,7 +151,7 @@ def custom_op(
     if name in PRIMITIVES or name in OWN_OPS:
         known = f" at {OWN_OPS[name].place}" if name in OWN_OPS else " in adtrain.ops"
         raise OptionError(f"custom_op: {name!r} is defined already{known}; choose another name")
-    if not name.isidentifier():
+    if not (isinstance(name, str) and name.isidentifier()):
         raise OptionError(f"custom_op: found the name {name!r}, expected an identifier: it names a C function")
     files = {kind: _file(name, kind, source, place.file) for kind, source in (("c", c), ("cu", cuda)) if source}
 
@@ -159,7 +161,13 @@ def custom_op(
     )
 
     def values(*types: Any, **options: Any) -> tuple[int | float, ...]:
-        return tuple(numbers(*types, **options)) if numbers else (primitive.output_types(types, options)[0].size,)
+        if numbers is None:
+            return (primitive.output_types(types, options)[0].size,)
+        found = numbers(*types, **options)
+        if not isinstance(found, (tuple, list)) or not all(isinstance(x, Real) for x in found):
+            what = f"{place}: custom_op {name}: numbers returned {shown(found)}"
+            raise OptionError(f"{what}, expected a tuple of integers and floats")
+        return tuple(int(x) if isinstance(x, Integral) else float(x) for x in found)
 
     def launches(target: Target, *types: Any, **options: Any) -> list[CudaKernel]:
         work = launch(*types, **options) if launch else {"elements": primitive.output_types(types, options)[0].size}
@@ -204,6 +212,8 @@ def _file(name: str, kind: str, source: str | Path, caller: str) -> str:
 
     Compilers then report errors of a text at the lines of the Python file that contains it.
     """
+    if not isinstance(source, (str, Path)):
+        raise OptionError(f"custom_op {name}: found {shown(source)} for a kernel, expected its text or its path")
     if _is_path(source):
         path = Path(caller).parent / source
         if not path.is_file():

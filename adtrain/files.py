@@ -7,19 +7,22 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import TypeAlias
 
 from adtrain.core.errors import AdtrainError
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
-def write_atomic(
-    path: str | Path, content: bytes | bytearray, durable: bool = True, same_as: Path | None = None
-) -> None:
+Content: TypeAlias = bytes | bytearray | Sequence[bytes | memoryview]
+"""What a file gets, as a whole or in consecutive parts."""
+
+
+def write_atomic(path: str | Path, content: Content, durable: bool = True, same_as: Path | None = None) -> None:
     """Replace the file at `path` with `content`, atomically. `durable`: after the return it survives a power failure.
 
     A symbolic link is followed, and the file keeps its mode. A device or pipe, such as /dev/stdout, is written to.
@@ -32,7 +35,7 @@ def write_atomic(
         mode = path.stat().st_mode if path.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
             with path.open("wb") as file:
-                file.write(content)
+                file.writelines(_parts(content))
         else:
             _replace(Path(os.path.realpath(path)), content, mode, durable, same_as)
     except OSError as error:
@@ -53,9 +56,7 @@ def expect_writable(path: Path) -> None:
         raise unwritable(path, OSError(code, os.strerror(code)))
 
 
-def _replace(
-    path: Path, content: bytes | bytearray, mode: int | None, durable: bool, same_as: Path | None = None
-) -> None:
+def _replace(path: Path, content: Content, mode: int | None, durable: bool, same_as: Path | None = None) -> None:
     if path.is_symlink():  # links were followed: this one leads to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     # The name is chosen before the file is created, so that an interrupt at any point leaves no file.
@@ -65,7 +66,7 @@ def _replace(
             with temporary.open("xb") as file:
                 if mode is not None:
                     os.fchmod(file.fileno(), stat.S_IMODE(mode))
-                file.write(content)
+                file.writelines(_parts(content))
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
@@ -74,6 +75,10 @@ def _replace(
             _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)  # os.replace leaves it where both names are links to one file
+
+
+def _parts(content: Content) -> Sequence[bytes | bytearray | memoryview]:
+    return (content,) if isinstance(content, (bytes, bytearray)) else content
 
 
 def _linked(source: Path, path: Path, mode: int | None) -> bool:

@@ -70,6 +70,8 @@ def find(name: str, folder: Path = Path()) -> Plugin:
         path, module = folder / Path(name).expanduser(), None
     else:
         path, module = _installed(name)
+    if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe would wait for a writer
+        raise PluginError(f"{path}: is not a regular file; expected a Python file")
     try:
         text = path.read_bytes()
     except OSError as error:

@@ -31,6 +31,7 @@ from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.definition import Definition, caller
 from adtrain.core.errors import OptionError
+from adtrain.core.options import is_integer, shown
 from adtrain.core.types import ArrayType
 from adtrain.custom_op import OWN_OPS, OwnOp
 from adtrain.metrics import ByClass, ClassPredictions
@@ -60,7 +61,8 @@ def layer(name: str) -> Decorator:
     Raises:
         OptionError: the name is taken or not an identifier, or the class lacks a method, or types of its options.
     """
-    return _decorator("layer", name, Module, {"forward": _forward, "new_arrays": _new_arrays})
+    checks = {"output_shape": _output_shape, "forward": _forward, "new_arrays": _new_arrays}
+    return _decorator("layer", name, Module, checks)
 
 
 def loss(name: str) -> Decorator:
@@ -135,8 +137,11 @@ def op(name: str, *, samples: Callable[..., Sequence[Any]]) -> Callable[[F], F]:
     return register
 
 
-def _decorator(family: str, name: str, base: type, checks: dict[str, Callable[..., Any]]) -> Decorator:
+def _decorator(family: str, name: Any, base: type, checks: dict[str, Callable[..., Any]]) -> Decorator:
     here = caller(2)
+    if not isinstance(name, str):  # the decorator without a call gets the class
+        given = name.__name__ if isinstance(name, type) else shown(name)
+        raise OptionError(f'{family}: found {given} in place of the name, expected a decorator with ("name")')
 
     def register(cls: C) -> C:
         from adtrain.config import specs
@@ -173,11 +178,25 @@ def _check_name(family: str, name: str, here: Definition) -> None:
         raise OptionError(f"{family} {name}: the name is taken by {taken}; choose another at {here}")
 
 
+def _output_shape(output_shape: Callable[..., Any], where: str) -> Callable[..., Any]:
+    @functools.wraps(output_shape)
+    def checked(self: Module, shape: Any) -> Any:
+        found = output_shape(self, shape)
+        if not isinstance(found, (tuple, list)) or not all(is_integer(x, 1) for x in found):
+            expected = "expected the shape of one sample, a tuple of positive integers"
+            raise PluginError(f"{where}: output_shape returned {shown(found)}, {expected}")
+        return tuple(found)
+
+    return checked
+
+
 def _forward(forward: Callable[..., Any], where: str) -> Callable[..., Any]:
     @functools.wraps(forward)
     def checked(self: Module, params: Any, state: Any, x: Value, mode: Any) -> Any:
         found = _pair(forward(self, params, state, x, mode), f"{where}: forward", "the output and the state")
         _check_value(found[0], f"{where}: forward")
+        for x in tree.leaves(found[1]):
+            _check_value(x, f"{where}: forward, in its state,")
         given = ArrayType(found[0].shape, found[0].dtype)
         expected = ArrayType((x.shape[0], *self.output_shape(x.shape[1:])), x.dtype)
         if given != expected:
@@ -258,8 +277,8 @@ def _measured(call: Callable[..., Any], where: str) -> Callable[..., Any]:
         numbers = [found.macro, *found.by_class.values()] if isinstance(found, ByClass) else [found]
         for x in numbers:
             if not isinstance(x, Real) or not math.isfinite(x):
-                shown = x if isinstance(x, Real) else f"a {type(x).__name__}"
-                raise PluginError(f"{where}: returned {shown}, expected a finite number, or a ByClass of them")
+                what = x if isinstance(x, Real) else f"a {type(x).__name__}"
+                raise PluginError(f"{where}: returned {what}, expected a finite number, or a ByClass of them")
         return found if isinstance(found, ByClass) else float(found)
 
     return checked

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from adtrain.text import visible
+from adtrain.text import counted, visible
 
 GAP = "  "
 MIN_TEXT = 12
@@ -53,7 +53,7 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
         return GAP.join(fit(i, cells[i]) for i in kept).rstrip()
 
     hidden = len(columns) - len(kept)
-    note = f"{hidden} column{'s' if hidden > 1 else ''} hidden; COLUMNS={needed} shows all"
+    note = f"{counted(hidden, 'columns')} hidden; COLUMNS={needed} shows all"
     return [line([column.title for column in columns]), *map(line, rows), *[note] * bool(hidden)]
 
 

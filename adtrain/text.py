@@ -24,6 +24,12 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def counted(count: int, things: str) -> str:
+    """The number with its noun, given in the plural: "1 class", "2,000 classes"."""
+    suffix = "es" if things.endswith("sses") else "s"
+    return f"{count:,} {things.removesuffix(suffix) if count == 1 else things}"
+
+
 def short(number: float, unit: str = "") -> str:
     """The number with three digits, a metric prefix and the unit, such as 3.21 MB; empty for 0."""
     if not number:

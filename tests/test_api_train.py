@@ -33,6 +33,7 @@ VALUES: dict[str, Any] = {
     "optimizer": {"adam": {"lr": 0.01}},
     "training": {"epochs": 3},
 }
+EMBEDDING = {"model": {"layers": [{"embedding": {"num_embeddings": 5, "embedding_dim": 2}}, "flatten", {"linear": 3}]}}
 NPZ = VALUES | {"data": {"path": "data.npz", "batch_size": 16}}
 
 
@@ -111,7 +112,7 @@ def test_numbers_are_predicted_in_their_units(labels: np.ndarray) -> None:
     np.testing.assert_allclose([score["rmse"], score["r2"]], [squared**0.5, 1 - squared / labels.var()])
     assert score["r2"] > 0.7
     assert (found.model.classes, found.model.targets, values.shape) == ((), ("y_train",), (30, 1))
-    assert "1 targets" in repr(found.model)
+    assert "1 target," in repr(found.model)
     with pytest.raises(ad.AdtrainError, match="call predict_values"):
         found.model.predict(IMAGES)
     done = CliRunner().invoke(main.cli, ["train", "--resume", "run", "--epochs", "21", "--device", "cpu"])
@@ -230,11 +231,20 @@ def test_a_thread_can_train() -> None:
         ({"data": ([[1, 2], [3]], [0, 1])}, "data: images: found no array of numbers (setting an array element"),
         ({"data": ([object()], [0])}, "data: images: found elements of type object, expected numbers"),
         ({"data": (IMAGES[:, :5], LABELS)}, "config: model.input: found [36], expected [1, 5, 6]"),
+        ({"given": VALUES | EMBEDDING}, "config: data.normalize: found true, expected false: an embedding takes"),
+        (
+            {
+                "data": (IMAGES.astype(np.uint8), LABELS),
+                "given": VALUES | EMBEDDING,
+                "overrides": {"data.normalize": False},
+            },
+            "data: data.path: found integers from 0 to 255, which are read as pixels",
+        ),
         ({"data": (IMAGES * np.float32("nan"), LABELS)}, "data: found a number that is not finite in row 0"),
         ({"data": None, "test_data": TEST}, "train: found test_data without data, expected both or neither"),
         ({"overrides": {"data.path": "x"}}, "train: found data and the override data.path, expected one of them"),
         ({"overrides": {"data.label": "y"}}, "overrides: data.label: an option of a CSV file, found arrays"),
-        ({"epochs": "3"}, "overrides: training.epochs: found '3', expected a positive integer"),
+        ({"epochs": "3"}, "epochs: training.epochs: found '3', expected a positive integer"),
         ({"overrides": ["seed=3"]}, "train: overrides: found an object of type list, expected a dict"),
         ({"output_dir": ""}, "train: output_dir: found an empty path"),
         ({"output_dir": 3}, "train: output_dir: found an object of type int, expected a path"),

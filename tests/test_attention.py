@@ -19,6 +19,7 @@ from adtrain.ops.attention import composed
 from adtrain.passes import ALL
 
 RNG = ops.rng_state(5, 2)
+TEXT: Any = "2"  # of a wrong type
 LENGTHS = [(0, 3), (1, 1), (1, 65), (65, 1), (16, 16), (17, 63), (64, 64), (65, 129), (130, 130)]
 
 
@@ -164,8 +165,12 @@ X, WIDE = np.zeros((2, 4, 8), np.float32), np.zeros((2, 300))
         (lambda: ops.attention(WIDE, WIDE, WIDE), "found width 300, expected 1 to 256; use more heads"),
         (lambda: ops.attention(X, X, X, mask=np.ones((2, 4))), "found a mask of float64, expected bool"),
         (lambda: ops.attention(X, X, X, mask=np.ones((2, 3), bool)), "found a mask of shape (2, 3), expected (2, 4)"),
+        (lambda: ops.attention(X, X, X, mask=np.ones((4, 4), bool)), "found a mask of shape (4, 4), expected (2, 4)"),
         (lambda: ops.attention(X, X, X, dropout=0.5), "found dropout without rng"),
-        (lambda: ops.attention(X, X, X, dropout=1.0, rng=RNG), "found dropout 1.0, expected 0 <= dropout < 1"),
+        (lambda: ops.attention(X, X, X, dropout=1.0, rng=RNG), "dropout is 1.0, expected a finite number, at least 0"),
+        (lambda: ops.attention(X, X, X, causal=TEXT), "causal is '2', expected True or False"),
+        (lambda: ops.attention(X, X, X, scale=TEXT), "scale is '2', expected a finite number"),
+        (lambda: ops.attention(X, X, X, dropout=TEXT), "dropout is '2', expected a finite number, at least 0, below 1"),
         (lambda: ops.attention(WIDE > 0, WIDE > 0, WIDE > 0), "found bool, expected float32 or float64"),
     ],
 )
@@ -174,3 +179,12 @@ def test_arguments_that_do_not_fit_are_refused_in_one_line(call: Any, message: s
         call()
     assert str(caught.value).startswith(f"attention: {message}")
     assert "\n" not in str(caught.value)
+
+
+def test_options_that_are_text_or_traced_are_refused() -> None:
+    with pytest.raises(AdtrainError, match=r"^self_attention: .* and '2' heads, expected"):
+        ops.self_attention(WIDE, TEXT)
+    with pytest.raises(AdtrainError, match=r"^dropout: found stream '2', expected an integer"):
+        ops.dropout(X, 0.5, RNG, stream=TEXT)
+    with pytest.raises(AdtrainError, match="the jitted function needs the value of a float argument"):
+        ad.jit(lambda scale: ops.attention(X, X, X, scale=scale))(0.5)

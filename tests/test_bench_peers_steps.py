@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import training_runs
+from npz_files import write_npz
 from peer_marks import marked
 
 from adtrain import nn, optim
@@ -129,6 +130,30 @@ def test_clipping_agrees(tmp_path: Path, name: str, clip: str) -> None:
     check(name, job(tmp_path, PLAIN, f"training.{clip}", "optimizer={sgd: 0.5}"), clip)
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_losses_on_float32_data_agree(tmp_path: Path, name: str) -> None:
+    rng = np.random.default_rng(0)
+    write_npz(tmp_path / "rows.npz", {"X": rng.normal(3, 2, (40, 36)).astype(np.float32), "y": np.arange(40) % 3})
+    check(name, job(tmp_path, PLAIN, f"data={{path: {tmp_path}/rows.npz, test: 0.2, batch_size: 8}}"), "dense")
+
+
+@pytest.mark.parametrize("name", marked("torch-eager", "jax-scan"))
+def test_losses_of_embedded_integers_agree(tmp_path: Path, name: str) -> None:
+    tokens = np.arange(200).reshape(40, 5) ** 2 % 11
+    write_npz(tmp_path / "tokens.npz", {"X": tokens.astype(np.float32), "y": np.arange(40) % 3})
+    layers = "[{embedding: {num_embeddings: 11, embedding_dim: 4}}, mean, {linear: 3}]"
+    data = f"data={{path: {tmp_path}/tokens.npz, test: 0.2, batch_size: 8, normalize: false}}"
+    check(name, job(tmp_path, layers, data, "model.input=[5]"), "embedding")
+
+
+@pytest.mark.parametrize("name", marked("torch-eager", "jax-scan"))
+def test_losses_of_a_text_agree(tmp_path: Path, name: str) -> None:
+    (tmp_path / "book.txt").write_text("abcdacbd" * 60)
+    layers = "[{embedding: {num_embeddings: 4, embedding_dim: 8}}, {linear: 4}]"
+    data = f"data={{path: {tmp_path}/book.txt, length: 9, test: 0.2, batch_size: 8}}"
+    check(name, job(tmp_path, layers, data, "model.input=[9]"), "text")
+
+
 @pytest.mark.needs_jax
 def test_jit_and_scan_agree(tmp_path: Path) -> None:
     given = job(tmp_path)
@@ -137,7 +162,7 @@ def test_jit_and_scan_agree(tmp_path: Path) -> None:
 
 def test_every_layer_optimizer_and_loss_is_covered() -> None:
     text = " ".join(LAYERS.values())
-    apart = {"embedding", "dropout"}  # an embedding does not take pixels; dropout has a test below
+    apart = {"embedding", "dropout"}  # an embedding does not take pixels; both have tests of their own
     assert [kind for kind in {*nn.LAYERS, "residual", "concat", "add"} - apart if kind not in text] == []
     assert {each.partition(":")[0] for each in OPTIMIZERS} == set(optim.OPTIMIZERS)
     assert {each.strip("{").partition(":")[0] for each in LOSSES} | {"nll"} == set(nn.LOSSES)

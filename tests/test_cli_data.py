@@ -131,11 +131,15 @@ def test_a_contact_sheet_shows_the_first_images_of_each_class(tmp_path: Path) ->
     assert run("data", "inspect", str(tmp_path / "none"), "--contact-sheet", "x.png").exit_code == 2
 
 
-def test_a_contact_sheet_of_a_table_is_refused(table: Path, tmp_path: Path) -> None:
+def test_a_contact_sheet_of_a_table_or_a_text_is_refused(table: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
     result = run("data", "inspect", str(table), "--set", "label=species", "--contact-sheet", str(sheet))
     assert result.exit_code == 2
     assert "flowers: found examples of shape (2, 1, 1), expected images to show" in result.stderr
+    (tmp_path / "book.txt").write_text("to be or not to be " * 10)
+    result = run("data", "inspect", str(tmp_path / "book.txt"), "--contact-sheet", str(sheet))
+    assert result.exit_code == 2
+    assert "book: found examples of shape (1, 1, 128), expected images to show" in result.stderr
     assert not sheet.exists()
 
 

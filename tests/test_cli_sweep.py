@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,8 +60,16 @@ def test_the_page_has_all_members_and_links_to_the_report_of_the_best(cfg: Path)
     page = Elements(Path("s/report.html").read_text())
     assert len(page.rows) == 9
     best = json.loads(Path("s/results.json").read_text())["members"][0]["member"]
+    for arguments in (("summary", "s"), ("predict", "s", "x.png"), ("report", "s", "s", "-o", "several.html")):
+        error = one_line(command(*arguments, expect=2))
+        assert error == f"s: found a sweep, expected a run, such as that of a member: s/members/{best}"
+    error = one_line(command("train", "--resume", "s", expect=2))
+    assert "s: found a sweep, expected a run; adtrain sweep --resume s continues it" in error
     assert page.addresses == [f"members/{best}/report.html"]
     assert Path(f"s/members/{best}/report.html").exists()
+    shutil.rmtree("s/members")
+    assert "s: the sweep is finished" in one_line(command("sweep", "--resume", "s", expect=2))
+    assert Path(f"s/members/{best}/summary.json").exists()  # a run that was not written is
 
 
 def test_members_of_train_are_its_seeds(cfg: Path) -> None:
@@ -89,6 +98,7 @@ def test_members_of_train_are_its_seeds(cfg: Path) -> None:
         (("sweep", "--resume", "nothing", "--halving"), "--halving is for a new sweep"),
         (("sweep", "CFG", "--set", "data.shards=2"), "data.shards: found it in a sweep, expected none"),
         (("train", "CFG"), "found a sweep, expected none for one training"),
+        (("train", "CFG", "--members", "2"), "found a sweep, expected none beside --members"),
         (("train", "CFG", "--members", "2", "--repeat", "2"), "--members trains a sweep, and takes no --repeat"),
         (("eval", "CFG", "--top", "2"), "--top is for a sweep"),
     ],

@@ -334,7 +334,7 @@ def test_a_terminal_shows_progress_bars(cfg: Path) -> None:
 def test_a_dry_run_shows_the_plan_and_writes_nothing(cfg: Path) -> None:
     before = sorted(Path().rglob("*"))
     shown = train(cfg, "--dry-run").stdout.splitlines()
-    assert set(shown) > {"model   643 parameters, float32", "steps   18 of 16 examples; epochs: 3", "folder  runs/tiny"}
+    assert set(shown) > {"model   643 parameters, float32", "steps   18 of 16 images; epochs: 3", "folder  runs/tiny"}
     plan = json.loads(train(cfg, "--dry-run", "--json", "--epochs", "1").stdout)
     assert (plan["steps"], plan["data"]) == (6, {"train": 90, "validation": 0, "test": 30})
     assert sorted(Path().rglob("*")) == before
@@ -352,7 +352,7 @@ def test_quiet_prints_the_folder_only_and_verbose_more_than_usual(cfg: Path) -> 
     assert json.loads(train(cfg, "-q", "--json").stdout)["epochs"] == 3
     verbose, usual = train(cfg, "-v"), train(cfg)
     assert re.search(r"^step \d+: loss .*, learning rate 0.01, ", verbose.stderr, re.MULTILINE)
-    assert set(verbose.stderr.splitlines()) > {"folder  runs/tiny-3", "steps   18 of 16 examples; epochs: 3"}
+    assert set(verbose.stderr.splitlines()) > {"folder  runs/tiny-3", "steps   18 of 16 images; epochs: 3"}
     assert "learning rate" not in usual.stderr
     assert "found both --quiet and --verbose" in train(cfg, "-q", "-v", expect=2).stderr
 

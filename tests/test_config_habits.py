@@ -49,6 +49,21 @@ def problems(folder: Path, text: str) -> list[str]:
          "model.layers[0].linear.activation: unknown key; write the activation as the next layer, such as relu"),
         ("linear: 10", "rnn: {hidden_size: 10, activation: relu}",
          "model.layers[0].rnn.activation: unknown key; did you mean nonlinearity?"),
+        ("linear: 10", "lstm: {hidden_size: 10, activation: tanh}",
+         "model.layers[0].lstm.activation: unknown key; gates have a sigmoid, states tanh; remove it"),
+        ("linear: 10", "gru: {hidden_size: 10, units: 10}",
+         "model.layers[0].gru.units: unknown key; did you mean hidden_size?"),
+        ("linear: 10", "gru: {hidden_size: 10, return_sequences: true}",
+         "model.layers[0].gru.return_sequences: unknown key; write output: all for the states of all steps, "
+         "and nothing for the last one"),
+        ("linear: 10", "embedding: {num_embeddings: 4, embedding_dim: 2, input_dim: 4}",
+         "model.layers[0].embedding.input_dim: unknown key; did you mean num_embeddings?"),
+        ("linear: 10", "multihead_attention: {num_heads: 4, key_dim: 2}",
+         "model.layers[0].multihead_attention.key_dim: unknown key; the width of a head follows; remove it"),
+        ("linear: 10", "Bidirectional: {gru: 10}",
+         "model.layers[0]: unknown layer 'Bidirectional'; write bidirectional: true in rnn, lstm or gru"),
+        ("linear: 10", "patch_embedding: 4",
+         "model.layers[0]: unknown layer 'patch_embedding'; did you mean patches?"),
         ("{sgd: 0.1}", "{sgd: {lr: 0.1, learning_rate: 0.1}}",
          "optimizer.sgd.learning_rate: unknown key; did you mean lr?"),
         ("{sgd: 0.1}", "{lr: 0.1}",
@@ -74,7 +89,7 @@ def test_every_hint_names_something_that_exists() -> None:
     kinds = {kind for family in FAMILIES.values() for kind in family}
     options = {option for family in FAMILIES.values() for spec in family.values() for option in spec.model_fields}
     assert set(NAMES.values()) <= kinds
-    assert set(OPTIONS.values()) <= options
+    assert {option for names in OPTIONS.values() for option in names} <= options
     assert key_of("lr", "adamw") == "optimizer.adamw.lr"
     assert all(key_of("lr", name) for name in OPTIMIZERS)
 

@@ -203,7 +203,12 @@ def test_auxiliary_results_are_not_tracers() -> None:
         (lambda x: x.sum(), np.arange(3), ad.DTypeError, "grad: argument 0 is int64, expected float32 or float64"),
         (lambda x: ops.argmax(x), np.ones(3), ad.DTypeError, "the function's value is int64, expected float32"),
         (lambda x: None, np.ones(3), ad.ShapeError, "grad: the function returned no array, expected one scalar"),
-        (lambda x: 1.0, np.ones(3), ad.DTypeError, "the function returned a float, expected arrays"),
+        (
+            lambda x: 1.0,
+            np.ones(3),
+            ad.DTypeError,
+            "the function returned a value of type float, expected adtrain arrays",
+        ),
         (lambda x: x.sum() * float(x[0]), np.ones(3), ad.TraceError, "a traced value .* has no elements yet"),
         (lambda x: ops.exp(np.asarray(x)), np.ones(3), ad.TraceError, "use adtrain.ops instead of NumPy"),
     ],

@@ -233,7 +233,9 @@ def test_a_donated_array_cannot_be_used_again() -> None:
 
 
 def test_a_result_that_is_not_an_array_is_refused() -> None:
-    with pytest.raises(ad.DTypeError, match="jit: the function returned a float, expected arrays"):
+    with pytest.raises(
+        ad.DTypeError, match="jit: the function returned a value of type float, expected adtrain arrays"
+    ):
         stage(lambda x: 1.0)(np.ones(2))
 
 

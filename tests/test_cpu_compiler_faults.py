@@ -23,7 +23,7 @@ from waiting import PATIENCE, wait_until
 
 from adtrain import cache
 from adtrain.backends.cpu import toolchain
-from adtrain.backends.cpu.compiler import CompilerError
+from adtrain.backends.cpu.compiler import CompilerError, describe
 from adtrain.cli.main import cli
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -190,6 +190,7 @@ def test_with_a_full_cache_the_library_is_compiled_in_a_temporary_folder(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", full)
+    assert "cannot be written" not in describe()  # the version in `adtrain devices`
     assert entry() == 16
     assert entry("int entry(int x) { return x; }", []) == 5
     assert caplog.messages == [

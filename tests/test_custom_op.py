@@ -154,6 +154,21 @@ def test_a_missing_source_is_told_with_its_path() -> None:
 
 
 @pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"c": 3}, "custom_op wrong: found 3 for a kernel, expected its text or its path"),
+        ({"c": "\n", "numbers": lambda x: 3}, "custom_op wrong: numbers returned 3, expected a tuple of integers"),
+        ({"c": "\n", "numbers": lambda x: ["3"]}, r"custom_op wrong: numbers returned \['3'\], expected a tuple of"),
+        ({"vmap": lambda op, mapped, x: None}, "wrong: its batching rule returned a NoneType, expected adtrain arrays"),
+    ],
+)
+def test_a_wrong_kernel_or_rule_is_told(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ad.AdtrainError, match=message):
+        ad.jit(ad.vmap(custom_op("wrong", shape=same_type, numpy=lambda x: x, **given)))(np.ones((2, 3)))
+
+
+@pytest.mark.compiled
 def test_the_example_passes_its_check(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["gradcheck", "--plugin", str(EXAMPLE)])
     assert result.exit_code == 0, result.output
@@ -262,6 +277,29 @@ def test_a_shape_rule_that_returns_no_type_is_told() -> None:
     op = custom_op("untyped", shape=lambda x: (3,), numpy=lambda x: x)
     with pytest.raises(ad.ShapeError, match=r"custom_op untyped: shape returned \(3,\), expected ad\.ArrayType\(shape"):
         op(X)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        (lambda x, w, scale: (x.size, int(scale)), r"double \*, int64_t, int64_t\);"),
+        (lambda x, w, scale: (np.float32(x.size), scale), r"double \*, double, double\);"),
+        (lambda x, w, scale: (x.size,), r"double \*, int64_t\);"),
+    ],
+)
+def test_numbers_of_other_types_than_the_kernel_declares_are_told(numbers: Any, expected: str) -> None:
+    op = scaled(numbers=numbers)
+    message = rf"test_custom_op.py:\d+:\d+: error: conflicting types for 'scaled_float64'; expected void .*{expected}"
+    with pytest.raises(ad.AdtrainError, match=message):
+        stage(lambda x, w: op(x, w, scale=2.0))(ad.array(X), ad.array(W))
+
+
+@pytest.mark.compiled
+def test_numbers_of_an_integer_in_one_call_and_a_float_in_another_are_told() -> None:
+    op = scaled(numbers=lambda x, w, scale: (x.size, scale))
+    with pytest.raises(ad.AdtrainError, match=r"found calls of .*, double\); and of .*, int64_t\);"):
+        stage(lambda x, w: op(x, w, scale=2.0) + op(x, w, scale=2))(ad.array(X), ad.array(W))
 
 
 @pytest.mark.compiled

@@ -121,7 +121,7 @@ def test_test_and_validation_parts_of_numbers_are_drawn_at_random(folder: Path) 
         (
             {"x_train": np.eye(2), "y_train": np.ones((2, 2)), "x_test": np.eye(2), "y_test": np.ones(2)},
             {},
-            "y_test.npy: found 1 targets, expected 2 as in .*y_train.npy",
+            "y_test.npy: found 1 target, expected 2 as in .*y_train.npy",
         ),
         (
             {"x_train": np.eye(2), "y_train": np.ones(2), "x_test": np.eye(2), "y_test": np.array(["a", "b"])},

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from waiting import PATIENCE
+
+from adtrain.core import devices
+from adtrain.core.errors import DeviceError
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -39,6 +44,21 @@ def test_kernel_norm_has_both_closed_form_gradients() -> None:
     errors = re.findall(r"gradient by \w: largest error (\S+)", output("kernel_norm.py"))
     assert len(errors) == 2
     assert all(float(error) < 1e-5 for error in errors)
+
+
+def test_kernel_norm_says_in_one_line_that_a_device_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> NoReturn:
+        raise DeviceError("device gpu: PyCUDA is missing")
+
+    monkeypatch.setitem(devices._loaders, "gpu", fail)
+    monkeypatch.setattr(devices, "_loaded", {})
+    monkeypatch.setattr(sys, "argv", ["kernel_norm.py", "--device", "gpu"])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(EXAMPLES / "kernel_norm.py"), run_name="__main__")
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "kernel_norm: error: device gpu: PyCUDA is missing\n"
 
 
 def test_third_derivative_equals_its_closed_form() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from dataclasses import replace
@@ -18,7 +19,8 @@ from random_networks import LAYERS, fitting, images, matrices, networks, samples
 from adtrain import config, nn, ops
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
-from adtrain.export.c import source
+from adtrain.export.c import network, source
+from adtrain.export.c.compiled import compiled
 from adtrain.export.c.layers import TRANSLATIONS
 from adtrain.training import TrainedModel
 from adtrain.training.preparation import outline
@@ -155,7 +157,27 @@ def test_a_text_has_probabilities_at_each_position() -> None:
     task = NextClass(one_hot=False, predictions=ops.softmax, length=5)
     network = replace(trained.network, task=task, mean=(0.0,), std=(1.0,))
     batch = np.random.default_rng(0).integers(0, 7, (3, 1, 1, 5)).astype(np.float32)
-    check(replace(trained, network=network, classes=tuple("abcdefg")), batch=batch)
+    trained = replace(trained, network=network, classes=tuple("abcdefg"))
+    check(trained, batch=batch)
+    header = source.generate(trained, Path("net.c")).header
+    assert "5 numbers: the index of each character in net_labels" in header
+    assert "5x7 probabilities: after each character those of the next one" in header
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_file = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if target.name == "net.c":
+            raise OSError(28, "No space left on device")
+        replace_file(source, target)
+
+    trained, path = with_arrays(SMALL, (5,)), Path("net.c")
+    files, about = source.generate(trained, path), network.interface(trained)
+    monkeypatch.setattr(os, "replace", full)
+    message = r"/net\.c: cannot be written \(No space left on device\)"
+    with pytest.raises(AdtrainError, match=message), compiled(files, path, about):
+        pass
 
 
 def test_float32_data_are_not_rescaled() -> None:

@@ -260,7 +260,14 @@ def test_a_float_whose_value_is_needed_is_refused_with_its_line_and_advice(f: An
             "jit: argument 0 is static and donated, expected one of them",
         ),
         (lambda: ad.jit(3), "jit: found 3, expected a function"),  # type: ignore[call-overload]
-        (lambda: ad.jit(lambda x: 1.0)(X), "jit: the function returned a float, expected arrays"),
+        (
+            lambda: ad.jit(lambda x: 1.0)(X),
+            "jit: the function returned a value of type float, expected adtrain arrays: ad.array(...)",
+        ),
+        (
+            lambda: ad.jit(lambda x: np.ones(3))(X),
+            "jit: the function returned a value of type numpy.ndarray, expected adtrain arrays: ad.array(...)",
+        ),
         (
             lambda: ad.jit(lambda m, x: x)(nn.ReLU(), X),
             "jit: found an argument of type ReLU, expected arrays and numbers; if it is a constant of the function, "
@@ -280,3 +287,12 @@ def test_the_error_of_a_wrong_argument(call: Any, message: str) -> None:
     with pytest.raises(ad.AdtrainError) as caught:
         call()
     assert str(caught.value) == message
+
+
+@pytest.mark.compiled
+def test_values_that_exceed_the_memory_are_an_error() -> None:
+    def too_many(x: ad.Value) -> ad.Value:
+        return ops.sum(ops.sort(x[:, None, None, None] * x[:, None, None] * x[:, None] * x))
+
+    with pytest.raises(ad.DeviceError, match=r"^not enough memory for the values of a compiled program"):
+        ad.jit(too_many)(np.ones(4096, np.float32))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sweep_runs import SGD, after, run, session
+from sweep_runs import SGD, after, bytes_of, run, session
 
 from adtrain.backends.cpu import CpuBackend
+from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import ensemble, member_run, wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import SweepResults
@@ -70,6 +72,25 @@ def test_a_sweep_stopped_at_any_call_and_resumed_has_the_same_bytes(
     results = run(found, tmp_path / "s", halving=True).run()
     assert results.members == expected.members
     assert files(tmp_path / "s") == files(path)
+
+
+def test_a_sweep_that_was_killed_before_it_wrote_its_results_is_scored(
+    tmp_path: Path, uninterrupted: tuple[Path, SweepResults]
+) -> None:
+    path, expected = uninterrupted
+    shutil.copytree(path, tmp_path / "s", ignore=shutil.ignore_patterns("results.json", "members"))
+    results = run(session(tmp_path, SWEEP, *SETTINGS), tmp_path / "s").run()
+    assert results.members == expected.members
+    assert files(tmp_path / "s") == files(path)
+
+
+def test_the_state_in_memory_after_a_sweep_is_that_in_its_folder(tmp_path: Path) -> None:
+    found = session(tmp_path, "{training.seed: {range: 3}}", SGD, "training.epochs=1")
+    trained = run(found, tmp_path / "s")
+    trained.run()
+    ((_, stored),) = member_run.final_states(found, trained.folder)
+    ((_, state),) = trained.final
+    assert [bytes_of(state, i) for i in range(3)] == [bytes_of(stored, i) for i in range(3)]
 
 
 def test_groups_side_by_side_stopped_at_any_call_and_resumed_have_the_same_bytes(
@@ -136,6 +157,21 @@ def test_an_ensemble_is_the_mean_of_the_probabilities(uninterrupted: tuple[Path,
     score = ensemble.evaluate(found, folder, members)
     assert score._asdict()["accuracy"] == np.mean(mean.argmax(axis=1) == labels)
     assert score.loss == pytest.approx(-np.log(mean[np.arange(len(labels)), labels]).mean(), rel=1e-5)
+
+
+def test_a_finished_sweep_that_has_lost_files_is_refused(
+    tmp_path: Path, uninterrupted: tuple[Path, SweepResults]
+) -> None:
+    path = tmp_path / "s"
+    shutil.copytree(uninterrupted[0], path, ignore=shutil.ignore_patterns("members"))
+    found, folder = session(uninterrupted[0].parent, SWEEP, *SETTINGS), SweepFolder.open(path)
+    (path / "metrics.jsonl").write_bytes(b"")
+    with pytest.raises(AdtrainError, match=r"s/metrics\.jsonl: found 0 epochs of member \d+, expected 4"):
+        member_run.write_run(found, folder, None)
+    assert not (path / "members").exists()
+    shutil.rmtree(path / "states")
+    with pytest.raises(AdtrainError, match=r"s: found no state of member \d+, expected one in its folder states"):
+        ensemble.evaluate(found, folder, ensemble.members_of(folder, 2))
 
 
 def test_halving_ends_with_one_member_or_the_last_epoch() -> None:

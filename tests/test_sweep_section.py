@@ -85,6 +85,11 @@ def test_a_dumped_config_has_the_same_members(tmp_path: Path) -> None:
             "did you mean range?",
         ),
         (
+            "{a: {b: [1, 2]}}",
+            "c.yaml:11:12: sweep.a: found a mapping with b, expected one of range, log_uniform, uniform, choice; "
+            "a key is a whole path, such as optimizer.adam.lr",
+        ),
+        (
             "{a.b: {uniform: [2, 1], samples: 2}}",
             "c.yaml:11:24: sweep.a.b.uniform: found [2, 1], expected [low, high] with low below high",
         ),
@@ -114,6 +119,11 @@ def test_mistakes_are_refused_with_their_place(tmp_path: Path, section: str, mes
         (
             "optimizer.adam.lr: [0.1, -1]",
             "c.yaml:12:28: optimizer.adam.lr: found -1, expected a finite number above 0, at most 3.4e38",
+        ),
+        (
+            "optimizer.sgd.lr: [0.1, 1]",
+            "c.yaml:12:22: optimizer.sgd.lr: found sgd, expected adam, the config's optimizer; "
+            "to train with both, sweep optimizer: [adam, sgd] with their options",
         ),
         ("model.layers.7.linear: [1]", "c.yaml:12:27: found the index 7, expected one from 0 to 1"),
     ],

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtrain.table import Column, render
-from adtrain.text import visible
+from adtrain.text import counted, visible
 
 any_text = st.text(st.characters(), max_size=30)  # includes halves of surrogate pairs
 letters = st.text(st.characters(categories=["L", "M", "N", "P", "S", "Zs", "Co"]), max_size=30)
@@ -19,6 +19,11 @@ def test_no_control_format_surrogate_or_line_separator_stays(text: str) -> None:
     assert not {unicodedata.category(x) for x in shown} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
     assert visible(shown) == shown
     assert len(shown.splitlines()) <= 1
+
+
+def test_one_thing_is_in_the_singular() -> None:
+    found = [counted(n, things) for things in ("classes", "images") for n in (0, 1, 2000)]
+    assert found == ["0 classes", "1 class", "2,000 classes", "0 images", "1 image", "2,000 images"]
 
 
 @given(letters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from adtrain.core.array import array
 from adtrain.data import text_file
 from adtrain.data.options import Options
 from adtrain.passes import SIMPLIFY
-from adtrain.training import RunFolder, loop, sampling
+from adtrain.training import RunFolder, loop, sampling, scores
 from adtrain.training.tensor_file import TensorFile
 
 LETTERS = "abcdef\n"
@@ -210,6 +211,8 @@ def test_a_sample_of_low_temperature_takes_the_most_probable_characters(trained:
         probabilities = probabilities_after(text, trained, tmp_path)
         text += max(probabilities, key=lambda name: probabilities[name])
     assert printed == text + "\n"
+    tiny = run("sample", trained, "--length", "8", "--temperature", "1e-320", "--prompt", "da")
+    assert (tiny.stdout, tiny.stderr) == (printed, "")
 
 
 def test_a_sample_has_the_frequencies_of_the_text(trained: Path) -> None:
@@ -236,8 +239,19 @@ def test_a_text_of_bytes_needs_no_encoding(tmp_path: Path) -> None:
     assert json.loads((folder / "summary.json").read_text())["test"]["accuracy"] == 1
 
 
+def test_huge_scores_of_a_training_that_diverges_are_short() -> None:
+    diverged = scores.TextScore(4.0785e30, np.exp(690), 0.25)
+    assert scores.text(diverged) == "loss 4.079e+30, perplexity 4.605e+299, accuracy 25.00%"
+    assert scores.short_text(diverged) == "loss 4.079e+30, perplexity 4.6e+299"
+
+
 def test_the_other_commands_take_a_run_on_text(trained: Path, tmp_path: Path) -> None:
     assert "7 classes" in run("new", trained.parent / "letters.txt").stdout
+    book = tmp_path / "letters.csv"  # a text although its name is that of a table
+    book.write_bytes((trained.parent / "letters.txt").read_bytes())
+    assert re.match(
+        r"# \d+ sequences of 128 characters or bytes; 7 classes\n", run("new", book, "--set", "format=text").stdout
+    )
     assert r"'\n'" in run("data", "inspect", trained.parent / "letters.txt").stdout
     run("report", trained, "-o", tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -248,7 +262,15 @@ def test_the_other_commands_take_a_run_on_text(trained: Path, tmp_path: Path) ->
 
 @pytest.mark.needs_onnx
 def test_an_exported_network_has_the_same_outputs(trained: Path, tmp_path: Path) -> None:
-    assert "same predictions" in run("export", trained, tmp_path / "letters.onnx").stdout
+    found = run("export", trained, tmp_path / "letters.onnx")
+    assert "test sequences: same predictions" in found.stdout
+    assert "test sequences\n" in found.stderr
+
+
+def test_a_dry_run_of_a_text_counts_sequences(tmp_path: Path) -> None:
+    found = run("train", write_config(tmp_path, "abcdef\n" * 40), "--dry-run").stdout
+    assert " test sequences\n" in found
+    assert "of 16 sequences; epochs: 5" in found
 
 
 @pytest.mark.parametrize(

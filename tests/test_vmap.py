@@ -371,7 +371,11 @@ X = np.ones((3, 4))
         ),
         (lambda: ad.vmap(lambda x: x, out_axes=2)(X), ad.ShapeError, r"out_axes has axis 2 for result, .* \(3, 4\)"),
         (lambda: ad.vmap(lambda x: x, out_axes=(0, 0))(X), ad.OptionError, r"out_axes is \(0, 0\), .* the result does"),
-        (lambda: ad.vmap(lambda x: 1.0)(X), ad.DTypeError, "the function returned a float, expected arrays"),
+        (
+            lambda: ad.vmap(lambda x: 1.0)(X),
+            ad.DTypeError,
+            "the function returned a value of type float, expected adtrain arrays",
+        ),
         (lambda: ad.vmap(lambda x: ops.matmul(x, np.ones(3)))(X), ad.ShapeError, r"inner lengths 4 and 3"),
         (lambda: ad.vmap(lambda x: x if x.sum() > 0 else -x)(X), ad.TraceError, "mapped or jitted function use"),
         (lambda: ad.vmap(lambda x: x[x > 0])(X), ad.TraceError, "a boolean mask selects is not known"),

@@ -16,6 +16,7 @@ from adtrain.data import DataOptionError, Images, Options, table_rows
 from adtrain.data.arrays import as_numpy
 from adtrain.data.part import as_images
 from adtrain.data.statistics import PIXEL_MAX
+from adtrain.text import counted
 from adtrain.training import TrainedModel, inputs, model_file
 from adtrain.training.evaluation import predictions
 
@@ -140,5 +141,5 @@ class Model:
 
     def __repr__(self) -> str:
         count = nn.count_parameters(self.params)
-        outputs = f"{len(self.targets)} targets" if self.targets else f"{len(self.classes)} classes"
-        return f"Model({self.config.name}: {outputs}, {count:,} parameters, on {self.device})"
+        outputs = counted(len(self.targets), "targets") if self.targets else counted(len(self.classes), "classes")
+        return f"Model({self.config.name}: {outputs}, {counted(count, 'parameters')}, on {self.device})"

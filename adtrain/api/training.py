@@ -21,6 +21,8 @@ from adtrain.api.interrupts import deferred_interrupt
 from adtrain.api.model import Model
 from adtrain.api.result import TrainingResult
 from adtrain.config import Config
+from adtrain.config.python_values import of_python
+from adtrain.config.source import Node
 from adtrain.core import timeline
 from adtrain.core.backend import usable_device
 from adtrain.core.errors import AdtrainError
@@ -81,7 +83,10 @@ def train(
     check_type(overrides, (Mapping, type(None)), "train: overrides", "a dict")
     observer = EpochMetrics(callbacks)
     path = None if output_dir is None else as_path(output_dir, "train: output_dir")
-    changes = {**(overrides or {}), **_given({"training.epochs": epochs, "training.seed": seed})}
+    changes = dict(overrides or {})
+    for key, name, value in (("training.epochs", "epochs", epochs), ("training.seed", "seed", seed)):
+        if value is not None:
+            changes[key] = of_python(value, name, tuple(key.split(".")))
     arrays = None
     if data is not None:
         arrays = Arrays(data, test_data)
@@ -90,7 +95,7 @@ def train(
         raise AdtrainError("train: found test_data without data, expected both or neither")
     cfg = _config(config, changes)
     if arrays is not None and test_data is None and not cfg.data.test:
-        cfg = _config(config, {**changes, "data.test": HELD_OUT})
+        cfg = _config(config, {**changes, "data.test": Node("data", HELD_OUT)})
     training.check_precision(cfg, device)
     with during("data"):
         experiment = training.prepare(cfg, arrays=arrays)
@@ -158,11 +163,7 @@ def _array_settings(changes: Mapping[str, Any], folder: Path | None) -> dict[str
         if key in changes:
             raise AdtrainError(f"train: found data and the override {key}, expected one of them")
     place = "data" if folder is None else os.path.join(os.path.abspath(folder), ARRAYS)
-    return dict(zip(SOURCES, (None, place, None), strict=True))
-
-
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if value is not None}
+    return dict(zip(SOURCES, (Node("data", x) for x in (None, place, None)), strict=True))
 
 
 def _npz(arrays: Arrays) -> bytes:

@@ -12,9 +12,10 @@ import click
 from adtrain.cli.names import RunPath
 from adtrain.cli.options import json_option
 from adtrain.cli.output import print_json, show
+from adtrain.config import is_sweep
 from adtrain.config.differences import differences, rounded_text, value_text
 from adtrain.config.problems import known
-from adtrain.sweeps.folder import SweepFolder, is_sweep
+from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.member_run import finished
 from adtrain.sweeps.records import SweepResults
 from adtrain.table import Column, render, terminal_width

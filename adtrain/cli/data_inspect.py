@@ -70,9 +70,10 @@ def report(found: DataSet, width: int) -> list[str]:
     shape = " x ".join(map(str, about["shape"]))
     place = ", read from the file as needed" if about["in_file"] else ""
     is_text = found.train.is_text
+    kind = "sequences" if is_text else "examples"
     each = f"a sequence of {about['shape'][-1]} characters or bytes" if is_text else f"{shape} {about['dtype']}"
     lines = [
-        f"{found.name}: {len(found.train):,} training and {len(found.test):,} test examples",
+        f"{found.name}: {len(found.train):,} training and {len(found.test):,} test {kind}",
         f"each {each}{place}",
         "",
     ]

@@ -14,6 +14,7 @@ from adtrain.cli.output import print_json, progress, show
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.distributed import mpi
+from adtrain.text import counted
 
 
 @click.command(short_help="Show the devices that training can run on.")
@@ -79,11 +80,12 @@ def describe_gpu() -> tuple[dict[str, Any] | None, str | None]:
 
 def cpu_rows(cpu: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The CPU as lines of a table."""
+    threads = counted(cpu["blas_threads"], "threads") if cpu["blas_threads"] else "unknown number of threads"
     return [
-        ("cpu", f"{cpu['name']}, {cpu['cores']} cores, {cpu['usable_cores']} usable by this process"),
+        ("cpu", f"{cpu['name']}, {counted(cpu['cores'], 'cores')}, {cpu['usable_cores']} usable by this process"),
         ("memory", f"{cpu['memory_bytes'] / 2**30:.1f} GiB" if cpu["memory_bytes"] else "unknown"),
         ("compiler", cpu["compiler"]),
-        ("blas", f"{cpu['blas']}, {cpu['blas_threads'] or 'unknown number of'} threads"),
+        ("blas", f"{cpu['blas']}, {threads}"),
         ("numpy", cpu["numpy"]),
         ("python", cpu["python"]),
     ]

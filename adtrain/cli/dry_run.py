@@ -8,7 +8,7 @@ from typing import Any
 from adtrain import training
 from adtrain.bench.timing import roofline
 from adtrain.core.backend import backend
-from adtrain.text import short
+from adtrain.text import counted, short
 from adtrain.training import Experiment, RunFolder
 from adtrain.training.memory import too_large
 
@@ -47,8 +47,8 @@ def plan(experiment: Experiment, device: str, path: Path | None, name: str | Non
     }
 
 
-def lines(plan: dict[str, Any]) -> list[str]:
-    """The plan as lines of text."""
+def lines(plan: dict[str, Any], examples: str) -> list[str]:
+    """The plan as lines of text; `examples` says what the data consist of."""
     data, steps, seconds = plan["data"], plan["steps"], plan["seconds_at_peak"]
     held_out = f"{data['validation']:,} validation, " if data["validation"] else ""
     time = (
@@ -57,10 +57,10 @@ def lines(plan: dict[str, Any]) -> list[str]:
         else f"at least {f'{seconds:,.1f}' if seconds >= 1 else f'{seconds:.1g}'} s, at the device's peak FLOP rate"
     )
     return [
-        f"data    {data['train']:,} training, {held_out}{data['test']:,} test examples",
+        f"data    {data['train']:,} training, {held_out}{counted(data['test'], f'test {examples}')}",
         f"model   {plan['parameters']:,} parameters, {plan['precision']}",
         f"device  {plan['device']}, {plan['device_name']}",
-        f"steps   {steps:,} of {plan['batch_size']} examples; epochs: {plan['epochs']}",
+        f"steps   {steps:,} of {counted(plan['batch_size'], examples)}; epochs: {plan['epochs']}",
         f"work    {short(plan['step_flops'])}FLOP and {short(plan['step_bytes'], 'B')} a step",
         f"memory  {plan['planned_bytes'] / 2**20:,.1f} MiB planned peak",
         f"time    {time}",

@@ -20,11 +20,11 @@ from adtrain.cli.options import (
 )
 from adtrain.cli.output import print_json, show
 from adtrain.cli.precision import note_precision
-from adtrain.config import build
+from adtrain.config import build, is_sweep
 from adtrain.config.records import plain
 from adtrain.sweeps import ensemble
-from adtrain.sweeps.folder import is_sweep
 from adtrain.sweeps.session import reopened
+from adtrain.text import counted
 from adtrain.training import model_file, scores
 from adtrain.training.evaluation import named_metrics
 
@@ -92,7 +92,7 @@ def command(
         return
     consists_of = trained.config.data.examples
     show(
-        f"test    {scores.text(score)} of {len(test):,} {consists_of}",
+        f"test    {scores.text(score)} of {counted(len(test), consists_of)}",
         *scores.metric_lines(metrics),
         f"time    {seconds:.2f} s ({len(test) / seconds:,.0f} {consists_of}/s)",
     )

@@ -16,13 +16,13 @@ from adtrain.cli.export_check import comparison_lines, note_float32, test_images
 from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, json_option, trust_options
 from adtrain.cli.output import print_json, show
+from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
 from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import expect_writable, write_atomic
 from adtrain.sweeps import member_run
-from adtrain.sweeps.folder import is_sweep
 from adtrain.sweeps.session import reopened
 from adtrain.text import short
 from adtrain.training import TrainedModel, Trust, model_file
@@ -114,7 +114,7 @@ def command(
     if as_json:
         print_json(result)
     else:
-        show(*report(result))
+        show(*report(result, trained.config.data.examples))
     check = result.get("check", {})
     if not check.get("passed", not check.get("different")):
         raise SystemExit(1)
@@ -169,8 +169,8 @@ def _targets(trained: TrainedModel) -> list[dict[str, Any]]:
     return [{"name": name, "mean": m, "std": s} for name, m, s in zip(trained.targets, mean, std, strict=True)]
 
 
-def report(result: Mapping[str, Any]) -> list[str]:
-    """The result as lines of text."""
+def report(result: Mapping[str, Any], examples: str) -> list[str]:
+    """The result as lines of text; `examples` says what the data consist of."""
     lines = [
         f"file    {result['file']}",
         f"        {result['format']}, {short(result['bytes'], 'B')}, {result['parameters']:,} parameters",
@@ -178,10 +178,10 @@ def report(result: Mapping[str, Any]) -> list[str]:
     if "tensors" in result:
         return [*lines, *_preparation(result)]
     if "memory" in result:
-        return [*lines, *export_c.report(result), *comparison_lines(result["check"])]
+        return [*lines, *export_c.report(result), *comparison_lines(result["check"], examples)]
     for title, values in (("input", result["inputs"]), ("output", result["outputs"])):
         lines += [f"{title:<7} {name} {ValueType(**x)}" for name, x in values.items()]
-    return [*lines, *comparison_lines(result["check"])]
+    return [*lines, *comparison_lines(result["check"], examples)]
 
 
 def _preparation(result: Mapping[str, Any]) -> list[str]:

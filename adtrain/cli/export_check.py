@@ -7,6 +7,7 @@ from typing import Any
 
 from adtrain.cli.output import progress
 from adtrain.data import Split
+from adtrain.text import counted
 from adtrain.training import TrainedModel
 
 
@@ -19,16 +20,16 @@ def note_float32(trained: TrainedModel) -> None:
 def test_images(trained: TrainedModel) -> Split:
     """The run's test set, with a note that the comparison starts. Raises DataError where it cannot be read."""
     test = trained.test_split()
-    progress(f"comparing on {len(test):,} test images")
+    progress(f"comparing on {counted(len(test), f'test {trained.config.data.examples}')}")
     return test
 
 
-def comparison_lines(check: Mapping[str, Any]) -> list[str]:
-    """The result of a comparison as lines of text."""
+def comparison_lines(check: Mapping[str, Any], examples: str) -> list[str]:
+    """The result of a comparison as lines of text; `examples` says what the data consist of."""
     if "skipped" in check:
         return [f"check   not checked: {check['skipped']}"]
     verdict = f"{check['different']:,} predicted otherwise" if check["different"] else "same predictions"
     return [
-        f"check   {check['program']}, {check['images']:,} test images: {verdict}",
+        f"check   {check['program']}, {counted(check['images'], f'test {examples}')}: {verdict}",
         f"        {', '.join(f'{name} within {gap:.2g}' for name, gap in check['outputs'].items())}",
     ]

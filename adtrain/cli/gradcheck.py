@@ -18,6 +18,7 @@ from adtrain.cli.output import print_json, show
 from adtrain.gradcheck import Row
 from adtrain.plugins import find
 from adtrain.table import Column, render, terminal_width
+from adtrain.text import counted
 
 ORDERS = (1, 2)
 OUTCOME = (Column("error"), Column("tolerance", rank=2), Column("result", text=True))
@@ -111,7 +112,8 @@ def _report(
         [*names_of(row), f"{row.error:.1e}", f"{row.tolerance:.0e}", "ok" if row.passed else "FAILED"] for row in rows
     ]
     failed = [row for row in rows if not row.passed]
-    verdict = f"{len(failed)} of {len(rows)} checks failed" if failed else f"all {len(rows)} checks passed"
+    all_checks = counted(len(rows), "checks")
+    verdict = f"{len(failed)} of {all_checks} failed" if failed else f"all {all_checks} passed"
     dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
     return [
         *render(columns, cells, width),

@@ -11,11 +11,12 @@ from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, device_option, trust_options
 from adtrain.cli.output import progress, show
 from adtrain.cli.precision import note_precision
+from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic
 from adtrain.report import AnyPredictions, page, runs_page, sweep_page
 from adtrain.sweeps import member_run
-from adtrain.sweeps.folder import SweepFolder, is_sweep
+from adtrain.sweeps.folder import SweepFolder
 from adtrain.training import Trust
 from adtrain.training.summary import SUMMARY
 

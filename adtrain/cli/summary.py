@@ -14,7 +14,7 @@ from adtrain.cli.output import print_json, show
 from adtrain.config import Config
 from adtrain.nn.fields import size_text
 from adtrain.table import Column, render, terminal_width
-from adtrain.text import short
+from adtrain.text import counted, short
 from adtrain.training import StepCosts
 from adtrain.training.costs import Total
 
@@ -56,7 +56,8 @@ def command(config_path: str, overrides: tuple[str, ...], plugins: tuple[str, ..
         about = {"name": cfg.name, "input": cfg.model.input, "precision": precision}
         print_json({**about, "batch_size": experiment.full_batch, **record(costs)})
         return
-    show(f"{cfg.name}: input {shape}, {precision}; FLOPs and bytes of a step on {experiment.full_batch} images")
+    batch = counted(experiment.full_batch, cfg.data.examples)
+    show(f"{cfg.name}: input {shape}, {precision}; FLOPs and bytes of a step on {batch}")
     show(*report(cfg, costs, terminal_width()))
 
 

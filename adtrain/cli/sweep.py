@@ -97,7 +97,9 @@ def command(
     set_autotune(device, autotune)
     if sweep is not None:
         session, folder = reopened(sweep, device, plugins)
-        if folder.results() is not None:
+        if (results := folder.results()) is not None:
+            if results.members[0].status == "finished":
+                member_run.write_run(session, folder, None)  # unless it is there: a full disk may have prevented it
             raise AdtrainError(f"{sweep}: the sweep is finished")
     else:
         cfg = config.load(str(config_path), overrides, plugins)
@@ -115,10 +117,17 @@ def train_seeds(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """`adtrain train --members`: the sweep of `count` seeds, from the config's own."""
+    """`adtrain train --members`: the sweep of `count` seeds, from the config's own.
+
+    Raises ConfigError where the config has a section `sweep`.
+    """
     if output_dir is not None and not dry_run:
         refuse_used(output_dir)
-    first = config.load(config_path, [*overrides, "sweep=null"], plugins).training.seed
+    cfg = config.load(config_path, overrides, plugins)
+    if cfg.sweep is not None:
+        advice = "adtrain sweep trains its members, and --set sweep=null leaves it out"
+        raise cfg.error_at(("sweep",), f"found a sweep, expected none beside --members: {advice}")
+    first = cfg.training.seed
     session = prepared(config.load(config_path, [*overrides, with_seeds(first, count)], plugins), device)
     train_session(session, None, False, None, None, output_dir, dry_run, False, as_json)
 
@@ -159,7 +168,7 @@ def train_session(
             message(f"stopped; {folder.advice}")
             raise SystemExit(signals.exit_code) from None
     if results.members[0].status == "finished":
-        member_run.write_run(session, folder, None)
+        member_run.write_run(session, folder, None, run.final)
     if as_json:
         print_json({"sweep": str(folder.path), **plain(results)})
     elif is_quiet():

@@ -12,9 +12,9 @@ from adtrain.sweeps import member_run
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.plan import GroupPlan, together_of
 from adtrain.sweeps.records import MemberResult, SweepResults
-from adtrain.sweeps.run import members_text
 from adtrain.sweeps.session import Session, described
 from adtrain.table import Column, render, terminal_width
+from adtrain.text import counted
 from adtrain.training import scores
 
 
@@ -45,18 +45,19 @@ def plan_lines(session: Session, plans: Sequence[GroupPlan], rank_by: str, halvi
     """The plan as lines of text."""
     count, groups = len(session.members), len(plans)
     lines = [
-        f"sweep   {members_text(count)} in {groups} group{'s' * (groups > 1)}, ranked by {rank_by}",
+        f"sweep   {counted(count, 'members')} in {counted(groups, 'groups')}, ranked by {rank_by}",
         f"device  {session.device}, {backend(session.device).device_name()}",
     ]
     if halving:
         lines.append(f"halving after epoch {', '.join(map(str, halving))}")
     for group_plan, values in zip(plans, described(session.groups), strict=True):
-        members, waves = members_text(len(group_plan.group.members)), group_plan.waves
+        members, waves = counted(len(group_plan.group.members), "members"), group_plan.waves
         named = ", ".join(f"{key} {rounded_text(value)}" for key, value in values.items())
         in_waves = f" in {len(waves)} waves of {waves[0]:,}, one after the other" if len(waves) > 1 else ""
         lines.append(
             f"group {group_plan.group.number} {members}{in_waves} of {group_plan.parameters:,} parameters"
-            f"{f' ({named})' if named else ''}, {group_plan.steps:,} steps, memory {group_plan.bytes / 2**20:,.1f} MiB"
+            f"{f' ({named})' if named else ''}, {counted(group_plan.steps, 'steps')}, "
+            f"memory {group_plan.bytes / 2**20:,.1f} MiB"
         )
     for together in together_of(plans, session.device):
         if len(together) > 1:

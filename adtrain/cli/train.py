@@ -187,7 +187,8 @@ def command(
                 end = f"epoch {experiment.epochs} of {epochs}"
                 notes.append(f"training.steps {cfg.training.steps} ends the training in {end}; --steps N overrides it")
             if verbose:
-                notes += planning.lines(planning.plan(experiment, device, path, name))
+                plan = planning.plan(experiment, device, path, name)
+                notes += planning.lines(plan, experiment.config.data.examples)
             if notes:
                 display.close()
             for note in notes:
@@ -216,7 +217,10 @@ def command(
             if as_json:
                 print_json(found)
             else:
-                show(f"{cfg.name}: no mistake found; nothing is trained or written", *planning.lines(found))
+                show(
+                    f"{cfg.name}: no mistake found; nothing is trained or written",
+                    *planning.lines(found, cfg.data.examples),
+                )
             return
         if repeats is not None:
             seeds = range(cfg.training.seed, cfg.training.seed + repeats)

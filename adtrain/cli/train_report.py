@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from adtrain.table import Column, render
+from adtrain.text import counted
 from adtrain.training import scores
 from adtrain.training.summary import OperationTime, Summary
 
@@ -33,13 +34,13 @@ def report(
     test, step, best = summary.test, summary.step_ms, summary.best
     speed = "" if step is None else f" ({summary.images_per_second:,.0f} {examples}/s)"
     lines = [
-        f"test    {scores.text(test)} of {test_images:,} {examples}",
+        f"test    {scores.text(test)} of {counted(test_images, examples)}",
         *scores.metric_lines(summary.metrics),
         f"model   {summary.parameters:,} parameters, {summary.precision}",
         f"device  {summary.device}, {summary.device_name}",
         f"time    {summary.total_seconds:.1f} s in all, {summary.train_seconds:.1f} s training{speed}",
         *_before_and_after(summary),
-        f"steps   {summary.steps:,} of {summary.batch_size} {examples}",
+        f"steps   {summary.steps:,} of {counted(summary.batch_size, examples)}",
     ]
     if step is not None:
         lines.append(f"step    median {step.median:.2f} ms, p20 {step.p20:.2f}, p80 {step.p80:.2f}")

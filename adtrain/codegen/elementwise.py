@@ -47,7 +47,7 @@ def axes_of(body: Program, items: int | None = None) -> list[Axis]:
     """The fewest loops over the elements of a body's outputs: axes are merged where all operands have one stride.
 
     Args:
-        items: loop over so many indices of axis 0 only, from those that the pointers of the operands name.
+        items: length of axis 0 in place of the outputs' own, for a loop over some of its indices.
     """
     full = body.outputs[0].type.shape
 

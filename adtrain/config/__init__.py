@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from adtrain.config import build
 from adtrain.config.document import Config
-from adtrain.config.files import dump, from_values, is_run, load, load_data, packaged, parse, plain
+from adtrain.config.files import (
+    dump,
+    from_values,
+    is_run,
+    is_sweep,
+    load,
+    load_data,
+    packaged,
+    parse,
+    plain,
+    sweep_for_run,
+)
 from adtrain.config.problems import ConfigError, Problem
 
 __all__ = [
@@ -19,9 +30,11 @@ __all__ = [
     "dump",
     "from_values",
     "is_run",
+    "is_sweep",
     "load",
     "load_data",
     "packaged",
     "parse",
     "plain",
+    "sweep_for_run",
 ]

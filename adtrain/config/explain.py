@@ -49,7 +49,7 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
             name, family = details["ctx"]["tag"], _family(path)
             where = root.find((*path, name))[1] if isinstance(node.value, dict) else where
             names = tuple(FAMILIES[family])
-            message, hint = f"unknown {family} {found(name)}", similar(name, names) or habits.of_name(name, names)
+            message, hint = f"unknown {family} {found(name)}", habits.of_name(name, names) or similar(name, names)
             hint = hint or habits.of_class(value, names)
             if owner := next((kind for kind, spec in FAMILIES[family].items() if name in spec.model_fields), None):
                 hint = f"an option follows the name of the {family}, such as {dotted((*path, owner, name))}"

@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 RUN_CONFIG = "config.yaml"
 """The resolved config in the folder of a run."""
 
+SWEEP_CONFIG = "sweep.yaml"
+"""The config in the folder of a sweep."""
+
 DATA = (".csv", ".tsv", ".npz")
 """The endings of files that hold data and no config."""
 
@@ -162,7 +165,8 @@ def _find(name: str) -> Path:
         return Path(name)
     if os.path.isdir(name):
         expected = "expected a YAML file or the folder of a run"
-        raise ConfigError([Problem(name, "", f"found a folder without {RUN_CONFIG}, {expected}; {writes}")])
+        found = f"found a folder without {RUN_CONFIG}, {expected}; {writes}"
+        raise ConfigError([Problem(name, "", sweep_for_run(name) or found)])
     message = f"neither a file nor a packaged config; {known(Path(name).stem, names, 'packaged')}"
     raise ConfigError([Problem(name or "''", "", message)])
 
@@ -170,6 +174,20 @@ def _find(name: str) -> Path:
 def is_run(name: str) -> bool:
     """Whether `load` takes this name for the folder of a run."""
     return os.path.isfile(os.path.join(name, RUN_CONFIG)) and name not in packaged()
+
+
+def is_sweep(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a sweep."""
+    return os.path.isfile(os.path.join(path, SWEEP_CONFIG))
+
+
+def sweep_for_run(path: str | os.PathLike[str]) -> str | None:
+    """What is wrong with a path that must be a run, if it is the folder of a sweep; otherwise None."""
+    if not is_sweep(path):
+        return None
+    members = Path(path, "members")
+    first = next((run.name for run in sorted(members.glob("*")) if is_run(str(run))), "N")
+    return f"found a sweep, expected a run, such as that of a member: {members / first}"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -35,28 +35,36 @@ KEYS = {
 }
 """The config's key for a key of another system."""
 
-OPTIONS = {
-    **dict.fromkeys(("units", "out_dim", "output_dim", "hidden_size"), "out_features"),
-    **dict.fromkeys(("filters", "out_planes"), "out_channels"),
-    **dict.fromkeys(("rate", "prob"), "p"),
-    **dict.fromkeys(("hidden_dim", "hidden_units", "cell_size"), "hidden_size"),
-    "return_sequences": "output",
-    "activation": "nonlinearity",
-    "use_bias": "bias",
-    "strides": "stride",
-    "kernel": "kernel_size",
-    "pool_size": "kernel_size",
-    "learning_rate": "lr",
-    "beta_1": "betas",
-    "epsilon": "eps",
+OPTIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("units", "out_dim", "output_dim", "hidden_size"), ("out_features", "hidden_size", "embedding_dim")
+    ),
+    **dict.fromkeys(("filters", "out_planes"), ("out_channels",)),
+    **dict.fromkeys(("rate", "prob"), ("p",)),
+    **dict.fromkeys(("hidden_dim", "hidden_units", "cell_size"), ("hidden_size",)),
+    **dict.fromkeys(("vocab_size", "input_dim", "num_tokens"), ("num_embeddings",)),
+    **dict.fromkeys(("intermediate_dim", "ff_dim", "ffn_dim", "mlp_dim", "d_ff"), ("dim_feedforward",)),
+    "use_causal_mask": ("causal",),
+    "activation": ("nonlinearity",),
+    "use_bias": ("bias",),
+    "strides": ("stride",),
+    "kernel": ("kernel_size",),
+    "pool_size": ("kernel_size",),
+    "learning_rate": ("lr",),
+    "beta_1": ("betas",),
+    "epsilon": ("eps",),
 }
-"""The option of a layer or optimizer for an option of another system."""
+"""The option of a layer or optimizer for an option of another system: the first one that it has."""
 
 NAMES = {
     **dict.fromkeys(("dense", "fc", "fully_connected", "affine"), "linear"),
     **dict.fromkeys(("conv", "convolution", "convolution2d"), "conv2d"),
     **dict.fromkeys(("maxpool", "maxpooling2d"), "max_pool2d"),
     **dict.fromkeys(("avgpool", "averagepooling2d"), "avg_pool2d"),
+    **dict.fromkeys(("globalaveragepooling2d", "global_avg_pool"), "adaptive_avg_pool2d"),
+    "globalaveragepooling1d": "mean",
+    "simplernn": "rnn",
+    **dict.fromkeys(("patch_embedding", "patchembed", "patchify"), "patches"),
     **dict.fromkeys(("batchnorm", "batchnormalization"), "batch_norm2d"),
     **dict.fromkeys(("ce", "categorical_crossentropy", "sparse_categorical_crossentropy"), "cross_entropy"),
     **dict.fromkeys(("bce", "binary_crossentropy", "bcewithlogitsloss"), "binary_cross_entropy_with_logits"),
@@ -68,6 +76,7 @@ NAMES = {
 """The name of a layer, loss or schedule for a name of another system."""
 
 COMMAND = "the command line has it: --device gpu"
+GATES = "gates have a sigmoid, states tanh; remove it"
 READING = "the data set is in memory, or read as needed; remove it"
 SENTENCES = {
     **dict.fromkeys(("device", "devices", "accelerator", "cuda", "gpu", "gpus"), COMMAND),
@@ -75,9 +84,18 @@ SENTENCES = {
     "batch_first": "the batch is always the first axis; remove it",
     "shuffle": "the images of each epoch are always in a new random order; remove it",
     "activation": "write the activation as the next layer, such as relu",
+    **dict.fromkeys(("lstm.activation", "gru.activation", "recurrent_activation"), GATES),
+    "return_sequences": "write output: all for the states of all steps, and nothing for the last one",
+    **dict.fromkeys(("key_dim", "value_dim", "head_dim"), "the width of a head follows; remove it"),
     **dict.fromkeys(("input_shape", "input_dim"), "model.input has it, and the inputs of other layers follow"),
 }
-"""What to do about a key that a config does not need."""
+"""What to do about a key, or a key of one layer, that a config does not need."""
+
+WRAPPERS = {
+    "bidirectional": "write bidirectional: true in rnn, lstm or gru",
+    "timedistributed": "linear layers and activations take each step by itself; leave it out",
+}
+"""What to write instead of a layer of Keras that has another one inside."""
 
 NAME_KEYS = ("type", "name", "kind", "class_name", "_target_")
 """Keys whose value is the name of a class in the configs of other systems."""
@@ -105,10 +123,10 @@ def key_of(name: str, optimizer: str = "adam") -> str | None:
 def of_key(path: PathParts, root: Node, names: Sequence[str]) -> str | None:
     """A hint for the unknown key at `path`, where `names` are known; None without one."""
     name = str(path[-1]).lower()
-    if OPTIONS.get(name) in names:
-        return f"did you mean {OPTIONS[name]}?"
-    if name in SENTENCES:
-        return SENTENCES[name]
+    if option := next((option for option in OPTIONS.get(name, ()) if option in names), None):
+        return f"did you mean {option}?"
+    if sentence := SENTENCES.get(f"{path[-2]}.{name}" if len(path) > 1 else "") or SENTENCES.get(name):
+        return sentence
     if len(path) <= 2 and (key := key_of(name, _optimizer(root))):
         return f"did you mean {key}{' at the top level' if key in Config.model_fields and len(path) > 1 else ''}?"
     return None
@@ -117,7 +135,7 @@ def of_key(path: PathParts, root: Node, names: Sequence[str]) -> str | None:
 def of_name(name: str, names: Sequence[str]) -> str | None:
     """A hint for the unknown name of a layer, loss or schedule; None without one."""
     meant = NAMES.get(name.lower())
-    return f"did you mean {meant}?" if meant in names else None
+    return f"did you mean {meant}?" if meant in names else WRAPPERS.get(name.lower())
 
 
 def of_class(value: object, names: Sequence[str]) -> str | None:

@@ -14,6 +14,9 @@ from adtrain.config.specs import by_kind
 Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
 """Settings `key=value` of the command line, or values of Python by their keys."""
 
+REPLACED = ("loss", "optimizer", "schedule")
+"""Sections in which `--set optimizer.sgd.lr=0.1` replaces an optimizer of another name."""
+
 
 def override(root: Node, settings: Overrides) -> Node:
     """A copy of the tree with each setting applied in order. Keys are dotted; list indices count from 0.
@@ -46,9 +49,20 @@ def parts_of(key: str) -> list[str] | None:
 
 
 def with_nodes(root: Node, values: Mapping[str, Node]) -> Node:
-    """A copy of the tree with each value at its dotted key. Raises ConfigError as `override` does."""
+    """A copy of the tree with each value at its dotted key. Raises ConfigError as `override` does.
+
+    Also raises it where a key such as `optimizer.sgd.lr` would replace an optimizer of another name.
+    """
     for key, node in values.items():
-        root = _with_value(root, [], parts_of(key) or [], node)
+        section, *rest = parts = parts_of(key) or [""]
+        if section in REPLACED and rest:
+            assert isinstance(root.value, dict)
+            present = root.value[section].value if section in root.value else None
+            own = next(iter(present), None) if isinstance(present, dict) else present
+            if own not in (None, rest[0]):
+                both = f"to train with both, sweep {section}: [{own}, {rest[0]}] with their options"
+                _refuse(node.where, f"{key}: found {rest[0]}, expected {own}, the config's {section}; {both}")
+        root = _with_value(root, [], parts, node)
     return root
 
 
@@ -73,7 +87,8 @@ def _with_value(node: Node, prefix: list[str], parts: list[str], value: Node) ->
         return Node(node.where, items)
     if isinstance(node.value, dict):
         child = _with_value(node.value.get(part, Node(value.where)), [*prefix, part], rest, value)
-        return Node(node.where, {**node.value, part: child}, {**node.key_where, part: value.where})
+        where = node.key_where[part] if rest and part in node.key_where else value.where
+        return Node(node.where, {**node.value, part: child}, {**node.key_where, part: where})
     _refuse(value.where, f"found {found(node.value)} at {'.'.join(prefix)}, which has no {part}")
 
 
@@ -87,7 +102,7 @@ def _long_form(node: Node, prefix: list[str], part: str, where: str) -> Node:
     if node.value == part:
         return Node(node.where, {part: Node(node.where)}, {part: node.where})
     has_part = isinstance(node.value, dict) and part in node.value
-    if node.value is None or (prefix in (["loss"], ["optimizer"], ["schedule"]) and not has_part):
+    if node.value is None or (prefix in ([name] for name in REPLACED) and not has_part):
         return Node(where, {})
     spec = by_kind(prefix[-1]) if prefix else None
     has_children = isinstance(node.value, dict) or (isinstance(node.value, list) and part.isdecimal())

@@ -15,9 +15,12 @@ from adtrain.config.source import MAX_DEPTH, Node
 def of_python(value: Any, where: str, path: PathParts = ()) -> Node:
     """A value as nodes, as if it were read from a file; every node has the position `where`.
 
-    Takes None, bools, numbers (also NumPy's), strings, paths, lists, tuples and mappings with strings as keys.
+    Takes None, bools, numbers (also NumPy's), strings, paths, lists, tuples and mappings with strings as keys. A Node
+    stays as it is, with its own position.
     Raises ConfigError for anything else; `path` is the key of the value, for the message.
     """
+    if isinstance(value, Node):
+        return value
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, os.PathLike):

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from adtrain.config.overrides import parts_of
-from adtrain.config.problems import ConfigError, Problem, found, known
+from adtrain.config.problems import ConfigError, Problem, found, known, similar
 from adtrain.config.source import Node
 
 MAX_MEMBERS = 100_000
@@ -169,7 +169,7 @@ def _axis(key: str, node: Node, where: str, draw_seed: int) -> Axis:
     kinds = [kind for kind in RANDOM if kind in given]
     if len(kinds) != 1:
         names = ("range", *RANDOM)
-        hint = known(next(iter(given), ""), names)
+        hint = similar(next(iter(given), ""), names) or "a key is a whole path, such as optimizer.adam.lr"
         _refuse(node.where, key, f"found {found(node.plain())}, expected one of {', '.join(names)}; {hint}")
     _no_others(given, (kinds[0], "samples"), node, key)
     if "samples" not in given:

@@ -222,6 +222,20 @@ def _copied(x: Any, dtype: Any) -> np.ndarray:
     return np.array(x, dtype=dtype, order="C")
 
 
+def returned_no_array(name: str, x: Any) -> DTypeError:
+    """The error of a transformation, such as "vmap", whose function returned `x` instead of an array."""
+    kind = "numpy.ndarray" if isinstance(x, np.ndarray) else type(x).__name__
+    return DTypeError(f"{name}: the function returned a value of type {kind}, expected adtrain arrays: ad.array(...)")
+
+
+def from_numpy(x: np.ndarray, device: str) -> Array:
+    """A NumPy array as an Array. On the CPU nothing is copied if it is contiguous and aligned, and then ``x`` must not
+    be written to any more."""
+    elements = np.require(x, requirements=("C", "A")).view()
+    elements.flags.writeable = False
+    return Array(find_device(device).from_numpy(elements), elements.shape, elements.dtype, device)
+
+
 def from_dlpack(x: Any) -> Array:
     """An Array in the memory of another package's array on the CPU or an NVIDIA GPU, such as a PyTorch tensor.
 

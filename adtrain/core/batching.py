@@ -12,7 +12,7 @@ from typing import Any
 
 from adtrain.core.array import Value
 from adtrain.core.batching_rules import elementwise, loop
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import Trace, Tracer, bind
 from adtrain.core.types import ArrayType
@@ -56,7 +56,9 @@ class BatchTrace:
         if self.size:
             mapped = tuple(map(self.maps, args))
             out = batching_rule(primitive)(partial(bind, primitive), mapped, *map(self.lower, args), **params)
-            outputs = (out,) if isinstance(out, Value) else tuple(out)
+            outputs = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+            if wrong := [type(x).__name__ for x in outputs if not isinstance(x, Value)]:
+                raise DTypeError(f"{primitive.name}: its batching rule returned a {wrong[0]}, expected adtrain arrays")
         else:
             outputs = tuple(Value._ops.zeros((0, *t.shape), t.dtype, args[0].device) for t in types)
         found = [ArrayType(x.shape, x.dtype) for x in outputs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABCMeta
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -26,8 +26,7 @@ class _Constructor(ABCMeta):
     @property
     def __signature__(cls) -> Signature:
         """The parameters of `__init__` without `self`, for `inspect.signature` and `help`."""
-        parameters = list(inspect.signature(cls.__init__).parameters.values())  # type: ignore[misc]
-        return Signature(parameters[1:])
+        return _signature(cls.__init__)  # type: ignore[misc]
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         try:
@@ -43,6 +42,12 @@ class _Constructor(ABCMeta):
             raise
         _check_types(cls, arguments)
         return made
+
+
+@cache
+def _signature(method: Callable[..., None]) -> Signature:
+    """The parameters of a method without `self`."""
+    return Signature(list(inspect.signature(method).parameters.values())[1:])
 
 
 class CheckedArguments(metaclass=_Constructor):

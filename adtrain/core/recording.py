@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Value, array
+from adtrain.core.array import Value, array, returned_no_array
 from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
 from adtrain.core.reverse import ReverseTrace, ReverseTracer, backpropagate
 from adtrain.core.trace import new_level
@@ -41,7 +41,7 @@ class Recording:
         self.outputs, self.out_structure = tree.flatten(out)
         for x in self.outputs:
             if not isinstance(x, Value):
-                raise DTypeError(f"{name}: the function returned a {type(x).__name__}, expected arrays")
+                raise returned_no_array(name, x)
         self.primals_out: list[Value] = [trace.lower(x) for x in self.outputs]
         self.value = tree.unflatten(self.out_structure, self.primals_out)
         self.aux = tree.map(trace.lower, aux)

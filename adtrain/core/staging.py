@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from adtrain.core import tree
-from adtrain.core.array import Array, Value
+from adtrain.core.array import Array, Value, returned_no_array
 from adtrain.core.backend import Executable, backend
 from adtrain.core.errors import DTypeError
 from adtrain.core.hooks import active_hooks
@@ -254,7 +254,7 @@ class Staged:
             trace.live = False
         for x in outputs:
             if not isinstance(x, Value):
-                raise DTypeError(f"jit: the function returned a {type(x).__name__}, expected arrays")
+                raise returned_no_array("jit", x)
         return replace(trace.program(outputs), donated=donated), out_structure
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Value, array
+from adtrain.core.array import Value, array, returned_no_array
 from adtrain.core.batching import BatchTrace, BatchTracer
 from adtrain.core.batching_rules import move_axes
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
@@ -137,7 +137,7 @@ def _size(axis_size: int | None, leaves: Sequence[Any], axes: Sequence[int | Non
 def _result(trace: BatchTrace, x: Any, axis: Any, place: str) -> Value:
     """A result with the members along ``axis``; for None one that is the same for all."""
     if not isinstance(x, Value):
-        raise DTypeError(f"vmap: the function returned a {type(x).__name__}, expected arrays")
+        raise returned_no_array("vmap", x)
     if axis is not None:
         members = trace.members(x)
         return move_axes(members, 0, _checked_axis("out_axes", axis, members.shape, place))

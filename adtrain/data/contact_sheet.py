@@ -26,7 +26,7 @@ def contact_sheet(data: DataSet) -> bytes:
     from PIL import Image, ImageDraw, ImageFont
 
     channels, height, width = data.train.images.shape[1:]
-    if channels not in (1, 3) or height * width == 1:
+    if channels not in (1, 3) or height * width == 1 or data.train.is_text:
         raise DataError(f"{data.name}: found examples of shape {(channels, height, width)}, expected images to show")
     if data.targets:
         raise DataError(f"{data.name}: found numbers to predict, expected classes to show images of")

@@ -19,6 +19,7 @@ from adtrain.data.part import Part, Parts
 from adtrain.data.split import Images, Rows, Split
 from adtrain.data.statistics import PIXEL_MAX, channel_statistics, target_statistics
 from adtrain.data.table_encoder import TableEncoder, learn
+from adtrain.text import counted
 
 T = TypeVar("T", np.ndarray, np.ndarray | FileArray)
 
@@ -201,7 +202,8 @@ def _as_columns(part: Part, train: Part) -> np.ndarray:
         raise DataError(f"{part.place}: found texts as labels, expected numbers as in {train.place}")
     columns: np.ndarray = part.labels.reshape(len(part.labels), -1).astype(np.float64)
     if columns.shape[1] != (expected := train.labels.reshape(len(train.labels), -1).shape[1]):
-        raise DataError(f"{part.place}: found {columns.shape[1]} targets, expected {expected} as in {train.place}")
+        given = counted(columns.shape[1], "targets")
+        raise DataError(f"{part.place}: found {given}, expected {expected} as in {train.place}")
     return columns
 
 

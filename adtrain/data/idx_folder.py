@@ -10,6 +10,7 @@ from adtrain.data import idx
 from adtrain.data.errors import DataError
 from adtrain.data.file_array import FileArray
 from adtrain.data.part import Part, Parts
+from adtrain.text import counted
 
 IMAGES, LABELS = ("idx3-ubyte", "idx4-ubyte"), ("idx1-ubyte",)
 
@@ -34,7 +35,8 @@ def _read_part(folder: Path, part: str) -> Part:
     images, labels = _read_bytes(image_file, (3, 4)), np.asarray(_read_bytes(label_file, (1,)))
     if len(images) != len(labels):
         raise DataError(
-            f"{label_file}: found {len(labels)} labels, expected {len(images)}, one for each image of {image_file.name}"
+            f"{label_file}: found {counted(len(labels), 'labels')}, expected {len(images)}, "
+            f"one for each image of {image_file.name}"
         )
     if images.size == 0:
         raise DataError(f"{image_file}: found no pixels (shape {images.shape}), expected at least one image")

@@ -14,6 +14,7 @@ from adtrain.data.file_array import FileArray
 from adtrain.data.memory import require_memory
 from adtrain.data.options import Options
 from adtrain.data.split import chunks
+from adtrain.text import counted
 
 # The largest compression ratio of deflate.
 MAX_DEFLATE_RATIO = 1032
@@ -77,7 +78,7 @@ def as_labels(array: np.ndarray | FileArray, count: int, place: str) -> np.ndarr
         found = f"{array.dtype} of shape {array.shape}"
         raise DataError(f"{place}: found {found}, expected an integer, a string or numbers for each image")
     if len(labels) != count:
-        raise DataError(f"{place}: found {len(labels)} labels, expected {count}, one for each image")
+        raise DataError(f"{place}: found {counted(len(labels), 'labels')}, expected {count}, one for each image")
     if labels.dtype == np.uint64 and count and labels.max() > np.iinfo(np.int64).max:
         raise DataError(f"{place}: found label {labels.max()}, expected one below 2^63")
     if labels.dtype.kind != "U":
@@ -94,7 +95,7 @@ def as_labels(array: np.ndarray | FileArray, count: int, place: str) -> np.ndarr
 def _as_numbers(array: np.ndarray, count: int, place: str) -> np.ndarray:
     numbers = array.reshape(len(array), -1).astype(np.float64)
     if len(numbers) != count:
-        raise DataError(f"{place}: found {len(numbers)} targets, expected {count}, one for each image")
+        raise DataError(f"{place}: found {counted(len(numbers), 'targets')}, expected {count}, one for each image")
     with np.errstate(over="ignore"):
         wrong = ~np.isfinite(numbers.astype(np.float32))
     if wrong.any():

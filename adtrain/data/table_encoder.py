@@ -13,7 +13,7 @@ from adtrain.data.errors import DataError
 from adtrain.data.memory import require_memory
 from adtrain.data.options import Encoding, Options
 from adtrain.data.part import as_images
-from adtrain.text import visible
+from adtrain.text import counted, visible
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def _numbers(codes: np.ndarray, column: Column, found: Column, place: str) -> np
         unseen = codes[numbers == 0]
         others = len(np.unique(unseen)) - 1
         what = f"found {quoted(texts[unseen[0]])}{f' and {others:,} more' if others else ''}"
-        where = f"in column {printable(column.title)} ({len(unseen):,} row{'s' if len(unseen) > 1 else ''})"
+        where = f"in column {printable(column.title)} ({counted(len(unseen), 'rows')})"
         reason = "which no training row has: the column's features are 0"
         _log.warning("adtrain: %s: %s %s, %s", visible(place), what, where, reason)
     return numbers

@@ -22,7 +22,7 @@ from adtrain.graphs.picture import (
     wrapped,
 )
 from adtrain.graphs.roles import BACKWARD, FORWARD
-from adtrain.text import short
+from adtrain.text import counted, short
 
 WIDTHS, GUTTERS = (256, 256, 210), (190, 150)
 """Widths of the columns, and of the room between them."""
@@ -60,7 +60,7 @@ class _Layout:
 
     def picture(self, title: str, name: str) -> Picture:
         ladder, count = self.ladder, len(self.ladder.roles.program.equations)
-        note = f"{count} equation{'s' * (count != 1)}"
+        note = counted(count, "equations")
         if ladder.stored:
             note += f", {short(ladder.stored, 'B')} kept for backward"
         width = max(self.right, MARGIN * 2 + text_width(title, 17, bold=True), MARGIN * 2 + text_width(note, 12))

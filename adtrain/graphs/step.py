@@ -17,6 +17,7 @@ from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.picture import Picture
 from adtrain.graphs.roles import Roles, program_text
 from adtrain.passes import FUSE_CPU, SIMPLIFY
+from adtrain.text import counted
 
 TRACE = "trace"
 """The name of the Program before the first pass."""
@@ -38,7 +39,7 @@ def step_graph(cfg: Config, after: str = SIMPLIFIED, detail: bool = False) -> Gr
     """
     experiment = training.outline(cfg)
     program = experiment.step_program(passes=())
-    title = f"{cfg.name}: a training step on {experiment.full_batch} images"
+    title = f"{cfg.name}: a training step on {counted(experiment.full_batch, cfg.data.examples)}"
     labels = {"optimizer": cfg.optimizer.kind, "loss": f"{cfg.loss.kind} loss"}
     return program_graph(program, experiment.step_inputs, title, labels, after, detail)
 

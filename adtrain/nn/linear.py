@@ -49,7 +49,7 @@ class Linear(WeightLayer):
 class Embedding(WeightLayer):
     """A row of the weight for each integer: (...) -> (..., embedding_dim); weight (num_embeddings, embedding_dim).
 
-    Floats are rounded down to integers. Raises ShapeError for a number that is not in [0, num_embeddings).
+    Floats are rounded towards 0 to integers. Raises ShapeError for a number that is not in [0, num_embeddings).
     """
 
     num_embeddings: Size

@@ -15,10 +15,12 @@ import numpy as np
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.batching_rules import loop, trailing_axes
-from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.errors import DTypeError, OptionError, ShapeError
+from adtrain.core.options import check_number, shown
 from adtrain.core.precision import matmul_precision, precision_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
+from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType
 from adtrain.ops import attention_reference
 from adtrain.ops.broadcasting import broadcast_to, promote
@@ -144,9 +146,9 @@ then mask and random state."""
 def checked_options(
     name: str,
     width: int,
-    causal: bool,
-    scale: float | None,
-    dropout: float,
+    causal: Any,
+    scale: Any,
+    dropout: Any,
     rng: ArrayLike | None,
     stream: int,
     dtype: np.dtype,
@@ -154,8 +156,12 @@ def checked_options(
     """The random state, if there is one, and the parameters of a primitive."""
     if not 1 <= width <= MAX_WIDTH:
         raise ShapeError(f"{name}: found width {width}, expected 1 to {MAX_WIDTH}; use more heads")
-    if not 0 <= dropout < 1:
-        raise ShapeError(f"{name}: found dropout {dropout}, expected 0 <= dropout < 1")
+    if not isinstance(causal, (bool, np.bool_)):
+        raise OptionError(f"{name}: causal is {shown(causal)}, expected True or False")
+    if scale is not None and not isinstance(scale, TracedNumber):
+        check_number(name, "scale", scale, -math.inf)
+    if not isinstance(dropout, TracedNumber):
+        check_number(name, "dropout", dropout, 0, 1)
     if dropout > 0 and rng is None:
         raise DTypeError(f"{name}: found dropout without rng, expected a random state; see ops.rng_state")
     states = [checked_state(name, rng, stream)] if dropout > 0 else []
@@ -196,7 +202,8 @@ def attention(
         (..., queries, width).
 
     Raises:
-        ShapeError: the shapes do not fit one another, or ``dropout`` is not in [0, 1).
+        ShapeError: the shapes do not fit one another.
+        OptionError: ``causal`` is no bool, ``scale`` no number, or ``dropout`` no number in [0, 1).
         DTypeError: ``q``, ``k`` and ``v`` are not of floating point, ``mask`` is not bool, or ``rng`` is missing.
     """
     values = promote(q, k, v)
@@ -219,8 +226,11 @@ def attention(
         value = mask if isinstance(mask, Value) else array(mask, device=values[0].device)
         if value.dtype != np.bool_:
             raise DTypeError(f"attention: found a mask of {value.dtype}, expected bool, False for keys to ignore")
-        if value.shape[-1:] != (keys,) or broadcast_shapes("attention", value.shape[:-1], leading) != leading:
-            raise ShapeError(f"attention: found a mask of shape {value.shape}, expected {(*leading, keys)}")
+        sizes = (*leading, keys)
+        pairs = zip(value.shape[:-1][::-1], leading[::-1], strict=False)
+        if value.shape[-1:] != (keys,) or value.ndim > len(sizes) or any(n not in (1, size) for n, size in pairs):
+            expected = f"expected {sizes}, with a number for each key and no axis of queries"
+            raise ShapeError(f"attention: found a mask of shape {value.shape}, {expected}")
         more.append(broadcast_to(value, (*leading, keys)))
     rows = (broadcast_to(x, (*leading, *x.shape[-2:])) for x in values)
     return bind(attention_p, *rows, *more, *states, **params)[0]

@@ -15,6 +15,7 @@ import numpy as np
 from adtrain.core.array import Array, Value, array
 from adtrain.core.batching_rules import trailing_axes
 from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.options import is_integer, shown
 from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, dtype_of
@@ -102,8 +103,8 @@ def checked_state(name: str, rng: ArrayLike, stream: int) -> Value:
     state = as_value(rng)
     if state.shape != (4,) or state.dtype != np.uint32:
         raise DTypeError(f"{name}: rng is {state.dtype}{list(state.shape)}, expected uint32[4]; see ops.rng_state")
-    if not 0 <= stream < 2**32:
-        raise ShapeError(f"{name}: found stream {stream}, expected 0 <= stream < 2**32")
+    if not is_integer(stream, 0) or stream >= 2**32:
+        raise ShapeError(f"{name}: found stream {shown(stream)}, expected an integer with 0 <= stream < 2**32")
     return state
 
 

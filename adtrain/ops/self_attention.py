@@ -10,6 +10,7 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import ShapeError
+from adtrain.core.options import is_integer, shown
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
@@ -110,13 +111,14 @@ def self_attention(
         (..., length, heads width).
 
     Raises:
-        ShapeError: the last length is not a multiple of 3 heads, or there is no row. DTypeError: as `attention`.
+        ShapeError: the last length is not a multiple of 3 heads, or there is no row.
+        OptionError, DTypeError: as `attention`.
     """
     value = as_value(x)
     require_float("self_attention", value)
-    if heads < 1 or value.ndim < 2 or value.shape[-1] % (3 * heads) or value.shape[-2] == 0:
+    if not is_integer(heads, 1) or value.ndim < 2 or value.shape[-1] % (3 * heads) or value.shape[-2] == 0:
         raise ShapeError(
-            f"self_attention: found shape {value.shape} and {heads} heads, expected (..., length, 3 heads width)"
+            f"self_attention: found shape {value.shape} and {shown(heads)} heads, expected (..., length, 3 heads width)"
         )
     width = value.shape[-1] // (3 * heads)
     more, params = checked_options("self_attention", width, causal, scale, dropout, rng, stream, value.dtype)

@@ -16,7 +16,7 @@ from adtrain.core.staging import stage
 from adtrain.core.vmap import vmap
 from adtrain.passes import ALL
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.member_run import final_states, finished
+from adtrain.sweeps.member_run import final_states, finished, no_state
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.session import Session
 from adtrain.training.evaluation import BATCH_SIZE
@@ -37,10 +37,11 @@ def members_of(folder: SweepFolder, top: int | None) -> list[int]:
 
 
 def evaluate(session: Session, folder: SweepFolder, members: Sequence[int]) -> Score:
-    """The score of the ensemble of these members on the test part."""
+    """The score of the ensemble of these members on the test part. Raises AdtrainError where a state is missing."""
     experiment = session.groups[0].experiment
     images, labels = experiment.test.images, experiment.test.labels
     total: Any = 0.0
+    missing = set(members)
     for group, state in final_states(session, folder):
         chosen = [number for number in state.members if number in set(members)]
         if not chosen:
@@ -52,6 +53,9 @@ def evaluate(session: Session, folder: SweepFolder, members: Sequence[int]) -> S
         kept = state.only(chosen).state
         params, statistics = tree.map(lambda x: array(x, device=session.device), (kept.params, kept.statistics))
         total = total + _summed(group, params, statistics, images, session.device)
+        missing -= set(chosen)
+    if missing:
+        raise no_state(folder, min(missing))
     return _score(experiment, total / len(members), labels)
 
 

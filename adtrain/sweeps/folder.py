@@ -12,6 +12,7 @@ from pathlib import Path
 
 from adtrain import config
 from adtrain.config import Config, records
+from adtrain.config.files import SWEEP_CONFIG
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import locked_by, read_regular, unwritable, write_atomic
@@ -21,7 +22,7 @@ from adtrain.sweeps.states import StateFiles
 from adtrain.training.preparation import with_absolute_paths
 from adtrain.training.run_folder import DEFAULT_PARENT
 
-SWEEP, OPTIONS, METRICS, RESULTS = "sweep.yaml", "options.json", "metrics.jsonl", "results.json"
+OPTIONS, METRICS, RESULTS = "options.json", "metrics.jsonl", "results.json"
 STATES, RUNS = "states", "members"
 
 
@@ -38,20 +39,20 @@ class SweepFolder:
         folder = cls(_created(cfg.name, path))
         write_atomic(folder.path / OPTIONS, _json(options))
         write_atomic(folder.path / METRICS, b"")
-        write_atomic(folder.path / SWEEP, config.dump(_with_absolute_files(cfg)).encode())
+        write_atomic(folder.path / SWEEP_CONFIG, config.dump(_with_absolute_files(cfg)).encode())
         return folder
 
     @classmethod
     def open(cls, path: Path) -> SweepFolder:
         """The folder of a sweep. Raises AdtrainError where it is none."""
-        if not is_sweep(path):
+        if not config.is_sweep(path):
             kind = "a file" if path.is_file() else "a folder without sweep.yaml" if path.exists() else "nothing"
             raise AdtrainError(f"{path}: found {kind}, expected the folder of a sweep of adtrain sweep")
         return cls(path)
 
     def config(self, plugins: Sequence[str] = ()) -> Config:
         """The config of the sweep."""
-        return config.load(self.path / SWEEP, (), plugins)
+        return config.load(self.path / SWEEP_CONFIG, (), plugins)
 
     @property
     def options(self) -> SweepOptions:
@@ -127,11 +128,6 @@ def _with_absolute_files(cfg: Config) -> Config:
         for plugin, file in zip(cfg.plugins, files, strict=True)
     ]
     return absolute.model_copy(update={"plugins": named})
-
-
-def is_sweep(path: Path) -> bool:
-    """Whether a folder is that of a sweep."""
-    return (path / SWEEP).is_file()
 
 
 def refuse_used(path: Path) -> None:

@@ -26,7 +26,7 @@ class WaveInputs:
     """The seeds, options and schedules of a wave's members on a device.
 
     Attributes:
-        data_seeds: of each member.
+        experiments, data_seeds: of each member.
         rows: by data seed the rows of `Group.whole` for training and for validation.
     """
 
@@ -39,12 +39,12 @@ class WaveInputs:
         seeds = [member.config.training.seed for member in members]
         words = [[seed & 0xFFFFFFFF, seed >> 32] for seed in seeds]
         self.seeds = array(np.array(words, np.uint32), device=device)
-        experiments = [group.of_member(member) for member in members]
-        self.rates = [experiment.optimizer.lr for experiment in experiments]
-        self.options = {name: self._option([x.optimizer for x in experiments], name) for name in group.options}
+        self.experiments = [group.of_member(member) for member in members]
+        self.rates = [experiment.optimizer.lr for experiment in self.experiments]
+        self.options = {name: self._option([x.optimizer for x in self.experiments], name) for name in group.options}
         self.schedules: list[optim.Schedule] = []
         self.schedule_of: list[int] = []
-        for experiment in experiments:
+        for experiment in self.experiments:
             if experiment.schedule not in self.schedules:
                 self.schedules.append(experiment.schedule)
             self.schedule_of.append(self.schedules.index(experiment.schedule))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -51,37 +53,50 @@ def member_result(folder: SweepFolder, number: int | None) -> MemberResult:
     return found
 
 
-def final_states(session: Session, folder: SweepFolder) -> list[tuple[Group, WaveState]]:
-    """The last states of the waves of all groups."""
+def final_states(session: Session, folder: SweepFolder) -> Iterator[tuple[Group, WaveState]]:
+    """The last states of the waves of all groups, one in memory at a time."""
     rung = len(rungs_of(folder.options, session.groups)) - 1
-    found = []
     for group in session.groups:
         wave = 0
         while (state := folder.states.read(rung, group, wave)) is not None:
-            found.append((group, state))
+            yield group, state
             wave += 1
-    return found
 
 
-def member_state(session: Session, folder: SweepFolder, number: int) -> tuple[Group, TrainState]:
-    """The final state of a member, on the CPU."""
-    for group, state in final_states(session, folder):
+def member_state(
+    session: Session, folder: SweepFolder, number: int, known: Sequence[tuple[Group, WaveState]] = ()
+) -> tuple[Group, TrainState]:
+    """The final state of a member, on the CPU: of a wave in `known`, or from the folder."""
+    for group, state in chain(known, final_states(session, folder)):
         if number in state.members:
             row = state.members.index(number)
             return group, tree.map(lambda x, row=row: array(np.array(x[row])), state.state)
-    raise AdtrainError(f"{folder.path}: found no state of member {number}, expected one in its folder states")
+    raise no_state(folder, number)
 
 
-def write_run(session: Session, folder: SweepFolder, number: int | None) -> Path:
+def no_state(folder: SweepFolder, number: int) -> AdtrainError:
+    """The error where the file with the state of a member is missing."""
+    return AdtrainError(f"{folder.path}: found no state of member {number}, expected one in its folder states")
+
+
+def write_run(
+    session: Session, folder: SweepFolder, number: int | None, known: Sequence[tuple[Group, WaveState]] = ()
+) -> Path:
     """Write the run of a member, by default the best, into the sweep's folder; returns its path.
 
-    An existing one is kept. Raises AdtrainError as `member_result` does.
+    `known` are final states that need not be read. An existing run is kept.
+    Raises AdtrainError as `member_result` does.
     """
     found = member_result(folder, number)
     path = run_path(folder, found.member)
     if (path / "summary.json").is_file():
         return path
-    group, state = member_state(session, folder, found.member)
+    group, state = member_state(session, folder, found.member, known)
+    lines = folder.lines()
+    scored_epochs = {x.epoch for line in lines for x in line.members if x.member == found.member and x.train}
+    if len(scored_epochs) < found.epochs:
+        what = f"found {len(scored_epochs)} epochs of member {found.member}, expected {found.epochs}"
+        raise AdtrainError(f"{folder.path / METRICS}: {what}: the file is damaged")
     experiment = group.of_member(session.members[found.member])
     path.mkdir(parents=True, exist_ok=True)
     run = RunFolder(path)
@@ -92,7 +107,7 @@ def write_run(session: Session, folder: SweepFolder, number: int | None) -> Path
     best = Best.start(experiment.best_by)
     seconds = 0.0
     per_epoch = experiment.steps_per_epoch
-    for line in folder.lines():
+    for line in lines:
         for scored in line.members:
             if scored.member != found.member or scored.train is None:
                 continue

@@ -101,11 +101,15 @@ class Group:
         kinds = [row.kind for row in nn.describe(network.model, network.input_shape)]
         return 2 if any(kind.startswith("conv") for kind in kinds) else 1
 
+    @cached_property
+    def all_rows(self) -> Split:
+        """The rows of `whole` with their labels. Without a validation part all seeds share them."""
+        return Split(np.arange(len(self.whole)), self.whole.labels)
+
     def rows(self, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The rows of `whole` for training and for validation, int64, with this seed."""
-        indices = Split(np.arange(len(self.whole)), self.whole.labels)
         fraction = self.experiment.config.data.validation
-        train, validation = data.split_validation(indices, fraction, seed)
+        train, validation = data.split_validation(self.all_rows, fraction, seed)
         return np.asarray(train.images), None if validation is None else np.asarray(validation.images)
 
 

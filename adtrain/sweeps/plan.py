@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Array, Placeholder, array
+from adtrain.core.array import Array, Placeholder, array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.core.errors import OutOfMemory
 from adtrain.data.memory import machine_memory
@@ -25,6 +25,8 @@ MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""
 MEASURED_STEPS = 10
 """Steps of a measurement: as many as one CUDA graph has, or one launch of `resident_steps`."""
+ENOUGH_SECONDS = 0.1
+"""A measurement that took this long is not repeated."""
 MOST_TOGETHER = 8
 """The most groups that are trained side by side: the default of CUDA_DEVICE_MAX_CONNECTIONS, 8 queues."""
 
@@ -116,17 +118,20 @@ def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> i
 
 
 def measured(found: GroupPlan, device: str, programs: Programs) -> GroupPlan:
-    """The plan with the time of a step, measured on a few steps of the largest wave from random states."""
-    group, count = found.group, found.waves[0]
-    arguments = tree.map(lambda x: array(np.asarray(x, order="C"), device=device), step_arguments(group, count))
+    """The plan with the time of a step, measured on a few steps of the largest wave from states of zeros."""
+    state, *others = step_arguments(found.group, found.waves[0])
+    zeros = tree.map(lambda x: np.zeros(x.shape, x.dtype), state)  # they take no memory until they are written
+    arguments = tree.map(lambda x: from_numpy(np.asarray(x), device), (zeros, *others))
     carry: tuple[Any, ...] = arguments[:2]
     seconds = []
-    for times in (1, MEASURED_STEPS, MEASURED_STEPS):
+    for times in (1, 1, MEASURED_STEPS, MEASURED_STEPS):  # the first one compiles
         carry = (carry[0], carry[1]._replace(position=array(np.int64(0), device=device)))
         started = perf_counter()
         carry = programs.step.repeat(times, *carry, *arguments[2:])
         backend(device).synchronize()
         seconds.append((perf_counter() - started) / times)
+        if len(seconds) > 1 and seconds[-1] * times > ENOUGH_SECONDS:
+            break
     return replace(found, step_seconds=min(seconds[1:]))
 
 

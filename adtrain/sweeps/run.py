@@ -22,6 +22,7 @@ from adtrain.sweeps.members import Group, Member
 from adtrain.sweeps.parts import Parts, side_by_side
 from adtrain.sweeps.records import EpochLine, MemberEpoch, MemberResult, SweepOptions, SweepResults
 from adtrain.sweeps.wave import Programs, WaveState, WaveTraining, joined
+from adtrain.text import counted
 from adtrain.training import scores
 from adtrain.training.scores import Score
 
@@ -66,6 +67,10 @@ class SweepRun:
         self.rank_by = options.rank_by
         self.rungs = rungs_of(options, groups)
         self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
+        self.tests: dict[int, Score | None] = {}
+        """The scores on the test part of the members that are left in the last rung, by number."""
+        self.final: Sequence[tuple[Group, WaveState]] = ()
+        """The final state of the wave that was trained last, in memory."""
         self.train_seconds = 0.0
         self.counted_until = 0.0
         """The end of the last epoch of any group, by perf_counter. `train_seconds` contains the time until then."""
@@ -89,10 +94,10 @@ class SweepRun:
                     raise SweepInterrupted
             if rung > 1:  # a resumed rung whose waves differ starts from the states of the rung before
                 self.folder.states.remove(rung - 2)
-            if rung + 1 < len(self.rungs):
+            if not self._is_last(rung):
                 alive = ranking.survivors(alive, self.history, end, self.rank_by)
-                self.watch.line(f"epoch {end}: {len(alive)} of {len(self.members)} members go on")
-        results = self._results(alive)
+                self.watch.line(f"epoch {end}: keeps {len(alive)} of {len(self.members)} members")
+        results = self._results()
         self.folder.write_results(results)
         self.folder.states.remove(len(self.rungs) - 2)
         return results
@@ -105,7 +110,7 @@ class SweepRun:
             start = self.folder.states.read(rung, group, wave)
             if start is not None and start.members != numbers:
                 start = None  # of waves of another size
-            if start is not None and start.epochs >= last:
+            if start is not None and start.epochs >= last and not self._is_last(rung):
                 continue
             if start is None and rung:
                 start = self._of_last_rung(rung - 1, group, numbers)
@@ -136,7 +141,9 @@ class SweepRun:
         saved = perf_counter()
 
         def save() -> None:
-            self.folder.states.write(rung, group.number, wave, training.host_state())
+            state = training.host_state()
+            self.folder.states.write(rung, group.number, wave, state)
+            self.final = [(group, state)] if self._is_last(rung) and training.epochs == last else []
 
         if training.epochs >= last:  # the group has fewer epochs than others; the next rung starts from its state
             save()
@@ -160,7 +167,13 @@ class SweepRun:
                 saved = perf_counter()
             self._note(line)
             self._report(group, line)
+        if self._is_last(rung):
+            yield True
+            self.tests.update(zip((x.number for x in members), training.test_scores(), strict=True))
         return True
+
+    def _is_last(self, rung: int) -> bool:
+        return rung + 1 == len(self.rungs)
 
     def _report(self, group: Group, line: EpochLine) -> None:
         for failed in (x for x in line.members if x.failed_at is not None):
@@ -170,7 +183,8 @@ class SweepRun:
                 f"member {failed.member} ({settings}) failed in epoch {failed.epoch}, at step {failed.failed_at}: "
                 f"a loss or a weight is not finite; it keeps {kept}"
             )
-        text = f"group {group.number}: epoch {line.epoch}/{group.experiment.epochs}, {members_text(len(line.members))}"
+        members = counted(len(line.members), "members")
+        text = f"group {group.number}: epoch {line.epoch}/{group.experiment.epochs}, {members}"
         values = [x for member in line.members if (x := ranking.value(member, self.rank_by)) is not None]
         if values:
             best, middle = ranking.best(values, self.rank_by), float(np.median(values))
@@ -178,19 +192,10 @@ class SweepRun:
             text += f", best {self.rank_by} {shown[0]}, median {shown[1]}"
         self.watch.line(f"{text}, {line.seconds:.1f} s")
 
-    def _results(self, alive: Sequence[int]) -> SweepResults:
-        """Score the members that are left on the test part, and rank all."""
-        tests: dict[int, Score | None] = {}
-        rung = len(self.rungs) - 1
-        for group in self.groups:
-            chosen = [member for member in group.members if member.number in set(alive)]
-            for wave, members in enumerate(self._in_waves(group, chosen)):
-                state = self.folder.states.read(rung, group, wave)
-                assert state is not None
-                training = WaveTraining(group, members, self.programs[group.number], self.device, state)
-                tests.update(zip(state.members, training.test_scores(), strict=True))
+    def _results(self) -> SweepResults:
+        """The members in the order of their ranks."""
         of_group = {member.number: group.number for group in self.groups for member in group.members}
-        ranked = ranking.ranked(self.history, tests, self.rank_by)
+        ranked = ranking.ranked(self.history, self.tests, self.rank_by)
         results = []
         for rank, (number, status, value) in enumerate(ranked, 1):
             last = self.history[number][max(self.history[number])]
@@ -206,16 +211,11 @@ class SweepRun:
                     value=value,
                     train=last.train,
                     validation=last.validation,
-                    test=tests.get(number) if status == "finished" else None,
+                    test=self.tests.get(number) if status == "finished" else None,
                 )
             )
         name, seconds = backend(self.device).device_name(), perf_counter() - timeline.current().began
         return SweepResults(self.rank_by, self.device, name, seconds, self.train_seconds, tuple(results))
-
-
-def members_text(count: int) -> str:
-    """ "1 member", "2 members"."""
-    return f"{count:,} member{'s' * (count != 1)}"
 
 
 def rungs_of(options: SweepOptions, groups: Sequence[Group]) -> list[int]:

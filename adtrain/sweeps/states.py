@@ -54,7 +54,7 @@ class StateFiles:
             arrays |= tensor_file.named(state.tally, prefix=TALLY)
             arrays |= _named(state.last, LAST)
         about = _Metadata(state.members, state.epochs, state.batches, state.frozen)
-        write_atomic(path, tensor_file.encode(arrays, about))
+        write_atomic(path, tensor_file.parts(arrays, about))
 
     def read(self, rung: int, group: Group, wave: int) -> WaveState | None:
         """The state of a wave; None if there is none yet. Raises AdtrainError where it does not fit the group."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core import tree
-from adtrain.core.array import Array, array
+from adtrain.core import aligned, tree
+from adtrain.core.array import Array, array, from_numpy
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
@@ -144,7 +144,7 @@ class WaveTraining:
         self.steps_per_call = 1
 
     def _uploaded(self, values: Any) -> Any:
-        return tree.map(lambda x: array(x, device=self.device), values)
+        return tree.map(lambda x: from_numpy(x, self.device), values)
 
     def _resident(self, split: Split, name: str) -> Resident:
         examples = on_device(split, self.device)
@@ -156,15 +156,17 @@ class WaveTraining:
         return examples
 
     def _initial_state(self) -> TrainState:
-        """The initial states of all members, on the host. Members of one seed share the numbers, not the memory."""
-        made: dict[tuple[int, str | None], TrainState] = {}
-        keys = []
-        for member in self.members:
-            key = member.config.training.seed, member.config.training.init_from
-            keys.append(key)
-            if key not in made:
-                made[key] = tree.map(lambda x: x.numpy(), self.group.of_member(member).initial_state("cpu"))
-        return tree.map(lambda *xs: np.stack(xs), *(made[key] for key in keys))
+        """The initial states of all members, on the host. Those of one seed are drawn once."""
+        count, types = len(self.members), self.experiment.state_types
+        state: TrainState = tree.map(lambda x: aligned.empty((count, *x.shape), x.dtype), types)
+        rows: dict[tuple[int, str | None], int] = {}
+        for i, experiment in enumerate(self.inputs.experiments):
+            training = experiment.config.training
+            row = rows.setdefault((training.seed, training.init_from), i)
+            made = None if row < i else tree.leaves(experiment.initial_values(training.init_from))
+            for k, of_all in enumerate(tree.leaves(state)):
+                of_all[i] = of_all[row] if made is None else made[k].numpy()
+        return state
 
     def host_state(self) -> WaveState:
         """The state on the host."""

@@ -16,7 +16,9 @@ from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
-from adtrain.training import embedded_columns, text_network
+from adtrain.data.split import chunks
+from adtrain.text import counted
+from adtrain.training import embedded_columns
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
 from adtrain.training.tasks import Classification, NextClass, Task
@@ -67,12 +69,14 @@ def check_fit(cfg: Config, net: Network, images: DataSet) -> None:
     if outputs[:-1] != positions or not outputs:
         expected = f"expected {found((*positions, classes))}, one per class{' at each position' if positions else ''}"
         raise cfg.error_at(last_layer, f"found the output {found(outputs)}, {expected}")
-    labels = f"{cfg.data.path or images.name} has {classes} classes"
+    labels = f"{cfg.data.path or images.name} has {counted(classes, 'classes')}"
     if outputs[-1] < classes:
-        raise cfg.error_at(last_layer, f"found {outputs[-1]} outputs, expected at least {classes}: {labels}")
-    for size in text_network.input_embeddings(net.model) if positions else ():
-        if size < classes:
-            reason = f"found num_embeddings {size}, expected at least {classes}: {labels}"
+        raise cfg.error_at(
+            last_layer, f"found {counted(outputs[-1], 'outputs')}, expected at least {classes}: {labels}"
+        )
+    for embedding, _ in embedded_columns.embeddings(net.model, range(net.input_shape[0])) if positions else ():
+        if embedding.num_embeddings < classes:
+            reason = f"found num_embeddings {embedding.num_embeddings}, expected at least {classes}: {labels}"
             raise cfg.error_at(("model", "layers"), reason)
     if not any(row.parameters for row in nn.describe(net.model, net.input_shape)):
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
@@ -134,6 +138,32 @@ def check_augmentations(experiment: Experiment) -> None:
             change.check((experiment.full_batch, *experiment.image_shape))
         except ShapeError as error:
             raise experiment.config.error_at(("data", "augment", i), str(error)) from None
+
+
+def check_embeddings(experiment: Experiment) -> None:
+    """Raise ConfigError where an embedding gets numbers of the data that are not indices of its rows.
+
+    A text and columns of categories have other checks.
+    """
+    cfg, images, model = experiment.config, experiment.data, experiment.network.model
+    indexed = images.encoder is not None and any(images.encoder.indexed)
+    shape = experiment.network.input_shape
+    found = [] if cfg.data.is_text or indexed else list(embedded_columns.embeddings(model, range(shape[0])))
+    if found and cfg.data.normalize:
+        raise cfg.error_at(("data", "normalize"), "found true, expected false: an embedding takes integers as they are")
+    if found and images.train.images.dtype == np.uint8:
+        reason = "found integers from 0 to 255, which are read as pixels and divided by 255, before an embedding"
+        source = "dataset" if cfg.data.path is None else "path"
+        raise cfg.error_at(("data", source), f"{reason}; expected float32: store them by array.astype('float32')")
+    parts = (experiment.train, experiment.validation, experiment.test) if found else ()
+    for chunk in (chunk for part in parts if part is not None for chunk in chunks(part.images)):
+        numbers = chunk.reshape(-1, *shape)
+        for embedding, columns in found:
+            chosen = numbers if len(columns) == shape[0] else numbers[:, list(columns)]
+            least, greatest, size = chosen.min(), chosen.max(), embedding.num_embeddings
+            if not (least >= 0 and greatest < size):
+                reason = f"found numbers from {least:g} to {greatest:g} before an embedding"
+                raise cfg.error_at(("model", "layers"), f"{reason}, expected 0 to num_embeddings - 1 = {size - 1}")
 
 
 def check_last_batch(cfg: Config, net: Network, count: int) -> None:

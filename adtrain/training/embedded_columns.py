@@ -1,30 +1,39 @@
-"""Checks that the embeddings of a network fit the columns of a table whose categories are numbers."""
+"""The embeddings that take the data of a network, and checks that they fit the columns of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from adtrain import nn
 from adtrain.data.columns import Column, printable
 
+T = TypeVar("T")
 
-def problems(module: nn.Module, columns: Sequence[Column]) -> Iterator[str]:
-    """One line for each embedding that cannot take the columns of its input; `columns` are those of the module's.
 
-    Embeddings behind other layers than `select` and containers are not checked: their input has no columns.
+def embeddings(module: nn.Module, columns: Sequence[T]) -> Iterator[tuple[nn.Embedding, Sequence[T]]]:
+    """Each embedding in a module with the columns that it gets, of the `columns` that the module gets.
+
+    Embeddings behind other layers than `select` and containers are left out: their input has no columns.
     """
     if isinstance(module, nn.Sequential):
         for layer in module.layers:
-            yield from problems(layer, columns)
+            yield from embeddings(layer, columns)
             if not isinstance(layer, nn.Select):
                 return
             columns = [columns[i] for i in layer.indices]
     elif isinstance(module, (nn.Concat, nn.Add)):
         for branch in module.branches:
-            yield from problems(branch, columns)
+            yield from embeddings(branch, columns)
     elif isinstance(module, nn.Embedding):
-        for column in columns:
-            name, size = printable(column.title), module.num_embeddings
+        yield module, columns
+
+
+def problems(module: nn.Module, columns: Sequence[Column]) -> Iterator[str]:
+    """One line for each embedding in a module that cannot take its columns, of the `columns` that the module gets."""
+    for embedding, found in embeddings(module, columns):
+        for column in found:
+            name, size = printable(column.title), embedding.num_embeddings
             if column.categories is None:
                 yield f"column {name} has numbers, expected categories before an embedding; select picks columns"
             elif size <= len(column.categories):

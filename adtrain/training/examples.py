@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.core.array import Array, array
+from adtrain.core.array import Array, array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.data import Rows, Split
 from adtrain.data.file_array import FileArray
@@ -74,7 +74,7 @@ class Resident(Examples):
             labels = np.zeros((len(images.base), *labels.shape[1:]), labels.dtype)
             labels[images.rows] = split.labels
             images = images.base
-        self.images, self.labels = _array(np.asarray(images), device), _array(labels, device)
+        self.images, self.labels = from_numpy(np.asarray(images), device), from_numpy(labels, device)
 
     def batches(self, indices: np.ndarray) -> StepInputs:
         rows = indices if self.row_numbers is None else self.row_numbers[indices]
@@ -128,7 +128,7 @@ class Streamed(Examples):
         return images, labels
 
     def _upload(self, images: np.ndarray, labels: np.ndarray, order: np.ndarray) -> StepInputs:
-        return _array(images, self.device), _array(labels, self.device), array(order, device=self.device)
+        return from_numpy(images, self.device), from_numpy(labels, self.device), array(order, device=self.device)
 
 
 def on_device(split: Split, device: str) -> Examples:
@@ -177,10 +177,3 @@ def _group_by_size(
 def _count(size: int, rows: int, examples: int) -> int:
     """The largest number of batches of `size` in a group."""
     return min(rows, max(1, examples // size))
-
-
-def _array(x: np.ndarray, device: str) -> Array:
-    """`x` as an Array, without a copy where it is contiguous and aligned (`array` always copies)."""
-    elements = np.require(x, requirements=("C", "A")).view()
-    elements.flags.writeable = False
-    return Array(backend(device).from_numpy(elements), elements.shape, elements.dtype, device)

@@ -31,7 +31,6 @@ from adtrain.training.step import (
     LoggedStep,
     TrainState,
     TrainStep,
-    copied,
     empty_log,
     evaluation_step,
     logged_step,
@@ -132,14 +131,19 @@ class Experiment:
         return self._state(device, None)
 
     def _state(self, device: str, init_from: str | None) -> TrainState:
+        # A step may overwrite each array of its state, so no two may share memory.
+        found: TrainState = tree.map(lambda x: array(x.numpy(), device=device), self.initial_values(init_from))
+        return found
+
+    def initial_values(self, init_from: str | None) -> TrainState:
+        """`initial_state` on the CPU with weights from `init_from`. Zeros are broadcast views of one number."""
         training = self.config.training
         rng = np.random.default_rng(np.random.SeedSequence(training.seed, spawn_key=(INIT_STREAM,)))
         trees = self.network.model.init(self.network.input_shape, rng, self.network.dtype)
         if init_from is not None:
             trees = warm_start.weights(Path(init_from), *trees, partial=bool(training.init_partial))
-        params, statistics = tree.map(lambda x: x.to(device), trees)
-        # A step may overwrite each array of its state, and an array of zeros is a broadcast view of one number.
-        return copied(TrainState(params, statistics, self.optimizer.init(params)))
+        params, statistics = trees
+        return TrainState(params, statistics, self.optimizer.init(params))
 
     @cached_property
     def buckets(self) -> Buckets | None:

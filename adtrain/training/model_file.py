@@ -26,6 +26,7 @@ from adtrain.data.columns import printable
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.passes import ALL
+from adtrain.text import counted
 from adtrain.training import network, tensor_file, warm_start
 from adtrain.training.checks import MAX_LISTED, check_targets
 from adtrain.training.data_section import data_options, read_data, takes_numbers
@@ -73,7 +74,7 @@ class TrainedModel:
             test = found.test if len(found.test) else found.train
         check_targets(self.config, found, [test])
         if len(found.targets) != len(self.targets):
-            expected, other = (f"{len(x)} targets" if x else "classes" for x in (self.targets, found.targets))
+            expected, other = (counted(len(x), "targets") if x else "classes" for x in (self.targets, found.targets))
             raise AdtrainError(f"{place}: found {other}, expected {expected} as the run was trained on")
         kind = np.dtype(np.uint8 if self.network.scale == PIXEL_MAX else np.float32)
         wanted, given = ArrayType(self.image_shape, kind), ArrayType(test.images.shape[1:], test.images.dtype)
@@ -152,7 +153,8 @@ def _config_file(run: Path) -> Path:
         hint = f"; did you mean {Path('runs') / run}?" if (Path("runs") / run / "config.yaml").is_file() else ""
         raise AdtrainError(f"{run}: found {what}, expected the folder of a run{hint}")
     if not (run / "config.yaml").is_file():
-        raise AdtrainError(f"{run}: found no config.yaml, expected the folder of a run of adtrain train")
+        found = "found no config.yaml, expected the folder of a run of adtrain train"
+        raise AdtrainError(f"{run}: {config.sweep_for_run(run) or found}")
     return run / "config.yaml"
 
 

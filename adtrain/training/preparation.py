@@ -54,6 +54,7 @@ def of_data(cfg: Config, images: DataSet, mode: Mode = Mode.FUSED) -> Experiment
     train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
     experiment = _experiment(cfg, images.with_train(train), validation, mode)
     checks.check_augmentations(experiment)
+    checks.check_embeddings(experiment)
     if cfg.data.is_text and (seen := text_network.sees_later(experiment)):
         reason = f"the output at position {seen[0]} depends on the input at position {seen[1]}, which it has to predict"
         raise cfg.error_at(("model", "layers"), f"{reason}; expected layers that use earlier positions only")

@@ -11,6 +11,7 @@ import yaml
 from adtrain import config, data
 from adtrain.config.document import Data
 from adtrain.data import DataOptionError, DataSet, csv_survey, formats
+from adtrain.text import counted
 from adtrain.training.data_section import data_options
 from adtrain.training.preparation import prepare
 
@@ -43,8 +44,9 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     Raises ConfigError and DataError where the data cannot be read.
     """
     keys = dict(given)
-    if section.path is not None and formats.format_of(Path(section.path).expanduser()) is formats.CSV:
-        keys |= csv_survey.propose(Path(section.path).expanduser(), data_options(section))
+    path = None if section.path is None else Path(section.path).expanduser()
+    if path is not None and formats.format_of(path, data_options(section).format) is formats.CSV:
+        keys |= csv_survey.propose(path, data_options(section))
     found = _loaded(keys)
     examples = len(found.train)
     is_text = found.train.is_text
@@ -73,8 +75,9 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     if not is_text:
         # Of a table these are the features of the training part, which may lack categories of the others.
         lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
+    kind = "sequences" if is_text else "rows" if shape[1:] == (1, 1) else "images"
     about = f"{_sizes(experiment.image_shape, is_text)}; {_predicted(found, labels)}"
-    return "\n".join([f"# {examples:,} examples of {about}", *lines])
+    return "\n".join([f"# {counted(examples, kind)} of {about}", *lines])
 
 
 def _loaded(keys: dict[str, Any]) -> DataSet:
@@ -91,7 +94,9 @@ def _loaded(keys: dict[str, Any]) -> DataSet:
             raise
     else:
         path = keys.get("path")
-        is_folder = path is not None and formats.format_of(Path(path).expanduser()) is formats.IMAGES
+        is_folder = (
+            path is not None and formats.format_of(Path(path).expanduser(), keys.get("format")) is formats.IMAGES
+        )
         if not is_folder or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
             return found
     keys["image_size"] = [SIDE, SIDE]
@@ -133,12 +138,12 @@ def _of_zeros_and_ones(found: DataSet) -> bool:
 def _sizes(shape: tuple[int, ...], is_text: bool) -> str:
     if is_text:
         return f"{shape[-1]} characters or bytes"
-    return f"{shape[0]} feature{'s' * (shape[0] > 1)}" if shape[1:] == (1, 1) else " x ".join(map(str, shape))
+    return counted(shape[0], "features") if shape[1:] == (1, 1) else " x ".join(map(str, shape))
 
 
 def _predicted(found: DataSet, labels: bool) -> str:
     if found.classes:
-        return f"{len(found.classes)} classes"
+        return counted(len(found.classes), "classes")
     kind = "labels of 0 and 1" if labels else "numbers to predict" if len(found.targets) > 1 else "number to predict"
     return f"{len(found.targets)} {kind}"
 

@@ -60,6 +60,8 @@ def resume(
     """
     checkpoint_path = path / LAST if path.is_dir() else path
     if path.is_dir() and not checkpoint_path.exists():
+        if config.is_sweep(path):
+            raise AdtrainError(f"{path}: found a sweep, expected a run; adtrain sweep --resume {path} continues it")
         raise AdtrainError(f"{path}: found no {LAST}, expected the folder of a run that has written a checkpoint")
     file = checkpoint.read(checkpoint_path)
     folder = RunFolder(checkpoint_path.parent)

@@ -64,8 +64,9 @@ def sample(trained: TrainedModel, device: str, prompt: np.ndarray, temperature: 
     text = prompt
     assert isinstance(trained.network.task, NextClass)
     while True:
-        scaled = network(text) / temperature
-        sums = np.cumsum(np.exp(scaled - scaled.max()))
+        found = network(text)
+        with np.errstate(over="ignore"):  # at a tiny temperature all but the most probable become -infinity
+            sums = np.cumsum(np.exp((found - found.max()) / temperature))
         drawn = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
         yield drawn
         text = np.append(text, drawn)[-trained.network.task.length :]

@@ -91,7 +91,7 @@ def short_text(score: Score) -> str:
     """The loss and the first metric, in few columns."""
     metric, value = list(score._asdict().items())[1]
     shown = f"acc {value:.1%}" if metric == "accuracy" else f"{metric} {value:.3g}"
-    return f"loss {score.loss:.3f}, {shown}"
+    return f"loss {_fixed('{:.3f}', score.loss)}, {shown}"
 
 
 def metrics_first(names: Sequence[str]) -> list[str]:
@@ -111,4 +111,9 @@ def metric_lines(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def value_text(metric: str, value: float) -> str:
-    return FORMATS.get(metric, "{:.4f}").format(value)
+    return _fixed(FORMATS.get(metric, "{:.4f}"), value)
+
+
+def _fixed(form: str, value: float) -> str:
+    """The value in a format of fixed decimals, such as 2.3046; from 10^9 on as 4.079e+30."""
+    return form.format(value) if abs(value) < 1e9 else f"{value:.4g}"

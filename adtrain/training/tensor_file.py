@@ -33,20 +33,25 @@ _ORDER = ("int64", "float64", "float32", "uint32", "int32", "uint8", "bool")
 
 
 def encode(tensors: Mapping[str, np.ndarray], about: object) -> bytes:
-    """The file's content: the same bytes for the same arrays and metadata `about`, a dataclass.
+    """The file's content: the same bytes for the same arrays and metadata `about`, a dataclass."""
+    return b"".join(parts(tensors, about))
+
+
+def parts(tensors: Mapping[str, np.ndarray], about: object) -> list[bytes | memoryview]:
+    """The file's content as consecutive parts, without a copy of arrays that are contiguous.
 
     Written here, because the library's writer aborts the process where memory is short. Arrays are sorted by dtype, the
     largest first, then by name, as the library sorts them; the header is padded to 8 bytes.
     """
     header: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(records.plain(about), allow_nan=False)}}
-    end, parts = 0, []
+    end, arrays = 0, []
     for name, x in sorted(tensors.items(), key=lambda item: (_ORDER.index(item[1].dtype.name), item[0])):
         begin, end = end, end + x.nbytes
         header[name] = {"dtype": NAMES[x.dtype.name], "shape": list(x.shape), "data_offsets": [begin, end]}
-        parts.append(np.ascontiguousarray(x).data)
+        arrays.append(np.ascontiguousarray(x).data)
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+    return [len(text).to_bytes(8, "little"), text, *arrays]
 
 
 def named(*trees: object, prefix: str = "") -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from adtrain import nn
@@ -12,17 +10,6 @@ from adtrain.training.experiment import Experiment
 
 NEGLIGIBLE = 1e-6
 """A change below this fraction of the largest output is rounding."""
-
-
-def input_embeddings(module: nn.Module) -> Iterator[int]:
-    """`num_embeddings` of the embeddings that take the network's input."""
-    if isinstance(module, nn.Sequential):
-        yield from input_embeddings(module.layers[0])
-    elif isinstance(module, (nn.Concat, nn.Add)):
-        for branch in module.branches:
-            yield from input_embeddings(branch)
-    elif isinstance(module, nn.Embedding):
-        yield module.num_embeddings
 
 
 def sees_later(experiment: Experiment) -> tuple[int, int] | None:

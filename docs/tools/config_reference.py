@@ -32,7 +32,8 @@ complete its keys if this is the first line: `# yaml-language-server: $schema=sc
 Unknown and duplicate keys are errors.
 
 `--set KEY=VALUE` overrides one value. KEY is dotted, list indices count from 0, and VALUE is YAML:
-`--set model.layers.0.conv2d.out_channels=16`.
+`--set model.layers.0.conv2d.out_channels=16`. `--set optimizer.sgd.lr=0.1` replaces an optimizer of another name, and
+so for the loss and the schedule.
 """
 
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -49,7 +50,8 @@ SWEEP = """\
 ## Keys of `sweep`
 
 `adtrain sweep` trains a member for each combination of values: see [Train many networks at once](../how-to/sweeps.md).
-A key with a dot, or the name of a section, is a path into the config. Its value is one of these:
+A key with a dot, or the name of a section, is a path into the config. A key such as `optimizer.sgd.lr` must not replace
+an optimizer of another name, as a member would silently differ in more than the key says. A value is one of these:
 
 | value | meaning |
 |---|---|

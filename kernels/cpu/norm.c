@@ -9,7 +9,7 @@
 enum {
     COLUMNS = 64,
     BLOCK = 1024, /* elements summed in T; the sums of blocks are added in double */
-    ROWS = 8      /* short rows that are computed together, so that no sum waits for that of another row */
+    ROWS = 8      /* short rows that are computed together, so that their sums overlap */
 };
 
 typedef struct {

@@ -25,10 +25,15 @@ COMPILE = ("-x", "c", "-c")
 
 
 class Source(NamedTuple):
-    """A file of `kernels/cpu`, or one with an absolute path, compiled for one or two element types, its T and U."""
+    """A file of `kernels/cpu`, or one with an absolute path, compiled for one or two element types, its T and U.
+
+    Attributes:
+        prototypes: of the functions that a program calls in a file of the user. The compiler compares both.
+    """
 
     file: str
     dtypes: tuple[np.dtype, ...]
+    prototypes: tuple[str, ...] = ()
 
     @property
     def suffix(self) -> str:
@@ -88,12 +93,21 @@ class Build:
 
     def _kernel(self, site: str, key: str, source: Source) -> None:
         path = self.folder / source.file
+        options = [*source.definitions, f"-I{self.folder}", *COMPILE]
+        if source.prototypes:
+            Path(site, f"{key}.h").write_text("\n".join(['#include "common.h"', *source.prototypes, ""]))
+            options += ["-include", f"{key}.h"]
         try:
-            self.compiler.run([*source.definitions, f"-I{self.folder}", *COMPILE, str(path), "-o", f"{key}.o"], site)
+            self.compiler.run([*options, str(path), "-o", f"{key}.o"], site)
         except CompilerError as error:
             if not os.path.isabs(source.file):
                 raise
             message = str(error).removeprefix(f"{shlex.join(self.compiler.command)}: ")
+            for prototype in source.prototypes:
+                conflict = f"conflicting types for '{prototype.partition('(')[0].split()[-1]}'"
+                if conflict in message:
+                    message = f"{message.partition(conflict)[0]}{conflict}; expected {prototype} "
+                    message += "An int in numbers= is an int64_t, a float is a double"
             raise KernelError(f"your kernel does not compile: {message}") from None
 
     def _program(self, site: str, source: str) -> None:

@@ -22,7 +22,7 @@ from adtrain.backends.cpu.threads import require_threads
 from adtrain.core import aligned, communicator, poison
 from adtrain.core.aligned import address
 from adtrain.core.backend import KernelRun, Memory
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import OutOfMemory, ShapeError
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.timeline import during
@@ -265,7 +265,10 @@ def _guarded(shape: tuple[int, ...], dtype: np.dtype, guard: int) -> tuple[np.nd
 
 
 def _pages(size: int) -> np.ndarray:
-    """`size` bytes, aligned to a page."""
-    memory = np.full(size + PAGE, poison.BYTE, np.uint8) if poison.active() else np.empty(size + PAGE, np.uint8)
+    """`size` bytes, aligned to a page. Raises OutOfMemory."""
+    try:
+        memory = np.full(size + PAGE, poison.BYTE, np.uint8) if poison.active() else np.empty(size + PAGE, np.uint8)
+    except MemoryError as error:
+        raise OutOfMemory(f"not enough memory for the values of a compiled program; {error}") from None
     start = -address(memory) % PAGE
     return memory[start : start + size]

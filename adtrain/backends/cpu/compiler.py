@@ -65,7 +65,8 @@ def _load(cache: Cache, program_source: str, kernels: Collection[Source], functi
         folders = sorted({folder, *((folder / k.file).parent for k in kernels)})
         headers = [path.read_text(encoding="utf-8") for parent in folders for path in sorted(parent.glob("*.h"))]
         setting = digest(compiler.identity, *compiler.flags, processor(), *headers)
-        objects = {digest(setting, (folder / k.file).read_text(encoding="utf-8"), *k.definitions): k for k in kernels}
+        texts = {k: (folder / k.file).read_text(encoding="utf-8") for k in kernels}
+        objects = {digest(setting, text, *k.definitions, *k.prototypes): k for k, text in texts.items()}
         key = digest(setting, program_source, *sorted(objects))
         if cached := cache.find(key, ".so"):
             try:

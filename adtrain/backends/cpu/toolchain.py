@@ -129,7 +129,8 @@ def _version(command: Sequence[str], files: Sequence[str], cache: Cache) -> str:
         return known.read_text(encoding="utf-8", errors="replace")
     done = _run([*command, "--version"], str(cache.folder))
     if done.returncode == 0:
-        cache.store(key, ".txt", done.stdout.encode())
+        with suppress(AdtrainError):  # a full disk: the version is known all the same
+            cache.store(key, ".txt", done.stdout.encode())
     return done.stdout
 
 

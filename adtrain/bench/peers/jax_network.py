@@ -28,6 +28,8 @@ def _layer(layer: nn.Module, path: str) -> Apply:
     match layer:
         case nn.Linear():
             return lambda a, x: _plus(x @ a[weight].T, a.get(bias))
+        case nn.Embedding():
+            return lambda a, x: a[weight][_indices(layer, x)]
         case nn.Conv2d():
             return lambda a, x: _plus(_convolved(layer, x, a[weight]), a.get(bias), 1)
         case nn.MaxPool2d() | nn.AvgPool2d():
@@ -77,6 +79,13 @@ def _layer(layer: nn.Module, path: str) -> Apply:
     if f is None:
         unsupported("JAX", layer.kind())
     return lambda a, x: f(x)
+
+
+def _indices(layer: nn.Embedding, x: Any) -> Any:
+    """The inputs as integers. Those of a step in bfloat16 have become bfloat16, which is exact up to 256."""
+    if x.dtype == "bfloat16" and layer.num_embeddings > 257:
+        unsupported("JAX", "an embedding of more than 257 rows in bfloat16")
+    return x.astype("int32")
 
 
 def _attention(layer: nn.MultiheadAttention, path: str, arrays: Arrays, x: Any) -> Any:
@@ -204,7 +213,7 @@ def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, path: str, a: Arrays, x:
 
 
 def loss(cfg: Config) -> Callable[[Any, Any], Any]:
-    """The loss of outputs (N, C) and labels (N,). Raises Unsupported for weights of classes."""
+    """The loss of outputs (..., C) and labels (...). Raises Unsupported for weights of classes."""
     import jax
     import jax.numpy as jnp
 
@@ -213,7 +222,7 @@ def loss(cfg: Config) -> Callable[[Any, Any], Any]:
         unsupported("JAX", f"the loss {cfg.loss.kind} with weights")
 
     def picked(log_probabilities: Any, labels: Any) -> Any:
-        return -jnp.take_along_axis(log_probabilities, labels[:, None], 1).mean()
+        return -jnp.take_along_axis(log_probabilities, labels[..., None], -1).mean()
 
     def cross_entropy(outputs: Any, labels: Any) -> Any:
         log_probabilities, smooth = jax.nn.log_softmax(outputs), options["label_smoothing"]

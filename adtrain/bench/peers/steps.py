@@ -1,8 +1,8 @@
 """The training step of an experiment, the same work in each system.
 
-All systems start from the same weights and use the same batches. A step gathers its batch from the uint8 images in the
-device's memory, normalises it, and runs forward pass, loss, backward pass, clipping and an update at a constant rate.
-The host waits for the device only when it reads the loss of the last step.
+All systems start from the same weights and use the same batches. A step gathers its batch from the images, uint8 or
+float32, in the device's memory, normalises it, and runs forward pass, loss, backward pass, clipping and an update at a
+constant rate. The host waits for the device only when it reads the loss of the last step.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ class Job:
     @cached_property
     def normalization(self) -> Sequence[np.ndarray]:
         """Scale and shift (C, 1, 1) that normalise pixels, in the network's dtype: pixel * scale + shift."""
-        network = self.experiment.network
-        std, mean = (np.array(x).reshape(-1, 1, 1) for x in (network.std, network.mean))
-        return [x.astype(network.dtype) for x in (1 / (255 * std), -mean / std)]
+        return self.experiment.network.normalization()
 
 
 def by_path(arrays: Any) -> dict[str, np.ndarray]:

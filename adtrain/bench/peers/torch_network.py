@@ -26,6 +26,8 @@ def _layer(layer: nn.Module, path: str) -> Apply:
     match layer:
         case nn.Linear():
             return lambda a, x: F.linear(x, a[weight], a.get(bias))
+        case nn.Embedding():
+            return lambda a, x: F.embedding(x.long(), a[weight])
         case nn.Conv2d():
             options: Any = layer.stride, layer.padding, layer.dilation, layer.groups
             return lambda a, x: F.conv2d(x, a[weight], a.get(bias), *options)
@@ -119,7 +121,7 @@ def _recurrent(layer: nn.RNN | nn.LSTM | nn.GRU, path: str, arrays: Arrays, x: A
 
 
 def loss(cfg: Config, one_hot: Any) -> Callable[[Any, Any], Any]:
-    """The loss of outputs (N, C) and labels (N,). `one_hot` is the identity matrix (C, C)."""
+    """The loss of outputs (..., C) and labels (...). `one_hot` is the identity matrix (C, C)."""
     import torch
 
     F = torch.nn.functional
@@ -140,7 +142,7 @@ def loss(cfg: Config, one_hot: Any) -> Callable[[Any, Any], Any]:
         name: one_hot.new_tensor(value) if isinstance(value, tuple) else value
         for name, value in cfg.loss.options().items()
     }
-    return lambda outputs, labels: f(outputs, labels, **options)
+    return lambda outputs, labels: f(outputs.flatten(0, -2), labels.flatten(), **options)
 
 
 def optimizer(cfg: optim.Optimizer, parameters: Sequence[Any], captured: bool) -> Any:

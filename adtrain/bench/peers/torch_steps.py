@@ -10,6 +10,8 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
+import numpy as np
+
 from adtrain.bench.peers import torch_network
 from adtrain.bench.peers.layers import Arrays
 from adtrain.bench.peers.steps import Job, Runner
@@ -41,7 +43,8 @@ class Training:
         self.arrays = {**self.parameters, **statistics}
         self.start = {path: x.detach().clone() for path, x in self.arrays.items()}
         self.update = torch_network.optimizer(experiment.optimizer, list(self.parameters.values()), form == "graph")
-        images, labels = (torch.tensor(x, device=device) for x in (experiment.train.images, experiment.train.labels))
+        examples = np.asarray(experiment.train.images), experiment.train.labels.astype(np.int64)
+        images, labels = (torch.tensor(x, device=device) for x in examples)
         scale, shift = (torch.tensor(x, device=device) for x in job.normalization)
         classes = network.model.output_shape(network.input_shape)[0]
         outputs = torch_network.model(network.model)

@@ -15,6 +15,7 @@ from adtrain.cache import open_cache
 from adtrain.core.errors import AdtrainError
 from adtrain.export.c.network import Interface
 from adtrain.export.c.source import Files, c_name
+from adtrain.files import write_atomic
 
 WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror")
 
@@ -53,8 +54,8 @@ def compiled(files: Files, path: Path, interface: Interface) -> Iterator[Compile
     compiler = find_compiler(cache)
     with cache.build_folder() as folder:
         source = Path(folder, path.name)
-        source.write_text(files.source, encoding="utf-8")
-        source.with_suffix(".h").write_text(files.header, encoding="utf-8")
+        write_atomic(source, files.source.encode(), durable=False)
+        write_atomic(source.with_suffix(".h"), files.header.encode(), durable=False)
         given = f"./{path.name}"
         try:
             compiler.run([*WARNINGS, "-fno-openmp", "-ffp-contract=fast", "-c", given, "-o", "net.o"], folder)
@@ -65,7 +66,7 @@ def compiled(files: Files, path: Path, interface: Interface) -> Iterator[Compile
         name = c_name(path)
         if files.weights is not None:
             weights = Path(folder, "weights.bin")
-            weights.write_bytes(files.weights)
+            write_atomic(weights, files.weights, durable=False)
             if getattr(library, f"{name}_load")(str(weights).encode()):
                 raise AdtrainError("the exported function refuses its file of weights")
         yield Compiled(library, name, interface, Path(folder, "net.o").stat().st_size)

@@ -16,7 +16,7 @@ from adtrain.export.torch_weights import named_arrays
 from adtrain.training import TrainedModel
 from adtrain.training.evaluation import class_names
 from adtrain.training.network import clip_probabilities
-from adtrain.training.tasks import Multilabel, Regression
+from adtrain.training.tasks import Multilabel, NextClass, Regression
 
 IMAGE, PROBABILITIES = Name("image"), Name("probabilities")
 """The parameters of the exported function."""
@@ -31,6 +31,7 @@ class Interface(NamedTuple):
         labels: the names of the numbers along the last axis of the outputs.
         chooses: whether the function returns a class.
         output_type: of an output: float, or in int8 uint16_t, in units of 1 / 65536.
+        is_text: whether an image is a text, given by the classes of its characters.
     """
 
     c_type: str
@@ -39,6 +40,7 @@ class Interface(NamedTuple):
     labels: tuple[str, ...]
     chooses: bool
     output_type: str = "float"
+    is_text: bool = False
 
 
 def interface(trained: TrainedModel, int8: bool = False) -> Interface:
@@ -48,7 +50,8 @@ def interface(trained: TrainedModel, int8: bool = False) -> Interface:
     labels = tuple(names[i] if i < len(names) else str(i) for i in range(outputs[-1]))
     c_type = "uint8_t" if network.scale == PIXEL_MAX else "float"
     output_type = "uint16_t" if int8 else "float"
-    return Interface(c_type, trained.image_shape, outputs, labels, not trained.targets, output_type)
+    is_text = isinstance(network.task, NextClass)
+    return Interface(c_type, trained.image_shape, outputs, labels, not trained.targets, output_type, is_text)
 
 
 class Translated(NamedTuple):

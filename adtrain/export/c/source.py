@@ -107,11 +107,22 @@ def _notes(
     source, header_name = shlex.quote(path.name), path.with_suffix(".h").name
     libm = " -lm" if about.output_type == "float" else ""
     reads = "images" if is_image(about) else "numbers"
+    signature = [
+        f"input    {size_text(about.image)} {kind}; they are normalised here",
+        f"output   {size_text(about.outputs)} {'probabilities' if about.chooses else 'numbers'}{unit}",
+    ]
+    if about.is_text:
+        length, classes = about.outputs
+        labels = f"{c_name(path)}_labels"
+        signature = [
+            f"input    {length} numbers: the index of each character in {labels}; 0 after a shorter text",
+            f"output   {length}x{classes} probabilities: after each character those of the next one",
+            "         the class that is returned is that after the last character",
+        ]
     return [
         f"A network trained by adtrain {__version__}, in this file and {header_name}. It allocates nothing.",
         "",
-        f"input    {size_text(about.image)} {kind}; they are normalised here",
-        f"output   {size_text(about.outputs)} {'probabilities' if about.chooses else 'numbers'}{unit}",
+        *signature,
         f"memory   {memory:,} bytes for all values, static: threads that share it must take turns",
         f"weights  {constants:,} bytes",
         *(_training_notes(step) if step else []),

@@ -15,6 +15,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.export.c import network, source
 from adtrain.export.c.memory import Memory
 from adtrain.export.c.network import Interface
+from adtrain.files import write_atomic
 from adtrain.training import TrainedModel
 
 ADVICE = "install clang and lld (apt install clang lld), or name one by the environment variable WASM_CC"
@@ -64,9 +65,8 @@ def encode(trained: TrainedModel) -> Module:
         first=memory.start[translated.first] // 4,
     )
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "net.c").write_text(files.source, encoding="utf-8")
-        Path(folder, "net.h").write_text(files.header, encoding="utf-8")
-        Path(folder, "glue.c").write_text(glue, encoding="utf-8")
+        for name, text in (("net.c", files.source), ("net.h", files.header), ("glue.c", glue)):
+            write_atomic(Path(folder, name), text.encode(), durable=False)
         _compile(folder)
         content = Path(folder, "net.wasm").read_bytes()
     return Module(content, about, first_shape(trained, translated.first.size), files.memory)

@@ -1,7 +1,7 @@
 """Batchwise loops: C that computes several equations item by item, with intermediate values in a thread's scratch.
 
-Small items are computed several at once, so that calls take less of the time, and sums of one item need not wait for
-those of another.
+A step computes one item, or several small ones. Then calls take less of the time, and the sums of several items are
+computed side by side.
 
 Sums over the items are split into a fixed number of parts. One thread adds the items of a part in order, and the parts
 are added in order, so that the result does not depend on the threads. A part of many items is added in blocks, and the
@@ -121,14 +121,14 @@ def _kernel(equation: Equation) -> CKernel:
 
 
 def _bytes(equation: Equation, memory: str, items: int) -> int:
-    """The bytes of "scratch", "prepared" or "collected" that the equation's kernel needs for so many items."""
+    """The bytes of "scratch", "prepared" or "collected" that the equation's kernel needs for `items` items."""
     if by_element(equation) or equation.has(Trait.RESHAPE):
         return 0
     return int(value_for(getattr(_kernel(equation), memory), *_types(equation, items), **equation.params))
 
 
 def _types(equation: Equation, items: int) -> list[Any]:
-    """The types of the arguments, with so many items of those that are read by item."""
+    """The types of the arguments of a step of `items` items."""
     return [
         ArrayType((items, *v.type.shape[1:]), v.type.dtype) if flag else v.type
         for v, flag in zip(equation.inputs, item_rule(equation).flags, strict=True)
@@ -140,27 +140,27 @@ def _item_bytes(v: Variable) -> int:
 
 
 def _by_item(body: Program) -> set[Variable]:
-    """The values that are read item by item, and those that are computed so."""
+    """The values that are read or computed item by item."""
     read = {v for e in body.equations for v, flag in zip(e.inputs, item_rule(e).flags, strict=True) if flag}
     return read.union(*(e.outputs for e in body.equations if not item_rule(e).sums))
 
 
-def _items_of_step(body: Program) -> int:
-    """How many items are computed at once."""
+def _steps(body: Program) -> tuple[int, int]:
+    """The number of items in a step, and the number of steps."""
+    count, items = item_rule(body.equations[0]).count, 1
     for e in body.equations:
         if e.has(Trait.GATHER) or not (by_element(e) or e.has(Trait.RESHAPE) or _kernel(e).several_items):
-            return 1
-    count, items = item_rule(body.equations[0]).count, 1
+            return items, count
     most = STEP_BYTES // max(1, *map(_item_bytes, _by_item(body)))
     while 2 * items <= most and count % (2 * items) == 0 and count // (2 * items) >= MIN_STEPS:
         items *= 2
-    return items
+    return items, count // items
 
 
 def sums_workspace(equation: Equation) -> int:
     """Bytes of the parts of the sums over items."""
     body = body_of(equation)
-    return SumsOverItems(body, item_rule(body.equations[0]).count // _items_of_step(body), "").nbytes
+    return SumsOverItems(body, _steps(body)[1], "").nbytes
 
 
 def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], str], workspace: str) -> list[str]:
@@ -171,8 +171,7 @@ def emit_items(writer: Writer, equation: Equation, place: Callable[[Variable], s
         workspace: a C expression for the address of `sums_workspace` bytes.
     """
     body = body_of(equation)
-    items = _items_of_step(body)
-    steps = item_rule(body.equations[0]).count // items
+    items, steps = _steps(body)
     addresses, scratch = _addresses(body, items, place)
     kept: dict[str, dict[Equation, int]] = {"prepared": {}, "collected": {}}
     for memory, offsets in kept.items():

@@ -145,7 +145,7 @@ def generate(program: Program, plan: MemoryPlan) -> Generated:
         text += _entry(entry, calls, scratch)
     return Generated(
         "\n".join([HEAD, writer.text(), "", *text, ""]),
-        frozenset(writer.sources),
+        writer.files(),
         scratch,
         writer.checked,
         called,

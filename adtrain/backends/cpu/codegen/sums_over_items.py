@@ -68,7 +68,7 @@ class SumsOverItems:
         """The C type of the totals of a sum."""
         return "double" if self.blocks and v.type.dtype.kind == "f" else c_type(v.type.dtype)
 
-    def _items(self, starts: Sequence[str], inside: Sequence[str], ends: Sequence[str]) -> list[str]:
+    def _summed_steps(self, starts: Sequence[str], inside: Sequence[str], ends: Sequence[str]) -> list[str]:
         """C that sums the steps `first` to `last` - 1 of a part."""
         add = [*starts, "for (int64_t n = first; n < last; n++) {", *(f"    {line}" for line in inside), "}", *ends]
         if not self.blocks:
@@ -97,7 +97,7 @@ class SumsOverItems:
             f"for (int64_t p = 0; p < {self.parts}; p++) {{",
             f"    char *part = {self.workspace} + p * {self.stride};",
             f"    int64_t first = {self.steps} * p / {self.parts}, last = {self.steps} * (p + 1) / {self.parts};",
-            *(f"    {line}" for line in self._items(starts, inside, ends)),
+            *(f"    {line}" for line in self._summed_steps(starts, inside, ends)),
             "}",
             "#pragma omp barrier",
             "int64_t begin, end;",

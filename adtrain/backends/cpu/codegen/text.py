@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.backends.cpu.build import Source
+from adtrain.backends.cpu.toolchain import KernelError
 from adtrain.codegen.expressions import literal, pointer
 from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.program import Equation
@@ -18,7 +20,8 @@ class Writer:
     """Collects a program's source: functions, prototypes of kernels, and their requirements.
 
     Attributes:
-        sources: the kernels' files, each for certain element types.
+        sources: the kernels' files, each for certain element types, by the full name of a function.
+        of_user: the prototypes of the kernels in each file of the user, by name.
         scratch: bytes that each thread needs for its own use.
         checked: the equations that can meet an index out of range, in the order of their numbers from 1.
         called: the kernels that have been called since it was cleared, each once.
@@ -27,7 +30,8 @@ class Writer:
     def __init__(self) -> None:
         self.functions: dict[str, str] = {}
         self.prototypes: dict[str, None] = {}
-        self.sources: set[Source] = set()
+        self.of_user: dict[Source, dict[str, str]] = {}
+        self.sources: dict[str, Source] = {}
         self.scratch = 0
         self.checked: list[Equation] = []
         self.called: dict[str, None] = {}
@@ -36,6 +40,10 @@ class Writer:
         """The name of a function with this text. Equal texts share one function."""
         text = "\n".join([f"({parameters}) {{", *(f"    {line}" for line in body), "}"])
         return self.functions.setdefault(text, f"{kind}_{len(self.functions)}")
+
+    def files(self) -> frozenset[Source]:
+        """The files of the kernels. A file of the user comes with the prototypes that its functions must have."""
+        return frozenset(x._replace(prototypes=(*self.of_user.get(x, {}).values(),)) for x in self.sources.values())
 
     def text(self) -> str:
         # Not inlined: a thousand functions in one would take minutes to compile.
@@ -98,12 +106,18 @@ class Writer:
     def name(self, kernel: CKernel, equation: Equation, types: Sequence[Any]) -> str:
         """The function's full name. Adds its file to the program."""
         source = Source(kernel.file, kernel.element_types(*types, **equation.params))
-        self.sources.add(source)
-        name: str = value_for(kernel.name, *types, **equation.params)
-        return name + source.suffix
+        name: str = value_for(kernel.name, *types, **equation.params) + source.suffix
+        self.sources[name] = source
+        return name
 
     def _declared(self, returns: str, name: str, arguments: Sequence[tuple[str, str]]) -> str:
-        self.prototypes[f"{returns} {name}({', '.join(c for c, _ in arguments)});"] = None
+        prototype = f"{returns} {name}({', '.join(c for c, _ in arguments)});"
+        self.prototypes[prototype] = None
+        if os.path.isabs(self.sources[name].file):
+            known = self.of_user.setdefault(self.sources[name], {})
+            if known.setdefault(name, prototype) != prototype:
+                different = f"found calls of {known[name]} and of {prototype}"
+                raise KernelError(f"your kernel {name}: {different} expected the same types in numbers= each time")
         return f"{name}({', '.join(value for _, value in arguments)})"
 
 
