@@ -33,6 +33,12 @@ BOUNDS: dict[str, tuple[float, list[tuple[float, float]]]] = {
 SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, -2.0, 100.0, -100.0, 800.0, -800.0, 88.72, 88.73,
            709.78, 709.79, -103.97, -744.4, -746.0, 1e-40, -1e-40, 1.4e-45, 5e-324, 3.4e38, 1.7e308)  # fmt: skip
 
+# The normal distribution function, its density, and the largest absolute error in float.
+NORMAL: dict[str, tuple[Callable[[float], float], float]] = {
+    "normal_cdf": (lambda x: 0.5 * math.erfc(-x / math.sqrt(2)), 9e-8),
+    "normal_pdf": (lambda x: math.exp(-x * x / 2) / math.sqrt(2 * math.pi), 4e-8),
+}
+
 
 def true_erf(x: np.ndarray) -> np.ndarray:
     return np.array([math.erf(v) for v in x.tolist()])
@@ -40,7 +46,7 @@ def true_erf(x: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
-    loops = [LOOP.format(name=f, dtype=dtype, c=c) for f in (*BOUNDS, "erf") for dtype, c in C_TYPES.items()]
+    loops = [LOOP.format(name=f, dtype=dtype, c=c) for f in (*BOUNDS, "erf", *NORMAL) for dtype, c in C_TYPES.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield load('#include "elementary.h"\n' + "".join(loops), [], [])
@@ -80,6 +86,17 @@ def test_errors_are_within_the_bounds_that_the_header_states(library: ctypes.CDL
 def test_erf_is_within_its_error_bound(library: ctypes.CDLL, dtype: str) -> None:
     x = np.concatenate([np.linspace(-5, 5, 10_001), np.linspace(-1e-3, 1e-3, 1001)]).astype(dtype)
     assert errors_in_ulp(compiled(library, "erf", x), true_erf(x)).max() <= 1.0
+
+
+@pytest.mark.parametrize("dtype", C_TYPES)
+@pytest.mark.parametrize("name", NORMAL)
+def test_the_normal_distribution_is_within_its_error_bound(library: ctypes.CDLL, name: str, dtype: str) -> None:
+    exact, bound = NORMAL[name]
+    x = np.concatenate([np.linspace(-9, 9, 20_001), np.linspace(-1e-3, 1e-3, 1001)]).astype(dtype)
+    error = np.abs(compiled(library, name, x) - np.array([exact(v) for v in x.tolist()]))
+    assert error.max() <= (bound if dtype == "float32" else 5e-16)
+    ends = compiled(library, name, np.array([-math.inf, -1e30, 1e30, math.inf, math.nan], dtype))
+    np.testing.assert_array_equal(ends, [0, 0, 1, 1, math.nan] if name == "normal_cdf" else [0, 0, 0, 0, math.nan])
 
 
 @pytest.mark.parametrize("dtype", C_TYPES)

@@ -81,18 +81,12 @@ softplus_p: Primitive = elementwise(
 )
 silu_p: Primitive = elementwise("silu", lambda x: x * _sigmoid_reference(x), "a / (1 + exp(-a))", _silu_vjp)
 gelu_p: Primitive = elementwise(
-    "gelu",
-    _gelu_reference,
-    f"a * ((1 + erf(a * (T){_SQRT_HALF})) * (T)0.5)",
-    lambda out, x: lambda ct: ct * bind(gelu_derivative_p, x),
+    "gelu", _gelu_reference, "a * normal_cdf(a)", lambda out, x: lambda ct: ct * bind(gelu_derivative_p, x)
 )
-# The normal distribution of x, plus x times its density. The exponential is written as C's erf computes it
-# (kernels/cpu/elementary.h), so that the compiler computes it once.
 gelu_derivative_p: Primitive = elementwise(
     "gelu_derivative",
     _gelu_derivative_reference,
-    f"(1 + erf(a * (T){_SQRT_HALF})) * (T)0.5"
-    f" + a * (exp(-((a * (T){_SQRT_HALF}) * (a * (T){_SQRT_HALF}))) * (T){_DENSITY_AT_0})",
+    "normal_cdf(a) + a * normal_pdf(a)",
     _gelu_derivative_vjp,
 )
 

@@ -103,6 +103,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         remove_dead_code,
         partial(fuse_bias_gradients, target=target),
         remove_dead_code,
+        keep_derivatives,
         fuse_elementwise,
         sink_reshapes,
         remove_dead_code,

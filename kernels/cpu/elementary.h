@@ -105,6 +105,24 @@ static inline float erf_float32(float x) {
     return y < ERF_MIDDLE ? x + x * p : large;
 }
 
+/* The normal distribution function and its density, for gelu. The smaller tail is e^(-x^2 / 2) q(|x|), where q is a
+   polynomial up to 5 and constant from there on. gelu's derivative uses the same exponential. The absolute error is below
+   9e-8 for float. */
+static inline float normal_pdf_float32(float x) { return exp_float32(x * x * -0.5f) * 0.39894228f; }
+static inline double normal_pdf_float64(double x) { return exp_float64(x * x * -0.5) * 0.3989422804014327; }
+
+static inline float normal_cdf_float32(float x) {
+    const float size = __builtin_fabsf(x), y = size > 5 ? 5 : size;
+    const float q = POLY9(y, 0.249977887f, -0.132827923f, 0.0619738623f, -0.0255390741f, 0.00906078238f,
+                          -0.00262103672f, 0.000574403792f, -8.7071734e-05f, 7.9842943e-06f, -3.2963487e-07f);
+    const float tail = exp_float32(x * x * -0.5f) * POLY2(y, 0.5f, -0.398941159f, q);
+    return x < 0 ? tail : 1 - tail;
+}
+
+static inline double normal_cdf_float64(double x) { return 0.5 * __builtin_erfc(x * -0.7071067811865476); }
+
+#define normal_cdf(x) _Generic((x), float: normal_cdf_float32, default: normal_cdf_float64)(x)
+#define normal_pdf(x) _Generic((x), float: normal_pdf_float32, default: normal_pdf_float64)(x)
 #define exp(x) _Generic((x), float: exp_float32, default: exp_float64)(x)
 #define log(x) _Generic((x), float: log_float32, default: log_float64)(x)
 #define log1p(x) _Generic((x), float: log1p_float32, default: log1p_float64)(x)

@@ -353,9 +353,13 @@ static void elu(const float *x, int n, float alpha, float *y) {
     for (int i = 0; i < n; i++) y[i] = x[i] > 0 ? x[i] : alpha * expm1f(x[i]);
 }
 
-/* x times the normal distribution function of x. */
+/* The normal distribution function. */
+static float normal_cdf(float x) {
+    return 0.5f * (1 + erff(x * 0.70710678f));
+}
+
 static void gelu(const float *x, int n, float *y) {
-    for (int i = 0; i < n; i++) y[i] = x[i] * 0.5f * (1 + erff(x[i] * 0.70710678f));
+    for (int i = 0; i < n; i++) y[i] = x[i] * normal_cdf(x[i]);
 }
 
 /* gelu by its approximation with tanh. */

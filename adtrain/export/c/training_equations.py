@@ -42,7 +42,8 @@ def loops(equation: Equation) -> list[Statement]:
     values = dict(zip(body.inputs, elements, strict=False))
     inside = [_in_float32(line) for line in statements(body, values, elements[len(body.inputs) :])]
     parameters = [f"{pointer(v, n < len(body.inputs))}{names[n]}" for n, v in enumerate(operands)]
-    return [Statement("elementwise", operands, _function(parameters, [axis.length for axis in axes], inside))]
+    calls = tuple(f for f in ("normal_cdf", "normal_pdf") if any(f in line for line in inside))
+    return [Statement("elementwise", operands, _function(parameters, [axis.length for axis in axes], inside), calls)]
 
 
 def _in_float32(line: str) -> str:

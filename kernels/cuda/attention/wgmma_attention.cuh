@@ -51,17 +51,6 @@ template <int ROWS> __device__ __forceinline__ uint64_t along_rows(const char *t
     return smem_descriptor(tile + i * 16 * ROW_BYTES, ROWS * ROW_BYTES, 8 * ROW_BYTES, SWIZZLE_128B);
 }
 
-// 2^x, and 0 for minus infinity.
-__device__ __forceinline__ float exp2_fast(float x) {
-#if __CUDA_ARCH__ >= 900
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    return exp2f(x);
-#endif
-}
-
 // Accumulators as the bfloat16 operand A of the next product.
 template <int SUMS> __device__ __forceinline__ void to_bfloat16(const float (&sums)[SUMS], uint32_t (&words)[SUMS / 2]) {
     #pragma unroll

@@ -48,7 +48,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &, Barriers
                 const Vector<float, 2> shift = pair_of(logsumexp, n);
                 #pragma unroll
                 for (int h = 0; h < 4; h++)
-                    scores[4 * n + h] = exp2_fast(scores[4 * n + h] * scale - shift.lane[h % 2]);
+                    scores[4 * n + h] = exp2_approximate(scores[4 * n + h] * scale - shift.lane[h % 2]);
             }
             // Keys that do not exist or come after a query.
             if (first + 64 > keys || (CAUSAL && first + 63 > query)) {

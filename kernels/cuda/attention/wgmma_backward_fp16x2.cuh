@@ -92,7 +92,7 @@ static __device__ __forceinline__ void consume(const GradientScratch &packed, Ba
                 const Vector<float, 2> shift = pair_of(shifts, n);
                 #pragma unroll
                 for (int h = 0; h < 4; h++)
-                    scores[4 * n + h] = exp2_fast(fma(scores[4 * n + h], of_scores, -shift.lane[h % 2]));
+                    scores[4 * n + h] = exp2_approximate(fma(scores[4 * n + h], of_scores, -shift.lane[h % 2]));
             }
             // Keys that do not exist or come after a query.
             if (first + 64 > keys || (CAUSAL && first + 63 > query)) {

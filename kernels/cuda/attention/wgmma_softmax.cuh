@@ -32,13 +32,13 @@ template <int SCORES> struct RunningSoftmax {
             highest = fmaxf(highest, shuffle_xor(highest, 1));
             highest = fmaxf(highest, shuffle_xor(highest, 2));
             shift[r] = highest == -INFINITY ? 0 : highest * scale; // no key yet
-            factor[r] = exp2_fast(top[r] * scale - shift[r]);
+            factor[r] = exp2_approximate(top[r] * scale - shift[r]);
             top[r] = highest;
             sum[r] *= factor[r];
         }
         #pragma unroll
         for (int i = 0; i < SCORES; i++) {
-            scores[i] = exp2_fast(scores[i] * scale - shift[i / 2 % 2]);
+            scores[i] = exp2_approximate(scores[i] * scale - shift[i / 2 % 2]);
             sum[i / 2 % 2] += scores[i];
         }
     }

@@ -20,6 +20,7 @@ typedef unsigned long long uintptr_t;
 #endif
 
 #include "common/division.cuh"
+#include "common/normal.cuh"
 
 #define KERNEL extern "C" __global__ void
 

@@ -56,10 +56,3 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
-// 2^x, with a relative error below 2^-22.
-__device__ __forceinline__ float exp2_approximate(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}

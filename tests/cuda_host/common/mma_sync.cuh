@@ -49,5 +49,3 @@ template <Half FORMAT> static void multiply_add(float (&c)[4], const uint32_t (&
     const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
     multiply_add(c[0], c[1], c[2], c[3], words, FORMAT == FLOAT16 ? unpack_float16 : unpack_bfloat16);
 }
-
-static float exp2_approximate(float x) { return exp2f(x); }

@@ -1,0 +1,3 @@
+#pragma once
+
+static float exp2_approximate(float x) { return exp2f(x); }
