@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import prod
 
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
-from adtrain.codegen.elementwise import statements, strides
+from adtrain.backends.cuda.codegen.part import Kernel, Part, divided, indented, kernel
+from adtrain.codegen.elementwise import Axis, merged, statements, strides
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
@@ -62,7 +62,8 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
     before = _program(body.equations[:at], [x])
     rows, blocks = prod(x.type.shape) // columns // splits, column_blocks(equation)
     row, block = ("(first_row + row)", f"block % {blocks}") if splits > 1 else ("row", "block")
-    load, values = _loads(before, x.type.shape, _names(body), row, "column", VECTOR, columns)
+    leading = len(body.equations[at].params["axes"])
+    load, values = _loads(before, x.type.shape, leading, _names(body), row, VECTOR)
     lines = [
         f"constexpr int ROWS = {rows}, COLUMNS = {columns}, WIDE = {VECTOR};",
         *([f"const int split = block / {blocks}, first_row = split * ROWS;"] if splits > 1 else []),
@@ -103,9 +104,9 @@ def after_total(equation: Equation) -> list[str]:
     """Statements that compute the outputs of a column from its `total`."""
     body = flat(body_of(equation))
     at = body.equations.index(_total(equation))
-    (y,), columns = body.equations[at].outputs, body.equations[at].outputs[0].size
+    (y,) = body.equations[at].outputs
     after = _program(body.equations[at + 1 :], body.outputs)
-    read, results = _loads(after, y.type.shape, _names(body), "0", "column", 1, columns)
+    read, results = _loads(after, y.type.shape, 0, _names(body), "0", 1)
     outputs = [f"y{i}[column]" for i in range(len(body.outputs))]
     return [*read, *statements(after, results | {y: f"({c_type(y.type.dtype)})total"}, outputs)]
 
@@ -119,22 +120,36 @@ def _program(equations: Sequence[Equation], outputs: Sequence[Variable]) -> Prog
 
 
 def _loads(
-    program: Program, shape: Shape, names: dict[Variable, str], row: str, column: str, wide: int, columns: int
+    program: Program, shape: Shape, leading: int, names: dict[Variable, str], row: str, wide: int
 ) -> tuple[list[str], dict[Variable, str]]:
-    """Statements that load the arguments at a row and a column, and the text of each."""
+    """Statements that load the arguments at a row and `wide` columns from `column` on, and the text of each at one.
+
+    Args:
+        shape: of the equations. Its `leading` axes are the rows, the others the columns.
+        wide: the text of a column is for lane `k`, if there are several.
+    """
     lines, values = [], {}
-    matrix = (prod(shape) // columns, columns)
     for v in program.inputs:
         if v not in names:
             continue
         name, c = names[v], c_type(v.type.dtype)
-        own = v.type.shape if v.type.shape != shape else matrix
-        down, across = strides(own, matrix)
-        index = " + ".join([*([f"(int64_t){row} * {down}"] if down and row != "0" else []), *([column] * bool(across))])
-        if across and wide > 1:
-            lines.append(f"const Vector<{c}, WIDE> v{name} = load<{c}, WIDE>({name} + {index});")
+        steps = strides(v.type.shape, shape)
+        rows = merged(shape[:leading], [steps[:leading]])
+        columns = merged(shape[leading:], [steps[leading:]])
+        place = _place(rows, row, columns, "column")
+        if columns[-1].length % wide:  # neighbours may lie in different rows of the argument
+            values[v] = f"{name}[{_place(rows, row, columns, '(column + k)')}]"
+        elif columns[-1].strides[0] and wide > 1:
+            lines.append(f"const Vector<{c}, WIDE> v{name} = load<{c}, WIDE>({name} + {place});")
             values[v] = f"v{name}.lane[k]"
         else:
-            lines.append(f"const {c} v{name} = {name}[{index or '0'}];")
+            lines.append(f"const {c} v{name} = {name}[{place}];")
             values[v] = f"v{name}"
     return lines, values
+
+
+def _place(rows: Sequence[Axis], row: str, columns: Sequence[Axis], column: str) -> str:
+    """Where an argument with these axes is read."""
+    both = ((rows, f"(int64_t){row}"), (columns, column))
+    terms = [divided(index, [a.length for a in axes], [a.strides[0] for a in axes]) for axes, index in both]
+    return " + ".join(term for term in terms if term != "0") or "0"
