@@ -15,7 +15,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import Shape
-from adtrain.passes.fuse_column_sums import BLOCK_COLUMNS, VECTOR, column_blocks
+from adtrain.passes.fuse_column_sums import BLOCK_COLUMNS, VECTOR, column_blocks, row_axes
 
 THREADS = 256
 """Threads of a block of a launch that computes only such sums."""
@@ -58,12 +58,14 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
     body = flat(body_of(equation))
     at = body.equations.index(_total(equation))
     (x,), (y,) = body.equations[at].inputs, body.equations[at].outputs
+    views = {e.outputs[0]: e.inputs[0] for e in body.equations[:at] if e.has(Trait.RESHAPE)}
+    while x in views:
+        x = views[x]
     columns, c = y.size, c_type(x.type.dtype)
-    before = _program(body.equations[:at], [x])
-    rows, blocks = prod(x.type.shape) // columns // splits, column_blocks(equation)
+    before = _program([e for e in body.equations[:at] if not e.has(Trait.RESHAPE)], [x])
+    rows, blocks = x.size // columns // splits, column_blocks(equation)
     row, block = ("(first_row + row)", f"block % {blocks}") if splits > 1 else ("row", "block")
-    leading = len(body.equations[at].params["axes"])
-    load, values = _loads(before, x.type.shape, leading, _names(body), row, VECTOR)
+    load, values = _loads(before, x.type.shape, columns, _names(body), row, VECTOR)
     lines = [
         f"constexpr int ROWS = {rows}, COLUMNS = {columns}, WIDE = {VECTOR};",
         *([f"const int split = block / {blocks}, first_row = split * ROWS;"] if splits > 1 else []),
@@ -106,7 +108,7 @@ def after_total(equation: Equation) -> list[str]:
     at = body.equations.index(_total(equation))
     (y,) = body.equations[at].outputs
     after = _program(body.equations[at + 1 :], body.outputs)
-    read, results = _loads(after, y.type.shape, 0, _names(body), "0", 1)
+    read, results = _loads(after, y.type.shape, y.size, _names(body), "0", 1)
     outputs = [f"y{i}[column]" for i in range(len(body.outputs))]
     return [*read, *statements(after, results | {y: f"({c_type(y.type.dtype)})total"}, outputs)]
 
@@ -120,26 +122,26 @@ def _program(equations: Sequence[Equation], outputs: Sequence[Variable]) -> Prog
 
 
 def _loads(
-    program: Program, shape: Shape, leading: int, names: dict[Variable, str], row: str, wide: int
+    program: Program, shape: Shape, columns: int, names: dict[Variable, str], row: str, wide: int
 ) -> tuple[list[str], dict[Variable, str]]:
     """Statements that load the arguments at a row and `wide` columns from `column` on, and the text of each at one.
 
     Args:
-        shape: of the equations. Its `leading` axes are the rows, the others the columns.
+        shape: of the equations: leading axes of rows, and others of so many columns.
         wide: the text of a column is for lane `k`, if there are several.
     """
     lines, values = [], {}
+    split = row_axes(shape, columns)
     for v in program.inputs:
         if v not in names:
             continue
         name, c = names[v], c_type(v.type.dtype)
         steps = strides(v.type.shape, shape)
-        rows = merged(shape[:leading], [steps[:leading]])
-        columns = merged(shape[leading:], [steps[leading:]])
-        place = _place(rows, row, columns, "column")
-        if columns[-1].length % wide:  # neighbours may lie in different rows of the argument
-            values[v] = f"{name}[{_place(rows, row, columns, '(column + k)')}]"
-        elif columns[-1].strides[0] and wide > 1:
+        down, across = merged(shape[:split], [steps[:split]]), merged(shape[split:], [steps[split:]])
+        place = _place(down, row, across, "column")
+        if across[-1].length % wide:  # neighbours may lie in different rows of the argument
+            values[v] = f"{name}[{_place(down, row, across, '(column + k)')}]"
+        elif across[-1].strides[0] and wide > 1:
             lines.append(f"const Vector<{c}, WIDE> v{name} = load<{c}, WIDE>({name} + {place});")
             values[v] = f"v{name}.lane[k]"
         else:
@@ -148,8 +150,8 @@ def _loads(
     return lines, values
 
 
-def _place(rows: Sequence[Axis], row: str, columns: Sequence[Axis], column: str) -> str:
-    """Where an argument with these axes is read."""
-    both = ((rows, f"(int64_t){row}"), (columns, column))
+def _place(down: Sequence[Axis], row: str, across: Sequence[Axis], column: str) -> str:
+    """Where an argument is read, whose axes of rows and of columns are given."""
+    both = ((down, f"(int64_t){row}"), (across, column))
     terms = [divided(index, [a.length for a in axes], [a.strides[0] for a in axes]) for axes, index in both]
     return " + ".join(term for term in terms if term != "0") or "0"
