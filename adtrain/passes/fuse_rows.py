@@ -18,6 +18,7 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import Shape
 from adtrain.passes.batchwise import Batchwise, rowwise
+from adtrain.passes.flatten_rows import flat_shape
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_one_block import is_small
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
@@ -88,15 +89,15 @@ def _on_sequences(program: Program, found: list[Batchwise | None]) -> dict[int, 
             shapes[i] = e.outputs[0].type.shape
     values = {v for i in shapes for v in (*program.equations[i].inputs, *program.equations[i].outputs)}
     for i, e in enumerate(program.equations):
-        if e.has(Trait.RESHAPE) and not values.isdisjoint((*e.inputs, *e.outputs)):
-            flat, whole = sorted((e.inputs[0].type.shape, e.outputs[0].type.shape), key=len)
-            if flat == _flat(whole):
+        if e.has(Trait.RESHAPE) and found[i] is None and not values.isdisjoint((*e.inputs, *e.outputs)):
+            rows, whole = sorted((e.inputs[0].type.shape, e.outputs[0].type.shape), key=len)
+            if rows == flat_shape(whole):
                 shapes[i] = whole
     return shapes
 
 
 def _rows_of_sequences(e: Equation, whole: Shape) -> Batchwise:
-    flags = tuple(v.type.shape in (whole, (*whole[:-1], 1), _flat(whole)) for v in e.inputs)
+    flags = tuple(v.type.shape in (whole, (*whole[:-1], 1), flat_shape(whole)) for v in e.inputs)
     return Batchwise(prod(whole[:-1]), flags, False)
 
 
@@ -106,13 +107,9 @@ def _is_long(e: Equation) -> bool:
     return len(shape) == 3 and prod(shape[:2]) >= MIN_ROWS and MIN_IN_REGISTERS <= shape[2] <= MAX_WIDTH
 
 
-def _flat(shape: Shape) -> Shape:
-    return (prod(shape[:-1]), *shape[-1:])
-
-
 def _in_registers(e: Equation, whole: Shape) -> bool:
     """Whether threads that hold rows of sequences of shape `whole` in registers compute the equation."""
-    flat = _flat(whole)
+    flat = flat_shape(whole)
     rows, values = {whole, flat}, {flat[:1], (flat[0], 1)}
     read, made = ({v.type.shape for v in variables} for variables in (e.inputs, e.outputs))
     if by_element(e):
