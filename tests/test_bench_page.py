@@ -110,7 +110,7 @@ def test_page_shows_a_config_by_mode_and_layer(made: Path) -> None:
     found, result = shown(made, "config"), read(made, "config")
     modes = result["modes"]
     assert found.by_id["step-fused"] == duration(modes["fused"]["step"]["median_ms"])
-    assert found.by_id["images/s"] == f"{modes['fused']['images_per_second']:,.0f}"
+    assert found.by_id["examples/s"] == f"{modes['fused']['images_per_second']:,.0f}"
     by_name = {row[0]: row for row in found.rows if row}
     for name, row in modes.items():
         assert by_name[name][1].lstrip("~") == milliseconds(row["step"]["median_ms"])

@@ -199,7 +199,7 @@ def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monke
             ("smoke", "--set", "data.batch_size=2147483647"),
             "--set data.batch_size: found 2147483647, expected at most 60,000",
         ),
-        (("smoke", "--batch-sizes", "70000"), "--batch-sizes 70000: there are 60,000 images to train on"),
+        (("smoke", "--batch-sizes", "70000"), "--batch-sizes 70000: there are 60,000 training examples"),
         (("--op", "matmul", "--candidates"), "--candidates: only a GPU has kernels to choose from"),
         (("--op", "matmul", "--autotune", "full"), "--autotune full: only a GPU has kernels to choose from"),
     ],

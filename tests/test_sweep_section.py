@@ -133,3 +133,9 @@ def test_a_value_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, lin
     with pytest.raises(config.ConfigError) as caught:
         members_of(cfg)
     assert str(caught.value).replace(f"{tmp_path}/", "") == message
+
+
+def test_an_optimizer_and_its_options_are_swept_together_in_any_order(tmp_path: Path) -> None:
+    cfg = load(tmp_path, TEXT + "sweep: {optimizer.adam.lr: [0.1, 0.2], optimizer: [{adam: {betas: [0.8, 0.9]}}]}\n")
+    values = [member.config.optimizer.options() for member in members_of(cfg)]
+    assert [(x["lr"], x["betas"]) for x in values] == [(0.1, (0.8, 0.9)), (0.2, (0.8, 0.9))]

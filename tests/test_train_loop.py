@@ -97,7 +97,7 @@ def test_validation_images_are_excluded_from_training_and_scored_each_epoch(tmp_
 
 def test_an_overflow_in_the_last_update_is_detected_by_the_evaluation(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "optimizer={sgd: {lr: 1.0e+30}}", "training.steps=1")
-    with pytest.raises(AdtrainError, match=r"^the loss on the test images is nan: the model's numbers "):
+    with pytest.raises(AdtrainError, match=r"^the loss on the test examples is nan: the model's numbers "):
         training.run(experiment)
 
 

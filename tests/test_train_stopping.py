@@ -214,5 +214,5 @@ def test_best_by_a_metric_that_does_not_exist_is_refused(tmp_path: Path, by: str
         training.prepare(load(tmp_path, f"training.best_by={by}"))
     assert str(error.value) == (
         f"--set training.best_by: found {by}, expected train_accuracy or train_loss, for there are "
-        "no validation images (data.validation)"
+        "no validation examples (data.validation)"
     )

@@ -51,9 +51,10 @@ def parts_of(key: str) -> list[str] | None:
 def with_nodes(root: Node, values: Mapping[str, Node]) -> Node:
     """A copy of the tree with each value at its dotted key. Raises ConfigError as `override` does.
 
-    Also raises it where a key such as `optimizer.sgd.lr` would replace an optimizer of another name.
+    A value of `optimizer` is set before one of `optimizer.sgd.lr`, in whatever order they are given. Also raises
+    ConfigError where a key such as `optimizer.sgd.lr` would replace an optimizer of another name.
     """
-    for key, node in values.items():
+    for key, node in sorted(values.items(), key=lambda item: len(parts_of(item[0]) or ())):
         section, *rest = parts = parts_of(key) or [""]
         if section in REPLACED and rest:
             assert isinstance(root.value, dict)

@@ -73,7 +73,7 @@ def evaluate(
         sums = np.add.accumulate(communicator.all_gathered(np.array(own)).reshape(sharding.shards, -1))[-1]
     loss = float(sums[0]) / count
     if not math.isfinite(loss):
-        raise AdtrainError(f"the loss on the {name} images is {loss}: the model's numbers have overflowed")
+        raise AdtrainError(f"the loss on the {name} examples is {loss}: the model's numbers have overflowed")
     return task.score(loss, sums[1:].tolist(), count)
 
 

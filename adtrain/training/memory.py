@@ -80,7 +80,7 @@ def too_large(experiment: Experiment, device: str) -> OutOfMemory | None:
         most //= 2
     advice = f"data.batch_size {most} fits" if most else "no batch size fits: make the network smaller"
     return OutOfMemory(
-        f"device {device}: out of memory: a step on {size:,} images needs {needed / 2**20:,.1f} MiB, "
+        f"device {device}: out of memory: a step on {size:,} examples needs {needed / 2**20:,.1f} MiB, "
         f"{limit / 2**20:,.1f} MiB free; {advice}"
     )
 

@@ -114,7 +114,7 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
     checks.check_fit(cfg, net, images)
     checks.check_last_batch(cfg, net, len(images.train))
     if validation is None and (cfg.training.best_by or "").startswith("validation"):
-        reason = "expected train_accuracy or train_loss, for there are no validation images (data.validation)"
+        reason = "expected train_accuracy or train_loss, for there are no validation examples (data.validation)"
         raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {reason}")
     checks.check_metrics(cfg, task)
     steps_per_epoch = -(-len(images.train) // cfg.data.batch_size)

@@ -91,7 +91,7 @@ def _config(found: Mapping[str, Any], scale: Scale) -> Iterable[Markup]:
             cols = [cells.factor(speedup["median"]), cells.range_of(speedup), lane]
         rows.append([label, cells.time(time), *cols])
     rows.append(["", "", "", "", scale.axis()])
-    about = ", ".join([f"A step of {found['batch_size']} images", *found["overrides"]])
+    about = ", ".join([f"a step of {found['batch_size']} examples", *found["overrides"]])
     skipped = f" Naive loops skipped: {found['without_naive']}." if "without_naive" in found else ""
     content = parts.table(TIMES, rows, "systems") + parts.note(f"{about}.{skipped}")
     yield parts.section(found["config"], content)

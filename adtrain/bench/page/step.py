@@ -25,10 +25,10 @@ NAMED, NAMED_ON_PHONES = 4, 15
 """Percent of the timeline that an operation must take to be named in it."""
 
 RATES = {"GFLOP/s": "minor", "GB/s": "minor", "of peak": "minor"}
-MODES = {"step": "left", "ms": "", "95% interval": "minor", "images/s": "", **RATES, "host ms": "minor", "idle": ""}
+MODES = {"step": "left", "ms": "", "95% interval": "minor", "examples/s": "", **RATES, "host ms": "minor", "idle": ""}
 LAYERS = {"layer": "text", "forward, backward, update": "left", "ms": "", **dict.fromkeys(PHASES, "minor"), **RATES}
 KERNELS = {"fused operation": "text", "layers": "text", "phase": "left minor", "ms": "", "share": "", **RATES}
-BATCHES = {"batch": "", "ms": "", "95% interval": "minor", "images/s": "", **RATES, "memory planned": ""}
+BATCHES = {"batch": "", "ms": "", "95% interval": "minor", "examples/s": "", **RATES, "memory planned": ""}
 
 
 def title(result: Mapping[str, Any]) -> str:
@@ -41,7 +41,7 @@ def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     time = fused["step"]
     found = [
         cells.headline("step, fused", time, cells.duration),
-        cells.headline("images/s", time, lambda ms: f"{result['batch_size'] / ms * 1e3:,.0f}", rate=True),
+        cells.headline("examples/s", time, lambda ms: f"{result['batch_size'] / ms * 1e3:,.0f}", rate=True),
         cells.headline("faster than eager", time, lambda ms: f"{cells.factor(eager / ms)} x", rate=True),
         ("of peak", cells.of_peak(fused, peak)),
         ("memory planned", _mebibytes(memory["planned_bytes"])),
@@ -49,7 +49,7 @@ def body(result: Mapping[str, Any]) -> Iterable[Markup]:
     if memory["held_bytes"] is not None:
         found.append(("memory measured", _mebibytes(memory["held_bytes"])))
     yield parts.tiles(found)
-    yield parts.note(f"{result['batch_size']} images a step, {result['precision']}")
+    yield parts.note(f"{result['batch_size']} examples a step, {result['precision']}")
     yield parts.section("In each mode", _modes(modes, peak))
     yield parts.section("Timeline of the fused step", _timeline(fused["ops"]))
     yield parts.section("Layers, with a kernel for each operation", _layers(modes["staged"]["layers"], peak))
@@ -147,8 +147,8 @@ def _batches(batches: Mapping[str, Mapping[str, Any]], peak: Mapping[str, Any]) 
     points = sorted((int(size), row["images_per_second"]) for size, row in batches.items())
     drawn = Markup()
     if len(points) > 1:
-        line = Line("images/s", "forward", points)
-        drawn = blocks.figures([figure("Over the batch size", "images a step", "images/s", [line])])
+        line = Line("examples/s", "forward", points)
+        drawn = blocks.figures([figure("Over the batch size", "examples a step", "examples/s", [line])])
     return drawn + parts.table(BATCHES, rows)
 
 

@@ -26,8 +26,8 @@ def result(
         progress: called with a line for the user.
 
     Raises:
-        AdtrainError: a batch size exceeds the number of images.
-        ConfigError, DataError: the config is wrong, or its batch size exceeds the number of images.
+        AdtrainError: a batch size exceeds the number of training examples.
+        ConfigError, DataError: the config is wrong, or its batch size exceeds the number of training examples.
     """
     experiment, *others = _prepared(path, overrides, device, batch_sizes)
     # First of all, because other arrays would count as well.
@@ -57,11 +57,11 @@ def _prepared(path: str, overrides: Sequence[str], device: str, batch_sizes: Seq
     training.check_precision(configs[0], device)
     first = training.prepare(configs[0])
     if (size := configs[0].data.batch_size) > (count := len(first.train)):
-        expected = f"expected at most {count:,}, the number of images to train on"
+        expected = f"expected at most {count:,}, the number of training examples"
         raise configs[0].error_at(("data", "batch_size"), f"found {size}, {expected}")
     for n in batch_sizes:
         if n > count:
-            raise AdtrainError(f"--batch-sizes {n}: there are {count:,} images to train on")
+            raise AdtrainError(f"--batch-sizes {n}: there are {count:,} training examples")
     return [first, *map(training.prepare, configs[1:])]
 
 

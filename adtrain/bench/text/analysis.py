@@ -58,7 +58,7 @@ def tables(result: Mapping[str, Any], width: int) -> Iterator[str]:
 
 def _config_lines(found: Mapping[str, Any], width: int) -> Iterator[str]:
     what = ", ".join([found["config"], *found["overrides"]])
-    yield from ("", *wrapped([f"{what}: a step of {found['batch_size']} images"], width))
+    yield from ("", *wrapped([f"{what}: a step of {found['batch_size']} examples"], width))
     columns = Column("", text=True), Column("ms"), Column("x"), Column("95% interval", text=True)
     cells = []
     for label, time in found["times"].items():

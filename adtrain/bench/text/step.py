@@ -41,7 +41,7 @@ STEPS = (
     Column("step", text=True),
     Column("ms"),
     INTERVAL,
-    Column("images/s"),
+    Column("examples/s"),
     *RATES,
     Column("host ms", rank=2),
     Column("idle", rank=2),
@@ -52,7 +52,7 @@ BATCHES = (
     Column("batch"),
     Column("ms"),
     INTERVAL,
-    Column("images/s"),
+    Column("examples/s"),
     *RATES,
     Column("memory planned", rank=2),
 )
@@ -61,7 +61,7 @@ BATCHES = (
 def lines(result: Mapping[str, Any], width: int) -> Iterator[str]:
     modes = result["modes"]
     yield from protocol(result, width)
-    what = f"{result['config']}, {result['precision']}, {result['batch_size']} images a step"
+    what = f"{result['config']}, {result['precision']}, {result['batch_size']} examples a step"
     tables = "layers with a kernel for each operation, then the operations of the fused step, then whole steps"
     yield from wrapped([f"{what}; {tables}"], width)
     yield ""
