@@ -73,7 +73,11 @@ def test_no_array_of_repeated_rows_is_stored() -> None:
 
 @pytest.mark.parametrize(
     ("count", "length", "width"),
-    [(48, 17, 100), (3, 50, 67), pytest.param(1, 900, 76, marks=pytest.mark.exhaustive)],
+    [
+        (48, 17, 100),
+        pytest.param(3, 50, 67, marks=pytest.mark.exhaustive),
+        pytest.param(1, 900, 76, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_kernels_that_read_repeated_rows_match_the_reference(count: int, length: int, width: int, host: Host) -> None:
     arrays = norm_arguments(count, length, width)
@@ -111,7 +115,7 @@ LAYERS: dict[str, Any] = {
 }
 
 
-@examples(12, 200)
+@examples(6, 200)
 def test_random_layers_on_sequences_compute_the_same_in_kernels_that_exist(examples: int) -> None:
     def check(shape: tuple[int, int, int], layers: Sequence[str], gather: bool) -> None:
         count, length, width = shape
@@ -139,7 +143,7 @@ def test_random_layers_on_sequences_compute_the_same_in_kernels_that_exist(examp
                 made = {v.type.shape[0] for each in body_of(e).equations for v in each.outputs}
                 assert len(made) == 1, f"a block takes some indices of axis 0: {body_of(e)}"
 
-    shapes = st.sampled_from([(8, 17, 64), (40, 5, 70), (3, 50, 96), (1, 200, 65), (36, 36, 64)])
+    shapes = st.sampled_from([(8, 17, 64), (40, 5, 70), (3, 50, 96), (1, 200, 65), (10, 20, 64)])
     check_examples(
         examples, check, shapes, st.lists(st.sampled_from(sorted(LAYERS)), min_size=2, max_size=6), st.booleans()
     )

@@ -77,10 +77,9 @@ def _row_wise(program: Program) -> list[Batchwise | None]:
 
 
 def _on_sequences(program: Program, found: list[Batchwise | None]) -> dict[int, Shape]:
-    """The positions of elementwise equations on sequences, and of the reshapes between these and their rows, and the
-    shapes of the sequences.
+    """The shape of the sequences of each elementwise equation on sequences, and each reshape to or from their rows.
 
-    Not those that work item by item (`found`), nor those that can join a product or the gather of rows.
+    Equations that work item by item (`found`), or can join a product or the gather of rows, are left out.
     """
     joined = {v for e in program.equations if e.has(Trait.MATMUL) or e.has(Trait.GATHER) for v in e.outputs}
     shapes: dict[int, Shape] = {}
@@ -97,6 +96,7 @@ def _on_sequences(program: Program, found: list[Batchwise | None]) -> dict[int, 
 
 
 def _rows_of_sequences(e: Equation, whole: Shape) -> Batchwise:
+    """How an equation on sequences of shape `whole` works row by row. It reads an argument of another shape whole."""
     flags = tuple(v.type.shape in (whole, (*whole[:-1], 1), flat_shape(whole)) for v in e.inputs)
     return Batchwise(prod(whole[:-1]), flags, False)
 

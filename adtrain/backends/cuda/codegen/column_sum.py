@@ -124,11 +124,11 @@ def _program(equations: Sequence[Equation], outputs: Sequence[Variable]) -> Prog
 def _loads(
     program: Program, shape: Shape, columns: int, names: dict[Variable, str], row: str, wide: int
 ) -> tuple[list[str], dict[Variable, str]]:
-    """Statements that load the arguments at a row and `wide` columns from `column` on, and the text of each at one.
+    """Statements that load the arguments at a row and `wide` columns from `column` on, and the text of each argument.
 
     Args:
-        shape: of the equations: leading axes of rows, and others of so many columns.
-        wide: the text of a column is for lane `k`, if there are several.
+        shape: of the results of the equations. The last axes are `columns` columns, those before them the rows.
+        wide: columns that a thread computes at once. If there are several, a text is that of column `column + k`.
     """
     lines, values = [], {}
     split = row_axes(shape, columns)

@@ -85,7 +85,7 @@ class _Writer:
         return Step(lines, min(self.count * team, threads))
 
     def _rows(self) -> list[Variable]:
-        """The inputs and outputs that are rows of all teams."""
+        """The inputs and outputs that have all rows."""
         return [v for v in (*self.body.inputs, *self.body.outputs) if self._kind(v) == ROW]
 
     def _written(self) -> bool:
