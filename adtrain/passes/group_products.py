@@ -28,6 +28,8 @@ TILE = 128
 """Rows and columns of a tile, by which tiles are counted."""
 MIN_LENGTH, VECTOR = 64, 4
 """Minimum rows and columns of a product; they are multiples of VECTOR."""
+MIN_NARROW = 16
+"""Minimum columns of a narrow product, which has fewer than MIN_LENGTH. They need not be a multiple of VECTOR."""
 MIN_FLOPS = 1 << 32
 """Minimum FLOPs of a group. Products of fewer share a launch with other equations (`fuse_horizontally`)."""
 MAX_PRODUCTS = 40
@@ -105,5 +107,6 @@ def _tiles(equation: Equation) -> int:
     if a.type.dtype.name != "float32" or options != (True, False, FULL):
         return 0
     batch, m, n, k = product_lengths(equation)
-    fits = batch == 1 and min(m, n) >= MIN_LENGTH and m % VECTOR == n % VECTOR == 0 and k > MAX_K
+    columns = n % VECTOR == 0 if n >= MIN_LENGTH else n >= MIN_NARROW
+    fits = batch == 1 and m >= MIN_LENGTH and m % VECTOR == 0 and columns and k > MAX_K
     return -(-m // TILE) * -(-n // TILE) if fits else 0

@@ -82,6 +82,7 @@ __device__ __forceinline__ int first_stage_of_tile(const Product &product, int t
 
 // The stages of a block: numbers `at` to `end` - 1 of the sequence.
 struct GroupSchedule {
+    static constexpr bool HAS_NARROW = GROUPED_NARROW;
     Factors factors;
     T *scratch;
     int block, at, end;
