@@ -139,7 +139,7 @@ struct NoRowSums {
 // Iterates over the stages of all splits of a block.
 template <class Schedule> struct StageIterator {
     Schedule schedule;
-    bool more;
+    bool more, narrow;
     int stage, remaining; // of the split
     int place;            // where the row sums of the split go
     OperandA a;
@@ -148,12 +148,11 @@ template <class Schedule> struct StageIterator {
     __device__ explicit StageIterator(const Schedule &schedule) : schedule(schedule) { enter(); }
     __device__ __forceinline__ void start(T *staging) const {
         a.start(staging, stage * TILE_K);
-        if (narrow())
+        if (narrow)
             NarrowB{b.x, b.length, b.k, b.first}.start(staging + OperandA::STAGING, stage * TILE_K);
         else
             b.start(staging + OperandA::STAGING, stage * TILE_K);
     }
-    __device__ __forceinline__ bool narrow() const { return Schedule::HAS_NARROW && b.length < NARROW; }
     __device__ __forceinline__ void next() {
         if (--remaining == 0)
             enter();
@@ -169,6 +168,7 @@ template <class Schedule> struct StageIterator {
         stage = work.begin;
         remaining = work.end - work.begin;
         place = schedule.row_sums().place(work);
+        narrow = Schedule::HAS_NARROW && work.matrices.n < NARROW;
         a = {work.matrices.a, work.matrices.m, work.matrices.k, work.at.row * TILE_M};
         b = {work.matrices.b, work.matrices.n, work.matrices.k, work.at.column * TILE_N};
     }
@@ -201,7 +201,7 @@ template <class Schedule> __device__ __forceinline__ void produce(
     for (int i = -AHEAD;; i++) {
         const int place = copied_place; // of the stage that is split in this round
         const bool last = copied_last, narrow = copied_narrow;
-        copied_place = next.place, copied_last = next.remaining == 1, copied_narrow = next.narrow();
+        copied_place = next.place, copied_last = next.remaining == 1, copied_narrow = next.narrow;
         if (next.more) {
             next.start(buffer);
             next.next();
