@@ -28,8 +28,9 @@ TILE = 128
 """Rows and columns of a tile, by which tiles are counted."""
 MIN_LENGTH, VECTOR = 64, 4
 """Minimum rows and columns of a product; they are multiples of VECTOR."""
-MIN_NARROW = 16
-"""Minimum columns of a narrow product, which has fewer than MIN_LENGTH. They need not be a multiple of VECTOR."""
+MIN_NARROW = 32
+"""Minimum columns of a narrow product, which has fewer columns than MIN_LENGTH. They need not be multiples of VECTOR.
+With fewer ones, most of a tile is empty."""
 MIN_FLOPS = 1 << 32
 """Minimum FLOPs of a group. Products of fewer share a launch with other equations (`fuse_horizontally`)."""
 MAX_PRODUCTS = 40
@@ -107,6 +108,6 @@ def _tiles(equation: Equation) -> int:
     if a.type.dtype.name != "float32" or options != (True, False, FULL):
         return 0
     batch, m, n, k = product_lengths(equation)
-    columns = n % VECTOR == 0 if n >= MIN_LENGTH else n >= MIN_NARROW
-    fits = batch == 1 and m >= MIN_LENGTH and m % VECTOR == 0 and columns and k > MAX_K
+    right_columns = MIN_NARROW <= n < MIN_LENGTH or (n >= MIN_LENGTH and n % VECTOR == 0)
+    fits = batch == 1 and m >= MIN_LENGTH and m % VECTOR == 0 and right_columns and k > MAX_K
     return -(-m // TILE) * -(-n // TILE) if fits else 0

@@ -1,8 +1,7 @@
 // How the blocks of gemm/grouped_bf16x3.cuh divide the stages of several products, and the sum of their partial sums.
 //
 // Macros (grouped_products.py): TILE_N. GROUPED_BLOCKS: the blocks that multiply. GROUPED_COUNT: the number of products.
-// GROUPED_LENGTHS: M, N, K of each, in braces. GROUPED_ROW_SUMS: whether there are sums of the rows of A^T. GROUPED_NARROW:
-// whether some products have fewer than NARROW columns (gemm_bf16x3.cuh).
+// GROUPED_LENGTHS: M, N, K of each, in braces. GROUPED_ROW_SUMS: whether there are sums of the rows of A^T.
 #pragma once
 #include "gemm/gemm.cuh"
 

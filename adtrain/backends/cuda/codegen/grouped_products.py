@@ -33,7 +33,6 @@ from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_sta
 from adtrain.lowering.cuda.gemm.tiles import WARP
 from adtrain.passes.fuse_column_sums import column_blocks
 from adtrain.passes.fuse_horizontally import product_lengths
-from adtrain.passes.group_products import MIN_LENGTH
 
 THREADS, VECTOR = 256, 4
 """Threads of a block of the second launch; maximum of neighbouring elements that a thread computes."""
@@ -64,7 +63,6 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
         "GROUPED_ROW_SUMS": int(bool(in_products)),
         "GROUPED_BLOCKS": blocks,
         "GROUPED_COUNT": len(products),
-        "GROUPED_NARROW": int(any(n < MIN_LENGTH for _, n, _ in lengths)),
         "GROUPED_LENGTHS": ",".join(f"{{{m},{n},{k}}}" for m, n, k in lengths),
     }
     factors = ", ".join(f"{{x{2 * i}, x{2 * i + 1}}}" for i in range(len(products)))
