@@ -80,6 +80,7 @@ __device__ __forceinline__ int first_stage_of_tile(const Product &product, int t
     return tile * shift % product.stages;
 }
 
+// Whether B of some product is narrow (NarrowB).
 __device__ constexpr bool has_narrow() {
     constexpr int lengths[][3] = {GROUPED_LENGTHS};
     for (int i = 0; i < GROUPED_COUNT; i++)
