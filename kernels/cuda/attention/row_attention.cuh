@@ -23,6 +23,7 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
     template <int COLUMNS, int NEIGHBOURS> struct Product {
         typedef Mma<TILE, COLUMNS, BF16X3, 1, NEIGHBOURS> WarpOp;
         static constexpr int TM = WarpOp::TM, TN = WarpOp::TN;
+        static_assert(WarpOp::COLUMNS % WarpOp::CHUNK_N == 0, "a lane has whole chunks of neighbours");
         T sums[TM][TN] = {};
 
         // sums += a b over K. OWN: K runs over the rows of the tile, and a row needs only those of its own sequence.
@@ -71,7 +72,7 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
     };
 
     typedef Product<TILE, 1> Scores;
-    typedef Product<WIDTH, VECTOR> Columns; // of queries, keys, values or the output
+    typedef Product<WIDTH, WIDTH == 48 ? 2 : VECTOR> Columns; // of queries, keys, values or the output
 
     // Calls body(head, first row of the tile) for this warp's tiles. t: the thread's number.
     template <int THREADS, typename Body> static __device__ __forceinline__ void for_each_task(int t, Body body) {
