@@ -9,14 +9,14 @@
 template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAttention {
     static constexpr int TILE = 16, ACROSS = HEADS * WIDTH, PITCH = 3 * ACROSS, TASKS = ROWS / TILE * HEADS;
     static_assert(TILE % LENGTH == 0 && ROWS % TILE == 0 && WIDTH % 16 == 0, "a tile has whole sequences");
-    static constexpr int SCRATCH = TASKS * 2 * TILE * TILE; // elements
+    static constexpr int SCRATCH = TASKS * 3 * TILE * TILE; // elements
 
-    // An operand of a product: element (row, k) is at from[row * STRIDE + k] (K_MAJOR) or from[k * STRIDE + row].
-    template <int STRIDE_, bool K_MAJOR_> struct Matrix {
-        static constexpr int STRIDE = STRIDE_;
+    // An operand of a product: element (row, k) is at from[row * stride + k] (K_MAJOR_) or from[k * stride + row].
+    template <bool K_MAJOR_> struct Matrix {
         static constexpr bool K_MAJOR = K_MAJOR_;
         const T *from;
-        __device__ __forceinline__ T at(int row, int k) const { return from[K_MAJOR ? row * STRIDE + k : k * STRIDE + row]; }
+        int stride;
+        __device__ __forceinline__ T at(int row, int k) const { return from[K_MAJOR ? row * stride + k : k * stride + row]; }
     };
 
     // A product of TILE rows and COLUMNS columns. NEIGHBOURS: the most neighbouring columns of a lane.
@@ -34,7 +34,7 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
                 #pragma unroll
                 for (int i = 0; i < K / K_STEP; i++)
                     LaneOperand<WarpOp, TM, 1, A::K_MAJOR, VECTOR>::load(
-                        steps[i], a.from, A::STRIDE, true, WarpOp::row(0), A::STRIDE, i * K_STEP);
+                        steps[i], a.from, a.stride, true, WarpOp::row(0), A::K_MAJOR ? a.stride : K, i * K_STEP);
             }
         };
         template <int K> struct ColumnsOfB {
@@ -44,7 +44,7 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
                 #pragma unroll
                 for (int i = 0; i < K / K_STEP; i++)
                     LaneOperand<WarpOp, WarpOp::COLUMNS, WarpOp::CHUNK_N, B::K_MAJOR, VECTOR>::load(
-                        steps[i], b.from, B::STRIDE, true, WarpOp::column_b(0), B::STRIDE, i * K_STEP);
+                        steps[i], b.from, b.stride, true, WarpOp::column_b(0), B::K_MAJOR ? b.stride : K, i * K_STEP);
             }
         };
 
@@ -92,6 +92,14 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
                     ::store((T *)__builtin_assume_aligned(at, sizeof(v)), 0, v);
                 }
             }
+        }
+
+        // to[column * stride + row] = the sum
+        __device__ __forceinline__ void store_transposed(T *to, int stride) const {
+            #pragma unroll
+            for (int i = 0; i < TM; i++)
+                #pragma unroll
+                for (int j = 0; j < TN; j++) to[WarpOp::column(j) * stride + WarpOp::row(i)] = sums[i][j];
         }
     };
 
@@ -154,8 +162,8 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
         for_each_task<THREADS>(t, [&](int task, int head, int first) {
             const T *q = x + first * PITCH + head * WIDTH;
             T *const probabilities = scratch + task * TILE * TILE;
-            const Matrix<PITCH, true> queries = {q}, keys = {q + ACROSS};
-            const Matrix<PITCH, false> values = {q + 2 * ACROSS};
+            const Matrix<true> queries = {q, PITCH}, keys = {q + ACROSS, PITCH};
+            const Matrix<false> values = {q + 2 * ACROSS, PITCH};
             const ColumnsB v_columns(values);
             __syncwarp(); // the compiler does not move loads beyond it
             Scores scores;
@@ -186,7 +194,7 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
             }
             scores.store(probabilities, TILE);
             __syncwarp();
-            multiply_columns(out + first * ACROSS + head * WIDTH, ACROSS, Matrix<TILE, true>{probabilities}, values, v_columns);
+            multiply_columns(out + first * ACROSS + head * WIDTH, ACROSS, Matrix<true>{probabilities, TILE}, values, v_columns);
         });
     }
 
@@ -197,10 +205,10 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
         for_each_task<THREADS>(t, [&](int task, int head, int first) {
             const T *q = x + first * PITCH + head * WIDTH, *own_ct = ct + first * ACROSS + head * WIDTH;
             const T *own_out = out + first * ACROSS + head * WIDTH;
-            T *const probabilities = scratch + task * 2 * TILE * TILE, *const ct_scores = probabilities + TILE * TILE;
+            T *const operands = scratch + task * 3 * TILE * TILE;
             T *const own_grad = grad + first * PITCH + head * WIDTH;
-            const Matrix<PITCH, true> queries = {q}, keys = {q + ACROSS}, values = {q + 2 * ACROSS};
-            const Matrix<ACROSS, true> cts = {own_ct}, outs = {own_out};
+            const Matrix<true> queries = {q, PITCH}, keys = {q + ACROSS, PITCH}, values = {q + 2 * ACROSS, PITCH};
+            const Matrix<true> cts = {own_ct, ACROSS}, outs = {own_out, ACROSS};
             const ScoresA ct_rows(cts), out_rows(outs);
             const ScoresB v_rows(values);
             __syncwarp(); // the compiler does not move loads beyond it
@@ -210,8 +218,8 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
             #pragma unroll
             for (int i = 0; i < Scores::TM; i++) sums[i] = logsumexp[place(head, first + Scores::WarpOp::row(i))];
             Scores scores, products;
-            multiply_scores(scores, queries, q_rows, keys, k_rows, probabilities);
-            multiply_scores(products, cts, ct_rows, values, v_rows, ct_scores);
+            multiply_scores(scores, queries, q_rows, keys, k_rows, operands);
+            multiply_scores(products, cts, ct_rows, values, v_rows, operands);
             #pragma unroll
             for (int i = 0; i < Scores::TM; i++) {
                 const int row = Scores::WarpOp::row(i);
@@ -228,15 +236,17 @@ template <int ROWS, int LENGTH, int HEADS, int WIDTH, bool CAUSAL> struct RowAtt
                     product = score * (product - delta) * scale;
                 }
             }
-            scores.store(probabilities, TILE);
-            products.store(ct_scores, TILE);
+            // The first operands of the products for the cotangents of q, k and v, one after another.
+            products.store(operands, TILE);
+            products.store_transposed(operands + TILE * TILE, TILE);
+            scores.store_transposed(operands + 2 * TILE * TILE, TILE);
             __syncwarp();
-            const Matrix<PITCH, false> by_k = {q + ACROSS}, by_q = {q};
-            const Matrix<ACROSS, false> by_ct = {own_ct};
-            const ColumnsB k_columns(by_k), q_columns(by_q), ct_columns(by_ct);
-            multiply_columns(own_grad, PITCH, Matrix<TILE, true>{ct_scores}, by_k, k_columns);
-            multiply_columns(own_grad + ACROSS, PITCH, Matrix<TILE, false>{ct_scores}, by_q, q_columns);
-            multiply_columns(own_grad + 2 * ACROSS, PITCH, Matrix<TILE, false>{probabilities}, by_ct, ct_columns);
+            #pragma unroll 1 // less code, which the warps wait for when they run it first
+            for (int i = 0; i < 3; i++) {
+                const Matrix<true> a = {operands + i * TILE * TILE, TILE};
+                const Matrix<false> b = {i == 0 ? q + ACROSS : i == 1 ? q : own_ct, i < 2 ? PITCH : ACROSS};
+                multiply_columns(own_grad + i * ACROSS, PITCH, a, b, ColumnsB(b));
+            }
         });
     }
 };
