@@ -75,7 +75,7 @@ def test_rows_with_a_shape_are_uint8_if_all_values_are_pixels(tmp_path: Path) ->
         (
             IRIS,
             {},
-            "data.label: missing, expected the name of the column of .*x.csv .*; the columns are length, width, species",
+            "data.label: missing, expected the name of the column of .*x.csv .*; the columns are length, width, ",
         ),
         (IRIS, {"label": "kind"}, "data.label: found 'kind', which is not a column of .*: the columns are length"),
         (IRIS, {"label": 3}, "data.label: found 3, which is not a column"),
