@@ -47,7 +47,8 @@ class Examples(ABC):
 
     @abstractmethod
     def batches(self, indices: np.ndarray) -> StepInputs:
-        """The arguments of a step for int64 `indices`: one batch, (batch,), or one batch per row, (rows, batch)."""
+        """The arguments of a step for int64 `indices`: one batch, (batch,), or one batch per row, (rows, batch). Then
+        `indices` must not be written to any more."""
 
     @abstractmethod
     def groups(
@@ -78,7 +79,7 @@ class Resident(Examples):
 
     def batches(self, indices: np.ndarray) -> StepInputs:
         rows = indices if self.row_numbers is None else self.row_numbers[indices]
-        return self.images, self.labels, array(rows, device=self.device)
+        return self.images, self.labels, from_numpy(rows, self.device)
 
     def groups(
         self, batches: Iterable[np.ndarray], rows: int, part: Callable[[np.ndarray], np.ndarray] = lambda batch: batch
