@@ -40,10 +40,9 @@ def command(
 ) -> None:
     """Draw the network of CONFIG, or of the run in the folder RUN: its layers, or with --program a training step.
 
-    A step is drawn in three columns: forward runs down the left one, backward up the middle one, and the update is at
-    the right. Between forward and backward are the arrays that are kept for backward, with their bytes. FILE.html is
-    an interactive page: a click on a box shows its equations, and a slider shows the step after each pass of the
-    compiler.
+    In a step, forward runs down the left and backward up the right. Between them are the arrays that are kept for
+    backward, with their bytes. The update is at the far right. FILE.html is an interactive page: a click on a box shows
+    its equations, and a slider shows the step after each pass of the compiler.
 
     PNG needs `pip install 'adtrain[report]'`. Nothing is trained.
     """
