@@ -421,4 +421,4 @@ def test_a_file_without_operations_and_a_missing_file_are_told(tmp_path: Path) -
     assert "registers no operation with ad.custom_op or ad.register.op" in gradcheck(tmp_path, "x = 1\n").output
     result = CliRunner().invoke(cli, ["gradcheck", "--plugin", str(tmp_path / "none.py")])
     assert result.exit_code == 2
-    assert "there is no such plug-in" in result.output
+    assert "found nothing, expected a Python file" in result.output
