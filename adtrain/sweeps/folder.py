@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from itertools import count
 from pathlib import Path
 
 from adtrain import config
@@ -20,7 +19,7 @@ from adtrain.plugins import loaded
 from adtrain.sweeps.records import FORMAT, EpochLine, SweepOptions, SweepResults
 from adtrain.sweeps.states import StateFiles
 from adtrain.training.preparation import with_absolute_paths
-from adtrain.training.run_folder import DEFAULT_PARENT
+from adtrain.training.run_folder import create_numbered
 
 OPTIONS, METRICS, RESULTS = "options.json", "metrics.jsonl", "results.json"
 STATES, RUNS = "states", "members"
@@ -154,16 +153,7 @@ def _read(path: Path) -> bytes:
 def _created(name: str, path: Path | None) -> Path:
     """Create the folder `path`, or the first unused of runs/NAME-sweep, runs/NAME-sweep-2, ..."""
     if path is None:
-        names = (f"{name}-sweep{'' if n == 1 else f'-{n}'}" for n in count(1))
-        for candidate in (DEFAULT_PARENT / name for name in names):
-            try:
-                candidate.mkdir(parents=True)
-                return candidate
-            except FileExistsError:
-                continue
-            except OSError as error:
-                raise unwritable(candidate, error) from error
-        raise AssertionError
+        return create_numbered(f"{name}-sweep")
     refuse_used(path)
     try:
         path.mkdir(parents=True, exist_ok=True)

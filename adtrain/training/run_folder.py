@@ -55,7 +55,7 @@ class RunFolder:
         """
         if experiment.config.training.init_from is not None:
             experiment.initial_state("cpu")
-        folder = cls(_create_numbered(name or experiment.config.name) if path is None else _create_given(path))
+        folder = cls(create_numbered(name or experiment.config.name) if path is None else _create_given(path))
         metrics = folder.path / METRICS
         try:
             metrics.open("x").close()  # if two runs start in the same folder, only one succeeds
@@ -263,8 +263,11 @@ def _numbered(name: str) -> Iterator[Path]:
     yield from (DEFAULT_PARENT / f"{name}-{number}" for number in count(2))
 
 
-def _create_numbered(name: str) -> Path:
-    """Create the first unused folder. `mkdir` is atomic, so two runs never get the same folder."""
+def create_numbered(name: str) -> Path:
+    """Create the first unused of runs/NAME, runs/NAME-2, ...
+
+    `mkdir` is atomic, so two runs never get the same folder. Raises AdtrainError where `runs` cannot hold folders.
+    """
     paths = _numbered(name)
     while True:
         path = next(paths)
