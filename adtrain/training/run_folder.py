@@ -16,7 +16,7 @@ from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.core.timeline import during
-from adtrain.files import locked_by, read_regular, remove_temporaries, unwritable, write_atomic
+from adtrain.files import append_line, locked_by, read_file, read_regular, remove_temporaries, unwritable, write_atomic
 from adtrain.training import model_file, trust
 from adtrain.training.checkpoint import Checkpoint, encode
 from adtrain.training.endings import Result
@@ -146,16 +146,7 @@ class RunFolder:
 
     def append_metrics(self, record: Line) -> None:
         """Append a line to the metrics. If the disk is full, nothing is appended."""
-        path = self.path / METRICS
-        line = json.dumps(plain(record), allow_nan=False) + "\n"
-        size = path.stat().st_size if path.exists() else 0
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError as error:
-            with suppress(OSError):
-                os.truncate(path, size)
-            raise unwritable(path, error) from error
+        append_line(self.path / METRICS, json.dumps(plain(record), allow_nan=False))
 
     def write_model(self, experiment: Experiment, state: TrainState) -> None:
         write_atomic(self.path / MODEL, model_file.encode(experiment, state))
@@ -228,10 +219,7 @@ class Recorder(Observer):
 
 def _unchanged(path: Path, digest: str) -> bytes:
     """The content of a file. Raises AdtrainError where it cannot be read, or its SHA-256 is not `digest`."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise AdtrainError(f"{path}: cannot be read ({error.strerror})") from None
+    content = read_file(path)
     if sha256(content).hexdigest() != digest:
         raise AdtrainError(f"{path}: has changed since its plug-in was run; train again")
     return content
