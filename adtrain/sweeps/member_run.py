@@ -20,7 +20,6 @@ from adtrain.sweeps.session import Session
 from adtrain.sweeps.wave import WaveState
 from adtrain.training.best import Best
 from adtrain.training.endings import Result
-from adtrain.training.evaluation import named_metrics
 from adtrain.training.metrics import METRICS, Epoch, Tested
 from adtrain.training.run_folder import CONFIG, RunFolder
 from adtrain.training.step import TrainState
@@ -119,8 +118,6 @@ def write_run(
             best = best.after(scored.epoch, scored.train, scored.validation)
     assert found.train is not None
     assert found.test is not None
-    trained = experiment.network, state.params, state.statistics
-    metrics = named_metrics(trained, experiment.metrics, experiment.data.classes, experiment.test, "cpu")
     result = Result(
         state=state,
         restored=False,
@@ -129,7 +126,7 @@ def write_run(
         train=found.train,
         validation=found.validation,
         test=found.test,
-        metrics=metrics,
+        metrics={},  # a sweep refuses `training.metrics`
         epochs=found.epochs,
         steps=experiment.total_steps,
         images=len(experiment.train) * found.epochs,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adtrain import config
-from adtrain.config.problems import PathParts, dotted, found
-from adtrain.config.records import plain
+from adtrain.config.problems import dotted, found
+from adtrain.config.records import leaves, plain
 from adtrain.core.errors import AdtrainError
 from adtrain.training import checkpoint
 from adtrain.training.best import LOST, Best
@@ -89,7 +89,8 @@ def resume(
 def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
     """The differences to the config and data of the checkpoint, such as `training.epochs: 5 -> 8`."""
     stored, current = (
-        _flat(cfg.model_dump(mode="json", exclude_none=True)) for cfg in (file.config(), experiment.config)
+        {dotted(path): value for path, value in leaves(cfg.model_dump(mode="json", exclude_none=True))}
+        for cfg in (file.config(), experiment.config)
     )
     stored |= {f"the data's {name}": value for name, value in plain(file.metadata.data()).items()}
     current |= {f"the data's {name}": value for name, value in plain(of_model(experiment).data()).items()}
@@ -98,17 +99,6 @@ def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
         for key in dict.fromkeys([*stored, *current])
         if stored.get(key) != current.get(key)
     ]
-
-
-def _flat(value: Any, path: PathParts = ()) -> dict[str, Any]:
-    """The leaves of nested dicts and lists, by their dotted keys."""
-    if isinstance(value, dict):
-        parts: list[tuple[str | int, Any]] = list(value.items())
-    elif isinstance(value, list):
-        parts = list(enumerate(value))
-    else:
-        return {dotted(path): value}
-    return {key: x for name, inner in parts for key, x in _flat(inner, (*path, name)).items()}
 
 
 def _text(values: dict[str, Any], key: str) -> str:
