@@ -24,7 +24,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.training import metadata, tensor_file, trust
 from adtrain.training.experiment import Experiment
 from adtrain.training.metadata import CheckpointMetadata
-from adtrain.training.position import Progress
+from adtrain.training.progress import Progress
 from adtrain.training.step import TrainState
 from adtrain.training.tasks import plausible
 

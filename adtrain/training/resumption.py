@@ -18,8 +18,8 @@ from adtrain.training.endings import ended
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.metadata import of_model
 from adtrain.training.metrics import Epoch, read_metrics
-from adtrain.training.position import Progress
 from adtrain.training.preparation import prepare
+from adtrain.training.progress import Progress
 from adtrain.training.run_folder import BEST, CONFIG, LAST, RunFolder
 from adtrain.training.summary import SUMMARY
 from adtrain.training.trainer import Start
@@ -144,7 +144,7 @@ def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Sta
     if best == LOST:
         best = _best_of_metrics(run, experiment, progress)
         notes.append(f"{run}: the record of the best epoch is damaged; by the metrics it is epoch {best.epoch}")
-    found = Checkpoint(last.state, replace(progress, best=best))
+    with_best = Checkpoint(last.state, replace(progress, best=best))
     without_best = Checkpoint(last.state, replace(progress, best=Best.start(experiment.best_by)))
     if best.by != experiment.best_by or not best.epoch:
         return Start(without_best, None), notes
@@ -152,12 +152,12 @@ def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Sta
         file = checkpoint.read(run / BEST)
         stored = file.progress.best
         if (stored.by, stored.epoch, stored.value) == (best.by, best.epoch, best.value):
-            return Start(found, file.load(experiment)), notes
+            return Start(with_best, file.load(experiment)), notes
         problem = f"{run / BEST}: found epoch {stored.epoch}, expected {best.epoch}"
     except AdtrainError as error:
         problem = str(error)
     if progress.evaluated and best.epoch == progress.epochs_done:
-        return Start(found, found), notes  # killed between writing last.safetensors and best.safetensors
+        return Start(with_best, with_best), notes  # killed between writing last.safetensors and best.safetensors
     lost = f"the best epoch so far is lost; searching for the best from here on: {problem}"
     return Start(without_best, None), [*notes, lost]
 

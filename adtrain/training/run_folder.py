@@ -22,8 +22,8 @@ from adtrain.training.checkpoint import Checkpoint, encode
 from adtrain.training.endings import Result
 from adtrain.training.experiment import Experiment
 from adtrain.training.metrics import METRICS, Epoch, Interval, Line, ResumedAt, Stopped, StopReason, Tested
-from adtrain.training.position import Progress
-from adtrain.training.progress import Observer
+from adtrain.training.observer import Observer
+from adtrain.training.progress import Progress
 from adtrain.training.scores import single_numbers
 from adtrain.training.step import TrainState
 from adtrain.training.summary import SUMMARY, Summary
