@@ -17,7 +17,7 @@ from adtrain.data import DataSet, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
 from adtrain.data.split import chunks
-from adtrain.text import counted
+from adtrain.text import counted, first_names
 from adtrain.training import embedded_columns
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
@@ -27,7 +27,7 @@ MOST_NAMES = 8
 """The most names of targets in an error."""
 
 MAX_LISTED = 12
-"""The most names of features in an error."""
+"""The most names of features or classes in an error."""
 
 
 def check_precision(cfg: Config, device: str) -> None:
@@ -52,9 +52,8 @@ def check_fit(cfg: Config, net: Network, data_set: DataSet) -> None:
         as_rows = f"{found(rows[0])} for rows of pixels, " if rows else ""
         expected = f"expected {found(shape)}, the shape of the images, {as_rows}or [{prod(shape)}] for flat input"
         if names := data_set.features:
-            more = ", ..." if len(names) > MAX_LISTED else ""
-            listed = ", ".join(map(printable, names[:MAX_LISTED]))
-            expected = f"expected [{len(names)}], the features of a row: {listed}{more}"
+            listed = first_names(list(map(printable, names)), MAX_LISTED)
+            expected = f"expected [{len(names)}], the features of a row: {listed}"
         if cfg.data.is_text:
             expected = f"expected [{prod(shape)}], the length of a sequence (data.length)"
         raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")

@@ -124,16 +124,16 @@ def _typed(images: np.ndarray, place: str, trained: TrainedModel) -> np.ndarray:
     finite = np.isfinite(images).reshape(len(images), -1).all(axis=1)
     if not finite.all():
         raise DataError(f"{place}: found a number that is not finite in row {finite.argmin()}, expected finite ones")
-    if trained.network.scale != 1 and images.dtype != np.uint8:
+    if trained.network.image_dtype == np.uint8 and images.dtype != np.uint8:
         raise DataError(f"{place}: found other numbers, expected integers from 0 to 255 as in training")
-    return images.astype(np.uint8 if trained.network.scale != 1 else np.float32, copy=False)
+    return images.astype(trained.network.image_dtype, copy=False)
 
 
 def _read_images(
     path: Path, trained: TrainedModel, options: ImageOptions, changed: Callable[[Sequence[Path], str], object]
 ) -> np.ndarray:
     """The images of a PNG, JPEG or IDX file, (N, C, H, W)."""
-    shape, dtype = trained.image_shape, np.dtype(np.float32 if trained.network.scale == 1 else np.uint8)
+    shape, dtype = trained.image_shape, trained.network.image_dtype
     with idx.opened(path) as stream:
         is_idx = stream.read(2) == IDX_MAGIC
     if not is_idx:

@@ -14,7 +14,6 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from adtrain.assets import asset_path
 from adtrain.cache import digest, open_cache
 from adtrain.config.family import Spec
 from adtrain.core.array import Array, array
-from adtrain.core.errors import AdtrainError
 from adtrain.core.primitive import PRIMITIVES, Primitive
 
 KIND, SUFFIX = "programs", ".pickle"
@@ -67,9 +65,7 @@ class PersistentProgramCache:
             _Pickler(content, pickle.HIGHEST_PROTOCOL).dump(value)
         except (pickle.PicklingError, AttributeError, TypeError, RecursionError):
             return
-        with suppress(AdtrainError, OSError):
-            cache.store(digest(self.function_key, key), SUFFIX, content.getvalue())
-            cache.prune()
+        cache.store_if_possible(digest(self.function_key, key), SUFFIX, content.getvalue())
 
 
 def description(x: object) -> str:
