@@ -40,14 +40,19 @@ def finished(folder: SweepFolder) -> SweepResults:
 
 
 def member_result(folder: SweepFolder, number: int | None) -> MemberResult:
-    """The result of a member, by default of the best. Raises AdtrainError where it has none, or did not finish."""
+    """The result of the member `number`, by default of the best one.
+
+    Raises AdtrainError where there is no such member, or it did not finish.
+    """
     results = finished(folder)
     found = next((x for x in results.members if number is None or x.member == number), None)
     if found is None:
         last = len(results.members) - 1
         raise AdtrainError(f"{folder.path}: found no member {number}, expected one from 0 to {last}")
     if found.status != "finished":
-        how = f"failed at step {found.failed_at}" if found.status == "failed" else f"was dropped after {found.epochs}"
+        how = f"was dropped after {found.epochs}"
+        if found.status == "failed":
+            how = f"failed at step {found.failed_at}"
         raise AdtrainError(f"{folder.path}: member {found.member} {how}, so its network is not trained to the end")
     return found
 

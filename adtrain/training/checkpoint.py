@@ -1,8 +1,8 @@
 """Checkpoints: everything that a run needs to continue as if it had never been stopped.
 
-Random numbers are functions of the config's seed and the step (for the order of the images: the epoch). So these two
-counters are the complete random state. A checkpoint depends neither on the time nor on how often the run was stopped:
-the same step of the same config gives the same bytes.
+The random numbers of a step follow from the config's seed and the number of the step, and the order of the examples
+from the seed and the number of the epoch. So these two numbers are the complete random state. The same step of the same
+config gives the same bytes, whenever it is taken and however often the run was stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from adtrain.training.tasks import plausible
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A training state on the host and the run's progress at that state. The leaves are NumPy arrays, never written."""
+    """A training state on the host and the run's progress at that state. Its NumPy arrays must not be written to."""
 
     state: TrainState
     progress: Progress

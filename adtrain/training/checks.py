@@ -176,7 +176,8 @@ def check_last_batch(cfg: Config, net: Network, count: int) -> None:
         if not isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d)) or prod(shape[1:]) > 1:
             continue
         shards = 1 if layer.sync else cfg.data.shards or 1
-        if 1 not in {size // shards or 1 for size in (min(batch_size, count), count % batch_size) if size}:
+        sizes = [size for size in (min(batch_size, count), count % batch_size) if size]
+        if all(size // shards > 1 for size in sizes):
             continue
         if shards > 1:
             reason = f"layer {name} ({layer.kind()}) needs 2 images per shard of a batch"

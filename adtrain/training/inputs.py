@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
 
 
 def files(path: Path) -> list[Path]:
-    """The path itself; for a folder all PNG and JPEG files in it and in its subfolders, sorted, without hidden ones.
+    """A list of the path; of a folder, its PNG and JPEG files and those of its subfolders, sorted, without hidden ones.
 
     Raises DataError for a folder without such files.
     """
@@ -180,7 +180,7 @@ def is_of_mnist(trained: TrainedModel) -> bool:
 
 
 def _looks_inverted(image: np.ndarray, trained: TrainedModel) -> bool:
-    """Unknown, and False, without the mean of the training images."""
+    """See `digit_image.looks_inverted`. False if the model does not store the mean of grey training images."""
     if trained.image_shape[0] != 1 or not trained.config.data.normalize:
         return False
     return digit_image.looks_inverted(image, trained.network.mean[0])

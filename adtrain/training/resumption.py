@@ -135,10 +135,10 @@ def _finished(run: Path, reason: str, experiment: Experiment, progress: Progress
 
 
 def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Start, list[str]]:
-    """The start, with the best checkpoint so far. If its record is damaged, the metrics tell the best epoch; if the
-    checkpoint is lost, the search for the best epoch begins anew.
+    """The start, with the checkpoint of the best epoch so far, and notes for the user.
 
-    Also returns notes for the user: a line if the record is damaged or the best checkpoint is lost.
+    If the record of the best epoch is damaged, it is computed from the metrics. If its checkpoint is lost, the search
+    for the best epoch begins anew. Each of these is a note.
     """
     progress, best, notes = last.progress, last.progress.best, []
     if best == LOST:
