@@ -91,7 +91,7 @@ class Group:
         return [name for name in optimizer.traceable if not is_zero(getattr(optimizer, name))]
 
     @cached_property
-    def least(self) -> int:
+    def least_members(self) -> int:
         """The least number of members in a Program: 2 with convolutions, otherwise 1.
 
         `vmap` makes one grouped convolution of those of several members, whose kernels differ from those for one. So a

@@ -123,9 +123,9 @@ class WaveTraining:
         start: WaveState | None = None,
     ) -> None:
         self.count = len(members)
-        """The number of members. `self.members` may have copies of the last one after them: see `Group.least`."""
-        if self.count < group.least:
-            members = [*members, *[members[-1]] * (group.least - self.count)]
+        """The number of members. `self.members` may repeat the last one: see `Group.least_members`."""
+        if self.count < group.least_members:
+            members = [*members, *[members[-1]] * (group.least_members - self.count)]
             start = start and start.only([member.number for member in members])
         frozen = start.frozen if start else ()
         self.good = np.array([member.number not in frozen for member in members])
