@@ -91,18 +91,15 @@ def _loaded(keys: dict[str, Any]) -> DataSet:
         section = Data.model_validate(keys)
         return data.load(keys.get("dataset"), section.path, data_options(section), need_test=False)
 
+    path = keys.get("path")
     try:
         found = load()
+        is_folder = path and formats.format_of(Path(path).expanduser(), keys.get("format")) is formats.IMAGES
+        if not is_folder or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
+            return found
     except DataOptionError as error:
         if error.option != "image_size":
             raise
-    else:
-        path = keys.get("path")
-        is_folder = (
-            path is not None and formats.format_of(Path(path).expanduser(), keys.get("format")) is formats.IMAGES
-        )
-        if not is_folder or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
-            return found
     keys["image_size"] = [SIDE, SIDE]
     return load()
 

@@ -53,8 +53,7 @@ class RunFolder:
         Raises AdtrainError where the folder cannot be written, `path` already holds a run, or `training.init_from` has
         no weights for the experiment.
         """
-        if experiment.config.training.init_from is not None:
-            experiment.initial_state("cpu")
+        _check_initial_weights(experiment)
         folder = cls(create_numbered(name or experiment.config.name) if path is None else _create_given(path))
         metrics = folder.path / METRICS
         try:
@@ -77,8 +76,7 @@ class RunFolder:
 
         Raises AdtrainError as `create` does, as far as this can be known before.
         """
-        if experiment.config.training.init_from is not None:
-            experiment.initial_state("cpu")
+        _check_initial_weights(experiment)
         if path is None:
             path = next(path for path in _numbered(name or experiment.config.name) if not os.path.lexists(path))
         else:
@@ -215,6 +213,12 @@ class Recorder(Observer):
         if result.restored or self.model_step != result.steps:
             self.folder.write_model(self.experiment, result.state)
         self.folder.append_metrics(Tested(result.epochs, result.steps, result.test, single_numbers(result.metrics)))
+
+
+def _check_initial_weights(experiment: Experiment) -> None:
+    """Raise AdtrainError where `training.init_from` has no weights for the experiment."""
+    if experiment.config.training.init_from is not None:
+        experiment.initial_state("cpu")
 
 
 def _unchanged(path: Path, digest: str) -> bytes:
