@@ -81,7 +81,7 @@ class CheckpointFile:
         is read), or hold numbers that are not finite.
         """
         expected = experiment.random_initial_state("cpu")
-        arrays = self.file.read(named(expected), "the config's network and optimizer")
+        arrays = self.file.read(named_state(expected), "the config's network and optimizer")
         state: TrainState = tree.unflatten(tree.flatten(expected)[1], list(arrays.values()))
         if int(np.asarray(state.step)) != self.progress.step:
             raise _damaged(self.path, f"its optimizer is at step {state.step}, its progress at {self.progress.step}")
@@ -96,7 +96,7 @@ def encode(experiment: Experiment, checkpoint: Checkpoint) -> bytes:
     Weights and running statistics have the same names as in model.safetensors. The names of the optimizer's arrays
     begin with `optimizer.`.
     """
-    return tensor_file.encode(named(checkpoint.state), metadata.of_checkpoint(experiment, checkpoint.progress))
+    return tensor_file.encode(named_state(checkpoint.state), metadata.of_checkpoint(experiment, checkpoint.progress))
 
 
 def read(path: Path) -> CheckpointFile:
@@ -123,7 +123,7 @@ def read(path: Path) -> CheckpointFile:
     return CheckpointFile(path, record, file)
 
 
-def named(state: TrainState, prefix: str = "") -> dict[str, Any]:
+def named_state(state: TrainState, prefix: str = "") -> dict[str, Any]:
     """The arrays of a state by their names in a file, each after `prefix`."""
     model = tensor_file.named(state.params, state.statistics, prefix=prefix)
     return {**model, **tensor_file.named(state.optimizer, prefix=prefix + tensor_file.OPTIMIZER)}
