@@ -12,14 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
-from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 
 UNUSED_SECONDS = 30 * 86400
@@ -91,12 +90,6 @@ class Cache:
         path = self.folder / _name(key, content, suffix)
         write_atomic(path, content, durable=False)
         return path
-
-    def store_if_possible(self, key: str, suffix: str, content: bytes | bytearray) -> None:
-        """Store the content and prune. On a full disk, nothing is stored: the next run makes the content again."""
-        with suppress(AdtrainError, OSError):
-            self.store(key, suffix, content)
-            self.prune()
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:

@@ -129,7 +129,7 @@ def custom_op(
             that it can be differentiated again. Without it, differentiating the operation is an error, unless no
             output is of floating point.
         numbers: the integers (int64_t) and floats (double) after the pointers. By default the size of the first output.
-            Compiling ``c`` fails where its parameters are of other types. In ``cuda`` they are not compared.
+            Compiling fails where a kernel's parameters are of other types.
         launch: the fields of the `CudaLaunch`, such as ``blocks``, ``threads``, ``shared``, ``definitions``. By default
             a grid-stride loop over the elements of the first output.
         residuals: so many of the last outputs are not returned; only ``vjp`` gets them.

@@ -77,7 +77,7 @@ def find(name: str, folder: Path = Path()) -> Plugin:
     except OSError as error:
         if path.exists():
             raise PluginError(f"{path}: cannot be read ({error.strerror})") from None
-        raise PluginError(f"{path}: there is no such plug-in; expected a Python file") from None
+        raise PluginError(f"{path}: found nothing, expected a Python file") from None
     return Plugin(name if module else path.name, path.resolve(), text, module)
 
 
@@ -106,7 +106,9 @@ def _installed(name: str) -> tuple[Path, str]:
         raise PluginError(f"{name}: the installed plug-in cannot be found: {error}") from None
     if spec is None or spec.origin is None:
         listed = ", ".join(sorted(entries)) or "none"
-        raise PluginError(f"{name}: expected a file whose name ends in .py, or an installed plug-in (found: {listed})")
+        raise PluginError(
+            f"{name}: found neither a name that ends in .py nor an installed plug-in; installed: {listed}"
+        )
     return Path(spec.origin), entries[name]
 
 

@@ -59,11 +59,11 @@ def speed(results: Results) -> str:
     parts = list[str]()
     for peer, name in PEERS.items():
         ranges = [(_ratios(found, peer), names) for names, found in _by_kind(results).items()]
-        times = [f"{min(found):.1f} to {max(found):.1f} times as long on {names}" for found, names in ranges if found]
-        parts.append(f"in {name} {'' if parts else 'a training step takes '}{' and '.join(times)}")
+        times = [f"{min(found):.1f} to {max(found):.1f} on {names}" for found, names in ranges if found]
+        parts.append(f"{name} {', '.join(times)}")
     return (
-        f"\n**Speed**: {', '.join(parts)}. Single operations can be slower than theirs: "
-        "[Performance](docs/performance.md).\n\n"
+        f"\n**Speed** of a training step, as another system's time over adtrain's: {'; '.join(parts)}. Above 1 adtrain "
+        "is faster. Single operations can be slower: [Performance](docs/performance.md).\n\n"
     )
 
 

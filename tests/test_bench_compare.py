@@ -135,7 +135,7 @@ def test_results_of_other_kinds_or_devices_are_an_error(tmp_path: Path) -> None:
         (None, "No such file"),
         ("{", "found no valid JSON"),
         ("[]", r"found \[\], expected an object"),
-        ('{"kind": "ops"}', "found no protocol, expected what adtrain writes"),
+        ('{"kind": "ops"}', "found no key protocol, expected a file that adtrain wrote"),
         ('{"kind": "x", "protocol": {"device_name": "y"}}', "kind: found 'x', expected 'ops', 'config', 'against' or"),
         (f"{RESULT}}}".replace("'x'", "7"), "protocol.device_name: found 7, expected a valid string"),
         (f"{RESULT}, 'n': NaN}}", "found no valid JSON"),

@@ -56,8 +56,9 @@ def test_documents_are_up_to_date(path: Path) -> None:
 def test_speed_is_the_range_of_the_fastest_form_of_each_peer() -> None:
     rows = [step("mlp", torch_eager=3.0, torch_compile=2.0), step("cnn", torch_eager=5.0, jax=1.5)]
     assert tables.speed({"steps": result(steps=rows)}) == (
-        "\n**Speed**: in PyTorch a training step takes 2.0 to 5.0 times as long on EPYC, in JAX 1.5 to 1.5 times as "
-        "long on EPYC. Single operations can be slower than theirs: [Performance](docs/performance.md).\n\n"
+        "\n**Speed** of a training step, as another system's time over adtrain's: PyTorch 2.0 to 5.0 on EPYC; JAX 1.5 "
+        "to 1.5 on EPYC. Above 1 adtrain is faster. Single operations can be slower: "
+        "[Performance](docs/performance.md).\n\n"
     )
 
 
@@ -113,7 +114,7 @@ def test_steps_of_many_networks_have_their_own_table() -> None:
         "| 10 of `mlp`, batch 64 | 3.14 | 4.00 (3.80 to 4.20) |\n"
         "| 1,000 of `mlp`, batch 64 | 0.0314 | 2.00 (1.90 to 2.10) |\n"
     )
-    assert "times as long" not in tables.speed({"many": result(steps=rows)})
+    assert " on " not in tables.speed({"many": result(steps=rows)})
 
 
 def test_rows_of_several_commits_name_them_and_align_peers() -> None:

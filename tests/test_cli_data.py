@@ -104,7 +104,7 @@ def test_inspect_counts_classes_and_columns(table: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ([], "data.label: missing, expected the column of "),
+        ([], "data.label: missing, expected the name of the column of "),
         (["lable=species"], "--set data.lable: unknown key; did you mean label?"),
         (["label=species", "test=1.5"], "--set data.test: found 1.5, expected a number in [0, 1)"),
         (["label=species", "channels=1"], "data.channels: an option of a folder of images, found a CSV file"),

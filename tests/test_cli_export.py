@@ -135,10 +135,13 @@ def test_safetensors_contains_the_runs_arrays(here: Path) -> None:
         np.testing.assert_array_equal(written[name], x)
 
 
-@pytest.mark.parametrize("name", ["model", "model.pt", "model.ONNX"])
-def test_an_unknown_extension_is_a_one_line_error(here: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("model", "no extension"), ("model.pt", "the extension .pt"), ("model.ONNX", "the extension .ONNX")],
+)
+def test_an_unknown_extension_is_a_one_line_error(here: Path, name: str, found: str) -> None:
     line = one_line(run("run", name, expect=2))
-    assert line == f"{name}: unknown extension {Path(name).suffix!r}, expected .c, .wasm, .html, .onnx, .safetensors"
+    assert line == f"{name}: found {found}, expected .c, .wasm, .html, .onnx, .safetensors"
 
 
 def test_writing_into_the_runs_folder_is_refused(here: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_peer_crops_at_every_position(tmp_path: Path) -> None:
     [
         (("--target", "0.9", "--against", "jax-scan"), "jax-scan: takes steps and runs operations, but no whole"),
         (("--target", "0.9", "--against", "toch"), "toch: no such peer; did you mean torch?"),
-        (("--target", "1.5"), "Invalid value for '--target'"),
+        (("--target", "1.5"), "Invalid value for '--target': found '1.5', expected a number from 0 to 1 (see"),
         (("--target", "0.9", "--set", "data.shards=2"), "--set data.shards: found 2, expected none"),
     ],
 )

@@ -62,12 +62,14 @@ def problems(folder: Path, text: str) -> list[str]:
          "model.layers[0].multihead_attention.key_dim: unknown key; the width of a head follows; remove it"),
         ("linear: 10", "Bidirectional: {gru: 10}",
          "model.layers[0]: unknown layer 'Bidirectional'; write bidirectional: true in rnn, lstm or gru"),
+        ("linear: 10", "relu 6", "model.layers[0]: unknown layer 'relu 6'; did you mean relu: 6?"),
         ("linear: 10", "patch_embedding: 4",
          "model.layers[0]: unknown layer 'patch_embedding'; did you mean patches?"),
         ("{sgd: 0.1}", "{sgd: {lr: 0.1, learning_rate: 0.1}}",
          "optimizer.sgd.learning_rate: unknown key; did you mean lr?"),
         ("{sgd: 0.1}", "{lr: 0.1}",
-         "optimizer: unknown optimizer 'lr'; an option follows the name of the optimizer, such as optimizer.sgd.lr"),
+         "optimizer: found the option lr, expected the name of the optimizer before it; write for example "
+         "optimizer.sgd.lr"),
         ("{sgd: 0.1}", "{name: sgd, lr: 0.1}", "optimizer: found a mapping with name, lr, expected one optimizer; the "
          "name is the key: write {sgd: {lr: ...}}"),
         ("cross_entropy", "{type: cross_entropy}",

@@ -26,8 +26,11 @@ def refusal(content: bytes) -> str:
         (b"mnist", f"c.yaml:1:1: found 'mnist', {EXPECTED}"),
         (b"a:\n\tb: 1\n", "c.yaml:2:1: found a tab, expected spaces: YAML indents with spaces only"),
         (b"a: b\n\tc: d\n", "c.yaml:2:1: found a tab, expected spaces: YAML indents with spaces only"),
-        (b"a: 'x\n", "c.yaml:2:1: not valid YAML: while scanning a quoted scalar, found unexpected end of stream"),
-        (b"a: b: c\n", "c.yaml:1:5: not valid YAML: mapping values are not allowed here"),
+        (b"a: 'x\n", "c.yaml:2:1: found the end of the text, expected a closing quote"),
+        (b"a: b: c\n", "c.yaml:1:5: found a key in a value, expected one key on a line; check the indentation, and "
+         "quote text that contains a colon"),
+        (b"a: @b\n", "c.yaml:1:4: not valid YAML: while scanning for the next token, found character '@' that cannot "
+         "start any token"),
         (b"a: 1\n---\nb: 2\n", "c.yaml:2:1: found a second document, expected one"),
         (b"a: \xff\n", "c.yaml:1:4: found the byte 0xff, expected UTF-8 text"),
         (b"a: 1\nb: \x07\n", "c.yaml:2:4: found the control character U+0007, expected text"),

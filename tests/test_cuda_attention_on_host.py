@@ -23,12 +23,15 @@ __all__ = ["host"]
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
 
 
-def check(host: Host, primitive: Primitive, tile: int, arrays: list[np.ndarray], params: dict[str, Any]) -> None:
+def check(
+    host: Host, primitive: Primitive, size: int, arrays: list[np.ndarray], params: dict[str, Any], macro: str = "TILE"
+) -> None:
+    """The kernel whose macro has the value ``size`` computes the reference."""
     types = [ArrayType(x.shape, x.dtype) for x in arrays]
     inputs = tuple(Variable(t, "gpu") for t in types)
     outputs = tuple(Variable(t, "gpu") for t in primitive.output_types(types, params))
     kernels = cuda_kernels(primitive.name, H200, *types, **params)
-    (kernel,) = (k for k in kernels if k.launches[-1].definitions.get("TILE") == tile)
+    (kernel,) = (k for k in kernels if k.launches[-1].definitions.get(macro) == size)
     found = host.computed(Equation(primitive, inputs, params, outputs), kernel, arrays)
     exact = primitive.reference(*arrays, **params)
     for x, expected in zip(found, exact if isinstance(exact, tuple) else (exact,), strict=True):
@@ -84,3 +87,17 @@ def test_self_attention_reads_and_writes_heads_in_place(host: Host, tile: int, w
     check(host, self_attention_p, tile, [x, *more], params)
     out, logsumexp = self_attention_p.reference(x, *more, **params)
     check(host, self_attention_grad_p, tile, [x, out, logsumexp, ct, *more], params)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize(
+    ("length", "width", "causal"), [pytest.param(16, 32, False, marks=pytest.mark.exhaustive), (8, 48, True)]
+)
+def test_short_self_attention_computes_infinities_too(host: Host, length: int, width: int, causal: bool) -> None:
+    rng = np.random.default_rng(0)
+    x, ct = (rng.normal(size=(32 // length, length, k * width)).astype(np.float32) for k in (6, 2))
+    x[0, -1, -1] = ct[-1, 0, 0] = np.inf
+    params = {"heads": 2, "causal": causal, "scale": 0.5, "dropout": 0.0, "stream": 7, "precision": "full"}
+    check(host, self_attention_p, length, [x], params, "SEQUENCE_ROWS")
+    out, logsumexp = self_attention_p.reference(x, **params)
+    check(host, self_attention_grad_p, length, [x, out, logsumexp, ct], params, "SEQUENCE_ROWS")

@@ -48,6 +48,7 @@ MAX_SPILLED = {
     "horizontal.cu": 1024,
     "reduce/reduce.cu": 64,
     "row_products.cu": 16,
+    "tiled_product.cu": 80,  # with 512 inputs and 128 columns; with fewer inputs or more columns none
 }
 """Bytes of registers that chosen kernels of a file spill at most; those of other files spill none. The ones in
 horizontal.cu are GEMMs of which RESIDENT blocks must fit on a multiprocessor (`codegen/horizontal.py`)."""

@@ -28,8 +28,8 @@ TOLERANCE = 5e-7
 @pytest.mark.parametrize(
     ("multiprocessors", "lengths"),
     [
-        (10, [(192, 132, 1056), (64, 260, 1060), (128, 128, 1040)]),  # a block begins and ends within tiles
-        (80, [(64, 64, 1030), (72, 80, 1056)]),  # more blocks than stages
+        (10, [(192, 132, 1056), (64, 260, 1060), (100, 49, 1037)]),  # a block begins and ends within tiles
+        (80, [(64, 64, 1030), (72, 33, 1055)]),  # more blocks than stages
     ],
 )
 def test_products_with_updates_are_right_wherever_blocks_divide_them(
@@ -45,12 +45,14 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
     drawn = [
         [rng.standard_normal(shape).astype(np.float32) for shape in ((k, m), (k, n), (m, n))] for m, n, k in lengths
     ]
-    drawn[0][0][7, 5] = np.inf
+    for a, _, _ in drawn:
+        a[7, 5] = np.inf
     given = [x for three in drawn for x in three]
 
     def f(*given: Any) -> Any:
         threes = zip(given[::3], given[1::3], given[2::3], strict=True)
-        updates = [w - 0.5 * ops.matmul(a, b, transpose_a=True) for a, b, w in threes]
+        momenta = [(0.9 * w + ops.matmul(a, b, transpose_a=True), w) for a, b, w in threes]
+        updates = [(v, w - 0.5 * v) for v, w in momenta]
         # Two sums of columns: the first has its own blocks; the blocks of the second product add the other one.
         return updates, ops.sum(given[1], 0) * 2.0, 1.0 - ops.sum(given[3], 0)
 
@@ -60,7 +62,8 @@ def test_products_with_updates_are_right_wherever_blocks_divide_them(
     known = dict(zip(program.inputs, given, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
     found = Host(tmp_path, compiled_code, target).computed(equation, None, [known[v] for v in equation.inputs])
     with np.errstate(invalid="ignore"):
-        exact = [w - 0.5 * (a.T.astype(float) @ b) for a, b, w in drawn]
+        momenta = [(0.9 * w + a.T.astype(float) @ b, w) for a, b, w in drawn]
+        exact = [x for v, w in momenta for x in (v, w - 0.5 * v)]
     exact += [2 * given[1].sum(0, dtype=float), 1 - given[3].sum(0, dtype=float)]
     for x, expected in zip(found, exact, strict=True):
         held = np.isfinite(expected)

@@ -13,12 +13,16 @@ from plugin_files import SQUARED, gradcheck, no_plugins
 import adtrain as ad
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.bench import text
 from adtrain.bench.ops import sweep
 from adtrain.bench.ops.table import Bench
 from adtrain.cli.main import cli
+from adtrain.core.array import Placeholder
 from adtrain.core.errors import OptionError, ShapeError, TraceError
 from adtrain.core.staging import stage
+from adtrain.core.target import H200
 from adtrain.custom_op import CustomOp, custom_op
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
@@ -33,6 +37,14 @@ void FN(scaled)(const Team *team, const T *x, const T *w, T *out, int64_t size, 
     int64_t begin, end;
     my_share(team, size, &begin, &end);
     for (int64_t i = begin; i < end; i++) out[i] = scale * x[i] * w[i];
+}
+"""
+
+SCALED_CUDA = """
+#include "common/common.cuh"
+KERNEL scaled(const T *__restrict__ x, const T *w, T *out, int64_t size, double scale) {
+    wait_for_inputs();
+    for (int64_t i = grid_index(); i < size; i += grid_size()) out[i] = scale * x[i] * w[i];
 }
 """
 
@@ -295,6 +307,19 @@ def test_numbers_of_other_types_than_the_kernel_declares_are_told(numbers: Any, 
         stage(lambda x, w: op(x, w, scale=2.0))(ad.array(X), ad.array(W))
 
 
+@pytest.mark.needs_nvrtc
+@pytest.mark.parametrize("parameter", ["float scale", "int64_t scale", "double scale, double more"])
+def test_a_cuda_kernel_whose_parameters_are_not_those_of_its_launch_does_not_compile(parameter: str) -> None:
+    op = scaled(cuda=SCALED_CUDA.replace("double scale", parameter))
+    types = [Placeholder(X.shape, X.dtype, "gpu") for _ in range(2)]
+    (equation,) = stage(lambda x, w: op(x, w, scale=2.0)).program(*types).equations
+    (launch,) = Lowering(H200).launches(equation)
+    message = r"test_custom_op.py\(\d+\): error: .*; expected void scaled\(const double \*, .*, int64_t, double\);"
+    assert isinstance(launch, LaunchPlan)
+    with pytest.raises(CudaCompilerError, match=message):
+        compiler.compile_source(launch.source, "90a")
+
+
 @pytest.mark.compiled
 def test_numbers_of_an_integer_in_one_call_and_a_float_in_another_are_told() -> None:
     op = scaled(numbers=lambda x, w, scale: (x.size, scale))
@@ -396,4 +421,4 @@ def test_a_file_without_operations_and_a_missing_file_are_told(tmp_path: Path) -
     assert "registers no operation with ad.custom_op or ad.register.op" in gradcheck(tmp_path, "x = 1\n").output
     result = CliRunner().invoke(cli, ["gradcheck", "--plugin", str(tmp_path / "none.py")])
     assert result.exit_code == 2
-    assert "there is no such plug-in" in result.output
+    assert "found nothing, expected a Python file" in result.output

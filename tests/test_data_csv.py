@@ -75,12 +75,12 @@ def test_rows_with_a_shape_are_uint8_if_all_values_are_pixels(tmp_path: Path) ->
         (
             IRIS,
             {},
-            "data.label: missing, expected the column of .*x.csv .*: the columns are length, width, species",
+            "data.label: missing, expected the name of the column of .*x.csv .*; the columns are length, width, ",
         ),
         (IRIS, {"label": "kind"}, "data.label: found 'kind', which is not a column of .*: the columns are length"),
         (IRIS, {"label": 3}, "data.label: found 3, which is not a column"),
         (IRIS, {"label": 2, "header": False}, r"x.csv:1: found 'length' in column 0, expected a finite number"),
-        ("1,2\n3,4\n", {}, "data.label: missing, .*: there is no header, the columns are 0 to 1"),
+        ("1,2\n3,4\n", {}, "data.label: missing, .*; there is no header, the columns are 0 to 1"),
         ("1,2\n3,4\n", {"label": "a"}, "data.label: found 'a', which is not a column"),
         (
             IRIS.replace("3.2", "?"),
@@ -100,9 +100,9 @@ def test_rows_with_a_shape_are_uint8_if_all_values_are_pixels(tmp_path: Path) ->
         (
             "a;b;label\n1;2;3\n",
             {},
-            "x.csv: found 1 columns, expected at least 2, separated by commas; set data.delimiter to ';'",
+            "x.csv: found 1 column, expected at least 2, separated by commas; set data.delimiter to ';'",
         ),
-        ("", {}, "x.csv: found 0 columns"),
+        ("", {}, "x.csv: found no lines, expected one for each example"),
         ("a,label\n", {}, "x.csv: found no rows"),
         ("a,label\n1,2\n", {"shape": (1, 2, 2)}, r"data.shape: found \[1, 2, 2\], but .* has images of shape \[1\]"),
     ],

@@ -105,7 +105,9 @@ def entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> En
 
 
 def test_a_data_set_is_fetched_once_and_can_be_loaded(entry: Entry, server: Server) -> None:
-    with pytest.raises(DataError, match=r"^the data set small is not on this machine; run adtrain data fetch small$"):
+    with pytest.raises(
+        DataError, match=r"^data.dataset: the data set small is not fetched yet; run adtrain data fetch small$"
+    ):
         data.load("small")
     seen: list[tuple[str, int, int | None]] = []
     folder = fetch.fetch(entry, report=lambda *chunk: seen.append(chunk))

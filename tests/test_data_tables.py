@@ -230,7 +230,7 @@ MIXED = "a,word,label\n1,x,0\n2,y,1\n"
         (
             MIXED.replace("y", "7"),
             {},
-            r"x.csv:2: found 'x' in column 1 \(word\), expected a finite number; a column of",
+            r"x.csv:2: found 'x' in column 1 \(word\), expected a finite number; if the column has",
         ),
         (MIXED.replace("2,y", "?,y"), {}, r"x.csv:3: found '\?' in column 0 \(a\), expected a finite number"),
         (MIXED.replace("x", "15_0").replace("y", "2_0"), {}, r"x.csv:2: found '15_0' in column 1"),
@@ -246,7 +246,7 @@ MIXED = "a,word,label\n1,x,0\n2,y,1\n"
         (
             MIXED,
             {"missing": "drop", "delimiter": ";"},
-            "found 1 columns, expected at least 2, separated by ';'; set data.delimiter to ','",
+            "found 1 column, expected at least 2, separated by ';'; set data.delimiter to ','",
         ),
         (MIXED.replace("word", "a"), {}, "x.csv:1: found two columns named a, expected different names"),
         (
@@ -264,7 +264,7 @@ MIXED = "a,word,label\n1,x,0\n2,y,1\n"
         (
             "a,label\n" + "".join(f"x{i},0\n" for i in range(1001)),
             {},
-            r"x.csv:1002: found 'x1000' in column 0 \(a\), expected at most 1,000 categories; the column",
+            r"x.csv:1002: found 'x1000' in column 0 \(a\), expected at most 1,000 categories; data.drop leaves",
         ),
     ],
 )

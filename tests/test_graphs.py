@@ -178,7 +178,7 @@ def test_a_function_is_drawn_with_the_names_of_its_arguments(tmp_path: Path) -> 
         (lambda: ad.graph(3), "jit: found 3, expected a function"),  # type: ignore[arg-type]
         (lambda: ad.graph(ops.sin, 1.0, after="fuse"), "unknown pass 'fuse'; "),
         (lambda: ad.graph(ops.sin, object()), "jit: found an argument of type object, expected arrays"),
-        (lambda: ad.graph(ops.sin, 1.0).save("sin.jpg"), "sin.jpg: unknown extension '.jpg', expected .svg, .png, "),
+        (lambda: ad.graph(ops.sin, 1.0).save("sin.jpg"), "sin.jpg: found the extension .jpg, expected .svg, .png, "),
     ],
 )
 def test_a_wrong_call_is_a_one_line_error(call: Any, message: str) -> None:

@@ -18,12 +18,12 @@ unchecked: Any = nn  # without types, because many of the calls below have argum
 @pytest.mark.parametrize(
     ("layer", "shape", "message"),
     [
-        (nn.Linear(3, in_features=5), (4,), "linear: in_features is 5, the input has 4 features: (4,)"),
+        (nn.Linear(3, in_features=5), (4,), "linear: in_features is 5, expected 4 for the input (4,)"),
         (nn.Linear(3), (), "linear: expected an input of shape (..., features), found ()"),
         (
             nn.Conv2d(8, kernel_size=3, in_channels=3),
             (1, 28, 28),
-            "conv2d: in_channels is 3, the input has 1 channels: (1, 28, 28)",
+            "conv2d: in_channels is 3, expected 1 for the input (1, 28, 28)",
         ),
         (
             nn.Conv2d(8, kernel_size=3),
@@ -52,7 +52,7 @@ unchecked: Any = nn  # without types, because many of the calls below have argum
         ),
         (nn.MaxPool2d(3), (4, 2, 9), "max_pool2d: kernel 3x3 is larger than the padded input 2x9"),
         (nn.AvgPool2d(2), (4,), "avg_pool2d: expected an input of shape (channels, height, width), found (4,)"),
-        (nn.BatchNorm2d(8), (4, 2, 2), "batch_norm2d: num_features is 8, the input has 4 channels: (4, 2, 2)"),
+        (nn.BatchNorm2d(8), (4, 2, 2), "batch_norm2d: num_features is 8, expected 4 for the input (4, 2, 2)"),
         (
             nn.BatchNorm1d(),
             (4, 2, 2),
@@ -60,7 +60,7 @@ unchecked: Any = nn  # without types, because many of the calls below have argum
         ),
         (nn.LayerNorm(5), (3, 4), "layer_norm: normalized_shape (5,) is not the end of the input's shape (3, 4)"),
         (nn.GroupNorm(2), (3,), "group_norm: the input's 3 channels are not a multiple of num_groups 2: (3,)"),
-        (nn.GroupNorm(2, num_channels=4), (6,), "group_norm: num_channels is 4, the input has 6 channels: (6,)"),
+        (nn.GroupNorm(2, num_channels=4), (6,), "group_norm: num_channels is 4, expected 6 for the input (6,)"),
         (nn.Softmax(2), (3,), "softmax: dim is 2, the input has 2 axes with the batch axis: (3,)"),
         (
             nn.LSTM(3),
@@ -68,7 +68,7 @@ unchecked: Any = nn  # without types, because many of the calls below have argum
             "lstm: expected an input of shape (length, features), found (1, 28, 28); write reshape: [28, 28] before it",
         ),
         (nn.GRU(3), (784,), "gru: expected an input of shape (length, features), found (784,)"),
-        (nn.RNN(3, input_size=4), (5, 3), "rnn: input_size is 4, the input has 3 features: (5, 3)"),
+        (nn.RNN(3, input_size=4), (5, 3), "rnn: input_size is 4, expected 3 for the input (5, 3)"),
         (nn.Reshape((2, 3)), (7,), "reshape: shape (2, 3) has 6 elements, the input 7: (7,)"),
         (
             nn.Residual(nn.Linear(3)),
@@ -117,7 +117,7 @@ def test_an_error_inside_containers_has_the_path_and_the_reason() -> None:
     with pytest.raises(nn.LayerError) as caught:
         nn.describe(model, (4,))
     assert caught.value.path == ("1", "1", "0")
-    assert caught.value.reason == "linear: in_features is 5, the input has 4 features: (4,)"
+    assert caught.value.reason == "linear: in_features is 5, expected 4 for the input (4,)"
 
 
 @pytest.mark.parametrize(

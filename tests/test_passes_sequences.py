@@ -191,6 +191,20 @@ def test_sums_of_columns_match_the_reference(rows: int, columns: int, small_host
     check_launches(small_host, program, arrays)
 
 
+@pytest.mark.parametrize(("shape", "others"), [((80, 16, 64), [(80, 1, 64), (16, 1)]), ((700, 20, 6), [(20, 6), (6,)])])
+def test_sums_of_columns_of_broadcasts_match_the_reference(
+    shape: tuple[int, ...], others: list[tuple[int, ...]], small_host: Host
+) -> None:
+    def f(x: Any, w: Any, *ys: Any) -> Any:
+        return [w - 0.1 * ops.sum(x * y, 0) for y in ys]
+
+    arrays = [drawn(*shape), drawn(shape[-1]), *(drawn(*other) for other in others)]
+    program = for_gpu(traced(f, arrays))
+    assert names(program) == ["horizontal"]
+    assert names(program.equations[0].params["body"]) == ["column_sum"] * len(others)
+    check_launches(small_host, program, arrays)
+
+
 @pytest.mark.parametrize(("rows", "launches"), [(2048, 2), (1021, 1)])
 def test_blocks_divide_the_rows_of_a_long_sum_of_few_columns(rows: int, launches: int, small_host: Host) -> None:
     def f(x: Any, y: Any, w: Any) -> Any:

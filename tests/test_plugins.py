@@ -394,8 +394,11 @@ def test_a_changed_plugin_replaces_what_it_registered(here: Path) -> None:
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("[none.py]", "2:11: plugins[0]: none.py: there is no such plug-in; expected a Python file"),
-        ("[none]", "2:11: plugins[0]: none: expected a file whose name ends in .py, or an installed plug-in (found: "),
+        ("[none.py]", "2:11: plugins[0]: none.py: found nothing, expected a Python file"),
+        (
+            "[none]",
+            "2:11: plugins[0]: none: found neither a name that ends in .py nor an installed plug-in; installed: ",
+        ),
         ("mine.py", "2:10: plugins: found 'mine.py', expected a list"),
         ("[1]", "2:11: plugins[0]: found 1, expected a mapping"),
         ("[{file: mine.py, sha: 1}]", "2:27: plugins[0].sha: unknown key; did you mean sha256?"),

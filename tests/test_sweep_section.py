@@ -125,6 +125,10 @@ def test_mistakes_are_refused_with_their_place(tmp_path: Path, section: str, mes
             "c.yaml:12:22: optimizer.sgd.lr: found sgd, expected adam, the config's optimizer; "
             "to train with both, sweep optimizer: [adam, sgd] with their options",
         ),
+        (
+            "optimizer.adm.lr: [0.1, 1]",
+            "c.yaml:12:22: optimizer.adm.lr: unknown optimizer 'adm'; did you mean adam?",
+        ),
         ("model.layers.7.linear: [1]", "c.yaml:12:27: found the index 7, expected one from 0 to 1"),
     ],
 )

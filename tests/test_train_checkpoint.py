@@ -71,7 +71,7 @@ CHANGES: list[tuple[Any, str]] = [
     (lambda t, a: a.update(kind="model"), "is not a checkpoint; expected a run's last.safetensors or best.safetensors"),
     (lambda t, a: a.update(config=7), "metadata: config: found 7, expected a valid string"),
     (lambda t, a: a.update(progress=[1]), "metadata: progress: found [1], expected an object"),
-    (lambda t, a: a["progress"].pop("step"), "metadata: found no progress.step"),
+    (lambda t, a: a["progress"].pop("step"), "metadata: found no key progress.step"),
     (lambda t, a: a["progress"].update(step=float("nan")), "metadata: progress.step: found nan, expected an integer"),
     (lambda t, a: a["progress"].update(loss=float("nan")), "metadata: progress.loss: found nan, expected a number"),
     (lambda t, a: a["progress"].update(epoch=-1), "metadata: progress.epoch: found -1, expected a positive integer"),

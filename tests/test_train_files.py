@@ -234,7 +234,7 @@ UNFIT = "found metadata that do not fit the model of config.yaml, train again"
         ({"std": [1e-300]}, UNFIT),
         ({"scale": 3}, UNFIT),
         ({"image_shape": [1, 3, 3]}, UNFIT),
-        ({"image_shape": [36]}, "metadata: found no image_shape[1], expected what adtrain writes"),
+        ({"image_shape": [36]}, "metadata: found no key image_shape[1], expected a file that adtrain wrote"),
         ({"mean": "x"}, "metadata: mean: found 'x', expected a valid array"),
         ({"classes": [1]}, "metadata: classes[0]: found 1, expected a valid string"),
     ],
@@ -257,7 +257,7 @@ def test_metadata_that_do_not_fit_the_model_are_refused(run: Path, change: dict[
         (b"not a model at all", "cannot be read as safetensors ("),
         (safetensors_numpy.save({"a": np.zeros(2)}), "found no adtrain metadata"),
         (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{"}), "metadata: found no valid JSON"),
-        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{}"}), "metadata: found no version, expected"),
+        (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "{}"}), "metadata: found no key version, expected"),
         (safetensors_numpy.save({"a": np.zeros(2)}, {"adtrain": "[1]"}), "metadata: found [1], expected an object"),
     ],
 )

@@ -320,10 +320,10 @@ def test_the_file_at_test_path_must_have_the_characters_of_the_training(tmp_path
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--temperature", "0"], "found 0, expected a finite number above 0"),
-        (["--temperature", "nan"], "found nan, expected a finite number above 0"),
+        (["--temperature", "0"], "found '0', expected a number above 0"),
+        (["--temperature", "nan"], "found 'nan', expected a finite number above 0"),
         (["--prompt", "xaéx\x1b"], r"found 'x', 'é', '\x1b' in the prompt, expected characters of the text"),
-        (["--length", "0"], "0 is not in the range x>=1"),
+        (["--length", "0"], "found '0', expected a whole number of at least 1"),
     ],
 )
 def test_a_sample_with_wrong_options_is_an_error(trained: Path, options: list[str], expected: str) -> None:

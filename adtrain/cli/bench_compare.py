@@ -19,13 +19,14 @@ from adtrain.cli.names import ConfigName
 from adtrain.cli.op_option import op_option, select_ops
 from adtrain.cli.options import FilePath, autotune_option, device_option, resolve_device, set_autotune, set_option
 from adtrain.cli.output import progress
+from adtrain.cli.values import Whole
 
 
 @click.command(short_help="Compare with PyTorch, JAX and NumPy.")
 @click.argument("wanted", metavar="PEER,...", type=PEER_LIST)
 @click.argument("configs", metavar="[CONFIG|RUN]...", nargs=-1, type=ConfigName())
 @op_option(case.op for case in op_cases.cases("cpu"))
-@click.option("--members", type=click.IntRange(min=1), metavar="N", help="Train N networks together, with N seeds.")
+@click.option("--members", type=Whole(min=1), metavar="N", help="Train N networks together, with N seeds.")
 @set_option
 @device_option
 @autotune_option

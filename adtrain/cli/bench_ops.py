@@ -17,6 +17,7 @@ from adtrain.cli.bench_output import Output, output_options
 from adtrain.cli.op_option import op_option, own_ops, select_ops
 from adtrain.cli.options import autotune_option, device_option, plugin_option, set_autotune
 from adtrain.cli.output import progress
+from adtrain.cli.values import OneOf
 from adtrain.plugins import find
 
 
@@ -25,7 +26,7 @@ from adtrain.plugins import find
 @click.option("--sizes", type=Numbers(), help="Sizes instead of the default ones.")
 @click.option(
     "--dtype",
-    type=click.Choice(DTYPES),
+    type=OneOf(DTYPES),
     metavar="TYPE",
     default="float32",
     show_default=True,

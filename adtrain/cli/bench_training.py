@@ -25,6 +25,7 @@ from adtrain.cli.options import (
     set_option,
 )
 from adtrain.cli.output import progress
+from adtrain.cli.values import Whole
 from adtrain.files import write_atomic
 from adtrain.plugins import find
 
@@ -67,8 +68,12 @@ def step(
 
 @click.command(short_help="Time the training step of a config on several numbers of ranks.")
 @click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
-@click.option("--ranks", type=Numbers(), default=(1, 2), show_default="1,2", help="Numbers of processes.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=128, show_default=True, help="Images of one rank.")
+@click.option(
+    "--ranks", metavar="N,...", type=Numbers(), default="1,2", show_default=True, help="Numbers of processes."
+)
+@click.option(
+    "--batch-size", metavar="N", type=Whole(min=1), default=128, show_default=True, help="Images of one rank."
+)
 @click.option(
     "--against",
     "peers",
@@ -101,7 +106,8 @@ def scaling(
 @click.option("--against", "wanted", metavar="PEER,...", type=PEER_LIST, help="Peers to start as well.")
 @click.option(
     "--samples",
-    type=click.IntRange(1, 100),
+    metavar="N",
+    type=Whole(1, 100),
     default=3,
     show_default=True,
     help="Processes with empty caches, and as many with filled ones.",

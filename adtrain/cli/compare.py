@@ -42,12 +42,14 @@ class _Run(NamedTuple):
 
 @click.command(short_help="Tabulate how runs and their configs differ.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
-@click.option("--sort", metavar="METRIC", help="Best run first: accuracy, loss, rmse, ..., training or steps.")
+@click.option(
+    "--sort", metavar="METRIC", help="Sort by this, the best run first: accuracy, loss, rmse, ..., training or steps."
+)
 @json_option
 def command(runs: tuple[Path, ...], sort: str | None, as_json: bool) -> None:
     """Tabulate the results of the runs in the folders RUN, and how their configs differ. Plug-ins are not run.
 
-    RUN can be the folder of a sweep: then its best member, and the median of its members, are tabulated.
+    RUN can be the folder of a sweep. Then the table has its best member and the median of its members.
     """
     if any(map(is_sweep, runs)):
         _compare_sweeps(runs, sort, as_json)

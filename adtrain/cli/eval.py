@@ -20,6 +20,7 @@ from adtrain.cli.options import (
 )
 from adtrain.cli.output import print_json, show
 from adtrain.cli.precision import note_precision
+from adtrain.cli.values import Whole
 from adtrain.config import build, is_sweep
 from adtrain.config.records import plain
 from adtrain.sweeps import ensemble
@@ -39,7 +40,7 @@ from adtrain.training.evaluation import named_metrics
     help="A file or folder to evaluate on: its test part, or all of it if it has none. Options of the run's section "
     "data that fit its format apply.",
 )
-@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Of a sweep: its N best members; by default all.")
+@click.option("--top", type=Whole(min=1), metavar="N", help="With a sweep: take its N best members; by default all.")
 @set_option
 @device_option
 @autotune_option
@@ -57,7 +58,8 @@ def command(
 ) -> None:
     """Measure loss and metrics of the run in the folder RUN on the test examples of its config, or on those at PATH.
 
-    Of a sweep: of the ensemble of its members, the mean of their probabilities, or of the numbers they predict.
+    If RUN is the folder of a sweep, its members are an ensemble: its prediction is the mean of their probabilities, or
+    of the numbers that they predict.
     """
     set_autotune(device, autotune)
     if is_sweep(run):

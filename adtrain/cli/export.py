@@ -16,6 +16,7 @@ from adtrain.cli.export_check import comparison_lines, note_float32, test_images
 from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, json_option, trust_options
 from adtrain.cli.output import print_json, show
+from adtrain.cli.values import Number, Whole
 from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
@@ -35,20 +36,20 @@ Format = Callable[[TrainedModel, Path], tuple[dict[Path, bytes], dict[str, Any]]
 @click.command(short_help="Write a trained run as C, a page, ONNX, or weights for PyTorch.")
 @click.argument("run", type=RunPath())
 @click.argument("output", metavar="FILE", type=FilePath())
-@click.option("--member", type=click.IntRange(min=0), metavar="N", help="Of a sweep: this member, by default the best.")
+@click.option("--member", type=Whole(min=0), metavar="N", help="With a sweep: write this member; by default the best.")
 @click.option("--weights", metavar="FILE", type=FilePath(), help="C: write the weights to this file.")
 @click.option("--simd", is_flag=True, help="C: use the vector extensions of gcc and clang, for speed.")
 @click.option("--int8", is_flag=True, help="C: weights and activations of 8 bits, by integer arithmetic alone.")
 @click.option(
     "--max-loss",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="POINTS",
     help="With --int8: percentage points of accuracy that it may lose before the exit code is 1. [default: 0.2]",
 )
 @click.option("--training", is_flag=True, help="C: also a function that makes one training step.")
 @click.option(
     "--batch-size",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     metavar="N",
     help="With --training: images of a step. [default: as many as in the run]",
 )
@@ -69,20 +70,21 @@ def command(
 ) -> None:
     """Write the run in the folder RUN to a file, in the format of its extension. An existing file is replaced.
 
-    FILE.c, with FILE.h beside it, is the whole network as C99 that needs only the C library. It is compiled, and its
-    predictions for the test images are compared with the run's; exit code 1 if one differs.
+    FILE.c is the whole network as C99, with a header FILE.h. It needs only the C library. The command compiles it and
+    compares its predictions for the test images with the run's.
 
-    FILE.wasm is the network as WebAssembly, and FILE.html a page that runs it on what is drawn or dropped. Both need
-    clang and lld.
+    FILE.wasm is the network as WebAssembly. FILE.html is a page that runs it on a drawing or a file. Both need clang
+    and lld.
 
-    RUN can be the folder of a sweep: then its best member, or --member N, is written, also as a run into the sweep's
-    folder.
+    FILE.onnx is the whole network in float32, from the data set's images to probabilities, or to predicted numbers in
+    original units. If onnxruntime is installed, its predictions for the test images are compared with the run's.
 
-    FILE.onnx contains the whole network in float32, from the data set's images to probabilities, or to predicted
-    numbers in original units. If onnxruntime is installed, its predictions for the test images are compared with the
-    run's; exit code 1 if one differs.
+    FILE.safetensors has the weights with PyTorch's names, for load_state_dict of the same network.
 
-    FILE.safetensors contains the weights with PyTorch's names, for load_state_dict of the same network.
+    The exit code is 1 if a compared prediction differs.
+
+    RUN can be the folder of a sweep. Then the command writes its best member, or member N with --member N. That member
+    also becomes a run in the sweep's folder.
     """
     options = export_c.Options(weights, simd, int8, max_loss, training, batch_size)
     formats: dict[str, Format] = {
@@ -93,7 +95,8 @@ def command(
         ".safetensors": _safetensors,
     }
     if output.suffix not in formats:
-        raise AdtrainError(f"{output}: unknown extension {output.suffix!r}, expected {', '.join(formats)}")
+        found = f"the extension {output.suffix}" if output.suffix else "no extension"
+        raise AdtrainError(f"{output}: found {found}, expected {', '.join(formats)}")
     options.check(output)
     if output.suffix == ".safetensors" and os.path.realpath(output.parent) == os.path.realpath(run):
         raise AdtrainError(

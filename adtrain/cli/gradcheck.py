@@ -15,6 +15,7 @@ from adtrain.cli.names import ConfigName
 from adtrain.cli.op_option import op_option, own_ops, select_ops
 from adtrain.cli.options import device_option, json_option
 from adtrain.cli.output import print_json, show
+from adtrain.cli.values import OneOf
 from adtrain.gradcheck import Row
 from adtrain.plugins import find
 from adtrain.table import Column, render, terminal_width
@@ -36,7 +37,7 @@ PARAMETERS = (Column("parameter", text=True), *OUTCOME)
     metavar="FILE",
     help="Check the operations of this file, or run it before CONFIG; repeatable.",
 )
-@click.option("--order", type=click.Choice(["1", "2"]), help="Check only first, or only second derivatives.")
+@click.option("--order", type=OneOf(["1", "2"]), help="Check only first, or only second derivatives.")
 @device_option
 @json_option
 def command(

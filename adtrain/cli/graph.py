@@ -40,9 +40,9 @@ def command(
 ) -> None:
     """Draw the network of CONFIG, or of the run in the folder RUN: its layers, or with --program a training step.
 
-    In a step, forward runs down the left, backward up the right, and the update is at the far right. What is kept for
-    backward is drawn between them, with its bytes. FILE.html is an interactive page: a click on a box shows its
-    equations, and a slider shows the step after each pass of the compiler.
+    In a step, forward runs down the left and backward up the right. Between them are the arrays that are kept for
+    backward, with their bytes. The update is at the far right. FILE.html is an interactive page: a click on a box shows
+    its equations, and a slider shows the step after each pass of the compiler.
 
     PNG needs `pip install 'adtrain[report]'`. Nothing is trained.
     """

@@ -16,8 +16,8 @@ from adtrain.training import proposal
 def command(source: str, overrides: tuple[str, ...]) -> None:
     """Print a config that trains on the data at PATH or data set NAME: adtrain new flowers.csv > flowers.yaml.
 
-    The column to predict of a table is the one named label, class, target or y, or else the last one. Texts and few
-    different integers are classes, other numbers are targets.
+    In a table, the column to predict is the one named label, class, target or y, otherwise the last one. Texts and
+    integers with few different values are classes. Other numbers are targets.
     """
     named = source in data.CATALOGUE
     section = config.load_data({"dataset" if named else "path": source}, overrides)

@@ -11,6 +11,7 @@ from typing import Any, cast
 import click
 
 from adtrain.cli.output import QUIET, progress
+from adtrain.cli.values import OneOf
 from adtrain.core.backend import backend, usable_device
 from adtrain.distributed.environment import place
 
@@ -38,7 +39,7 @@ def resolve_device(device: str, before_note: Callable[[], object] | None = None)
 def _device_option(is_resolved: Callable[[click.Context], bool]) -> Callable[[Any], Any]:
     return click.option(
         "--device",
-        type=click.Choice(["auto", "cpu", "gpu"]),
+        type=OneOf(["auto", "cpu", "gpu"]),
         default="auto",
         show_default=True,
         callback=lambda ctx, param, value: resolve_device(value) if is_resolved(ctx) else value,
@@ -55,12 +56,12 @@ unresolved_device_option = _device_option(lambda ctx: place(os.environ) is not N
 
 autotune_option = click.option(
     "--autotune",
-    type=click.Choice(["off", "cached", "full"]),
+    type=OneOf(["off", "cached", "full"]),
     metavar="MODE",
     default="cached",
     show_default=True,
-    help="Which of its kernels a GPU uses. off: the first; cached: the fastest of those measured before; full: the "
-    "fastest, measured first.",
+    help="How a GPU chooses a kernel for an operation. off: by estimated times; cached: by times from earlier "
+    "measurements, where there are any; full: by times that are measured first.",
 )
 """`--autotune off|cached|full`, passed to the command as `autotune`; see `set_autotune`."""
 
@@ -120,7 +121,7 @@ plugin_option = click.option(
     "plugins",
     multiple=True,
     metavar="FILE",
-    help="Run this Python file, a plug-in, first; repeatable.",
+    help="Run this plug-in, a Python file, first; repeatable.",
 )
 """`--plugin FILE`, repeatable; passed to the command as `plugins`."""
 

@@ -13,6 +13,7 @@ from adtrain.cli.names import RunPath
 from adtrain.cli.options import FilePath, device_option, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.precision import note_precision
+from adtrain.cli.values import OneOf, Whole
 from adtrain.data import DataError, text_file
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import Trust, inputs, model_file, sampling
@@ -22,7 +23,7 @@ from adtrain.training.inputs import Choice, ImageOptions
 
 INPUT, RANK = Column("input", text=True), Column("rank")
 CLASS = Column("class", text=True), Column("probability")
-CHOICES = click.Choice(["auto", "yes", "no"])
+CHOICES = OneOf(["auto", "yes", "no"])
 BROKEN_INPUT = 2
 """The exit code if an input cannot be read."""
 
@@ -39,16 +40,14 @@ class Predicted(NamedTuple):
 @click.command(short_help="Apply a trained run to images, rows of tables or texts.")
 @click.argument("run", type=RunPath())
 @click.argument("paths", metavar="INPUT...", nargs=-1, required=True, type=FilePath())
-@click.option(
-    "--top-k", type=click.IntRange(min=1), metavar="N", help="Print the N most probable classes. [default: 1]"
-)
+@click.option("--top-k", type=Whole(min=1), metavar="N", help="Print the N most probable classes. [default: 1]")
 @click.option(
     "--invert",
     type=CHOICES,
     default="auto",
     show_default=True,
-    help="Invert PNG and JPEG images. auto: grey images with a light background, if the training images have a dark "
-    "one, or the reverse.",
+    help="Invert PNG and JPEG images. auto: invert grey images with a light background if the training images have a "
+    "dark one, and the reverse.",
 )
 @click.option(
     "--center",
@@ -71,18 +70,22 @@ def command(
     trust: Trust,
     as_json: bool,
 ) -> None:
-    """Classify images or rows with the run in the folder RUN; print the best class of each, and its probability.
+    """Classify images or rows with the run in the folder RUN. Print the most probable class of each, and its
+    probability.
 
-    A run that predicts numbers prints those in their original units; one with several labels, their probabilities.
+    A run that predicts numbers prints them in their original units. A run with several labels prints the probability
+    of each label.
 
-    An INPUT is a PNG or JPEG file, which is converted to grey or RGB and resized as the run requires, a folder of such
-    files, or an IDX file (optionally gzip-compressed) with images of the size that the run was trained on. It is a CSV
-    or TSV table with the columns that the run was trained on, in any order; other columns are ignored. Or it is an NPZ
-    file with rows or images in the array X or images.
+    An INPUT is a file in one of these formats, or a folder of PNG and JPEG files:
 
-    For a run that was trained on text an INPUT is a text file; its next character is predicted.
+    \b
+    PNG, JPEG  an image; it is converted to grey or RGB, and resized
+    IDX        images of the size of the training images, also as .gz
+    CSV, TSV   a table with the columns of the training, in any order
+    NPZ        rows or images, in the array X or images
+    text       for a run on text, which predicts the next character
 
-    An input that cannot be read is reported, the others are predicted, and the exit code is 2.
+    An input that cannot be read is reported. The others are predicted, and the exit code is 2.
     """
     trained = model_file.load(run, device, trust)
     if top_k is not None and trained.targets:

@@ -12,6 +12,7 @@ from adtrain.cli.bench_output import Output
 from adtrain.cli.names import ConfigName, NameOf
 from adtrain.cli.options import FilePath, autotune_option, device_option, json_option, set_autotune, set_option
 from adtrain.cli.output import progress
+from adtrain.cli.values import Number, Whole
 
 RACERS = [name for peer in PEERS if peer.races for name in (peer.package, peer.name)]
 
@@ -20,14 +21,12 @@ RACERS = [name for peer in PEERS if peer.races for name in (peer.package, peer.n
 @click.argument("config_path", metavar="CONFIG|RUN", type=ConfigName())
 @click.option(
     "--target",
-    type=click.FloatRange(0, 1),
+    type=Number(0, 1),
     required=True,
     metavar="A",
     help="Test accuracy to reach, such as 0.99.",
 )
-@click.option(
-    "--seeds", type=click.IntRange(1, 1000), default=20, show_default=True, metavar="N", help="Number of trainings."
-)
+@click.option("--seeds", type=Whole(1, 1000), default=20, show_default=True, metavar="N", help="Number of trainings.")
 @click.option(
     "--against", "wanted", metavar="PEER,...", type=NameOf(RACERS, separator=","), help="Peers that train the same."
 )

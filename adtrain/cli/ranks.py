@@ -12,6 +12,7 @@ import click
 
 from adtrain.cli.options import LAUNCHING
 from adtrain.cli.output import message
+from adtrain.cli.values import Number, Whole
 from adtrain.distributed.environment import place
 from adtrain.distributed.launch import launch
 from adtrain.distributed.session import joined
@@ -38,7 +39,7 @@ def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
 
     ranks_option = click.option(
         "--ranks",
-        type=click.IntRange(1, MOST_RANKS),
+        type=Whole(1, MOST_RANKS),
         metavar="N",
         is_eager=True,
         callback=is_launching,
@@ -47,11 +48,11 @@ def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     timeout_option = click.option(
         "--timeout",
-        type=click.FloatRange(min=1),
+        type=Number(min=1),
         metavar="S",
         default=300.0,
         show_default=True,
-        help="With several processes: end all if one does not answer for S seconds.",
+        help="With several processes: end all of them if one does not answer for S seconds.",
     )
     decorated: Callable[..., None] = ranks_option(timeout_option(as_rank))
     return decorated

@@ -36,13 +36,13 @@ def command(runs: tuple[Path, ...], output: Path | None, device: str, trust: Tru
     """Write an HTML file about the run in the folder RUN: network, results, learning curves, predictions, and where
     the time went.
 
-    Of several runs the page has the results, the differences of the configs, and the learning curves in common charts.
-    Runs that differ only in the seed are one curve, their mean, in a band from the smallest to the largest value.
+    For several runs the page shows the results, the differences of the configs, and the learning curves in common
+    charts. Runs that differ only in the seed are one curve: their mean, in a band from the lowest to the highest value.
 
-    RUN can be the folder of a sweep: then the page has the ranking, the values of the members as parallel coordinates,
-    and the learning curves of the best settings, and links to the report of the best member.
+    RUN can be the folder of a sweep. Then the page shows the ranking, the values of the members as parallel
+    coordinates, and the learning curves of the best settings. It links to the report of the best member.
 
-    The file needs no network. If a run is unfinished or its data are missing, the page lacks some parts and says so.
+    The page works offline. If a run is unfinished or its data are missing, the page lacks some parts and says so.
     """
     if len(runs) > 1:
         if output is None:

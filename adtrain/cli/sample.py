@@ -13,13 +13,14 @@ from adtrain.cli.names import RunPath
 from adtrain.cli.options import device_option, json_option, trust_options
 from adtrain.cli.output import print_json, show
 from adtrain.cli.precision import note_precision
+from adtrain.cli.values import Number, Whole
 from adtrain.core.errors import AdtrainError
 from adtrain.training import Trust, model_file, sampling
 
 
 def _checked_temperature(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    if not 0 < value < math.inf:
-        raise click.BadParameter(f"found {value:g}, expected a finite number above 0", ctx, param)
+    if not math.isfinite(value):
+        raise click.BadParameter(f"found {str(value)!r}, expected a finite number above 0", ctx, param)
     return value
 
 
@@ -27,7 +28,7 @@ def _checked_temperature(ctx: click.Context, param: click.Parameter, value: floa
 @click.argument("run", type=RunPath())
 @click.option(
     "--length",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     metavar="N",
     default=500,
     show_default=True,
@@ -35,7 +36,7 @@ def _checked_temperature(ctx: click.Context, param: click.Parameter, value: floa
 )
 @click.option(
     "--temperature",
-    type=float,
+    type=Number(min=0, min_open=True),
     metavar="T",
     default=1.0,
     show_default=True,
@@ -45,7 +46,7 @@ def _checked_temperature(ctx: click.Context, param: click.Parameter, value: floa
 @click.option("--prompt", metavar="TEXT", default="", help="The text to continue; by default a new line begins.")
 @click.option(
     "--seed",
-    type=click.IntRange(0, 2**64 - 1),
+    type=Whole(0, 2**64 - 1),
     metavar="N",
     default=0,
     show_default=True,
@@ -57,10 +58,10 @@ def _checked_temperature(ctx: click.Context, param: click.Parameter, value: floa
 def command(
     run: Path, length: int, temperature: float, prompt: str, seed: int, device: str, trust: Trust, as_json: bool
 ) -> None:
-    """Print the prompt and LENGTH further characters, each drawn from the probabilities of the network in the folder
-    RUN. The same seed gives the same text.
+    """Print the prompt and further characters. Each is drawn from the probabilities that the network of the run in the
+    folder RUN gives after the characters before it. The same seed gives the same text.
 
-    Control characters other than line feeds are printed as escapes; with --json the text is as it is.
+    Control characters other than line feeds are printed as escapes. With --json the text is unchanged.
     """
     trained = model_file.load(run, device, trust)
     if not trained.config.data.is_text:

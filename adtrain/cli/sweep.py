@@ -24,6 +24,7 @@ from adtrain.cli.options import (
 from adtrain.cli.output import is_quiet, message, print_json, progress, show
 from adtrain.cli.stop_signals import stop_signals
 from adtrain.cli.sweep_report import plan_lines, plan_values, ranking_lines, summary_lines, time_line
+from adtrain.cli.values import Whole
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import place
@@ -42,15 +43,18 @@ MAX_ROWS = 10
 @click.option(
     "--resume", "sweep", type=RunPath(), metavar="SWEEP", help="Continue a sweep that was stopped: its folder."
 )
-@click.option("--halving", is_flag=True, help="Drop the worse half of the members after 1, 2, 4, ... epochs.")
+@click.option("--halving", is_flag=True, help="Stop the worse half of the members after 1, 2, 4, ... epochs.")
 @click.option(
-    "--by", "rank_by", metavar="METRIC", help="Rank by this, such as validation_accuracy; overrides sweep.rank_by."
+    "--by",
+    "rank_by",
+    metavar="METRIC",
+    help="Rank by this metric, such as validation_accuracy; overrides sweep.rank_by.",
 )
 @click.option(
     "--at-once",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     metavar="N",
-    help="Train at most N members of a group at a time; by default as many as the device's memory holds.",
+    help="Train at most N members of a group at the same time; by default as many as fit into the device's memory.",
 )
 @click.option("--output-dir", type=FilePath(), metavar="DIR", help="The sweep's folder; by default runs/NAME-sweep.")
 @device_option
@@ -76,11 +80,13 @@ def command(
     all_rows: bool,
     as_json: bool,
 ) -> None:
-    """Train the members of the sweep that the section `sweep` of CONFIG describes.
+    """Train many variants of CONFIG together. The section `sweep` of CONFIG says which.
 
-    Members that differ in seeds, learning rates and other numbers of the optimizer, or in their schedules, are one
-    Program; members with other layers or options are groups of their own. A member has the same result whichever others
-    are trained beside it. Writes metrics, states and a ranking into the sweep's folder, and the best member as a run.
+    A variant is a member of the sweep. Members that differ only in seeds, schedules, learning rates and other numbers
+    of the optimizer are one group, and are trained as one compiled program. Other differences, such as layers, make
+    groups of their own. The result of a member does not depend on the other members.
+
+    The sweep's folder gets metrics, states and a ranking, and the best member as a run.
     """
     if (config_path is None) == (sweep is None):
         raise click.UsageError(

@@ -26,6 +26,7 @@ from adtrain.cli.ranks import ranks_options
 from adtrain.cli.repeat import repeat
 from adtrain.cli.train_report import MAX_ROWS, report
 from adtrain.cli.train_run import display_of, in_thread, new_folder, profile_and_summarize, run_training
+from adtrain.cli.values import Whole
 from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.config.sweep_section import MAX_MEMBERS
@@ -44,19 +45,15 @@ MOST_PROFILED_STEPS = 10_000
 @click.command(short_help="Train the network that a config describes.")
 @click.argument("config_path", metavar="[CONFIG]", required=False, type=ConfigName())
 @click.option("--resume", "run", type=RunPath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
-@click.option("--override", is_flag=True, help="Resume a run even if its config has changed.")
+@click.option("--override", is_flag=True, help="Resume a run even if its config or data have changed.")
 @unresolved_device_option
 @ranks_options
 @autotune_option
-@click.option(
-    "--epochs", type=click.IntRange(min=1), metavar="N", help="Passes over the data; overrides training.epochs."
-)
-@click.option(
-    "--steps", type=click.IntRange(min=1), metavar="N", help="Maximum number of steps; overrides training.steps."
-)
+@click.option("--epochs", type=Whole(min=1), metavar="N", help="Passes over the data; overrides training.epochs.")
+@click.option("--steps", type=Whole(min=1), metavar="N", help="Maximum number of steps; overrides training.steps.")
 @click.option(
     "--seed",
-    type=click.IntRange(0, 2**64 - 1),
+    type=Whole(0, 2**64 - 1),
     metavar="N",
     help="Seed of all random numbers; overrides training.seed.",
 )
@@ -71,7 +68,7 @@ MOST_PROFILED_STEPS = 10_000
 @trust_option
 @click.option(
     "--profile-steps",
-    type=click.IntRange(min=0, max=MOST_PROFILED_STEPS),
+    type=Whole(min=0, max=MOST_PROFILED_STEPS),
     metavar="N",
     default=10,
     show_default=True,
@@ -82,13 +79,13 @@ MOST_PROFILED_STEPS = 10_000
 @click.option(
     "--repeat",
     "repeats",
-    type=click.IntRange(2, 1000),
+    type=Whole(2, 1000),
     metavar="N",
     help="Train N times, from seed, seed + 1, ..., into runs/NAME-seed0, ... or DIR/seed0, ..., and tabulate the runs.",
 )
 @click.option(
     "--members",
-    type=click.IntRange(1, MAX_MEMBERS),
+    type=Whole(1, MAX_MEMBERS),
     metavar="N",
     help="Train N networks together, from seed, seed + 1, ..., as adtrain sweep does, into runs/NAME-sweep or DIR.",
 )
@@ -123,9 +120,8 @@ def command(
 ) -> None:
     """Train the network that CONFIG describes: a YAML file, or the name of a packaged config such as mlp.
 
-    Writes config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json into the run's folder. Ctrl-C or
-    SIGTERM stops the training after the current steps; --resume RUN continues it, with the same result as without the
-    interruption.
+    The run's folder gets config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json. Ctrl-C or SIGTERM
+    stops the training after the current steps. --resume RUN continues it; the result is the same as without the stop.
     """
     of_run = {"--override": override, "--trust-plugins": copies}
     _check_arguments(config_path, run, [name for name, given in of_run.items() if given], output_dir, repeats)

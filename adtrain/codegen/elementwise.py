@@ -58,10 +58,14 @@ def axes_of(body: Program, items: int | None = None) -> list[Axis]:
 
     shape = taken(full)
     shapes = [taken(v.type.shape) for v in body.inputs]
-    columns = [strides(s, shape) for s in [*shapes, *(shape for _ in body.outputs)]]
+    return merged(shape, [strides(s, shape) for s in [*shapes, *(shape for _ in body.outputs)]])
+
+
+def merged(lengths: Shape, operands: Sequence[Sequence[int]]) -> list[Axis]:
+    """The fewest loops over axes of these lengths, for operands with these strides."""
     axes: list[Axis] = []
-    for i, length in enumerate(shape):
-        axis = Axis(length, tuple(column[i] for column in columns))
+    for i, length in enumerate(lengths):
+        axis = Axis(length, tuple(steps[i] for steps in operands))
         if length == 1:
             continue
         if axes and all(a == b * length for a, b in zip(axes[-1].strides, axis.strides, strict=True)):

@@ -52,7 +52,8 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
             message, hint = f"unknown {family} {found(name)}", habits.of_name(name, names) or similar(name, names)
             hint = hint or habits.of_class(value, names)
             if owner := next((kind for kind, spec in FAMILIES[family].items() if name in spec.model_fields), None):
-                hint = f"an option follows the name of the {family}, such as {dotted((*path, owner, name))}"
+                message = f"found the option {name}, expected the name of the {family} before it"
+                hint = f"write for example {dotted((*path, owner, name))}"
         case "union_tag_not_found":
             family = _family(path)
             given = [key for key in value if key in FAMILIES[family]] if isinstance(value, dict) else []

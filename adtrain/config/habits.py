@@ -100,7 +100,11 @@ WRAPPERS = {
 NAME_KEYS = ("type", "name", "kind", "class_name", "_target_")
 """Keys whose value is the name of a class in the configs of other systems."""
 
-EXAMPLES = {"data": "{dataset: mnist, batch_size: 128}", "model": "{input: [784], layers: [{linear: 10}]}"}
+EXAMPLES = {
+    "data": "{dataset: mnist, batch_size: 128}",
+    "model": "{input: [784], layers: [{linear: 10}]}",
+    "training": "{epochs: 5}",
+}
 """A short section, by its key."""
 
 SECTIONS: dict[str, type[BaseModel]] = {"data": Data, "model": Model, "training": Training}
@@ -134,6 +138,9 @@ def of_key(path: PathParts, root: Node, names: Sequence[str]) -> str | None:
 
 def of_name(name: str, names: Sequence[str]) -> str | None:
     """A hint for the unknown name of a layer, loss or schedule; None without one."""
+    word, space, option = name.partition(" ")
+    if space and word in names:
+        return f"did you mean {word}: {option.strip()}?"
     meant = NAMES.get(name.lower())
     return f"did you mean {meant}?" if meant in names else WRAPPERS.get(name.lower())
 

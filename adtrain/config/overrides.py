@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from adtrain.config.problems import ConfigError, Problem, found, key_text
+from adtrain.config.problems import ConfigError, Problem, found, key_text, known
 from adtrain.config.python_values import of_python
 from adtrain.config.source import MAX_DEPTH, Node, read_value
-from adtrain.config.specs import by_kind
+from adtrain.config.specs import FAMILIES, by_kind
 
 Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
 """Settings `key=value` of the command line, or values of Python by their keys."""
@@ -61,6 +61,9 @@ def with_nodes(root: Node, values: Mapping[str, Node]) -> Node:
             present = root.value[section].value if section in root.value else None
             own = next(iter(present), None) if isinstance(present, dict) else present
             if own not in (None, rest[0]):
+                if rest[0] not in FAMILIES[section]:
+                    hint = known(rest[0], FAMILIES[section])
+                    _refuse(node.where, f"{key}: unknown {section} {found(rest[0])}; {hint}")
                 both = f"to train with both, sweep {section}: [{own}, {rest[0]}] with their options"
                 _refuse(node.where, f"{key}: found {rest[0]}, expected {own}, the config's {section}; {both}")
         root = _with_value(root, [], parts, node)

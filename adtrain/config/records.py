@@ -82,7 +82,7 @@ def parse_any(content: bytes, where: str) -> Any:
     try:
         value = from_json(content, allow_inf_nan=False)
     except ValueError as error:
-        raise RecordError(f"{where}: found no valid JSON ({error}), expected what adtrain writes") from None
+        raise RecordError(f"{where}: found no valid JSON ({error}), expected a file that adtrain wrote") from None
     infinite = next((path for path, x in leaves(value) if x in (math.inf, -math.inf)), None)
     if infinite is not None:
         raise RecordError(f"{where}: {dotted(infinite)}: found a number beyond 1.8e308, expected a finite number")
@@ -117,13 +117,13 @@ def _problem(error: ValidationError) -> str:
     key, value, message = dotted(path), details["input"], details["msg"]
     match details["type"]:
         case "json_invalid":
-            return f"found no valid JSON ({message.removeprefix('Invalid JSON: ')}), expected what adtrain writes"
+            return f"found no valid JSON ({message.removeprefix('Invalid JSON: ')}), expected a file that adtrain wrote"
         case "dataclass_type" | "dict_type":
             message = "an object"
         case "extra_forbidden":
             return f"{key}: unknown key"
         case "missing":
-            return f"found no {key}, expected what adtrain writes"
+            return f"found no key {key}, expected a file that adtrain wrote"
         case "union_tag_invalid" | "union_tag_not_found":
             name = details["ctx"]["discriminator"].strip("'")
             value = value.get(name) if isinstance(value, dict) else value

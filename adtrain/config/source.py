@@ -32,6 +32,12 @@ CONSTANTS = {
     **{sign + text: float(f"{sign}inf") for sign in ("", "+", "-") for text in (".inf", ".Inf", ".INF")},
     **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
 }
+PLAIN = {
+    "mapping values are not allowed here": "found a key in a value, expected one key on a line; check the indentation, "
+    "and quote text that contains a colon",
+    "found unexpected end of stream": "found the end of the text, expected a closing quote",
+}
+"""What to say for messages of PyYAML that say neither what was expected nor what to do."""
 TAG = "tag:yaml.org,2002:"
 TAGGED: dict[str, tuple[type, ...]] = {
     f"{TAG}null": (type(None),),
@@ -139,6 +145,8 @@ class _Reader:
             mark: Any = error.problem_mark or error.context_mark
             if "\t" in _indentation(self.text, mark) or "'\\t'" in str(error.problem):
                 self.refuse(self.where(mark), "found a tab, expected spaces: YAML indents with spaces only")
+            if plain := PLAIN.get(str(error.problem)):
+                self.refuse(self.where(mark), plain)
             what = ", ".join(part for part in (error.context, error.problem) if part)
             self.refuse(self.where(mark), f"not valid YAML: {' '.join(what.split())}")
         except (ValueError, OverflowError):

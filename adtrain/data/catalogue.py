@@ -60,7 +60,7 @@ class Entry:
     def require(self) -> None:
         """Raise DataError that says how to fetch it, unless it is here."""
         if not self.is_here:
-            raise DataError(f"the data set {self.name} is not on this machine; run adtrain data fetch {self.name}")
+            raise DataError(f"the data set {self.name} is not fetched yet; run adtrain data fetch {self.name}")
 
 
 CATALOGUE: dict[str, Entry] = {

@@ -81,9 +81,9 @@ class _ColumnReader:
         for line, text in zip(lines, texts, strict=True):
             if text and not self.listed and NUMBER_LIKE.match(text):
                 expected = f"expected a category such as {quoted(next(iter(self.codes)))}"
-                raise self._wrong(line, text, f"{expected}; the column can be listed in data.categories")
+                raise self._wrong(line, text, f"{expected}; list the column in data.categories")
             if text and self.codes.setdefault(text, len(self.codes)) == MAX_CATEGORIES and self.learning:
-                expected = f"expected at most {MAX_CATEGORIES:,} categories; the column can be left out by data.drop"
+                expected = f"expected at most {MAX_CATEGORIES:,} categories; data.drop leaves out a column"
                 raise self._wrong(line, text, expected)
         return np.array([self.codes[text] if text else np.nan for text in texts], np.float32)
 
@@ -95,7 +95,7 @@ class _ColumnReader:
                     return numbers
         for line, text in zip(lines, texts, strict=True):
             if text and not (is_plain(text) and is_finite(text)):
-                advice = "; a column of categories can be listed in data.categories" if self.learning else ""
+                advice = "; if the column has categories, list it in data.categories" if self.learning else ""
                 raise self._wrong(line, text, f"expected a finite number{advice}")
         raise AssertionError(f"{self.path}: NumPy cannot convert cells that are all finite numbers or empty")
 

@@ -70,7 +70,9 @@ def opened(path: Path, options: Options, known: Columns | None) -> Iterator[Open
                     separated = {",": "commas", "\t": "tabs"}.get(delimiter, repr(delimiter))
                     other = next((repr(x) for x in ";,\t|" if first and x in first[0]), "another separator")
                     advice = f"separated by {separated}; set data.delimiter to {other}"
-                    raise DataError(f"{path}: found {len(first)} columns, expected at least 2, {advice}")
+                    if not first:
+                        raise DataError(f"{path}: found no lines, expected one for each example")
+                    raise DataError(f"{path}: found 1 column, expected at least 2, {advice}")
                 if known is not None:
                     header = known.features[0].name is not None
                 else:

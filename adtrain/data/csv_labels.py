@@ -83,9 +83,8 @@ def _label_column(table: Opened, options: Options) -> int:
         return table.column("label", options.label)
     if table.header and "label" in table.first:
         return table.first.index("label")
-    expected = f"expected the column of {table.path} with the labels, or the numbers of data.target"
-    reason = f"missing, {expected}: {table.listed()}"
-    raise DataOptionError("label", reason)
+    expected = f"expected the name of the column of {table.path} with the classes"
+    raise DataOptionError("label", f"missing, {expected}; to predict numbers, set data.target; {table.listed()}")
 
 
 def _target_columns(table: Opened, target: str | int | tuple[str | int, ...] | None) -> list[int]:

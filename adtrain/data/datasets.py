@@ -159,7 +159,10 @@ def _of_source(source: DataSource, options: Options, numbers: bool) -> DataSet:
 def _of_catalogue(entry: Entry, options: Options) -> DataSet:
     if options.given:
         raise DataOptionError(options.given[0], f"an option of files at data.path, found the data set {entry.name}")
-    entry.require()
+    try:
+        entry.require()
+    except DataError as error:
+        raise DataOptionError("dataset", str(error)) from None
     found = idx_folder.read(entry.folder)
     if found.test is None:
         raise DataError(f"{entry.folder}: found no test part, expected t10k-images-idx3-ubyte")

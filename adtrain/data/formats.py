@@ -99,7 +99,10 @@ def format_of(path: Path, given: FileFormat | None = None) -> Format:
     named = {".npz": NPZ, ".csv": CSV, ".tsv": CSV}.get(path.suffix.lower())
     format_ = TEXT if text_file.is_text(path, given) else named
     if format_ is None or not path.is_file():
-        found = "nothing" if not path.exists() else f"a file ending in {path.suffix!r}"
-        expected = "expected an .npz, .csv or .tsv file, or a folder of IDX files or of images, or a text: "
-        raise DataError(f"{path}: found {found}, {expected}a .txt file, or any file with data.format: text")
+        if not path.is_file():
+            found = "neither a file nor a folder" if path.exists() else "nothing"
+        else:
+            found = f"the extension {path.suffix}" if path.suffix else "a file without an extension"
+        expected = "expected a .csv, .tsv, .npz or .txt file, or a folder of images or IDX files"
+        raise DataError(f"{path}: found {found}, {expected}; data.format: text reads any file as text")
     return format_

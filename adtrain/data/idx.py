@@ -20,7 +20,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from adtrain.cache import digest, open_cache
+from adtrain.cache import Cache, digest, open_cache
+from adtrain.core.errors import AdtrainError
 from adtrain.data.errors import DataError
 from adtrain.data.file_array import DataFile, FileArray
 from adtrain.data.memory import require_memory, stays_in_file
@@ -116,7 +117,7 @@ def _decompressed(stream: Stream, path: Path, count: int) -> bytearray | memoryv
     content = _read_at_most(stream, count + 1)
     if cache.lasting and len(content) == count:
         with suppress(RuntimeError):  # the limit of threads is reached
-            Thread(target=cache.store_if_possible, args=(key, ".bin", content), name=STORE_THREAD).start()
+            Thread(target=_store, args=(cache, key, content), name=STORE_THREAD).start()
     return content
 
 
@@ -127,6 +128,12 @@ def _sha256(file: int) -> str:
         found.update(chunk)
         position += len(chunk)
     return found.hexdigest()
+
+
+def _store(cache: Cache, key: str, content: bytearray) -> None:
+    with suppress(AdtrainError, OSError):  # a full disk: the next run decompresses again
+        cache.store(key, ".bin", content)
+        cache.prune()
 
 
 def _check_size(path: Path, found: int, expected: int, shape: tuple[int, ...]) -> None:

@@ -88,5 +88,6 @@ def checked_format(path: str | Path) -> str:
     suffix = Path(path).suffix
     if suffix not in FORMATS:
         *others, last = FORMATS
-        raise AdtrainError(f"{path}: unknown extension {suffix!r}, expected {', '.join(others)} or {last}")
+        found = f"the extension {suffix}" if suffix else "no extension"
+        raise AdtrainError(f"{path}: found {found}, expected {', '.join(others)} or {last}")
     return suffix

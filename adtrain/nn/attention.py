@@ -47,7 +47,7 @@ class MultiheadAttention(Module):
     def output_shape(self, shape: Shape) -> Shape:
         fields.check_ndim(self, shape, TOKEN_AXES)
         tokens, width = shape
-        fields.check_inferred(self, "embed_dim", width, "numbers a token", shape)
+        fields.check_inferred(self, "embed_dim", width, shape)
         if width % self.num_heads:
             raise ShapeError(
                 f"multihead_attention: num_heads {self.num_heads} does not divide the input's width {width}: {shape}"
@@ -134,7 +134,7 @@ class TransformerEncoderLayer(Container):
 
     def output_shape(self, shape: Shape) -> Shape:
         fields.check_ndim(self, shape, TOKEN_AXES)
-        fields.check_inferred(self, "d_model", shape[-1], "numbers a token", shape)
+        fields.check_inferred(self, "d_model", shape[-1], shape)
         if shape[-1] % self.nhead:
             raise ShapeError(
                 f"transformer_encoder_layer: nhead {self.nhead} does not divide the input's width {shape[-1]}: {shape}"

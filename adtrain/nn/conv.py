@@ -158,7 +158,7 @@ def _check_fields(layer: Conv2d | ConvTranspose2d) -> None:
 
 def _check_channels(layer: Conv2d | ConvTranspose2d, shape: Shape) -> None:
     fields.check_ndim(layer, shape, IMAGE_AXES)
-    fields.check_inferred(layer, "in_channels", shape[0], "channels", shape)
+    fields.check_inferred(layer, "in_channels", shape[0], shape)
     if shape[0] % layer.groups:
         raise ShapeError(
             f"{layer.kind()}: the input's {shape[0]} channels are not a multiple of groups {layer.groups}: {shape}"

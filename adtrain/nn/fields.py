@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, prod
 
 from adtrain.core import options
 from adtrain.core.errors import OptionError, ShapeError
@@ -65,8 +65,10 @@ def check_ndim(layer: Module, shape: Shape, axes: tuple[str, ...]) -> None:
         raise ShapeError(f"{layer.kind()}: expected an input of shape ({', '.join(axes)}), found {shape}")
 
 
-def check_inferred(layer: Module, name: str, size: int, unit: str, shape: Shape) -> None:
-    """Raise ShapeError if the optional field `name` is set and differs from `size`, the input's number of `unit`."""
+def check_inferred(layer: Module, name: str, size: int, shape: Shape) -> None:
+    """Raise ShapeError if the optional field `name` is set and differs from `size`, which the input's shape gives."""
     value = getattr(layer, name)
     if value is not None and value != size:
-        raise ShapeError(f"{layer.kind()}: {name} is {value}, the input has {size} {unit}: {shape}")
+        hint = "; add flatten before it" if len(shape) > 1 and value == prod(shape) else ""
+        reason = f"{name} is {value}, expected {size} for the input {shape}"
+        raise ShapeError(f"{layer.kind()}: {reason}{hint}")

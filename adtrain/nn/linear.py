@@ -32,7 +32,7 @@ class Linear(WeightLayer):
     def output_shape(self, shape: Shape) -> Shape:
         if not shape:
             raise ShapeError(f"linear: expected an input of shape (..., features), found {shape}")
-        fields.check_inferred(self, "in_features", shape[-1], "features", shape)
+        fields.check_inferred(self, "in_features", shape[-1], shape)
         return (*shape[:-1], self.out_features)
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:

@@ -39,7 +39,7 @@ class _BatchNorm(_NormLayer):
         fields.check_number(self, "momentum", low=0, below=1)
 
     def output_shape(self, shape: Shape) -> Shape:
-        fields.check_inferred(self, "num_features", shape[0], "channels", shape)
+        fields.check_inferred(self, "num_features", shape[0], shape)
         return shape
 
     def parameter_shapes(self, shape: Shape) -> dict[str, Shape]:
@@ -160,7 +160,7 @@ class GroupNorm(_NormLayer):
     def output_shape(self, shape: Shape) -> Shape:
         if not shape:
             raise ShapeError(f"group_norm: expected an input of shape (channels, ...), found {shape}")
-        fields.check_inferred(self, "num_channels", shape[0], "channels", shape)
+        fields.check_inferred(self, "num_channels", shape[0], shape)
         if shape[0] % self.num_groups:
             raise ShapeError(
                 f"group_norm: the input's {shape[0]} channels are not a multiple of num_groups {self.num_groups}: "

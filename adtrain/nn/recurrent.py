@@ -60,7 +60,7 @@ class _Recurrent(Module):
         if len(shape) != 2:
             rows = f"; write reshape: [{shape[0] * shape[1]}, {shape[2]}] before it" if len(shape) == 3 else ""
             raise ShapeError(f"{self.kind()}: expected an input of shape (length, features), found {shape}{rows}")
-        fields.check_inferred(self, "input_size", shape[1], "features", shape)
+        fields.check_inferred(self, "input_size", shape[1], shape)
         return (shape[0], self.width) if self.output == "all" else (self.width,)
 
     def names(self, layer: int) -> Iterator[list[str]]:

@@ -79,13 +79,14 @@ def _leading_axes(program: Program) -> set[Shape]:
             (x,), (y,) = e.inputs, e.outputs
             for whole, flat in ((x, y), (y, x)):
                 shape = whole.type.shape
-                if flat in matrices and len(shape) > 2 and flat.type.shape == _flat(shape):
+                if flat in matrices and len(shape) > 2 and flat.type.shape == flat_shape(shape):
                     found.add(shape[:-1])
     return found
 
 
-def _flat(shape: Shape) -> Shape:
-    return (prod(shape[:-1]), shape[-1])
+def flat_shape(shape: Shape) -> Shape:
+    """The shape of the rows of sequences (B, S, F) as a matrix."""
+    return (prod(shape[:-1]), *shape[-1:])
 
 
 def _flattened(e: Equation, leading: set[Shape]) -> list[Equation] | None:
@@ -99,7 +100,7 @@ def _flattened(e: Equation, leading: set[Shape]) -> list[Equation] | None:
             return None
         params = {**e.params, "axes": axes}
     elif elementwise(e):
-        params = {**e.params, "shape": _flat(whole)} if "shape" in e.params else dict(e.params)
+        params = {**e.params, "shape": flat_shape(whole)} if "shape" in e.params else dict(e.params)
     else:
         return None
     shapes = [_row_shape(v.type.shape, whole[:-1]) for v in e.inputs]
@@ -126,7 +127,7 @@ def _row_shape(shape: Shape, leading: Shape) -> Shape | None:
     if len(shape) <= 1:
         return shape
     if shape[:-1] == leading:
-        return _flat(shape)
+        return flat_shape(shape)
     return shape[-1:] if prod(shape[:-1]) == 1 else None
 
 

@@ -13,7 +13,8 @@ from math import prod
 
 from adtrain.core.fused import column_sum_p, fuse, loops_p
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import Shape
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_products import reads_by_element
 from adtrain.passes.groups import Groups
@@ -34,7 +35,8 @@ VECTOR = 4
 def fuse_column_sums(program: Program) -> Program:
     """One `column_sum` equation for a sum over rows, the loops that only it reads, and the loops that read it.
 
-    A sum that no loops read, such as a gradient for other ranks, becomes one too, so that it can share a launch.
+    A broadcast that only it reads is fused too, and the reshape between sequences and their rows. A sum that no loops
+    read, such as a gradient for other ranks, becomes one too, so that it can share a launch.
     """
     groups = Groups(program)
     readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
@@ -44,12 +46,22 @@ def fuse_column_sums(program: Program) -> Program:
         if groups.can_merge(groups.of[a], groups.of[b]):
             groups.merge(groups.of[a], groups.of[b])
 
+    def own_producers(v: Variable, columns: int) -> list[int]:
+        """The loops or broadcast that compute `v`, and before them the reshape to `v`, if nothing else reads `v`."""
+        p = groups.producer.get(v)
+        if p is None or readers[v] > 1 or len(program.equations[p].outputs) > 1:
+            return []
+        e = program.equations[p]
+        if e.has(Trait.RESHAPE) and row_axes(e.inputs[0].type.shape, columns) is not None:
+            found = own_producers(e.inputs[0], columns)
+            return [p, *found] if found else []
+        return [p] if _is_loops(e) or e.has(Trait.BROADCAST) else []
+
     for i, e in enumerate(program.equations):
         if not sums_columns(e):
             continue
         (x,), (total,) = e.inputs, e.outputs
-        p = groups.producer.get(x)
-        if p is not None and readers[x] == len(program.equations[p].outputs) == 1 and _is_loops(program.equations[p]):
+        for p in own_producers(x, total.size):
             merge(p, i)
         j = reader.get(total)
         if j is None or readers[total] > 1 or len(groups.members[groups.of[j]]) > 1:
@@ -72,6 +84,11 @@ def column_blocks(equation: Equation) -> int:
     """The thread blocks of a `column_sum` equation."""
     total = next(e for e in equation.params["body"].equations if e.has(Trait.REDUCTION)).outputs[0]
     return -(-total.size // BLOCK_COLUMNS)
+
+
+def row_axes(shape: Shape, columns: int) -> int | None:
+    """The number of leading axes without those of so many columns; None if the columns are not whole axes."""
+    return next((axes for axes in range(len(shape), -1, -1) if prod(shape[axes:]) == columns), None)
 
 
 def sums_columns(e: Equation) -> bool:

@@ -5,6 +5,9 @@ they have more tiles, so a tile has few partial sums. One launch adds the partia
 updates. A product with tiles for half of the multiprocessors fills the device by itself. Sums of columns share the
 first launch. If a product loads the same matrix, as for a bias gradient, its blocks add the columns. Other sums have
 their own blocks, which wait for memory while the others multiply.
+
+A product of few columns, such as the weight gradient of a first layer, fills only a part of a tile. But alone it would
+have two launches for little work.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ CAPABILITY = (9, 0)
 TILE = 128
 """Rows and columns of a tile, by which tiles are counted."""
 MIN_LENGTH, VECTOR = 64, 4
-"""Minimum rows and columns of a product; they are multiples of VECTOR."""
+"""Minimum rows and columns of a product; they are multiples of VECTOR. MIN_LENGTH is NARROW in `gemm_bf16x3.cuh`."""
+MIN_NARROW = 32
+"""Minimum columns of a narrow product, which has fewer than MIN_LENGTH. They need not be a multiple of VECTOR. With
+fewer columns most of a tile would be empty."""
 MIN_FLOPS = 1 << 32
 """Minimum FLOPs of a group. Products of fewer share a launch with other equations (`fuse_horizontally`)."""
 MAX_PRODUCTS = 40
@@ -105,5 +111,6 @@ def _tiles(equation: Equation) -> int:
     if a.type.dtype.name != "float32" or options != (True, False, FULL):
         return 0
     batch, m, n, k = product_lengths(equation)
-    fits = batch == 1 and min(m, n) >= MIN_LENGTH and m % VECTOR == n % VECTOR == 0 and k > MAX_K
+    right_columns = MIN_NARROW <= n < MIN_LENGTH or (n >= MIN_LENGTH and n % VECTOR == 0)
+    fits = batch == 1 and m >= MIN_LENGTH and m % VECTOR == 0 and right_columns and k > MAX_K
     return -(-m // TILE) * -(-n // TILE) if fits else 0

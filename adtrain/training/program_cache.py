@@ -14,6 +14,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from adtrain.assets import asset_path
 from adtrain.cache import digest, open_cache
 from adtrain.config.family import Spec
 from adtrain.core.array import Array, array
+from adtrain.core.errors import AdtrainError
 from adtrain.core.primitive import PRIMITIVES, Primitive
 
 KIND, SUFFIX = "programs", ".pickle"
@@ -65,7 +67,9 @@ class PersistentProgramCache:
             _Pickler(content, pickle.HIGHEST_PROTOCOL).dump(value)
         except (pickle.PicklingError, AttributeError, TypeError, RecursionError):
             return
-        cache.store_if_possible(digest(self.function_key, key), SUFFIX, content.getvalue())
+        with suppress(AdtrainError, OSError):  # a full disk: the next run traces again
+            cache.store(digest(self.function_key, key), SUFFIX, content.getvalue())
+            cache.prune()
 
 
 def description(x: object) -> str:

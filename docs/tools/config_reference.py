@@ -32,8 +32,8 @@ complete its keys if this is the first line: `# yaml-language-server: $schema=sc
 Unknown and duplicate keys are errors.
 
 `--set KEY=VALUE` overrides one value. KEY is dotted, list indices count from 0, and VALUE is YAML:
-`--set model.layers.0.conv2d.out_channels=16`. `--set optimizer.sgd.lr=0.1` replaces an optimizer of another name, and
-so for the loss and the schedule.
+`--set model.layers.0.conv2d.out_channels=16`. `--set optimizer.sgd.lr=0.1` replaces an optimizer of another name. The
+same holds for the loss and the schedule.
 """
 
 SECTIONS: dict[str, type[BaseModel]] = {

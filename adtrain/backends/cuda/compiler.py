@@ -34,6 +34,9 @@ INCLUDE = re.compile(r'^[ \t]*#include "([^"]+)"', re.MULTILINE)
 KERNEL = re.compile(r"^KERNEL(?=(?:\s+(?:__\w+__\((?:[^()]|\([^()]*\))*\)|[A-Z_]+))*\s+(\w+)\()", re.MULTILINE)
 """The word KERNEL of a kernel's definition. Launch bounds, macros and the name follow; the group is the name."""
 
+PROTOTYPE = re.compile(r'^extern "C" __global__ (void .*;)$', re.MULTILINE)
+"""The prototype of a user's kernel, before its file's text."""
+
 FLAGS = ("--std=c++17", "--minimal", "--ptxas-options=-v")
 """`--minimal` omits NVRTC's declarations of textures and surfaces, which take a third of its front end's time."""
 
@@ -222,6 +225,8 @@ def compile_source(source: Source, target: str) -> Compiled:
         raise CudaCompilerError(f"NVRTC: {error}") from None
     if code is None:
         errors = [line for line in log.splitlines() if "error" in line] or log.splitlines()[:1]
+        if 'has "C" linkage' in errors[0] and (prototype := PROTOTYPE.search(source.text)):
+            errors[0] += f"; expected {prototype[1]}"
         options_text = " ".join((f"sm_{target}", *source.options))
         raise CudaCompilerError(f"{source.name} does not compile ({options_text}): {'; '.join(errors[:1])}")
     return Compiled(code, log)

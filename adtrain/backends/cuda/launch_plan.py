@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel
 from adtrain.backends.cuda.codegen.product import Epilogue, epilogue
 from adtrain.backends.cuda.compiler import Source, file_source, of_kernel
 from adtrain.backends.cuda.vendor import LibraryCall
+from adtrain.codegen.expressions import c_type
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
 
@@ -103,14 +105,27 @@ def product_plans(equation: Equation, product: Equation, kernel: CudaKernel) -> 
 
 
 def kernel_plans(equation: Equation, kernel: CudaKernel) -> list[LaunchPlan]:
-    """The launches of a candidate for an equation."""
-    return _plans(kernel, tuple(range(len(equation.inputs) + len(equation.outputs))))
+    """The launches of a candidate for an equation. The compiler compares a user's kernel with its prototype."""
+    plans = _plans(kernel, tuple(range(len(equation.inputs) + len(equation.outputs))))
+    return [replace(x, source=_with_prototype(equation, x)) if os.path.isabs(x.source.name) else x for x in plans]
 
 
 def _operands(equation: Equation, variables: Sequence[Variable]) -> tuple[int, ...]:
     """The position of each variable in the list of the equation's inputs and outputs."""
     positions = {v: i for i, v in enumerate((*equation.inputs, *equation.outputs))}
     return tuple(positions[v] for v in variables)
+
+
+def _with_prototype(equation: Equation, plan: LaunchPlan) -> Source:
+    """A source with the prototype of the kernel that a launch calls, before the file's own text."""
+    inputs = [f"const {c_type(v.type.dtype)} *" for v in equation.inputs]
+    arrays = [*inputs, *(f"{c_type(v.type.dtype)} *" for v in equation.outputs)]
+    parameters = [arrays[i] for i in plan.operands]
+    parameters += ["double" if isinstance(x, float) else "int64_t" for x in plan.numbers]
+    parameters += ["char *"] * plan.scratch + ["int *"] * plan.checked
+    types, line, rest = plan.source.text.partition("#line")
+    prototype = f'extern "C" __global__ void {plan.name}({", ".join(parameters)});'
+    return plan.source._replace(text=f'{types}#include "common/common.cuh"\n{prototype}\n{line}{rest}')
 
 
 def _with_epilogue(plan: LaunchPlan, after: Epilogue) -> Source:

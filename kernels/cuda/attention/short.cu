@@ -1,6 +1,6 @@
 // Attention of short sequences whose q, k and v are side by side, and its gradient, by mma.sync in bf16x3. A block computes
-// RowAttention::TILE rows, which are whole sequences, and each of its warps some heads. An array is loaded once for each product
-// that reads it; only the first load goes to device memory, the next ones hit the cache.
+// RowAttention::TILE rows, which are whole sequences, and each of its warps some heads. All loads from device memory are in
+// flight at once. Later products read the arrays again, from the L1 cache.
 //
 // Macros (short.py): SEQUENCE_ROWS: rows of a sequence. HEAD_COUNT, HEAD_WIDTH. CAUSAL_ORDER: 1 with a causal mask. BLOCK_THREADS:
 // threads of a block.
@@ -8,6 +8,9 @@
 
 typedef RowAttention<16, SEQUENCE_ROWS, HEAD_COUNT, HEAD_WIDTH, CAUSAL_ORDER> Attention;
 static_assert(Attention::SCRATCH * sizeof(T) == SHARED_BYTES, "as short.py says");
+
+// Threads on a multiprocessor at the same time. Their registers hold all loads of the gradient.
+constexpr int GRAD_THREADS = HEAD_WIDTH > 32 ? 256 : 512;
 
 // The first row of the block.
 __device__ __forceinline__ int64_t first_row() { return (int64_t)blockIdx.x * Attention::TILE; }
@@ -19,7 +22,7 @@ KERNEL __launch_bounds__(BLOCK_THREADS) short_attention(const T *x, T *out, T *l
         logsumexp + row * HEAD_COUNT, (T *)shared_bytes, (T)scale);
 }
 
-KERNEL __launch_bounds__(BLOCK_THREADS) short_attention_grad(
+KERNEL __launch_bounds__(BLOCK_THREADS, GRAD_THREADS / BLOCK_THREADS) short_attention_grad(
     const T *x, const T *out, const T *logsumexp, const T *ct, T *grad, double scale) {
     wait_for_inputs();
     const int64_t row = first_row();

@@ -16,6 +16,7 @@ static_assert(STAGES * STAGE + (BUFFERS * STAGING > TILE_M * Tiled::ROW ? BUFFER
 
 // All splits of all tiles of all matrices; block b computes numbers b, b + gridDim.x, ...
 struct Schedule {
+    static constexpr bool HAS_NARROW = false;
     Operands<TRANSPOSE_A, TRANSPOSE_B> of;
     int splits, tiles, i;
 

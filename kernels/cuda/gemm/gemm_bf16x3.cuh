@@ -9,6 +9,7 @@
 //
 // A Schedule lists the work of a block: next(work) puts the next TileSplit into `work`, and returns false after the last one.
 // row_sums() returns NoRowSums, or an object with the same functions that adds the rows of op(A) while producers split them.
+// HAS_NARROW: whether some B are narrow (NarrowB).
 #pragma once
 #include "gemm/gemm.cuh"
 #include "sm90/bf16x3.cuh"
@@ -64,8 +65,8 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
         }
     }
 
-    // Splits the chunks that this warp has copied, and stores them in a stage.
-    static __device__ __forceinline__ void split(const T *staging, char *stage) {
+    // Splits the chunks that this warp has copied, and stores them in a stage, where a term has TERM_BYTES.
+    template <int TERM_BYTES = TERM> static __device__ __forceinline__ void split(const T *staging, char *stage) {
         #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
             const int more = i * PRODUCER_THREADS, at = more + threadIdx.x;
@@ -81,7 +82,7 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
             split_bf16x3(terms, found);
             const int to = PRODUCER_THREADS % PLANES == 0 ? byte_of(threadIdx.x) + more / PLANES * CHUNK_BYTES : byte_of(at);
             #pragma unroll
-            for (int p = 0; p < BF16X3_TERMS; p++) *(Chunk *)(stage + to + p * TERM) = terms[p];
+            for (int p = 0; p < BF16X3_TERMS; p++) *(Chunk *)(stage + to + p * TERM_BYTES) = terms[p];
         }
     }
 
@@ -97,6 +98,27 @@ template <int ROWS, bool K_MAJOR, int WIDE> struct Operand {
 typedef Operand<TILE_M, !TRANSPOSE_A, WIDE_A> OperandA;
 typedef Operand<TILE_N, TRANSPOSE_B, WIDE_B> OperandB;
 constexpr int STAGE = OperandA::SIZE + OperandB::SIZE, STAGING = OperandA::STAGING + OperandB::STAGING;
+
+// A B of fewer than NARROW columns, in global memory as [k][column]. A copy has one element, so rows need no alignment. Shared
+// memory has the first planes of an OperandB. The other planes keep old values, for columns that the result does not have.
+constexpr int NARROW = 64;
+struct NarrowB : Operand<NARROW, false, 1> {
+    // Starts the copies of a stage from k0 on. Lane i of a warp copies columns i and i + WARP of the rows of the warp's chunks.
+    __device__ __forceinline__ void start(T *staging, int k0) const {
+        static_assert(CHUNKS == PRODUCER_THREADS && NARROW == 2 * WARP, "each thread copies as many elements as a chunk has");
+        const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, depth = k0 + warp * (WARP / PLANES);
+        const T *const from = x + depth * length + lane;
+        #pragma unroll
+        for (int i = 0; i < CHUNK_ELEMENTS; i++) {
+            const int down = i / 2, across = i % 2 * WARP, chunk = down * PLANES + (across + lane) / CHUNK_ELEMENTS;
+            T *const to = staging + warp * (WARP * CHUNK_ELEMENTS) + swizzled(chunk, lane % CHUNK_ELEMENTS);
+            cp_async<sizeof(T)>(to, from + down * length + across, depth + down < k && across + lane < length);
+        }
+    }
+    static __device__ __forceinline__ void split(const T *staging, char *stage) {
+        Operand::split<OperandB::TERM>(staging, stage);
+    }
+};
 
 // Stages `begin` to `end` - 1 of the K of a tile, modulo its number of stages. `slot`: where the sums go, if they are not the
 // result.
@@ -117,7 +139,7 @@ struct NoRowSums {
 // Iterates over the stages of all splits of a block.
 template <class Schedule> struct StageIterator {
     Schedule schedule;
-    bool more;
+    bool more, narrow;
     int stage, remaining; // of the split
     int place;            // where the row sums of the split go
     OperandA a;
@@ -126,7 +148,10 @@ template <class Schedule> struct StageIterator {
     __device__ explicit StageIterator(const Schedule &schedule) : schedule(schedule) { enter(); }
     __device__ __forceinline__ void start(T *staging) const {
         a.start(staging, stage * TILE_K);
-        b.start(staging + OperandA::STAGING, stage * TILE_K);
+        if (narrow)
+            NarrowB{b.x, b.length, b.k, b.first}.start(staging + OperandA::STAGING, stage * TILE_K);
+        else
+            b.start(staging + OperandA::STAGING, stage * TILE_K);
     }
     __device__ __forceinline__ void next() {
         if (--remaining == 0)
@@ -143,6 +168,7 @@ template <class Schedule> struct StageIterator {
         stage = work.begin;
         remaining = work.end - work.begin;
         place = schedule.row_sums().place(work);
+        narrow = Schedule::HAS_NARROW && work.matrices.n < NARROW;
         a = {work.matrices.a, work.matrices.m, work.matrices.k, work.at.row * TILE_M};
         b = {work.matrices.b, work.matrices.n, work.matrices.k, work.at.column * TILE_N};
     }
@@ -170,12 +196,12 @@ template <class Schedule> __device__ __forceinline__ void produce(
     T *buffer = staging;
     int ended = 0;
     int copied_place = 0; // of the stage that was copied before
-    bool copied_last = false;
+    bool copied_last = false, copied_narrow = false;
     #pragma unroll 1
     for (int i = -AHEAD;; i++) {
         const int place = copied_place; // of the stage that is split in this round
-        const bool last = copied_last;
-        copied_place = next.place, copied_last = next.remaining == 1;
+        const bool last = copied_last, narrow = copied_narrow;
+        copied_place = next.place, copied_last = next.remaining == 1, copied_narrow = next.narrow;
         if (next.more) {
             next.start(buffer);
             next.next();
@@ -190,7 +216,10 @@ template <class Schedule> __device__ __forceinline__ void produce(
         __syncwarp(); // all lanes' copies have landed
         char *stage = shared + state.stage * STAGE;
         OperandA::split(buffer, stage);
-        OperandB::split(buffer + OperandA::STAGING, stage + OperandA::SIZE);
+        if (narrow)
+            NarrowB::split(buffer + OperandA::STAGING, stage + OperandA::SIZE);
+        else
+            OperandB::split(buffer + OperandA::STAGING, stage + OperandA::SIZE);
         fence_proxy_async();
         row_sums.add(place, buffer);
         arrive_per_warp(barriers.pipeline.full[state.stage]); // its __syncwarp() also frees the staging buffer

@@ -80,8 +80,17 @@ __device__ __forceinline__ int first_stage_of_tile(const Product &product, int t
     return tile * shift % product.stages;
 }
 
+// Whether B of some product is narrow (NarrowB).
+__device__ constexpr bool has_narrow() {
+    constexpr int lengths[][3] = {GROUPED_LENGTHS};
+    for (int i = 0; i < GROUPED_COUNT; i++)
+        if (lengths[i][1] < NARROW) return true;
+    return false;
+}
+
 // The stages of a block: numbers `at` to `end` - 1 of the sequence.
 struct GroupSchedule {
+    static constexpr bool HAS_NARROW = has_narrow();
     Factors factors;
     T *scratch;
     int block, at, end;

@@ -1,8 +1,7 @@
 // How the blocks of gemm/grouped_bf16x3.cuh divide the stages of several products, and the sum of their partial sums.
 //
 // Macros (grouped_products.py): TILE_N. GROUPED_BLOCKS: the blocks that multiply. GROUPED_COUNT: the number of products.
-// GROUPED_LENGTHS: M, N, K of each, in braces. GROUPED_VECTOR: neighbouring elements that a thread adds. GROUPED_ROW_SUMS:
-// whether there are sums of the rows of A^T.
+// GROUPED_LENGTHS: M, N, K of each, in braces. GROUPED_ROW_SUMS: whether there are sums of the rows of A^T.
 #pragma once
 #include "gemm/gemm.cuh"
 
@@ -66,9 +65,8 @@ template <int I, int FIRST_TILE> struct TileSlots {
 
 // Adds the partial sums of product I, in the order of the blocks that have computed them, and passes the sums to `out`. A block
 // has THREADS threads. A thread computes WIDE neighbouring elements.
-template <int I, int FIRST_TILE, int THREADS, class Out> __device__ __forceinline__ void add_parts(
+template <int I, int FIRST_TILE, int THREADS, int WIDE, class Out> __device__ __forceinline__ void add_parts(
     const char *scratch, const Out &out, int block) {
-    constexpr int WIDE = GROUPED_VECTOR;
     const Product product(I);
     const int at = (block * THREADS + threadIdx.x) * WIDE;
     if (at >= product.m * product.n) return;

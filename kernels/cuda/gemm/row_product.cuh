@@ -67,8 +67,8 @@ template <int ROWS_, int N, int K, bool TRANSPOSE_B, int SLICES_, int STRIP> str
     }
 
     // Elements `column` ... `column` + 3 of a row of the product, from the slices' sums. Results that are not finite are
-    // computed again by FMA, because BF16X3 turns infinities into NaN.
-    static __device__ __forceinline__ Vector<T, VECTOR> result(const T *a, const T *b, const T *sums, int row, int column) {
+    // computed again by FMA, in `sums`, because BF16X3 turns infinities into NaN.
+    static __device__ __forceinline__ Vector<T, VECTOR> result(const T *a, const T *b, T *sums, int row, int column) {
         Vector<T, VECTOR> v = ::load<T, VECTOR>(sums + row * N + column);
         #pragma unroll
         for (int s = 1; s < SLICES; s++) {
@@ -81,9 +81,12 @@ template <int ROWS_, int N, int K, bool TRANSPOSE_B, int SLICES_, int STRIP> str
         for (int h = 0; h < VECTOR; h++) all &= finite(v.lane[h]);
         if (!all) {
             const Operands<false, TRANSPOSE_B> operands = {a, b, ROWS, N, K};
-            #pragma unroll
+            T *const own = sums + row * N + column; // in memory a loop needs less code than in registers
+            ::store(own, 0, v);
+            #pragma unroll 1
             for (int h = 0; h < VECTOR; h++)
-                if (!finite(v.lane[h])) v.lane[h] = operands.dot(row, column + h, 0, K);
+                if (!finite(own[h])) own[h] = operands.dot(row, column + h, 0, K);
+            v = ::load<T, VECTOR>(own);
         }
         return v;
     }

@@ -38,19 +38,19 @@ Form = Callable[[Equation, Names, int], Sequence[Step]]
 """``form(equation, pointers of its variables, threads of the block)`` returns its steps."""
 
 
-def loop(count: int, lines: Sequence[str], threads: int) -> Step:
+def loop(count: int, lines: Sequence[str], threads: int, unrolled: int = 4) -> Step:
     """`lines` for i = 0 ... count - 1, divided among the threads of the block.
 
     The compiler does not know how many i a thread has. If all threads have the same number, the text has it as a
-    constant, so that the compiler unrolls the loop without a remainder.
+    constant, so that the compiler unrolls the loop without a remainder. unrolled: the most i in a row.
     """
     if count <= threads:
         head = [f"if (const int i = t; i < {count}) {{"]
     elif count % threads == 0:
         rounds = f"for (int round = 0; round < {count // threads}; round++) {{"
-        head = ["#pragma unroll 4", rounds, "    const int i = t + round * THREADS;"]
+        head = [f"#pragma unroll {unrolled}", rounds, "    const int i = t + round * THREADS;"]
     else:
-        head = ["#pragma unroll 4", f"for (int i = t; i < {count}; i += THREADS) {{"]
+        head = [f"#pragma unroll {unrolled}", f"for (int i = t; i < {count}; i += THREADS) {{"]
     return Step([*head, *indented(lines), "}"], count)
 
 

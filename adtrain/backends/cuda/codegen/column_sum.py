@@ -7,15 +7,15 @@ from dataclasses import replace
 from math import prod
 
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
-from adtrain.codegen.elementwise import statements, strides
+from adtrain.backends.cuda.codegen.part import Kernel, Part, divided, indented, kernel
+from adtrain.codegen.elementwise import Axis, merged, statements, strides
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import Shape
-from adtrain.passes.fuse_column_sums import BLOCK_COLUMNS, VECTOR, column_blocks
+from adtrain.passes.fuse_column_sums import BLOCK_COLUMNS, VECTOR, column_blocks, row_axes
 
 THREADS = 256
 """Threads of a block of a launch that computes only such sums."""
@@ -58,11 +58,14 @@ def column_sum(equation: Equation, threads: int, splits: int = 1) -> Part:
     body = flat(body_of(equation))
     at = body.equations.index(_total(equation))
     (x,), (y,) = body.equations[at].inputs, body.equations[at].outputs
+    views = {e.outputs[0]: e.inputs[0] for e in body.equations[:at] if e.has(Trait.RESHAPE)}
+    while x in views:
+        x = views[x]
     columns, c = y.size, c_type(x.type.dtype)
-    before = _program(body.equations[:at], [x])
-    rows, blocks = prod(x.type.shape) // columns // splits, column_blocks(equation)
+    before = _program([e for e in body.equations[:at] if not e.has(Trait.RESHAPE)], [x])
+    rows, blocks = x.size // columns // splits, column_blocks(equation)
     row, block = ("(first_row + row)", f"block % {blocks}") if splits > 1 else ("row", "block")
-    load, values = _loads(before, x.type.shape, _names(body), row, "column", VECTOR, columns)
+    load, values = _loads(before, x.type.shape, columns, _names(body), row, VECTOR)
     lines = [
         f"constexpr int ROWS = {rows}, COLUMNS = {columns}, WIDE = {VECTOR};",
         *([f"const int split = block / {blocks}, first_row = split * ROWS;"] if splits > 1 else []),
@@ -103,9 +106,9 @@ def after_total(equation: Equation) -> list[str]:
     """Statements that compute the outputs of a column from its `total`."""
     body = flat(body_of(equation))
     at = body.equations.index(_total(equation))
-    (y,), columns = body.equations[at].outputs, body.equations[at].outputs[0].size
+    (y,) = body.equations[at].outputs
     after = _program(body.equations[at + 1 :], body.outputs)
-    read, results = _loads(after, y.type.shape, _names(body), "0", "column", 1, columns)
+    read, results = _loads(after, y.type.shape, y.size, _names(body), "0", 1)
     outputs = [f"y{i}[column]" for i in range(len(body.outputs))]
     return [*read, *statements(after, results | {y: f"({c_type(y.type.dtype)})total"}, outputs)]
 
@@ -119,22 +122,36 @@ def _program(equations: Sequence[Equation], outputs: Sequence[Variable]) -> Prog
 
 
 def _loads(
-    program: Program, shape: Shape, names: dict[Variable, str], row: str, column: str, wide: int, columns: int
+    program: Program, shape: Shape, columns: int, names: dict[Variable, str], row: str, wide: int
 ) -> tuple[list[str], dict[Variable, str]]:
-    """Statements that load the arguments at a row and a column, and the text of each."""
+    """Statements that load the arguments at a row and `wide` columns from `column` on, and the text of each argument.
+
+    Args:
+        shape: of the results of the equations. The last axes are `columns` columns, those before them the rows.
+        wide: columns that a thread computes at once. If there are several, a text is that of column `column + k`.
+    """
     lines, values = [], {}
-    matrix = (prod(shape) // columns, columns)
+    split = row_axes(shape, columns)
     for v in program.inputs:
         if v not in names:
             continue
         name, c = names[v], c_type(v.type.dtype)
-        own = v.type.shape if v.type.shape != shape else matrix
-        down, across = strides(own, matrix)
-        index = " + ".join([*([f"(int64_t){row} * {down}"] if down and row != "0" else []), *([column] * bool(across))])
-        if across and wide > 1:
-            lines.append(f"const Vector<{c}, WIDE> v{name} = load<{c}, WIDE>({name} + {index});")
+        steps = strides(v.type.shape, shape)
+        down, across = merged(shape[:split], [steps[:split]]), merged(shape[split:], [steps[split:]])
+        place = _place(down, row, across, "column")
+        if across[-1].length % wide:  # neighbours may lie in different rows of the argument
+            values[v] = f"{name}[{_place(down, row, across, '(column + k)')}]"
+        elif across[-1].strides[0] and wide > 1:
+            lines.append(f"const Vector<{c}, WIDE> v{name} = load<{c}, WIDE>({name} + {place});")
             values[v] = f"v{name}.lane[k]"
         else:
-            lines.append(f"const {c} v{name} = {name}[{index or '0'}];")
+            lines.append(f"const {c} v{name} = {name}[{place}];")
             values[v] = f"v{name}"
     return lines, values
+
+
+def _place(down: Sequence[Axis], row: str, across: Sequence[Axis], column: str) -> str:
+    """Where an argument is read, whose axes of rows and of columns are given."""
+    both = ((down, f"(int64_t){row}"), (across, column))
+    terms = [divided(index, [a.length for a in axes], [a.strides[0] for a in axes]) for axes, index in both]
+    return " + ".join(term for term in terms if term != "0") or "0"

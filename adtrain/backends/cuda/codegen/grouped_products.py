@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
+from math import gcd
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from adtrain.passes.fuse_column_sums import column_blocks
 from adtrain.passes.fuse_horizontally import product_lengths
 
 THREADS, VECTOR = 256, 4
-"""Threads of a block of the second launch; neighbouring elements that a thread computes (GROUPED_VECTOR)."""
+"""Threads of a block of the second launch; maximum of neighbouring elements that a thread computes."""
 BYTES_PER_CYCLE = 30
 """Bytes that a multiprocessor reads in a cycle for sums of columns."""
 ITEMSIZE = np.dtype(np.float32).itemsize
@@ -63,7 +63,6 @@ def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
         "GROUPED_ROW_SUMS": int(bool(in_products)),
         "GROUPED_BLOCKS": blocks,
         "GROUPED_COUNT": len(products),
-        "GROUPED_VECTOR": VECTOR,
         "GROUPED_LENGTHS": ",".join(f"{{{m},{n},{k}}}" for m, n, k in lengths),
     }
     factors = ", ".join(f"{{x{2 * i}, x{2 * i + 1}}}" for i in range(len(products)))
@@ -97,13 +96,14 @@ def _sum(equation: Equation, number: int, first_tile: int, name: str, scratch: i
     """The part that adds the partial sums of a product and passes them to its epilogue."""
     after = epilogue(equation, name)
     pointers = [f"x{i}" for i in range(len(after.inputs))] + [f"y{i}" for i in range(len(after.outputs))]
+    _, m, n, _ = product_lengths(equation)
+    wide = gcd(n, VECTOR)
     lines = [
         f"const {name} out = {{{', '.join(pointers)}}};",
-        f"add_parts<{number}, {first_tile}, THREADS>(scratch, out, block);",
+        f"add_parts<{number}, {first_tile}, THREADS, {wide}>(scratch, out, block);",
     ]
-    size = prod(product_lengths(equation)[1:3])
     headers = ("common/common.cuh", "gemm/grouped_sum.cuh")
-    blocks = -(-size // (THREADS * VECTOR))
+    blocks = -(-m * n // (THREADS * wide))
     return Part(lines, after.inputs, after.outputs, headers, after.text, blocks, scratch=scratch)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 from adtrain.backends.cuda.codegen.block_steps import Step, lanes_for
 from adtrain.backends.cuda.codegen.loops import flat
-from adtrain.backends.cuda.codegen.part import Part, indented
-from adtrain.codegen.elementwise import statements, strides
+from adtrain.backends.cuda.codegen.part import Part, divided, indented
+from adtrain.codegen.elementwise import merged, statements, strides
 from adtrain.codegen.expressions import c_type, literal
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
@@ -17,10 +18,9 @@ from adtrain.lowering.cuda.reduce import WARP, vector_width
 from adtrain.lowering.cuda.rows import MAX_WARP_ROW, lanes_of_row
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_one_block import BY_INDEX
+from adtrain.passes.fuse_rows import MIN_IN_REGISTERS
 
 THREADS = 256
-MIN_LENGTH = 64
-"""Shorter rows fit the form in which a block computes several rows, one equation at a time."""
 MANY_THREADS = 1 << 15
 """Threads that keep the largest GPU busy. With fewer, a whole block shares a row."""
 
@@ -34,10 +34,11 @@ rows share; a number; a pointer to a table, from which each row reads one elemen
 
 def register_rows(body: Program) -> Part | None:
     """The part for a `row_fused` body of rows of one length; None if an equation has no form here."""
-    found = next((v for v in (*body.inputs, *body.outputs) if _is_long(v.type.shape)), None)
-    if found is None:
+    long = [v for v in (*body.inputs, *body.outputs) if _is_long(v.type.shape)]
+    if not long:
         return None
-    return _Writer(body, *found.type.shape).part()
+    *leading, length = max(long, key=lambda v: v.size).type.shape
+    return _Writer(body, prod(leading), length).part()
 
 
 def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) -> Step | None:
@@ -51,7 +52,7 @@ def rows_in_block(body: Program, names: Mapping[Variable, str], threads: int) ->
 
 
 def _is_long(shape: Shape) -> bool:
-    return len(shape) == 2 and shape[1] >= MIN_LENGTH
+    return len(shape) > 1 and shape[-1] >= MIN_IN_REGISTERS
 
 
 class _Writer:
@@ -84,8 +85,8 @@ class _Writer:
         return Step(lines, min(self.count * team, threads))
 
     def _rows(self) -> list[Variable]:
-        """The inputs and outputs that are whole matrices of rows."""
-        return [v for v in (*self.body.inputs, *self.body.outputs) if v.type.shape == (self.count, self.length)]
+        """The inputs and outputs that have all rows."""
+        return [v for v in (*self.body.inputs, *self.body.outputs) if self._kind(v) == ROW]
 
     def _written(self) -> bool:
         """Write the equations; False if one has no form."""
@@ -120,11 +121,9 @@ class _Writer:
     def _kind(self, v: Variable) -> str | None:
         """What a thread holds of a variable of an equation whose results have one item for each row."""
         shape = v.type.shape
-        if shape == (self.count, self.length):
+        if shape[-1:] == (self.length,) and v.size == self.count * self.length:
             return ROW
-        if shape in ((self.count,), (self.count, 1)):
-            return VALUE
-        return None
+        return VALUE if shape in ((self.count,), (self.count, 1)) else None
 
     def _load(self, v: Variable) -> bool:
         name, own = self.pointers[v], f"a{len(self.names)}"
@@ -132,13 +131,13 @@ class _Writer:
         kinds = {self._kind_for(v, e) for e in readers}
         if len(kinds) != 1 or (kind := kinds.pop()) is None:
             return False
-        c = c_type(v.type.dtype)
+        c, at = c_type(v.type.dtype), _place(v, readers[0])
         self.kinds[v], self.names[v] = kind, name if kind == TABLE else own
         if kind in (ROW, COLUMN):
-            at = f"{name} + row * {self.length}" if kind == ROW else name
+            at = f"{name} + {at}" if kind == ROW else name
             self.lines += [f"{c} {own}[Row::COUNT];", f"Row::load({at}, {own});"]
         elif kind != TABLE:
-            self.lines.append(f"const {c} {own} = {name}[{'row' if kind == VALUE else 0}];")
+            self.lines.append(f"const {c} {own} = {name}[{at if kind == VALUE else 0}];")
         return True
 
     def _kind_for(self, v: Variable, e: Equation) -> str | None:
@@ -148,8 +147,9 @@ class _Writer:
         if not by_element(e):
             return self._kind(v)
         shape = e.outputs[0].type.shape
+        rows = _leading(shape)
         steps = strides(v.type.shape, shape)
-        by_row, by_column = bool(steps[0]), any(steps[1:])
+        by_row, by_column = any(steps[:rows]), any(steps[rows:])
         if by_row:
             return ROW if by_column else VALUE
         return COLUMN if by_column else NUMBER
@@ -187,6 +187,18 @@ class _Writer:
         if self.kinds[v] == ROW:
             return f"if (live) Row::store({self.names[v]}, {self.pointers[v]} + row * {self.length});"
         return f"if (live && Row::thread() == 0) {self.pointers[v]}[row] = {self.names[v]};"
+
+
+def _leading(shape: Shape) -> int:
+    """The number of axes of `shape` along which rows lie."""
+    return max(1, len(shape) - 1)
+
+
+def _place(v: Variable, e: Equation) -> str:
+    """Where an argument's elements for a row are. Rows of sequences (B, S, F) share those of (S, F) or (B, 1, F)."""
+    shape = e.outputs[0].type.shape if by_element(e) else v.type.shape
+    axes = merged(shape[: _leading(shape)], [strides(v.type.shape, shape)[: _leading(shape)]])
+    return divided("row", [axis.length for axis in axes], [axis.strides[0] for axis in axes])
 
 
 def _has_form(e: Equation) -> bool:

@@ -32,7 +32,7 @@ def _step(function: str, equation: Equation, pointers: Sequence[str]) -> Step:
     kind = f"RowAttention<{sequences * length}, {length}, {heads}, {row // (3 * heads)}, {causal}>"
     arguments = ", ".join([*pointers, "(T *)partial", f"(T){literal(equation.params['scale'])}"])
     tiles = sequences * length // TILE * heads
-    size = tiles * 2 * TILE * TILE * x.type.dtype.itemsize
+    size = tiles * 3 * TILE * TILE * x.type.dtype.itemsize
     return Step([f"{kind}::{function}<THREADS>(t, {arguments});"], tiles * WARP, size)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from adtrain.backends.cuda.codegen.block_steps import Form, Names, Step
+from adtrain.backends.cuda.codegen.block_steps import Form, Names, Step, loop
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.one_block import part_of
 from adtrain.backends.cuda.codegen.one_block_forms import form_of
@@ -93,7 +93,7 @@ def _product(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
     product = f"product_{names[body.outputs[0]]}"
     multiply = [f"{product}.multiply(t, {names[a]}, {names[b]}, (T *)partial);"]
     prefetch = [f"{product}.prefetch(t, {names[b]});"]
-    result = f"const Vector<T, {VECTOR}> sum = {kind}::result({names[a]}, {names[b]}, (const T *)partial, row, column);"
+    result = f"const Vector<T, {VECTOR}> sum = {kind}::result({names[a]}, {names[b]}, (T *)partial, row, column);"
     inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs))
     made = {v for e in others for v in e.outputs}
     after = Program((*(v for v in inputs if v not in made and v is not c), c), {}, tuple(others), body.outputs)
@@ -147,15 +147,16 @@ def _vectors(
             texts[v] = f"b{i}"
     results = [f"Vector<{c_type(v.type.dtype)}, {VECTOR}> r{i};" for i, v in enumerate(body.outputs)]
     lines = [
-        f"for (int i = t; i < {count}; i += THREADS) {{",
-        f"    const int row = i / {width}, column = i % {width} * {VECTOR};",
-        "    (void)row, (void)column;",
-        *indented([*before, *loads, *results]),
-        "    #pragma unroll",
-        f"    for (int k = 0; k < {VECTOR}; k++) {{",
-        *indented(indented(statements(body, texts, [f"r{i}.lane[k]" for i in range(len(body.outputs))]))),
-        "    }",
-        *(f"    store({names[v]}, i * {VECTOR}, r{i});" for i, v in enumerate(body.outputs)),
+        f"const int row = i / {width}, column = i % {width} * {VECTOR};",
+        "(void)row, (void)column;",
+        *before,
+        *loads,
+        *results,
+        "#pragma unroll",
+        f"for (int k = 0; k < {VECTOR}; k++) {{",
+        *indented(statements(body, texts, [f"r{i}.lane[k]" for i in range(len(body.outputs))])),
         "}",
+        *(f"store({names[v]}, i * {VECTOR}, r{i});" for i, v in enumerate(body.outputs)),
     ]
-    return Step(lines, min(count, threads))
+    # The warps wait until instructions are fetched, so an epilogue, which is long, is not unrolled.
+    return loop(count, lines, threads, unrolled=1 if before else 4)

@@ -18,8 +18,8 @@ MAX_WIDTH, WIDTH_STEP = 64, 16
 """The largest width of a head; a width is a multiple of WIDTH_STEP."""
 MAX_HEADS, MAX_WARPS = 16, 8
 """Maximum heads; maximum warps of a block, among which the heads are divided."""
-SCORES = 2 * ROWS**2 * np.dtype(np.float32).itemsize
-"""Bytes of shared memory for the scores of a head and their cotangents."""
+SCORES = 3 * ROWS**2 * np.dtype(np.float32).itemsize
+"""Bytes of shared memory for the probabilities of a head and the cotangents of its scores, also transposed."""
 
 
 def candidates(target: Target, problem: Problem) -> Candidates | None:
