@@ -8,7 +8,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import TypeAlias
@@ -139,6 +139,32 @@ def read_regular(path: str | Path) -> bytes:
     """The bytes of a regular file. Raises OSError as `open_regular` does."""
     with open_regular(path) as file:
         return file.read()
+
+
+def read_file(path: str | Path) -> bytes:
+    """The bytes of a regular file. Raises AdtrainError that names the file and the cause where it cannot be read."""
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise AdtrainError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def append_line(path: Path, line: str, durable: bool = False) -> None:
+    """Append `line` and a line feed to a text file. `durable`: after the return it survives a power failure.
+
+    Raises AdtrainError where it cannot be written; then nothing is appended.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise unwritable(path, error) from error
 
 
 def remove_temporaries(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories of characters that a terminal or page obeys or does not show: controls such as newline and escape,
@@ -28,6 +29,11 @@ def counted(count: int, things: str) -> str:
     """The number with its noun, given in the plural: "1 class", "2,000 classes"."""
     suffix = "es" if things.endswith("sses") else "s"
     return f"{count:,} {things.removesuffix(suffix) if count == 1 else things}"
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """At most `most` of the names, joined by commas: "a, b, ..."."""
+    return ", ".join([*names[:most], "..."] if len(names) > most else names)
 
 
 def short(number: float, unit: str = "") -> str:

@@ -23,8 +23,8 @@ from adtrain.core.fused import (
     column_sum_p,
     grouped_products_p,
     horizontal_p,
-    members,
     one_block_p,
+    primitive_names,
     row_fused_p,
     row_products_p,
     tiled_product_p,
@@ -292,7 +292,7 @@ def contents(equation: Equation, launch: LaunchPlan) -> Iterator[Content]:
         types = [line for line in generated.splitlines() if line.startswith(("#define T ", "#define U "))]
         yield source.name, launch.name, *types
     if not own or "EPILOGUE" in generated:
-        yield from ((equation.primitive.name, member, dtype) for member in members(equation))
+        yield from ((equation.primitive.name, member, dtype) for member in primitive_names(equation))
 
 
 def representative(target: Target) -> list[Source]:

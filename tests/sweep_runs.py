@@ -11,6 +11,7 @@ from training_runs import load
 from adtrain.core import tree
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
+from adtrain.sweeps.parts import run_to_end
 from adtrain.sweeps.run import SweepRun, Watch
 from adtrain.sweeps.session import Session, prepared
 from adtrain.sweeps.wave import Programs, WaveState, WaveTraining
@@ -32,7 +33,7 @@ def trained(group: Group, members: Sequence[Member], epochs: int | None = None) 
     """The state of members that are trained together."""
     wave = WaveTraining(group, members, Programs(group), "cpu")
     for _ in range(epochs or group.experiment.epochs):
-        assert wave.epoch(lambda: False) is not None
+        assert run_to_end(wave.epoch_in_parts(lambda: False)) is not None
     return wave.host_state()
 
 

@@ -18,7 +18,7 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
 from adtrain.core.array import Array, array
-from adtrain.core.fused import horizontal_p, members
+from adtrain.core.fused import horizontal_p, primitive_names
 from adtrain.core.per_member import per_member
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
@@ -182,8 +182,8 @@ def test_the_update_of_a_weight_writes_the_copy_that_the_next_step_reads(bfloat1
     (writer,) = [e for e in runs.steady.equations if runs.steady.outputs[-1] in e.outputs]
     assert runs.steady.inputs[-1] is copied
     assert runs.prologue[-1].inputs == (bfloat16_step[0].inputs[1],)  # the weight
-    assert members(writer)[0] == "matmul_bfloat16"
-    assert members(writer)[-1] == "to_bfloat16"
+    assert primitive_names(writer)[0] == "matmul_bfloat16"
+    assert primitive_names(writer)[-1] == "to_bfloat16"
 
 
 @COUNTS
@@ -230,10 +230,10 @@ def test_the_next_batch_is_gathered_in_the_last_launch_of_a_step() -> None:
     runs = prefetch_batch(program, H200)
     assert runs.steady is not None
     assert len(runs.steady.equations) == len(runs.epilogue.equations) < len(program.equations)
-    first, *others = (members(runs.prologue[0]), *map(members, runs.epilogue.equations))
+    first, *others = (primitive_names(runs.prologue[0]), *map(primitive_names, runs.epilogue.equations))
     assert "take" in first
     assert not any("take" in other for other in others)
-    assert "take" in members(runs.steady.equations[-1])
+    assert "take" in primitive_names(runs.steady.equations[-1])
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -262,7 +262,7 @@ def products(program: Program) -> set[frozenset[Variable]]:
     found = set()
     for e in program.equations:
         sharing = e.params["body"].equations if e.primitive is horizontal_p else (e,)
-        found.add(frozenset(v for m in sharing if "matmul" in members(m) for v in m.outputs))
+        found.add(frozenset(v for m in sharing if "matmul" in primitive_names(m) for v in m.outputs))
     return found
 
 

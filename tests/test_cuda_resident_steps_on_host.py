@@ -17,7 +17,7 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
 from adtrain.core.array import Placeholder
-from adtrain.core.fused import members
+from adtrain.core.fused import primitive_names
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
@@ -173,7 +173,7 @@ def test_the_loss_and_its_gradient_are_rows_without_barriers_between_them() -> N
     last = fused(shards.segments[-1], THREADS)
     arrays = [e for e in last.equations if not e.has(Trait.RESHAPE) and max(v.size for v in e.outputs) > 1]
     assert [e.primitive.name for e in arrays] == ["row_fused", "product"]
-    assert {"log_softmax", "argmax", "exp"} <= {*members(arrays[0])}
+    assert {"log_softmax", "argmax", "exp"} <= {*primitive_names(arrays[0])}
     assert [e.primitive.name for e in shards.early_gathers.equations] == ["take"]
 
 
@@ -242,4 +242,4 @@ def test_the_smallest_cluster_that_holds_the_layer_is_used(units: int, blocks: i
     launch = launch_of(only(program))
     assert launch.size.blocks == (blocks, 5, 1)
     assert launch.size.shared <= BY_MEMBER.shared
-    assert members(only(program)).count("matmul") == 5
+    assert primitive_names(only(program)).count("matmul") == 5

@@ -13,6 +13,7 @@ from training_runs import load
 from adtrain import config, training
 from adtrain.core import tree
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
+from adtrain.sweeps.parts import run_to_end
 from adtrain.sweeps.session import prepared
 from adtrain.sweeps.wave import Programs, WaveState, WaveTraining
 
@@ -25,7 +26,7 @@ RATES = "optimizer.sgd.lr: [0.1, 0.03, 0.2, 1.0e+30], training.seed: {range: 5}"
 def trained(group: Group, members: list[Member], device: str = "gpu") -> WaveState:
     wave = WaveTraining(group, members, Programs(group), device)
     for _ in range(group.experiment.epochs):
-        assert wave.epoch(lambda: False) is not None
+        assert run_to_end(wave.epoch_in_parts(lambda: False)) is not None
     return wave.host_state()
 
 

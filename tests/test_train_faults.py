@@ -21,9 +21,12 @@ from hypothesis import strategies as st
 from training_runs import write_config
 from waiting import PATIENCE, wait_until
 
+from adtrain import config
 from adtrain.cli.main import cli
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
+from adtrain.sweeps.folder import SweepFolder
+from adtrain.sweeps.records import SweepOptions
 from adtrain.training import tensor_file
 
 COMMAND = [sys.executable, "-c", "from adtrain.cli.main import main; main()"]
@@ -165,6 +168,14 @@ def test_a_broken_link_named_runs_is_refused() -> None:
     done = CliRunner().invoke(cli, ["train", "mlp-small"])
     assert done.exit_code == 2
     assert done.stderr == "adtrain: error: runs: found a file or a broken link, expected a folder\n"
+
+
+def test_a_broken_link_named_runs_is_refused_for_a_sweep() -> None:
+    Path("runs").symlink_to("nowhere/at/all")
+    signal.alarm(int(PATIENCE))  # ends the process, should `create` try one folder after another
+    with pytest.raises(AdtrainError, match=r"^runs: found a file or a broken link"):
+        SweepFolder.create(config.load("mlp-small"), SweepOptions((), "train_loss"), None)
+    signal.alarm(0)
 
 
 def test_atomic_writes_follow_links_and_keep_the_mode() -> None:

@@ -258,7 +258,7 @@ def test_the_path_of_a_warm_start_is_made_absolute(
 def test_the_frequency_of_state_copies_and_log_readings_does_not_change_the_result(
     uninterrupted: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "MARK_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "COPY_SECONDS", 0.0)
     monkeypatch.setattr(trainer, "LOG_ROWS", 2)
     assert train(uninterrupted, RunFolder.create(uninterrupted, tmp_path / "marked"))
     check_same(tmp_path / "marked", tmp_path / "uninterrupted")

@@ -79,14 +79,14 @@ def check_state(found: Checkpoint, experiment: Experiment) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mark_seconds", "options"),
+    ("copy_seconds", "options"),
     [(1.0, {}), (0.0, {}), (1.0, {"every_step_checked": True})],
     ids=["", "marked", "debug"],
 )
 def test_the_state_before_the_first_bad_step_is_kept_to_the_last_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark_seconds: float, options: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy_seconds: float, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(trainer, "MARK_SECONDS", mark_seconds)
+    monkeypatch.setattr(trainer, "COPY_SECONDS", copy_seconds)
     experiment = prepare(tmp_path, *GROWING, layers=DEEP)
     message, last = overflow(experiment, **options)
     assert 6 < last.progress.step < 54

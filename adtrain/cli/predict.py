@@ -137,7 +137,7 @@ def _predict_texts(
     paths: tuple[Path, ...], trained: model_file.TrainedModel, device: str
 ) -> tuple[list[Predicted], bool]:
     """The probabilities of what follows each text, and whether one cannot be read; the reason is printed."""
-    predicted, broken, network = [], False, sampling.next_class(trained, device)
+    predicted, broken, log_probabilities = [], False, sampling.next_class_of(trained, device)
     for path in paths:
         try:
             text, _ = text_file.read_classes(path, data_options(trained.config.data), trained.classes)
@@ -145,7 +145,7 @@ def _predict_texts(
             progress(f"adtrain: error: {error}")
             broken = True
         else:
-            predicted.append(Predicted(path, 0, True, np.exp(network(text))))
+            predicted.append(Predicted(path, 0, True, np.exp(log_probabilities(text))))
     return predicted, broken
 
 

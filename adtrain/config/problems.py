@@ -78,8 +78,9 @@ def found(value: object) -> str:
             return shortened(str(value))
 
 
-def shortened(text: str, limit: int = 40) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+def shortened(text: str) -> str:
+    """The text, cut to 40 characters."""
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def known(name: str, names: Iterable[str], many: str = "known") -> str:

@@ -25,6 +25,7 @@ import numpy as np
 from adtrain.config.overrides import parts_of
 from adtrain.config.problems import ConfigError, Problem, found, known, similar
 from adtrain.config.source import Node
+from adtrain.core.options import is_integer
 
 MAX_MEMBERS = 100_000
 METRIC = re.compile("(train|validation|test)_(loss|accuracy|f1|rmse|mae|r2|perplexity)")
@@ -202,7 +203,8 @@ def _draws(kind: str, node: Node, key: str, count: int, rng: np.random.Generator
 
 def _range(node: Node, key: str) -> range:
     numbers = [item.value for item in node.value] if isinstance(node.value, list) else [node.value]
-    if not 1 <= len(numbers) <= 3 or not all(_is_integer(x) for x in numbers) or (len(numbers) == 3 and not numbers[2]):
+    are_integers = all(is_integer(x, None) for x in numbers)
+    if not (1 <= len(numbers) <= 3 and are_integers) or numbers[2:] == [0]:
         expected = "expected a count, [start, stop] or [start, stop, step] of integers"
         _refuse(node.where, f"{key}.range", f"found {found(node.plain())}, {expected}")
     values = range(*numbers)
@@ -225,13 +227,9 @@ def _one_of(node: Node, name: str, names: Sequence[str]) -> str:
 
 
 def _integer(node: Node, name: str, least: int) -> int:
-    if _is_integer(node.value) and node.value >= least:  # type: ignore[operator]
+    if is_integer(node.value, least):
         return int(node.value)  # type: ignore[arg-type]
     _refuse(node.where, name, f"found {found(node.plain())}, expected an integer, at least {least}")
-
-
-def _is_integer(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
 
 
 def _is_number(x: object) -> bool:

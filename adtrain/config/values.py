@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, Strict
 
+from adtrain.data import options
 from adtrain.option_types import Bounds, Expected, Size
 
 LIMIT = 1e300
@@ -61,10 +62,10 @@ if TYPE_CHECKING:
     Precision: TypeAlias = str
     BestBy: TypeAlias = str
 else:
-    Missing = one_of(Literal["error", "mean", "zero", "drop"])
-    Encoding = one_of(Literal["one_hot", "index"])
-    FileFormat = one_of(Literal["text"])
-    Unit = one_of(Literal["character", "byte"])
+    Missing = one_of(options.Missing)
+    Encoding = one_of(options.Encoding)
+    FileFormat = one_of(options.FileFormat)
+    Unit = one_of(options.Unit)
     Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
     BestBy = one_of(
         Literal[

@@ -37,8 +37,8 @@ def _flops(*args: Any, body: Program) -> int:
 
 def _reads(*args: Any, body: Program) -> Sequence[int]:
     found: Counter[Variable] = Counter()
-    for by_member in reads(body.equations):
-        found.update(by_member)
+    for of_equation in reads(body.equations):
+        found.update(of_equation)
     return [min(found[v], v.size) for v in body.inputs]
 
 
@@ -190,18 +190,18 @@ def body_of(equation: Equation) -> Program:
     return Program(tuple(dict.fromkeys(equation.inputs)), {}, (equation,), equation.outputs)
 
 
-def members(equation: Equation) -> tuple[str, ...]:
+def primitive_names(equation: Equation) -> tuple[str, ...]:
     """The names of the primitives in an equation."""
     if equation.primitive not in FUSED and equation.primitive is not per_member_p:
         return (equation.primitive.name,)
-    return tuple(name for e in equation.params["body"].equations for name in members(e))
+    return tuple(name for e in equation.params["body"].equations for name in primitive_names(e))
 
 
 def label(equation: Equation) -> str:
     """The distinct primitives of an equation, without views: "matmul+add+relu"."""
     if equation.primitive not in FUSED and equation.primitive is not per_member_p:
         return equation.primitive.name
-    kinds = dict.fromkeys(name for name in members(equation) if not PRIMITIVES[name].view)
+    kinds = dict.fromkeys(name for name in primitive_names(equation) if not PRIMITIVES[name].view)
     return "+".join(kinds)
 
 

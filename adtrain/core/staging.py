@@ -133,7 +133,9 @@ class Staged:
                 return compiled.result.unflatten(_evaluated(traced, compiled.donated, values, times))
             arrays = values  # type: ignore[assignment]
         if times > 1 and not compiled.program.carries:
-            raise DTypeError(f"jit: {_NOT_CARRIED}")
+            raise DTypeError(
+                "jit: a function that is repeated returns new values for its donated arguments, in their order"
+            )
         return self._run(compiled, arrays, times)  # type: ignore[arg-type]
 
     def _run(self, compiled: _Compiled, arrays: list[Array], times: int) -> Any:
@@ -222,8 +224,9 @@ class Staged:
             if cache is not None and cached is None:
                 cache.store(cache_key, (program, result, executable.lowered))
         donated = tuple(i for i, v in enumerate(program.inputs) if v in program.donated)
-        templates = tree.Template(structure), tree.Template(result)
-        return _Compiled(templates[0], key[1], key[2], traced, program, templates[1], executable, donated)
+        _, types, precision = key
+        arguments, results = tree.Template(structure), tree.Template(result)
+        return _Compiled(arguments, types, precision, traced, program, results, executable, donated)
 
     def _optimized(self, program: Program) -> Program:
         for apply in self.passes:
@@ -256,9 +259,6 @@ class Staged:
             if not isinstance(x, Value):
                 raise returned_no_array("jit", x)
         return replace(trace.program(outputs), donated=donated), out_structure
-
-
-_NOT_CARRIED = "a function that is repeated returns new values for its donated arguments, in their order"
 
 
 def _evaluated(traced: Program, donated: Sequence[int], values: list[Value], times: int) -> list[Value]:

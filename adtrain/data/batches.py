@@ -17,10 +17,9 @@ SPLIT_STREAM, TEST_STREAM = 0, 2
 def split_validation(split: Split, fraction: float, seed: int) -> tuple[Split, Split | None]:
     """Split into (train, validation), stratified by class if there are classes; validation is None if `fraction` is 0.
 
-    Of a text validation is the end.
-
-    Both keep the order of `split`. Validation has `validation_size` examples; the classes' counts are rounded by the
-    largest-remainder method. Raises DataError as `validation_size` does.
+    Validation has `validation_size` examples. The number of each class is rounded by the largest-remainder method. Both
+    parts keep the order of `split`. The end of a text is its validation part.
+    Raises DataError as `validation_size` does.
     """
     total = validation_size(len(split), fraction)
     return _divided(split, fraction, total, seed, SPLIT_STREAM) if total else (split, None)
@@ -52,9 +51,9 @@ def _size(count: int, fraction: float, part: str) -> int:
 
 
 def _divided(split: Split, fraction: float, total: int, seed: int, stream: int) -> tuple[Split, Split]:
-    """(rest, chosen): `total` examples are chosen at random, from each class its share. Numbers are one class.
+    """(rest, chosen): `total` examples chosen at random, from each class its share.
 
-    Of a text the last ones are chosen.
+    Examples with numbers to predict are one class. From a text the last `total` sequences are chosen.
     """
     if split.is_text:
         end = len(split) - total

@@ -15,6 +15,7 @@ from adtrain.data.csv_cells import column_title, is_number
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
 from adtrain.files import open_regular
+from adtrain.text import first_names
 
 MAX_LISTED = 12
 
@@ -41,8 +42,7 @@ class Opened(NamedTuple):
         """The columns, for messages."""
         if not self.header:
             return f"there is no header, the columns are 0 to {len(self.first) - 1}"
-        more = ", ..." if len(self.first) > MAX_LISTED else ""
-        return f"the columns are {', '.join(map(printable, self.first[:MAX_LISTED]))}{more}"
+        return f"the columns are {first_names(list(map(printable, self.first)), MAX_LISTED)}"
 
     def column(self, option: str, given: str | int) -> int:
         """The index, from 0, of a column that an option names. Raises DataOptionError if there is no such column."""

@@ -131,7 +131,7 @@ def _sha256(file: int) -> str:
 
 
 def _store(cache: Cache, key: str, content: bytearray) -> None:
-    with suppress(AdtrainError, OSError):
+    with suppress(AdtrainError, OSError):  # a full disk: the next run decompresses again
         cache.store(key, ".bin", content)
         cache.prune()
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from adtrain import ops
 from adtrain.core.array import Value
-from adtrain.core.errors import AdtrainError, OptionError, ShapeError
+from adtrain.core.errors import AdtrainError
 from adtrain.nn import fields
 from adtrain.nn.module import Mode, Module, Params, Shape, State
 from adtrain.option_types import Axis, Fraction, Number
@@ -55,9 +55,6 @@ class GELU(_Activation):
 
     approximate: Literal["none", "tanh"] = "none"
 
-    def __post_init__(self) -> None:
-        fields.check_choice(self, "approximate", ("none", "tanh"))
-
 
 @dataclass(frozen=True)
 class SiLU(_Activation):
@@ -86,15 +83,10 @@ class _AlongAxis(_Activation):
     dim: Axis = -1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dim, int) or self.dim == 0:
-            raise OptionError(f"{self.kind()}: dim is {self.dim!r}, expected an axis other than the batch axis 0")
+        fields.check_dim(self, self.dim)
 
     def output_shape(self, shape: Shape) -> Shape:
-        axes = len(shape) + 1
-        if not -axes < self.dim < axes:
-            raise ShapeError(
-                f"{self.kind()}: dim is {self.dim}, the input has {axes} axes with the batch axis: {shape}"
-            )
+        fields.axis_of(self, self.dim, shape)
         return shape
 
 

@@ -120,7 +120,6 @@ class TransformerEncoderLayer(Container):
         fields.check_integers(self, 1, "nhead", "dim_feedforward", "d_model")
         fields.check_number(self, "dropout", low=0, below=1)
         fields.check_number(self, "layer_norm_eps", low=0)
-        fields.check_choice(self, "activation", ("relu", "gelu"))
 
     def children(self, shape: Shape) -> Iterator[tuple[str, Module, Shape]]:
         layers = self._layers(shape)

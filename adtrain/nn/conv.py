@@ -150,7 +150,6 @@ def _dilated(layer: Conv2d | ConvTranspose2d) -> tuple[int, int]:
 def _check_fields(layer: Conv2d | ConvTranspose2d) -> None:
     fields.check_integers(layer, 1, "out_channels", "groups", "in_channels")
     fields.check_pairs(layer, 1, "kernel_size", "stride", "dilation")
-    layer.check_weight_init()
     if layer.out_channels % layer.groups:
         raise OptionError(
             f"{layer.kind()}: out_channels {layer.out_channels} is not a multiple of groups {layer.groups}"

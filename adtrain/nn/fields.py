@@ -45,11 +45,18 @@ def check_number(layer: Module, name: str, low: float = -inf, below: float = inf
     options.check_number(layer.kind(), name, getattr(layer, name), low, below)
 
 
-def check_choice(layer: Module, name: str, choices: tuple[str, ...]) -> None:
-    """Raise OptionError unless the named field is one of `choices`."""
-    value = getattr(layer, name)
-    if value not in choices:
-        raise OptionError(f"{layer.kind()}: {name} is {value!r}, expected one of {', '.join(choices)}")
+def check_dim(layer: Module, dim: object) -> None:
+    """Raise OptionError unless `dim` is an integer other than 0. It counts the axes of a batch, as in PyTorch."""
+    if not isinstance(dim, int) or dim == 0:
+        raise OptionError(f"{layer.kind()}: dim is {dim!r}, expected an axis other than the batch axis 0")
+
+
+def axis_of(layer: Module, dim: int, shape: Shape) -> int:
+    """The axis of a sample, from 0, for the axis `dim` of a batch. Raises ShapeError if it is out of range."""
+    axes = len(shape) + 1
+    if not -axes < dim < axes:
+        raise ShapeError(f"{layer.kind()}: dim is {dim}, the input has {axes} axes with the batch axis: {shape}")
+    return dim % axes - 1
 
 
 def check_ndim(layer: Module, shape: Shape, axes: tuple[str, ...]) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 
 from adtrain.core.array import array
-from adtrain.nn import fields
 from adtrain.nn.module import Module, Params, Shape, State
 
 WeightInit = Literal[
@@ -85,10 +84,6 @@ class WeightLayer(Module):
     """A layer whose "weight" is drawn by the initialiser `weight_init`; its "bias" starts at zero."""
 
     weight_init: WeightInit
-
-    def check_weight_init(self) -> None:
-        """Raise OptionError unless `weight_init` is one of INITIALIZERS."""
-        fields.check_choice(self, "weight_init", tuple(INITIALIZERS))
 
     def new_arrays(self, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Params, State]:
         draw = INITIALIZERS[self.weight_init]

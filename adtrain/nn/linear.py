@@ -28,7 +28,6 @@ class Linear(WeightLayer):
 
     def __post_init__(self) -> None:
         fields.check_integers(self, 1, "out_features", "in_features")
-        self.check_weight_init()
 
     def output_shape(self, shape: Shape) -> Shape:
         if not shape:
@@ -59,7 +58,6 @@ class Embedding(WeightLayer):
 
     def __post_init__(self) -> None:
         fields.check_integers(self, 1, "num_embeddings", "embedding_dim")
-        self.check_weight_init()
 
     def output_shape(self, shape: Shape) -> Shape:
         return (*shape, self.embedding_dim)

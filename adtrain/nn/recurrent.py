@@ -45,7 +45,6 @@ class _Recurrent(Module):
         if self.num_layers > MAX_LAYERS:
             raise OptionError(f"{self.kind()}: num_layers is {self.num_layers}, expected at most {MAX_LAYERS}")
         fields.check_number(self, "dropout", low=0, below=1)
-        fields.check_choice(self, "output", ("last", "all"))
         if self.dropout and self.num_layers == 1:
             raise OptionError(
                 f"{self.kind()}: dropout is {self.dropout} between layers, and num_layers is 1; "
@@ -114,10 +113,6 @@ class RNN(_Recurrent):
     gates = 1
     _: KW_ONLY
     nonlinearity: Literal["tanh", "relu"] = "tanh"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fields.check_choice(self, "nonlinearity", ("tanh", "relu"))
 
     def run(self, x: Value, arrays: list[Value], reverse: bool) -> tuple[Value, ...]:
         return ops.rnn(x, *arrays, nonlinearity=self.nonlinearity, reverse=reverse)

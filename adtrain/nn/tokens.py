@@ -9,7 +9,7 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value, array
-from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.errors import ShapeError
 from adtrain.nn import fields
 from adtrain.nn.conv import IMAGE_AXES
 from adtrain.nn.init import trunc_normal
@@ -65,9 +65,6 @@ class PositionalEmbedding(Module):
 
     encoding: Literal["learned", "sinusoidal"] = "learned"
 
-    def __post_init__(self) -> None:
-        fields.check_choice(self, "encoding", ("learned", "sinusoidal"))
-
     def output_shape(self, shape: Shape) -> Shape:
         fields.check_ndim(self, shape, TOKEN_AXES)
         return shape
@@ -99,14 +96,10 @@ class Mean(Module):
     dim: Axis = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dim, int) or self.dim == 0:
-            raise OptionError(f"mean: dim is {self.dim!r}, expected an axis other than the batch axis 0")
+        fields.check_dim(self, self.dim)
 
     def output_shape(self, shape: Shape) -> Shape:
-        axes = len(shape) + 1
-        if not -axes < self.dim < axes:
-            raise ShapeError(f"mean: dim is {self.dim}, the input has {axes} axes with the batch axis: {shape}")
-        axis = self.dim % axes - 1
+        axis = fields.axis_of(self, self.dim, shape)
         if shape[axis] == 0:
             raise ShapeError(f"mean: the input {shape} has no elements along dim {self.dim}")
         return (*shape[:axis], *shape[axis + 1 :])

@@ -77,7 +77,7 @@ def _summed(group: Group, params: nn.Params, statistics: nn.State, images: Any, 
 
 
 def _score(experiment: Experiment, predictions: np.ndarray, labels: np.ndarray) -> Score:
-    """The score of predictions, by the loss and the sums of outputs that would be predicted so."""
+    """The score of predictions: loss and metrics of outputs from which a network would predict them, see `_outputs`."""
     network, task = experiment.network, experiment.network.task
     outputs = array(_outputs(experiment, predictions))
     targets = array(labels)
@@ -87,7 +87,7 @@ def _score(experiment: Experiment, predictions: np.ndarray, labels: np.ndarray) 
 
 
 def _outputs(experiment: Experiment, predictions: np.ndarray) -> np.ndarray:
-    """Outputs of a network that predicts `predictions`: float64."""
+    """The outputs (N, ...), float64, from which a network would predict `predictions`."""
     task, loss = experiment.network.task, experiment.config.loss
     if isinstance(task, Regression):
         return (predictions - np.array(task.mean)) / np.array(task.std) if task.normalized else predictions

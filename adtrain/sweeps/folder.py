@@ -6,8 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
-from itertools import count
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from adtrain import config
@@ -15,12 +14,12 @@ from adtrain.config import Config, records
 from adtrain.config.files import SWEEP_CONFIG
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
-from adtrain.files import locked_by, read_regular, unwritable, write_atomic
+from adtrain.files import append_line, locked_by, read_file, unwritable, write_atomic
 from adtrain.plugins import loaded
 from adtrain.sweeps.records import FORMAT, EpochLine, SweepOptions, SweepResults
 from adtrain.sweeps.states import StateFiles
 from adtrain.training.preparation import with_absolute_paths
-from adtrain.training.run_folder import DEFAULT_PARENT
+from adtrain.training.run_folder import create_numbered
 
 OPTIONS, METRICS, RESULTS = "options.json", "metrics.jsonl", "results.json"
 STATES, RUNS = "states", "members"
@@ -56,7 +55,7 @@ class SweepFolder:
 
     @property
     def options(self) -> SweepOptions:
-        found: SweepOptions = records.parse(SweepOptions, _read(self.path / OPTIONS), str(self.path / OPTIONS))
+        found: SweepOptions = records.parse(SweepOptions, read_file(self.path / OPTIONS), str(self.path / OPTIONS))
         if found.format != FORMAT:
             raise AdtrainError(f"{self.path / OPTIONS}: has format {found.format}; this version reads format {FORMAT}")
         return found
@@ -67,23 +66,12 @@ class SweepFolder:
 
     def append(self, line: EpochLine) -> None:
         """Append a line to the metrics, and wait until it is on the disk."""
-        path = self.path / METRICS
-        text = json.dumps(plain(line), allow_nan=False) + "\n"
-        size = path.stat().st_size if path.exists() else 0
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            with suppress(OSError):
-                os.truncate(path, size)
-            raise unwritable(path, error) from error
+        append_line(self.path / METRICS, json.dumps(plain(line), allow_nan=False), durable=True)
 
     def lines(self) -> list[EpochLine]:
         """The epochs of all waves. If an epoch was repeated after a resumption, its last line counts."""
         path = self.path / METRICS
-        content = _read(path)
+        content = read_file(path)
         whole = content[: content.rfind(b"\n") + 1]
         found: dict[tuple[int, tuple[int, ...]], EpochLine] = {}
         for number, text in enumerate(whole.splitlines(), 1):
@@ -94,7 +82,7 @@ class SweepFolder:
     def truncate_metrics(self) -> None:
         """Drop the unfinished line of a killed process."""
         path = self.path / METRICS
-        content = _read(path)
+        content = read_file(path)
         try:
             os.truncate(path, content.rfind(b"\n") + 1)
         except OSError as error:
@@ -108,7 +96,7 @@ class SweepFolder:
         path = self.path / RESULTS
         if not path.exists():
             return None
-        found: SweepResults = records.parse(SweepResults, _read(path), str(path))
+        found: SweepResults = records.parse(SweepResults, read_file(path), str(path))
         return found
 
     @property
@@ -144,26 +132,10 @@ def _json(record: object) -> bytes:
     return json.dumps(plain(record), indent=2, allow_nan=False).encode() + b"\n"
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return read_regular(path)
-    except OSError as error:
-        raise AdtrainError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
 def _created(name: str, path: Path | None) -> Path:
     """Create the folder `path`, or the first unused of runs/NAME-sweep, runs/NAME-sweep-2, ..."""
     if path is None:
-        names = (f"{name}-sweep{'' if n == 1 else f'-{n}'}" for n in count(1))
-        for candidate in (DEFAULT_PARENT / name for name in names):
-            try:
-                candidate.mkdir(parents=True)
-                return candidate
-            except FileExistsError:
-                continue
-            except OSError as error:
-                raise unwritable(candidate, error) from error
-        raise AssertionError
+        return create_numbered(f"{name}-sweep")
     refuse_used(path)
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,6 @@ from adtrain.sweeps.session import Session
 from adtrain.sweeps.wave import WaveState
 from adtrain.training.best import Best
 from adtrain.training.endings import Result
-from adtrain.training.evaluation import named_metrics
 from adtrain.training.metrics import METRICS, Epoch, Tested
 from adtrain.training.run_folder import CONFIG, RunFolder
 from adtrain.training.step import TrainState
@@ -41,14 +40,19 @@ def finished(folder: SweepFolder) -> SweepResults:
 
 
 def member_result(folder: SweepFolder, number: int | None) -> MemberResult:
-    """The result of a member, by default of the best. Raises AdtrainError where it has none, or did not finish."""
+    """The result of the member `number`, by default of the best one.
+
+    Raises AdtrainError where there is no such member, or it did not finish.
+    """
     results = finished(folder)
     found = next((x for x in results.members if number is None or x.member == number), None)
     if found is None:
         last = len(results.members) - 1
         raise AdtrainError(f"{folder.path}: found no member {number}, expected one from 0 to {last}")
     if found.status != "finished":
-        how = f"failed at step {found.failed_at}" if found.status == "failed" else f"was dropped after {found.epochs}"
+        how = f"was dropped after {found.epochs}"
+        if found.status == "failed":
+            how = f"failed at step {found.failed_at}"
         raise AdtrainError(f"{folder.path}: member {found.member} {how}, so its network is not trained to the end")
     return found
 
@@ -119,8 +123,6 @@ def write_run(
             best = best.after(scored.epoch, scored.train, scored.validation)
     assert found.train is not None
     assert found.test is not None
-    trained = experiment.network, state.params, state.statistics
-    metrics = named_metrics(trained, experiment.metrics, experiment.data.classes, experiment.test, "cpu")
     result = Result(
         state=state,
         restored=False,
@@ -129,7 +131,7 @@ def write_run(
         train=found.train,
         validation=found.validation,
         test=found.test,
-        metrics=metrics,
+        metrics={},  # a sweep refuses `training.metrics`
         epochs=found.epochs,
         steps=experiment.total_steps,
         images=len(experiment.train) * found.epochs,

@@ -91,7 +91,7 @@ class Group:
         return [name for name in optimizer.traceable if not is_zero(getattr(optimizer, name))]
 
     @cached_property
-    def least(self) -> int:
+    def least_members(self) -> int:
         """The least number of members in a Program: 2 with convolutions, otherwise 1.
 
         `vmap` makes one grouped convolution of those of several members, whose kernels differ from those for one. So a
@@ -153,11 +153,12 @@ def groups_of(cfg: Config, members: Sequence[Member]) -> list[Group]:
     for number, same in enumerate(alike.values()):
         first = with_absolute_paths(same[0].config)
         key = _data_signature(first)
-        images = read[key] if key in read else read.setdefault(key, read_data(first))
+        if key not in read:
+            read[key] = read_data(first)
         seeded = first
         if shared_seed is not None:
             seeded = first.model_copy(update={"training": first.training.model_copy(update={"seed": shared_seed})})
-        groups.append(Group(number, tuple(same), of_data(seeded, images), images.train, shared_seed))
+        groups.append(Group(number, tuple(same), of_data(seeded, read[key]), read[key].train, shared_seed))
     return groups
 
 

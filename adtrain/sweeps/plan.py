@@ -20,6 +20,7 @@ from adtrain.sweeps.step import Settings, empty_tally
 from adtrain.sweeps.wave import Programs
 from adtrain.training.examples import held_bytes
 from adtrain.training.experiment import LOG_ROWS
+from adtrain.training.memory import nbytes
 
 MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""
@@ -111,8 +112,8 @@ def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> i
     arguments = step_arguments(group, count)
     program = programs.step.program(*tree.map(lambda x: Placeholder(x.shape, x.dtype, device), arguments))
     memory = backend(device).memory(program)
-    inputs = sum(_nbytes(x) for x in arguments[:3]) + _nbytes(arguments[5])
-    inputs += _nbytes(arguments[0])  # the state after the last epoch: see `WaveTraining.last`
+    inputs = sum(nbytes(x) for x in arguments[:3]) + nbytes(arguments[5])
+    inputs += nbytes(arguments[0])  # the state after the last epoch: see `WaveTraining.last`
     data = held_bytes(group.whole, device) + held_bytes(experiment.test, device)
     return inputs + data + memory.values + memory.scratch
 
@@ -163,8 +164,3 @@ def step_arguments(group: Group, count: int) -> tuple[Any, ...]:
 def _limit(device: str) -> int:
     available = backend(device).available()
     return int(MEMORY_SHARE * (machine_memory() if available is None else available))
-
-
-def _nbytes(values: object) -> int:
-    leaves: Sequence[Any] = tree.leaves(values)
-    return sum(prod(x.shape) * x.dtype.itemsize for x in leaves)

@@ -15,6 +15,7 @@ from adtrain.sweeps.members import Group
 from adtrain.sweeps.step import empty_tally
 from adtrain.sweeps.wave import WaveState
 from adtrain.training import tensor_file
+from adtrain.training.checkpoint import named_state
 from adtrain.training.step import TrainState
 
 TALLY, LAST = "tally.", "last."
@@ -49,10 +50,10 @@ class StateFiles:
         except OSError as error:
             raise unwritable(path, error) from error
         remove_temporaries(path)
-        arrays = _named(state.state)
+        arrays = named_state(state.state)
         if state.tally is not None and state.last is not None:
             arrays |= tensor_file.named(state.tally, prefix=TALLY)
-            arrays |= _named(state.last, LAST)
+            arrays |= named_state(state.last, LAST)
         about = _Metadata(state.members, state.epochs, state.batches, state.frozen)
         write_atomic(path, tensor_file.parts(arrays, about))
 
@@ -67,9 +68,9 @@ class StateFiles:
         one = experiment.random_initial_state("cpu")
         state: TrainState = tree.map(lambda x: np.broadcast_to(x.numpy(), (count, *x.shape)), one)
         tally = tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu"))
-        parts = {"": _named(state)}
+        parts = {"": named_state(state)}
         if about.batches:
-            parts |= {TALLY: tensor_file.named(tally, prefix=TALLY), LAST: _named(state, LAST)}
+            parts |= {TALLY: tensor_file.named(tally, prefix=TALLY), LAST: named_state(state, LAST)}
         expected = {name: x for names in parts.values() for name, x in names.items()}
         arrays = file.read(expected, "the sweep's members", finite=False)
 
@@ -90,8 +91,3 @@ class StateFiles:
         """Remove the states of a rung that the next one has replaced."""
         for path in self.folder.glob(f"rung{rung}-*.safetensors"):
             path.unlink(missing_ok=True)
-
-
-def _named(state: TrainState, prefix: str = "") -> dict[str, Any]:
-    model = tensor_file.named(state.params, state.statistics, prefix=prefix)
-    return {**model, **tensor_file.named(state.optimizer, prefix=prefix + tensor_file.OPTIMIZER)}

@@ -17,7 +17,7 @@ from adtrain.data import Split
 from adtrain.passes import ALL_BY_MEMBER
 from adtrain.sweeps.inputs import EpochInputs, WaveInputs
 from adtrain.sweeps.members import Group, Member
-from adtrain.sweeps.parts import Parts, run_to_end
+from adtrain.sweeps.parts import Parts
 from adtrain.sweeps.records import MemberEpoch
 from adtrain.sweeps.step import (
     DONATED,
@@ -123,9 +123,9 @@ class WaveTraining:
         start: WaveState | None = None,
     ) -> None:
         self.count = len(members)
-        """The number of members. `self.members` may have copies of the last one after them: see `Group.least`."""
-        if self.count < group.least:
-            members = [*members, *[members[-1]] * (group.least - self.count)]
+        """The number of members. `self.members` may repeat the last one: see `Group.least_members`."""
+        if self.count < group.least_members:
+            members = [*members, *[members[-1]] * (group.least_members - self.count)]
             start = start and start.only([member.number for member in members])
         frozen = start.frozen if start else ()
         self.good = np.array([member.number not in frozen for member in members])
@@ -182,15 +182,11 @@ class WaveTraining:
         tally = rows_of(tree.map(lambda x: x.numpy(), self.tally), slice(self.count))
         return replace(found, tally=tally, last=on_host(self.last))
 
-    def epoch(self, stop: Callable[[], bool]) -> EpochScores | None:
-        """Train to the end of the epoch and score; None if `stop` returned True first.
-
-        `stop` is called about every REPORT_SECONDS.
-        """
-        return run_to_end(self.epoch_in_parts(stop))
-
     def epoch_in_parts(self, stop: Callable[[], bool]) -> Parts[EpochScores | None]:
-        """As `epoch`, in parts, so that other work can be started between them."""
+        """Train to the end of the epoch and score, in parts, so that other work can be started between them.
+
+        `stop` is called about every REPORT_SECONDS. The result is None if it returned True.
+        """
         started, number = perf_counter(), self.epochs + 1
         sizes, inputs = self._batch_sizes(), self.inputs.epoch(number)
         while self.batches < len(sizes):

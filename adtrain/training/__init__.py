@@ -18,9 +18,9 @@ from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import continuation
 from adtrain.training.metrics import Epoch, Interval, read_metrics
 from adtrain.training.model_file import TrainedModel
-from adtrain.training.position import Progress
+from adtrain.training.observer import Observer
 from adtrain.training.preparation import outline, prepare, read_ahead
-from adtrain.training.progress import Observer
+from adtrain.training.progress import Progress
 from adtrain.training.recorded_run import run_in_folder
 from adtrain.training.resumption import Resumed, resume
 from adtrain.training.run_folder import Recorder, RunFolder

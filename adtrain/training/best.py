@@ -14,7 +14,8 @@ class Best:
 
     Attributes:
         value, epoch: the best value and its epoch; None and 0 before the first epoch ends.
-        to_beat: the reference of early stopping: the last value that improved on its predecessor by `min_delta`.
+        to_beat: the reference of early stopping: the last value that improved on its predecessor by more than
+            `min_delta`.
         waited: epochs since `to_beat` was set.
     """
 

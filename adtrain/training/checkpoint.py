@@ -1,8 +1,8 @@
 """Checkpoints: everything that a run needs to continue as if it had never been stopped.
 
-Random numbers are functions of the config's seed and the step (for the order of the images: the epoch). So these two
-counters are the complete random state. A checkpoint depends neither on the time nor on how often the run was stopped:
-the same step of the same config gives the same bytes.
+The random numbers of a step follow from the config's seed and the number of the step, and the order of the examples
+from the seed and the number of the epoch. So these two numbers are the complete random state. The same step of the same
+config gives the same bytes, whenever it is taken and however often the run was stopped.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from adtrain.core.errors import AdtrainError
 from adtrain.training import metadata, tensor_file, trust
 from adtrain.training.experiment import Experiment
 from adtrain.training.metadata import CheckpointMetadata
-from adtrain.training.position import Progress
+from adtrain.training.progress import Progress
 from adtrain.training.step import TrainState
 from adtrain.training.tasks import plausible
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A training state on the host and the run's progress at that state. The leaves are NumPy arrays, never written."""
+    """A training state on the host and the run's progress at that state. Its NumPy arrays must not be written to."""
 
     state: TrainState
     progress: Progress
@@ -81,7 +81,7 @@ class CheckpointFile:
         is read), or hold numbers that are not finite.
         """
         expected = experiment.random_initial_state("cpu")
-        arrays = self.file.read(_names(expected), "the config's network and optimizer")
+        arrays = self.file.read(named_state(expected), "the config's network and optimizer")
         state: TrainState = tree.unflatten(tree.flatten(expected)[1], list(arrays.values()))
         if int(np.asarray(state.step)) != self.progress.step:
             raise _damaged(self.path, f"its optimizer is at step {state.step}, its progress at {self.progress.step}")
@@ -96,7 +96,7 @@ def encode(experiment: Experiment, checkpoint: Checkpoint) -> bytes:
     Weights and running statistics have the same names as in model.safetensors. The names of the optimizer's arrays
     begin with `optimizer.`.
     """
-    return tensor_file.encode(_names(checkpoint.state), metadata.of_checkpoint(experiment, checkpoint.progress))
+    return tensor_file.encode(named_state(checkpoint.state), metadata.of_checkpoint(experiment, checkpoint.progress))
 
 
 def read(path: Path) -> CheckpointFile:
@@ -123,9 +123,10 @@ def read(path: Path) -> CheckpointFile:
     return CheckpointFile(path, record, file)
 
 
-def _names(state: TrainState) -> dict[str, Any]:
-    model = tensor_file.named(state.params, state.statistics)
-    return {**model, **tensor_file.named(state.optimizer, prefix=tensor_file.OPTIMIZER)}
+def named_state(state: TrainState, prefix: str = "") -> dict[str, Any]:
+    """The arrays of a state by their names in a file, each after `prefix`."""
+    model = tensor_file.named(state.params, state.statistics, prefix=prefix)
+    return {**model, **tensor_file.named(state.optimizer, prefix=prefix + tensor_file.OPTIMIZER)}
 
 
 def _damaged(path: Path, reason: str) -> AdtrainError:

@@ -17,7 +17,7 @@ from adtrain.data import DataSet, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
 from adtrain.data.split import chunks
-from adtrain.text import counted
+from adtrain.text import counted, first_names
 from adtrain.training import embedded_columns
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
@@ -27,7 +27,7 @@ MOST_NAMES = 8
 """The most names of targets in an error."""
 
 MAX_LISTED = 12
-"""The most names of features in an error."""
+"""The most names of features or classes in an error."""
 
 
 def check_precision(cfg: Config, device: str) -> None:
@@ -44,32 +44,32 @@ def check_whole_batches(cfg: Config) -> None:
         raise cfg.error_at(("data", "shards"), f"found {cfg.data.shards}, {reason}")
 
 
-def check_fit(cfg: Config, net: Network, images: DataSet) -> None:
-    shape = images.train.images.shape[1:]
+def check_fit(cfg: Config, net: Network, data_set: DataSet) -> None:
+    """Check that the network's input and output have the shapes of the data, and that it has parameters."""
+    shape = data_set.train.images.shape[1:]
     rows = [shape[1:]] if shape[0] == 1 else []
     if net.input_shape not in (shape, *rows, (prod(shape),)):
         as_rows = f"{found(rows[0])} for rows of pixels, " if rows else ""
         expected = f"expected {found(shape)}, the shape of the images, {as_rows}or [{prod(shape)}] for flat input"
-        if names := images.features:
-            more = ", ..." if len(names) > MAX_LISTED else ""
-            listed = ", ".join(map(printable, names[:MAX_LISTED]))
-            expected = f"expected [{len(names)}], the features of a row: {listed}{more}"
+        if names := data_set.features:
+            listed = first_names(list(map(printable, names)), MAX_LISTED)
+            expected = f"expected [{len(names)}], the features of a row: {listed}"
         if cfg.data.is_text:
             expected = f"expected [{prod(shape)}], the length of a sequence (data.length)"
         raise cfg.error_at(("model", "input"), f"found {found(net.input_shape)}, {expected}")
-    if images.encoder is not None and any(images.encoder.indexed):
-        for problem in embedded_columns.problems(net.model, images.encoder.columns.features):
+    if data_set.encoder is not None and any(data_set.encoder.indexed):
+        for problem in embedded_columns.problems(net.model, data_set.encoder.columns.features):
             raise cfg.error_at(("model", "layers"), problem)
     positions = (net.task.length,) if isinstance(net.task, NextClass) else ()
-    outputs, classes = net.model.output_shape(net.input_shape), len(images.targets or images.classes)
+    outputs, classes = net.model.output_shape(net.input_shape), len(data_set.targets or data_set.classes)
     last_layer = ("model", "layers", len(cfg.model.layers) - 1)
-    if images.targets and outputs != (classes,):
-        expected = f"expected [{classes}], one for each of {', '.join(images.targets[:MOST_NAMES])}"
+    if data_set.targets and outputs != (classes,):
+        expected = f"expected [{classes}], one for each of {', '.join(data_set.targets[:MOST_NAMES])}"
         raise cfg.error_at(last_layer, f"found the output {found(outputs)}, {expected}")
     if outputs[:-1] != positions or not outputs:
         expected = f"expected {found((*positions, classes))}, one per class{' at each position' if positions else ''}"
         raise cfg.error_at(last_layer, f"found the output {found(outputs)}, {expected}")
-    labels = f"{cfg.data.path or images.name} has {counted(classes, 'classes')}"
+    labels = f"{cfg.data.path or data_set.name} has {counted(classes, 'classes')}"
     if outputs[-1] < classes:
         raise cfg.error_at(
             last_layer, f"found {counted(outputs[-1], 'outputs')}, expected at least {classes}: {labels}"
@@ -82,23 +82,23 @@ def check_fit(cfg: Config, net: Network, images: DataSet) -> None:
         raise cfg.error_at(("model", "layers"), "found no parameters, expected at least one layer with parameters")
 
 
-def check_targets(cfg: Config, images: DataSet, parts: Sequence[Split]) -> None:
+def check_targets(cfg: Config, data_set: DataSet, parts: Sequence[Split]) -> None:
     """Check that the loss fits the labels: classes, numbers, or columns of 0 and 1."""
-    kind, names = cfg.loss.kind, ", ".join(images.targets[:MOST_NAMES])
+    kind, names = cfg.loss.kind, ", ".join(data_set.targets[:MOST_NAMES])
     if cfg.data.is_text and not takes_labels(cfg.loss):
         raise cfg.error_at(("loss",), f"found {kind} for a text, expected cross_entropy or nll")
-    if images.targets and takes_labels(cfg.loss):
+    if data_set.targets and takes_labels(cfg.loss):
         expected = "expected mse, l1 or huber, or binary_cross_entropy_with_logits for columns of 0 and 1"
         advice = "for classes, set data.label instead of data.target, or store integer labels"
         raise cfg.error_at(("loss",), f"found {kind} for the numbers of {names}, {expected}; {advice}")
-    if cfg.data.normalize_targets and not (images.targets and kind in REGRESSION):
+    if cfg.data.normalize_targets and not (data_set.targets and kind in REGRESSION):
         expected = "expected false, as there are no numbers to predict with mse, l1 or huber"
         raise cfg.error_at(("data", "normalize_targets"), f"found true, {expected}")
-    if images.targets and kind not in REGRESSION:
+    if data_set.targets and kind not in REGRESSION:
         for part in parts:
             if (wrong := np.argwhere((part.labels != 0) & (part.labels != 1))).size:
                 row, column = wrong[0]
-                number = f"found {part.labels[row, column]:g} in {images.targets[column]}"
+                number = f"found {part.labels[row, column]:g} in {data_set.targets[column]}"
                 raise cfg.error_at(("loss",), f"{number}, expected 0 and 1 only for {kind}; mse takes any number")
 
 
@@ -121,12 +121,13 @@ def check_memory(cfg: Config, net: Network) -> None:
     count, memory = sum(row.parameters for row in rows), machine_memory()
     if 8 * count > memory:
         most = max(rows, key=lambda row: row.parameters)
-        found = f"found {count:,} parameters, {most.parameters:,} of them in layer {most.name} ({most.kind})"
+        largest = f"{most.parameters:,} of them in layer {most.name} ({most.kind})"
         expected = f"expected at most {memory // 8:,}, which fit into this machine's {memory / 2**30:,.1f} GiB"
-        raise cfg.error_at(("model", "layers"), f"{found}, {expected}")
+        raise cfg.error_at(("model", "layers"), f"found {count:,} parameters, {largest}, {expected}")
 
 
 def check_augmentations(experiment: Experiment) -> None:
+    """Check that the augmentations fit the shape of a batch and the kind of data."""
     encoder = experiment.data.encoder
     if experiment.augmentations and experiment.config.data.is_text:
         raise experiment.config.error_at(("data", "augment"), "expected none for a text")
@@ -145,20 +146,22 @@ def check_embeddings(experiment: Experiment) -> None:
 
     A text and columns of categories have other checks.
     """
-    cfg, images, model = experiment.config, experiment.data, experiment.network.model
-    indexed = images.encoder is not None and any(images.encoder.indexed)
+    cfg, data_set, model = experiment.config, experiment.data, experiment.network.model
+    indexed = data_set.encoder is not None and any(data_set.encoder.indexed)
     shape = experiment.network.input_shape
-    found = [] if cfg.data.is_text or indexed else list(embedded_columns.embeddings(model, range(shape[0])))
-    if found and cfg.data.normalize:
+    embeddings = list(embedded_columns.embeddings(model, range(shape[0])))
+    if cfg.data.is_text or indexed or not embeddings:
+        return
+    if cfg.data.normalize:
         raise cfg.error_at(("data", "normalize"), "found true, expected false: an embedding takes integers as they are")
-    if found and images.train.images.dtype == np.uint8:
+    if data_set.train.images.dtype == np.uint8:
         reason = "found integers from 0 to 255, which are read as pixels and divided by 255, before an embedding"
         source = "dataset" if cfg.data.path is None else "path"
         raise cfg.error_at(("data", source), f"{reason}; expected float32: store them by array.astype('float32')")
-    parts = (experiment.train, experiment.validation, experiment.test) if found else ()
-    for chunk in (chunk for part in parts if part is not None for chunk in chunks(part.images)):
+    parts = [part for part in (experiment.train, experiment.validation, experiment.test) if part is not None]
+    for chunk in (chunk for part in parts for chunk in chunks(part.images)):
         numbers = chunk.reshape(-1, *shape)
-        for embedding, columns in found:
+        for embedding, columns in embeddings:
             chosen = numbers if len(columns) == shape[0] else numbers[:, list(columns)]
             least, greatest, size = chosen.min(), chosen.max(), embedding.num_embeddings
             if not (least >= 0 and greatest < size):
@@ -173,7 +176,8 @@ def check_last_batch(cfg: Config, net: Network, count: int) -> None:
         if not isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d)) or prod(shape[1:]) > 1:
             continue
         shards = 1 if layer.sync else cfg.data.shards or 1
-        if 1 not in {size // shards or 1 for size in (min(batch_size, count), count % batch_size) if size}:
+        sizes = [size for size in (min(batch_size, count), count % batch_size) if size]
+        if all(size // shards > 1 for size in sizes):
             continue
         if shards > 1:
             reason = f"layer {name} ({layer.kind()}) needs 2 images per shard of a batch"

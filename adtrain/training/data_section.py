@@ -45,9 +45,9 @@ def read_data(
     try:
         if cfg.model.input:
             return read(takes_numbers(cfg))
-        images = read(False)
-        numbers = not images.targets and takes_numbers(with_shape(cfg, images.train.images.shape[1:]))
-        return read(True) if numbers else images
+        data_set = read(False)
+        numbers = not data_set.targets and takes_numbers(with_shape(cfg, data_set.train.images.shape[1:]))
+        return read(True) if numbers else data_set
     except DataOptionError as error:
         raise cfg.error_at(("data", error.option), error.reason) from error
 

@@ -10,7 +10,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.metrics import MetricValue
 from adtrain.training.best import Best
 from adtrain.training.experiment import Experiment
-from adtrain.training.position import Progress
+from adtrain.training.progress import Progress
 from adtrain.training.scores import Score
 from adtrain.training.step import TrainState
 

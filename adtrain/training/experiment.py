@@ -165,21 +165,23 @@ class Experiment:
 
     def whole(self, state: TrainState) -> TrainState:
         """The whole state on the host, from this rank's part; the reverse of `divided`. All ranks call it together."""
-        return state if self.buckets is None else self._parameters_of(state, self.buckets, self.buckets.whole_state)
+        return self._with_parameter_tree(state, Buckets.whole_state)
 
     def without_padding(self, state: TrainState) -> TrainState:
         """This rank's part of a state on the host, without the padding of vectors.
 
         An optimizer updates the padding too. Without `eps` it divides 0 by 0 there.
         """
-        return state if self.buckets is None else self._parameters_of(state, self.buckets, self.buckets.without_padding)
+        return self._with_parameter_tree(state, Buckets.without_padding)
 
-    def _parameters_of(self, state: TrainState, buckets: Buckets, convert: Callable[..., Any]) -> TrainState:
+    def _with_parameter_tree(self, state: TrainState, convert: Callable[..., Any]) -> TrainState:
         """A divided state with parameters as a tree, and `convert` of the optimizer's state where it is divided."""
+        if self.buckets is None:
+            return state
         optimizer = state.optimizer
         if self.optimizer.elementwise:
-            optimizer = convert(optimizer, self.state_types.optimizer)
-        return TrainState(buckets.unflatten_numpy(state.params), state.statistics, optimizer)
+            optimizer = convert(self.buckets, optimizer, self.state_types.optimizer)
+        return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
 
     def with_params(self, state: TrainState) -> TrainState:
         """A divided state on the device whose parameters are a tree, not vectors."""

@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
 
 
 def files(path: Path) -> list[Path]:
-    """The path itself; for a folder all PNG and JPEG files in it and in its subfolders, sorted, without hidden ones.
+    """A list of the path; of a folder, its PNG and JPEG files and those of its subfolders, sorted, without hidden ones.
 
     Raises DataError for a folder without such files.
     """
@@ -124,16 +124,16 @@ def _typed(images: np.ndarray, place: str, trained: TrainedModel) -> np.ndarray:
     finite = np.isfinite(images).reshape(len(images), -1).all(axis=1)
     if not finite.all():
         raise DataError(f"{place}: found a number that is not finite in row {finite.argmin()}, expected finite ones")
-    if trained.network.scale != 1 and images.dtype != np.uint8:
+    if trained.network.image_dtype == np.uint8 and images.dtype != np.uint8:
         raise DataError(f"{place}: found other numbers, expected integers from 0 to 255 as in training")
-    return images.astype(np.uint8 if trained.network.scale != 1 else np.float32, copy=False)
+    return images.astype(trained.network.image_dtype, copy=False)
 
 
 def _read_images(
     path: Path, trained: TrainedModel, options: ImageOptions, changed: Callable[[Sequence[Path], str], object]
 ) -> np.ndarray:
     """The images of a PNG, JPEG or IDX file, (N, C, H, W)."""
-    shape, dtype = trained.image_shape, np.dtype(np.float32 if trained.network.scale == 1 else np.uint8)
+    shape, dtype = trained.image_shape, trained.network.image_dtype
     with idx.opened(path) as stream:
         is_idx = stream.read(2) == IDX_MAGIC
     if not is_idx:
@@ -180,7 +180,7 @@ def is_of_mnist(trained: TrainedModel) -> bool:
 
 
 def _looks_inverted(image: np.ndarray, trained: TrainedModel) -> bool:
-    """Unknown, and False, without the mean of the training images."""
+    """See `digit_image.looks_inverted`. False if the model does not store the mean of grey training images."""
     if trained.image_shape[0] != 1 or not trained.config.data.normalize:
         return False
     return digit_image.looks_inverted(image, trained.network.mean[0])

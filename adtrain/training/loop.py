@@ -40,8 +40,10 @@ class StepLoop:
         self.steps_per_report = 1
 
     def compile(self, sizes: Iterable[int]) -> Sequence[Executable]:
-        """Begin to compile the step for batches of these sizes; no step's time includes what is left of it if these are
-        finished before."""
+        """Begin to compile the step for batches of these sizes.
+
+        A caller that waits for the executables (`Executable.finish`) before the first step measures no compilation.
+        """
         if not isinstance(self.step, Staged):
             return ()
         groups = self.examples.groups([np.zeros(size, np.int64) for size in sizes], LOG_ROWS, self.experiment.part)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
+
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.backend import Memory, backend
@@ -52,9 +54,9 @@ def step_memory(experiment: Experiment, needed: Memory, unfused_values: int, dev
     state = experiment.state_types
     splits = [split for split in (experiment.train, experiment.validation, experiment.test) if split is not None]
     return StepMemory(
-        parameters=_nbytes(state.params),
-        statistics=_nbytes(state.statistics),
-        optimizer=_nbytes(state.optimizer),
+        parameters=nbytes(state.params),
+        statistics=nbytes(state.statistics),
+        optimizer=nbytes(state.optimizer),
         data=sum(held_bytes(split, device) for split in splits),
         values=needed.values,
         separate_values=needed.separate,
@@ -91,6 +93,7 @@ def _needed(experiment: Experiment, device: str, batch_size: int) -> int:
     return planned_peak(smaller, device)
 
 
-def _nbytes(values: object) -> int:
-    leaves: list[Value] = tree.leaves(values)
+def nbytes(values: object) -> int:
+    """The bytes of the arrays in a tree."""
+    leaves: list[Value | np.ndarray] = tree.leaves(values)
     return sum(prod(x.shape) * x.dtype.itemsize for x in leaves)

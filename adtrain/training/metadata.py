@@ -9,7 +9,7 @@ from adtrain.config.values import Seed
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.option_types import Number, Positive, Size
 from adtrain.training.experiment import Experiment
-from adtrain.training.position import Progress
+from adtrain.training.progress import Progress
 from adtrain.version import __version__
 
 FORMAT = 2

@@ -9,8 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from adtrain.config import records
 from adtrain.config.values import Duration, Measured, Total
-from adtrain.core.errors import AdtrainError
-from adtrain.files import read_regular
+from adtrain.files import read_file
 from adtrain.option_types import Size
 from adtrain.training.scores import Score
 
@@ -91,10 +90,7 @@ def read_metrics(run: Path) -> list[Line]:
     Raises AdtrainError where the file cannot be read.
     """
     path = run / METRICS
-    try:
-        *lines, _unfinished = read_regular(path).split(b"\n")
-    except OSError as error:
-        raise AdtrainError(f"{path}: cannot be read ({error.strerror})") from None
+    *lines, _unfinished = read_file(path).split(b"\n")
     found: list[Line] = []
     damaged = []
     for number, content in enumerate(lines, 1):

@@ -26,7 +26,7 @@ from adtrain.data.columns import printable
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.passes import ALL
-from adtrain.text import counted
+from adtrain.text import counted, first_names
 from adtrain.training import network, tensor_file, warm_start
 from adtrain.training.checks import MAX_LISTED, check_targets
 from adtrain.training.data_section import data_options, read_data, takes_numbers
@@ -76,8 +76,8 @@ class TrainedModel:
         if len(found.targets) != len(self.targets):
             expected, other = (counted(len(x), "targets") if x else "classes" for x in (self.targets, found.targets))
             raise AdtrainError(f"{place}: found {other}, expected {expected} as the run was trained on")
-        kind = np.dtype(np.uint8 if self.network.scale == PIXEL_MAX else np.float32)
-        wanted, given = ArrayType(self.image_shape, kind), ArrayType(test.images.shape[1:], test.images.dtype)
+        wanted = ArrayType(self.image_shape, self.network.image_dtype)
+        given = ArrayType(test.images.shape[1:], test.images.dtype)
         if given != wanted:
             raise AdtrainError(f"{place}: found images of type {given}, expected {wanted} as the run was trained on")
         return test if self.targets else replace(test, labels=self._numbered(test.labels, found.classes, place))
@@ -105,10 +105,9 @@ class TrainedModel:
         numbers = {name: number for number, name in enumerate(self.classes)}
         found: np.ndarray = np.array([numbers.get(plain(name), -1) for name in classes], np.int64)[labels]
         if (unknown := found < 0).any():
-            name, names = classes[labels[unknown.argmax()]], ", ".join(map(printable, self.classes[:MAX_LISTED]))
-            more = ", ..." if len(self.classes) > MAX_LISTED else ""
+            name, names = classes[labels[unknown.argmax()]], list(map(printable, self.classes))
             what = f"{unknown.sum():,} examples of classes that the run was not trained on, such as {printable(name)}"
-            raise AdtrainError(f"{place}: found {what}; expected {names}{more}")
+            raise AdtrainError(f"{place}: found {what}; expected {first_names(names, MAX_LISTED)}")
         return found
 
     @cached_property

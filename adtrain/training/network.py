@@ -49,6 +49,11 @@ class Network:
         return any(getattr(layer, "sync", False) for _, layer, _ in nn.layers(self.model, self.input_shape))
 
     @property
+    def image_dtype(self) -> np.dtype[Any]:
+        """The dtype of the images before normalisation: uint8 or float32."""
+        return np.dtype(np.float32 if self.scale == 1 else np.uint8)
+
+    @property
     def unit(self) -> np.ndarray:
         """The difference in pixel values that equals 1 in the model's input, for each channel: (C, 1, 1)."""
         return self.scale * _by_channel(self.std)

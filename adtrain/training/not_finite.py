@@ -15,7 +15,7 @@ from adtrain.core.scope import current_phase, current_scope
 from adtrain.core.trace import EvaluationTrace, base_trace
 from adtrain.training.examples import Examples
 from adtrain.training.experiment import Experiment
-from adtrain.training.position import Progress
+from adtrain.training.progress import Progress
 from adtrain.training.step import TrainState
 
 RESULT = {"forward": "result", "backward": "gradient", "update": "update"}

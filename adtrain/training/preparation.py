@@ -48,11 +48,11 @@ def read_ahead(cfg: Config) -> DataSet:
     return read_data(with_absolute_paths(cfg))
 
 
-def of_data(cfg: Config, images: DataSet, mode: Mode = Mode.FUSED) -> Experiment:
+def of_data(cfg: Config, data_set: DataSet, mode: Mode = Mode.FUSED) -> Experiment:
     """`prepare` for a config with absolute paths and its data, whose training part includes the validation images."""
-    cfg = with_shape(cfg, images.train.images.shape[1:])
-    train, validation = data.split_validation(images.train, cfg.data.validation, cfg.training.seed)
-    experiment = _experiment(cfg, images.with_train(train), validation, mode)
+    cfg = with_shape(cfg, data_set.train.images.shape[1:])
+    train, validation = data.split_validation(data_set.train, cfg.data.validation, cfg.training.seed)
+    experiment = _experiment(cfg, data_set.with_train(train), validation, mode)
     checks.check_augmentations(experiment)
     checks.check_embeddings(experiment)
     if cfg.data.is_text and (seen := text_network.sees_later(experiment)):
@@ -77,7 +77,7 @@ def outline(cfg: Config) -> Experiment:
         validation = _black(held_out, entry.shape) if held_out else None
         neutral = (0.0,) * entry.shape[0], (1.0,) * entry.shape[0]
         mean, std = (entry.mean, entry.std) if entry.mean else neutral
-        images = DataSet(entry.name, train, test, entry.classes, mean, std)
+        data_set = DataSet(entry.name, train, test, entry.classes, mean, std)
     else:
         validation = None
         shape = cfg.model.input
@@ -88,11 +88,11 @@ def outline(cfg: Config) -> Experiment:
             split, outputs = _empty_texts(cfg.data.batch_size, prod(shape)), outputs[-1:]
         names = tuple(map(str, range(prod(outputs))))
         name = cfg.data.dataset.kind if cfg.data.dataset is not None else str(cfg.data.path)
-        images = DataSet(name, split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
+        data_set = DataSet(name, split, split, names, (0.0,) * shape[0], (1.0,) * shape[0])
         if cfg.data.target is not None or takes_numbers(cfg):
             split = Split(split.images, np.broadcast_to(np.float64(0), (cfg.data.batch_size, len(names))))
-            images = replace(images, test=split, classes=(), targets=names).with_train(split)
-    return _experiment(cfg, images, validation, Mode.FUSED)
+            data_set = replace(data_set, test=split, classes=(), targets=names).with_train(split)
+    return _experiment(cfg, data_set, validation, Mode.FUSED)
 
 
 def _empty_texts(count: int, length: int) -> Split:
@@ -106,25 +106,27 @@ def _black(count: int, shape: tuple[int, ...]) -> Split:
     return Split(np.broadcast_to(np.uint8(0), (count, *shape)), np.broadcast_to(np.int64(0), (count,)))
 
 
-def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mode) -> Experiment:
-    checks.check_targets(cfg, images, [part for part in (images.train, validation, images.test) if part is not None])
-    task = network.task_of(cfg, images.target_mean, images.target_std)
-    net = network.build(cfg, images.mean, images.std, images.scale, task)
+def _experiment(cfg: Config, data_set: DataSet, validation: Split | None, mode: Mode) -> Experiment:
+    checks.check_targets(
+        cfg, data_set, [part for part in (data_set.train, validation, data_set.test) if part is not None]
+    )
+    task = network.task_of(cfg, data_set.target_mean, data_set.target_std)
+    net = network.build(cfg, data_set.mean, data_set.std, data_set.scale, task)
     checks.check_memory(cfg, net)
-    checks.check_fit(cfg, net, images)
-    checks.check_last_batch(cfg, net, len(images.train))
+    checks.check_fit(cfg, net, data_set)
+    checks.check_last_batch(cfg, net, len(data_set.train))
     if validation is None and (cfg.training.best_by or "").startswith("validation"):
         reason = "expected train_accuracy or train_loss, for there are no validation examples (data.validation)"
         raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {reason}")
     checks.check_metrics(cfg, task)
-    steps_per_epoch = -(-len(images.train) // cfg.data.batch_size)
+    steps_per_epoch = -(-len(data_set.train) // cfg.data.batch_size)
     total_steps = steps_per_epoch * cfg.training.epochs
     if cfg.training.steps is not None:
         total_steps = min(total_steps, cfg.training.steps)
     return Experiment(
         config=cfg,
         network=net,
-        data=images,
+        data=data_set,
         validation=validation,
         optimizer=config.build.optimizer(cfg),
         schedule=config.build.schedule(cfg, steps_per_epoch, total_steps),
@@ -132,7 +134,7 @@ def _experiment(cfg: Config, images: DataSet, validation: Split | None, mode: Mo
         total_steps=total_steps,
         augmentations=config.build.augmentations(cfg),
         mode=mode,
-        sharding=_sharding(cfg, len(images.train)),
+        sharding=_sharding(cfg, len(data_set.train)),
     )
 
 

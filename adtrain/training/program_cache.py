@@ -67,7 +67,7 @@ class PersistentProgramCache:
             _Pickler(content, pickle.HIGHEST_PROTOCOL).dump(value)
         except (pickle.PicklingError, AttributeError, TypeError, RecursionError):
             return
-        with suppress(AdtrainError, OSError):
+        with suppress(AdtrainError, OSError):  # a full disk: the next run traces again
             cache.store(digest(self.function_key, key), SUFFIX, content.getvalue())
             cache.prune()
 

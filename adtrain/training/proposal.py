@@ -35,7 +35,7 @@ COMMENTS = {
 }
 
 BATCHES = 20
-"""Batches of an epoch at least, if batches are not to be smaller than 16."""
+"""The least number of batches in an epoch, unless they would have fewer than 16 examples."""
 
 
 def text(section: Data, given: Mapping[str, Any]) -> str:
@@ -54,11 +54,13 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         keys.setdefault("test", 0.1 if is_text else 0.2)
     keys.setdefault("validation", 0.1)
     keys.setdefault("batch_size", next((size for size in (128, 64, 32) if examples >= BATCHES * size), 16))
-    labels = _of_zeros_and_ones(found)
-    if found.targets and not labels:
+    multilabel = _of_zeros_and_ones(found)
+    if found.targets and not multilabel:
         keys["normalize_targets"] = True
     shape, outputs = found.train.images.shape[1:], len(found.targets or found.classes)
-    loss = "cross_entropy" if found.classes else "binary_cross_entropy_with_logits" if labels else "mse"
+    loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
+    if found.classes:
+        loss = "cross_entropy"
     lines = [
         "data:",
         *(f"  {key}: {_flow(value)}{COMMENTS.get(key, '')}" for key, value in keys.items()),
@@ -75,8 +77,10 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     if not is_text:
         # Of a table these are the features of the training part, which may lack categories of the others.
         lines.insert(lines.index("  layers:"), f"  input: {list(experiment.network.input_shape)}")
-    kind = "sequences" if is_text else "rows" if shape[1:] == (1, 1) else "images"
-    about = f"{_sizes(experiment.image_shape, is_text)}; {_predicted(found, labels)}"
+    kind = "rows" if shape[1:] == (1, 1) else "images"
+    if is_text:
+        kind = "sequences"
+    about = f"{_sizes(experiment.image_shape, is_text)}; {_predicted(found, multilabel)}"
     return "\n".join([f"# {counted(examples, kind)} of {about}", *lines])
 
 
@@ -87,18 +91,15 @@ def _loaded(keys: dict[str, Any]) -> DataSet:
         section = Data.model_validate(keys)
         return data.load(keys.get("dataset"), section.path, data_options(section), need_test=False)
 
+    path = keys.get("path")
     try:
         found = load()
+        is_folder = path and formats.format_of(Path(path).expanduser(), keys.get("format")) is formats.IMAGES
+        if not is_folder or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
+            return found
     except DataOptionError as error:
         if error.option != "image_size":
             raise
-    else:
-        path = keys.get("path")
-        is_folder = (
-            path is not None and formats.format_of(Path(path).expanduser(), keys.get("format")) is formats.IMAGES
-        )
-        if not is_folder or "image_size" in keys or max(found.train.images.shape[2:]) <= MOST_SIDE:
-            return found
     keys["image_size"] = [SIDE, SIDE]
     return load()
 
@@ -141,11 +142,12 @@ def _sizes(shape: tuple[int, ...], is_text: bool) -> str:
     return counted(shape[0], "features") if shape[1:] == (1, 1) else " x ".join(map(str, shape))
 
 
-def _predicted(found: DataSet, labels: bool) -> str:
+def _predicted(found: DataSet, multilabel: bool) -> str:
     if found.classes:
         return counted(len(found.classes), "classes")
-    kind = "labels of 0 and 1" if labels else "numbers to predict" if len(found.targets) > 1 else "number to predict"
-    return f"{len(found.targets)} {kind}"
+    if multilabel:
+        return f"{len(found.targets)} labels of 0 and 1"
+    return f"{counted(len(found.targets), 'numbers')} to predict"
 
 
 def _flow(value: Any) -> str:

@@ -8,7 +8,7 @@ from adtrain.core import communicator
 from adtrain.data import DataError
 from adtrain.training.endings import NotFinite, Result
 from adtrain.training.experiment import Experiment
-from adtrain.training.progress import Observer
+from adtrain.training.observer import Observer
 from adtrain.training.run_folder import LAST, Recorder, RunFolder
 from adtrain.training.trainer import Start, run
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adtrain import config
-from adtrain.config.problems import PathParts, dotted, found
-from adtrain.config.records import plain
+from adtrain.config.problems import dotted, found
+from adtrain.config.records import leaves, plain
 from adtrain.core.errors import AdtrainError
 from adtrain.training import checkpoint
 from adtrain.training.best import LOST, Best
@@ -18,8 +18,8 @@ from adtrain.training.endings import ended
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.metadata import of_model
 from adtrain.training.metrics import Epoch, read_metrics
-from adtrain.training.position import Progress
 from adtrain.training.preparation import prepare
+from adtrain.training.progress import Progress
 from adtrain.training.run_folder import BEST, CONFIG, LAST, RunFolder
 from adtrain.training.summary import SUMMARY
 from adtrain.training.trainer import Start
@@ -89,7 +89,8 @@ def resume(
 def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
     """The differences to the config and data of the checkpoint, such as `training.epochs: 5 -> 8`."""
     stored, current = (
-        _flat(cfg.model_dump(mode="json", exclude_none=True)) for cfg in (file.config(), experiment.config)
+        {dotted(path): value for path, value in leaves(cfg.model_dump(mode="json", exclude_none=True))}
+        for cfg in (file.config(), experiment.config)
     )
     stored |= {f"the data's {name}": value for name, value in plain(file.metadata.data()).items()}
     current |= {f"the data's {name}": value for name, value in plain(of_model(experiment).data()).items()}
@@ -98,17 +99,6 @@ def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
         for key in dict.fromkeys([*stored, *current])
         if stored.get(key) != current.get(key)
     ]
-
-
-def _flat(value: Any, path: PathParts = ()) -> dict[str, Any]:
-    """The leaves of nested dicts and lists, by their dotted keys."""
-    if isinstance(value, dict):
-        parts: list[tuple[str | int, Any]] = list(value.items())
-    elif isinstance(value, list):
-        parts = list(enumerate(value))
-    else:
-        return {dotted(path): value}
-    return {key: x for name, inner in parts for key, x in _flat(inner, (*path, name)).items()}
 
 
 def _text(values: dict[str, Any], key: str) -> str:
@@ -145,16 +135,16 @@ def _finished(run: Path, reason: str, experiment: Experiment, progress: Progress
 
 
 def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Start, list[str]]:
-    """The start, with the best checkpoint so far. If its record is damaged, the metrics tell the best epoch; if the
-    checkpoint is lost, the search for the best epoch begins anew.
+    """The start, with the checkpoint of the best epoch so far, and notes for the user.
 
-    Also returns notes for the user: a line if the record is damaged or the best checkpoint is lost.
+    If the record of the best epoch is damaged, it is computed from the metrics. If its checkpoint is lost, the search
+    for the best epoch begins anew. Each of these is a note.
     """
     progress, best, notes = last.progress, last.progress.best, []
     if best == LOST:
         best = _best_of_metrics(run, experiment, progress)
         notes.append(f"{run}: the record of the best epoch is damaged; by the metrics it is epoch {best.epoch}")
-    found = Checkpoint(last.state, replace(progress, best=best))
+    with_best = Checkpoint(last.state, replace(progress, best=best))
     without_best = Checkpoint(last.state, replace(progress, best=Best.start(experiment.best_by)))
     if best.by != experiment.best_by or not best.epoch:
         return Start(without_best, None), notes
@@ -162,12 +152,12 @@ def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Sta
         file = checkpoint.read(run / BEST)
         stored = file.progress.best
         if (stored.by, stored.epoch, stored.value) == (best.by, best.epoch, best.value):
-            return Start(found, file.load(experiment)), notes
+            return Start(with_best, file.load(experiment)), notes
         problem = f"{run / BEST}: found epoch {stored.epoch}, expected {best.epoch}"
     except AdtrainError as error:
         problem = str(error)
     if progress.evaluated and best.epoch == progress.epochs_done:
-        return Start(found, found), notes  # killed between writing last.safetensors and best.safetensors
+        return Start(with_best, with_best), notes  # killed between writing last.safetensors and best.safetensors
     lost = f"the best epoch so far is lost; searching for the best from here on: {problem}"
     return Start(without_best, None), [*notes, lost]
 

@@ -16,14 +16,14 @@ from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.core.timeline import during
-from adtrain.files import locked_by, read_regular, remove_temporaries, unwritable, write_atomic
+from adtrain.files import append_line, locked_by, read_file, read_regular, remove_temporaries, unwritable, write_atomic
 from adtrain.training import model_file, trust
 from adtrain.training.checkpoint import Checkpoint, encode
 from adtrain.training.endings import Result
 from adtrain.training.experiment import Experiment
 from adtrain.training.metrics import METRICS, Epoch, Interval, Line, ResumedAt, Stopped, StopReason, Tested
-from adtrain.training.position import Progress
-from adtrain.training.progress import Observer
+from adtrain.training.observer import Observer
+from adtrain.training.progress import Progress
 from adtrain.training.scores import single_numbers
 from adtrain.training.step import TrainState
 from adtrain.training.summary import SUMMARY, Summary
@@ -53,9 +53,8 @@ class RunFolder:
         Raises AdtrainError where the folder cannot be written, `path` already holds a run, or `training.init_from` has
         no weights for the experiment.
         """
-        if experiment.config.training.init_from is not None:
-            experiment.initial_state("cpu")
-        folder = cls(_create_numbered(name or experiment.config.name) if path is None else _create_given(path))
+        _check_initial_weights(experiment)
+        folder = cls(create_numbered(name or experiment.config.name) if path is None else _create_given(path))
         metrics = folder.path / METRICS
         try:
             metrics.open("x").close()  # if two runs start in the same folder, only one succeeds
@@ -77,8 +76,7 @@ class RunFolder:
 
         Raises AdtrainError as `create` does, as far as this can be known before.
         """
-        if experiment.config.training.init_from is not None:
-            experiment.initial_state("cpu")
+        _check_initial_weights(experiment)
         if path is None:
             path = next(path for path in _numbered(name or experiment.config.name) if not os.path.lexists(path))
         else:
@@ -146,16 +144,7 @@ class RunFolder:
 
     def append_metrics(self, record: Line) -> None:
         """Append a line to the metrics. If the disk is full, nothing is appended."""
-        path = self.path / METRICS
-        line = json.dumps(plain(record), allow_nan=False) + "\n"
-        size = path.stat().st_size if path.exists() else 0
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError as error:
-            with suppress(OSError):
-                os.truncate(path, size)
-            raise unwritable(path, error) from error
+        append_line(self.path / METRICS, json.dumps(plain(record), allow_nan=False))
 
     def write_model(self, experiment: Experiment, state: TrainState) -> None:
         write_atomic(self.path / MODEL, model_file.encode(experiment, state))
@@ -226,12 +215,15 @@ class Recorder(Observer):
         self.folder.append_metrics(Tested(result.epochs, result.steps, result.test, single_numbers(result.metrics)))
 
 
+def _check_initial_weights(experiment: Experiment) -> None:
+    """Raise AdtrainError where `training.init_from` has no weights for the experiment."""
+    if experiment.config.training.init_from is not None:
+        experiment.initial_state("cpu")
+
+
 def _unchanged(path: Path, digest: str) -> bytes:
     """The content of a file. Raises AdtrainError where it cannot be read, or its SHA-256 is not `digest`."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise AdtrainError(f"{path}: cannot be read ({error.strerror})") from None
+    content = read_file(path)
     if sha256(content).hexdigest() != digest:
         raise AdtrainError(f"{path}: has changed since its plug-in was run; train again")
     return content
@@ -263,8 +255,11 @@ def _numbered(name: str) -> Iterator[Path]:
     yield from (DEFAULT_PARENT / f"{name}-{number}" for number in count(2))
 
 
-def _create_numbered(name: str) -> Path:
-    """Create the first unused folder. `mkdir` is atomic, so two runs never get the same folder."""
+def create_numbered(name: str) -> Path:
+    """Create the first unused of runs/NAME, runs/NAME-2, ...
+
+    `mkdir` is atomic, so two runs never get the same folder. Raises AdtrainError where `runs` cannot hold folders.
+    """
     paths = _numbered(name)
     while True:
         path = next(paths)

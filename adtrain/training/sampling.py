@@ -14,17 +14,18 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import stage
 from adtrain.data import text_file
 from adtrain.passes import ALL
+from adtrain.text import first_names
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.tasks import NextClass
 
-NextClassOf: TypeAlias = Callable[[np.ndarray], np.ndarray]
+LogProbabilities: TypeAlias = Callable[[np.ndarray], np.ndarray]
 """From the classes so far, integers (n,) with n >= 1, to log-probabilities of the next one, float64 (classes,)."""
 
 MOST_NAMED = 8
 """The most characters that an error names."""
 
 
-def next_class(trained: TrainedModel, device: str) -> NextClassOf:
+def next_class_of(trained: TrainedModel, device: str) -> LogProbabilities:
     """The network as a function of the text so far; only the last `length` classes count.
 
     A shorter text is followed by class 0. That changes nothing for a network whose outputs depend on earlier positions
@@ -60,11 +61,11 @@ def sample(trained: TrainedModel, device: str, prompt: np.ndarray, temperature: 
 
     Log-probabilities are divided by `temperature`, above 0: below 1 the probable classes become more probable.
     """
-    network, rng = next_class(trained, device), np.random.default_rng(seed)
+    log_probabilities, rng = next_class_of(trained, device), np.random.default_rng(seed)
     text = prompt
     assert isinstance(trained.network.task, NextClass)
     while True:
-        found = network(text)
+        found = log_probabilities(text)
         with np.errstate(over="ignore"):  # at a tiny temperature all but the most probable become -infinity
             sums = np.cumsum(np.exp((found - found.max()) / temperature))
         drawn = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
@@ -93,6 +94,6 @@ def prompt_classes(trained: TrainedModel, prompt: str) -> np.ndarray:
         return np.array([trained.classes.index("\n") if "\n" in trained.classes else 0], np.int32)
     found, unknown = text_file.classes_of(prompt, trained.classes)
     if unknown:
-        names = ", ".join(map(repr, unknown[:MOST_NAMED])) + (", ..." if len(unknown) > MOST_NAMED else "")
+        names = first_names(list(map(repr, unknown)), MOST_NAMED)
         raise AdtrainError(f"found {names} in the prompt, expected characters of the text that the run was trained on")
     return found

@@ -15,8 +15,7 @@ from adtrain.config import records
 from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Total
 from adtrain.core import timeline
 from adtrain.core.backend import backend
-from adtrain.core.errors import AdtrainError
-from adtrain.files import read_regular
+from adtrain.files import read_file
 from adtrain.metrics import ByClass
 from adtrain.option_types import Size
 from adtrain.percentiles import percentiles
@@ -133,11 +132,7 @@ def read_summary(run: Path) -> Summary | None:
     path = run / SUMMARY
     if not path.exists():
         return None
-    try:
-        content = read_regular(path)
-    except OSError as error:
-        raise AdtrainError(f"{path}: cannot be read ({error.strerror or error})") from None
-    found: Summary = records.parse(Summary, content, str(path))
+    found: Summary = records.parse(Summary, read_file(path), str(path))
     return found
 
 

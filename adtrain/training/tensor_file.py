@@ -14,7 +14,7 @@ from adtrain.config import records
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.core.types import ArrayType
-from adtrain.files import read_regular
+from adtrain.files import read_file
 
 T = TypeVar("T")
 
@@ -67,11 +67,9 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        content = read_file(path)  # not memory-mapped: a file that is truncated meanwhile would end the process
         try:
-            content = read_regular(path)  # not memory-mapped: a file that is truncated meanwhile would end the process
             self._tensors = dict(deserialize(content))  # checks the header
-        except OSError as error:
-            raise AdtrainError(f"{path}: cannot be read ({error.strerror or error})") from None
         except SafetensorError as error:
             raise AdtrainError(f"{path}: cannot be read as safetensors ({' '.join(str(error).split())})") from None
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
 from adtrain.training.metrics import Epoch, Interval
-from adtrain.training.progress import Observer
+from adtrain.training.observer import Observer
 from adtrain.training.step import TrainState
 
 FOLDER = "tensorboard"

@@ -22,13 +22,13 @@ from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import StepLoop, batches_of
 from adtrain.training.memory import too_large
 from adtrain.training.metrics import Epoch, Interval
-from adtrain.training.position import Progress
-from adtrain.training.progress import Observer
+from adtrain.training.observer import Observer
+from adtrain.training.progress import Progress
 from adtrain.training.scores import Score
 from adtrain.training.step import TrainState
 from adtrain.training.tasks import host_sums
 
-MARK_SECONDS = 1.0
+COPY_SECONDS = 1.0
 """The approximate time between two copies of the state, to which training can return if a number is not finite."""
 
 
@@ -207,7 +207,7 @@ class _Training:
 
     def _fetch_metrics(self, row: int, sizes: Sequence[int], with_state: bool, save: bool) -> _PendingMetrics:
         """Start to copy the metrics of an interval, logged from `row` on, and with them the state if it is due."""
-        due = agreement.of_first_rank(perf_counter() - self.copied_at >= MARK_SECONDS)
+        due = agreement.of_first_rank(perf_counter() - self.copied_at >= COPY_SECONDS)
         if with_state := with_state or self.every_step_checked or bool(due):
             self.copied_at = perf_counter()
         columns = [x.fetch() for x in self.loop.log[1:]]

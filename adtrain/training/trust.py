@@ -1,4 +1,4 @@
-"""Which plug-ins of a run may be run: those that the command line allows, never because the run's folder holds them."""
+"""Which plug-ins of a run may be run. The command line decides; being in the run's folder is not enough."""
 
 from __future__ import annotations
 
