@@ -35,7 +35,7 @@ def command(measure: bool, as_json: bool) -> None:
         return
     rows = [*cpu_rows(cpu), *peak_rows(peaks["cpu"])]
     if gpu is None:
-        rows.append(("gpu", str(reason)))
+        rows.append(("gpu", str(reason).removeprefix("device gpu: ")))
     else:
         rows += gpu_rows(gpu) + peak_rows(peaks["gpu"])
     rows += exchange().items()

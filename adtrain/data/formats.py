@@ -104,5 +104,6 @@ def format_of(path: Path, given: FileFormat | None = None) -> Format:
         else:
             found = f"the extension {path.suffix}" if path.suffix else "a file without an extension"
         expected = "expected a .csv, .tsv, .npz or .txt file, or a folder of images or IDX files"
-        raise DataError(f"{path}: found {found}, {expected}; data.format: text reads any file as text")
+        advice = "data.format: text reads any file as text" if path.exists() else "--set data.path=FILE names another"
+        raise DataError(f"{path}: found {found}, {expected}; {advice}")
     return format_

@@ -29,12 +29,12 @@ class TcpCommunicator:
         entered, left: how many exchanges this rank has begun and ended, for the watchdog.
 
     Raises:
-        AdtrainError: the number of ranks is no power of two, or some do not come in time.
+        AdtrainError: the number of ranks is not a power of two, or some do not come in time.
     """
 
     def __init__(self, where: Meeting, rank: int, size: int, timeout: float) -> None:
         if size & (size - 1):
-            raise AdtrainError(f"found {size} ranks, expected a power of two")
+            raise AdtrainError(f"found {size} ranks, expected a power of two: --ranks, or the launched processes")
         self.rank, self.size = rank, size
         self.entered = self.left = 0
         listener, peers = meet(where, rank, size, timeout)
