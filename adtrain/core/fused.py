@@ -6,14 +6,14 @@ Only passes make them, after differentiation, so they have no derivative. The re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.costs import reads
-from adtrain.core.primitive import PRIMITIVES, Primitive
+from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 
@@ -190,19 +190,29 @@ def body_of(equation: Equation) -> Program:
     return Program(tuple(dict.fromkeys(equation.inputs)), {}, (equation,), equation.outputs)
 
 
+def single_equations(equation: Equation) -> Iterator[Equation]:
+    """The equations in a fused equation that are not fused themselves; for any other equation, itself."""
+    if equation.primitive in FUSED or equation.primitive is per_member_p:
+        for e in equation.params["body"].equations:
+            yield from single_equations(e)
+    else:
+        yield equation
+
+
 def primitive_names(equation: Equation) -> tuple[str, ...]:
     """The names of the primitives in an equation."""
-    if equation.primitive not in FUSED and equation.primitive is not per_member_p:
-        return (equation.primitive.name,)
-    return tuple(name for e in equation.params["body"].equations for name in primitive_names(e))
+    return tuple(e.primitive.name for e in single_equations(equation))
 
 
 def label(equation: Equation) -> str:
-    """The distinct primitives of an equation, without views: "matmul+add+relu"."""
-    if equation.primitive not in FUSED and equation.primitive is not per_member_p:
-        return equation.primitive.name
-    kinds = dict.fromkeys(name for name in primitive_names(equation) if not PRIMITIVES[name].view)
-    return "+".join(kinds)
+    """The distinct primitives of an equation, without views: "matmul+add+relu".
+
+    If an optimizer's update is only a part of it, that part is "update": "matmul+update".
+    """
+    found = [e for e in single_equations(equation) if not e.primitive.view]
+    whole = all(e.phase == "update" for e in found)
+    names = ("update" if e.phase == "update" and not whole else e.primitive.name for e in found)
+    return "+".join(dict.fromkeys(names)) or equation.primitive.name
 
 
 def renamed(equation: Equation, names: dict[Variable, Variable]) -> Equation:

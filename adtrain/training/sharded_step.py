@@ -71,10 +71,10 @@ class _Step:
                 rows = ops.slice(indices, [start], [start + size]) if size else indices
                 taken.append((rows, ops.reshape(ops.slice(seeds, [k, 0], [k + 1, 3]), (3,))))
                 start += size
-            inputs = fusion_barrier(state.step, *(x for shard in taken for x in shard))
+            step, *inputs = fusion_barrier(state.step, *(x for shard in taken for x in shard))
         given = [
-            (params, state.statistics, inputs[0], seed, images, labels, rows)
-            for rows, seed in zip(inputs[1::2], inputs[2::2], strict=True)
+            (params, state.statistics, step, seed, images, labels, rows)
+            for rows, seed in zip(inputs[::2], inputs[1::2], strict=True)
         ]
         functions = [partial(self._shard, size, total) for size in sizes]
         if self.network.synchronized:
@@ -82,15 +82,16 @@ class _Step:
         else:
             shards = [list(f(*arguments)) for f, arguments in zip(functions, given, strict=True)]
         with phase("backward"), scope("exchange"):
-            own = [pairwise_sum(gradients) for gradients in zip(*(x[:-1] for x in shards), strict=True)]
+            *buckets, numbers = zip(*shards, strict=True)  # each has the arrays of all shards of this rank
+            own = [pairwise_sum(gradients) for gradients in buckets]
             received = [ops.all_to_all(ops.reshape(x, (self.buckets.sharding.ranks, -1))) for x in own]
-            numbers = ops.all_gather(ops.stack([x[-1] for x in shards]))
+            all_numbers = ops.all_gather(ops.stack(numbers))
         with phase("update"), scope("optimizer"):
             lr = self.schedule(state.step) * self.optimizer.lr
             slices = self._clipped([tree_sum(x) for x in received])
             vectors, optimizer = self._update(state, params, slices, lr)
         with scope("metrics"):  # after the update, which does not wait for them
-            sums = tree_sum(ops.reshape(numbers, (-1, *shards[0][-1].shape)))
+            sums = tree_sum(ops.reshape(all_numbers, (-1, *numbers[0].shape)))
             loss, task_sums, statistics = self._metrics(state, sums)
         return TrainState(vectors, statistics, optimizer), StepMetrics(loss, task_sums, lr)
 
