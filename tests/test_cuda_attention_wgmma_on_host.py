@@ -42,7 +42,7 @@ def check(host: Host, primitive: Primitive, count: int, arrays: list[np.ndarray]
 @pytest.mark.parametrize(
     ("queries", "keys", "width", "causal"),
     [
-        (2, 2, 64, True),
+        pytest.param(2, 2, 64, True, marks=pytest.mark.exhaustive),
         pytest.param(70, 300, 128, False, marks=pytest.mark.exhaustive),
         (70, 300, 30, False),
         pytest.param(200, 200, 33, True, marks=pytest.mark.exhaustive),
@@ -59,7 +59,9 @@ def test_wgmma_computes_values_and_gradients(host: Host, queries: int, keys: int
         check(host, attention_grad_p, 3, grad, full)
 
 
-@pytest.mark.parametrize(("width", "precision"), [(72, "bfloat16"), (20, "full")])
+@pytest.mark.parametrize(
+    ("width", "precision"), [pytest.param(72, "bfloat16", marks=pytest.mark.exhaustive), (20, "full")]
+)
 def test_wgmma_reads_and_writes_the_heads_of_one_array(host: Host, width: int, precision: str) -> None:
     rng = np.random.default_rng(0)
     x, ct = rng.normal(size=(2, 135, 6 * width)), rng.normal(size=(2, 135, 2 * width))

@@ -38,7 +38,11 @@ def program_of(count: int, *settings: str, target: Target = SMALL_SHARED) -> Pro
     [
         ((TWO_HIDDEN, "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"), 1),
         pytest.param((TWO_HIDDEN, "optimizer={adam: {lr: 0.001}}"), 1, marks=pytest.mark.exhaustive),
-        (("model.layers=[{linear: 48}, tanh, {linear: 80}, relu, {linear: 96}, tanh, {linear: 10}]",), 2),
+        pytest.param(
+            ("model.layers=[{linear: 48}, tanh, {linear: 80}, relu, {linear: 96}, tanh, {linear: 10}]",),
+            2,
+            marks=pytest.mark.exhaustive,
+        ),
     ],
 )
 def test_fused_gradients_and_updates_match_numpy(settings: tuple[str, ...], count: int, host: Host) -> None:

@@ -114,7 +114,11 @@ def by_member(host: Host) -> Host:
 NETWORKS = (
     (("optimizer={sgd: {lr: 0.1, momentum: 0.9}}",), "own"),
     (("optimizer={adam: {lr: 0.001}}",), "shared"),
-    (("model.layers=[{linear: 64}, tanh, {linear: 32}, relu, {linear: 10}]", "data.batch_size=32"), "own"),
+    pytest.param(
+        ("model.layers=[{linear: 64}, tanh, {linear: 32}, relu, {linear: 10}]", "data.batch_size=32"),
+        "own",
+        marks=pytest.mark.exhaustive,
+    ),
     pytest.param(("data.normalize=false",), "own", marks=pytest.mark.exhaustive),
     (("model.layers=[{linear: 64}, layer_norm, relu, {linear: 10}]", "data.batch_size=32"), "own"),
     pytest.param(  # the partial sums of the second layer do not fit in shared memory
