@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from adtrain import ops
 from adtrain.backends.cuda.backend import Buffer, CudaBackend
-from adtrain.backends.cuda.runtime.program import Runnable
+from adtrain.backends.cuda.runtime.runnable import Runnable
 from adtrain.core.array import Array, Value
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage

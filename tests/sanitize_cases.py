@@ -106,7 +106,7 @@ def execute(gpu: Any, run: Run) -> None:
 
 def compute(gpu: Any, equation: Equation, kernel: Candidate | None, inputs: Sequence[Any]) -> Sequence[Any]:
     """The outputs by this candidate, or by the one that runs where nothing is measured."""
-    from adtrain.backends.cuda.runtime.program import Runnable
+    from adtrain.backends.cuda.runtime.runnable import Runnable
 
     (first, *_) = equation.outputs
     if equation.has(Trait.RESHAPE):

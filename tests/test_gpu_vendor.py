@@ -60,7 +60,7 @@ def equation_of(primitive: Primitive, arrays: Sequence[np.ndarray], **params: An
 def computed(gpu: Any, call: LibraryCall, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """The call's result. Launched alone and recorded in a graph, which runs twice, it has the same bits."""
     from adtrain.backends.cuda.runtime.graph import Graphs
-    from adtrain.backends.cuda.runtime.program import Runnable
+    from adtrain.backends.cuda.runtime.runnable import Runnable
 
     work = Runnable(gpu.device, gpu.lowering, call.equation, call)
     inputs = [gpu.from_numpy(x) for x in arrays]

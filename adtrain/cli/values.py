@@ -11,6 +11,7 @@ class _Checked(click.ParamType):
     """A type of click whose error is "found VALUE, expected ..."."""
 
     def expected(self) -> str:
+        """What the type accepts, in words."""
         raise NotImplementedError
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -87,7 +87,7 @@ def column_blocks(equation: Equation) -> int:
 
 
 def row_axes(shape: Shape, columns: int) -> int | None:
-    """The number of leading axes without those of so many columns; None if the columns are not whole axes."""
+    """The number of leading axes, if the axes after them have `columns` elements; None if there is no such number."""
     return next((axes for axes in range(len(shape), -1, -1) if prod(shape[axes:]) == columns), None)
 
 

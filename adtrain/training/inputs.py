@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
 
 
 def files(path: Path) -> list[Path]:
-    """A list of the path; of a folder, its PNG and JPEG files and those of its subfolders, sorted, without hidden ones.
+    """`path`, or if it is a folder, all PNG and JPEG files below it: sorted, without hidden ones.
 
     Raises DataError for a folder without such files.
     """

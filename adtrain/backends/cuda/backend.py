@@ -25,8 +25,9 @@ from adtrain.backends.cuda.runtime.flags import Flags
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.runtime.nccl import Nccl
 from adtrain.backends.cuda.runtime.peer_memory import PeerMemory
-from adtrain.backends.cuda.runtime.program import CudaProgram, Lowered, Runnable
+from adtrain.backends.cuda.runtime.program import CudaProgram, Lowered
 from adtrain.backends.cuda.runtime.properties import identity, properties
+from adtrain.backends.cuda.runtime.runnable import Runnable
 from adtrain.backends.cuda.tuner.autotune import Tuner
 from adtrain.backends.cuda.tuner.gpu_trial import GpuBench
 from adtrain.backends.cuda.tuner.shared_choices import share_choices

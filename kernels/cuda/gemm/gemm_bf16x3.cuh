@@ -100,7 +100,7 @@ typedef Operand<TILE_N, TRANSPOSE_B, WIDE_B> OperandB;
 constexpr int STAGE = OperandA::SIZE + OperandB::SIZE, STAGING = OperandA::STAGING + OperandB::STAGING;
 
 // A B of fewer than NARROW columns, in global memory as [k][column]. A copy has one element, so rows need no alignment. Shared
-// memory has the first planes of an OperandB. The other planes keep old values, for columns that the result does not have.
+// memory has the first columns of an OperandB. Its other columns have old values, which no stored result depends on.
 constexpr int NARROW = 64;
 struct NarrowB : Operand<NARROW, false, 1> {
     // Starts the copies of a stage from k0 on. Lane i of a warp copies columns i and i + WARP of the rows of the warp's chunks.

@@ -128,7 +128,7 @@ def _loads(
 
     Args:
         shape: of the results of the equations. The last axes are `columns` columns, those before them the rows.
-        wide: columns that a thread computes at once. If there are several, a text is that of column `column + k`.
+        wide: columns that a thread computes at once. If there are several, the text reads column `column + k`.
     """
     lines, values = [], {}
     split = row_axes(shape, columns)

@@ -195,7 +195,10 @@ def _leading(shape: Shape) -> int:
 
 
 def _place(v: Variable, e: Equation) -> str:
-    """Where an argument's elements for a row are. Rows of sequences (B, S, F) share those of (S, F) or (B, 1, F)."""
+    """The offset in an argument of what an equation reads for `row`.
+
+    Several rows of sequences (B, S, F) read the same row of an argument (S, F) or (B, 1, F).
+    """
     shape = e.outputs[0].type.shape if by_element(e) else v.type.shape
     axes = merged(shape[: _leading(shape)], [strides(v.type.shape, shape)[: _leading(shape)]])
     return divided("row", [axis.length for axis in axes], [axis.strides[0] for axis in axes])

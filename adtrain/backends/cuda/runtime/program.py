@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan
-from adtrain.backends.cuda.lower import Candidate, Lowering
-from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.dlpack_exchange import Borrowed
 from adtrain.backends.cuda.runtime.exchanges import ExchangeWork
 from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
 from adtrain.backends.cuda.runtime.guarded import Guarded
-from adtrain.backends.cuda.runtime.launch import Launch
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.runtime.runnable import Runnable
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core import poison
 from adtrain.core.backend import KernelRun
@@ -44,58 +42,6 @@ LARGE = 2**20
 
 RETURNED_SETS = 2
 """Sets of memory for large outputs that are returned without a copy: one may be in use while the other is written."""
-
-
-class LibraryLaunch:
-    """A library call on a device's stream; see `Launch`.
-
-    Raises:
-        DeviceError: the library does not offer the call, or cannot be loaded.
-    """
-
-    checked = empty = False
-
-    def __init__(self, device: Device, call: LibraryCall) -> None:
-        call.prepare()
-        self.call, self.device = call, device
-        self.ran = KernelRun(call.label, {})
-
-    def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
-        """Enqueue the call's work on the stream, which may be captured."""
-        self.call.enqueue(addresses, scratch, self.device.stream.handle)
-
-    def record(self, addresses: list[int], scratch: int, flag: int, overlap: bool = True, runs: int = 1) -> None:
-        self(addresses, scratch, flag)
-
-
-class Runnable:
-    """An equation's launches on a device.
-
-    Args:
-        kernel: the candidate, by default the chosen one.
-
-    Raises:
-        DeviceError: there is no kernel for it.
-    """
-
-    def __init__(self, device: Device, lowering: Lowering, equation: Equation, kernel: Candidate | None = None) -> None:
-        self.launches = [
-            LibraryLaunch(device, plan) if isinstance(plan, LibraryCall) else Launch(device, plan)
-            for plan in lowering.launches(equation, kernel)
-        ]
-        self.scratch = lowering.scratch(equation, kernel)
-        self.checked = any(launch.checked for launch in self.launches)
-        self.kernels = [launch.ran for launch in self.launches if not launch.empty]
-
-    def __call__(self, addresses: list[int], memory: int, flag: int) -> None:
-        for launch in self.launches:
-            launch(addresses, memory, flag)
-
-    def record(self, addresses: list[int], memory: int, flag: int, overlap: bool = True, runs: int = 1) -> None:
-        """Launch on the stream while it is captured. Without `overlap` the first launch waits for all work before."""
-        for launch in self.launches:
-            launch.record(addresses, memory, flag, overlap, runs)
-            overlap = True
 
 
 class Lowered(NamedTuple):

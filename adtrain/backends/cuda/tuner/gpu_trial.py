@@ -14,7 +14,7 @@ from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.runtime.graph import Graphs
-from adtrain.backends.cuda.runtime.program import Runnable
+from adtrain.backends.cuda.runtime.runnable import Runnable
 from adtrain.backends.cuda.tuner.reference import arguments, expected
 from adtrain.core.errors import DeviceError
 from adtrain.core.program import Equation
