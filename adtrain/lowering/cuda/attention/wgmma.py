@@ -270,6 +270,7 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         blocks=min(x.batch * key_tiles, target.multiprocessors),
         threads=3 * WARPGROUP,
         shared=shared,
+        cooperative=True,
     )
     unpack = _launch(
         problem,
