@@ -46,7 +46,7 @@ def test_each_kernel_adds_the_elements_of_equal_indices(
             np.testing.assert_array_equal(host.computed(equation, kernel, [ct, indices])[0], expected)
 
 
-@pytest.mark.parametrize("count", [96, 21])
+@pytest.mark.parametrize("count", [96, 30])
 def test_a_member_whose_indices_are_its_own_has_the_same_bytes_in_company(host: Host, count: int) -> None:
     """The positions of all members are one axis, and segments divide those of each member."""
     rng, members, length = np.random.default_rng(0), 3, 5
