@@ -35,7 +35,7 @@ SAMPLES: Mapping[str, Large] = {
     "softmax of many lengths": Large(lambda x: ops.softmax(x) + ops.log_softmax(x), [Shaped(64, 3000)]),
     "layer_norm": Large(lambda x: ops.layer_norm(x, (768,)), [Shaped(64, 128, 768)]),
     "attention of few queries": Large(ops.attention, [Shaped(4, 16, 32)] * 3),
-    "causal attention": Large(lambda *x: ops.attention(*x, causal=True), [Shaped(2, 4, 1024, 64)] * 3),
+    "causal attention": Large(lambda q, k, v: ops.attention(q, k, v, causal=True), [Shaped(2, 4, 1024, 64)] * 3),
     "masked attention": Large(
         lambda q, k, v, m: ops.attention(q, k, v, mask=m), [*[Shaped(6, 100, 48)] * 3, Shaped(6, 100, dtype="bool")]
     ),

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 import pytest
-from cuda_samples import MEDIUM, Large, Shaped, all_candidates, for_gpu, precise, traced
+from cuda_samples import MEDIUM, Large, Shaped, all_candidates, precise, traced
+from program_samples import for_gpu
 from test_cuda_sources import EXCHANGES, kernel_functions
 
 from adtrain import ops
@@ -56,7 +57,7 @@ def waiting_kernels() -> set[str]:
 
 
 def attention(causal: bool, precision: str) -> Large:
-    return Large(precise(lambda *x: ops.attention(*x, causal=causal), precision), [Shaped(8, 512, 64)] * 3)
+    return Large(precise(lambda q, k, v: ops.attention(q, k, v, causal=causal), precision), [Shaped(8, 512, 64)] * 3)
 
 
 SAMPLES: Mapping[str, Large] = {

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_the_time_of_steps_is_without_that_of_the_state_on_the_host(
 def test_the_share_of_operations_is_that_of_the_step_of_the_training(tmp_path: Path) -> None:
     experiment = prepare(tmp_path)
     result = replace(training.run(experiment), step_seconds=[0.02, 0.02, 0.5])
-    of_profile = {"ops_sum_ms": 9.0, "profiled_step_ms": 10.0}
+    of_profile: dict[str, Any] = {"ops_sum_ms": 9.0, "profiled_step_ms": 10.0}
     assert training.summarize(experiment, result, "cpu", **of_profile).ops_to_step_ratio == pytest.approx(0.45)
     resumed_at_the_end = replace(result, step_seconds=[])
     assert training.summarize(experiment, resumed_at_the_end, "cpu", **of_profile).ops_to_step_ratio == pytest.approx(
