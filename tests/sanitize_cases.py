@@ -4,6 +4,7 @@
     $run --compile
     compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 $run --part 1/16    # to 16/16
     compute-sanitizer --tool racecheck --error-exitcode 1 $run --part 1/16
+    compute-sanitizer --tool racecheck --error-exitcode 1 $run --only attention
 
 --compile fills the cache of kernels, in as many processes as there are processors, so that nothing is compiled under
 the sanitizer. Parts may run at the same time. A part that takes longer than --seconds leaves out the rest, says so and
@@ -129,8 +130,9 @@ def allocate_singly(device: Any) -> None:
 @click.command()
 @click.option("--part", default="1/1", show_default=True, help="Every N-th Program, from the I-th.")
 @click.option("--seconds", default=SECONDS, show_default=True, help="Start no further Program after this time.")
+@click.option("--only", default="", help="Only Programs whose name contains this.")
 @click.option("--compile", "only_compile", is_flag=True, help="Fill the cache of kernels, and run nothing.")
-def main(part: str, seconds: float, only_compile: bool) -> None:
+def main(part: str, seconds: float, only: str, only_compile: bool) -> None:
     """Run every candidate."""
     started, gpu = monotonic(), backend("gpu")
     device, lowering = gpu.device, gpu.lowering  # type: ignore[attr-defined]
@@ -141,7 +143,7 @@ def main(part: str, seconds: float, only_compile: bool) -> None:
         return
     allocate_singly(device)
     first, of = map(int, part.split("/"))
-    mine = runs(lowering)[first - 1 :: of]
+    mine = [run for run in runs(lowering) if only in run.name][first - 1 :: of]
     done = 0
     while done < len(mine) and monotonic() - started < seconds:
         execute(gpu, mine[done])

@@ -91,10 +91,10 @@ def test_rows_are_distinct_and_add_up(mlp: OpsProfile) -> None:
     assert len({(row.op, row.scope, row.phase) for row in mlp.rows}) == len(mlp.rows)
     assert sum(row.share for row in mlp.rows) == pytest.approx(1)
     assert mlp.ops_sum_ms == pytest.approx(sum(row.ms for row in mlp.rows))
-    assert mlp.ratio == mlp.ops_sum_ms / mlp.step_ms > 0
+    assert mlp.step_ms > 0
 
 
-def test_times_are_medians_of_a_step_and_ratio_is_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_medians_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, {"exp": 0.002, "sin": 0.001})
     # warm-up, one step to find the sample length, then alternately a step without and a step with hooks
     python = iter([9.0, 0.005, 0.005, 8.0, 7.0, 0.005, 0.005, 0.005])
@@ -110,7 +110,7 @@ def test_times_are_medians_of_a_step_and_ratio_is_their_share(monkeypatch: pytes
     profile = profile_steps(step, 3, warmup=1, clock=machine.clock)
     assert profile.step_ms == pytest.approx(10)
     assert (profile.step.p80_ms > 1000, len(profile.step.ms)) == (True, 3)
-    assert profile.ratio == pytest.approx(0.5)
+    assert profile.ops_sum_ms == pytest.approx(5)
     first, second = profile.rows
     assert (first.op, first.scope, first.phase, first.calls) == ("exp", "a", "forward", 2)
     assert (second.op, second.scope, second.phase, second.calls) == ("sin", "b", "update", 1)

@@ -16,6 +16,7 @@ from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
 from adtrain import config, ops
+from adtrain.backends.cuda.codegen.peer_exchanges import RESIDENT
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vectors, window_bytes
@@ -75,6 +76,7 @@ def launch(host: Host, plan: LaunchPlan, operands: list[list[list[np.ndarray]]],
     extern "C" void go(int launches, unsigned blocks, unsigned ranks, int threads, void **pointers) {{
         static unsigned ended[{ranks}]; // blocks of each rank
         memset(ended, 0, sizeof ended);
+        memset(stored, 0, sizeof stored); // kernels of other libraries have used the windows
         run({{blocks, ranks, 1}}, threads, [=] {{
             for (int i = 0; i < launches; i++) {{
                 while (ended[blockIdx.y] < i * blocks) leave();
@@ -195,6 +197,21 @@ def test_kernels_with_other_buckets_and_types_share_windows(
     for equations in (one, buckets, doubles, doubles, one, buckets):
         check(host, equations, windows, rng)
     assert all((w[slice(*slots_of_vectors(ranks))] == EMPTY).all() for w in windows)
+
+
+@pytest.mark.parametrize("layers", [2, 5])
+def test_all_blocks_that_wait_for_peers_fit_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int
+) -> None:
+    """A multiprocessor has registers for RESIDENT blocks."""
+    monkeypatch.setattr(sharding, "BUCKET_BYTES", 1 << 18)
+    model = ", ".join(["{linear: 256}, relu"] * layers)
+    equations = repeated_exchanges(write_config(tmp_path), 2, f"model.layers=[{model}, {{linear: 3}}]")
+    assert len(gradients_sent(equations[0])) > layers - 2
+    text = plan_of(equations).source.text
+    (waiting,) = {int(blocks) for blocks in re.findall(r"add_share\(windows, \d+ \+ block, (\d+)\)", text)}
+    assert f"__launch_bounds__(THREADS, {RESIDENT})" in text
+    assert NARROW.multiprocessors < waiting <= RESIDENT * NARROW.multiprocessors
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "lenet5-augmented"])

@@ -44,3 +44,26 @@ def test_each_kernel_adds_the_elements_of_equal_indices(
     for kernel in kernels:
         if len(kernel.launches) > 1:
             np.testing.assert_array_equal(host.computed(equation, kernel, [ct, indices])[0], expected)
+
+
+@pytest.mark.parametrize("count", [96, 30])
+def test_a_member_whose_indices_are_its_own_has_the_same_bytes_in_company(host: Host, count: int) -> None:
+    """The positions of all members are one axis, and segments divide those of each member."""
+    rng, members, length = np.random.default_rng(0), 3, 5
+    indices = rng.integers(0, length, (members, count))
+    ct = rng.normal(size=(members, count, 4)).astype(np.float32)
+
+    def computed(chosen: list[int]) -> np.ndarray:
+        ids = indices[chosen] + np.arange(len(chosen))[:, None] * length
+        given = [ct[chosen], ids]
+        types = [ArrayType(x.shape, x.dtype) for x in given]
+        output = ArrayType((len(chosen) * length, 4), ct.dtype)
+        params = {"axis": 0, "length": len(chosen) * length}
+        kernel, *_ = cuda_kernels("scatter_add", H200._replace(by_member=True), *types, **params)
+        inputs = tuple(Variable(t, "gpu") for t in types)
+        (found,) = host.computed(Equation(scatter_add_p, inputs, params, (Variable(output, "gpu"),)), kernel, given)
+        expected = scatter_add_p.reference(ct[chosen].astype(float), ids, **params)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        return found[-length:]
+
+    assert computed([0, 1, 2]).tobytes() == computed([2]).tobytes()

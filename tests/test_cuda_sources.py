@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
@@ -26,6 +27,27 @@ def first_statements() -> dict[tuple[str, str], str]:
     return statements
 
 
+ON_MEMORY = re.compile(
+    r"\b(?:ld|st|cp|red|atom|ldmatrix|stmatrix|prefetch|tensormap|mbarrier|barrier|bar|fence)\.[a-z]"
+    r"|griddepcontrol\.wait|wgmma\.(?:fence|commit_group|wait_group)"
+)
+"""PTX instructions that access memory or order accesses."""
+TEXTS = re.compile(r'"[^"]*"')
+
+
+def inline_assembly() -> Iterator[tuple[str, str]]:
+    """The file and the text of each asm statement."""
+    root = asset_path("kernels") / "cuda"
+    for path in sorted(root.rglob("*.cu*")):
+        text = re.sub(r"//.*", "", path.read_text())
+        for found in re.finditer(r"\basm\b[^;]*?\(", text):
+            depth, at = 1, found.end()
+            while depth:
+                depth += {"(": 1, ")": -1}.get(text[at], 0)
+                at += 1
+            yield path.relative_to(root).as_posix(), text[found.start() : at]
+
+
 EXCHANGES = {("index/peer_exchange.cu", "peer_exchange")}
 """Kernels that exchange between ranks. No equation launches them, and they start when earlier launches have ended."""
 
@@ -41,6 +63,28 @@ def test_every_kernel_waits_for_its_inputs_first() -> None:
     assert len(first) > 20
     late = {kernel for kernel, statement in first.items() if statement != "wait_for_inputs();"}
     assert {name for _, name in late - EXCHANGES} == LATE
+
+
+def test_the_compiler_moves_no_access_to_memory_across_instructions_on_memory() -> None:
+    found = [(file, text) for file, text in inline_assembly() if ON_MEMORY.search(" ".join(TEXTS.findall(text)))]
+    assert len(found) > 40
+    assert [x for x in found if not re.match(r"asm volatile\b", x[1]) or '"memory"' not in x[1]] == []
+
+
+def test_relaxed_arrivals_at_a_barrier_of_a_cluster_are_ordered_by_another_one() -> None:
+    """Else another block could overwrite what this one is still reading. The threads that arrive relaxed meet others
+    at a barrier of the block; these arrive with release."""
+    root = asset_path("kernels") / "cuda"
+    calls = 0
+    for path in (path for path in root.rglob("*.cu*") if path.name != "cluster.cuh"):
+        text = re.sub(r"//.*", "", path.read_text())
+        relaxed = text.count("cluster_arrive_relaxed();")
+        met = re.findall(r"named_barrier_arrive\((.*)\);\s*cluster_arrive_relaxed\(\);", text)
+        ordered = re.findall(r"named_barrier_sync\((.*)\);\s*cluster_arrive\(\);", text)
+        assert len(met) == relaxed, path
+        assert set(met) <= set(ordered), path
+        calls += relaxed
+    assert calls
 
 
 def test_the_source_for_a_kernel_has_no_other_kernel() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,11 @@ from npz_files import parts, write_npz
 from sweep_runs import SGD, bytes_of, groups, run
 from training_runs import load
 
-from adtrain import config, training
+import adtrain as ad
+from adtrain import config, ops, passes, training
 from adtrain.core import tree
+from adtrain.core.per_member import per_member
+from adtrain.core.staging import stage
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
 from adtrain.sweeps.parts import run_to_end
 from adtrain.sweeps.session import prepared
@@ -93,6 +98,43 @@ def test_the_bytes_of_a_member_of_any_network_do_not_depend_on_the_others(
     expected = bytes_of(trained(group, [members[7]]), 7)
     for chosen in ([members[i] for i in (9, 7, 2)], [*members, *members * 4]):
         assert bytes_of(trained(group, chosen), 7) == expected
+
+
+def attention(q: Any, k: Any, v: Any) -> Any:
+    out, pullback = ad.vjp(ops.attention, q, k, v)
+    return (out, *pullback(out))
+
+
+def embedding_gradient(indices: Any, ct: Any) -> Any:
+    return ad.vjp(lambda table: ops.embedding(indices, table), ops.zeros((50, 8), device=ct.device))[1](ct)[0]
+
+
+OPERATIONS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = {
+    "attention": (attention, [(2, 200, 64)] * 3),
+    "attention of few queries": (attention, [(3, 8, 32)] * 3),
+    "cumsum": (lambda x: ops.cumsum(x, 1), [(2, 100_000)]),
+    "layer_norm": (lambda x: ops.layer_norm(x, (3, 30_000)), [(2, 3, 30_000)]),
+    "embedding gradient": (embedding_gradient, [(300,), (300, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_bytes_of_an_operation_of_a_member_do_not_depend_on_the_others(name: str) -> None:
+    f, shapes = OPERATIONS[name]
+    rng = np.random.default_rng(0)
+    of_all = [
+        rng.integers(0, 50, (64, *shape)) if len(shape) == 1 else rng.normal(size=(64, *shape)).astype(np.float32)
+        for shape in shapes
+    ]
+
+    def results(chosen: Sequence[int]) -> list[bytes]:
+        """Those of the last one of these members."""
+        given = [ad.array(x[list(chosen)], device="gpu") for x in of_all]
+        found = stage(per_member(f), passes.ALL_BY_MEMBER)(*given)
+        return [x.numpy()[-1].tobytes() for x in tree.leaves(found)]
+
+    alone = results([7])
+    assert all(results([*range(count), 7]) == alone for count in (2, 31, 32, 63))
 
 
 def test_members_agree_with_those_on_the_cpu(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from training_runs import prepare
 
 from adtrain import training
-from adtrain.core import tree
+from adtrain.core import timeline, tree
 from adtrain.core.errors import AdtrainError
 from adtrain.training import ClassScore, Epoch, Interval, Observer, TrainState, trainer
 
@@ -32,6 +34,16 @@ class Events(Observer):
 
     def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
         self.epochs.append(epoch)
+
+
+class Clock:
+    """It advances by a second whenever it is read."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
 
 
 def weights(state: TrainState) -> list[np.ndarray]:
@@ -63,6 +75,36 @@ def test_an_epoch_uses_every_image_once(tmp_path: Path) -> None:
     assert (result.epochs, result.steps, result.images, len(result.step_seconds)) == (3, 18, 270, 18)
     assert int(result.state.step) == 18
     assert [epoch.step for epoch in events.epochs] == [6, 12, 18]
+
+
+def test_the_time_of_steps_is_without_that_of_the_state_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state is copied to the host and checked after the last step of an epoch, which takes 1000 s here."""
+    clock = Clock()
+
+    def slow_check(state: object) -> bool:
+        clock.now += 1000
+        activities.append(timeline.current().activity)
+        return True
+
+    activities: list[str] = []
+    monkeypatch.setattr(trainer, "perf_counter", clock)
+    monkeypatch.setattr(trainer, "finite", slow_check)
+    result = training.run(prepare(tmp_path))
+    assert activities == ["checkpoint"] * 3
+    assert result.train_seconds < 1000
+
+
+def test_the_share_of_operations_is_that_of_the_step_of_the_training(tmp_path: Path) -> None:
+    experiment = prepare(tmp_path)
+    result = replace(training.run(experiment), step_seconds=[0.02, 0.02, 0.5])
+    of_profile: dict[str, Any] = {"ops_sum_ms": 9.0, "profiled_step_ms": 10.0}
+    assert training.summarize(experiment, result, "cpu", **of_profile).ops_to_step_ratio == pytest.approx(0.45)
+    resumed_at_the_end = replace(result, step_seconds=[])
+    assert training.summarize(experiment, resumed_at_the_end, "cpu", **of_profile).ops_to_step_ratio == pytest.approx(
+        0.9
+    )
 
 
 def test_the_option_steps_limits_training(tmp_path: Path) -> None:

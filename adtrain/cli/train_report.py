@@ -91,7 +91,7 @@ def _operations(rows: Sequence[OperationTime], width: int, max_rows: int | None)
 
 def _sum_line(summary: Summary) -> str:
     ratio = summary.ops_to_step_ratio
-    return f"sum of operations {summary.ops_sum_ms:.3f} ms, {ratio:.1%} of a whole step"
+    return f"sum of operations {summary.ops_sum_ms:.3f} ms, {ratio:.1%} of the median step"
 
 
 def _rate(value: float | None) -> str:

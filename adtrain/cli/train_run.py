@@ -100,7 +100,7 @@ def profile_and_summarize(
         with during("profile"):
             continuation = training.continuation(experiment, result.state, device)
             measured = profile.profile_steps(continuation, steps, device=device)
-        ops = {"ops": measured.rows, "ops_sum_ms": measured.ops_sum_ms, "ops_to_step_ratio": measured.ratio}
+        ops = {"ops": measured.rows, "ops_sum_ms": measured.ops_sum_ms, "profiled_step_ms": measured.step_ms}
     summary = training.summarize(experiment, result, device, **ops)
     if communicator.current().rank == 0:
         folder.write_summary(summary)

@@ -60,6 +60,8 @@ class Trait(Enum):
     """Exchanges its argument with other ranks. All ranks run such equations in the same order."""
     SHARD_EXCHANGE = auto()
     """Exchanges its argument with other shards of the batch. A training step replaces it: see `training.lockstep`."""
+    RECURRENT = auto()
+    """Takes the steps of a recurrent network. The number of sequences decides on the kernel."""
     WIDENING = auto()
     """Converts an array to a wider type. It is fused with the equations that read its output, not with the one that
     computes its argument, so that memory holds the narrow type."""

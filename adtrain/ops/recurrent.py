@@ -17,7 +17,7 @@ from adtrain.core.array import Value
 from adtrain.core.autodiff import vjp
 from adtrain.core.batching_rules import folded_beside
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.rewrites import WITH_WEIGHT_GRADIENTS
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
@@ -133,6 +133,7 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
         flops=rules.flops,
         joint_vjp=rules.rule,
         batch=folded_beside(*range(1, 2 + cell.biases)),
+        traits=(Trait.RECURRENT,),
     )
     grad = Primitive(
         f"{cell.name}_grad",
@@ -141,6 +142,7 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
         flops=rules.flops,
         joint_vjp=rules.grad_rule,
         batch=folded_beside(1),
+        traits=(Trait.RECURRENT,),
     )
     # A pass substitutes it for the gradient, a product and sums in optimised Programs, so it has no derivative.
     with_weight = Primitive(

@@ -14,6 +14,7 @@ from functools import partial
 
 from adtrain.core.array import Array
 from adtrain.core.batching import batching_rule
+from adtrain.core.batching_rules import loop
 from adtrain.core.fused import per_member_p, renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -99,15 +100,15 @@ def _of_all_members(v: Variable, count: int) -> Variable:
 
 
 def _batched(equation: Equation, inputs: Sequence[Variable], mapped: tuple[bool, ...]) -> Program:
-    """The equations of the batching rule of an equation's primitive, on ``inputs``."""
+    """The equations of the batching rule of an equation's primitive, on ``inputs``. Recurrent networks run one after
+    another: by their rule, the sequences of members that share the weights would be those of one network."""
     trace = StagingTrace()
     symbols = {v: trace.known(v) for v in dict.fromkeys(inputs)}
     try:
         with base_trace(trace), at(equation.scope, equation.phase):
             primitive = equation.primitive
-            results = batching_rule(primitive)(
-                partial(bind, primitive), mapped, *(symbols[v] for v in inputs), **equation.params
-            )
+            rule = loop if equation.has(Trait.RECURRENT) else batching_rule(primitive)
+            results = rule(partial(bind, primitive), mapped, *(symbols[v] for v in inputs), **equation.params)
     finally:
         trace.live = False
     return trace.program(results if isinstance(results, tuple) else (results,))

@@ -93,7 +93,8 @@ class Summary:
         metrics: those of `training.metrics`, by name.
         step_ms: None if no step was taken since the resumption.
         spans: what `total_seconds` went into, one activity after the other.
-        ops, ops_sum_ms, ops_to_step_ratio: of a profile, with times per step; empty or None if nothing was profiled.
+        ops, ops_sum_ms: of a profile, with times per step; empty or None if nothing was profiled.
+        ops_to_step_ratio: `ops_sum_ms` over the median of `step_ms`; over the profile's own step if that is None.
     """
 
     config: dict[str, Any]
@@ -143,10 +144,12 @@ def summarize(
     spans: Sequence[timeline.Span] | None = None,
     ops: Sequence[OperationTime] = (),
     ops_sum_ms: float | None = None,
-    ops_to_step_ratio: float | None = None,
+    profiled_step_ms: float | None = None,
 ) -> Summary:
     """The summary of a run that ends here. `spans` are by default those of the current timeline."""
     cfg, memory = experiment.config, _memory(experiment, device)
+    step = _step_ms(result.step_seconds)
+    whole_ms = profiled_step_ms if step is None else step.median
     settings = cfg.model_dump(mode="json", exclude_none=True)
     shown = tuple(Span(*span) for span in (timeline.current().spans() if spans is None else spans))
     return Summary(
@@ -166,7 +169,7 @@ def summarize(
         total_seconds=sum(span.seconds for span in shown),
         spans=shown,
         images_per_second=result.images / result.train_seconds if result.images else None,
-        step_ms=_step_ms(result.step_seconds),
+        step_ms=step,
         memory=memory,
         train=result.train,
         validation=result.validation,
@@ -174,7 +177,7 @@ def summarize(
         metrics=cast(Any, result.metrics),
         ops=tuple(ops),
         ops_sum_ms=ops_sum_ms,
-        ops_to_step_ratio=ops_to_step_ratio,
+        ops_to_step_ratio=ops_sum_ms / whole_ms if ops_sum_ms and whole_ms else None,
         versions={"adtrain": __version__, "python": platform.python_version(), "numpy": np.__version__},
     )
 

@@ -214,14 +214,19 @@ class _Training:
         return _PendingMetrics(columns, row, sizes, fetch(self.loop.state) if with_state else None, save)
 
     def _finish_interval(self, pending: _PendingMetrics) -> None:
-        """Wait for the metrics and the state of an interval, check them, and report the interval."""
+        """Wait for the metrics and the state of an interval, check them, and report the interval.
+
+        The time of its steps ends when their metrics arrive. The copy and the check of the state follow.
+        """
         sizes, images = pending.sizes, sum(pending.sizes)
         losses, sums, rates = (wait()[pending.row :][: len(sizes)] for wait in pending.columns)
-        state = None if pending.state is None else pending.state()
-        if not np.isfinite(losses).all() or (state is not None and not self._finite(state)):
+        now = perf_counter()
+        with during("checkpoint"):
+            state = None if pending.state is None else pending.state()
+            is_finite = bool(np.isfinite(losses).all()) and (state is None or self._finite(state))
+        if not is_finite:
             self._locate_not_finite(self.progress.step + len(sizes))
         self.progress = self.progress.after(losses.tolist(), host_sums(sums), sizes)
-        now = perf_counter()
         seconds, self.read_at = now - self.read_at, now
         self.step_seconds += [seconds / len(sizes)] * len(sizes)
         self.images += images

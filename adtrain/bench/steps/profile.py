@@ -34,11 +34,6 @@ class OpsProfile:
     def step_ms(self) -> float:
         return self.step.median_ms
 
-    @property
-    def ratio(self) -> float:
-        """The share of the step that the operations take; the rest is Python between them."""
-        return self.ops_sum_ms / self.step_ms
-
 
 class Totals(NamedTuple):
     """The runs of a key's primitives in one step: their number, FLOPs and bytes."""

@@ -8,7 +8,7 @@ from typing import Any
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, launchable, vector_width
+from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, launchable, of_one_member, vector_width
 from adtrain.lowering.cuda.rows import rows_in_registers
 from adtrain.lowering.shapes import alternating
 
@@ -22,7 +22,7 @@ def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> li
     outputs = k0 * k1
     across = WARP if r1 == 1 else 1  # neighbouring outputs of a block
     tiles = k0 * -(-k1 // across)
-    wanted = min(-(-MIN_BLOCKS // max(tiles, 1)), r0 * r1 * across // MIN_ROW_PART, r0)
+    wanted = min(-(-MIN_BLOCKS // max(of_one_member(target, x, tiles), 1)), r0 * r1 * across // MIN_ROW_PART, r0)
     runs = -(-r0 // max(wanted, 1))  # of r1 elements, per part
     parts = -(-r0 // runs)
     width = {"WIDTH": vector_width(r1 if r1 > 1 else k1, x.dtype.itemsize)}

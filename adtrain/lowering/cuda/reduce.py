@@ -70,6 +70,12 @@ def _blocks(launch: CudaLaunch) -> int:
     return launch.blocks if isinstance(launch.blocks, int) else 0
 
 
+def of_one_member(target: Target, x: Any, outputs: int) -> int:
+    """Of the outputs of an operation on x, those that the choice is made for: all, or in a Program by member, whose
+    members are axis 0, those of one member."""
+    return outputs // x.shape[0] if target.by_member and x.shape and x.shape[0] else outputs
+
+
 def thread_per_row(length: int, itemsize: int) -> bool:
     """Whether one thread computes a contiguous row: it is short and unaligned."""
     return length * itemsize < SHORT_ROW and unaligned(length, itemsize)
@@ -82,7 +88,7 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
     many = MANY_ROWS if target.by_member else outputs
     """The outputs that the choice is made for."""
     itemsize = x.dtype.itemsize
-    rows = lengths[-1] > 1 or outputs == 1
+    rows = lengths[-1] > 1 or many == 1
     contiguous = rows and math.prod(lengths[1:-2:2]) == 1  # the elements of an output are one row
 
     def launch(

@@ -8,7 +8,7 @@ from typing import Any
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP
+from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, of_one_member
 from adtrain.lowering.shapes import output_type, split_at
 
 BLOCK = 256
@@ -28,7 +28,7 @@ def cumsum(target: Target, x: Any, axis: int, reverse: bool) -> list[CudaKernel]
     dtypes = (x.dtype, output_type("cumsum", x, axis=axis, reverse=reverse).dtype)
     rows = inner == 1 and length > WARP  # contiguous, and long enough for a block
     wanted, min_part = (MIN_BLOCKS, MIN_ROW_PART) if rows else (MANY_COLUMNS, MIN_COLUMN_PART)
-    parts = max(1, min(-(-wanted // max(outer * inner, 1)), length // min_part))
+    parts = max(1, min(-(-wanted // max(of_one_member(target, x, outer * inner), 1)), length // min_part))
     part = max(-(-length // parts), 1)
     parts = -(-length // part)
     count = outer * inner * parts

@@ -11,14 +11,14 @@ from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering import indexing
 from adtrain.lowering.cuda.indexing import launch
-from adtrain.lowering.cuda.reduce import vector_width
+from adtrain.lowering.cuda.reduce import of_one_member, vector_width
 
 BLOCK, OFFSETS_BLOCK = 256, 1024
 """Threads per block of a sort, and of the block that computes prefix sums."""
 MIN_SORTED, SORT_FIRST = 256, 1 << 27
 """Minimum of positions for which sorting is a candidate; minimum of comparisons for which it is the first one."""
 DIGIT_BITS, SEGMENT = 8, 32
-"""Of kernels/cuda/index/scatter.cu: bits of a digit (DIGITS), and positions of a segment."""
+"""Bits of a digit, which DIGITS of kernels/cuda/index/scatter.cu repeats; maximum of positions of a segment."""
 MAX_SORTS = 4
 """Keys have 32 bits."""
 CHUNK, MAX_BLOCKS = 4096, 512
@@ -30,23 +30,31 @@ ROW_THREADS = 512
 
 
 def scatter_add(target: Target, ct: Any, indices: Any, axis: int, length: int) -> list[CudaKernel]:
-    """The candidates. Sorting is first for SORT_FIRST comparisons or more."""
+    """The candidates. Sorting is first for SORT_FIRST comparisons or more.
+
+    In a Program by member, the choice is made for the numbers of one member. If each has indices of its own, those of
+    all members are one axis (`ops/index.py`). Then comparing all positions would take too long, and segments divide
+    the positions of each member.
+    """
     numbers = outer, length, inner, count = indexing.scatter_add(ct, indices, axis, length)
+    merged = target.by_member and axis == 0 and len(indices.shape) > 0
+    segment = math.gcd(math.prod(indices.shape[1:]), SEGMENT) if merged else SEGMENT
+    one = of_one_member(target, ct, outer), length, inner, count
     compare = CudaKernel((launch("scatter_add", numbers, ct, indices, outer * length * inner),))
     sorts = -(-length.bit_length() // DIGIT_BITS)
-    if count < MIN_SORTED or count >= 1 << 32 or not 1 <= sorts <= MAX_SORTS:
+    if (count < MIN_SORTED and not merged) or count >= 1 << 32 or not 1 <= sorts <= MAX_SORTS:
         return [compare]
-    by_index = [kernel(target, numbers, ct, indices, sorts) for kernel in (_by_rows, _by_segments)]
-    sorted_first = [kernel for kernel in by_index if kernel is not None]
-    return [*sorted_first, compare] if math.prod(numbers) >= SORT_FIRST else [compare, *sorted_first]
+    by_rows = _by_rows(target, numbers, ct, indices, sorts) if one[0] >= target.multiprocessors else None
+    by_segments = _by_segments(numbers, ct, indices, sorts, segment)
+    sorted_first = [by_segments] if by_rows is None else [by_rows, by_segments]
+    return [*sorted_first, compare] if merged or math.prod(one) >= SORT_FIRST else [compare, *sorted_first]
 
 
 def _by_rows(target: Target, numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> CudaKernel | None:
-    """The kernel with rows of ct in shared memory; None unless inner is 1, a row fits, and there is one for each
-    multiprocessor."""
+    """The kernel with rows of ct in shared memory; None unless inner is 1 and a row fits."""
     outer, length, inner, count = numbers
     size = count * int(ct.dtype.itemsize)
-    if inner != 1 or outer < target.multiprocessors or size > target.shared:
+    if inner != 1 or size > target.shared:
         return None
     rows = next((rows for rows in ROWS if rows * size <= MAX_ROW_BYTES), 1)
     launches, scratch = _sort(numbers, ct, indices, sorts)
@@ -62,15 +70,15 @@ def _by_rows(target: Target, numbers: indexing.Lengths, ct: Any, indices: Any, s
     return CudaKernel((*launches, starts, add), scratch + 4 * (length + 1))
 
 
-def _by_segments(target: Target, numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int) -> CudaKernel:
-    """The kernel that adds segments of the sorted positions, then the segments of each index."""
+def _by_segments(numbers: indexing.Lengths, ct: Any, indices: Any, sorts: int, segment: int) -> CudaKernel:
+    """The kernel that adds segments of so many of the sorted positions, then the segments of each index."""
     outer, length, inner, count = numbers
     width = vector_width(inner, ct.dtype.itemsize)
-    segments = -(-count // SEGMENT)
+    segments = -(-count // segment)
     sums = outer * segments * (inner // width)
     clear = _step("clear", numbers, ct, indices, {"WIDTH": width}, elements=outer * length * inner // width)
     launches, scratch = _sort(numbers, ct, indices, sorts)
-    macros = {"PASS": sorts, "WIDTH": width}
+    macros = {"PASS": sorts, "SEGMENT": segment, "WIDTH": width}
     add = (_step(name, numbers, ct, indices, macros, elements=sums) for name in ("sum_segments", "join_segments"))
     return CudaKernel((clear, *launches, *add), scratch + outer * segments * 2 * inner * int(ct.dtype.itemsize))
 

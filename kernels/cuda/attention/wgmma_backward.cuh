@@ -52,9 +52,10 @@ struct Barriers {
 // which they reach it if all start at once. First come those that start at it or before, then the others, both by descending
 // number. So blocks hardly wait.
 //
-// No deadlock: without ROTATED a key tile waits only for larger numbers, which blocks take first. With ROTATED the key tiles of
-// a head must be resident at the same time; wgmma.py sets it only where there are no more of them than multiprocessors. Blocks
-// take causal key tiles by number, those of all heads before the next number, because key tiles of one number are equally long.
+// No deadlock: the launch is cooperative, so all blocks run at the same time. Without ROTATED a key tile waits only for larger
+// numbers, which blocks take first. With ROTATED the key tiles of a head also wait for smaller numbers, so each needs a block of
+// its own; wgmma.py sets it only where there are no more of them than multiprocessors. Blocks take causal key tiles by number,
+// those of all heads before the next number, because key tiles of one number are equally long.
 struct KeyTile {
     int64_t head;
     int tiles, number, first, query_tiles, first_tile, steps;

@@ -10,9 +10,10 @@ __device__ __forceinline__ void cp_async(E *to, const E *from, bool take) {
     const unsigned target = (unsigned)__cvta_generic_to_shared(to);
     const int bytes = take ? BYTES : 0; // the instruction fills up with zeros
     if (BYTES == 16 && !CACHED)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes));
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes) : "memory");
     else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(from), "n"(BYTES), "r"(bytes));
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(from), "n"(BYTES), "r"(bytes)
+            : "memory");
 #else
     typedef Vector<E, BYTES / sizeof(E)> Bytes;
     *(Bytes *)to = take ? *(const Bytes *)from : Bytes{};
@@ -22,13 +23,13 @@ __device__ __forceinline__ void cp_async(E *to, const E *from, bool take) {
 // Ends a group of copies. A pipeline stage without copies commits an empty group, so that groups count stages.
 __device__ __forceinline__ void cp_async_commit_group() {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;");
+    asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
 // Waits for all groups of this thread but the last GROUPS.
 template <int GROUPS> __device__ __forceinline__ void cp_async_wait_group() {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS));
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 #endif
 }

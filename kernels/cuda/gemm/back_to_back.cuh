@@ -25,6 +25,8 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
     // Sections of a turn: of the second product, and of both products.
     static constexpr int SECOND_SECTIONS = N_TILES * SECTIONS, ALL_SECTIONS = SECOND_SECTIONS + K_TILES * SECTIONS;
 
+    static constexpr int MULTIPLIED = 5; // the named barrier after both warpgroups have multiplied their rows of X
+
     // Shared memory: the terms of the rows of each warpgroup, a ring of tiles, barriers.
     static constexpr int STAGES = 5, ROWS_BYTES = K_TILES * TILE_BYTES, RING = WARPGROUPS * ROWS_BYTES;
     static constexpr int BARRIERS = RING + STAGES * TILE_BYTES, BARRIER_BYTES = 256, SHARED = BARRIERS + BARRIER_BYTES;
@@ -146,7 +148,8 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
                 if (g % SECTIONS == SECTIONS - 1) state.advance();
             }
             if (i == HIDDEN_TILES) {
-                cluster_arrive_relaxed();
+                named_barrier_arrive(THREADS, MULTIPLIED);
+                cluster_arrive_relaxed(); // the third warpgroup's arrival orders the reads of the rows
                 if (warpgroup == 0) end_turn();
                 wgmma_wait_group<0>();
                 add_section(SECOND_SECTIONS - 1);
@@ -230,7 +233,8 @@ template <int INPUTS, int HIDDEN, int OUTPUTS, bool TRANSPOSE_1, bool TRANSPOSE_
             warpgroup_reg_dealloc<24>();
             copy(first.tiles, second.tiles);
             __syncwarp();
-            cluster_arrive_relaxed();
+            named_barrier_sync(THREADS, MULTIPLIED);
+            cluster_arrive(); // without stores of its own this warpgroup waits for none
             cluster_wait();
         }
     }

@@ -5,9 +5,10 @@
 // when launch n + 2 begins on this GPU, its launch n + 1 has ended, in which it has received gradients from every peer. So every
 // peer has begun launch n + 1, after it had ended launch n and had read the slots of that launch.
 //
-// In the slots of vectors, data is its own flag: an element is EMPTY, a NaN that is never sent, until data arrives. A thread waits
-// for the elements that it reads, and makes them EMPTY again. So a sender needs no fence, as in NCCL's protocol LL. LL sends a flag
-// with each word of data; here only data is sent. All-gathers set flags (Rounds).
+// In the slots of vectors, data is its own flag, as in the Lamport protocol of TensorRT-LLM's all-reduce: an element is EMPTY, a NaN
+// that is never sent, until data arrives. A thread waits for the elements that it reads, and makes them EMPTY again. So a sender
+// needs no fence. Threads of two GPUs store in a slot, so all of its loads and stores have system scope (PTX ISA, "Memory
+// Consistency Model": a weak store and a store of another GPU would be a data race). All-gathers set flags (Rounds).
 //
 // Macros (peer_window.py): SLOTS_AT: the byte of a window where the slots of vectors start. SLOT: bytes of such a slot.
 // ITEM_SLOTS_AT, ITEM_SLOT: the same for the items of all-gathers. LAUNCHES_AT: the byte where launches are counted. Others:
@@ -80,10 +81,10 @@ template <typename E, int N> __device__ __forceinline__ Vector<E, N> load(const 
     if (from.local) return load<E, N>((const E *)from.at);
     Word words[N];
     wait_for_words(words, (const Word *)from.at, Bits<E>::EMPTY);
-    Vector<E, N> found, empty;
+    Vector<E, N> found;
     #pragma unroll
-    for (int k = 0; k < N; k++) found.lane[k] = Bits<E>::number(words[k]), empty.lane[k] = Bits<E>::number(Bits<E>::EMPTY);
-    store(from.at, 0, empty);
+    for (int k = 0; k < N; k++) found.lane[k] = Bits<E>::number(words[k]), words[k] = Bits<E>::EMPTY;
+    store_words((Word *)from.at, words);
     return found;
 }
 

@@ -16,7 +16,6 @@
 #define VALUES (1 << DIGITS)
 #define THREADS 256
 #define WARPS (THREADS / WARP)
-#define SEGMENT 32 // positions
 // Rows that a thread loads before it adds any.
 #define LOADS 4
 // Positions of one index that a thread of sum_rows adds. A warp adds those of an index with more.
@@ -30,6 +29,10 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 // Number of the sort, from 0. The first one reads `indices`; position j is j.
 #ifndef PASS
 #define PASS 0
+#endif
+// Positions of a segment.
+#ifndef SEGMENT
+#define SEGMENT 32
 #endif
 // Values of `outer` that a block of sum_rows computes.
 #ifndef ROWS

@@ -47,7 +47,9 @@ __device__ __forceinline__ void cluster_arrive_after_sync() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
-// Arrives without ordering the thread's reads and writes, so it does not wait for writes to global memory.
+// Arrives without ordering the thread's reads and writes, so it does not wait for writes to global memory. Where others overwrite
+// what the thread has read or read what it has written, a thread that it has met at a barrier of the block must arrive with
+// cluster_arrive().
 __device__ __forceinline__ void cluster_arrive_relaxed() {
 #if CLUSTER > 1
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");

@@ -12,7 +12,7 @@ struct Mbarrier {
     __device__ __forceinline__ unsigned address() const { return (unsigned)__cvta_generic_to_shared(&state); }
 
     __device__ __forceinline__ void init(int arrivals) {
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address()), "r"(arrivals));
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
     }
     __device__ __forceinline__ void arrive() {
         asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address()) : "memory");

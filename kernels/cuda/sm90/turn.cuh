@@ -1,4 +1,5 @@
-// Turns of thread blocks: a counter in global memory. A block waits until it has its number.
+// Turns of thread blocks: a counter in global memory. A block waits until it has its number. All of the blocks must run at the
+// same time: see `CudaLaunch.cooperative` in core/kernel.py.
 #pragma once
 #include "common/common.cuh"
 

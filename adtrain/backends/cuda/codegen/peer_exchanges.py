@@ -13,7 +13,7 @@ from adtrain.backends.cuda.codegen.block_steps import Form, Names, Step
 from adtrain.backends.cuda.codegen.loops import Loops, flat, loops, of_body
 from adtrain.backends.cuda.codegen.one_block import names_of, one_block, part_of
 from adtrain.backends.cuda.codegen.one_block_forms import form_of
-from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, indented, kernel
+from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, indented, kernel, resident_blocks
 from adtrain.backends.cuda.peer_window import SLOT_BYTES, THREADS, macros
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import body_of, exchanged_update_p, gathered_p
@@ -42,14 +42,22 @@ def peer_exchanges(equation: Equation, target: Target) -> Kernel:
     slices = [nbytes(body_of(e).equations[0].outputs[0]) // ranks for e in updates]
     items = [aligned_to_vector(nbytes(body_of(e).equations[0].inputs[0])) for e in gathers]
     whole = len(updates) == 1 and _exchanges_whole(updates[0], ranks)
-    parts = [_update(e, f"update{i}", sum(slices[:i]), ranks, target, whole) for i, e in enumerate(updates)]
-    parts += [_gathered(e, sum(items[:i])) for i, e in enumerate(gathers)]
-    parts = _with_shares(parts)
     others = [e for e in members if e not in updates and e not in gathers]
-    parts += [loops(e).part(THREADS, target) if is_loops(e) else one_block(e, THREADS) for e in others]
+    beside = [loops(e).part(THREADS, target) if is_loops(e) else one_block(e, THREADS) for e in others]
+    gathered = [_gathered(e, sum(items[:i])) for i, e in enumerate(gathers)]
+    most = _most_blocks(len(updates), [*gathered, *beside], len(gathered), target)
+    parts = [_update(e, f"update{i}", sum(slices[:i]), ranks, most, whole) for i, e in enumerate(updates)]
+    parts = [*_with_shares([*parts, *gathered]), *beside]
     made = kernel("peer_exchanges", parts, THREADS, resident=RESIDENT)
     options = tuple(f"-D{name}={value}" for name, value in macros(ranks).items())
     return replace(made, source=made.source._replace(options=(*made.source.options, *options)))
+
+
+def _most_blocks(updates: int, others: Sequence[Part], gathers: int, target: Target) -> int:
+    """Maximum blocks of each update. All blocks that wait for peers fit on the GPU at the same time: else those of two
+    ranks could wait for blocks of the other one that have not begun. The other blocks end by themselves."""
+    resident = resident_blocks(max(part.shared for part in others), target) if others else RESIDENT
+    return max(min(target.multiprocessors, (resident * target.multiprocessors - gathers) // updates), 1)
 
 
 def _with_shares(parts: Sequence[Part]) -> list[Part]:
@@ -90,11 +98,12 @@ def _exchanges_whole(update: Equation, ranks: int) -> bool:
     return ranks == 2 and not divided and nbytes(sent) <= SLOT_BYTES
 
 
-def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, whole: bool) -> Part:
+def _update(equation: Equation, name: str, at: int, ranks: int, most: int, whole: bool) -> Part:
     """The part of an `exchanged_update` equation.
 
     Args:
         at: the byte in a slot where its slices, or its vectors, start.
+        most: maximum of blocks.
         whole: whether ranks exchange whole gradients.
     """
     body: Program = equation.params["body"]
@@ -122,7 +131,7 @@ def _update(equation: Equation, name: str, at: int, ranks: int, target: Target, 
 
     elements = length * ranks if whole else length
     vectors, warps = -(-elements * sent.type.dtype.itemsize // VECTOR), THREADS // WARP
-    blocks = min(-(-vectors // THREADS), target.multiprocessors)
+    blocks = min(-(-vectors // THREADS), most)
     span = -(-elements // (blocks * warps * SPAN)) * SPAN
     blocks = -(-elements // (span * warps))
     kind = "WholeExchange" if whole else "SliceExchange"

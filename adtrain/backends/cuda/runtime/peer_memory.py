@@ -33,10 +33,12 @@ class PeerMemory:
         self.function.arg_format = "PP" + "P" * ranks.size + "qqq"
         self.function.texrefs = ()  # `prepared_async_call` reads it
         device.windows = (*map(int, windows), ranks.rank)
+        # At most one for each multiprocessor of every rank: blocks wait for those of the peers, so all run at once.
+        self.blocks = min(BLOCKS, int(communicator.all_gathered(np.array([device.target.multiprocessors])).min()))
         self.device = device
 
     def enqueue(self, name: str, sent: int, received: int, size: int, stream: Any) -> None:
-        blocks = max(1, min(BLOCKS, -(-size // CHUNK)))
+        blocks = max(1, min(self.blocks, -(-size // CHUNK)))
         arguments = (sent, received, *self.device.windows, size, name == "all_gather")
         with translated():
             self.function.prepared_async_call((blocks, 1, 1), (THREADS, 1, 1), stream, *arguments)

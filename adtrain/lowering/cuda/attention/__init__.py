@@ -17,7 +17,7 @@ them, or None where the form does not apply."""
 
 
 def _candidates(arrays: int, gradient: bool, target: Target, types: tuple[Any, ...], params: Any) -> list[CudaKernel]:
-    problem = problem_of(arrays, gradient, types, params)
+    problem = problem_of(arrays, gradient, types, params, target.by_member)
     found = [c for form in FORMS if (c := form.candidates(target, problem)) is not None]
     return launchable([kernel for c in sorted(found, key=lambda c: c.seconds) for kernel in c.kernels])
 

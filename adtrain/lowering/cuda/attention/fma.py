@@ -49,7 +49,7 @@ def candidates(target: Target, problem: Problem) -> Candidates:
 
 def _seconds(target: Target, problem: Problem, tile: Tile) -> float:
     """The estimated time of the products, with all tiles counted in full, and of the launches."""
-    x, (products, launches) = problem.lengths, (7, 3) if problem.gradient else (2, 1)
+    x, (products, launches) = problem.estimated, (7, 3) if problem.gradient else (2, 1)
     tiles_of_queries, tiles_of_keys = (-(-length // tile.rows) for length in (x.queries, x.keys))
     pairs = tile.rows**2 * tiles_of_keys * (0.5 if problem.causal else 1)
     rounds = waves(x.batch * tiles_of_queries, 1, target)

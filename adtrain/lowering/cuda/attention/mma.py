@@ -140,9 +140,10 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
         return None
     pack, scratch = _pack(problem)
     packing = (pack,) if pack.blocks else ()
-    moved = 4 * (12 if problem.gradient else 4) * x.batch * (x.queries + x.keys) / 2 * x.width  # bytes of arrays
-    seconds = sum(each[0][0] for each in found) + moved / BANDWIDTH
-    seconds += LAUNCH + 2 * scratch / BANDWIDTH if packing else 0
+    moved = 4 * (12 if problem.gradient else 4) * (x.queries + x.keys) / 2 * x.width  # bytes of the arrays of a head
+    seconds = sum(each[0][0] for each in found) + problem.estimated.batch * moved / BANDWIDTH
+    packed = problem.estimated.batch * scratch / max(x.batch, 1)
+    seconds += LAUNCH + 2 * packed / BANDWIDTH if packing else 0
     launches = zip(*([launch for _, launch in each] for each in found), strict=False)
     return Candidates(seconds, [CudaKernel((*packing, *each), scratch) for each in launches])
 
@@ -157,10 +158,11 @@ def _part(
     for tile, speed in part.speeds.items():
         if not part.fits(tile, target, problem):
             continue
+        blocks = -(-length // tile.block) * slices  # of a head
         launch = CudaLaunch(
             f"attention/mma_{'backward' if problem.gradient else 'forward'}.cu", part.name, problem.numbers,
             (problem.dtype,),
-            blocks=x.batch * -(-length // tile.block) * slices,
+            blocks=x.batch * blocks,
             threads=tile.warps * WARP,
             shared=part.shared(tile, problem),
             definitions={
@@ -169,20 +171,18 @@ def _part(
             },
             operands=(*problem.inputs, *((problem.kept[2],) if problem.gradient else ()), *problem.more, *results),
         )  # fmt: skip
-        found.append((_seconds(target, problem, part, launch, tile, speed, others), launch))
+        found.append((_seconds(target, problem, part, blocks, tile, speed, others), launch))
     return sorted(found, key=lambda each: each[0])[:MOST]
 
 
-def _seconds(
-    target: Target, problem: Problem, part: Part, launch: CudaLaunch, tile: Tile, speed: float, others: int
-) -> float:
-    """The blocks of a multiprocessor share its speed. Tiles that are only partly filled count in full."""
-    assert isinstance(launch.blocks, int)
-    resident = max(1, min(target.shared // launch.shared, 8 // tile.warps))
+def _seconds(target: Target, problem: Problem, part: Part, blocks: int, tile: Tile, speed: float, others: int) -> float:
+    """The estimated time of a kernel with so many blocks for each head. The blocks of a multiprocessor share its speed.
+    Tiles that are only partly filled count in full."""
+    resident = max(1, min(target.shared // part.shared(tile, problem), 8 // tile.warps))
     rows = tile.block * -(-others // tile.others) * tile.others * (0.5 if problem.causal else 1)
     flops = 2 * part.products * rows * padded(problem.lengths.width)
     of_one = speed / 132 * (1 if terms_of(problem) > 1 else ONE_TERM)
-    return LAUNCH + START + waves(launch.blocks, resident, target) * resident * flops / of_one
+    return LAUNCH + START + waves(problem.estimated.batch * blocks, resident, target) * resident * flops / of_one
 
 
 def _pack(problem: Problem) -> tuple[CudaLaunch, int]:

@@ -14,6 +14,8 @@ from adtrain.lowering.shapes import AttentionLengths, attention_lengths, optiona
 
 LAUNCH = 3e-6
 """Seconds that a launch takes besides its work."""
+MANY_HEADS = 1 << 14
+"""Heads that fill any GPU for many waves."""
 
 
 class Candidates(NamedTuple):
@@ -35,6 +37,7 @@ class Problem(NamedTuple):
         optional: which of the arguments "mask" and "rng" are present.
         causal: whether query i attends to keys 0 to i only.
         options: scale, dropout and stream, the last numbers of every kernel.
+        by_member: whether the choice must not depend on how many heads all members of a sweep have together.
     """
 
     lengths: AttentionLengths
@@ -45,6 +48,12 @@ class Problem(NamedTuple):
     optional: tuple[str, ...]
     causal: bool
     options: tuple[float | int, ...]
+    by_member: bool = False
+
+    @property
+    def estimated(self) -> AttentionLengths:
+        """The lengths that times are estimated for. Those of a Program by member have enough heads for any GPU."""
+        return self.lengths._replace(batch=MANY_HEADS) if self.by_member else self.lengths
 
     @property
     def definitions(self) -> dict[str, int]:
@@ -97,8 +106,10 @@ class Problem(NamedTuple):
         return (first, first + 1, first + 2) if self.arrays == 3 else (first, first, first)
 
 
-def problem_of(arrays: int, gradient: bool, types: Sequence[Any], params: Mapping[str, Any]) -> Problem:
-    """The problem of a primitive's arguments; ``arrays`` as in Problem."""
+def problem_of(
+    arrays: int, gradient: bool, types: Sequence[Any], params: Mapping[str, Any], by_member: bool = False
+) -> Problem:
+    """The problem of a primitive's arguments; ``arrays`` and ``by_member`` as in Problem."""
     inputs = arrays + (3 if gradient else 0)
     return Problem(
         attention_lengths(*types, **params),
@@ -109,6 +120,7 @@ def problem_of(arrays: int, gradient: bool, types: Sequence[Any], params: Mappin
         tuple(optional_arguments(*types[inputs:])),
         params["causal"],
         (float(params["scale"]), float(params["dropout"]), params["stream"]),
+        by_member,
     )
 
 

@@ -29,7 +29,8 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
     if target.capability < CAPABILITY or problem.dtype != np.float32 or not plain:
         return None
     rows = x.batch // x.heads * x.queries
-    whole = rows > 0 and ROWS % x.queries == 0 and rows % ROWS == 0
+    # A Program by member: whole blocks of one sequence, whatever the number of sequences.
+    whole = rows > 0 and ROWS % x.queries == 0 and (x.queries if problem.by_member else rows) % ROWS == 0
     if not whole or x.heads > MAX_HEADS or x.width > MAX_WIDTH or x.width % WIDTH_STEP:
         return None
     threads, shared = min(x.heads, MAX_WARPS) * WARP, x.heads * SCORES

@@ -113,14 +113,14 @@ def candidates(target: Target, problem: Problem) -> Candidates | None:
 
 def _elements(problem: Problem) -> float:
     """Elements of a padded array, on average over queries and keys. A partly filled tile counts in full."""
-    x, rows = problem.lengths, WARPGROUP_ROWS
+    x, rows = problem.estimated, WARPGROUP_ROWS
     queries, keys = (-(-length // rows) * rows for length in (x.queries, x.keys))
     return x.batch * (queries + keys) / 2 * packed_width(problem)
 
 
 def _seconds(target: Target, problem: Problem, tile: ForwardTile | BackwardTile) -> float:
     """The estimated time of packing, of the products, and of unpacking."""
-    x, gradient, (queries, keys) = problem.lengths, problem.gradient, packed_rows(problem, tile)
+    x, gradient, (queries, keys) = problem.estimated, problem.gradient, packed_rows(problem, tile)
     kind = gradient, terms_of(problem)
     products, own, others = (10, tile.keys, queries) if gradient else (4, tile.queries, keys)
     rounds = waves(x.batch * (keys if gradient else queries) // own, 1, target)
@@ -270,6 +270,7 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         blocks=min(x.batch * key_tiles, target.multiprocessors),
         threads=3 * WARPGROUP,
         shared=shared,
+        cooperative=True,
     )
     unpack = _launch(
         problem,

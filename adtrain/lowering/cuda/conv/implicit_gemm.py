@@ -17,9 +17,9 @@ from adtrain.lowering.cuda.gemm.tiles import Tile
 
 MAX_TILES = 6
 """Candidate tiles for one convolution."""
-MEMBER_ROWS = 32
-"""The rows of a product for which the tile and the splits are chosen in a Program by member. There the rows can be the
-filters of all members."""
+MEMBER_ROWS, MEMBER_PIXELS = 32, 1 << 12
+"""The rows of a product, and the pixels that are its columns, for which the tile and the splits are chosen in a Program
+by member. There the rows can be the filters of all members, and the pixels those of all members' images."""
 FMA_SPEED, MMA_SPEED = 0.6, 1.1
 """Throughput of a multiprocessor for float32 and for rounded operands; 1 is the float32 FMA peak."""
 TILE_STEP, FIXED_K = 16, 32
@@ -71,6 +71,7 @@ class ImplicitGemm:
         batch, (m, n, k), max_tiles = problem.groups, self.lengths, MAX_TILES
         if self.target.by_member:
             batch, m, max_tiles = MANY_MEMBERS, MEMBER_ROWS, 1
+            n = MEMBER_PIXELS if self.gathers is Gathers.PIXELS else n
         target, itemsize = self.target._replace(by_member=False), problem.dtype.itemsize
         found = ranked(itemsize, batch * self.phases, m, n, k, target, problem.precision, self.gathers)
         return [self._kernel(tile, splits) for tile, splits in found[:max_tiles] if isinstance(tile, Tile)]

@@ -1,0 +1,136 @@
+"""The kernels of a Program by member are the same for any number of members: for every primitive, without a GPU."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from cuda_samples import LARGE, MEDIUM, TARGETS, Large, Shaped, traced
+
+from adtrain import ops
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
+from adtrain.core.fused import per_member_p
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import H200, Target
+from adtrain.core.types import ArrayType
+from adtrain.passes.distribute_members import distribute_members
+from adtrain.passes.fuse_elementwise import is_loops
+
+COUNTS = (1, 3, 31, 32, 33, 64)
+MOVES = {"copy", "copy_tiles", "join", "loops", "pad"}
+"""Kernels that compute each element of the result by itself."""
+SORTS = {"sort_count", "sort_offsets", "sort_place"}
+"""Kernels that sort positions by index. The largest index of all members decides how often."""
+SAME_SUMS = ("-DWIDE_", "-DWIDTH", "-DONE_TILE", "-DPASS")
+"""Macros that change no number: how many a thread loads at once; whether a block computes one tile; the last sort."""
+SAMPLES: Mapping[str, Large] = {
+    **MEDIUM,
+    **LARGE,
+    "conv2d of few pixels": Large(ops.conv2d, [Shaped(2, 3, 6, 5), Shaped(4, 3, 3, 2)]),
+    "softmax of many lengths": Large(lambda x: ops.softmax(x) + ops.log_softmax(x), [Shaped(64, 3000)]),
+    "layer_norm": Large(lambda x: ops.layer_norm(x, (768,)), [Shaped(64, 128, 768)]),
+    "attention of few queries": Large(ops.attention, [Shaped(4, 16, 32)] * 3),
+    "causal attention": Large(lambda q, k, v: ops.attention(q, k, v, causal=True), [Shaped(2, 4, 1024, 64)] * 3),
+    "masked attention": Large(
+        lambda q, k, v, m: ops.attention(q, k, v, mask=m), [*[Shaped(6, 100, 48)] * 3, Shaped(6, 100, dtype="bool")]
+    ),
+}
+
+
+@cache
+def equations() -> Mapping[str, Sequence[Equation]]:
+    """The equations of the samples and of their gradients that kernels of files compute, by primitive, the largest
+    arguments first."""
+    found: dict[Any, Equation] = {}
+    for program in map(traced, SAMPLES.values()):
+        for e in program.equations:
+            if not (is_loops(e) or e.is_view or e.has(Trait.COLLECTIVE)) and any(v.type.shape for v in e.inputs):
+                found[e.primitive, tuple(v.type for v in e.inputs), str(e.params.get("precision"))] = e
+    by_name = defaultdict[str, list[Equation]](list)
+    for e in found.values():
+        by_name[e.primitive.name].append(e)
+    return {name: sorted(each, key=lambda e: -sum(v.size for v in e.inputs)) for name, each in by_name.items()}
+
+
+def of_members(equation: Equation, mapped: Sequence[bool], count: int) -> Program:
+    """The Program of ``count`` members that each compute an equation, of arguments of which the ``mapped`` ones are
+    their own."""
+
+    def of_all(v: Variable) -> Variable:
+        return Variable(ArrayType((count, *v.type.shape), v.type.dtype), v.device)
+
+    body = Program(tuple(dict.fromkeys(equation.inputs)), {}, (equation,), equation.outputs)
+    own = {v for v, flag in zip(equation.inputs, mapped, strict=True) if flag}
+    flags = tuple(v in own for v in body.inputs)
+    inputs = tuple(of_all(v) if flag else v for v, flag in zip(body.inputs, flags, strict=True))
+    outputs = tuple(map(of_all, equation.outputs))
+    params = {"body": body, "count": count, "mapped": flags}
+    all_members = Equation(per_member_p, inputs, params, outputs)
+    return distribute_members(Program(inputs, {}, (all_members,), outputs), (), generated=lambda e: False)
+
+
+def launches(target: Target, program: Program) -> list[LaunchPlan]:
+    """The launches that add numbers. If members run one after another, those of one member."""
+    lowering = Lowering(target)
+    different = {(e.primitive, tuple(v.type for v in e.inputs)): e for e in program.equations}
+    found = [x for e in different.values() for x in lowering.launches(e) if isinstance(x, LaunchPlan)]
+    return [x for x in found if x.name not in MOVES | SORTS]
+
+
+def kernel(plan: LaunchPlan) -> tuple[Any, ...]:
+    """What decides on the numbers that a block adds, and on their order."""
+    macros = tuple(option for option in plan.source.options if not option.startswith(SAME_SUMS))
+    return plan.name, macros, plan.size.threads, plan.size.shared
+
+
+def mappings(equation: Equation) -> Iterator[tuple[bool, ...]]:
+    """All arguments are the members' own, or one of the first two is."""
+    count = len(equation.inputs)
+    yield (True,) * count
+    if count > 1:
+        yield from (tuple(i == own for i in range(count)) for own in (0, 1))
+
+
+def check(equation: Equation, target: Target) -> None:
+    for mapped in mappings(equation):
+        found = [launches(target, of_members(equation, mapped, count)) for count in COUNTS]
+        chosen = [[*map(kernel, plans)] for plans in found]
+        assert all(each == chosen[0] for each in chosen), (equation.inputs, mapped, chosen)
+        if equation.primitive.name == "scatter_add":  # its kernels have the numbers of the sort
+            continue
+        for plans in zip(*found, strict=True):
+            for numbers in zip(*(plan.numbers for plan in plans), strict=True):  # of members together, or the same
+                steps = {(x - numbers[0]) / (count - 1) for x, count in zip(numbers[1:], COUNTS[1:], strict=True)}
+                assert len(steps) == 1, (equation.inputs, mapped, plans[0].name, numbers)
+
+
+BY_PRIMITIVE = pytest.mark.parametrize("name", sorted(equations()))
+
+
+@BY_PRIMITIVE
+def test_the_kernel_does_not_depend_on_the_number_of_members(name: str) -> None:
+    """Plain pytest takes the two equations with the largest arguments and the one with the smallest."""
+    *others, last = equations()[name]
+    for equation in (*others[:2], last):
+        check(equation, H200._replace(by_member=True))
+
+
+@pytest.mark.exhaustive
+@BY_PRIMITIVE
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: "sm_{}{}".format(*target.capability))
+def test_no_kernel_of_any_gpu_depends_on_the_number_of_members(name: str, target: Target) -> None:
+    for equation in equations()[name]:
+        check(equation, target._replace(by_member=True))
+
+
+def test_the_samples_have_kernels_that_are_chosen_by_size() -> None:
+    """Alone, an equation has another kernel among many rows."""
+    assert len(equations()) > 20
+    attention = equations()["attention"][0]
+    few, many = (of_members(attention, (True,) * 3, count) for count in (1, 64))
+    assert [*map(kernel, launches(H200, few))] != [*map(kernel, launches(H200, many))]
