@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from adtrain.data import DataError
-from adtrain.data.images import read_image, resized
+from adtrain.data.images import read_header, read_image, resized
 
 RNG = np.random.default_rng(0)
 
@@ -34,6 +34,21 @@ def test_images_are_converted_to_the_requested_channels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_image(save(tmp_path / "grey.png", grey), 3), np.stack([grey] * 3))
     white = np.full((4, 5, 3), 255, np.uint8)
     assert read_image(save(tmp_path / "white.jpg", white), 1).tolist() == white[np.newaxis, ..., 0].tolist()
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_upright_as_its_exif_orientation_says(tmp_path: Path, suffix: str, orientation: int) -> None:
+    upright = np.kron([[0, 80], [160, 240], [40, 200]], np.ones((16, 16))).astype(np.uint8)
+    stored = upright.T if orientation > 4 else upright
+    stored = stored[::-1] if orientation in (3, 4, 6, 7) else stored
+    stored = stored[:, ::-1] if orientation in (2, 3, 7, 8) else stored
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    path = tmp_path / f"image{suffix}"
+    Image.fromarray(np.ascontiguousarray(stored)).save(path, exif=exif, quality=100)
+    np.testing.assert_allclose(read_image(path, 1)[0].astype(int), upright.astype(int), atol=3)
+    assert read_header(path) == (1, *upright.shape)
 
 
 def test_an_opaque_alpha_channel_is_dropped_and_transparency_refused(tmp_path: Path) -> None:

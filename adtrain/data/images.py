@@ -1,4 +1,7 @@
-"""Read image files as arrays, by Pillow, which is imported when the first image is read."""
+"""Read image files as arrays, by Pillow, which is imported when the first image is read.
+
+An image is turned as its EXIF orientation says, so it is upright, as browsers show it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MODES = {1: "L", 3: "RGB"}
+ORIENTED = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}
+"""The entries of Pillow's `Image.info` that can hold an orientation. Most images have none, which is quick to see."""
 GREY_MODES, COLOUR_MODES = {"1", "L", "LA"}, {"P", "PA", "RGB", "RGBA"}
 
 
@@ -44,8 +49,8 @@ def read_header(path: str | Path) -> tuple[int, int, int]:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[Image.Image]:
-    """The image, if its pixels are 8-bit grey or colour; converting 16-bit values would clip them."""
-    from PIL import Image, UnidentifiedImageError
+    """The upright image, if its pixels are 8-bit grey or colour; converting 16-bit values would clip them."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
@@ -53,6 +58,8 @@ def _opened(path: str | Path) -> Iterator[Image.Image]:
             with open_regular(path) as file, Image.open(file, formats=("PNG", "JPEG")) as image:
                 if image.mode not in GREY_MODES | COLOUR_MODES:
                     raise DataError(f"{path}: found pixels of kind {image.mode}, expected 8-bit grey or RGB")
+                if not ORIENTED.isdisjoint(image.info):
+                    ImageOps.exif_transpose(image, in_place=True)
                 yield image
     except UnidentifiedImageError as error:
         raise DataError(f"{path}: found neither a PNG nor a JPEG image") from error

@@ -158,16 +158,24 @@ def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: Ima
     """The image, uint8 (C, H, W), in the size and polarity of the training images, and what was done to it."""
     channels, height, width = trained.image_shape
     differs, changes = image.shape != trained.image_shape, []
-    if options.invert == "yes" or (options.invert == "auto" and _looks_inverted(image, trained)):
-        background = "light" if digit_image.has_light_background(image) else "dark"
-        reason = f", because its background is {background}, unlike in training (--invert no keeps it)"
-        changes.append("inverted" + (reason if options.invert == "auto" else ""))
-        image = PIXEL_MAX - image
-    if options.center == "yes" or (options.center == "auto" and differs and is_of_mnist(trained)):
+    inverted = options.invert == "yes" or (options.invert == "auto" and _looks_inverted(image, trained))
+    was_light = digit_image.has_light_background(image)
+    if centers := options.center == "yes" or (options.center == "auto" and differs and is_of_mnist(trained)):
         if channels != 1:
             raise DataError(f"{path}: found {channels} channels, expected a network for grey images to center digits")
+        ink: digit_image.Ink = "auto" if options.invert == "auto" else "dark" if inverted else "light"
+        digit = digit_image.centred(image, height, width, str(path), ink)
+        image, inverted, was_light = digit.image, digit.was_dark, digit.was_dark
+    elif inverted:
+        image = PIXEL_MAX - image
+    if inverted:
+        background = "light" if was_light else "dark"
+        reason = f", because its background is {background}, unlike in training (--invert no keeps it)"
+        changes.append("inverted" + (reason if options.invert == "auto" else ""))
+    if centers:
         changes.append("digit scaled and centred as in MNIST")
-        image = digit_image.centred(image, height, width, str(path))
+        if digit.doubt:
+            changes.append(f"it may be no digit on plain paper: {digit.doubt}")
     elif differs:
         changes.append(f"resized from {image.shape[1]} x {image.shape[2]} to {height} x {width} pixels")
         image = images.resized(image, height, width)
