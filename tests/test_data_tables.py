@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adtrain import data
-from adtrain.data import DataError, DataOptionError, DataSet, Options, csv_table
+from adtrain.data import DataError, DataOptionError, DataSet, Options, Split, csv_table
 from adtrain.data.columns import Column, Columns
 
 ADULTS = "age,city,zip,kind\n22,Berlin,1,a\n,Rome,2,b\n35.5,,1,a\n41,Berlin,2,b\n"
@@ -37,8 +37,9 @@ def load(path: Path, **options: Any) -> DataSet:
     return data.load(path=path, options=Options(**options), need_test=False)
 
 
-def features(found: DataSet) -> np.ndarray:
-    return np.asarray(found.train.images)[:, :, 0, 0]
+def features(found: DataSet, part: Split | None = None) -> np.ndarray:
+    """The features of the training part, or of another part, before the subtraction of the offset."""
+    return np.asarray((part or found.train).images)[:, :, 0, 0] + found.offset
 
 
 @st.composite
@@ -98,7 +99,7 @@ def test_features_equal_those_of_an_oracle(
     options = {"missing": missing, "delimiter": delimiter, "header": True}
     if test is not None and kept[training:].any():
         found = load(train, test_path=str(test), **options)
-        np.testing.assert_allclose(np.asarray(found.test.images)[:, :, 0, 0], expected[count:], rtol=1e-6)
+        np.testing.assert_allclose(features(found, found.test), expected[count:], rtol=1e-6)
     else:
         found = load(train, **options)
     np.testing.assert_allclose(features(found), expected[:count], rtol=1e-6)

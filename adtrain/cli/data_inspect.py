@@ -11,7 +11,7 @@ import numpy as np
 from adtrain import config, data, training
 from adtrain.cli.options import FilePath, json_option, set_data_option
 from adtrain.cli.output import print_json, show
-from adtrain.data import DataSet, Rows, Split
+from adtrain.data import DataSet, Rows
 from adtrain.data.file_array import FileArray
 from adtrain.data.split import chunks
 from adtrain.files import write_atomic
@@ -45,7 +45,7 @@ def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json
 
 def document(found: DataSet) -> dict[str, Any]:
     """The result as JSON values."""
-    images, (least, greatest) = found.train.images, extremes(found.train)
+    images, (least, greatest) = found.train.images, extremes(found)
     return {
         "name": found.name,
         "train": len(found.train),
@@ -101,13 +101,14 @@ def report(found: DataSet, width: int) -> list[str]:
     return lines
 
 
-def extremes(split: Split) -> tuple[list[float], list[float]]:
-    """The minimum and the maximum of each channel."""
+def extremes(found: DataSet) -> tuple[list[float], list[float]]:
+    """The minimum and the maximum of each channel in the training part."""
     least, greatest = [], []
-    for chunk in chunks(split.images):
+    for chunk in chunks(found.train.images):
         least.append(chunk.min(axis=(0, 2, 3)))
         greatest.append(chunk.max(axis=(0, 2, 3)))
-    return np.min(least, axis=0).astype(float).tolist(), np.max(greatest, axis=0).astype(float).tolist()
+    offset = np.array(found.offset or 0.0)
+    return (np.min(least, axis=0) + offset).tolist(), (np.max(greatest, axis=0) + offset).tolist()
 
 
 def _classes(found: DataSet) -> list[dict[str, Any]]:

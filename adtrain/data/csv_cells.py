@@ -32,14 +32,14 @@ class CellReader:
         self._readers = [_ColumnReader(path, column, learning, allow_empty) for column in columns]
 
     def convert(self, lines: Sequence[int], rows: Sequence[Sequence[str]]) -> np.ndarray:
-        """The cells of these rows as float32 (rows, columns): NaN for an empty cell.
+        """The cells of these rows as float64 (rows, columns): NaN for an empty cell.
 
         `lines` are the rows' positions in the file, for messages. Raises DataError with line and column.
         """
         if all(map(is_plain, map("".join, rows))) and not any(reader.has_categories for reader in self._readers):
             with suppress(ValueError), np.errstate(over="ignore"):
-                numbers = np.array(rows, np.float32)
-                if np.isfinite(numbers).all():
+                numbers = np.array(rows, np.float64)
+                if np.isfinite(numbers.astype(np.float32)).all():
                     for reader in self._readers:
                         reader.has_numbers = True
                     return numbers
@@ -85,13 +85,13 @@ class _ColumnReader:
             if text and self.codes.setdefault(text, len(self.codes)) == MAX_CATEGORIES and self.learning:
                 expected = f"expected at most {MAX_CATEGORIES:,} categories; data.drop leaves out a column"
                 raise self._wrong(line, text, expected)
-        return np.array([self.codes[text] if text else np.nan for text in texts], np.float32)
+        return np.array([self.codes[text] if text else np.nan for text in texts], np.float64)
 
     def _numbers(self, lines: Sequence[int], texts: Sequence[str]) -> np.ndarray:
         if is_plain("".join(texts)):
             with suppress(ValueError), np.errstate(over="ignore"):
-                numbers = np.array([text or "nan" for text in texts], np.float32)
-                if np.isfinite(numbers).sum() == sum(map(bool, texts)):
+                numbers = np.array([text or "nan" for text in texts], np.float64)
+                if np.isfinite(numbers.astype(np.float32)).sum() == sum(map(bool, texts)):
                     return numbers
         for line, text in zip(lines, texts, strict=True):
             if text and not (is_plain(text) and is_finite(text)):

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Cells(NamedTuple):
-    """The cells of a table's columns with features as float32 (N, columns), see `CellReader`.
+    """The cells of a table's columns with features as float64 (N, columns), see `CellReader`.
 
     `rows` are the indices of the N rows among all rows of the file.
     """
@@ -36,7 +36,7 @@ class Cells(NamedTuple):
 
 
 def read(path: Path, options: Options, known: Columns | None = None) -> Parts:
-    """The table as one part: labels or targets, and the cells of the other columns, float32 (N, columns, 1, 1).
+    """The table as one part: labels or targets, and the cells of the other columns, float64 (N, columns, 1, 1).
 
     `CellReader` says what the cells are; `TableEncoder` makes features or images of them. Labels with equal texts are
     equal. They become int64 if each text is an integer without a sign + and without leading zeros. Targets are float64

@@ -92,8 +92,8 @@ def generate(
 
 
 def weights_file(arrays: dict[str, np.ndarray]) -> bytes:
-    """MARK bytes of their digest, then all float arrays as little-endian float32, one after the other."""
-    content = b"".join(x.astype("<f4").tobytes() for x in arrays.values() if x.dtype.kind == "f")
+    """MARK bytes of their digest, then all float32 arrays, little-endian, one after the other."""
+    content = b"".join(x.astype("<f4").tobytes() for x in arrays.values() if x.dtype == np.float32)
     return hashlib.sha256(content).digest()[:MARK] + content
 
 
@@ -101,11 +101,11 @@ def _notes(
     about: Interface, memory: int, constants: int, simd: bool, path: Path, step: TrainingStep | None
 ) -> list[str]:
     """What a reader of the file needs to know, as lines of a comment."""
-    unit = "" if about.output_type == "float" else " in units of 1 / 65536; the arithmetic is that of integers"
+    unit = "" if about.output_type != "uint16_t" else " in units of 1 / 65536; the arithmetic is that of integers"
     kind = "bytes from 0 to 255" if about.c_type == "uint8_t" else "numbers"
     options = "-O3 -march=native -ffp-contract=fast" if simd else "-O2"
     source, header_name = shlex.quote(path.name), path.with_suffix(".h").name
-    libm = " -lm" if about.output_type == "float" else ""
+    libm = " -lm" if about.output_type != "uint16_t" else ""
     reads = "images" if is_image(about) else "numbers"
     signature = [
         f"input    {size_text(about.image)} {kind}; they are normalised here",
