@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -82,16 +83,18 @@ def _chosen(table: Opened, labels: LabelReader, options: Options) -> list[Column
         raise DataOptionError("drop", f"found {table.title(min(both))}, which data.categories lists too")
     if listed and options.shape:
         raise DataOptionError("categories", "found together with data.shape, whose columns are the pixels of an image")
+    predicted = set(labels.columns)
     columns = []
     for i in range(len(table.first)):
-        if i not in labels.columns and i not in dropped:
+        if i not in predicted and i not in dropped:
             columns.append(Column(table.name(i), i, () if i in listed else None))
     if not columns:
         what = "targets" if labels.are_targets else "labels"
         raise DataOptionError("drop", f"found all columns but the {what}, expected one that stays: {table.listed()}")
-    names = [column.name for column in columns if column.name is not None]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise DataError(f"{table.path}:1: found two columns named {printable(twice)}, expected different names")
+    for name, positions in table.positions.items():
+        if len(kept := [i for i in positions if i not in dropped]) > 1 and not predicted.issuperset(kept):
+            found = f"found two columns named {printable(name)}, {kept[0]} and {kept[1]}"
+            raise DataError(f"{table.path}:1: {found}, expected different names; data.drop takes the number of one")
     return columns
 
 
@@ -104,12 +107,13 @@ def _found(table: Opened, known: Columns, fewer: int) -> list[Column]:
         return list(known.features)
     columns = []
     for column in known.features:
-        if column.name not in table.first:
+        found = table.positions.get(str(column.name), [])
+        if len(found) != 1:
             name = printable(str(column.name))
+            if found:
+                raise DataError(f"{table.path}:1: found two columns named {name}, expected one")
             raise DataError(f"{table.path}:1: found no column {name}, expected it as in training: {table.listed()}")
-        if table.first.count(column.name) > 1:
-            raise DataError(f"{table.path}:1: found two columns named {printable(column.name)}, expected one")
-        columns.append(Column(column.name, table.first.index(column.name), column.categories))
+        columns.append(replace(column, position=found[0]))
     return columns
 
 
@@ -120,7 +124,7 @@ def _cells(
 
     With `missing: drop` without the rows that have empty cells.
     """
-    reader = CellReader(table.path, columns, learning and not options.shape, options.missing != "error")
+    reader = CellReader(table.path, columns, learning and not options.shape, options)
     chunks: list[np.ndarray] = []
     kept: list[np.ndarray] = []
     count, first_dropped = 0, 0
@@ -136,6 +140,7 @@ def _cells(
         if labels is not None:
             labels.add(chunk, keep)
         count += len(chunk)
+    reader.warn()
     rows = np.concatenate([np.zeros(0, np.int64), *kept])
     if first_dropped:
         what = f"{count - len(rows):,} of {count:,} rows with an empty cell, the first in line {first_dropped}"

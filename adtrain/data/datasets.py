@@ -14,9 +14,10 @@ import numpy as np
 from adtrain.data import arrays, catalogue, formats, idx_folder
 from adtrain.data.batches import split_test
 from adtrain.data.catalogue import Entry
-from adtrain.data.columns import printable
+from adtrain.data.columns import Columns, printable
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.file_array import Conversion, FileArray
+from adtrain.data.leaks import leaks
 from adtrain.data.options import Options
 from adtrain.data.part import Part, Parts
 from adtrain.data.rounding import as_float32, converted, lossy_channels, offsets
@@ -151,6 +152,10 @@ def of_parts(
     classes, targets, train, test = _splits(found, numbers)
     if test is None:
         train, test = split_test(train, options.test)
+    learning = encoder is None and not offset
+    if learning and not train.is_text:
+        _warn_of_classes(classes, train, test, source)
+        _warn_of_leaks(found.train.columns, train, source)
     if found.train.columns is not None:
         rows = train.images.rows if isinstance(train.images, Rows) else np.arange(len(train))
         learnt_from = _cells(found.train.images), rows, found.train.columns
@@ -209,7 +214,7 @@ def _splits(found: Parts, numbers: bool) -> tuple[tuple[str, ...], tuple[str, ..
     classes: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     columns = [part.labels for part in parts]
-    integers = not found.classes and all(part.labels.dtype.kind == "i" for part in parts)
+    integers = not found.classes and all(part.labels.dtype.kind in "bi" for part in parts)
     if any(part.labels.ndim == 2 for part in parts) or (numbers and integers):
         targets, columns = found.train.targets or ("label",), [_as_columns(part, found.train) for part in parts]
     else:
@@ -265,6 +270,26 @@ def _in_float32(train: Split, test: Split, offset: Sequence[float], place: str) 
             done[id(images)] = as_float32(images, offset, place)
         parts.append(_with_images(part, done[id(images)]))
     return parts[0], parts[1]
+
+
+def _warn_of_classes(classes: tuple[str, ...], train: Split, test: Split, place: str) -> None:
+    """Warn about classes of which the training part has no example."""
+    counts = np.bincount(train.labels, minlength=len(classes)) if classes else np.ones(0)
+    if unseen := np.flatnonzero(counts == 0).tolist():
+        names = first_names([printable(classes[i]) for i in unseen], MAX_LISTED)
+        what = f"{counted(int(np.isin(test.labels, unseen).sum()), 'test examples')} of {names}"
+        _log.warning("adtrain: %s: found %s, of which there are no training examples", visible(place), what)
+
+
+def _warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
+    """Warn about columns of a table, in a file of any format, that determine the label or target."""
+    base = train.images.base if isinstance(train.images, Rows) else train.images
+    if train.images.shape[2:] != (1, 1) or isinstance(base, FileArray):
+        return
+    for i, what in leaks(_cells(train.images), train.labels):
+        name = printable(str(i) if columns is None else columns.features[i].title)
+        advice = "leave it out if it is not known before the result"
+        _log.warning("adtrain: %s: column %s gives the result away: %s; %s", visible(place), name, what, advice)
 
 
 def _warn_of_lost_digits(images: Images, std: Sequence[float], encoder: TableEncoder | None, place: str) -> None:

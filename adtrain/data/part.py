@@ -70,24 +70,32 @@ def as_images(array: np.ndarray | FileArray, place: str, options: Options) -> np
 
 
 def as_labels(array: np.ndarray | FileArray, count: int, place: str) -> np.ndarray:
-    """Labels (N,) or (N, 1), integers or strings, as (N,); floats, and several columns, as float64 (N, targets).
+    """Labels (N,) or (N, 1), integers, booleans or strings, as (N,).
 
-    Raises DataError unless there is a label for each image, and each number is finite in float32.
+    Floats, and several columns, become float64 (N, targets), bytes the strings that they are in UTF-8. Raises DataError
+    unless there is a label for each image, and each number is finite in float32.
     """
     labels = np.asarray(array)
     columns = labels.ndim == 2 and labels.shape[1] > 1
     if (labels.dtype.kind == "f" and labels.ndim in (1, 2)) or (labels.dtype.kind in "bui" and columns):
         return _as_numbers(labels, count, place)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.ndim != 1 or labels.dtype.kind not in "uiU":
+    if labels.ndim != 1 or labels.dtype.kind not in "buiUS":
         found = f"{array.dtype} of shape {array.shape}"
         raise DataError(f"{place}: found {found}, expected an integer, a string or numbers for each image")
     if len(labels) != count:
         raise DataError(f"{place}: found {counted(len(labels), 'labels')}, expected {count}, one for each image")
     if labels.dtype == np.uint64 and count and labels.max() > np.iinfo(np.int64).max:
         raise DataError(f"{place}: found label {labels.max()}, expected one below 2^63")
-    if labels.dtype.kind != "U":
+    if labels.dtype.kind == "b":
+        return labels
+    if labels.dtype.kind in "ui":
         return labels.astype(np.int64)
+    if labels.dtype.kind == "S":
+        try:
+            labels = np.char.decode(labels, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{place}: found bytes as labels ({error}), expected text in UTF-8") from None
     texts = np.ascontiguousarray(labels, labels.dtype.newbyteorder("="))
     codes = texts.view(np.uint32).reshape(count, -1) if texts.nbytes else np.zeros((count, 1), np.uint32)
     wrong = (codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))

@@ -90,7 +90,7 @@ def read(
     if suffix == ".npz":
         found = np.asarray(npz.read_images(path, data_options(trained.config.data)))
         return Inputs(_typed(found, str(path), trained), np.arange(len(found)))
-    if suffix in TABLES:
+    if suffix in TABLES or trained.config.data.format == "csv":
         if trained.encoder is None:
             expected = "expected images, or rows in .npz"
             raise DataError(f"{path}: found a table, but the run was not trained on one; {expected}")
