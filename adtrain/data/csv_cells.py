@@ -21,6 +21,9 @@ _log = logging.getLogger(__name__)
 
 MAX_LISTED = 12
 
+FLOAT32_INFINITY = 2.0**128 - 2.0**103
+"""From here on float32 rounds to infinity."""
+
 LARGEST_INTEGER = 2.0**53
 """From here on float64 does not have all integers."""
 
@@ -195,5 +198,7 @@ def is_plain(text: str) -> bool:
 
 def is_finite(text: str) -> bool:
     """Whether the text is a number that is finite in float32."""
-    with np.errstate(over="ignore"):
-        return is_number(text) and bool(np.isfinite(np.float32(float(text))))
+    try:
+        return abs(float(text)) < FLOAT32_INFINITY
+    except ValueError:
+        return False

@@ -116,12 +116,11 @@ def _opened(path: Path, lines: Iterator[Line], delimiter: str, options: Options,
             raise DataError(f"{path}: found no lines, expected one for each example")
         raise DataError(f"{path}: found 1 column, expected at least 2, {advice}")
     names, compared = list(map(cleaned, first)), list(islice(lines, COMPARED_ROWS))
-    rows = [list(map(cleaned, row)) for _, row in compared]
     header = options.header if known is None else known.features[0].name is not None
-    if header is None and (header := names_columns(names, rows)) is None:
+    if header is None and (header := names_columns(names, [row for _, row in compared])) is None:
         reason = f"expected true or false: line {line} of {path} has numbers, and a text that occurs nowhere else"
         raise DataOptionError("header", f"missing, {reason}")
-    ends = len(names) > 2 and not names[-1] and not any(row[len(names) - 1 :] > [""] for row in rows)
+    ends = len(names) > 2 and not names[-1] and not any(any(map(cleaned, row[len(names) - 1 :])) for _, row in compared)
     if ends and (header or known is None or len(names) > known.width):
         names.pop()
     values = chain([] if header else [(line, first)], compared, lines)

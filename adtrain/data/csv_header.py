@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from adtrain.data.columns import cleaned
 from adtrain.data.csv_cells import is_number
 
 COMPARED_ROWS = 100
@@ -14,16 +15,16 @@ YEARS = range(1800, 2101)
 
 
 def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool | None:
-    """Whether `first` has names, by comparison with the lines that follow it; None if they do not tell.
+    """Whether `first` (cleaned) has names, by comparison with the lines that follow it; None if they do not tell.
 
     A line without a number has names. One with numbers and texts has names if a text is above numbers only, or if all
     its numbers are years, above other numbers. It has values if a text occurs again in its column.
     """
     numbers = [i for i, cell in enumerate(first) if is_number(cell)]
-    texts = [i for i, cell in enumerate(first) if cell and i not in set(numbers)]
+    texts = [i for i, cell in enumerate(first) if cell and not is_number(cell)]
     if not numbers:
         return True
-    below = {i: [row[i] for row in rows if i < len(row) and row[i]] for i in range(len(first))}
+    below = {i: [cell for row in rows for cell in map(cleaned, row[i : i + 1]) if cell] for i in range(len(first))}
     if any(first[i] in below[i] for i in texts):
         return False
     if any(below[i] and all(map(is_number, below[i])) for i in texts):

@@ -51,9 +51,6 @@ class Survey:
     markers: dict[str, None] = field(default_factory=dict)
     numbers: bool = True
     integers: bool = True
-    looks_numeric: bool = False
-    notations: bool = True
-    dates: bool = True
     empty: bool = False
     counts_rows: bool = True
     start: int = 0
@@ -68,9 +65,6 @@ class Survey:
             self.texts.add(text)
         self.numbers = self.numbers and is_plain(text) and is_finite(text)
         self.integers = self.numbers and self.integers and float(text).is_integer()
-        self.notations = self.notations and NUMBER.fullmatch(text) is not None
-        self.dates = self.dates and DATE.fullmatch(text) is not None
-        self.looks_numeric = self.looks_numeric or NUMBER_LIKE.match(text) is not None
         if not self.cells and text in ("0", "1"):
             self.start = int(text)
         self.counts_rows = self.counts_rows and text == str(self.start + self.cells)
@@ -82,23 +76,30 @@ class Survey:
         return len(self.texts) > min(MAX_CATEGORIES, max(self.cells // 2, MOST_CLASSES))
 
     @property
+    def looks_numeric(self) -> bool:
+        """Whether a cell is, or could be, a number."""
+        return any(map(NUMBER_LIKE.match, self.texts))
+
+    @property
+    def has_dates(self) -> bool:
+        return bool(self.texts) and all(map(DATE.fullmatch, self.texts))
+
+    @property
     def is_text(self) -> bool:
         return not self.numbers and not self.has_other_notation
 
     @property
     def is_identifier(self) -> bool:
-        """Whether the column only numbers the rows, or has dates, which do not occur again."""
-        differs = self.cells > 1 and len(self.texts) in (self.cells, MAX_CATEGORIES + 1)
-        if self.dates and self.cells:
-            return True
+        """Whether the column only numbers the rows, as its name says."""
         if self.name is None:
             return False
+        differs = self.cells > 1 and len(self.texts) in (self.cells, MAX_CATEGORIES + 1)
         return self.name.lower() in IDENTIFIERS or (differs and UNIQUE.fullmatch(self.name) is not None)
 
     @property
     def has_other_notation(self) -> bool:
         """Whether the cells are numbers, but not as they are read."""
-        return not self.numbers and self.notations
+        return not self.numbers and all(map(NUMBER.fullmatch, self.texts))
 
     @property
     def has_classes(self) -> bool:
@@ -144,9 +145,11 @@ def propose(path: Path, options: Options) -> Proposal:
         _check_predicted(predicted[0])
     chosen = set(map(id, predicted))
     features = [column for column in columns if id(column) not in chosen]
-    left_out = [x for x in features if x.is_identifier or not x.cells or (x.is_text and x.has_too_many_texts)]
+    left_out = [
+        x for x in features if x.is_identifier or x.has_dates or not x.cells or (x.is_text and x.has_too_many_texts)
+    ]
     read = [x for x in features if id(x) not in set(map(id, left_out))]
-    if len(read) > 1 and read[0] is columns[0] and read[0].counts_rows:
+    if len(read) > 1 and read[0] is columns[0] and read[0].counts_rows and read[0].cells > MOST_CLASSES:
         left_out.append(read.pop(0))
     mixed = [x for x in read if x.is_text and x.looks_numeric]
     for option, given_up in (("drop", left_out), ("categories", mixed)):

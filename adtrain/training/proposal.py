@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from adtrain import config, data
 from adtrain.config.document import Data
-from adtrain.data import DataOptionError, DataSet, csv_survey, formats
+from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, formats
 from adtrain.text import counted
 from adtrain.training.data_section import data_options
 from adtrain.training.preparation import prepare
@@ -55,6 +53,10 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     found = _loaded(keys)
     examples = len(found.train)
     is_text = found.train.is_text
+    if not len(found.test) and examples < 2:
+        raise DataError(
+            f"{path}: found {counted(examples, 'examples')}, expected two or more: one of them for the test"
+        )
     if not len(found.test):
         keys.setdefault("test", 0.1 if is_text else 0.2 if examples > SMALLEST_TEST else 0.5)
     held_out = 0 if len(found.test) else round(keys["test"] * examples)
@@ -70,7 +72,7 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         loss = "cross_entropy"
     lines = [
         "data:",
-        *(f"  {key}: {_flow(value)}{comments.get(key, '')}" for key, value in keys.items()),
+        *(f"  {key}: {config.inline(value)}{comments.get(key, '')}" for key, value in keys.items()),
         "model:",
         "  layers:",
         *(_text_layers(outputs) if is_text else _layers(shape, outputs)),
@@ -155,12 +157,3 @@ def _predicted(found: DataSet, multilabel: bool) -> str:
     if multilabel:
         return f"{len(found.targets)} labels of 0 and 1"
     return f"{counted(len(found.targets), 'numbers')} to predict"
-
-
-def _flow(value: Any) -> str:
-    """The value in YAML on one line."""
-    return (
-        yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
-        .removesuffix("\n")
-        .removesuffix("\n...")
-    )
