@@ -81,7 +81,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("large")
     found = {}
     for name, time, price in (("near", 0, 0.0), ("far", TIME, PRICE)):
-        rows = [f"{time + i},{i % 3},{price + i / 4}" for i in SMALL.tolist()]
+        rows = [f"{time + i},{i % 3},{price + i / 4 + i % 3}" for i in SMALL.tolist()]
         (folder / f"{name}.csv").write_text("\n".join(["time,kind,price", *rows]) + "\n")
         text = TEXT.replace("PATH", str(folder / f"{name}.csv")).replace("OPTIONS", "target: price")
         (folder / f"{name}.yaml").write_text(text)

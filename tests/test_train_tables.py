@@ -414,6 +414,14 @@ def test_an_export_names_the_columns(made: Path, tmp_path: Path) -> None:
     assert all(map(is_number, columns[2]["categories"]))
 
 
+def test_exported_c_says_what_each_number_is_and_what_to_give_for_an_empty_cell(made: Path, tmp_path: Path) -> None:
+    run("export", made / "run", tmp_path / "net.c")
+    text, trained = (tmp_path / "net.c").read_text(), model_file.load(made / "run")
+    assert trained.encoder is not None
+    for i, (name, fill) in enumerate(zip(trained.encoder.features, trained.encoder.fill, strict=True)):
+        assert f"number {i}  {name}, {fill!r} for an empty cell" in text
+
+
 def test_an_onnx_file_predicts_the_same_classes(made: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="needs onnxruntime")
     about = json.loads(run("export", made / "run", tmp_path / "model.onnx", "--json").stdout)

@@ -157,7 +157,7 @@ class _ColumnReader:
     def warn(self) -> None:
         """See `CellReader.warn`. In a column of numbers it is evident that other texts stand for empty cells."""
         place = visible(str(self.path))
-        if self._emptied and self.has_categories:
+        if self._emptied and self.has_categories and self.learning:
             listed = first_names([f"{quoted(text)} ({count:,})" for text, count in self._emptied.items()], MAX_LISTED)
             advice = "data.missing_values: [] reads such texts as categories"
             _log.warning("adtrain: %s: %s: read %s as empty cells; %s", place, self._name, listed, advice)

@@ -75,6 +75,13 @@ class Opened:
             return found[0]
         raise DataOptionError(option, f"found {given!r}, which is not a column of {self.path}: {self.listed()}")
 
+    def row(self, line: int, row: list[str]) -> list[str]:
+        """The row without an empty cell after its last column. Raises DataError if it has another number of columns."""
+        width = len(self.first)
+        if len(row) == width or (len(row) == width + 1 and not cleaned(row[width])):
+            return row[:width]
+        raise DataError(f"{self.path}:{line}: found {len(row)} values, expected {width} as in the first line")
+
 
 @contextmanager
 def opened(path: Path, options: Options, known: Columns | None) -> Iterator[Opened]:
@@ -123,10 +130,4 @@ def _opened(path: Path, lines: Iterator[Line], delimiter: str, options: Options,
     ends = len(names) > 2 and not names[-1] and not any(any(map(cleaned, row[len(names) - 1 :])) for _, row in compared)
     if ends and (header or known is None or len(names) > known.width):
         names.pop()
-    values = chain([] if header else [(line, first)], compared, lines)
-    return Opened(path, names, header, ((line, _without_end(row, len(names))) for line, row in values))
-
-
-def _without_end(row: list[str], width: int) -> list[str]:
-    """The row without an empty cell after its last column."""
-    return row[:width] if len(row) == width + 1 and not cleaned(row[width]) else row
+    return Opened(path, names, header, chain([] if header else [(line, first)], compared, lines))

@@ -100,9 +100,9 @@ def _target_columns(table: Opened, target: str | int | tuple[str | int, ...] | N
 
 def _label_texts(table: Opened, chunk: Sequence[Line], label: int, missing: Missing) -> list[str]:
     texts = [cleaned(row[label]) for _, row in chunk]
-    for (line, _), text in zip(chunk, texts, strict=True):
-        if text in missing:
-            raise _empty(table, line, label, text, "a label")
+    if empty := {text for text in set(texts) if text in missing}:
+        (line, _), text = next(x for x in zip(chunk, texts, strict=True) if x[1] in empty)
+        raise _empty(table, line, label, text, "a label")
     return texts
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from adtrain.data.columns import cleaned, quoted
 from adtrain.data.csv_cells import MAX_CATEGORIES, NUMBER_LIKE, Missing, is_finite, is_number, is_plain
 from adtrain.data.csv_file import opened
-from adtrain.data.errors import DataError, DataOptionError
+from adtrain.data.errors import DataOptionError
 from adtrain.data.options import Options
 from adtrain.text import first_names
 
@@ -132,9 +132,7 @@ def propose(path: Path, options: Options) -> Proposal:
         predicted = [columns[table.column("label", x)] for x in given]
         dropped = {table.column("drop", x) for x in options.drop}
         for line, row in table.lines:
-            if len(row) != len(columns):
-                raise DataError(f"{path}:{line}: found {len(row)} values, expected {len(columns)} as in the first line")
-            for column, cell in zip(columns, row, strict=True):
+            for column, cell in zip(columns, table.row(line, row), strict=True):
                 column.add(cleaned(cell))
         found: dict[str, object] = {"header": table.header}
     columns = [column for i, column in enumerate(columns) if i not in dropped]

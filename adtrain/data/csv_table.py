@@ -13,7 +13,7 @@ import numpy as np
 
 from adtrain.data.columns import Column, Columns, printable
 from adtrain.data.csv_cells import CellReader
-from adtrain.data.csv_file import Line, Opened, opened
+from adtrain.data.csv_file import Opened, opened
 from adtrain.data.csv_labels import LabelReader, columns_at_end
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
@@ -129,7 +129,9 @@ def _cells(
     kept: list[np.ndarray] = []
     count, first_dropped = 0, 0
     while chunk := list(islice(table.lines, CHUNK_ROWS)):
-        _check_widths(table, chunk)
+        for i, (line, row) in enumerate(chunk):
+            if len(row) != len(table.first):
+                chunk[i] = line, table.row(line, row)
         values = reader.convert([line for line, _ in chunk], [[row[x.position] for x in columns] for _, row in chunk])
         empty = np.isnan(values).any(axis=1) & (options.missing == "drop")
         if empty.any() and not first_dropped:
@@ -149,13 +151,6 @@ def _cells(
         found = f"an empty cell in each of {count:,} rows" if count else "no rows"
         raise DataError(f"{table.path}: found {found}, expected one per example")
     return Cells(np.concatenate(chunks), reader.columns, rows)
-
-
-def _check_widths(table: Opened, chunk: Sequence[Line]) -> None:
-    for line, row in chunk:
-        if len(row) != len(table.first):
-            found = f"found {len(row)} values, expected {len(table.first)} as in the first line"
-            raise DataError(f"{table.path}:{line}: {found}")
 
 
 def _has_evident_header(table: Opened, cells: Cells, labels: LabelReader, options: Options) -> bool:
