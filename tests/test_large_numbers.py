@@ -114,6 +114,15 @@ def test_predictions_do_not_depend_on_what_is_added(runs: dict[str, Path], tmp_p
     np.testing.assert_allclose(found["far"] - PRICE, found["near"], atol=1e-4)
 
 
+def test_shown_numbers_have_the_digits_in_which_they_differ(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(f"time,kind\n{TIME},0\n{TIME + 39},0\n")
+    shown = [line.split()[-1] for line in run("predict", runs["far"], tmp_path / "x.csv").stdout.splitlines()[-2:]]
+    exact = json.loads(run("predict", runs["far"], tmp_path / "x.csv", "--json").stdout)
+    np.testing.assert_allclose([float(x) for x in shown], [x["predicted"]["price"] for x in exact], atol=1e-3)
+    lines = run("data", "inspect", f"{runs['far']}.csv", "--set", "target=price").stdout.splitlines()
+    assert [str(TIME) in line and str(TIME + 39) in line for line in lines if line.startswith("time")] == [True]
+
+
 def test_evaluation_is_that_of_the_small_numbers(runs: dict[str, Path]) -> None:
     near, far = (json.loads(run("eval", x, "--json", "--device", "cpu").stdout)["test"] for x in runs.values())
     for metric, value in near.items():

@@ -13,11 +13,14 @@ from adtrain.cli.options import FilePath, json_option, set_data_option
 from adtrain.cli.output import print_json, show
 from adtrain.data import DataSet, Rows
 from adtrain.data.file_array import FileArray
+from adtrain.data.rounding import digits
 from adtrain.data.split import chunks
 from adtrain.files import write_atomic
 from adtrain.table import Column, render, terminal_width
 
 MOST_ROWS = 30
+DIGITS = 4
+STATISTICS_KEYS = ("mean", "std", "min", "max")
 CLASSES = (Column("class", text=True), Column("training"), Column("share"), Column("test"))
 STATISTICS = (Column("mean"), Column("deviation"), Column("least"), Column("greatest"))
 
@@ -129,7 +132,11 @@ def _targets(found: DataSet) -> list[dict[str, Any]]:
 
 
 def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
-    return [[row["name"], *(f"{row[key]:.4g}" for key in ("mean", "std", "min", "max"))] for row in rows]
+    cells = []
+    for row in rows:
+        n = digits(row["mean"], row["std"], DIGITS) if row["std"] else DIGITS
+        cells.append([row["name"], *(f"{row[key]:.{n if key != 'std' else DIGITS}g}" for key in STATISTICS_KEYS)])
+    return cells
 
 
 def _channel_names(found: DataSet) -> list[str]:

@@ -25,7 +25,7 @@ MAX_LISTED = 12
 LONGEST_CELL = 2**31 - 1
 """Characters of a cell. The limit of Python's module csv is 131,072 by default."""
 
-SEPARATOR = re.compile(r"sep=([^\r\n])\r?\n?")
+SEPARATOR = re.compile(r'sep=([^"\r\n\x00])\r?\n?')
 SEPARATOR_LENGTH = 7
 """Characters of the longest such line."""
 

@@ -6,6 +6,7 @@ which is subtracted from them in float64 before they are rounded.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,6 +30,11 @@ FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 def offsets(mean: Sequence[float], std: Sequence[float]) -> tuple[float, ...]:
     """The number that is subtracted from each channel with this mean and deviation before it becomes float32."""
     return tuple(m if abs(m) > LARGEST_MEAN * s else 0.0 for m, s in zip(mean, std, strict=True))
+
+
+def digits(mean: float, std: float, usual: int) -> int:
+    """The significant digits in which to show numbers with this mean and deviation; `usual` near 0."""
+    return usual + (math.ceil(math.log10(abs(mean) / std)) if abs(mean) > LARGEST_MEAN * std else 0)
 
 
 def holding(dtype: np.dtype) -> np.dtype:
