@@ -15,6 +15,7 @@ from report_runs import one_line
 from test_train_tables import write_table
 from training_runs import write_data
 
+from adtrain import config
 from adtrain.cli import main
 
 RNG = np.random.default_rng(0)
@@ -121,3 +122,76 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         f"{tmp_path}/y.csv:2: found '0,5' in column 0 (a), expected a finite number"
     )
     assert "data.labl: unknown key" in one_line(run("new", tmp_path / "x.csv", "--set", "labl=b", expect=2))
+
+
+def row(cells: str) -> str:
+    return f"{cells},{RNG.normal():.3f},{RNG.choice(['a', 'b'])}"
+
+
+GUESSES: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "an index without a name": ([",x,label", *(row(str(i)) for i in range(60))], {"drop": [0]}),
+    "an index that pandas has read": (["Unnamed: 0,x,label", *(row(f"{i}") for i in range(60))],
+                                      {"drop": ["Unnamed: 0"]}),
+    "numbers of rows without a header": ([row(str(i)) for i in range(60)], {"drop": [0], "label": 2}),
+    "a number for each customer": (
+        ["customer_id,x,label", *(row(str(900 - 7 * i)) for i in range(60))],
+        {"drop": ["customer_id"]},
+    ),
+    "names of which a few repeat": (["who,x,label", *(row(f"n{max(i, 9)}") for i in range(200))], {"drop": ["who"]}),
+    "dates": (["day,x,label", *(row(f"2024-0{i % 9 + 1}-05") for i in range(60))], {"drop": ["day"]}),
+    "a column without values": (["e,x,label", *(row("NA" if i % 2 else "") for i in range(60))], {"drop": ["e"]}),
+    "a marker among numbers": (["n,x,label", *(row("?" if i % 9 == 4 else f"{i * i}") for i in range(60))],
+                               {"missing": "mean"}),
+    "years as names": (["2019,2020,label", *(row(f"{i / 7}") for i in range(60))], {"header": True, "label": "label"}),
+    "names that look like numbers": (["x,w,1e3", *(row(f"{i / 7}") for i in range(60))], {"label": "1e3"}),
+    "two columns of one name": (["w,w,label", *(row(f"{i / 7}") for i in range(60))], {"drop": [0]}),
+    "four rows": (["x,w,label", "1,2,a", "2,2,b", "1,3,a", "0,2,b"], {"test": 0.2}),
+    "two rows": (["x,w,label", "1,2,a", "2,2,b"], {"test": 0.5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GUESSES)
+def test_what_is_guessed_of_a_table_with(tmp_path: Path, kind: str) -> None:
+    lines, expected = GUESSES[kind]
+    (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")
+    given = ["--set", "drop=[0]"] if kind == "two columns of one name" else []
+    text = run("new", tmp_path / "x.csv", *given).stdout
+    (tmp_path / "x.yaml").write_text(text)
+    found = config.load(tmp_path / "x.yaml").data.model_dump(mode="json", exclude_unset=True)
+    assert {key: found.get(key) for key in expected} == expected
+    assert set(found) & {"drop", "categories", "missing"} <= set(expected)
+    assert ("validation" in yaml.safe_load(text)["data"]) is (len(lines) > 5)
+    assert ("fills empty cells, also '?' in column 0 (n) (missing_values)" in text) is (
+        kind == "a marker among numbers"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["x,label", *(f"{i},a" for i in range(40))], "found one class, a, in all examples; expected at least two"),
+        (["x,label", "1,a"], "found 1 example, expected two or more: one of them for the test"),
+        (
+            ["x,label", *(f"{i},{['a', 'nan'][i % 2]}" for i in range(40))],
+            "x.csv:3: found 'nan' in column 1 (label), w",
+        ),
+        (
+            ["x,who", *(f"{i},n{i}" for i in range(40))],
+            "data.label: found 40 different texts in column 1 (who), expected",
+        ),
+        (
+            ["x,part", *(f"{i},{i}%" for i in range(40))],
+            "data.label: found '0%' in column 1 (part), expected numbers su",
+        ),
+        (
+            ["part,label", *(f"{i}%,{'ab'[i % 2]}" for i in range(40))],
+            "x.csv:2: found '0%' in column 0 (part), expected",
+        ),
+        (["y,label,label", *(f"{i},a,a" for i in range(9))], "x.csv:1: found two columns named label, 1 and 2, expect"),
+    ],
+)
+def test_a_table_that_cannot_be_learnt_is_refused_with_its_place(
+    tmp_path: Path, lines: list[str], message: str
+) -> None:
+    (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")
+    assert message in one_line(run("new", tmp_path / "x.csv", expect=2))

@@ -85,7 +85,7 @@ def test_rows_with_a_shape_are_uint8_if_all_values_are_pixels(tmp_path: Path) ->
         (
             IRIS.replace("3.2", "?"),
             {"label": "species"},
-            r"x.csv:4: found '\?' in column 1 \(width\), expected a finite",
+            r"x.csv:4: found '\?' in column 1 \(width\), which stands for an empty cell unless data.missing",
         ),
         (
             IRIS.replace("3.2", " "),
@@ -135,7 +135,7 @@ def test_arbitrary_bytes_are_read_as_a_table_or_raise_data_error(
     assert not isinstance(refusal, DataOptionError) or refusal.option == "label"
 
 
-@pytest.mark.parametrize("text", ["1_000", "\u0661", "\uff11", "1\u00a0", "\u22121", "0x10", "1e", "1,"[:-1] + "f"])
+@pytest.mark.parametrize("text", ["1_000", "\u0661", "\uff11", "1\u00a0000", "\u22121", "0x10", "1e", "1,"[:-1] + "f"])
 def test_numbers_of_other_notations_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(DataError, match=r"x\.csv:2: found .* in column 0 \(a\), expected a finite number"):
         read(tmp_path, f"a,label\n{text},0\n")

@@ -113,7 +113,7 @@ def test_large_arrays_are_the_same_as_small_ones(tmp_path: Path, monkeypatch: py
             np.testing.assert_array_equal(split.images, other.images)
             np.testing.assert_array_equal(split.labels, other.labels)
             assert split.images.dtype == other.images.dtype
-    assert kept == 1 + 4 * 2  # IDX, and uint8 and float32 in C order
+    assert kept == 1 + 4 * 6  # IDX, and all types in C order
 
 
 def test_the_memory_of_a_container_is_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ def test_images_are_read_with_channels_first(folder: Path, array: np.ndarray, co
     expected = array.transpose(0, 3, 1, 2) if channels_last else array[:, :, None, None] if flat else array
     expected = expected[:, np.newaxis] if array.ndim == 3 else expected
     np.testing.assert_array_equal(found.train.images, expected.astype(found.train.images.dtype))
-    assert found.train.images.dtype == (np.float32 if array.dtype.kind == "f" else np.uint8)
+    numbers = np.float64 if array.dtype == np.float64 else np.float32
+    assert found.train.images.dtype == (numbers if flat or array.dtype.kind == "f" else np.uint8)
     np.testing.assert_array_equal(found.train.labels, np.arange(len(array)) % 2)
     assert found.test is not None
     assert len(found.test.images) == 1

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adtrain import data
-from adtrain.data import DataError, DataOptionError, DataSet, Options, csv_table
+from adtrain.data import DataError, DataOptionError, DataSet, Options, Split, csv_table
 from adtrain.data.columns import Column, Columns
 
 ADULTS = "age,city,zip,kind\n22,Berlin,1,a\n,Rome,2,b\n35.5,,1,a\n41,Berlin,2,b\n"
@@ -37,8 +37,9 @@ def load(path: Path, **options: Any) -> DataSet:
     return data.load(path=path, options=Options(**options), need_test=False)
 
 
-def features(found: DataSet) -> np.ndarray:
-    return np.asarray(found.train.images)[:, :, 0, 0]
+def features(found: DataSet, part: Split | None = None) -> np.ndarray:
+    """The features of the training part, or of another part, before the subtraction of the offset."""
+    return np.asarray((part or found.train).images)[:, :, 0, 0] + found.offset
 
 
 @st.composite
@@ -98,7 +99,7 @@ def test_features_equal_those_of_an_oracle(
     options = {"missing": missing, "delimiter": delimiter, "header": True}
     if test is not None and kept[training:].any():
         found = load(train, test_path=str(test), **options)
-        np.testing.assert_allclose(np.asarray(found.test.images)[:, :, 0, 0], expected[count:], rtol=1e-6)
+        np.testing.assert_allclose(features(found, found.test), expected[count:], rtol=1e-6)
     else:
         found = load(train, **options)
     np.testing.assert_allclose(features(found), expected[:count], rtol=1e-6)
@@ -189,7 +190,7 @@ def test_targets_stand_beside_categories_and_empty_cells(tmp_path: Path) -> None
         ({"target": "n", "drop": ("n",)}, r"data.drop: found a column of the targets, column 1 \(n\)"),
         ({"target": ("m", "n"), "categories": (1,)}, r"data.categories: found a column of the targets, column 1 \(n\)"),
         ({"target": ("m", "n"), "drop": (0,)}, "data.drop: found all columns but the targets, expected one that stays"),
-        ({"target": "n", "missing": "mean"}, r"x.csv:3: found '' in column 1 \(n\), expected a finite number"),
+        ({"target": "n", "missing": "mean"}, r"x.csv:3: found no value in column 1 \(n\), expected a finite number"),
     ],
 )
 def test_targets_are_no_features_and_are_never_filled(tmp_path: Path, options: dict[str, object], message: str) -> None:
@@ -232,7 +233,7 @@ MIXED = "a,word,label\n1,x,0\n2,y,1\n"
             {},
             r"x.csv:2: found 'x' in column 1 \(word\), expected a finite number; if the column has",
         ),
-        (MIXED.replace("2,y", "?,y"), {}, r"x.csv:3: found '\?' in column 0 \(a\), expected a finite number"),
+        (MIXED.replace("2,y", "?,y"), {}, r"x.csv:3: found '\?' in column 0 \(a\), which stands for an empty cell"),
         (MIXED.replace("x", "15_0").replace("y", "2_0"), {}, r"x.csv:2: found '15_0' in column 1"),
         (MIXED.replace(",x", ',"1,5"').replace(",y", ',"2,5"'), {}, r"x.csv:2: found '1,5' in column 1 \(word\)"),
         (MIXED.replace("y", ""), {}, r"x.csv:3: found an empty cell in column 1 \(word\), expected a value; data.miss"),
@@ -248,7 +249,7 @@ MIXED = "a,word,label\n1,x,0\n2,y,1\n"
             {"missing": "drop", "delimiter": ";"},
             "found 1 column, expected at least 2, separated by ';'; set data.delimiter to ','",
         ),
-        (MIXED.replace("word", "a"), {}, "x.csv:1: found two columns named a, expected different names"),
+        (MIXED.replace("word", "a"), {}, "x.csv:1: found two columns named a, 0 and 1, expected different names"),
         (
             "a,label\n,0\n,1\n",
             {"missing": "mean"},

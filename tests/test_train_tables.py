@@ -355,23 +355,24 @@ def test_an_embedding_that_does_not_fit_its_column_is_refused(embedded: Path, ch
 
 
 @pytest.mark.parametrize(
-    ("dtype", "normalize", "rows", "message"),
+    ("dtype", "shape", "normalize", "rows", "message"),
     [
-        ("uint8", True, 9, "data.normalize: found true, expected false: an embedding takes integers as they are"),
-        ("uint8", False, 9, "found integers from 0 to 255, which are read as pixels and divided by 255, before an"),
-        ("float32", False, 8, "model.layers: found numbers from 0 to 8 before an embedding, expected 0 to "
+        ("uint8", [3], True, 9, "data.normalize: found true, expected false: an embedding takes integers as they are"),
+        ("uint8", [1, 3], False, 9, "found integers from 0 to 255, which are read as pixels and divided by 255, "),
+        ("float32", [3], False, 8, "model.layers: found numbers from 0 to 8 before an embedding, expected 0 to "
          "num_embeddings - 1 = 7"),
-        ("float32", False, 9, None),
+        ("float32", [3], False, 9, None),
+        ("uint8", [3], False, 9, None),
     ],
 )  # fmt: skip
 def test_an_embedding_takes_integers_that_are_not_scaled(
-    tmp_path: Path, dtype: str, normalize: bool, rows: int, message: str | None
+    tmp_path: Path, dtype: str, shape: list[int], normalize: bool, rows: int, message: str | None
 ) -> None:
-    tokens = np.arange(60).reshape(20, 3) % 9
+    tokens = np.arange(60).reshape(20, *shape) % 9
     write_npz(tmp_path / "tokens.npz", {"X": tokens.astype(dtype), "y": np.arange(20) % 2})
     (tmp_path / "tokens.yaml").write_text(
         f"data: {{path: {tmp_path}/tokens.npz, test: 0.2, normalize: {str(normalize).lower()}}}\n"
-        f"model: {{layers: [embedding: {{num_embeddings: {rows}, embedding_dim: 2}}, mean, linear: 2]}}\n"
+        f"model: {{input: [3], layers: [embedding: {{num_embeddings: {rows}, embedding_dim: 2}}, mean, linear: 2]}}\n"
         "loss: cross_entropy\noptimizer: {sgd: 0.1}\ntraining: {epochs: 1}\n"
     )
     with nullcontext() if message is None else pytest.raises(config.ConfigError, match=re.escape(message)):
@@ -411,6 +412,14 @@ def test_an_export_names_the_columns(made: Path, tmp_path: Path) -> None:
     assert columns[1]["categories"] == sorted(CITIES)
     assert columns[2]["categories"] == ["1", "2"]
     assert all(map(is_number, columns[2]["categories"]))
+
+
+def test_exported_c_says_what_each_number_is_and_what_to_give_for_an_empty_cell(made: Path, tmp_path: Path) -> None:
+    run("export", made / "run", tmp_path / "net.c")
+    text, trained = (tmp_path / "net.c").read_text(), model_file.load(made / "run")
+    assert trained.encoder is not None
+    for i, (name, fill) in enumerate(zip(trained.encoder.features, trained.encoder.fill, strict=True)):
+        assert f"number {i}  {name}, {fill!r} for an empty cell" in text
 
 
 def test_an_onnx_file_predicts_the_same_classes(made: Path, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ class Model:
             raise AdtrainError(
                 f"predict: found {given.dtype} numbers, expected integers from 0 to 255, as the model was trained on"
             )
-        converted = np.asarray(found, np.uint8 if of_pixels else np.float32)
+        converted = inputs.stored(np.asarray(found), "predict", self._trained)
         finite = np.isfinite(converted).reshape(len(converted), -1).all(axis=1)
         if not finite.all():
             row = int(np.flatnonzero(~finite)[0])

@@ -11,13 +11,16 @@ import numpy as np
 from adtrain import config, data, training
 from adtrain.cli.options import FilePath, json_option, set_data_option
 from adtrain.cli.output import print_json, show
-from adtrain.data import DataSet, Rows, Split
+from adtrain.data import DataSet, Rows
 from adtrain.data.file_array import FileArray
+from adtrain.data.rounding import digits
 from adtrain.data.split import chunks
 from adtrain.files import write_atomic
 from adtrain.table import Column, render, terminal_width
 
 MOST_ROWS = 30
+DIGITS = 4
+STATISTICS_KEYS = ("mean", "std", "min", "max")
 CLASSES = (Column("class", text=True), Column("training"), Column("share"), Column("test"))
 STATISTICS = (Column("mean"), Column("deviation"), Column("least"), Column("greatest"))
 
@@ -45,7 +48,7 @@ def inspect(source: str, overrides: tuple[str, ...], sheet: Path | None, as_json
 
 def document(found: DataSet) -> dict[str, Any]:
     """The result as JSON values."""
-    images, (least, greatest) = found.train.images, extremes(found.train)
+    images, (least, greatest) = found.train.images, extremes(found)
     return {
         "name": found.name,
         "train": len(found.train),
@@ -101,13 +104,14 @@ def report(found: DataSet, width: int) -> list[str]:
     return lines
 
 
-def extremes(split: Split) -> tuple[list[float], list[float]]:
-    """The minimum and the maximum of each channel."""
+def extremes(found: DataSet) -> tuple[list[float], list[float]]:
+    """The minimum and the maximum of each channel in the training part."""
     least, greatest = [], []
-    for chunk in chunks(split.images):
+    for chunk in chunks(found.train.images):
         least.append(chunk.min(axis=(0, 2, 3)))
         greatest.append(chunk.max(axis=(0, 2, 3)))
-    return np.min(least, axis=0).astype(float).tolist(), np.max(greatest, axis=0).astype(float).tolist()
+    offset = np.array(found.offset or 0.0)
+    return (np.min(least, axis=0) + offset).tolist(), (np.max(greatest, axis=0) + offset).tolist()
 
 
 def _classes(found: DataSet) -> list[dict[str, Any]]:
@@ -128,7 +132,11 @@ def _targets(found: DataSet) -> list[dict[str, Any]]:
 
 
 def _cells(rows: list[dict[str, Any]]) -> list[list[str]]:
-    return [[row["name"], *(f"{row[key]:.4g}" for key in ("mean", "std", "min", "max"))] for row in rows]
+    cells = []
+    for row in rows:
+        n = digits(row["mean"], row["std"], DIGITS) if row["std"] else DIGITS
+        cells.append([row["name"], *(f"{row[key]:.{n if key != 'std' else DIGITS}g}" for key in STATISTICS_KEYS)])
+    return cells
 
 
 def _channel_names(found: DataSet) -> list[str]:

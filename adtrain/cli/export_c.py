@@ -21,7 +21,6 @@ from adtrain.export.c.network import Interface
 from adtrain.export.c.source import Files
 from adtrain.text import short
 from adtrain.training import Experiment, TrainedModel, prepare
-from adtrain.training.data_section import read_data
 from adtrain.training.evaluation import predictions
 from adtrain.training.preparation import with_absolute_paths
 
@@ -122,7 +121,7 @@ def write(trained: TrainedModel, path: Path, options: Options) -> tuple[dict[Pat
 
 def _data(trained: TrainedModel) -> DataSet:
     """The run's data, whose training images calibrate int8. Raises DataError where they cannot be read."""
-    return read_data(with_absolute_paths(trained.config), encoder=trained.encoder, classes=trained.classes)
+    return trained.data()
 
 
 def _experiment(trained: TrainedModel, batch_size: int | None) -> Experiment:

@@ -15,14 +15,18 @@ from adtrain.cli.output import print_json, progress, show
 from adtrain.cli.precision import note_precision
 from adtrain.cli.values import OneOf, Whole
 from adtrain.data import DataError, text_file
+from adtrain.data.rounding import digits
 from adtrain.table import Column, render, terminal_width
 from adtrain.training import Trust, inputs, model_file, sampling
 from adtrain.training.data_section import data_options
 from adtrain.training.evaluation import predictions
 from adtrain.training.inputs import Choice, ImageOptions
+from adtrain.training.tasks import Regression
 
 INPUT, RANK = Column("input", text=True), Column("rank")
 CLASS = Column("class", text=True), Column("probability")
+DIGITS = 6
+"""Significant digits of a predicted number, unless its differences need more."""
 CHOICES = OneOf(["auto", "yes", "no"])
 BROKEN_INPUT = 2
 """The exit code if an input cannot be read."""
@@ -175,7 +179,10 @@ def _table(
     """The columns and cells of the table; with `top_k` a line for each rank."""
     names = [str(x.path) if x.single else f"{x.path}[{x.row}]" for x in predicted]
     if trained.targets:
-        numbers = [[f"{number:.6g}" for number in x.outputs] for x in predicted]
+        significant = [DIGITS] * len(trained.targets)
+        if isinstance(task := trained.network.task, Regression):
+            significant = [digits(mean, std, DIGITS) for mean, std in zip(task.mean, task.std, strict=True)]
+        numbers = [[f"{number:.{n}g}" for number, n in zip(x.outputs, significant, strict=True)] for x in predicted]
         columns = (INPUT, *map(Column, trained.targets))
         return columns, [[name, *row] for name, row in zip(names, numbers, strict=True)]
     cells = []

@@ -11,6 +11,7 @@ from adtrain.config.document import Config
 from adtrain.config.files import (
     dump,
     from_values,
+    inline,
     is_run,
     is_sweep,
     load,
@@ -29,6 +30,7 @@ __all__ = [
     "build",
     "dump",
     "from_values",
+    "inline",
     "is_run",
     "is_sweep",
     "load",

@@ -35,6 +35,7 @@ from adtrain.config.values import (
     ImageShape,
     ImageSize,
     Missing,
+    MissingValues,
     Name,
     Precision,
     Seed,
@@ -44,6 +45,7 @@ from adtrain.config.values import (
     Text,
     Unit,
 )
+from adtrain.data.options import MISSING_VALUES
 from adtrain.data.text_file import is_text
 from adtrain.option_types import Fraction, NonNegative, Positive, Shape, Size
 
@@ -94,6 +96,11 @@ class Data(Section):
         None,
         description="CSV: what to do with an empty cell: fill it with mean or zero, drop its row, or error (default)",
     )
+    missing_values: MissingValues | None = Field(
+        None,
+        description="CSV: the texts and numbers that stand for an empty cell; default: "
+        f"{', '.join(MISSING_VALUES)}, in upper and lower case",
+    )
     shape: ImageShape | None = Field(None, description="CSV, NPZ: [channels, height, width] of images in flat rows")
     image_size: ImageSize | None = Field(None, description="image folder: [height, width] to resize all images to")
     channels: Channels | None = Field(
@@ -101,7 +108,7 @@ class Data(Section):
     )
     skip_broken: Bool = Field(False, description="image folder: skip images that cannot be read, with a warning")
     format: FileFormat | None = Field(
-        None, description="text: read the file as text whatever its name; default: the format is detected"
+        None, description="csv or text: read the file as that whatever its name; default: the format is detected"
     )
     length: Size | None = Field(None, description="text: characters or bytes in an input sequence; default: 128")
     unit: Unit | None = Field(None, description="text: what a class is: a character (default) or a byte")
@@ -128,7 +135,8 @@ class Data(Section):
         """What the data consist of: "sequences" of a text, "rows" of a table, or "images"."""
         if self.is_text:
             return "sequences"
-        return "rows" if self.path is not None and self.path.lower().endswith((".csv", ".tsv")) else "images"
+        is_table = self.path is not None and (self.format == "csv" or self.path.lower().endswith((".csv", ".tsv")))
+        return "rows" if is_table else "images"
 
     @model_validator(mode="after")
     def _check_sources(self) -> Data:

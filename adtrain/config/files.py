@@ -147,6 +147,12 @@ def dump(cfg: Config) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
 
 
+def inline(value: Any) -> str:
+    """A value as YAML on one line; reading it gives an equal value."""
+    text: str = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=float("inf"), allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
 def packaged() -> list[str]:
     """The names of the configs that come with adtrain."""
     return sorted(path.stem for path in asset_path("configs").glob("*.yaml"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import Field, Strict
+from pydantic import AfterValidator, Field, Strict
 
 from adtrain.data import options
 from adtrain.option_types import Bounds, Expected, Size
@@ -39,6 +39,10 @@ Targets = Annotated[
     Expected("the name of a column or its number, or a list of them"),
 ]
 Columns = Annotated[tuple[Column, ...], Expected("a list of names or numbers of columns")]
+_MissingValue = Annotated[str, Strict(), Field(min_length=1)] | Annotated[int, Strict()] | Annotated[float, Strict()]
+MissingValues = Annotated[
+    tuple[Annotated[_MissingValue, AfterValidator(str)], ...], Expected("a list of texts and numbers")
+]
 Delimiter = Annotated[
     str, Strict(), Field(pattern=r'^[^"\r\n\x00]$'), Expected("one character other than a quote or the end of a line")
 ]

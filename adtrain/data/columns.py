@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 
 
@@ -31,6 +32,17 @@ class Columns:
 
     features: tuple[Column, ...]
     width: int
+
+
+BLANKS = {0xA0: " ", 0x2007: " ", 0x202F: " ", 0x200B: None, 0xFEFF: None}
+"""No-break spaces, which are read as spaces, and characters without width, which are left out."""
+
+
+def cleaned(text: str) -> str:
+    """A name or cell as it is compared with others: without blanks around it, and with composed letters (NFC)."""
+    if text.isascii():
+        return text.strip()
+    return unicodedata.normalize("NFC", text.translate(BLANKS)).strip()
 
 
 def quoted(text: str) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from io import TextIOWrapper
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
-from adtrain.data.columns import Columns, printable
-from adtrain.data.csv_cells import column_title, is_number
+from adtrain.data.columns import Columns, cleaned, printable
+from adtrain.data.csv_cells import column_title
+from adtrain.data.csv_header import COMPARED_ROWS, names_columns
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
 from adtrain.files import open_regular
@@ -19,17 +22,33 @@ from adtrain.text import first_names
 
 MAX_LISTED = 12
 
+LONGEST_CELL = 2**31 - 1
+"""Characters of a cell. The limit of Python's module csv is 131,072 by default."""
+
+SEPARATOR = re.compile(r'sep=([^"\r\n\x00])\r?\n?')
+SEPARATOR_LENGTH = 7
+"""Characters of the longest such line."""
+
 Line = tuple[int, list[str]]
 """The number of a line in the file, and its values."""
 
 
-class Opened(NamedTuple):
+@dataclass(frozen=True)
+class Opened:
     """An open table: its first line, whether that has the names of the columns, and the lines with values."""
 
     path: Path
     first: list[str]
     header: bool
     lines: Iterator[Line]
+
+    @cached_property
+    def positions(self) -> dict[str, list[int]]:
+        """The indices of the columns with each name; empty without a header."""
+        found: dict[str, list[int]] = {}
+        for i, name in enumerate(self.first if self.header else ()):
+            found.setdefault(name, []).append(i)
+        return found
 
     def name(self, column: int) -> str | None:
         return self.first[column] if self.header else None
@@ -45,43 +64,70 @@ class Opened(NamedTuple):
         return f"the columns are {first_names(list(map(printable, self.first)), MAX_LISTED)}"
 
     def column(self, option: str, given: str | int) -> int:
-        """The index, from 0, of a column that an option names. Raises DataOptionError if there is no such column."""
+        """The index, from 0, of the column that an option names. Raises DataOptionError unless there is one."""
         if isinstance(given, int) and -len(self.first) <= given < len(self.first):
             return given % len(self.first)
-        if self.header and isinstance(given, str) and given in self.first:
-            return self.first.index(given)
+        found = self.positions.get(cleaned(given), []) if isinstance(given, str) else []
+        if len(found) > 1:
+            reason = f"found {given!r}, the name of columns {found[0]} and {found[1]} of {self.path}"
+            raise DataOptionError(option, f"{reason}, expected the number of one of them, or different names")
+        if found:
+            return found[0]
         raise DataOptionError(option, f"found {given!r}, which is not a column of {self.path}: {self.listed()}")
+
+    def row(self, line: int, row: list[str]) -> list[str]:
+        """The row without an empty cell after its last column. Raises DataError if it has another number of columns."""
+        width = len(self.first)
+        if len(row) == width or (len(row) == width + 1 and not cleaned(row[width])):
+            return row[:width]
+        raise DataError(f"{self.path}:{line}: found {len(row)} values, expected {width} as in the first line")
 
 
 @contextmanager
 def opened(path: Path, options: Options, known: Columns | None) -> Iterator[Opened]:
     """The open table. Errors of reading the file during the `with` block become DataError.
 
-    By default the first line is a header if none of its values is a number, or if the columns `known` have names.
+    By default `csv_header` says whether the first line is a header; it is one if the columns `known` have names. A line
+    sep=; before it, as Excel reads it, sets the delimiter. A delimiter at the end of lines makes no column.
     """
     delimiter = options.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+    csv.field_size_limit(max(LONGEST_CELL, csv.field_size_limit()))
     try:
         with TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True, delimiter=delimiter)
-            lines = ((reader.line_num, row) for row in reader if row)
+            skipped = 0
+            if separator := SEPARATOR.fullmatch(file.readline(SEPARATOR_LENGTH)):
+                skipped, delimiter = 1, options.delimiter or separator[1]
+            else:
+                file.seek(0)
+            # A blank before a quote belongs to the delimiter.
+            reader = csv.reader(file, strict=True, delimiter=delimiter, skipinitialspace=delimiter != " ")
+            lines = ((reader.line_num + skipped, row) for row in reader if row)
             try:
-                line, first = next(lines, (0, list[str]()))
-                if len(first) < 2 and (known is None or not first):
-                    separated = {",": "commas", "\t": "tabs"}.get(delimiter, repr(delimiter))
-                    other = next((repr(x) for x in ";,\t|" if first and x in first[0]), "another separator")
-                    advice = f"separated by {separated}; set data.delimiter to {other}"
-                    if not first:
-                        raise DataError(f"{path}: found no lines, expected one for each example")
-                    raise DataError(f"{path}: found 1 column, expected at least 2, {advice}")
-                if known is not None:
-                    header = known.features[0].name is not None
-                else:
-                    header = options.header if options.header is not None else not any(map(is_number, first))
-                values = lines if header else chain([(line, list(first))], lines)
-                yield Opened(path, [name.strip() for name in first] if header else first, header, values)
+                yield _opened(path, lines, delimiter, options, known)
             except csv.Error as error:
-                raise DataError(f"{path}:{reader.line_num}: found invalid CSV ({error}), expected a table") from error
+                line = reader.line_num + skipped
+                raise DataError(f"{path}:{line}: found invalid CSV ({error}), expected a table") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: found an invalid byte at {error.start}, expected UTF-8 text") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _opened(path: Path, lines: Iterator[Line], delimiter: str, options: Options, known: Columns | None) -> Opened:
+    line, first = next(lines, (0, list[str]()))
+    if len(first) < 2 and (known is None or not first):
+        separated = {",": "commas", "\t": "tabs"}.get(delimiter, repr(delimiter))
+        other = next((repr(x) for x in ";,\t|" if first and x in first[0]), "another separator")
+        advice = f"separated by {separated}; set data.delimiter to {other}"
+        if not first:
+            raise DataError(f"{path}: found no lines, expected one for each example")
+        raise DataError(f"{path}: found 1 column, expected at least 2, {advice}")
+    names, compared = list(map(cleaned, first)), list(islice(lines, COMPARED_ROWS))
+    header = options.header if known is None else known.features[0].name is not None
+    if header is None and (header := names_columns(names, [row for _, row in compared])) is None:
+        reason = f"expected true or false: line {line} of {path} has numbers, and a text that occurs nowhere else"
+        raise DataOptionError("header", f"missing, {reason}")
+    ends = len(names) > 2 and not names[-1] and not any(any(map(cleaned, row[len(names) - 1 :])) for _, row in compared)
+    if ends and (header or known is None or len(names) > known.width):
+        names.pop()
+    return Opened(path, names, header, chain([] if header else [(line, first)], compared, lines))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
 
-from adtrain.data.columns import Columns, quoted
-from adtrain.data.csv_cells import is_finite, is_number, is_plain
+from adtrain.data.columns import Columns, cleaned, quoted
+from adtrain.data.csv_cells import Missing, is_finite, is_number, is_plain
 from adtrain.data.csv_file import Line, Opened
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
@@ -27,6 +26,7 @@ class LabelReader:
 
     def __init__(self, table: Opened, options: Options) -> None:
         self._table, self._texts, self._numbers = table, list[str](), list[np.ndarray]()
+        self._missing = Missing(options)
         self.are_targets = options.target is not None
         self.columns = _target_columns(table, options.target) if self.are_targets else [_label_column(table, options)]
 
@@ -43,9 +43,9 @@ class LabelReader:
     def add(self, chunk: Sequence[Line], keep: np.ndarray) -> None:
         """Check the labels of all lines, and keep those at the indices `keep`. Raises DataError with their position."""
         if self.are_targets:
-            self._numbers.append(_targets(self._table, chunk, self.columns)[keep])
+            self._numbers.append(_targets(self._table, chunk, self.columns, self._missing)[keep])
         else:
-            texts = _label_texts(self._table, chunk, self.columns[0])
+            texts = _label_texts(self._table, chunk, self.columns[0], self._missing)
             self._texts += [texts[i] for i in keep]
 
     def labels(self) -> np.ndarray:
@@ -81,8 +81,8 @@ def columns_at_end(options: Options, known: Columns) -> int:
 def _label_column(table: Opened, options: Options) -> int:
     if options.label is not None:
         return table.column("label", options.label)
-    if table.header and "label" in table.first:
-        return table.first.index("label")
+    if table.header and "label" in table.positions:
+        return table.column("label", "label")
     expected = f"expected the name of the column of {table.path} with the classes"
     raise DataOptionError("label", f"missing, {expected}; to predict numbers, set data.target; {table.listed()}")
 
@@ -98,25 +98,33 @@ def _target_columns(table: Opened, target: str | int | tuple[str | int, ...] | N
     return columns
 
 
-def _label_texts(table: Opened, chunk: Sequence[Line], label: int) -> list[str]:
-    texts = [row[label].strip() for _, row in chunk]
-    if "" in texts:
-        where = f"{table.path}:{chunk[texts.index('')][0]}"
-        raise DataError(f"{where}: found no value in {table.title(label)}, expected a label")
+def _label_texts(table: Opened, chunk: Sequence[Line], label: int, missing: Missing) -> list[str]:
+    texts = [cleaned(row[label]) for _, row in chunk]
+    if empty := {text for text in set(texts) if text in missing}:
+        (line, _), text = next(x for x in zip(chunk, texts, strict=True) if x[1] in empty)
+        raise _empty(table, line, label, text, "a label")
     return texts
 
 
-def _targets(table: Opened, chunk: Sequence[Line], columns: Sequence[int]) -> np.ndarray:
+def _empty(table: Opened, line: int, column: int, text: str, expected: str) -> DataError:
+    found = f"found {quoted(text) if text else 'no value'} in {table.title(column)}"
+    stands = " which stands for a missing value unless data.missing_values says otherwise," if text else ""
+    return DataError(f"{table.path}:{line}: {found},{stands} expected {expected}")
+
+
+def _targets(table: Opened, chunk: Sequence[Line], columns: Sequence[int], missing: Missing) -> np.ndarray:
     """The numbers of these columns, float64 (lines, columns); each is finite in float32."""
-    rows = [[row[i].strip(string.whitespace) for i in columns] for _, row in chunk]
-    if all(map(is_plain, map("".join, rows))):
+    rows = [[cleaned(row[i]) for i in columns] for _, row in chunk]
+    if all(map(is_plain, map("".join, rows))) and not missing.numbers:
         with suppress(ValueError), np.errstate(over="ignore"):
             numbers = np.array(rows, np.float64)
             if np.isfinite(numbers.astype(np.float32)).all():
                 return numbers
     for (line, _), row in zip(chunk, rows, strict=True):
         for column, text in zip(columns, row, strict=True):
+            if text in missing:
+                raise _empty(table, line, column, text, "a finite number")
             if not (is_plain(text) and is_finite(text)):
                 where = f"{table.path}:{line}: found {quoted(text)} in {table.title(column)}"
                 raise DataError(f"{where}, expected a finite number")
-    raise AssertionError(f"{table.path}: NumPy cannot convert cells that are all finite numbers")
+    return np.array(rows, np.float64)

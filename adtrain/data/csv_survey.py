@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from adtrain.data.csv_cells import MAX_CATEGORIES, NUMBER_LIKE, is_finite, is_plain
+from adtrain.data.columns import cleaned, quoted
+from adtrain.data.csv_cells import MAX_CATEGORIES, NUMBER_LIKE, Missing, is_finite, is_number, is_plain
 from adtrain.data.csv_file import opened
-from adtrain.data.errors import DataError
+from adtrain.data.errors import DataOptionError
 from adtrain.data.options import Options
+from adtrain.text import first_names
 
 LABEL_NAMES = ("label", "class", "target", "y")
 """Names of the column to predict, in lower case; without one of them it is the last column."""
@@ -17,7 +20,15 @@ LABEL_NAMES = ("label", "class", "target", "y")
 IDENTIFIERS = ("id", "index")
 """Names of columns that only number the rows, in lower case."""
 
-DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+UNIQUE = re.compile(r"(?i:.*[ _-](id|index)|row ?id|unnamed: *\d+|)|.*[a-z]I[dD]")
+"""Names of columns that number the rows if no value occurs twice. pandas writes an index without a name."""
+
+NUMBER = re.compile(r"[+-]?[$€£]? ?\d{1,3}(([ ,.']\d{3})+|\d*)([.,]\d+)? ?[%$€£]?")
+"""Numbers in the notations of spreadsheets, such as 1,5 or 1.000,00 or 12% or $5, which are not read."""
+
+DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}([T ].*)?")
+
+MOST_LISTED = 5
 
 MOST_CLASSES = 20
 """Maximum different integers that are proposed as classes, and maximum texts as categories if none repeats."""
@@ -25,73 +36,139 @@ MOST_CLASSES = 20
 
 @dataclass(eq=False)
 class Survey:
-    """The cells of one column: `texts` are up to MAX_CATEGORIES + 1 different ones, `empty` says whether some are."""
+    """The cells of one column: up to MAX_CATEGORIES + 1 different `texts`, and the `markers` of empty cells.
+
+    `key` is what options call the column, `name` is None without a header. `counts_rows` says whether the cells are
+    0, 1, ... or 1, 2, ...
+    """
 
     key: str | int
+    name: str | None
+    title: str
+    missing: Missing
     cells: int = 0
     texts: set[str] = field(default_factory=set)
+    markers: dict[str, None] = field(default_factory=dict)
     numbers: bool = True
     integers: bool = True
-    looks_numeric: bool = False
-    decimal_commas: bool = True
     empty: bool = False
+    counts_rows: bool = True
+    start: int = 0
 
     def add(self, text: str) -> None:
-        if not text:
-            self.empty = True
+        if text in self.missing:
+            self.empty, self.counts_rows = True, False
+            if text:
+                self.markers[text] = None
             return
-        self.cells += 1
         if len(self.texts) <= MAX_CATEGORIES:
             self.texts.add(text)
         self.numbers = self.numbers and is_plain(text) and is_finite(text)
         self.integers = self.numbers and self.integers and float(text).is_integer()
-        self.decimal_commas = self.decimal_commas and DECIMAL_COMMA.fullmatch(text) is not None
-        self.looks_numeric = self.looks_numeric or NUMBER_LIKE.match(text) is not None
+        if not self.cells and text in ("0", "1"):
+            self.start = int(text)
+        self.counts_rows = self.counts_rows and text == str(self.start + self.cells)
+        self.cells += 1
 
     @property
     def has_too_many_texts(self) -> bool:
-        """Whether there are more than MAX_CATEGORIES texts, or more than MOST_CLASSES and no text occurs twice."""
-        return len(self.texts) > min(MAX_CATEGORIES, max(self.cells - 1, MOST_CLASSES))
+        """Whether there are more than MAX_CATEGORIES texts, or more than MOST_CLASSES that occur once in most cells."""
+        return len(self.texts) > min(MAX_CATEGORIES, max(self.cells // 2, MOST_CLASSES))
+
+    @property
+    def looks_numeric(self) -> bool:
+        """Whether a cell is, or could be, a number."""
+        return any(map(NUMBER_LIKE.match, self.texts))
+
+    @property
+    def has_dates(self) -> bool:
+        return bool(self.texts) and all(map(DATE.fullmatch, self.texts))
+
+    @property
+    def is_text(self) -> bool:
+        return not self.numbers and not self.has_other_notation
+
+    @property
+    def is_identifier(self) -> bool:
+        """Whether the column only numbers the rows, as its name says."""
+        if self.name is None:
+            return False
+        differs = self.cells > 1 and len(self.texts) in (self.cells, MAX_CATEGORIES + 1)
+        return self.name.lower() in IDENTIFIERS or (differs and UNIQUE.fullmatch(self.name) is not None)
+
+    @property
+    def has_other_notation(self) -> bool:
+        """Whether the cells are numbers, but not as they are read."""
+        return not self.numbers and all(map(NUMBER.fullmatch, self.texts))
 
     @property
     def has_classes(self) -> bool:
         return not self.numbers or (self.integers and len(self.texts) <= MOST_CLASSES)
 
 
-def propose(path: Path, options: Options) -> dict[str, object]:
+class Proposal(NamedTuple):
+    """Keys of the data section, and for some of them what to say about them."""
+
+    keys: dict[str, object]
+    comments: dict[str, str]
+
+
+def propose(path: Path, options: Options) -> Proposal:
     """Keys of the data section with which the table can be read, in addition to those of the options.
 
-    `label` or `target` is the column to predict. `drop` has columns with too many texts, such as names, and columns
-    with identifiers. `categories` has columns with both numbers and texts. `missing` is mean if cells are empty. A
-    column with numbers such as 1,5 is in none of them, so that reading it is an error.
-    Raises DataError where the table cannot be read.
+    `label` or `target` is the column to predict. `drop` has columns with too many texts, such as names, with dates,
+    with identifiers, or without values. `categories` has columns with both numbers and texts. `missing` is mean if
+    cells are empty. A column with numbers such as 1,5 or 12% is in none of them, so that reading it is an error.
+    Raises DataError where the table cannot be read, and DataOptionError where a column has too many texts for classes.
     """
     with opened(path, options, None) as table:
-        columns = [Survey(name if table.header else i) for i, name in enumerate(table.first)]
+        missing = Missing(options)
+        columns = []
+        for i, first in enumerate(table.first):
+            key = first if first and len(table.positions.get(first, ())) == 1 else i
+            columns.append(Survey(key, table.name(i), table.title(i), missing))
         asked = options.label if options.target is None else options.target
         given = () if asked is None else asked if isinstance(asked, tuple) else (asked,)
         predicted = [columns[table.column("label", x)] for x in given]
-        dropped = [columns[table.column("drop", x)] for x in options.drop]
+        dropped = {table.column("drop", x) for x in options.drop}
         for line, row in table.lines:
-            if len(row) != len(columns):
-                raise DataError(f"{path}:{line}: found {len(row)} values, expected {len(columns)} as in the first line")
-            for column, cell in zip(columns, row, strict=True):
-                column.add(cell.strip())
+            for column, cell in zip(columns, table.row(line, row), strict=True):
+                column.add(cleaned(cell))
         found: dict[str, object] = {"header": table.header}
-    columns = [column for column in columns if column not in dropped]
+    columns = [column for i, column in enumerate(columns) if i not in dropped]
     if not predicted:
-        named = [column for column in columns if str(column.key).lower() in LABEL_NAMES]
-        predicted = [named[0] if named else columns[-1]]
+        named = [x for x in columns if str(x.name).lower() in LABEL_NAMES]
+        predicted = [(named or [x for x in columns if x.cells][-1:] or columns[-1:])[0]]
         found["label" if predicted[0].has_classes else "target"] = predicted[0].key
-    features = [column for column in columns if column not in predicted]
-    identifiers = [column.key for column in features if str(column.key).lower() in IDENTIFIERS]
-    texts = [column for column in features if not column.numbers and column.key not in identifiers]
-    texts = [column for column in texts if not column.decimal_commas]
-    many = [column.key for column in texts if column.has_too_many_texts]
-    mixed = [column.key for column in texts if column.looks_numeric and column.key not in many]
-    for option, keys in (("drop", many + identifiers), ("categories", mixed)):
-        if keys:
-            found[option] = [*getattr(options, option), *keys]
-    if any(column.empty for column in features) and options.missing == "error":
+        _check_predicted(predicted[0])
+    chosen = set(map(id, predicted))
+    features = [column for column in columns if id(column) not in chosen]
+    left_out = [
+        x for x in features if x.is_identifier or x.has_dates or not x.cells or (x.is_text and x.has_too_many_texts)
+    ]
+    read = [x for x in features if id(x) not in set(map(id, left_out))]
+    if len(read) > 1 and read[0] is columns[0] and read[0].counts_rows and read[0].cells > MOST_CLASSES:
+        left_out.append(read.pop(0))
+    mixed = [x for x in read if x.is_text and x.looks_numeric]
+    for option, given_up in (("drop", left_out), ("categories", mixed)):
+        if given_up:
+            found[option] = [*getattr(options, option), *(x.key for x in given_up)]
+    comments = {}
+    if any(column.empty for column in read) and options.missing == "error":
         found["missing"] = "mean"
-    return found
+        markers = [f"{first_names(list(map(quoted, x.markers)), MOST_LISTED)} in {x.title}" for x in read if x.markers]
+        if markers:
+            comments["missing"] = f"fills empty cells, also {first_names(markers, MOST_LISTED)} (missing_values)"
+    return Proposal(found, comments)
+
+
+def _check_predicted(column: Survey) -> None:
+    """Raise DataOptionError for a column to predict, chosen by its place, that has neither classes nor numbers."""
+    advice = "name the column to predict, such as --set label=NAME or --set target=NAME"
+    if column.has_other_notation:
+        text = quoted(next(text for text in sorted(column.texts) if not is_number(text)))
+        expected = f"expected numbers such as 1.5, or classes; {advice}"
+        raise DataOptionError("label", f"found {text} in {column.title}, {expected}")
+    if not column.numbers and column.has_too_many_texts:
+        what = f"more than {MAX_CATEGORIES:,}" if len(column.texts) > MAX_CATEGORIES else len(column.texts)
+        raise DataOptionError("label", f"found {what} different texts in {column.title}, expected classes; {advice}")

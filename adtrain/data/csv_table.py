@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 
 from adtrain.data.columns import Column, Columns, printable
 from adtrain.data.csv_cells import CellReader
-from adtrain.data.csv_file import Line, Opened, opened
+from adtrain.data.csv_file import Opened, opened
 from adtrain.data.csv_labels import LabelReader, columns_at_end
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Cells(NamedTuple):
-    """The cells of a table's columns with features as float32 (N, columns), see `CellReader`.
+    """The cells of a table's columns with features as float64 (N, columns), see `CellReader`.
 
     `rows` are the indices of the N rows among all rows of the file.
     """
@@ -36,7 +37,7 @@ class Cells(NamedTuple):
 
 
 def read(path: Path, options: Options, known: Columns | None = None) -> Parts:
-    """The table as one part: labels or targets, and the cells of the other columns, float32 (N, columns, 1, 1).
+    """The table as one part: labels or targets, and the cells of the other columns, float64 (N, columns, 1, 1).
 
     `CellReader` says what the cells are; `TableEncoder` makes features or images of them. Labels with equal texts are
     equal. They become int64 if each text is an integer without a sign + and without leading zeros. Targets are float64
@@ -82,16 +83,18 @@ def _chosen(table: Opened, labels: LabelReader, options: Options) -> list[Column
         raise DataOptionError("drop", f"found {table.title(min(both))}, which data.categories lists too")
     if listed and options.shape:
         raise DataOptionError("categories", "found together with data.shape, whose columns are the pixels of an image")
+    predicted = set(labels.columns)
     columns = []
     for i in range(len(table.first)):
-        if i not in labels.columns and i not in dropped:
+        if i not in predicted and i not in dropped:
             columns.append(Column(table.name(i), i, () if i in listed else None))
     if not columns:
         what = "targets" if labels.are_targets else "labels"
         raise DataOptionError("drop", f"found all columns but the {what}, expected one that stays: {table.listed()}")
-    names = [column.name for column in columns if column.name is not None]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise DataError(f"{table.path}:1: found two columns named {printable(twice)}, expected different names")
+    for name, positions in table.positions.items():
+        if len(kept := [i for i in positions if i not in dropped]) > 1 and not predicted.issuperset(kept):
+            found = f"found two columns named {printable(name)}, {kept[0]} and {kept[1]}"
+            raise DataError(f"{table.path}:1: {found}, expected different names; data.drop takes the number of one")
     return columns
 
 
@@ -104,12 +107,13 @@ def _found(table: Opened, known: Columns, fewer: int) -> list[Column]:
         return list(known.features)
     columns = []
     for column in known.features:
-        if column.name not in table.first:
+        found = table.positions.get(str(column.name), [])
+        if len(found) != 1:
             name = printable(str(column.name))
+            if found:
+                raise DataError(f"{table.path}:1: found two columns named {name}, expected one")
             raise DataError(f"{table.path}:1: found no column {name}, expected it as in training: {table.listed()}")
-        if table.first.count(column.name) > 1:
-            raise DataError(f"{table.path}:1: found two columns named {printable(column.name)}, expected one")
-        columns.append(Column(column.name, table.first.index(column.name), column.categories))
+        columns.append(replace(column, position=found[0]))
     return columns
 
 
@@ -120,12 +124,14 @@ def _cells(
 
     With `missing: drop` without the rows that have empty cells.
     """
-    reader = CellReader(table.path, columns, learning and not options.shape, options.missing != "error")
+    reader = CellReader(table.path, columns, learning and not options.shape, options)
     chunks: list[np.ndarray] = []
     kept: list[np.ndarray] = []
     count, first_dropped = 0, 0
     while chunk := list(islice(table.lines, CHUNK_ROWS)):
-        _check_widths(table, chunk)
+        for i, (line, row) in enumerate(chunk):
+            if len(row) != len(table.first):
+                chunk[i] = line, table.row(line, row)
         values = reader.convert([line for line, _ in chunk], [[row[x.position] for x in columns] for _, row in chunk])
         empty = np.isnan(values).any(axis=1) & (options.missing == "drop")
         if empty.any() and not first_dropped:
@@ -136,6 +142,7 @@ def _cells(
         if labels is not None:
             labels.add(chunk, keep)
         count += len(chunk)
+    reader.warn()
     rows = np.concatenate([np.zeros(0, np.int64), *kept])
     if first_dropped:
         what = f"{count - len(rows):,} of {count:,} rows with an empty cell, the first in line {first_dropped}"
@@ -144,13 +151,6 @@ def _cells(
         found = f"an empty cell in each of {count:,} rows" if count else "no rows"
         raise DataError(f"{table.path}: found {found}, expected one per example")
     return Cells(np.concatenate(chunks), reader.columns, rows)
-
-
-def _check_widths(table: Opened, chunk: Sequence[Line]) -> None:
-    for line, row in chunk:
-        if len(row) != len(table.first):
-            found = f"found {len(row)} values, expected {len(table.first)} as in the first line"
-            raise DataError(f"{table.path}:{line}: {found}")
 
 
 def _has_evident_header(table: Opened, cells: Cells, labels: LabelReader, options: Options) -> bool:

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from adtrain.data import arrays, catalogue, formats, idx_folder
 from adtrain.data.batches import split_test
 from adtrain.data.catalogue import Entry
+from adtrain.data.columns import Columns, printable
 from adtrain.data.errors import DataError, DataOptionError
-from adtrain.data.file_array import FileArray
+from adtrain.data.file_array import Conversion, FileArray
+from adtrain.data.leaks import leaks
 from adtrain.data.options import Options
 from adtrain.data.part import Part, Parts
+from adtrain.data.rounding import as_float32, converted, lossy_channels, offsets
 from adtrain.data.split import Images, Rows, Split
-from adtrain.data.statistics import PIXEL_MAX, channel_statistics, target_statistics
+from adtrain.data.statistics import PIXEL_MAX, cell_statistics, channel_statistics, target_statistics
 from adtrain.data.table_encoder import TableEncoder, learn
-from adtrain.text import counted
+from adtrain.text import counted, first_names, visible
 
-T = TypeVar("T", np.ndarray, np.ndarray | FileArray)
+MAX_LISTED = 12
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """The training and the test part of a data set; their images have the same shape and dtype.
+    """The training and the test part of a data set; their images have the same shape and dtype, uint8 or float32.
 
-    `mean` and `std` are those of the training images divided by `scale`, per channel. `encoder` has made the images of
+    `mean` and `std` are those of the training images divided by `scale`, per channel; `offset` has been subtracted from
+    the numbers of each channel, see `rounding`, but not from its mean. `encoder` has made the images of
     the rows of a table. `targets` are the names of the numbers to predict; then there are no classes, and the labels
     are float64 (N, targets), and `target_mean` and `target_std` those of the training part. `skipped` has one line for
     each unreadable image that was left out.
@@ -40,6 +48,7 @@ class DataSet:
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    offset: tuple[float, ...] = ()
     encoder: TableEncoder | None = None
     skipped: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
@@ -83,6 +92,7 @@ def load(
     encoder: TableEncoder | None = None,
     numbers: bool = False,
     classes: tuple[str, ...] | None = None,
+    offset: tuple[float, ...] | None = None,
 ) -> DataSet:
     """Load a data set, or the files at `path`; exactly one of the two must be given.
 
@@ -91,7 +101,8 @@ def load(
     `formats` lists the file formats. The classes are the labels that occur, numbers or names, in sorted order. With
     `need_test=False` the test part may be empty. `encoder` makes the images of a table's rows; by default it is learnt
     from the training part. With `numbers`, integer labels of files are numbers to predict. `classes` are those of a
-    text; by default the characters that occur at `path`.
+    text; by default the characters that occur at `path`. `offset` is that of a trained network, () for none; by default
+    it is learnt from the training part.
 
     Raises:
         DataError: files are missing, damaged or do not fit together; one line that names the file.
@@ -102,20 +113,24 @@ def load(
         raise DataError("expected either the name of a data set or a path, and not both")
     if dataset is not None:
         found = catalogue.find(dataset) if isinstance(dataset, str) else dataset
-        return _of_catalogue(found, options) if isinstance(found, Entry) else _of_source(found, options, numbers)
+        return (
+            _of_catalogue(found, options) if isinstance(found, Entry) else _of_source(found, options, numbers, offset)
+        )
     source = Path(os.path.expanduser(str(path)))
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
     parts = formats.read(source, options, encoder.columns if encoder is not None else classes)
-    return of_parts(parts, options, name, str(source), need_test, encoder, numbers)
+    return of_parts(parts, options, name, str(source), need_test, encoder, numbers, offset)
 
 
-def of_arrays(data: Any, test_data: Any, options: Options, numbers: bool = False) -> DataSet:
-    """The data set of arrays in memory; see `arrays.read` for the arguments, and `load` for `numbers`.
+def of_arrays(
+    data: Any, test_data: Any, options: Options, numbers: bool = False, offset: tuple[float, ...] | None = None
+) -> DataSet:
+    """The data set of arrays in memory; see `arrays.read` for the arguments, and `load` for the others.
 
     Raises DataError and DataOptionError as `load` does.
     """
     formats.check_options(options, formats.NPZ.options, "arrays")
-    return of_parts(arrays.read(data, test_data, options), options, "data", "data", numbers=numbers)
+    return of_parts(arrays.read(data, test_data, options), options, "data", "data", numbers=numbers, offset=offset)
 
 
 def of_parts(
@@ -126,6 +141,7 @@ def of_parts(
     need_test: bool = True,
     encoder: TableEncoder | None = None,
     numbers: bool = False,
+    offset: tuple[float, ...] | None = None,
 ) -> DataSet:
     """The data set named `name` of what was read from `source`, a name for messages; see `load`."""
     if found.test is None and not options.test and need_test:
@@ -136,24 +152,36 @@ def of_parts(
     classes, targets, train, test = _splits(found, numbers)
     if test is None:
         train, test = split_test(train, options.test)
+    learning = encoder is None and not offset
+    if learning and not train.is_text:
+        _warn_of_classes(classes, train, test, source)
+        _warn_of_leaks(found.train.columns, train, source)
     if found.train.columns is not None:
         rows = train.images.rows if isinstance(train.images, Rows) else np.arange(len(train))
         learnt_from = _cells(found.train.images), rows, found.train.columns
         encoder = encoder or learn(*learnt_from, options, source)
-        train, test = _encoded(encoder, found, train, test, options)
+        train, test = _encoded(encoder, found, train, test, options, offset)
     mean, std = ((0.0,), (1.0,)) if train.is_text else channel_statistics(train.images, source)
     if encoder is not None and any(encoder.indexed):  # numbers of categories are not normalised
         mean = tuple(0.0 if indexed else x for x, indexed in zip(mean, encoder.indexed, strict=True))
         std = tuple(1.0 if indexed else x for x, indexed in zip(std, encoder.indexed, strict=True))
-    return DataSet(name, train, test, classes, mean, std, encoder, found.skipped, targets).with_train(train)
+    if train.images.dtype != np.uint8:
+        needed = offsets(mean, std)
+        offset = needed if offset is None else offset
+        if any(needed) and not any(offset):
+            _warn_of_lost_digits(train.images, std, encoder, source)
+        train, test = _in_float32(train, test, offset, source)
+    else:
+        offset = ()
+    return DataSet(name, train, test, classes, mean, std, offset, encoder, found.skipped, targets).with_train(train)
 
 
-def _of_source(source: DataSource, options: Options, numbers: bool) -> DataSet:
+def _of_source(source: DataSource, options: Options, numbers: bool, offset: tuple[float, ...] | None) -> DataSet:
     formats.check_options(options, formats.NPZ.options, f"the data set {source.kind()}")
     place = source.registered_at
     names = f"{place}: the training part", f"{place}: the test part"
     parts = arrays.read(*source.load(), options, names)
-    return of_parts(parts, options, source.kind(), place, numbers=numbers)
+    return of_parts(parts, options, source.kind(), place, numbers=numbers, offset=offset)
 
 
 def _of_catalogue(entry: Entry, options: Options) -> DataSet:
@@ -186,7 +214,7 @@ def _splits(found: Parts, numbers: bool) -> tuple[tuple[str, ...], tuple[str, ..
     classes: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     columns = [part.labels for part in parts]
-    integers = not found.classes and all(part.labels.dtype.kind == "i" for part in parts)
+    integers = not found.classes and all(part.labels.dtype.kind in "bi" for part in parts)
     if any(part.labels.ndim == 2 for part in parts) or (numbers and integers):
         targets, columns = found.train.targets or ("label",), [_as_columns(part, found.train) for part in parts]
     else:
@@ -194,7 +222,7 @@ def _splits(found: Parts, numbers: bool) -> tuple[tuple[str, ...], tuple[str, ..
         values = np.array(found.classes) if found.classes else np.unique(labels)
         classes = tuple(map(str, values.tolist()))
         columns = np.split(np.searchsorted(values, labels).astype(np.int64), [len(found.train.labels)])
-    images = _of_one_type([part.images for part in parts])
+    images = _of_one_type([part.images for part in parts], found.train.place)
     train, *rest = map(Split, images, columns)
     return classes, targets, train, rest[0] if rest else None
 
@@ -210,14 +238,71 @@ def _as_columns(part: Part, train: Part) -> np.ndarray:
     return columns
 
 
-def _encoded(encoder: TableEncoder, found: Parts, train: Split, test: Split, options: Options) -> tuple[Split, Split]:
-    """Both parts of a table with images in place of cells."""
-    tables = [(x, x.columns.features) for x in (found.train, found.test) if x is not None and x.columns is not None]
-    images = _of_one_type([encoder.images(_cells(x.images), columns, x.place, options) for x, columns in tables])
+def _encoded(
+    encoder: TableEncoder,
+    found: Parts,
+    train: Split,
+    test: Split,
+    options: Options,
+    offset: tuple[float, ...] | None,
+) -> tuple[Split, Split]:
+    """Both parts of a table with images in place of cells: in float32, which takes less memory, unless these need an
+    offset.
+    """
+    needed = any(offset or offsets(*cell_statistics(_cells(found.train.images))))
+    dtype = np.float64 if needed else np.float32
+    images: list[np.ndarray | FileArray] = [
+        encoder.images(_cells(x.images).astype(dtype, copy=False), x.columns.features, x.place, options)
+        for x in (found.train, found.test)
+        if x is not None and x.columns is not None
+    ]
+    images = _of_one_type(images, found.train.place)
     return _with_images(train, images[0]), _with_images(test, images[-1])
 
 
-def _with_images(split: Split, images: np.ndarray) -> Split:
+def _in_float32(train: Split, test: Split, offset: Sequence[float], place: str) -> tuple[Split, Split]:
+    """Both parts with images minus `offset` in float32; an array that both have rows of is converted once."""
+    done: dict[int, np.ndarray | FileArray] = {}
+    parts = []
+    for part in (train, test):
+        images = part.images.base if isinstance(part.images, Rows) else part.images
+        if id(images) not in done:
+            done[id(images)] = as_float32(images, offset, place)
+        parts.append(_with_images(part, done[id(images)]))
+    return parts[0], parts[1]
+
+
+def _warn_of_classes(classes: tuple[str, ...], train: Split, test: Split, place: str) -> None:
+    """Warn about classes of which the training part has no example."""
+    counts = np.bincount(train.labels, minlength=len(classes)) if classes else np.ones(0)
+    if unseen := np.flatnonzero(counts == 0).tolist():
+        names = first_names([printable(classes[i]) for i in unseen], MAX_LISTED)
+        what = f"{counted(int(np.isin(test.labels, unseen).sum()), 'test examples')} of {names}"
+        _log.warning("adtrain: %s: found %s, of which there are no training examples", visible(place), what)
+
+
+def _warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
+    """Warn about columns of a table, in a file of any format, that determine the label or target."""
+    base = train.images.base if isinstance(train.images, Rows) else train.images
+    if train.images.shape[2:] != (1, 1) or isinstance(base, FileArray):
+        return
+    for i, what in leaks(_cells(train.images), train.labels):
+        name = printable(str(i) if columns is None else columns.features[i].title)
+        advice = "leave it out if it is not known before the result"
+        _log.warning("adtrain: %s: column %s gives the result away: %s; %s", visible(place), name, what, advice)
+
+
+def _warn_of_lost_digits(images: Images, std: Sequence[float], encoder: TableEncoder | None, place: str) -> None:
+    """Warn about channels whose numbers differ by less than float32 holds."""
+    if lossy := lossy_channels(images, std):
+        features = encoder.features if encoder is not None and images.shape[2:] == (1, 1) else ()
+        names = [printable(features[i]) if features else str(i) for i in lossy]
+        what = f"{'column' if features else 'channel'} {first_names(names, MAX_LISTED)}"
+        reason = "float32 loses the last digits of these numbers; data.normalize: true subtracts the mean first"
+        _log.warning("adtrain: %s: %s: %s", visible(place), what, reason)
+
+
+def _with_images(split: Split, images: np.ndarray | FileArray) -> Split:
     """The split with `images` in place of the cells that it has, or has rows of."""
     return Split(Rows(images, split.images.rows) if isinstance(split.images, Rows) else images, split.labels)
 
@@ -226,9 +311,10 @@ def _cells(images: Images) -> np.ndarray:
     return np.asarray(images)[:, :, 0, 0]
 
 
-def _of_one_type(images: list[T]) -> list[T | np.ndarray]:
-    """The images of the parts; all are float32 if their dtypes differ."""
-    return [np.asarray(x, np.float32) for x in images] if len({x.dtype for x in images}) > 1 else list(images)
+def _of_one_type(images: list[np.ndarray | FileArray], place: str) -> list[np.ndarray | FileArray]:
+    """The images of the parts; all are numbers of one type if their dtypes differ."""
+    common = np.result_type(*(x.dtype for x in images))
+    return [converted(x, Conversion(common), place) for x in images]
 
 
 def _check_alike(train: Part, test: Part) -> None:

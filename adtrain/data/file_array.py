@@ -10,9 +10,9 @@ import math
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -55,19 +55,36 @@ class DataFile:
         return DataError(f"{self.path}: was changed while it was in use; expected the same content until the end")
 
 
+class Conversion(NamedTuple):
+    """Rows in another type, after subtraction of `offset` in float64, unless it is None."""
+
+    dtype: np.dtype[Any]
+    offset: np.ndarray | None = None
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):  # `channel_statistics` refuses infinities
+            return (rows if self.offset is None else rows - self.offset).astype(self.dtype, order="C")
+
+
 @dataclass(frozen=True, eq=False)
 class FileArray:
     """An array (N, ...) in C order from `offset` of a file. Indexing reads the requested rows only.
 
     The index is an integer, a slice or an integer array for the first axis; `np.asarray` reads all rows. Both raise
     DataError as `DataFile.read` does. `axes` is the order of the axes of a row in the file, if it is another one.
+    `conversion` is applied to the rows that are read.
     """
 
     file: DataFile
     offset: int
-    dtype: np.dtype[Any]
+    stored_dtype: np.dtype[Any]
     stored_shape: tuple[int, ...]
     axes: tuple[int, ...] = ()
+    conversion: Conversion | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.stored_dtype if self.conversion is None else self.conversion.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,13 +110,17 @@ class FileArray:
         assert shape[0] == len(self)
         assert math.prod(shape) == self.size
         assert not self.axes
-        return FileArray(self.file, self.offset, self.dtype, shape)
+        return replace(self, stored_shape=shape)
 
     def transpose(self, *axes: int) -> FileArray:
         """The same elements with the axes in another order; the first one stays."""
         assert axes[0] == 0
         assert not self.axes
-        return FileArray(self.file, self.offset, self.dtype, self.stored_shape, axes)
+        return replace(self, axes=axes)
+
+    def converted(self, conversion: Conversion) -> FileArray:
+        """The same rows, converted when they are read, in place of an earlier conversion."""
+        return replace(self, conversion=conversion)
 
     def __getitem__(self, key: Any) -> np.ndarray:
         rows = np.arange(*key.indices(len(self))) if isinstance(key, slice) else np.asarray(key, np.int64)
@@ -108,6 +129,8 @@ class FileArray:
         found = self._read(rows.ravel())
         if self.axes:
             found = found.transpose(self.axes)
+        if self.conversion is not None:
+            found = self.conversion(found)
         return found.reshape(*rows.shape, *found.shape[1:])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -117,9 +140,9 @@ class FileArray:
 
     def _read(self, rows: np.ndarray) -> np.ndarray:
         """The stored rows with these numbers (n,); consecutive ones are read together."""
-        found = np.empty((len(rows), *self.stored_shape[1:]), self.dtype)
+        found = np.empty((len(rows), *self.stored_shape[1:]), self.stored_dtype)
         firsts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
-        row_bytes = self.nbytes // len(self)
+        row_bytes = math.prod(self.stored_shape[1:]) * self.stored_dtype.itemsize
         positions = self.offset + rows[firsts] * row_bytes
         lengths = np.diff(firsts, append=len(rows)) * row_bytes
         self.file.read(positions.tolist(), lengths.tolist(), found.reshape(-1).view(np.uint8))

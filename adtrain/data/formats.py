@@ -36,11 +36,11 @@ IMAGES = Format(
 )
 NPZ = Format("an NPZ file", frozenset({"shape"}), lambda path, options, known: npz.read(path, options))
 CSV_OPTIONS = frozenset(
-    {"label", "target", "header", "delimiter", "drop", "categories", "category_encoding", "missing", "shape"}
+    ("label", "target", "header", "delimiter", "drop", "categories", "category_encoding", "missing", "missing_values")
 )
 CSV = Format(
     "a CSV file",
-    CSV_OPTIONS,
+    CSV_OPTIONS | {"format", "shape"},
     lambda path, options, known: csv_table.read(path, options, known if isinstance(known, Columns) else None),
 )
 TEXT = Format(
@@ -97,13 +97,14 @@ def format_of(path: Path, given: FileFormat | None = None) -> Format:
             f"{path}: found neither IDX files nor subfolders, expected train-images-idx3-ubyte or a folder per class"
         )
     named = {".npz": NPZ, ".csv": CSV, ".tsv": CSV}.get(path.suffix.lower())
-    format_ = TEXT if text_file.is_text(path, given) else named
+    format_ = TEXT if text_file.is_text(path, given) else CSV if given == "csv" else named
     if format_ is None or not path.is_file():
         if not path.is_file():
             found = "neither a file nor a folder" if path.exists() else "nothing"
         else:
             found = f"the extension {path.suffix}" if path.suffix else "a file without an extension"
         expected = "expected a .csv, .tsv, .npz or .txt file, or a folder of images or IDX files"
-        advice = "data.format: text reads any file as text" if path.exists() else "--set data.path=FILE names another"
+        reads = "data.format: csv reads any file as a table, and text as a text"
+        advice = reads if path.exists() else "--set data.path=FILE names another"
         raise DataError(f"{path}: found {found}, {expected}; {advice}")
     return format_

@@ -42,7 +42,7 @@ ENCRYPTED = 0x1
 HEADER = re.compile(
     r"\{\s*'descr':\s*'([<>|=]?[a-zA-Z]\d*)',\s*'fortran_order':\s*(True|False),\s*'shape':\s*\(([\d\s,]*)\),?\s*\}\s*"
 )
-ELEMENTS = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|U\d{1,4})")
+ELEMENTS = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|[US]\d{1,4})")
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, ValueError, struct.error)
 
 

@@ -7,8 +7,11 @@ from typing import Literal
 
 Missing = Literal["error", "mean", "zero", "drop"]
 Encoding = Literal["one_hot", "index"]
-FileFormat = Literal["text"]
+FileFormat = Literal["text", "csv"]
 Unit = Literal["character", "byte"]
+
+MISSING_VALUES = ("NA", "N/A", "#N/A", "<NA>", "NaN", "NaT", "null", "None", "?", "-", ".")
+"""Texts that other programs write for a missing value."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,13 @@ class Options:
         categories: the columns whose values are categories even if they look like numbers.
         category_encoding: a column of categories becomes a feature for each (`one_hot`), or their number (`index`).
         missing: what to do with an empty cell: `error`; `mean` or `zero` fill it; `drop` leaves out its row.
+        missing_values: the texts of empty cells, beside a cell without any text; upper and lower case are equal.
         header: whether the first line names the columns; None to detect it.
         shape: (C, H, W) of images stored as flat rows; it also tells (N, C, H, W) from (N, H, W, C).
         image_size: (height, width) to resize all images to; None if they have the same size.
         channels: 1 for grey, 3 for colour; None for 3 if any image is in colour, otherwise 1.
         skip_broken: skip images that cannot be read, with a warning for each.
-        format: "text" reads a file as text whatever its name; None to detect the format.
+        format: "text" and "csv" read a file as a text or table whatever its name; None to detect the format.
         length: the number of characters or bytes in an input sequence of a text.
         unit: what a class of a text is.
     """
@@ -45,6 +49,7 @@ class Options:
     categories: tuple[str | int, ...] = ()
     category_encoding: Encoding = "one_hot"
     missing: Missing = "error"
+    missing_values: tuple[str, ...] = MISSING_VALUES
     shape: tuple[int, int, int] | None = None
     image_size: tuple[int, int] | None = None
     channels: int | None = None

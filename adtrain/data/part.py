@@ -10,10 +10,11 @@ import numpy as np
 
 from adtrain.data.columns import Columns
 from adtrain.data.errors import DataError, DataOptionError
-from adtrain.data.file_array import FileArray
-from adtrain.data.memory import require_memory
+from adtrain.data.file_array import Conversion, FileArray
 from adtrain.data.options import Options
+from adtrain.data.rounding import converted, holding
 from adtrain.data.split import chunks
+from adtrain.data.statistics import PIXEL_MAX
 from adtrain.text import counted
 
 # The largest compression ratio of deflate.
@@ -24,9 +25,10 @@ MAX_DEFLATE_RATIO = 1032
 class Part:
     """Examples as a reader returns them.
 
-    `images` are uint8 or float32 (N, C, H, W). `labels` (N,) are integers or strings of any value, or the numbers to
-    predict, float64 (N, targets). `place` is the file or folder, for messages. With `columns`, the file is a table and
-    the images are its cells, see `csv_cells`. `targets` are the names of the labels' columns, if the file has some.
+    `images` are uint8 pixels, or numbers in float32 or float64, (N, C, H, W). `labels` (N,) are integers or strings of
+    any value, or the numbers to predict, float64 (N, targets). `place` is the file or folder, for messages. With
+    `columns`, the file is a table and the images are its cells, see `csv_cells`. `targets` are the names of the labels'
+    columns, if the file has some.
     """
 
     images: np.ndarray | FileArray
@@ -46,11 +48,12 @@ class Parts(NamedTuple):
 
 
 def as_images(array: np.ndarray | FileArray, place: str, options: Options) -> np.ndarray | FileArray:
-    """An array of numbers as images, uint8 or float32 (N, C, H, W); not copied if the dtype is right.
+    """An array of numbers as images (N, C, H, W): uint8, float32 or float64; not copied if the dtype is right.
 
     (N, F) becomes (N, *options.shape), or (N, F, 1, 1) without that option. (N, H, W) becomes (N, 1, H, W). Four axes
     are (N, C, H, W) or (N, H, W, C) as `options.shape` says; without that option they are (N, H, W, C) if the last
-    axis has 1 or 3 elements and the second has neither. Integers in [0, 255] become uint8, all other numbers float32.
+    axis has 1 or 3 elements and the second has neither. Images of integers in [0, 255] become uint8. All other numbers,
+    and those of flat rows without that option, become float32, or float64 if their type has numbers that float32 lacks.
     Raises DataError for any other array, and DataOptionError if it does not fit `options.shape`.
     """
     if array.dtype.kind not in "buif":
@@ -61,28 +64,38 @@ def as_images(array: np.ndarray | FileArray, place: str, options: Options) -> np
         )
     if array.size == 0:
         raise DataError(f"{place}: found no pixels (shape {array.shape}), expected at least one image")
-    return _typed(_shaped(array, place, options.shape), place)
+    images = _shaped(array, place, options.shape)
+    pixels = (array.ndim > 2 or options.shape is not None) and _are_pixels(images)
+    return converted(images, Conversion(np.dtype(np.uint8) if pixels else holding(images.dtype)), place)
 
 
 def as_labels(array: np.ndarray | FileArray, count: int, place: str) -> np.ndarray:
-    """Labels (N,) or (N, 1), integers or strings, as (N,); floats, and several columns, as float64 (N, targets).
+    """Labels (N,) or (N, 1), integers, booleans or strings, as (N,).
 
-    Raises DataError unless there is a label for each image, and each number is finite in float32.
+    Floats, and several columns, become float64 (N, targets), bytes the strings that they are in UTF-8. Raises DataError
+    unless there is a label for each image, and each number is finite in float32.
     """
     labels = np.asarray(array)
     columns = labels.ndim == 2 and labels.shape[1] > 1
     if (labels.dtype.kind == "f" and labels.ndim in (1, 2)) or (labels.dtype.kind in "bui" and columns):
         return _as_numbers(labels, count, place)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.ndim != 1 or labels.dtype.kind not in "uiU":
+    if labels.ndim != 1 or labels.dtype.kind not in "buiUS":
         found = f"{array.dtype} of shape {array.shape}"
         raise DataError(f"{place}: found {found}, expected an integer, a string or numbers for each image")
     if len(labels) != count:
         raise DataError(f"{place}: found {counted(len(labels), 'labels')}, expected {count}, one for each image")
     if labels.dtype == np.uint64 and count and labels.max() > np.iinfo(np.int64).max:
         raise DataError(f"{place}: found label {labels.max()}, expected one below 2^63")
-    if labels.dtype.kind != "U":
+    if labels.dtype.kind == "b":
+        return labels
+    if labels.dtype.kind in "ui":
         return labels.astype(np.int64)
+    if labels.dtype.kind == "S":
+        try:
+            labels = np.char.decode(labels, "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{place}: found bytes as labels ({error}), expected text in UTF-8") from None
     texts = np.ascontiguousarray(labels, labels.dtype.newbyteorder("="))
     codes = texts.view(np.uint32).reshape(count, -1) if texts.nbytes else np.zeros((count, 1), np.uint32)
     wrong = (codes > sys.maxunicode) | ((codes >= 0xD800) & (codes < 0xE000))
@@ -127,17 +140,8 @@ def _shaped(array: np.ndarray | FileArray, place: str, shape: tuple[int, int, in
     raise DataOptionError("shape", f"found {list(shape)}, but {place} has images of shape {sizes}")
 
 
-def _typed(images: np.ndarray | FileArray, place: str) -> np.ndarray | FileArray:
-    if images.dtype in (np.uint8, np.float32):
-        return images
-    are_pixels = images.dtype == bool or (
-        images.dtype.kind in "ui" and all(chunk.min() >= 0 and chunk.max() <= 255 for chunk in chunks(images))
-    )
-    dtype = np.dtype(np.uint8 if are_pixels else np.float32)
-    require_memory(place, images.size * dtype.itemsize, f"; uint8 and float32 stay in the file, found {images.dtype}")
-    converted, done = np.empty(images.shape, dtype), 0
-    with np.errstate(over="ignore"):  # `channel_statistics` refuses infinities
-        for chunk in chunks(images):
-            converted[done : done + len(chunk)] = chunk
-            done += len(chunk)
-    return converted
+def _are_pixels(images: np.ndarray | FileArray) -> bool:
+    """Whether all elements are integers from 0 to 255."""
+    if images.dtype.kind not in "ui" or images.dtype == np.uint8:
+        return images.dtype.kind in "bu"
+    return all(chunk.min() >= 0 and chunk.max() <= PIXEL_MAX for chunk in chunks(images))

@@ -10,17 +10,15 @@ from adtrain.data.errors import DataError
 from adtrain.data.split import Images, chunks
 
 PIXEL_MAX = 255
-# A standard deviation below this fraction of the mean is rounding error of a constant channel, or target in float64.
-CONSTANT_CHANNEL, CONSTANT_TARGET = 1e-6, 1e-12
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def channel_statistics(images: Images, name: str = "images") -> Statistics:
-    """Per-channel mean and standard deviation of images (N, C, H, W): of uint8 / 255, or of unscaled float32.
+    """Per-channel mean and standard deviation of images (N, C, H, W): of uint8 / 255, or of unscaled numbers.
 
-    A constant channel has standard deviation 1, so that it can be divided by. Raises DataError, with `name` and the
-    row, if a number is not finite.
+    A channel of equal numbers has standard deviation 1, so that it can be divided by. Raises DataError, with `name` and
+    the row, if a number is not finite.
     """
     if images.dtype == np.uint8:
         return _of_pixels(images)
@@ -29,8 +27,22 @@ def channel_statistics(images: Images, name: str = "images") -> Statistics:
 
 def target_statistics(labels: np.ndarray) -> Statistics:
     """Mean and standard deviation of each column of numbers to predict (N, targets); 1 for a constant column."""
-    mean, std = labels.mean(axis=0), labels.std(axis=0)
-    return tuple(mean.tolist()), tuple(np.where(std > CONSTANT_TARGET * np.abs(mean), std, 1.0).tolist())
+    std = _divisors(labels.std(axis=0), labels.min(axis=0), labels.max(axis=0))
+    return tuple(labels.mean(axis=0).tolist()), std
+
+
+def _divisors(std: np.ndarray, least: np.ndarray, greatest: np.ndarray) -> tuple[float, ...]:
+    """The standard deviations; 1 in place of the rounding error of equal numbers, and of 0."""
+    return tuple(np.where((least < greatest) & (std > 0), std, 1.0).tolist())
+
+
+def cell_statistics(cells: np.ndarray) -> Statistics:
+    """Mean and standard deviation of the numbers in each column of a table (N, columns), without NaN."""
+    filled = ~np.isnan(cells)
+    counts = np.maximum(filled.sum(axis=0), 1)
+    mean = cells.sum(axis=0, where=filled) / counts
+    std = np.sqrt(np.square(cells - mean).sum(axis=0, where=filled) / counts)
+    return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
 
 
 def _of_pixels(images: Images) -> Statistics:
@@ -51,6 +63,7 @@ def _of_numbers(images: Images, name: str) -> Statistics:
     """In float64, chunk by chunk, by the update of Chan, Golub and LeVeque (1979)."""
     count, done = 0, 0
     mean, squares = np.zeros(images.shape[1]), np.zeros(images.shape[1])
+    least, greatest = np.full(images.shape[1], np.inf), np.full(images.shape[1], -np.inf)
     for chunk in chunks(images):
         values = chunk.astype(np.float64).swapaxes(0, 1).reshape(images.shape[1], -1)
         if not np.isfinite(values).all():
@@ -60,6 +73,6 @@ def _of_numbers(images: Images, name: str) -> Statistics:
         delta = means - mean
         squares += ((values - means[:, np.newaxis]) ** 2).sum(axis=1) + delta**2 * count * new / (count + new)
         mean += delta * new / (count + new)
+        least, greatest = np.minimum(least, values.min(axis=1)), np.maximum(greatest, values.max(axis=1))
         count, done = count + new, done + len(chunk)
-    std = np.sqrt(squares / count)
-    return tuple(mean.tolist()), tuple(np.where(std > CONSTANT_CHANNEL * np.abs(mean), std, 1.0).tolist())
+    return tuple(mean.tolist()), _divisors(np.sqrt(squares / count), least, greatest)

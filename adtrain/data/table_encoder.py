@@ -67,16 +67,15 @@ class TableEncoder:
         )
 
     def encode(self, cells: np.ndarray, columns: tuple[Column, ...], place: str) -> np.ndarray:
-        """The features, float32 (N, features), of cells, float32 (N, columns), with codes of categories of `columns`.
+        """The features (N, features) of cells (N, columns) in the cells' type, with codes of categories of `columns`.
 
         Warns about categories that the training rows do not have, with one line for each column. `place` is the file.
         """
         if all(column.categories is None for column in columns) and not np.isnan(cells).any():
             return cells
-        require_memory(
-            place, 4 * len(cells) * len(self.features), "; data.drop leaves out columns with many categories"
-        )
-        features, begin = np.zeros((len(cells), len(self.features)), np.float32), 0
+        nbytes = cells.itemsize * len(cells) * len(self.features)
+        require_memory(place, nbytes, "; data.drop leaves out columns with many categories")
+        features, begin = np.zeros((len(cells), len(self.features)), cells.dtype), 0
         for i, (column, found) in enumerate(zip(self.columns.features, columns, strict=True)):
             block, values = features[:, begin : begin + len(self._names(column))], cells[:, i]
             filled = np.flatnonzero(~np.isnan(values))
@@ -103,14 +102,14 @@ class TableEncoder:
 
 
 def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, options: Options, place: str) -> TableEncoder:
-    """The encoder for the training rows, those at `rows` of `cells`, float32 (N, columns) with codes of categories.
+    """The encoder for the training rows, those at `rows` of `cells`, float64 (N, columns) with codes of categories.
 
     With the option `missing: mean` an empty cell gets the mean of each of its features over the training rows that are
     not empty, with `zero` 0; where categories are numbers, it gets 0. Raises DataError for a column without any value.
     """
     learnt, fill, mean = [], list[float](), options.missing == "mean"
     for i, column in enumerate(columns.features):
-        values = cells[rows, i].astype(np.float64)
+        values = cells[rows, i]
         values = values[~np.isnan(values)]
         if mean and not len(values):
             reason = "found no value in the training rows, expected one for data.missing: mean; data.drop leaves it out"

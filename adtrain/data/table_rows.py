@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from adtrain.data.columns import Columns, printable
+from adtrain.data.columns import Columns, cleaned, printable
 from adtrain.data.csv_file import Opened
 from adtrain.data.csv_table import Cells, cells_of
 from adtrain.data.errors import DataError
@@ -32,7 +32,11 @@ def read(given: Any, options: Options, known: Columns) -> Cells:
 
     None and NaN are empty cells. Raises DataError where a column is missing, or for a cell as `csv_table.read_rows`.
     """
-    table = {str(name): column for name, column in _columns(given).items()}
+    table: dict[str, Sequence[Any]] = {}
+    for name, values in _columns(given):
+        if (text := cleaned(str(name))) in table:
+            raise DataError(f"{PLACE}: found two columns named {printable(text)}, expected different names")
+        table[text] = values
     for column in known.features:
         if column.title not in table:
             names = ", ".join(map(printable, table)) or "none"
@@ -45,10 +49,10 @@ def read(given: Any, options: Options, known: Columns) -> Cells:
     return cells_of(Opened(Path(PLACE), titles, True, lines), options, named)
 
 
-def _columns(given: Any) -> Mapping[Any, Sequence[Any]]:
-    """The values of each column, all of one length."""
+def _columns(given: Any) -> Iterable[tuple[Any, Sequence[Any]]]:
+    """The names of the columns and their values, all of one length."""
     if _is_frame(given):
-        return {name: list(given[name]) for name in given.columns}
+        return [(name, list(given[name])) for name in given.columns]
     if isinstance(given, Mapping):
         for name, column in given.items():
             if isinstance(column, str) or not hasattr(column, "__len__"):
@@ -57,14 +61,14 @@ def _columns(given: Any) -> Mapping[Any, Sequence[Any]]:
         lengths = {str(name): len(column) for name, column in given.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(f"{PLACE}: found columns of different lengths {lengths}, expected one length")
-        return given
+        return given.items()
     names = list(given[0])
     for i, row in enumerate(given):
         if not isinstance(row, Mapping):
             raise DataError(f"{PLACE}:{i}: found a {type(row).__name__}, expected a dict as in row 0")
         if lacking := [name for name in names if name not in row]:
             raise DataError(f"{PLACE}:{i}: found no column {printable(str(lacking[0]))}, expected it as in row 0")
-    return {name: [row[name] for row in given] for name in names}
+    return [(name, [row[name] for row in given]) for name in names]
 
 
 def _is_frame(given: Any) -> bool:
@@ -73,10 +77,15 @@ def _is_frame(given: Any) -> bool:
 
 
 def _text(value: Any, categories: tuple[str, ...] | None) -> str:
-    """The cell as a CSV file would have it. A whole float is an integer where only that is a category."""
+    """The cell as a CSV file would have it. A whole float is an integer where only that is a category; True is 1 in a
+    column of numbers, and the category true in lower or upper case."""
     value = value.item() if hasattr(value, "item") else value
     if value is None or (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in MISSING:
         return ""
+    if isinstance(value, bool):
+        if categories is None:
+            return str(int(value))
+        return next((text for text in categories if text.lower() == str(value).lower()), str(value))
     text = value if isinstance(value, str) else repr(value) if isinstance(value, float) else str(value)
     if categories is not None and isinstance(value, float) and value.is_integer() and text not in categories:
         return str(int(value))

@@ -22,8 +22,8 @@ BYTES_IN_MEMORY = 24
 
 
 def is_text(path: Path | str, format_: str | None) -> bool:
-    """Whether the file is read as text: `format_` says so, or its name ends in .txt."""
-    return format_ == "text" or Path(path).suffix.lower() == ".txt"
+    """Whether the file is read as text: `format_` says so, or without a format its name ends in .txt."""
+    return format_ == "text" or (format_ is None and Path(path).suffix.lower() == ".txt")
 
 
 def read(path: Path, options: Options, known: tuple[str, ...] | None = None) -> Parts:

@@ -50,7 +50,7 @@ def compare(
     for start in range(0, len(examples), BATCH_SIZE):
         batch = np.ascontiguousarray(examples.images[start : start + BATCH_SIZE])
         expected = [x.numpy() for x in ours(trained.params, trained.statistics, array(batch))]
-        found = run(batch)
+        found = run(network.original(batch))
         if not all(np.isfinite(x).all() for x in (*found, *expected)):
             raise AdtrainError("the model's outputs are NaN or infinite: its weights overflowed in training")
         different += int(_different(network.task, found[0], expected[0], names[0]).sum())

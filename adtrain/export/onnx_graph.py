@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from adtrain.core.errors import AdtrainError
 from adtrain.version import __version__
@@ -117,10 +117,10 @@ class LayerWriter(NamedTuple):
         self.graph.arrays[full_name] = self.graph.weights[full_name].astype(np.float32)
         return full_name
 
-    def constant(self, name: str, value: ArrayLike) -> str:
-        """Add a constant array, integers as int64 and others as float32, and return its name in the graph."""
+    def constant(self, name: str, value: ArrayLike, of_floats: DTypeLike = np.float32) -> str:
+        """Add a constant array, integers as int64 and others as `of_floats`, and return its name in the graph."""
         array, full_name = np.asarray(value), f"{'.'.join(self.path)}/{name}"
-        self.graph.arrays[full_name] = array.astype(np.int64 if array.dtype.kind == "i" else np.float32)
+        self.graph.arrays[full_name] = array.astype(np.int64 if array.dtype.kind == "i" else of_floats)
         return full_name
 
     def reshape(self, name: str, x: str, shape: Sequence[int]) -> str:

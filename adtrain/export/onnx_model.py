@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from adtrain import config, ops
 from adtrain.config.records import plain
 from adtrain.core.array import Value
@@ -19,8 +21,8 @@ from adtrain.training.tasks import Multilabel, Regression
 from adtrain.version import __version__
 
 IMAGES, LOGITS, PROBABILITIES, VALUES = "images", "logits", "probabilities", "values"
-FLOAT = 1
-"""The number of float32 in onnx.TensorProto.DataType."""
+FLOAT, DOUBLE = 1, 11
+"""The numbers of float32 and float64 in onnx.TensorProto.DataType."""
 
 
 class Signature(NamedTuple):
@@ -31,10 +33,14 @@ class Signature(NamedTuple):
 
 
 def signature(trained: TrainedModel) -> Signature:
-    """The signature of a trained network's file. Images have the type of the training; values are in original units."""
-    images = ValueType("uint8" if trained.network.scale == PIXEL_MAX else "float32", trained.image_shape)
-    outputs = ValueType("float32", trained.network.model.output_shape(trained.network.input_shape))
-    names = (VALUES,) if isinstance(trained.network.task, Regression) else (LOGITS, PROBABILITIES)
+    """The signature of a trained network's file. Images are uint8 or float32 as in the training; values are in original
+    units. Both are float64 where float32 would lose differences between numbers."""
+    network = trained.network
+    numbers = "float64" if any(network.offset) else "float32"
+    images = ValueType("uint8" if network.scale == PIXEL_MAX else numbers, trained.image_shape)
+    values = "float64" if network.task.needs_float64 else "float32"
+    outputs = ValueType(values, network.model.output_shape(network.input_shape))
+    names = (VALUES,) if isinstance(network.task, Regression) else (LOGITS, PROBABILITIES)
     return Signature({IMAGES: images}, dict.fromkeys(names, outputs))
 
 
@@ -67,7 +73,11 @@ def _normalized(graph: Graph, trained: TrainedModel) -> str:
     """`Network.inputs` as nodes; the name of the output."""
     writer, network = LayerWriter(graph, ("input",)), trained.network
     factor, summand = network.normalization()
-    pixels = writer.op("Cast", IMAGES, to=FLOAT)
+    given = IMAGES
+    if any(network.offset):
+        offset = np.reshape(network.offset, (-1, 1, 1))
+        given = writer.op("Sub", IMAGES, writer.constant("offset", offset, np.float64))
+    pixels = writer.op("Cast", given, to=FLOAT)
     scaled = writer.op("Mul", pixels, writer.constant("scale", factor))
     normalized = writer.op("Add", scaled, writer.constant("shift", summand))
     return writer.op("Reshape", normalized, writer.constant("shape", [0, *network.input_shape]))
@@ -77,9 +87,11 @@ def _values(graph: Graph, task: Regression, outputs: str) -> str:
     """`Regression.predictions` as nodes."""
     if not task.normalized:
         return graph.add(VALUES, "Identity", outputs)
-    writer = LayerWriter(graph, (VALUES,))
-    scaled = writer.op("Mul", outputs, writer.constant("std", task.std))
-    return graph.add(VALUES, "Add", scaled, writer.constant("mean", task.mean))
+    writer, dtype = LayerWriter(graph, (VALUES,)), np.float64 if task.needs_float64 else np.float32
+    if task.needs_float64:
+        outputs = writer.op("Cast", outputs, to=DOUBLE)
+    scaled = writer.op("Mul", outputs, writer.constant("std", task.std, dtype))
+    return graph.add(VALUES, "Add", scaled, writer.constant("mean", task.mean, dtype))
 
 
 def _clip(graph: Graph) -> str:

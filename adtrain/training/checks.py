@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from math import prod
 
@@ -16,12 +17,15 @@ from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
+from adtrain.data.rounding import lossy_channels
 from adtrain.data.split import chunks
-from adtrain.text import counted, first_names
+from adtrain.text import counted, first_names, visible
 from adtrain.training import embedded_columns
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
-from adtrain.training.tasks import Classification, NextClass, Task
+from adtrain.training.tasks import Classification, NextClass, Regression, Task
+
+_log = logging.getLogger(__name__)
 
 MOST_NAMES = 8
 """The most names of targets in an error."""
@@ -100,6 +104,17 @@ def check_targets(cfg: Config, data_set: DataSet, parts: Sequence[Split]) -> Non
                 row, column = wrong[0]
                 number = f"found {part.labels[row, column]:g} in {data_set.targets[column]}"
                 raise cfg.error_at(("loss",), f"{number}, expected 0 and 1 only for {kind}; mse takes any number")
+
+
+def warn_of_lost_digits(cfg: Config, net: Network, data_set: DataSet) -> None:
+    """Warn about numbers to predict that the loss gets in float32, which loses their last digits."""
+    if not isinstance(net.task, Regression) or net.task.normalized or net.dtype != np.float32:
+        return
+    labels = data_set.train.labels[:, :, np.newaxis, np.newaxis]
+    if lossy := lossy_channels(labels, data_set.target_std):
+        names = first_names([printable(data_set.targets[i]) for i in lossy], MOST_NAMES)
+        reason = "float32 loses the last digits of these numbers; data.normalize_targets: true subtracts the mean first"
+        _log.warning("adtrain: %s: target %s: %s", visible(str(cfg.data.path or data_set.name)), names, reason)
 
 
 def check_metrics(cfg: Config, task: Task) -> None:

@@ -27,20 +27,24 @@ def read_data(
     arrays: Arrays | None = None,
     encoder: TableEncoder | None = None,
     classes: tuple[str, ...] | None = None,
+    offset: tuple[float, ...] | None = None,
 ) -> DataSet:
     """The data of a config, or those in `arrays`.
 
     `encoder` makes the images of a table's rows; by default it is learnt from the training part. `classes` are those of
-    a text; by default the characters that occur.
+    a text; by default the characters that occur. `offset` is that of a trained network; by default it is learnt.
     Raises ConfigError for an option that does not fit the data, and DataError where they are missing or damaged.
     """
 
     def read(numbers: bool) -> DataSet:
         options = data_options(cfg.data)
+        shift = offset if cfg.data.normalize else ()
         if arrays is None:
             source = config.build.data_source(cfg) if cfg.data.dataset is not None else None
-            return data.load(source, cfg.data.path, options, encoder=encoder, numbers=numbers, classes=classes)
-        return data.of_arrays(*arrays, options, numbers)
+            return data.load(
+                source, cfg.data.path, options, encoder=encoder, numbers=numbers, classes=classes, offset=shift
+            )
+        return data.of_arrays(*arrays, options, numbers, shift)
 
     try:
         if cfg.model.input:

@@ -12,6 +12,7 @@ import numpy as np
 
 from adtrain.data import DataError, csv_table, digit_image, idx, images, npz, table_rows
 from adtrain.data.csv_table import Cells
+from adtrain.data.rounding import as_float32
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.text import visible
 from adtrain.training.data_section import data_options
@@ -89,7 +90,7 @@ def read(
     if suffix == ".npz":
         found = np.asarray(npz.read_images(path, data_options(trained.config.data)))
         return Inputs(_typed(found, str(path), trained), np.arange(len(found)))
-    if suffix in TABLES:
+    if suffix in TABLES or trained.config.data.format == "csv":
         if trained.encoder is None:
             expected = "expected images, or rows in .npz"
             raise DataError(f"{path}: found a table, but the run was not trained on one; {expected}")
@@ -124,9 +125,16 @@ def _typed(images: np.ndarray, place: str, trained: TrainedModel) -> np.ndarray:
     finite = np.isfinite(images).reshape(len(images), -1).all(axis=1)
     if not finite.all():
         raise DataError(f"{place}: found a number that is not finite in row {finite.argmin()}, expected finite ones")
-    if trained.network.image_dtype == np.uint8 and images.dtype != np.uint8:
+    return stored(images, place, trained)
+
+
+def stored(images: np.ndarray, place: str, trained: TrainedModel) -> np.ndarray:
+    """The images as those of the training are stored. Raises DataError where only those of the training are pixels."""
+    if trained.network.image_dtype != np.uint8:
+        return np.asarray(as_float32(images, trained.network.offset, place))
+    if images.dtype != np.uint8:
         raise DataError(f"{place}: found other numbers, expected integers from 0 to 255 as in training")
-    return images.astype(trained.network.image_dtype, copy=False)
+    return images
 
 
 def _read_images(
@@ -151,7 +159,7 @@ def _read_images(
         raise DataError(
             f"{path}: found {found.dtype}{list(found.shape)}, expected images {dtype}[N, {', '.join(map(str, shape))}]"
         )
-    return batch
+    return stored(batch, str(path), trained)
 
 
 def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: ImageOptions) -> tuple[np.ndarray, str]:

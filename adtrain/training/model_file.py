@@ -67,7 +67,7 @@ class TrainedModel:
             ConfigError, DataError: as `read_data` does.
         """
         if path is None:
-            found = read_data(with_absolute_paths(self.config), encoder=self.encoder, classes=self.classes)
+            found = self.data()
             test, place = found.test, self.config.data.path or found.name
         else:
             found, place = self._read(path), str(path)
@@ -81,6 +81,11 @@ class TrainedModel:
         if given != wanted:
             raise AdtrainError(f"{place}: found images of type {given}, expected {wanted} as the run was trained on")
         return test if self.targets else replace(test, labels=self._numbered(test.labels, found.classes, place))
+
+    def data(self) -> DataSet:
+        """The data of the config, with what was learnt from the training part. Raises as `read_data` does."""
+        config = with_absolute_paths(self.config)
+        return read_data(config, encoder=self.encoder, classes=self.classes, offset=self.network.offset)
 
     def _read(self, path: Path) -> DataSet:
         """The data at `path`, read with those options of the config that fit their format."""
@@ -98,6 +103,7 @@ class TrainedModel:
             encoder=self.encoder,
             numbers=numbers,
             classes=self.classes,
+            offset=self.network.offset,
         )
 
     def _numbered(self, labels: np.ndarray, classes: tuple[str, ...], place: str) -> np.ndarray:

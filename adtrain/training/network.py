@@ -17,6 +17,7 @@ from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.core.array import Value
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
+from adtrain.data.rounding import offsets
 from adtrain.training.tasks import Classification, Multilabel, NextClass, Regression, Task
 
 
@@ -28,7 +29,7 @@ class Network:
         dtype: of inputs, parameters and outputs.
         products: the `ops.matmul_precision` of the model's products and their derivatives.
         mean, std: numbers per channel that normalise the images after division by `scale`.
-        scale: 255 for uint8 images, 1 for float32.
+        scale: 255 for uint8 images, 1 for numbers, which are stored in float32 after subtraction of `offset`.
         loss: maps outputs (N, classes) and targets to the mean loss; a position of a sequence is a row.
         task: what the outputs mean: the loss's targets, predictions and metrics.
     """
@@ -58,10 +59,20 @@ class Network:
         """The difference in pixel values that equals 1 in the model's input, for each channel: (C, 1, 1)."""
         return self.scale * _by_channel(self.std)
 
+    @cached_property
+    def offset(self) -> tuple[float, ...]:
+        """What is subtracted from the numbers of each channel before they are stored; see `data.rounding`."""
+        return offsets(self.mean, self.std) if self.scale == 1 else (0.0,) * len(self.mean)
+
+    def original(self, images: np.ndarray) -> np.ndarray:
+        """Stored images as they were before the subtraction of `offset`: float64 if there is one."""
+        return images + _by_channel(self.offset) if any(self.offset) else images
+
     def normalization(self) -> tuple[np.ndarray, np.ndarray]:
-        """The factor and the summand for the pixels of each channel, (C, 1, 1) of `dtype`."""
+        """The factor and the summand for the stored pixels of each channel, (C, 1, 1) of `dtype`."""
         with np.errstate(all="ignore"):  # `model_file.load` refuses numbers that overflow
-            factor, summand = 1 / self.unit, -_by_channel(self.mean) / _by_channel(self.std)
+            shift = _by_channel(self.offset) - _by_channel(self.mean)
+            factor, summand = 1 / self.unit, shift / _by_channel(self.std)
             return factor.astype(self.dtype), summand.astype(self.dtype)
 
     def inputs(self, images: Value) -> Value:

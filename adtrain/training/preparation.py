@@ -16,7 +16,8 @@ from adtrain.config import Config
 from adtrain.config.document import Plugin
 from adtrain.config.problems import PathParts
 from adtrain.core import communicator
-from adtrain.data import DataSet, Split
+from adtrain.data import DataError, DataSet, Split
+from adtrain.data.columns import printable
 from adtrain.training import checks, network, text_network, trust
 from adtrain.training.data_section import Arrays, read_data, takes_numbers, with_input, with_shape
 from adtrain.training.experiment import Experiment, Mode
@@ -50,6 +51,9 @@ def read_ahead(cfg: Config) -> DataSet:
 
 def of_data(cfg: Config, data_set: DataSet, mode: Mode = Mode.FUSED) -> Experiment:
     """`prepare` for a config with absolute paths and its data, whose training part includes the validation images."""
+    if len(data_set.classes) == 1 and not cfg.data.is_text:
+        name, place = printable(data_set.classes[0]), cfg.data.path or data_set.name
+        raise DataError(f"{place}: found one class, {name}, in all examples; expected at least two to tell apart")
     cfg = with_shape(cfg, data_set.train.images.shape[1:])
     train, validation = data.split_validation(data_set.train, cfg.data.validation, cfg.training.seed)
     experiment = _experiment(cfg, data_set.with_train(train), validation, mode)
@@ -114,6 +118,7 @@ def _experiment(cfg: Config, data_set: DataSet, validation: Split | None, mode: 
     net = network.build(cfg, data_set.mean, data_set.std, data_set.scale, task)
     checks.check_memory(cfg, net)
     checks.check_fit(cfg, net, data_set)
+    checks.warn_of_lost_digits(cfg, net, data_set)
     checks.check_last_batch(cfg, net, len(data_set.train))
     if validation is None and (cfg.training.best_by or "").startswith("validation"):
         reason = "expected train_accuracy or train_loss, for there are no validation examples (data.validation)"

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from adtrain import config, data
 from adtrain.config.document import Data
-from adtrain.data import DataOptionError, DataSet, csv_survey, formats
+from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, formats
 from adtrain.text import counted
 from adtrain.training.data_section import data_options
 from adtrain.training.preparation import prepare
@@ -25,7 +23,7 @@ COMMENTS = {
     "header": "  # whether line 1 has the names of the columns",
     "label": "  # the column of the classes to predict",
     "target": "  # the column of the numbers to predict",
-    "drop": "  # columns that are not read: identifiers, or too many different texts",
+    "drop": "  # columns that are not read: identifiers, dates, too many different texts, or no values",
     "categories": "  # columns of numbers and texts",
     "missing": "  # fills empty cells",
     "image_size": "  # all images are resized to it",
@@ -33,6 +31,9 @@ COMMENTS = {
     "validation": "  # the fraction of the rest held out to choose the best epoch",
     "normalize_targets": "  # trains on targets of mean 0 and deviation 1",
 }
+
+SMALLEST_TEST = 2
+"""Up to so many examples, half of them are held out: the usual fraction of them is none."""
 
 BATCHES = 20
 """The least number of batches in an epoch, unless they would have fewer than 16 examples."""
@@ -43,16 +44,24 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
 
     Raises ConfigError and DataError where the data cannot be read.
     """
-    keys = dict(given)
+    keys, comments = dict(given), dict(COMMENTS)
     path = None if section.path is None else Path(section.path).expanduser()
     if path is not None and formats.format_of(path, data_options(section).format) is formats.CSV:
-        keys |= csv_survey.propose(path, data_options(section))
+        proposed = csv_survey.propose(path, data_options(section))
+        keys |= proposed.keys
+        comments |= {key: f"  # {comment}" for key, comment in proposed.comments.items()}
     found = _loaded(keys)
     examples = len(found.train)
     is_text = found.train.is_text
+    if not len(found.test) and examples < 2:
+        raise DataError(
+            f"{path}: found {counted(examples, 'examples')}, expected two or more: one of them for the test"
+        )
     if not len(found.test):
-        keys.setdefault("test", 0.1 if is_text else 0.2)
-    keys.setdefault("validation", 0.1)
+        keys.setdefault("test", 0.1 if is_text else 0.2 if examples > SMALLEST_TEST else 0.5)
+    held_out = 0 if len(found.test) else round(keys["test"] * examples)
+    if round(0.1 * (examples - held_out)):
+        keys.setdefault("validation", 0.1)
     keys.setdefault("batch_size", next((size for size in (128, 64, 32) if examples >= BATCHES * size), 16))
     multilabel = _of_zeros_and_ones(found)
     if found.targets and not multilabel:
@@ -63,7 +72,7 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         loss = "cross_entropy"
     lines = [
         "data:",
-        *(f"  {key}: {_flow(value)}{COMMENTS.get(key, '')}" for key, value in keys.items()),
+        *(f"  {key}: {config.inline(value)}{comments.get(key, '')}" for key, value in keys.items()),
         "model:",
         "  layers:",
         *(_text_layers(outputs) if is_text else _layers(shape, outputs)),
@@ -148,12 +157,3 @@ def _predicted(found: DataSet, multilabel: bool) -> str:
     if multilabel:
         return f"{len(found.targets)} labels of 0 and 1"
     return f"{counted(len(found.targets), 'numbers')} to predict"
-
-
-def _flow(value: Any) -> str:
-    """The value in YAML on one line."""
-    return (
-        yaml.safe_dump(value, default_flow_style=True, width=float("inf"), allow_unicode=True)
-        .removesuffix("\n")
-        .removesuffix("\n...")
-    )

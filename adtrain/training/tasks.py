@@ -16,6 +16,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.scope import scope
+from adtrain.data.rounding import offsets
 from adtrain.training.scores import LARGEST_LOG, ClassScore, MultilabelScore, RegressionScore, Score, TextScore
 
 ROUNDING = 1e-12
@@ -35,6 +36,7 @@ class Classification:
     predictions: Callable[[Value], Value]
     score_kind: ClassVar[type[ClassScore | TextScore]] = ClassScore
     default_metric: ClassVar[str] = "accuracy"
+    needs_float64: ClassVar[bool] = False
 
     @property
     def mixes_targets(self) -> bool:
@@ -113,6 +115,11 @@ class Regression:
     default_metric: ClassVar[str] = "rmse"
     mixes_targets: ClassVar[bool] = True
 
+    @property
+    def needs_float64(self) -> bool:
+        """Whether float32 loses differences between the predicted numbers; see `data.rounding`."""
+        return self.normalized and any(offsets(self.mean, self.std))
+
     def targets(self, outputs: Value, labels: Value) -> Value:
         """The targets of the loss."""
         if self.normalized:
@@ -157,6 +164,7 @@ class Multilabel:
     score_kind: ClassVar[type[MultilabelScore]] = MultilabelScore
     default_metric: ClassVar[str] = "f1"
     mixes_targets: ClassVar[bool] = True
+    needs_float64: ClassVar[bool] = False
 
     def targets(self, outputs: Value, labels: Value) -> Value:
         """The targets of the loss."""

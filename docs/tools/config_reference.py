@@ -129,6 +129,7 @@ EXAMPLES: dict[str, Any] = {
     "data.categories": ["zone"],
     "data.category_encoding": "index",
     "data.missing": "mean",
+    "data.missing_values": ["NA", "?", -999],
     "data.shape": [1, 28, 28],
     "data.image_size": [64, 64],
     "data.channels": 3,

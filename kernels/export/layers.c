@@ -41,6 +41,18 @@ static void scale_channels(const float *x, int channels, int n, const float *fac
         for (int i = 0; i < n; i++) y[c * n + i] = x[c * n + i] * factor[c] + shift[c];
 }
 
+/* y = (x - offset) * factor + shift, all by channel. Doubles hold numbers whose differences floats lose. */
+static void normalize_doubles(const double *x, int channels, int n, const double *offset, const float *factor,
+                              const float *shift, float *y) {
+    for (int c = 0; c < channels; c++)
+        for (int i = 0; i < n; i++) y[c * n + i] = (float)(x[c * n + i] - offset[c]) * factor[c] + shift[c];
+}
+
+/* y = x * factor + shift, number by number. */
+static void scale_to_doubles(const float *x, int n, const double *factor, const double *shift, double *y) {
+    for (int i = 0; i < n; i++) y[i] = x[i] * factor[i] + shift[i];
+}
+
 /* y = x weight + bias for each row of x: (rows, inputs) to (rows, outputs). */
 static void linear(const float *x, int rows, int inputs, int outputs, const float *weight, const float *bias,
                    float *restrict y) {

@@ -17,6 +17,7 @@ SEEDS = [
     b"width,height,label\n1,2.5,cat\n-3,1e4,dog\n",
     b'1,2,3\r\n4,5,"6"\r\n',
     b"\xef\xbb\xbflabel,a\n0,255\n1,0\n",
+    b'sep=;\n2019;2020;label;\n0.5;NA; "a";\n-1;?;b;\n',
 ]
 
 OPTIONS = (

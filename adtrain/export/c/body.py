@@ -16,7 +16,7 @@ from adtrain.export.c.text import c_string, comment, numbers, statement
 from adtrain.export.c.training import TrainingStep
 from adtrain.export.c.writer import Argument, Buffer, Call, Part
 
-C_TYPES = {"float32": "float", "int32": "int32_t", "int8": "int8_t"}
+C_TYPES = {"float32": "float", "float64": "double", "int32": "int32_t", "int8": "int8_t"}
 MARK = 8
 """Bytes at the start of a file of weights, a digest, by which `NAME_load` refuses the file of another network."""
 
@@ -76,7 +76,7 @@ def _weights(name: str, arrays: dict[str, np.ndarray], content: bytes | None, tr
     """The arrays of weights, or the memory for them and the function that reads their file."""
     start = 0
     for array, x in arrays.items():
-        if content is None or x.dtype.kind == "i":
+        if content is None or x.dtype != np.float32:
             qualifier = "" if trainable else "const "
             yield f"static {qualifier}{C_TYPES[x.dtype.name]} {array}[{x.size}] = {{"
             yield from numbers(x)
@@ -85,7 +85,7 @@ def _weights(name: str, arrays: dict[str, np.ndarray], content: bytes | None, tr
     if content is None:
         return
     for array, x in arrays.items():
-        if x.dtype.kind == "f":
+        if x.dtype == np.float32:
             yield f"#define {array} (weights + {start})"
             start += x.size
     mark = ", ".join(str(byte) for byte in content[:MARK])

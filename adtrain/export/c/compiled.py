@@ -29,12 +29,13 @@ class Compiled(NamedTuple):
     object_bytes: int
 
     def predict(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The outputs (N, ...) in float32 and the classes (N,) of images (N, C, H, W).
+        """The outputs (N, ...), in float32 or float64, and the classes (N,) of images (N, C, H, W).
 
         Raises AdtrainError where the function refuses an image.
         """
         integers = self.interface.output_type == "uint16_t"
-        outputs = np.zeros((len(images), *self.interface.outputs), np.uint16 if integers else np.float32)
+        dtype = {"uint16_t": np.uint16, "float": np.float32, "double": np.float64}[self.interface.output_type]
+        outputs = np.zeros((len(images), *self.interface.outputs), dtype)
         classes = np.zeros(len(images), np.int32)
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (images, outputs, classes)]
         predict = getattr(self.library, f"{self.name}_predict_batch")

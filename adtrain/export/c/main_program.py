@@ -42,10 +42,11 @@ static int read_image(FILE *file, {about.c_type} *image) {{
     return 1;
 }}"""
     else:
-        is_float = about.c_type == "float"
-        variable, read, cast, refused = (
-            ("float", "%f", "", "") if is_float else ("unsigned", "%u", "(uint8_t)", " || number > 255")
-        )
+        variable, read, cast, refused = {
+            "float": ("float", "%f", "", ""),
+            "double": ("double", "%lf", "", ""),
+            "uint8_t": ("unsigned", "%u", "(uint8_t)", " || number > 255"),
+        }[about.c_type]
         reader = f"""/* Reads {upper}_INPUTS numbers, with spaces or lines between them. */
 static int read_image(FILE *file, {about.c_type} *image) {{
     for (int i = 0; i < {upper}_INPUTS; i++) {{
@@ -55,7 +56,8 @@ static int read_image(FILE *file, {about.c_type} *image) {{
     }}
     return 1;
 }}"""
-    unit = "" if about.output_type == "float" else " / 65536"
+    unit = "" if about.output_type != "uint16_t" else " / 65536"
+    digits = ".15" if about.output_type == "double" else ""
     load = f"""    if ({name}_load(argv[1])) {{
         fprintf(stderr, "%s: not the weights of this network\\n", argv[1]);
         return 2;
@@ -67,7 +69,7 @@ static int read_image(FILE *file, {about.c_type} *image) {{
         show = f"""        printf("%s: %s %.4f\\n", argv[i], {name}_labels[class], {number});"""
     else:
         show = f"""        printf("%s:", argv[i]);
-        for (int j = 0; j < {upper}_OUTPUTS; j++) printf(" %s %g", {name}_labels[j], (double)outputs[j]);
+        for (int j = 0; j < {upper}_OUTPUTS; j++) printf(" %s %{digits}g", {name}_labels[j], (double)outputs[j]);
         printf("\\n");"""
     yield f"""#ifdef {upper}_MAIN
 #include <stdio.h>

@@ -26,11 +26,11 @@ class Interface(NamedTuple):
     """What a program takes and gives.
 
     Attributes:
-        c_type: of an element of an image: uint8_t or float.
+        c_type: of an element of an image: uint8_t or float, or double where float would lose differences.
         image, outputs: shapes of an image and of its outputs.
         labels: the names of the numbers along the last axis of the outputs.
         chooses: whether the function returns a class.
-        output_type: of an output: float, or in int8 uint16_t, in units of 1 / 65536.
+        output_type: of an output: float, or double as for `c_type`; in int8 uint16_t, in units of 1 / 65536.
         is_text: whether an image is a text, given by the classes of its characters.
     """
 
@@ -48,8 +48,8 @@ def interface(trained: TrainedModel, int8: bool = False) -> Interface:
     outputs = network.model.output_shape(network.input_shape)
     names = trained.targets or class_names(trained.classes, np.zeros((1, outputs[-1])))
     labels = tuple(names[i] if i < len(names) else str(i) for i in range(outputs[-1]))
-    c_type = "uint8_t" if network.scale == PIXEL_MAX else "float"
-    output_type = "uint16_t" if int8 else "float"
+    c_type = "uint8_t" if network.scale == PIXEL_MAX else "double" if any(network.offset) else "float"
+    output_type = "uint16_t" if int8 else "double" if network.task.needs_float64 else "float"
     is_text = isinstance(network.task, NextClass)
     return Interface(c_type, trained.image_shape, outputs, labels, not trained.targets, output_type, is_text)
 
@@ -71,7 +71,10 @@ def translated(trained: TrainedModel, simd: bool = False, training: bool = False
     factor, summand = (x.reshape(-1) for x in network.normalization())
     channels, n = trained.image_shape[0], prod(trained.image_shape[1:])
     function = "normalize_bytes" if network.scale == PIXEL_MAX else "scale_channels"
-    arrays = inputs.constant("factor", factor), inputs.constant("summand", summand)
+    arrays = [inputs.constant("factor", factor), inputs.constant("summand", summand)]
+    if any(network.offset):
+        function = "normalize_doubles"
+        arrays.insert(0, inputs.doubles("offset", network.offset))
     x = inputs.call(function, IMAGE, channels, n, *arrays, size=channels * n)
     outputs = translate(writer, network.model, x, network.input_shape)
     first = _first_layer(program, outputs)
@@ -109,6 +112,10 @@ def _predictions(writer: Writer, trained: TrainedModel, outputs: Buffer) -> None
             writer.call("copy", outputs, n, out=PROBABILITIES)
             return
         values = Writer(writer.program, ("values",))
+        if task.needs_float64:
+            doubles = values.doubles("std", task.std), values.doubles("mean", task.mean)
+            values.call("scale_to_doubles", outputs, n, *doubles, out=PROBABILITIES)
+            return
         arrays = values.constant("std", np.array(task.std)), values.constant("mean", np.array(task.mean))
         values.call("scale_channels", outputs, n, 1, *arrays, out=PROBABILITIES)
         return

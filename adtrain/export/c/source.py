@@ -19,11 +19,16 @@ from adtrain.export.c.memory import Memory
 from adtrain.export.c.network import Interface
 from adtrain.export.c.training import TrainingStep, training_step
 from adtrain.export.c.writer import size_text
+from adtrain.text import visible
 from adtrain.training import Experiment, TrainedModel
 from adtrain.version import __version__
 
 MAX_BYTES = 2**31 - 1
 """The largest array that the indices of the C functions, which are int, can reach."""
+
+
+MOST_FEATURES = 200
+"""Features that the comment of a C file lists."""
 
 
 class Files(NamedTuple):
@@ -85,27 +90,33 @@ def generate(
     content = None if weights is None else weights_file(arrays)
     name, header_name = c_name(path), path.with_suffix(".h").name
     step = None if experiment is None else training_step(experiment, name, about.c_type)
-    notes = _notes(about, memory.size, constants, simd, path, step)
+    notes = _notes(about, memory.size, constants, simd, path, step, _feature_notes(trained))
     header_text = header(name, about, notes, memory.size, weights is not None, step)
     source = "\n".join(body(name, header_name, found, about, memory, notes, simd, content, step))
     return Files(source, header_text, content, memory.size, constants)
 
 
 def weights_file(arrays: dict[str, np.ndarray]) -> bytes:
-    """MARK bytes of their digest, then all float arrays as little-endian float32, one after the other."""
-    content = b"".join(x.astype("<f4").tobytes() for x in arrays.values() if x.dtype.kind == "f")
+    """MARK bytes of their digest, then all float32 arrays, little-endian, one after the other."""
+    content = b"".join(x.astype("<f4").tobytes() for x in arrays.values() if x.dtype == np.float32)
     return hashlib.sha256(content).digest()[:MARK] + content
 
 
 def _notes(
-    about: Interface, memory: int, constants: int, simd: bool, path: Path, step: TrainingStep | None
+    about: Interface,
+    memory: int,
+    constants: int,
+    simd: bool,
+    path: Path,
+    step: TrainingStep | None,
+    features: list[str],
 ) -> list[str]:
     """What a reader of the file needs to know, as lines of a comment."""
-    unit = "" if about.output_type == "float" else " in units of 1 / 65536; the arithmetic is that of integers"
+    unit = "" if about.output_type != "uint16_t" else " in units of 1 / 65536; the arithmetic is that of integers"
     kind = "bytes from 0 to 255" if about.c_type == "uint8_t" else "numbers"
     options = "-O3 -march=native -ffp-contract=fast" if simd else "-O2"
     source, header_name = shlex.quote(path.name), path.with_suffix(".h").name
-    libm = " -lm" if about.output_type == "float" else ""
+    libm = " -lm" if about.output_type != "uint16_t" else ""
     reads = "images" if is_image(about) else "numbers"
     signature = [
         f"input    {size_text(about.image)} {kind}; they are normalised here",
@@ -123,12 +134,26 @@ def _notes(
         f"A network trained by adtrain {__version__}, in this file and {header_name}. It allocates nothing.",
         "",
         *signature,
+        *features,
         f"memory   {memory:,} bytes for all values, static: threads that share it must take turns",
         f"weights  {constants:,} bytes",
         *(_training_notes(step) if step else []),
         f"compile  cc {options} -c {source}",
         f"program  cc {options} -D{c_name(path).upper()}_MAIN {source}{libm}; it reads {reads}",
     ]
+
+
+def _feature_notes(trained: TrainedModel) -> list[str]:
+    """The features of a row of a table, and what to give for an empty cell."""
+    encoder = trained.encoder
+    if encoder is None or trained.image_shape != (len(encoder.features), 1, 1):
+        return []
+    fill = [f", {x!r} for an empty cell" for x in encoder.fill] or [""] * len(encoder.features)
+    # No name ends the comment, begins another one or is a trigraph.
+    names = [re.sub(r"[*?\\]", "_", visible(name)) for name in encoder.features]
+    lines = [f"  number {i}  {name}{empty}" for i, (name, empty) in enumerate(zip(names, fill, strict=True))]
+    more = [f"  and {len(lines) - MOST_FEATURES:,} more"] if len(lines) > MOST_FEATURES else []
+    return [*lines[:MOST_FEATURES], *more]
 
 
 def _training_notes(step: TrainingStep) -> list[str]:

@@ -17,7 +17,7 @@ _WRAPPER = TextWrapper(
 
 def numbers(x: np.ndarray) -> Iterator[str]:
     """The elements of an array as lines; the shortest decimal numbers that are read as the same floats."""
-    suffix = "f" if x.dtype.kind == "f" else ""
+    suffix = "f" if x.dtype == np.float32 else ""
     line = "   "
     for number in x.reshape(-1):
         item = f" {number!s}{suffix},"

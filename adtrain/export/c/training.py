@@ -65,6 +65,9 @@ def training_step(experiment: Experiment, name: str, image_type: str) -> Trainin
         raise AdtrainError(f"--training writes steps in float32, the run's precision is {precision}")
     if experiment.augmentations:
         raise AdtrainError("--training has no augmentations, and the run's config has: train without `augment`")
+    if image_type == "double":
+        reason = "the run's data have numbers far from 0, whose differences float32 loses"
+        raise AdtrainError(f"--training takes numbers in float32, and {reason}: subtract their mean from the data")
     program, inputs = _traced(experiment)
     if refused := [(nn.layer_of(e.scope), e) for e in program.equations if not _supported(e)]:
         (layer, kind), equation = next((each for each in refused if each[0][1]), refused[0])

@@ -30,7 +30,7 @@ OPTIONS = (
 GLUE = """\
 #include "net.c"
 {c_type} *image(void) {{ static {c_type} array[{inputs}]; return array; }}
-float *outputs(void) {{ static float array[{values}]; return array; }}
+{output_type} *outputs(void) {{ static {output_type} array[{values}]; return array; }}
 const float *first_layer(void) {{ return memory + {first}; }}
 int predict(void) {{ return net_predict(image(), outputs()); }}
 """
@@ -60,6 +60,7 @@ def encode(trained: TrainedModel) -> Module:
     memory = Memory(translated.program, translated.outputs, translated.first)
     glue = GLUE.format(
         c_type=about.c_type,
+        output_type=about.output_type,
         inputs=prod(about.image),
         values=prod(about.outputs),
         first=memory.start[translated.first] // 4,

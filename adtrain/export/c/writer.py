@@ -66,7 +66,7 @@ class Program:
 
     Attributes:
         weights: the trained arrays that layers can use, by name.
-        arrays: the constant arrays that the calls use, by their C names: float32, int32 or int8.
+        arrays: the constant arrays that the calls use, by their C names: float32, float64, int32 or int8.
         calls: in the order of execution.
         simd: whether arrays are in the layouts of `layers_simd.c`.
         int8: whether the calls are of functions of `layers_int8.c`.
@@ -145,8 +145,15 @@ class Writer(NamedTuple):
         """Add a constant array, int8 as it is, other integers as int32, floats as float32; return its C name."""
         array = np.asarray(value)
         dtype = array.dtype if array.dtype == np.int8 else np.int32 if array.dtype.kind == "i" else np.float32
+        return self._add(name, array.astype(dtype))
+
+    def doubles(self, name: str, value: ArrayLike) -> Name:
+        """Add a constant array of float64 and return its C name."""
+        return self._add(name, np.asarray(value, np.float64))
+
+    def _add(self, name: str, array: np.ndarray) -> Name:
         c_name = re.sub(r"\W", "_", "_".join(("layer", *self.path, name)))
-        self.program.arrays[c_name] = array.astype(dtype)
+        self.program.arrays[c_name] = array
         return Name(c_name)
 
 
