@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from time import perf_counter
 from typing import NamedTuple, NoReturn
 
@@ -69,7 +70,7 @@ class _PendingMetrics(NamedTuple):
 
     columns: Sequence[Callable[[], np.ndarray]]  # losses, the task's sums, learning rates
     row: int  # the first step's row in the columns
-    sizes: Sequence[int]
+    batches: Sequence[np.ndarray]  # of indices
     state: Callable[[], TrainState] | None
     save: bool  # whether to write a checkpoint of the state
 
@@ -187,7 +188,7 @@ class _Training:
                 if stopping := self.stop():
                     break
             with_state = stopping or save or end == len(batches)
-            pending = self._fetch_metrics(row, list(map(len, batches[first:done])), with_state, save)
+            pending = self._fetch_metrics(row, batches[first:done], with_state, save)
             if stopping:
                 break
         if pending is not None:
@@ -205,20 +206,21 @@ class _Training:
                 yield first, end, due and end < count
                 first = end
 
-    def _fetch_metrics(self, row: int, sizes: Sequence[int], with_state: bool, save: bool) -> _PendingMetrics:
+    def _fetch_metrics(self, row: int, batches: Sequence[np.ndarray], with_state: bool, save: bool) -> _PendingMetrics:
         """Start to copy the metrics of an interval, logged from `row` on, and with them the state if it is due."""
         due = agreement.of_first_rank(perf_counter() - self.copied_at >= COPY_SECONDS)
         if with_state := with_state or self.every_step_checked or bool(due):
             self.copied_at = perf_counter()
         columns = [x.fetch() for x in self.loop.log[1:]]
-        return _PendingMetrics(columns, row, sizes, fetch(self.loop.state) if with_state else None, save)
+        return _PendingMetrics(columns, row, batches, fetch(self.loop.state) if with_state else None, save)
 
     def _finish_interval(self, pending: _PendingMetrics) -> None:
         """Wait for the metrics and the state of an interval, check them, and report the interval.
 
         The time of its steps ends when their metrics arrive. The copy and the check of the state follow.
         """
-        sizes, images = pending.sizes, sum(pending.sizes)
+        sizes = list(map(len, pending.batches))
+        images = sum(sizes)
         losses, sums, rates = (wait()[pending.row :][: len(sizes)] for wait in pending.columns)
         now = perf_counter()
         with during("checkpoint"):
@@ -230,7 +232,8 @@ class _Training:
         seconds, self.read_at = now - self.read_at, now
         self.step_seconds += [seconds / len(sizes)] * len(sizes)
         self.images += images
-        score = self.task.score(float(np.dot(losses, sizes)) / images, np.atleast_1d(sums.sum(axis=0)).tolist(), images)
+        loss, totals = float(np.dot(losses, sizes)) / images, np.atleast_1d(sums.sum(axis=0)).tolist()
+        score = self.task.score(loss, totals, images, lambda: self._labels(pending.batches))
         interval = Interval(self.progress.epoch, self.progress.step, score, float(rates[-1]), images / seconds)
         for observer in self.observers:
             observer.interval_done(interval)
@@ -239,9 +242,14 @@ class _Training:
             if pending.save:
                 self._publish_checkpoint()
 
+    def _labels(self, batches: Sequence[np.ndarray]) -> np.ndarray:
+        """The labels of the training examples in these batches."""
+        return self.experiment.train.labels[np.concatenate(batches)]
+
     def _finish_epoch(self, validation: Score | None, metrics: dict[str, float], images: int, seconds: float) -> None:
         progress, stopping = self.progress, self.experiment.config.training.early_stopping
-        train = progress.score(self.task)
+        done_batches = islice(batches_of(self.experiment, progress.epoch), progress.batches)
+        train = progress.score(self.task, lambda: self._labels(list(done_batches)))
         best = progress.best.after(progress.epoch, train, validation, stopping.min_delta if stopping else 0.0)
         speed = images / seconds if seconds else 0.0
         done = Epoch(progress.epoch, progress.step, train, validation, seconds, speed, metrics)
