@@ -65,8 +65,8 @@ UNREADABLE = "cannot be read as safetensors ("
 UNFIT = "does not fit the config's network and optimizer: "
 CHANGES: list[tuple[Any, str]] = [
     (
-        lambda t, a: a.update(format=3, version="9.9"),
-        "has checkpoint format 3, written by adtrain '9.9'; this version reads",
+        lambda t, a: a.update(format=9, version="9.9"),
+        "has checkpoint format 9, written by adtrain '9.9'; this version reads",
     ),
     (lambda t, a: a.update(kind="model"), "is not a checkpoint; expected a run's last.safetensors or best.safetensors"),
     (lambda t, a: a.update(config=7), "metadata: config: found 7, expected a valid string"),

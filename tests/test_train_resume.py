@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from training_runs import load, prepare, write_data
 from adtrain import config, training
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
+from adtrain.data import npz
+from adtrain.data.file_array import FileArray
 from adtrain.training import Experiment, Recorder, RunFolder, loop, tasks, trainer
 from adtrain.training.metrics import Line, ResumedAt
 
@@ -135,8 +138,8 @@ def test_a_changed_config_is_listed_and_refused_without_override(stopped: Path) 
     with pytest.raises(AdtrainError) as error:
         training.resume(stopped, ["training.clip_norm=1"])
     assert str(error.value) == (
-        f"{stopped}: the run was trained with another config: {change}; training.clip_norm: nothing -> 1.0; "
-        "undo the changes, or accept them with --override"
+        f"{stopped}: the run was trained with another config or other data: {change}; "
+        "training.clip_norm: nothing -> 1.0; undo the changes, or accept them with --override"
     )
     experiment, folder, start, notes = training.resume(stopped, changes_allowed=True)
     assert notes == [change]
@@ -168,6 +171,45 @@ def test_changed_data_are_refused_without_override(stopped: Path, tmp_path: Path
     write_data(tmp_path / "data", train=91)
     with pytest.raises(AdtrainError, match=r"the data's mean: \[0\.\d+\] -> \[0\.\d+\]; the data's std"):
         training.resume(stopped)
+
+
+CHANGES: dict[str, Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]] = {
+    "labels": lambda x: {"y_train": x["y_train"][::-1]},
+    "order": lambda x: {"x_train": x["x_train"][::-1], "y_train": x["y_train"][::-1]},
+    "one pixel": lambda x: {"x_train": x["x_train"] ^ (np.arange(64 * 36).reshape(64, 1, 6, 6) == 77)},
+    "pixels of the test part": lambda x: {"x_test": 255 - x["x_test"]},
+    "labels of the test part": lambda x: {"y_test": x["y_test"][::-1]},
+}
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_data_with_another_label_order_or_pixel_are_refused_without_override(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_file: bool
+) -> None:
+    """Also where mean, deviation and classes are the same, and where the images stay in their file."""
+    if in_file:
+        monkeypatch.setattr(npz, "stays_in_file", lambda nbytes: True)
+    rng = np.random.default_rng(0)
+    arrays = {"x_train": rng.integers(0, 256, (64, 1, 6, 6), np.uint8), "y_train": np.arange(64) % 3}
+    arrays |= {"x_test": rng.integers(0, 256, (20, 1, 6, 6), np.uint8), "y_test": np.arange(20) % 3}
+    path, settings = tmp_path / "data.npz", ("data.validation=0.25", "data.normalize=false")
+    np.savez(path, **arrays)
+    experiment = prepare(tmp_path, f"data.path={path}", *settings)
+    assert isinstance(experiment.test.images, FileArray) == in_file
+    run = RunFolder.create(experiment, tmp_path / "run")
+    assert not train(experiment, run, stop_call=2)
+    for name, change in CHANGES.items():
+        np.savez(path, **arrays | change(arrays))
+        part = "test" if "test" in name else "training"
+        with pytest.raises(AdtrainError, match=f"other data: the {part} .* have other contents.*--override") as error:
+            training.resume(run.path)
+        assert ("the validation" in str(error.value)) <= (part == "training"), name
+    resumed = training.resume(run.path, changes_allowed=True)
+    assert resumed.notes == ["the test labels have other contents"]
+    assert not train(resumed.experiment, resumed.folder, resumed.start, stop_call=0)
+    assert training.resume(run.path).notes == []
+    np.savez(path, **arrays | CHANGES["labels of the test part"](arrays))  # written again, with the same content
+    assert training.resume(run.path).notes == []
 
 
 def test_unfinished_files_of_a_killed_process_are_removed(uninterrupted: Experiment, stopped: Path) -> None:

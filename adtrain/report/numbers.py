@@ -22,7 +22,7 @@ Drawing: TypeAlias = Callable[[str, np.ndarray, np.ndarray], Markup]
 
 @dataclass(frozen=True)
 class NumberPredictions:
-    """The true and the predicted numbers of the test images, float64 (N, targets) in original units, and their scores."""
+    """The true and the predicted numbers of the test images in original units, float64 (N, targets), and the scores."""
 
     targets: tuple[str, ...]
     true: np.ndarray

@@ -80,6 +80,17 @@ class Experiment:
         return self.data.test
 
     @property
+    def digests(self) -> dict[str, str]:
+        """The digests of what the training reads, such as that of the "training labels"."""
+        parts = {"training": self.train, "validation": self.validation, "test": self.test}
+        return {
+            f"{part} {name}": digest
+            for part, split in parts.items()
+            if split is not None
+            for name, digest in split.digests.items()
+        }
+
+    @property
     def epochs(self) -> int:
         """Passes over the training images, including a last one that `training.steps` cuts short."""
         return -(-self.total_steps // self.steps_per_epoch)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from adtrain.config.values import Seed
+from adtrain.config.values import Seed, Sha256
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.option_types import Number, Positive, Size
 from adtrain.training.experiment import Experiment
 from adtrain.training.progress import Progress
 from adtrain.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 KIND = "checkpoint"
 DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale", "targets", "target_mean", "target_std")
 
@@ -53,12 +53,13 @@ class ModelMetadata:
 
 @dataclass(frozen=True)
 class CheckpointMetadata(ModelMetadata):
-    """What is needed to continue a run, besides its arrays."""
+    """What is needed to continue a run, besides its arrays. `digests` are those of `Experiment`."""
 
     kind: str
     format: int
     seed: Seed
     steps_per_epoch: Size
+    digests: dict[str, Sha256]
     progress: Progress
 
 
@@ -95,5 +96,6 @@ def of_checkpoint(experiment: Experiment, progress: Progress) -> CheckpointMetad
         format=FORMAT,
         seed=experiment.config.training.seed,
         steps_per_epoch=experiment.steps_per_epoch,
+        digests=experiment.digests,
         progress=progress,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +75,7 @@ def resume(
     refused = [change for change in notes if change.partition(":")[0] not in lengths]
     if refused and not changes_allowed:
         raise AdtrainError(
-            f"{folder.path}: the run was trained with another config: {'; '.join(refused)}; "
+            f"{folder.path}: the run was trained with another config or other data: {'; '.join(refused)}; "
             "undo the changes, or accept them with --override"
         )
     _check_position(file, experiment)
@@ -94,11 +94,18 @@ def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
     )
     stored |= {f"the data's {name}": value for name, value in plain(file.metadata.data()).items()}
     current |= {f"the data's {name}": value for name, value in plain(of_model(experiment).data()).items()}
-    return [
+    changes = [
         f"{key}: {_text(stored, key)} -> {_text(current, key)}"
         for key in dict.fromkeys([*stored, *current])
         if stored.get(key) != current.get(key)
     ]
+    return [*changes, *changed_data(file.metadata.digests, experiment.digests)]
+
+
+def changed_data(stored: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
+    """The parts of the data whose digests differ, as notes for the user."""
+    names = dict.fromkeys([*stored, *current])
+    return [f"the {name} have other contents" for name in names if stored.get(name) != current.get(name)]
 
 
 def _text(values: dict[str, Any], key: str) -> str:
