@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     experiment = prepare(folder, layers="[linear: 2, batch_norm1d, linear: 3]")
     state = experiment.initial_state("cpu")
-    start = training.Progress.start(experiment.best_by, experiment.network.task)
+    start = training.Progress.start(experiment.best_start, experiment.network.task)
     initial = training.Checkpoint(checkpoint.fetch(state)(), start)
     Recorder(RunFolder.create(experiment, folder / "run"), experiment).checkpoint(initial, best=False)
     return folder / "run"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def test_an_epochs_loss_does_not_depend_on_its_division_into_intervals() -> None
     rng = np.random.default_rng(0)
     losses, sizes = rng.exponential(size=300).tolist(), rng.integers(1, 200, 300).tolist()
     sums = rng.exponential(size=(300, 4)).tolist()
-    begun = training.Progress.start("train_loss", tasks.Multilabel(1))
+    begun = training.Progress.start(training.Best.start("train_loss", higher=False), tasks.Multilabel(1))
     whole, parts = begun.after(losses, sums, sizes), begun
     for first, end in ((0, 1), (1, 100), (100, 263), (263, 300)):
         parts = parts.after(losses[first:end], sums[first:end], sizes[first:end])
@@ -173,7 +174,7 @@ def test_changed_data_are_refused_without_override(stopped: Path, tmp_path: Path
         training.resume(stopped)
 
 
-CHANGES: dict[str, Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]] = {
+CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "labels": lambda x: {"y_train": x["y_train"][::-1]},
     "order": lambda x: {"x_train": x["x_train"][::-1], "y_train": x["y_train"][::-1]},
     "one pixel": lambda x: {"x_train": x["x_train"] ^ (np.arange(64 * 36).reshape(64, 1, 6, 6) == 77)},
@@ -190,7 +191,7 @@ def test_data_with_another_label_order_or_pixel_are_refused_without_override(
     if in_file:
         monkeypatch.setattr(npz, "stays_in_file", lambda nbytes: True)
     rng = np.random.default_rng(0)
-    arrays = {"x_train": rng.integers(0, 256, (64, 1, 6, 6), np.uint8), "y_train": np.arange(64) % 3}
+    arrays: dict[str, Any] = {"x_train": rng.integers(0, 256, (64, 1, 6, 6), np.uint8), "y_train": np.arange(64) % 3}
     arrays |= {"x_test": rng.integers(0, 256, (20, 1, 6, 6), np.uint8), "y_test": np.arange(20) % 3}
     path, settings = tmp_path / "data.npz", ("data.validation=0.25", "data.normalize=false")
     np.savez(path, **arrays)

@@ -10,9 +10,9 @@ import click
 import numpy as np
 
 from adtrain.cli.names import RunPath
+from adtrain.cli.notes import note_epoch, note_precision
 from adtrain.cli.options import FilePath, device_option, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
-from adtrain.cli.precision import note_precision
 from adtrain.cli.values import OneOf, Whole
 from adtrain.data import DataError, text_file
 from adtrain.table import Column, render, terminal_width
@@ -91,6 +91,7 @@ def command(
     if top_k is not None and trained.targets:
         raise click.UsageError("--top-k is for runs that predict classes; this one predicts numbers or labels")
     note_precision(trained.config, device)
+    note_epoch(run)
     options = ImageOptions(cast(Choice, invert), cast(Choice, center))
     predicted: list[Predicted]
     if trained.config.data.is_text:

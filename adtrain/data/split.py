@@ -64,7 +64,7 @@ def chunks(images: Images) -> Iterator[np.ndarray]:
 def _digest(whole: Images, parts: Iterable[np.ndarray]) -> str:
     found = sha256(f"{whole.dtype} {whole.shape}".encode())
     for part in parts:
-        found.update(np.ascontiguousarray(part))
+        found.update(np.ascontiguousarray(part).data)
     return found.hexdigest()
 
 

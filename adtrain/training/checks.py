@@ -17,6 +17,7 @@ from adtrain.data import DataSet, Split
 from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
 from adtrain.data.split import chunks
+from adtrain.metrics import METRICS
 from adtrain.text import counted, first_names
 from adtrain.training import embedded_columns
 from adtrain.training.experiment import Experiment
@@ -104,10 +105,16 @@ def check_targets(cfg: Config, data_set: DataSet, parts: Sequence[Split]) -> Non
 
 def check_metrics(cfg: Config, task: Task) -> None:
     """Check that `best_by` and `metrics` are metrics of the task."""
-    fields = task.score_kind._fields
-    if cfg.training.best_by is not None and cfg.training.best_by.partition("_")[2] not in fields:
-        expected = f"expected train_ or validation_ with one of {', '.join(fields)}"
-        raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {expected}")
+    fields, best_by = task.score_kind._fields, cfg.training.best_by
+    if best_by is not None:
+        part, _, metric = best_by.partition("_")
+        others = [x.kind for x in cfg.training.metrics or ()]
+        if isinstance(task, Classification):
+            others = [name for name in dict.fromkeys([*METRICS, *others]) if name not in ("confusion", *fields)]
+        if metric not in fields and not (part == "validation" and metric in others):
+            expected = f"expected train_ or validation_ with one of {', '.join(fields)}"
+            expected += f", or validation_ with one of {', '.join(others)}" if others else ""
+            raise cfg.error_at(("training", "best_by"), f"found {best_by}, {expected}")
     if cfg.training.metrics and not isinstance(task, Classification):
         reason = f"which are for classes; this task always has {', '.join(fields)}"
         raise cfg.error_at(

@@ -8,13 +8,14 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from adtrain import nn
+from adtrain import config, nn
+from adtrain.config import Config
 from adtrain.core import communicator
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Images, Split
-from adtrain.metrics import ClassPredictions, Metric, MetricValue
+from adtrain.metrics import METRICS, ClassPredictions, Metric, MetricValue
 from adtrain.passes import ALL
 from adtrain.training.examples import Examples
 from adtrain.training.network import Network
@@ -117,6 +118,14 @@ def begin_compiling(
         batch = np.arange(min(BATCH_SIZE, len(examples)))
         for group in examples.groups([batch], ROWS):
             step.compile(zero_totals(task, examples.device), params, statistics, *group.inputs)
+
+
+def metrics_of(cfg: Config, task: Task) -> dict[str, Metric]:
+    """The metrics of `training.metrics`, by name, and that of `training.best_by`. Raises ConfigError."""
+    found, best_by = config.build.metrics(cfg), (cfg.training.best_by or "").partition("_")[2]
+    if best_by in METRICS and best_by not in task.score_kind._fields:
+        found.setdefault(best_by, METRICS[best_by])
+    return found
 
 
 def named_metrics(

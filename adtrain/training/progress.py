@@ -40,10 +40,10 @@ class Progress:
     validation: Score | None
 
     @classmethod
-    def start(cls, best_by: str, task: Task) -> Progress:
-        """The progress before the first step."""
+    def start(cls, best: Best, task: Task) -> Progress:
+        """The progress before the first step; `best` is the record before the first epoch."""
         return cls(
-            best=Best.start(best_by), epoch=1, step=0, batches=0, loss=0.0, sums=(0.0,) * task.zero().size, images=0,
+            best=best, epoch=1, step=0, batches=0, loss=0.0, sums=(0.0,) * task.zero().size, images=0,
             evaluated=True, train=None, validation=None,
         )  # fmt: skip
 

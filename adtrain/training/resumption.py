@@ -152,7 +152,7 @@ def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Sta
         best = _best_of_metrics(run, experiment, progress)
         notes.append(f"{run}: the record of the best epoch is damaged; by the metrics it is epoch {best.epoch}")
     with_best = Checkpoint(last.state, replace(progress, best=best))
-    without_best = Checkpoint(last.state, replace(progress, best=Best.start(experiment.best_by)))
+    without_best = Checkpoint(last.state, replace(progress, best=experiment.best_start))
     if best.by != experiment.best_by or not best.epoch:
         return Start(without_best, None), notes
     try:
@@ -171,13 +171,14 @@ def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Sta
 
 def _best_of_metrics(run: Path, experiment: Experiment, progress: Progress) -> Best:
     """The record after the evaluated epochs, from the metrics; the empty record if their lines are not complete."""
-    best, stopping = Best.start(experiment.best_by), experiment.config.training.early_stopping
+    best, stopping = experiment.best_start, experiment.config.training.early_stopping
+    part, _, metric = best.by.partition("_")
     evaluated = progress.epoch if progress.batches and progress.evaluated else progress.epoch - 1
     epochs = [x for x in read_metrics(run) if isinstance(x, Epoch) and x.step <= progress.step]
     if [x.epoch for x in epochs] != list(range(1, evaluated + 1)):
         return best
     for x in epochs:
-        if best.by.startswith("validation") and x.validation is None:
-            return Best.start(experiment.best_by)
-        best = best.after(x.epoch, x.train, x.validation, stopping.min_delta if stopping else 0.0)
+        if part == "validation" and (x.validation is None or metric not in (*x.validation._fields, *x.metrics)):
+            return experiment.best_start
+        best = best.after(x.epoch, x.train, x.validation, x.metrics, stopping.min_delta if stopping else 0.0)
     return best

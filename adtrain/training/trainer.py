@@ -90,11 +90,11 @@ class _Training:
         self.stop, self.every_step_checked = lambda: agreement.any_rank(stop()), every_step_checked
         if start is None:
             initial = fetch(experiment.initial_state("cpu"))()
-            self.last_good = self._divided(Checkpoint(initial, Progress.start(experiment.best_by, self.task)))
+            self.last_good = self._divided(Checkpoint(initial, Progress.start(experiment.best_start, self.task)))
         else:
             self.last_good = self._divided(start.checkpoint)
         state = self.last_good.on_device(device)
-        self.restores_best = experiment.config.training.early_stopping is not None
+        self.restores_best = experiment.restores_best
         best = start.best if start is not None and self.restores_best else None
         self.best_checkpoint = None if best is None else self._divided(best)
         self.progress = self.last_good.progress
@@ -250,7 +250,8 @@ class _Training:
         progress, stopping = self.progress, self.experiment.config.training.early_stopping
         done_batches = islice(batches_of(self.experiment, progress.epoch), progress.batches)
         train = progress.score(self.task, lambda: self._labels(list(done_batches)))
-        best = progress.best.after(progress.epoch, train, validation, stopping.min_delta if stopping else 0.0)
+        min_delta = stopping.min_delta if stopping else 0.0
+        best = progress.best.after(progress.epoch, train, validation, metrics, min_delta)
         speed = images / seconds if seconds else 0.0
         done = Epoch(progress.epoch, progress.step, train, validation, seconds, speed, metrics)
         is_best = (best.epoch, best.value) != (progress.best.epoch, progress.best.value)

@@ -156,6 +156,7 @@ EXAMPLES: dict[str, Any] = {
     "training.init_partial": True,
     "training.checkpoint_every": 500,
     "training.best_by": "validation_loss",
+    "training.final_model": "last",
     "training.metrics": ["f1", "confusion"],
     "training.early_stopping": {"patience": 3},
     "training.early_stopping.patience": 3,
