@@ -91,7 +91,6 @@ def command(
     if top_k is not None and trained.targets:
         raise click.UsageError("--top-k is for runs that predict classes; this one predicts numbers or labels")
     note_precision(trained.config, device)
-    note_epoch(run)
     options = ImageOptions(cast(Choice, invert), cast(Choice, center))
     predicted: list[Predicted]
     if trained.config.data.is_text:
@@ -99,6 +98,8 @@ def command(
     else:
         found, broken = _read(paths, trained, options)
         predicted = _predict(found, trained, device)
+    if predicted:
+        note_epoch(run)
     if as_json:
         print_json([{"file": str(x.path), "index": x.row, **_values(trained, x, top_k)} for x in predicted])
     elif predicted:
