@@ -256,7 +256,7 @@ def test_a_resumption_voids_metrics_of_later_steps(tmp_path: Path) -> None:
 def test_a_warm_start_loads_only_the_weights(uninterrupted: Experiment, tmp_path: Path) -> None:
     run = tmp_path / "uninterrupted"
     model = training.model_file.load(run)
-    for source in (run, run / "model.safetensors", run / "last.safetensors"):
+    for source in (run, run / "model.safetensors", run / "best.safetensors"):
         state = prepare(tmp_path, f"training.init_from={source}", layers=LAYERS).initial_state("cpu")
         assert int(state.step) == 0
         assert not any(x.numpy().any() for x in tree.leaves(state.optimizer))
@@ -264,6 +264,39 @@ def test_a_warm_start_loads_only_the_weights(uninterrupted: Experiment, tmp_path
             tree.leaves((state.params, state.statistics)), tree.leaves((model.params, model.statistics)), strict=True
         ):
             np.testing.assert_array_equal(x.numpy(), y.numpy())
+
+
+def test_a_warm_start_says_that_classes_or_features_have_other_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def table(name: str, header: str, classes: str) -> Path:
+        rows = "".join(f"{i % 7},{i % 5},{classes[i % 2]}\n" for i in range(40))
+        (tmp_path / name).write_text(f"{header},label\n{rows}")
+        return tmp_path / name
+
+    text = (
+        "data: {path: PATH, test: 0.2, batch_size: 8}\nmodel: {layers: [linear: 4, linear: 2]}\nloss: cross_entropy\n"
+    )
+    text += "optimizer: {sgd: {lr: 0.1}}\ntraining: {epochs: 1}\n"
+
+    def trained(path: Path, *settings: str) -> str:
+        (tmp_path / "c.yaml").write_text(text.replace("PATH", str(path)))
+        experiment = training.prepare(config.load(tmp_path / "c.yaml", settings))
+        caplog.clear()
+        training.run(experiment)
+        return caplog.text
+
+    (tmp_path / "c.yaml").write_text(text.replace("PATH", str(table("a.csv", "x,y", "ab"))))
+    experiment = training.prepare(config.load(tmp_path / "c.yaml"))
+    assert train(experiment, RunFolder.create(experiment, tmp_path / "run"))
+    source = f"training.init_from={tmp_path / 'run'}"
+    assert not trained(table("same.csv", "x,y", "ab"), source)
+    other = trained(table("classes.csv", "x,y", "bc"), source)
+    assert "found the classes a, b, and here b, c: the last layer begins with the weights of other classes" in other
+    assert "features" not in other
+    assert "found the features x, y, and here y, x" in trained(table("order.csv", "y,x", "ab"), source)
+    partial = "training.init_partial=true", "model.layers=[linear: 4, linear: 3]"
+    assert not trained(table("classes.csv", "x,y", "bc"), source, *partial)
 
 
 def test_a_warm_start_of_another_network_is_refused_unless_partial(uninterrupted: Experiment, tmp_path: Path) -> None:

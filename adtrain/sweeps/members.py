@@ -16,6 +16,7 @@ from adtrain.config.build import REGRESSION
 from adtrain.config.files import varied
 from adtrain.data import DataSet, Split
 from adtrain.optim.optimizer import is_zero
+from adtrain.training.checks import warn_of_init_from
 from adtrain.training.data_section import read_data
 from adtrain.training.experiment import Experiment
 from adtrain.training.preparation import of_data, with_absolute_paths
@@ -169,6 +170,7 @@ def groups_of(cfg: Config, members: Sequence[Member]) -> list[Group]:
             fields = ", ".join(experiment.network.task.score_kind._fields)
             reason = f"found {first.training.best_by} in a sweep, expected train_ or validation_ with one of {fields}"
             raise first.error_at(("training", "best_by"), reason)
+        warn_of_init_from(experiment)
         groups.append(Group(number, tuple(same), experiment, read[key].train, shared_seed))
     return groups
 

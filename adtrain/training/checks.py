@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from adtrain import nn
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.config.problems import found
+from adtrain.core import tree
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
@@ -18,11 +21,13 @@ from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
 from adtrain.data.split import chunks
 from adtrain.metrics import METRICS
-from adtrain.text import counted, first_names
-from adtrain.training import embedded_columns
+from adtrain.text import counted, first_names, visible
+from adtrain.training import embedded_columns, warm_start
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
 from adtrain.training.tasks import Classification, NextClass, Task
+
+_log = logging.getLogger(__name__)
 
 MOST_NAMES = 8
 """The most names of targets in an error."""
@@ -146,6 +151,26 @@ def check_augmentations(experiment: Experiment) -> None:
             change.check((experiment.full_batch, *experiment.image_shape))
         except ShapeError as error:
             raise experiment.config.error_at(("data", "augment", i), str(error)) from None
+
+
+def warn_of_init_from(experiment: Experiment) -> None:
+    """Warn where outputs or inputs with weights of `training.init_from` have other names there than in the data."""
+    training, data_set = experiment.config.training, experiment.data
+    if training.init_from is None:
+        return
+    path = Path(training.init_from)
+    before, now = warm_start.names_of(path), warm_start.Names(data_set.classes, data_set.targets, data_set.encoder)
+    drawn = tree.leaves(experiment.random_initial_state("cpu").params)
+    taken = tree.leaves(experiment.initial_state("cpu").params)
+    kinds = "classes" if now.classes else "targets"
+    pairs = [(kinds, "last", -1, before.outputs, now.outputs), ("features", "first", 0, before.inputs, now.inputs)]
+    for what, layer, position, others, own in pairs:
+        is_taken = not np.array_equal(drawn[position].numpy(), taken[position].numpy())
+        if others and own and tuple(others) != tuple(own) and is_taken:
+            there, here = (first_names(list(map(printable, names)), MAX_LISTED) for names in (others, own))
+            found = f"found the {what} {there}, and here {here}"
+            effect = f"the {layer} layer begins with the weights of other {what}"
+            _log.warning("adtrain: warning: training.init_from %s: %s: %s", visible(str(path)), found, effect)
 
 
 def check_embeddings(experiment: Experiment) -> None:

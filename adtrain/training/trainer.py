@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.core.status import report_status
 from adtrain.core.timeline import during
@@ -16,6 +17,7 @@ from adtrain.data import DataError, Split
 from adtrain.metrics import MetricValue
 from adtrain.training import agreement, not_finite, scores
 from adtrain.training.checkpoint import Checkpoint, fetch, finite
+from adtrain.training.checks import warn_of_init_from
 from adtrain.training.endings import Ending, Interrupted, NotFinite, Result, ended
 from adtrain.training.evaluation import begin_compiling, evaluate, named_metrics
 from adtrain.training.examples import on_device
@@ -89,6 +91,8 @@ class _Training:
         self.task = experiment.network.task
         self.stop, self.every_step_checked = lambda: agreement.any_rank(stop()), every_step_checked
         if start is None:
+            if communicator.current().rank == 0:
+                warn_of_init_from(experiment)
             initial = fetch(experiment.initial_state("cpu"))()
             self.last_good = self._divided(Checkpoint(initial, Progress.start(experiment.best_start, self.task)))
         else:
