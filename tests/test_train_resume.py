@@ -62,7 +62,12 @@ def test_a_compiled_run_resumes_with_the_same_bytes(tmp_path: Path, monkeypatch:
 def test_any_checkpoint_alone_is_enough_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resume from each checkpoint that a run writes, alone in a folder."""
     experiment = prepare(
-        tmp_path, *SETTINGS, "training.checkpoint_every=3", "training.best_by=train_loss", layers=LAYERS
+        tmp_path,
+        *SETTINGS,
+        "training.checkpoint_every=3",
+        "training.best_by=train_loss",
+        "training.final_model=last",
+        layers=LAYERS,
     )
     contents: list[bytes] = []
 

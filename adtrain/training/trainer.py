@@ -252,8 +252,10 @@ class _Training:
 
     def _finish_epoch(self, validation: Score | None, metrics: dict[str, float], images: int, seconds: float) -> None:
         progress, stopping = self.progress, self.experiment.config.training.early_stopping
-        done_batches = islice(batches_of(self.experiment, progress.epoch), progress.batches)
-        train = progress.score(self.task, lambda: self._labels(list(done_batches)))
+        train = progress.score(
+            self.task,
+            lambda: self._labels(list(islice(batches_of(self.experiment, progress.epoch), progress.batches))),
+        )
         min_delta = stopping.min_delta if stopping else 0.0
         best = progress.best.after(progress.epoch, train, validation, metrics, min_delta)
         speed = images / seconds if seconds else 0.0
