@@ -12,6 +12,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 TOP = 5
+LOWEST_R2 = -1e300
+"""Where the squared error exceeds that of the mean by more, as for a target that hardly varies."""
 
 
 class ClassPredictions(NamedTuple):
@@ -72,19 +74,21 @@ def class_counts(confusion: np.ndarray) -> Counts:
     return Counts(hits, confusion.sum(axis=0) - hits, confusion.sum(axis=1) - hits)
 
 
-def label_counts(labels: np.ndarray, predicted: np.ndarray) -> Counts:
-    """The counts of each column of labels and predictions that are 0 or 1, (N, labels)."""
-    true, found = labels == 1, predicted == 1
-    return Counts((true & found).sum(axis=0), (~true & found).sum(axis=0), (true & ~found).sum(axis=0))
+def r2(true: np.ndarray, error_norms: np.ndarray) -> np.ndarray:
+    """The coefficient of determination of each column of numbers (N, targets), at least LOWEST_R2.
 
-
-def r2(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    """The coefficient of determination of each column (N, targets); of a constant one 1 if exact, otherwise 0."""
-    squared = np.square(true - predicted).sum(axis=0)
-    spread = np.square(true - true.mean(axis=0)).sum(axis=0)
-    constant = np.ptp(true, axis=0) == 0
-    found: np.ndarray = np.where(constant, squared == 0, 1 - squared / np.where(constant, 1, spread))
-    return found
+    `error_norms` (targets,) are the roots of the sums of the squared errors. The result is 1 minus the squared error
+    divided by that of the column's mean. Of a constant column it is 1 if the error is 0, otherwise 0.
+    """
+    deviations = true - true.mean(axis=0)
+    deviations -= deviations.mean(axis=0)  # of numbers far from 0 the first mean is rounded
+    largest = np.abs(deviations).max(axis=0)
+    constant = (np.ptp(true, axis=0) == 0) | (largest == 0)
+    scale = np.where(constant, 1.0, largest)  # squares of very small and very large numbers are not float64
+    norms = np.where(constant, 1.0, scale * np.sqrt(np.square(deviations / scale).sum(axis=0)))
+    with np.errstate(over="ignore"):
+        found: np.ndarray = np.where(constant, error_norms == 0, 1 - np.square(error_norms / norms))
+    return np.maximum(found, LOWEST_R2)
 
 
 def top5(found: ClassPredictions) -> float:

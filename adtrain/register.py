@@ -105,6 +105,7 @@ def dataset(name: str) -> Decorator:
 def metric(name: str) -> Decorator:
     """Register a class whose objects map `metrics.ClassPredictions` to a finite number, or to a `metrics.ByClass`.
 
+    For `training.best_by` higher values are better, unless the class has the attribute `higher_is_better = False`.
     Errors are those of `layer`.
     """
     return _decorator("metric", name, object, {"__call__": _measured})

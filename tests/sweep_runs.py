@@ -51,7 +51,10 @@ def run(
 ) -> SweepRun:
     """A sweep that is not trained yet, into a new folder or that of a stopped one."""
     new = not (path / "sweep.yaml").exists()
-    folder = SweepFolder.create(found.config, found.options(halving, None), path) if new else SweepFolder.open(path)
+    if new:
+        folder = SweepFolder.create(found.config, found.options(halving, None), path, found.digests)
+    else:
+        folder = SweepFolder.open(path)
     return found.run(folder, found.plans(at_once), watch)
 
 

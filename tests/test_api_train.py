@@ -20,6 +20,7 @@ from adtrain import config, training
 from adtrain.api import History, Metrics, TrainingResult
 from adtrain.cli import main
 from adtrain.core import tree
+from adtrain.data.datasets import class_values
 from adtrain.training import Epoch
 
 LABELS = np.arange(90) % 3
@@ -306,10 +307,62 @@ def test_rows_of_numbers_are_classified_and_labels_are_those_of_the_data() -> No
     values = VALUES | {"model": {"input": [4], "layers": [{"linear": 3}]}}
     model = train(values, (rows, 10 * LABELS + 5), epochs=20).model
     found = model.predict(rows)
-    assert (found.labels == (10 * LABELS + 5).astype(str)).mean() > 0.9
+    assert (found.labels == 10 * LABELS + 5).mean() > 0.9
     assert model.predict(np.ones((2, 4), np.uint8)).probabilities.shape == (2, 3)
     with pytest.raises(ad.AdtrainError, match="predict: found a number that is not finite in row 1"):
         model.predict([[1.0] * 4, [np.inf] * 4])
+
+
+TYPED: dict[str, Any] = {
+    "int64": 10 * LABELS - 5,
+    "int8": LABELS.astype(np.int8),
+    "uint8": LABELS.astype(np.uint8),
+    "str": np.array(["no", "yes", "2"])[LABELS],
+    "object": np.array(["no", "yes", "2"], object)[LABELS],
+    "list": LABELS.tolist(),
+}
+
+
+@pytest.mark.parametrize("kind", TYPED)
+def test_predicted_labels_have_the_type_of_those_of_the_training_also_after_loading(tmp_path: Path, kind: str) -> None:
+    labels = TYPED[kind]
+    found = train(VALUES, (IMAGES, labels), epochs=9, output_dir=tmp_path / "run")
+    for model in (found.model, ad.load(tmp_path / "run")):
+        predicted = model.predict(IMAGES).labels
+        assert (predicted == np.asarray(labels)).mean() > 0.9
+        assert predicted.dtype.kind == {"str": "U", "object": "U"}.get(kind, "i")
+
+
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (["3", "-7"], [3, -7]),
+        (["True", "False"], [True, False]),
+        (["1.0", "2.0"], [1.0, 2.0]),
+        (["01", "02"], ["01", "02"]),
+        (["1", "x"], ["1", "x"]),
+    ],
+)
+def test_predicted_labels_of_a_table_have_the_type_that_all_of_them_are_written_in(
+    tmp_path: Path, texts: list[str], values: list[Any]
+) -> None:
+    rows = [f"{(-1) ** i + 0.01 * i},{texts[i % 2]}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("a,label\n" + "\n".join(rows) + "\n")
+    config = {
+        "data": {"path": str(tmp_path / "t.csv"), "test": 0.2, "batch_size": 8},
+        "model": {"layers": [{"linear": 2}]},
+    }
+    found = train(VALUES | config | {"training": {"epochs": 30}}, None, output_dir=tmp_path / "run")
+    for model in (found.model, ad.load(tmp_path / "run")):
+        predicted = model.predict({"a": [1.0, -1.0]}).labels
+        assert predicted.tolist() == values
+        assert {type(x) for x in predicted.tolist()} == {type(values[0])}
+
+
+def test_an_output_without_a_class_has_its_number_as_label() -> None:
+    assert class_values(("no", "yes"), "str", 3).tolist() == ["no", "yes", "2"]
+    assert class_values(("-1", "1"), "int", 3).tolist() == [-1, 1, 2]
+    assert class_values(("False", "True"), "bool", 3).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

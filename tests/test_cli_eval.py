@@ -47,7 +47,7 @@ def test_eval_reproduces_the_score_in_the_summary(tmp_path: Path, monkeypatch: p
     train(write_config(tmp_path), tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     found = json.loads(run("eval", "run", "--json").stdout)
-    assert list(found) == ["run", "device", "images", "test", "metrics", "seconds", "images_per_second"]
+    assert list(found) == ["run", "model_epoch", "device", "images", "test", "metrics", "seconds", "images_per_second"]
     assert found["test"] == json.loads(Path("run/summary.json").read_text())["test"]
     assert found["images"] == 30
     text = run("eval", "run").stdout.splitlines()

@@ -214,3 +214,23 @@ def test_rows_of_a_table_are_called_rows(tmp_path: Path, browser: Browser) -> No
     assert "test rows are classified correctly" in text
     assert "<img" not in text
     assert_fits(browser, run / "report.html")
+
+
+def test_every_command_says_which_epoch_the_weights_are_of(tmp_path: Path) -> None:
+    settings = "data.validation=0.2", "training.best_by=validation_loss", "optimizer={sgd: {lr: 3.0}}"
+    options = [x for setting in settings for x in ("--set", setting)]
+    run, path = tmp_path / "run", write_config(tmp_path)
+    trained = command("train", path, "--device", "cpu", "--output-dir", run, *options, "--profile-steps", "0").stdout
+    summary = json.loads((run / "summary.json").read_text())
+    epoch = summary["model_epoch"]
+    assert epoch == summary["best"]["epoch"] < summary["epochs"] == 3
+    expected = f"of epoch {epoch} of 3, the best by validation_loss"
+    assert f"\nweights {expected}\n" in trained
+    images = tmp_path / "data/t10k-images-idx3-ubyte"
+    for arguments in (("eval", run), ("predict", run, images), ("export", run, tmp_path / "model.safetensors")):
+        assert f"{run}: the weights are {expected}\n" in command(*arguments).stderr
+    assert json.loads(command("eval", run, "--json").stdout)["model_epoch"] == epoch
+    command("report", run)
+    assert expected in (run / "report.html").read_text()
+    (run / "summary.json").unlink()
+    assert f"{run}: found no summary.json, so the run is not finished" in command("eval", run).stderr

@@ -12,9 +12,15 @@ from time import perf_counter
 import numpy as np
 import pytest
 from report_runs import Elements, command, one_line
+from sweep_runs import after
 from training_runs import TEXT, write_config
 
+from adtrain import config
 from adtrain.core import timeline
+from adtrain.sweeps import wave
+from adtrain.sweeps.folder import SweepFolder
+from adtrain.sweeps.run import SweepInterrupted, Watch
+from adtrain.sweeps.session import prepared
 
 SWEEP = """
 sweep:
@@ -155,3 +161,24 @@ def test_a_killed_sweep_resumes_with_the_same_bytes(cfg: Path) -> None:
         assert Path("killed/states", file.name).read_bytes() == file.read_bytes()
     results = [json.loads(Path(x, "results.json").read_text())["members"] for x in ("whole", "killed")]
     assert results[0] == results[1]
+
+
+def test_a_sweep_on_changed_data_is_refused_without_override(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wave, "REPORT_SECONDS", 0.0)
+    session = prepared(config.load(cfg, ["data.batch_size=8"]), "cpu")
+    folder = SweepFolder.create(session.config, session.options(False, None), Path("s"), session.digests)
+    with pytest.raises(SweepInterrupted):
+        session.run(folder, session.plans(), Watch(stop=after(2))).run()
+    labels = cfg.parent / "data" / "t10k-labels-idx1-ubyte"
+    content = labels.read_bytes()
+    labels.write_bytes(content[:8] + content[8:][::-1])
+    message = one_line(command("sweep", "--resume", "s", "--device", "cpu", expect=2))
+    assert message == (
+        "s: the sweep was trained on other data: the test labels of group 0 have other contents; "
+        "undo the changes, or accept them with --override"
+    )
+    labels.write_bytes(content)
+    assert folder.changed_data(session.digests) == []
+    labels.write_bytes(content[:8] + content[8:][::-1])
+    command("sweep", "--resume", "s", "--device", "cpu", "--override")
+    assert folder.results() is not None

@@ -23,7 +23,7 @@ def score_of_batches(task: Task, outputs: np.ndarray, labels: np.ndarray, bounds
     total = task.zero()
     for first, end in pairwise(bounds):
         total = total + task.sums(array(outputs[first:end]), array(labels[first:end])).numpy()
-    return dict(task.score(0.25, total.reshape(-1).tolist(), len(labels))._asdict())
+    return dict(task.score(0.25, total.reshape(-1).tolist(), len(labels), lambda: labels)._asdict())
 
 
 @given(seeds, st.integers(1, 3), st.integers(2, 40), st.booleans(), st.sampled_from([0.0, 1e3, -1e7]))
@@ -45,14 +45,18 @@ def test_regression_metrics_of_batches_equal_those_of_the_split(
         r2.append(1 - fsum(e * e for e in errors) / fsum((x - mean) ** 2 for x in t))
     expected = {"loss": 0.25, "rmse": np.mean(rmse), "mae": np.mean(mae), "r2": np.mean(r2)}
     assert found == pytest.approx(expected, rel=1e-7, abs=1e-7)
-    np.testing.assert_allclose(metrics.r2(true, predicted), r2, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize(("predicted", "r2"), [(5.3, 1.0), (5.4, 0.0)])
 def test_the_r2_of_a_constant_target_is_1_or_0(predicted: float, r2: float) -> None:
     true = np.full((7, 1), 5.3)
     found = score_of_batches(Regression((5.3,), (1.0,), False), np.full((7, 1), predicted), true, [0, 3, 7])
-    assert found["r2"] == metrics.r2(true, np.full((7, 1), predicted))[0] == r2
+    assert found["r2"] == r2
+
+
+def test_the_r2_of_a_target_that_hardly_varies_is_bounded() -> None:
+    found = metrics.r2(np.array([[0.0], [1e-200]]), np.array([1e200]))
+    np.testing.assert_array_equal(found, [metrics.LOWEST_R2])
 
 
 @given(seeds, st.integers(1, 4), st.integers(1, 30))
@@ -68,7 +72,6 @@ def test_multilabel_metrics_equal_their_formulas(seed: int, labels: int, count: 
         f1.append(2 * tp / (2 * tp + wrong) if tp + wrong else 0.0)
     exact = sum(t == p for t, p in zip(true.tolist(), predicted.tolist(), strict=True)) / count
     assert found == pytest.approx({"loss": 0.25, "accuracy": exact, "f1": np.mean(f1)})
-    np.testing.assert_allclose(metrics.label_counts(true, predicted).f1, f1)
 
 
 def test_accuracy_counts_the_largest_output() -> None:
@@ -107,7 +110,7 @@ def test_impossible_sums_of_a_checkpoint_are_recognised() -> None:
     cases: list[tuple[Task, list[float], list[float]]] = [
         (classes, [3.0], [5.0]),
         (classes, [3.0], [3.0, 1.0]),
-        (numbers, [1.0, 1.0, -1.0, 1.0], [1.0, -1.0, 1.0, 1.0]),
+        (numbers, [1.0, 1.0], [1.0, -1.0]),
         (labels, [1.0, 2.0, 0.0, 4.0], [1.0, 2.0, 0.0, -1.0]),
     ]
     for task, good, bad in cases:

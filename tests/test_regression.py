@@ -190,6 +190,7 @@ def test_labels_of_0_and_1_are_scored_by_subset_accuracy_and_f1(tmp_path: Path) 
         "model.layers=[linear: 2]",
         "training.epochs=60",
         "optimizer={sgd: {lr: 3.0}}",
+        "training.final_model=last",
     )
     experiment = prepare(tmp_path, "[positive, large]", ["positive", "large"], *settings, "data.validation=0.25")
     assert experiment.best_by == "validation_f1"

@@ -82,7 +82,8 @@ def test_a_member_that_fails_keeps_its_last_finite_epoch_and_does_not_touch_the_
     ],
 )
 def test_a_member_agrees_with_its_own_training(folder: Path, optimizer: str, sweep: str) -> None:
-    found = groups(folder, sweep, f"optimizer={{{optimizer}}}", VALIDATED, "training.clip_norm=1", "training.epochs=2")
+    settings = VALIDATED, "training.clip_norm=1", "training.epochs=2", "training.final_model=last"
+    found = groups(folder, sweep, f"optimizer={{{optimizer}}}", *settings)
     for group in found:
         together = trained(group, group.members)
         for row, member in enumerate(group.members):
@@ -119,6 +120,19 @@ def test_keys_that_a_sweep_cannot_have_are_refused(folder: Path) -> None:
         groups(folder, "{training.seed: [1]}", "training.early_stopping={patience: 2}")
     with pytest.raises(config.ConfigError, match=r"data.shards: found it in a sweep"):
         groups(folder, "{data.shards: [1, 2]}")
+    with pytest.raises(config.ConfigError, match=r"training.final_model: found it in a sweep, expected none: a member"):
+        groups(folder, "{training.seed: [1]}", VALIDATED, "training.final_model=best")
+    with pytest.raises(
+        config.ConfigError, match=r"training.best_by: found validation_f1 in a sweep, expected train_ or"
+    ):
+        groups(folder, "{training.seed: [1]}", VALIDATED, "training.best_by=validation_f1")
+
+
+def test_the_config_of_a_member_trains_to_its_last_epoch(folder: Path) -> None:
+    (group,) = groups(folder, "{training.seed: [1]}", VALIDATED)
+    assert not group.of_member(group.members[0]).restores_best
+    (group,) = groups(folder, "{training.seed: [1]}")
+    assert group.of_member(group.members[0]).config.training.final_model is None
 
 
 @pytest.mark.compiled

@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     experiment = prepare(folder, layers="[linear: 2, batch_norm1d, linear: 3]")
     state = experiment.initial_state("cpu")
-    start = training.Progress.start(experiment.best_by, experiment.network.task)
+    start = training.Progress.start(experiment.best_start, experiment.network.task)
     initial = training.Checkpoint(checkpoint.fetch(state)(), start)
     Recorder(RunFolder.create(experiment, folder / "run"), experiment).checkpoint(initial, best=False)
     return folder / "run"
@@ -65,8 +65,8 @@ UNREADABLE = "cannot be read as safetensors ("
 UNFIT = "does not fit the config's network and optimizer: "
 CHANGES: list[tuple[Any, str]] = [
     (
-        lambda t, a: a.update(format=3, version="9.9"),
-        "has checkpoint format 3, written by adtrain '9.9'; this version reads",
+        lambda t, a: a.update(format=9, version="9.9"),
+        "has checkpoint format 9, written by adtrain '9.9'; this version reads",
     ),
     (lambda t, a: a.update(kind="model"), "is not a checkpoint; expected a run's last.safetensors or best.safetensors"),
     (lambda t, a: a.update(config=7), "metadata: config: found 7, expected a valid string"),

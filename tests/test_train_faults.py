@@ -174,7 +174,7 @@ def test_a_broken_link_named_runs_is_refused_for_a_sweep() -> None:
     Path("runs").symlink_to("nowhere/at/all")
     signal.alarm(int(PATIENCE))  # ends the process, should `create` try one folder after another
     with pytest.raises(AdtrainError, match=r"^runs: found a file or a broken link"):
-        SweepFolder.create(config.load("mlp-small"), SweepOptions((), "train_loss"), None)
+        SweepFolder.create(config.load("mlp-small"), SweepOptions((), "train_loss"), None, {})
     signal.alarm(0)
 
 

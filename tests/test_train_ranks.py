@@ -48,6 +48,10 @@ CASES = {
     ),
     "batch norm over all shards, empty shards": (4, [(1, False), (4, True)], EMPTY_SHARDS),
     "batch norm over all shards, empty shards, two ranks": (4, [(1, False), (2, False)], EMPTY_SHARDS),
+    "class weights, empty shards": (
+        4, [(1, False), (2, True)], ["data.batch_size=29", "loss={cross_entropy: {weight: [1, 9, 0]}}",
+        "data.validation=0.2", "training.epochs=2"],
+    ),
     "mixup, momentum, clipping by value, early stopping": (
         2,
         both(2),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from training_runs import load, prepare, write_data
 from adtrain import config, training
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
+from adtrain.data import npz
+from adtrain.data.file_array import FileArray
 from adtrain.training import Experiment, Recorder, RunFolder, loop, tasks, trainer
 from adtrain.training.metrics import Line, ResumedAt
 
@@ -58,7 +62,12 @@ def test_a_compiled_run_resumes_with_the_same_bytes(tmp_path: Path, monkeypatch:
 def test_any_checkpoint_alone_is_enough_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resume from each checkpoint that a run writes, alone in a folder."""
     experiment = prepare(
-        tmp_path, *SETTINGS, "training.checkpoint_every=3", "training.best_by=train_loss", layers=LAYERS
+        tmp_path,
+        *SETTINGS,
+        "training.checkpoint_every=3",
+        "training.best_by=train_loss",
+        "training.final_model=last",
+        layers=LAYERS,
     )
     contents: list[bytes] = []
 
@@ -87,7 +96,7 @@ def test_an_epochs_loss_does_not_depend_on_its_division_into_intervals() -> None
     rng = np.random.default_rng(0)
     losses, sizes = rng.exponential(size=300).tolist(), rng.integers(1, 200, 300).tolist()
     sums = rng.exponential(size=(300, 4)).tolist()
-    begun = training.Progress.start("train_loss", tasks.Multilabel(1))
+    begun = training.Progress.start(training.Best.start("train_loss", higher=False), tasks.Multilabel(1))
     whole, parts = begun.after(losses, sums, sizes), begun
     for first, end in ((0, 1), (1, 100), (100, 263), (263, 300)):
         parts = parts.after(losses[first:end], sums[first:end], sizes[first:end])
@@ -135,8 +144,8 @@ def test_a_changed_config_is_listed_and_refused_without_override(stopped: Path) 
     with pytest.raises(AdtrainError) as error:
         training.resume(stopped, ["training.clip_norm=1"])
     assert str(error.value) == (
-        f"{stopped}: the run was trained with another config: {change}; training.clip_norm: nothing -> 1.0; "
-        "undo the changes, or accept them with --override"
+        f"{stopped}: the run was trained with another config or other data: {change}; "
+        "training.clip_norm: nothing -> 1.0; undo the changes, or accept them with --override"
     )
     experiment, folder, start, notes = training.resume(stopped, changes_allowed=True)
     assert notes == [change]
@@ -168,6 +177,45 @@ def test_changed_data_are_refused_without_override(stopped: Path, tmp_path: Path
     write_data(tmp_path / "data", train=91)
     with pytest.raises(AdtrainError, match=r"the data's mean: \[0\.\d+\] -> \[0\.\d+\]; the data's std"):
         training.resume(stopped)
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "labels": lambda x: {"y_train": x["y_train"][::-1]},
+    "order": lambda x: {"x_train": x["x_train"][::-1], "y_train": x["y_train"][::-1]},
+    "one pixel": lambda x: {"x_train": x["x_train"] ^ (np.arange(64 * 36).reshape(64, 1, 6, 6) == 77)},
+    "pixels of the test part": lambda x: {"x_test": 255 - x["x_test"]},
+    "labels of the test part": lambda x: {"y_test": x["y_test"][::-1]},
+}
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_data_with_another_label_order_or_pixel_are_refused_without_override(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_file: bool
+) -> None:
+    """Also where mean, deviation and classes are the same, and where the images stay in their file."""
+    if in_file:
+        monkeypatch.setattr(npz, "stays_in_file", lambda nbytes: True)
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {"x_train": rng.integers(0, 256, (64, 1, 6, 6), np.uint8), "y_train": np.arange(64) % 3}
+    arrays |= {"x_test": rng.integers(0, 256, (20, 1, 6, 6), np.uint8), "y_test": np.arange(20) % 3}
+    path, settings = tmp_path / "data.npz", ("data.validation=0.25", "data.normalize=false")
+    np.savez(path, **arrays)
+    experiment = prepare(tmp_path, f"data.path={path}", *settings)
+    assert isinstance(experiment.test.images, FileArray) == in_file
+    run = RunFolder.create(experiment, tmp_path / "run")
+    assert not train(experiment, run, stop_call=2)
+    for name, change in CHANGES.items():
+        np.savez(path, **arrays | change(arrays))
+        part = "test" if "test" in name else "training"
+        with pytest.raises(AdtrainError, match=f"other data: the {part} .* have other contents.*--override") as error:
+            training.resume(run.path)
+        assert ("the validation" in str(error.value)) <= (part == "training"), name
+    resumed = training.resume(run.path, changes_allowed=True)
+    assert resumed.notes == ["the test labels have other contents"]
+    assert not train(resumed.experiment, resumed.folder, resumed.start, stop_call=0)
+    assert training.resume(run.path).notes == []
+    np.savez(path, **arrays | CHANGES["labels of the test part"](arrays))  # written again, with the same content
+    assert training.resume(run.path).notes == []
 
 
 def test_unfinished_files_of_a_killed_process_are_removed(uninterrupted: Experiment, stopped: Path) -> None:
@@ -213,7 +261,7 @@ def test_a_resumption_voids_metrics_of_later_steps(tmp_path: Path) -> None:
 def test_a_warm_start_loads_only_the_weights(uninterrupted: Experiment, tmp_path: Path) -> None:
     run = tmp_path / "uninterrupted"
     model = training.model_file.load(run)
-    for source in (run, run / "model.safetensors", run / "last.safetensors"):
+    for source in (run, run / "model.safetensors", run / "best.safetensors"):
         state = prepare(tmp_path, f"training.init_from={source}", layers=LAYERS).initial_state("cpu")
         assert int(state.step) == 0
         assert not any(x.numpy().any() for x in tree.leaves(state.optimizer))
@@ -221,6 +269,39 @@ def test_a_warm_start_loads_only_the_weights(uninterrupted: Experiment, tmp_path
             tree.leaves((state.params, state.statistics)), tree.leaves((model.params, model.statistics)), strict=True
         ):
             np.testing.assert_array_equal(x.numpy(), y.numpy())
+
+
+def test_a_warm_start_says_that_classes_or_features_have_other_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def table(name: str, header: str, classes: str) -> Path:
+        rows = "".join(f"{i % 7},{i % 5},{classes[i % 2]}\n" for i in range(40))
+        (tmp_path / name).write_text(f"{header},label\n{rows}")
+        return tmp_path / name
+
+    text = (
+        "data: {path: PATH, test: 0.2, batch_size: 8}\nmodel: {layers: [linear: 4, linear: 2]}\nloss: cross_entropy\n"
+    )
+    text += "optimizer: {sgd: {lr: 0.1}}\ntraining: {epochs: 1}\n"
+
+    def trained(path: Path, *settings: str) -> str:
+        (tmp_path / "c.yaml").write_text(text.replace("PATH", str(path)))
+        experiment = training.prepare(config.load(tmp_path / "c.yaml", settings))
+        caplog.clear()
+        training.run(experiment)
+        return caplog.text
+
+    (tmp_path / "c.yaml").write_text(text.replace("PATH", str(table("a.csv", "x,y", "ab"))))
+    experiment = training.prepare(config.load(tmp_path / "c.yaml"))
+    assert train(experiment, RunFolder.create(experiment, tmp_path / "run"))
+    source = f"training.init_from={tmp_path / 'run'}"
+    assert not trained(table("same.csv", "x,y", "ab"), source)
+    other = trained(table("classes.csv", "x,y", "bc"), source)
+    assert "found the classes a, b, and here b, c: the last layer begins with the weights of other classes" in other
+    assert "features" not in other
+    assert "found the features x, y, and here y, x" in trained(table("order.csv", "y,x", "ab"), source)
+    partial = "training.init_partial=true", "model.layers=[linear: 4, linear: 3]"
+    assert not trained(table("classes.csv", "x,y", "bc"), source, *partial)
 
 
 def test_a_warm_start_of_another_network_is_refused_unless_partial(uninterrupted: Experiment, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from resumed_runs import train
-from training_runs import load, prepare
+from training_runs import load, prepare, write_config
 
 from adtrain import config, nn, ops, training
 from adtrain.core import tree
@@ -186,9 +186,92 @@ def test_an_observer_ends_the_training_after_an_epoch(tmp_path: Path) -> None:
     assert [x.progress.epochs_done for x in second.checkpoints] == [1, 2]
 
 
-def test_without_early_stopping_the_last_epoch_is_the_model(tmp_path: Path) -> None:
+WORSE = ("optimizer={sgd: {lr: 3.0}}", "training.epochs=6", "data.validation=0.2", "training.best_by=validation_loss")
+"""A training whose last epoch is not the best."""
+
+
+@pytest.mark.parametrize("setting", ["data.validation=0.2", "training.final_model=best", "training.final_model=last"])
+def test_with_validation_the_best_epoch_is_the_model_unless_the_config_says_otherwise(
+    tmp_path: Path, setting: str
+) -> None:
+    experiment, recorder = prepare(tmp_path, *WORSE, setting), Recorder()
+    result = training.run(experiment, "cpu", [recorder])
+    restored = setting != "training.final_model=last"
+    assert (result.ended, result.restored, result.epochs) == ("finished", restored, 6)
+    assert result.best.epoch < 6
+    epoch = result.best.epoch if restored else 6
+    assert training.summarize(experiment, result, "cpu").model_epoch == epoch
+    for x, y in zip(tree.leaves(result.state), tree.leaves(recorder.checkpoints[epoch - 1].state), strict=True):
+        np.testing.assert_array_equal(x.numpy(), y)
+
+
+def test_without_validation_the_last_epoch_is_the_model(tmp_path: Path) -> None:
     result = training.run(prepare(tmp_path, "optimizer={sgd: {lr: 0.5}}", "training.epochs=6"))
     assert (result.ended, result.restored, result.best.by) == ("finished", False, "train_loss")
+
+
+def test_the_best_epoch_of_a_run_that_was_stopped_after_it_is_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
+    experiment = prepare(tmp_path, *WORSE)
+    assert train(experiment, RunFolder.create(experiment, tmp_path / "uninterrupted"))
+    run = RunFolder.create(experiment, tmp_path / "stopped")
+    assert not train(experiment, run, stop_call=32)  # in the last epoch
+    _, folder, start, _ = training.resume(run.path)
+    assert train(experiment, folder, start)
+    assert (run.path / "model.safetensors").read_bytes() == (tmp_path / "uninterrupted/model.safetensors").read_bytes()
+
+
+OWN_METRIC = """\
+import adtrain as ad
+
+@ad.register.metric("errors")
+class Errors:
+    higher_is_better = False
+
+    def __call__(self, predictions):
+        return float((predictions.probabilities.argmax(axis=1) != predictions.labels).mean())
+"""
+
+
+@pytest.mark.parametrize("metric", ["f1", "precision", "recall", "top5", "errors"])
+def test_the_best_epoch_can_be_chosen_by_every_metric_of_the_validation_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str
+) -> None:
+    """`training.metrics` need not name those of adtrain. A lower value of the plug-in's metric is better."""
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)
+    settings = [*WORSE[:3], f"training.best_by=validation_{metric}", "training.early_stopping={patience: 9}"]
+    if metric == "errors":
+        (tmp_path / "own.py").write_text(OWN_METRIC)
+        settings.append("training.metrics=[errors]")
+    cfg = config.load(write_config(tmp_path), settings, [str(tmp_path / "own.py")] if metric == "errors" else [])
+    experiment = training.prepare(cfg)
+    folder = RunFolder.create(experiment, tmp_path / "run")
+    assert not train(experiment, folder, stop_call=20)
+    allowed = training.Trust(files=[str(tmp_path / "own.py")]) if metric == "errors" else training.Trust()
+    _, folder, start, _ = training.resume(folder.path, trust=allowed)
+    result = training.run_in_folder(folder, experiment, "cpu", [], start)
+    values = [x.metrics[metric] for x in training.read_metrics(folder.path) if isinstance(x, training.Epoch)]
+    best = min(values) if metric == "errors" else max(values)
+    assert len(values) == 6
+    assert (result.best.value, result.best.epoch) == (best, values.index(best) + 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            ["training.best_by=train_f1"],
+            "expected train_ or validation_ with one of loss, accuracy, or validation_ with",
+        ),
+        (["training.best_by=validation_confusion"], "or validation_ with one of top5, precision, recall, f1"),
+        (["training.best_by=accuracy"], "expected train_ or validation_ with a metric, such as validation_loss"),
+    ],
+)
+def test_best_by_what_is_no_number_of_an_epoch_is_refused(tmp_path: Path, settings: list[str], expected: str) -> None:
+    with pytest.raises(config.ConfigError, match=expected):
+        training.prepare(load(tmp_path, "data.validation=0.2", *settings))
 
 
 @given(
@@ -197,11 +280,11 @@ def test_without_early_stopping_the_last_epoch_is_the_model(tmp_path: Path) -> N
     st.sampled_from([0.0, 0.1]),
 )
 def test_the_first_of_equally_good_epochs_is_the_best(values: Sequence[float], by: str, min_delta: float) -> None:
-    best = Best.start(by)
+    best = Best.start(by, higher=by.endswith("accuracy"))
     for epoch, value in enumerate(values, 1):
         score, other = ClassScore(value, value), ClassScore(0.5, 0.5)
         train, validation = (score, other) if by.startswith("train") else (other, score)
-        best = best.after(epoch, train, validation, min_delta)
+        best = best.after(epoch, train, validation, {}, min_delta)
     extreme = max(values) if by.endswith("accuracy") else min(values)
     assert (best.value, best.epoch) == (extreme, values.index(extreme) + 1)
     if not min_delta:

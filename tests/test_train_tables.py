@@ -228,7 +228,7 @@ def test_what_was_learnt_is_not_learnt_anew_from_a_changed_table(
     (warning,) = caplog.messages
     assert "found 'Paris' in column city" in warning
     line = one_line(run("train", "--resume", tmp_path / "run", "--epochs", "5", expect=2))
-    assert "the run was trained with another config: " in line
+    assert "the run was trained with another config or other data: " in line
     assert "the data's feature city=Oslo: 2 -> nothing; the data's feature city=Paris: nothing -> 2" in line
 
 

@@ -57,6 +57,22 @@ def test_events_can_be_read_during_the_run(tmp_path: Path) -> None:
     events.close()
 
 
+@pytest.mark.parametrize("cut", [0, 3])
+def test_a_resumed_run_writes_no_step_twice(tmp_path: Path, cut: int) -> None:
+    """Also where the process was killed while it wrote an event."""
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    first = EventFiles(tmp_path)
+    for step in (100, 200, 300, 400):
+        first.interval_done(Interval(1, step, ClassScore(0.5, 0.75), 0.25, 1000.0))
+    first.close()
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[: -cut or None])
+    second = EventFiles(tmp_path, resumed_at=200)
+    second.interval_done(Interval(1, 300, ClassScore(0.25, 0.75), 0.25, 1000.0))
+    second.close()
+    assert scalars(tmp_path)["loss/train"] == [(100, 0.5), (200, 0.5), (300, 0.25)]
+
+
 def test_without_tensorboard_the_command_fails_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     cfg = write_config(tmp_path)

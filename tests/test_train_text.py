@@ -110,7 +110,7 @@ def test_perplexity_counts_neither_smoothing_nor_weights(tmp_path: Path, loss: s
     sums = task.sums(array(outputs), array(labels)).numpy()
     log_p = outputs - np.log(np.exp(outputs).sum(axis=-1, keepdims=True))
     picked = np.take_along_axis(log_p, labels[..., None], axis=-1)
-    score = task.score(0.0, sums.tolist(), 4)._asdict()
+    score = task.score(0.0, sums.tolist(), 4, lambda: labels)._asdict()
     assert score["perplexity"] == pytest.approx(np.exp(-picked.mean()))
     assert score["accuracy"] == pytest.approx((outputs.argmax(axis=-1) == labels).mean())
 

@@ -14,6 +14,7 @@ from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataOptionError, Images, Options, table_rows
 from adtrain.data.arrays import as_numpy
+from adtrain.data.datasets import class_values
 from adtrain.data.part import as_images
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.text import counted
@@ -26,7 +27,8 @@ class Predictions(NamedTuple):
 
     Attributes:
         classes: int64 (N,), the number of the most probable class.
-        labels: strings (N,), its name: the label in the training data.
+        labels: (N,), its label in the training data, in the type that it has there: integers, booleans, floats such as
+            2.0 in a table, or strings. An output without a class has its number.
         probabilities: (N, outputs) of the network's dtype; the column is the number of the class.
     """
 
@@ -40,7 +42,7 @@ class Model:
 
     Attributes:
         config: the resolved config.
-        classes: the names of the classes: the labels in the training data, sorted.
+        classes: the names of the classes: the labels in the training data as strings, in the order of their values.
         targets: the names of the numbers, or of the labels of 0 and 1; then there are no classes.
         image_shape: (C, H, W); rows of a table are (F, 1, 1).
         params, state: the trees of parameters and of running statistics.
@@ -96,8 +98,8 @@ class Model:
             raise AdtrainError("predict: the model was trained on numbers, not on classes; call predict_values")
         rows = self._predicted(images)
         classes = rows.argmax(axis=-1)
-        names = (*self.classes, *map(str, range(len(self.classes), rows.shape[-1])))
-        return Predictions(classes, np.array(names)[classes], rows)
+        labels = class_values(self.classes, self._trained.class_type, rows.shape[-1])
+        return Predictions(classes, labels[classes], rows)
 
     def predict_values(self, images: Any) -> np.ndarray:
         """The predicted numbers (N, targets) in the units of the training data, or the probabilities that labels are 1.

@@ -21,7 +21,8 @@ class TrainingResult:
 
     Attributes:
         history: the metrics by epoch.
-        model: the trained model: the best epoch's with `training.early_stopping`, otherwise the last epoch's.
+        model: the trained model: the best epoch's with validation images or `training.early_stopping`, otherwise the
+            last epoch's, unless `training.final_model` says otherwise; `summary.model_epoch` is its epoch.
         summary: settings, scores and times.
         path: the run's folder, if the training had one.
     """

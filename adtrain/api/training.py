@@ -119,6 +119,7 @@ def train(
         experiment.image_shape,
         experiment.data.encoder,
         experiment.data.targets,
+        experiment.data.class_type,
     )
     return TrainingResult(History.of(observer.rows), Model(trained, device), summary, path)
 

@@ -9,6 +9,7 @@ import click
 
 from adtrain import training
 from adtrain.cli.names import RunPath
+from adtrain.cli.notes import note_epoch, note_precision
 from adtrain.cli.options import (
     FilePath,
     autotune_option,
@@ -19,15 +20,14 @@ from adtrain.cli.options import (
     trust_options,
 )
 from adtrain.cli.output import print_json, show
-from adtrain.cli.precision import note_precision
 from adtrain.cli.values import Whole
-from adtrain.config import build, is_sweep
+from adtrain.config import is_sweep
 from adtrain.config.records import plain
 from adtrain.sweeps import ensemble
 from adtrain.sweeps.session import reopened
 from adtrain.text import counted
 from adtrain.training import model_file, scores
-from adtrain.training.evaluation import named_metrics
+from adtrain.training.evaluation import metrics_of, named_metrics
 
 
 @click.command(short_help="Measure loss and metrics of a trained run on the test set.")
@@ -71,6 +71,7 @@ def command(
         raise click.UsageError(f"--top is for a sweep, and {run} is none")
     trained = model_file.load(run, device, trust, overrides)
     note_precision(trained.config, device)
+    epoch = note_epoch(run)
     test = trained.test_split(path)
     started = perf_counter()
     examples = training.on_device(test, device)
@@ -78,11 +79,12 @@ def command(
     score = training.evaluate(step, task, trained.params, trained.statistics, examples)
     seconds = perf_counter() - started
     model = trained.network, trained.params, trained.statistics
-    metrics = named_metrics(model, build.metrics(trained.config), trained.classes, test, device)
+    metrics = named_metrics(model, metrics_of(trained.config, task), trained.classes, test, device)
     if as_json:
         print_json(
             {
                 "run": str(run),
+                "model_epoch": epoch,
                 "device": device,
                 "images": len(test),
                 "test": score._asdict(),

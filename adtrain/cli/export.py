@@ -14,6 +14,7 @@ from adtrain import nn
 from adtrain.cli import export_c
 from adtrain.cli.export_check import comparison_lines, note_float32, test_images
 from adtrain.cli.names import RunPath
+from adtrain.cli.notes import note_epoch
 from adtrain.cli.options import FilePath, json_option, trust_options
 from adtrain.cli.output import print_json, show
 from adtrain.cli.values import Number, Whole
@@ -109,6 +110,7 @@ def command(
     elif member is not None:
         raise click.UsageError(f"--member is for a sweep, and {run} is none")
     trained = model_file.load(run, trust=trust)
+    note_epoch(run)
     files, about = formats[output.suffix](trained, output)
     for path, content in files.items():
         write_atomic(path, content)

@@ -10,9 +10,9 @@ import click
 import numpy as np
 
 from adtrain.cli.names import RunPath
+from adtrain.cli.notes import note_epoch, note_precision
 from adtrain.cli.options import FilePath, device_option, json_option, trust_options
 from adtrain.cli.output import print_json, progress, show
-from adtrain.cli.precision import note_precision
 from adtrain.cli.values import OneOf, Whole
 from adtrain.data import DataError, text_file
 from adtrain.data.rounding import digits
@@ -102,6 +102,8 @@ def command(
     else:
         found, broken = _read(paths, trained, options)
         predicted = _predict(found, trained, device)
+    if predicted:
+        note_epoch(run)
     if as_json:
         print_json([{"file": str(x.path), "index": x.row, **_values(trained, x, top_k)} for x in predicted])
     elif predicted:

@@ -8,9 +8,9 @@ import click
 
 from adtrain import report
 from adtrain.cli.names import RunPath
+from adtrain.cli.notes import note_precision
 from adtrain.cli.options import FilePath, device_option, trust_options
 from adtrain.cli.output import progress, show
-from adtrain.cli.precision import note_precision
 from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic

@@ -61,6 +61,7 @@ MAX_ROWS = 10
 @autotune_option
 @set_option
 @plugin_option
+@click.option("--override", is_flag=True, help="With --resume: continue although the data have changed.")
 @click.option("--dry-run", is_flag=True, help="Check everything and print the plan; train and write nothing.")
 @click.option("--all", "all_rows", is_flag=True, help=f"Print all members, not only the best {MAX_ROWS}.")
 @quiet_option("sweep")
@@ -76,6 +77,7 @@ def command(
     autotune: str,
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
+    override: bool,
     dry_run: bool,
     all_rows: bool,
     as_json: bool,
@@ -95,6 +97,8 @@ def command(
     new_only = {"--halving": halving, "--by": rank_by, "--output-dir": output_dir, "--set": overrides}
     if sweep is not None and (given := [name for name, value in new_only.items() if value]):
         raise click.UsageError(f"{given[0]} is for a new sweep, and --resume SWEEP continues one")
+    if override and sweep is None:
+        raise click.UsageError("--override is for --resume SWEEP only")
     found = place(os.environ)
     if found is not None and found.size > 1:
         raise click.UsageError(f"{found.launcher} started {found.size} processes, but a sweep runs in one process")
@@ -107,6 +111,13 @@ def command(
             if results.members[0].status == "finished":
                 member_run.write_run(session, folder, None)  # unless it is there: a full disk may have prevented it
             raise AdtrainError(f"{sweep}: the sweep is finished")
+        changed = folder.changed_data(session.digests)
+        if changed and not override:
+            advice = "undo the changes, or accept them with --override"
+            raise AdtrainError(f"{sweep}: the sweep was trained on other data: {'; '.join(changed)}; {advice}")
+        for note in changed:
+            progress(note)
+        folder.write_data(session.digests)
     else:
         cfg = config.load(str(config_path), overrides, plugins)
         session, folder = prepared(cfg, device), None
@@ -163,7 +174,7 @@ def train_session(
         progress(line)
     progress(time_line(session.measured(plans), session.device, options.halving))
     if folder is None:
-        folder = SweepFolder.create(session.config, options, output_dir)
+        folder = SweepFolder.create(session.config, options, output_dir, session.digests)
     with folder.locked(), ExitStack() as stack:
         folder.truncate_metrics()
         signals = stack.enter_context(stop_signals())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from adtrain.table import Column, render
 from adtrain.text import counted
 from adtrain.training import scores
-from adtrain.training.summary import OperationTime, Summary
+from adtrain.training.summary import OperationTime, Summary, model_text
 
 COLUMNS = (
     Column("op", text=True),
@@ -46,8 +46,8 @@ def report(
         lines.append(f"step    median {step.median:.2f} ms, p20 {step.p20:.2f}, p80 {step.p80:.2f}")
     if summary.ended == "early_stopping":
         lines.append(f"ended   early, after epoch {summary.epochs}: {best.by} was best in epoch {best.epoch}")
-    if summary.model_epoch != summary.epochs:
-        lines.append(f"model   that of epoch {summary.model_epoch}, the best")
+    if (chosen := model_text(summary)) is not None:
+        lines.append(f"weights {chosen}")
     memory = summary.memory
     if memory.planned_bytes is not None:
         held = "" if memory.held_bytes is None else f", {memory.held_bytes / 2**20:,.1f} MiB allocated"

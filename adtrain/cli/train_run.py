@@ -41,7 +41,9 @@ def run_training(
         signals = stack.enter_context(stop_signals())
         observers: list[Observer] = [display]
         if events:
-            observers.append(stack.enter_context(closing(tensorboard.EventFiles(folder.path / tensorboard.FOLDER))))
+            at = None if start is None else start.checkpoint.progress.step
+            files = tensorboard.EventFiles(folder.path / tensorboard.FOLDER, resumed_at=at)
+            observers.append(stack.enter_context(closing(files)))
         stop = signals.stop_requested
         advice = folder.advice(experiment.config)
         try:

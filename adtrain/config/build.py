@@ -32,7 +32,12 @@ CONTAINED = {
 
 def takes_labels(loss: Spec) -> bool:
     """Whether the loss takes labels, as losses of plug-ins do; others take a number for each output."""
-    return loss.kind in CLASSIFICATION or isinstance(type(loss).target, type)
+    return loss.kind in CLASSIFICATION or is_own(loss)
+
+
+def is_own(loss: Spec) -> bool:
+    """Whether the loss is that of a plug-in."""
+    return isinstance(type(loss).target, type)
 
 
 def check(cfg: Config) -> list[Problem]:
@@ -93,9 +98,14 @@ def model(cfg: Config) -> nn.Sequential:
 def loss(cfg: Config) -> Callable[[Value, Value], Value]:
     """The loss as a function of (outputs, targets), a mean over the batch, with the config's options."""
     target, options = type(cfg.loss).target, cfg.loss.options()
-    if isinstance(target, type):
+    if is_own(cfg.loss):
         return cast(Callable[[Value, Value], Value], _construct(cfg, ("loss",), cfg.loss, options))
     return functools.partial(target, **options)
+
+
+def class_weights(cfg: Config) -> tuple[float, ...] | None:
+    """The weights of the classes by which the mean loss divides; None where every example counts alike."""
+    return cfg.loss.options().get("weight") if cfg.loss.kind in CLASSIFICATION else None
 
 
 def optimizer(cfg: Config) -> optim.Optimizer:

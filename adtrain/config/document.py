@@ -32,6 +32,7 @@ from adtrain.config.values import (
     Delimiter,
     Encoding,
     FileFormat,
+    FinalModel,
     ImageShape,
     ImageSize,
     Missing,
@@ -173,7 +174,7 @@ class Model(Section):
 
 
 class EarlyStopping(Section):
-    """End training early. The model is then the best epoch's, not the last epoch's."""
+    """End training early. The model is then the best epoch's, unless `final_model` says otherwise."""
 
     patience: Size = Field(description="epochs without an improvement of best_by after which training ends")
     min_delta: NonNegative = Field(0.0, description="an improvement of best_by must be larger than this")
@@ -201,9 +202,14 @@ class Training(Section):
     )
     best_by: BestBy | None = Field(
         None,
-        description="the metric that selects best.safetensors; default: validation_accuracy (validation_rmse "
-        "for numbers, validation_f1 for several labels, validation_perplexity for text), or train_loss without "
-        "validation images",
+        description="the metric that selects the best epoch: one of the task, or of metrics on the validation "
+        "images; default: validation_accuracy (validation_rmse for numbers, validation_f1 for several labels, "
+        "validation_perplexity for text), or train_loss without validation images",
+    )
+    final_model: FinalModel | None = Field(
+        None,
+        description="the epoch whose weights the run ends with: best by best_by, or last; default: best with "
+        "validation images or early_stopping, otherwise last",
     )
     metrics: list[Metric] | None = Field(
         None,

@@ -47,6 +47,12 @@ Delimiter = Annotated[
     str, Strict(), Field(pattern=r'^[^"\r\n\x00]$'), Expected("one character other than a quote or the end of a line")
 ]
 
+BestBy = Annotated[
+    str,
+    Strict(),
+    Field(pattern=r"^(train|validation)_\w+$"),
+    Expected("train_ or validation_ with a metric, such as validation_loss"),
+]
 Measured = Annotated[_Measurement, Expected(f"a number of magnitude at most {LIMIT:g}")]
 Duration = Annotated[_Measurement, Bounds(ge=0), Expected(f"a number in [0, {LIMIT:g}]")]
 Milliseconds = Annotated[_Measurement, Bounds(ge=-1e15, le=1e15), Expected("a number of magnitude at most 1e15")]
@@ -64,17 +70,11 @@ if TYPE_CHECKING:
     FileFormat: TypeAlias = str
     Unit: TypeAlias = str
     Precision: TypeAlias = str
-    BestBy: TypeAlias = str
+    FinalModel: TypeAlias = str
 else:
     Missing = one_of(options.Missing)
     Encoding = one_of(options.Encoding)
     FileFormat = one_of(options.FileFormat)
     Unit = one_of(options.Unit)
     Precision = one_of(Literal["float32", "tf32", "bfloat16", "float64"])
-    BestBy = one_of(
-        Literal[
-            "validation_accuracy", "validation_f1", "validation_rmse", "validation_mae", "validation_r2",
-            "validation_perplexity", "validation_loss", "train_accuracy", "train_f1", "train_rmse", "train_mae",
-            "train_r2", "train_perplexity", "train_loss",
-        ]
-    )  # fmt: skip
+    FinalModel = one_of(Literal["best", "last"])

@@ -33,6 +33,9 @@ def as_numpy(given: Any, place: str) -> np.ndarray:
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(f"{place}: found no array of numbers ({' '.join(str(error).split())})") from None
     if found.dtype == object:
+        types = {type(x) for x in found.ravel()}
+        if len(types) == 1 and types <= {str, bool}:  # as pandas has them
+            return found.astype(types.pop())
         raise DataError(f"{place}: found elements of type object, expected numbers, or strings as labels")
     return found
 

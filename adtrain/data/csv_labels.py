@@ -49,14 +49,17 @@ class LabelReader:
             self._texts += [texts[i] for i in keep]
 
     def labels(self) -> np.ndarray:
-        """The targets, float64 (N, targets), or the labels (N,) as integers if all are written as such, or as texts.
+        """The targets, float64 (N, targets), or the labels (N,), as texts or in the type that all are written in.
 
+        These types are integers, booleans (True and False), and floats whose fractions are 0, such as 2.0.
         Raises DataOptionError where all labels are numbers and one is a fraction.
         """
         if self.are_targets:
             return np.concatenate(self._numbers)
         if all(map(INTEGER.fullmatch, self._texts)):
             return np.array(list(map(int, self._texts)), np.int64)
+        if set(self._texts) <= {"False", "True"}:
+            return np.array(self._texts) == "True"
         if all(is_plain(text) and is_finite(text) for text in self._texts):
             fraction = next((text for text in self._texts if not float(text).is_integer()), None)
             if fraction is not None:
@@ -65,6 +68,8 @@ class LabelReader:
                 name = self._table.name(column)
                 advice = f"data.target: {column if name is None else name}, and a loss such as mse"
                 raise DataOptionError("label", f"{found}; to predict numbers, set {advice}")
+            if all(str(float(text)) == text for text in self._texts):
+                return np.array(self._texts, np.float64)
         return np.array(self._texts)
 
 

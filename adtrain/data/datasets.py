@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,10 @@ from adtrain.text import counted, first_names, visible
 
 MAX_LISTED = 12
 
+ClassType: TypeAlias = Literal["str", "int", "bool", "float"]
+CLASS_TYPES: dict[str, ClassType] = {"U": "str", "i": "int", "b": "bool", "f": "float"}
+"""The type of labels by the kind of their dtype."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +43,7 @@ class DataSet:
     the numbers of each channel, see `rounding`, but not from its mean. `encoder` has made the images of
     the rows of a table. `targets` are the names of the numbers to predict; then there are no classes, and the labels
     are float64 (N, targets), and `target_mean` and `target_std` those of the training part. `skipped` has one line for
-    each unreadable image that was left out.
+    each unreadable image that was left out. `class_type` is the type of the labels whose texts `classes` has.
     """
 
     name: str
@@ -54,6 +58,7 @@ class DataSet:
     targets: tuple[str, ...] = ()
     target_mean: tuple[float, ...] = ()
     target_std: tuple[float, ...] = ()
+    class_type: ClassType = "str"
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -70,6 +75,22 @@ class DataSet:
         """This data set with another training part; mean and standard deviation of targets are that part's."""
         mean, std = target_statistics(train.labels) if self.targets else ((), ())
         return replace(self, train=train, target_mean=mean, target_std=std)
+
+
+def class_values(classes: Sequence[str], kind: ClassType, count: int) -> np.ndarray:
+    """The labels of the training data, in their type, for `count` numbers of classes.
+
+    A number without a class is its own label. Raises ValueError where a class is not the text of such a label.
+    """
+    convert: dict[ClassType, Callable[[str], Any]] = {
+        "str": str,
+        "int": int,
+        "float": float,
+        "bool": ("False", "True").index,
+    }
+    further = range(len(classes), count)
+    values = [*map(convert[kind], classes), *(map(str, further) if kind == "str" else further)]
+    return np.array(values, None if kind != "bool" or further else bool)
 
 
 class DataSource(Protocol):
@@ -173,7 +194,25 @@ def of_parts(
         train, test = _in_float32(train, test, offset, source)
     else:
         offset = ()
-    return DataSet(name, train, test, classes, mean, std, offset, encoder, found.skipped, targets).with_train(train)
+    return DataSet(
+        name,
+        train,
+        test,
+        classes,
+        mean,
+        std,
+        offset,
+        encoder,
+        found.skipped,
+        targets,
+        class_type=_class_type(found),
+    ).with_train(train)
+
+
+def _class_type(found: Parts) -> ClassType:
+    """The type of the labels; "str" where the file names the classes, or the parts have labels of several types."""
+    kind = np.result_type(*(part.labels.dtype for part in (found.train, found.test) if part is not None)).kind
+    return "str" if found.classes else CLASS_TYPES.get(kind, "str")
 
 
 def _of_source(source: DataSource, options: Options, numbers: bool, offset: tuple[float, ...] | None) -> DataSet:
@@ -200,7 +239,8 @@ def _of_catalogue(entry: Entry, options: Options) -> DataSet:
     _check_alike(found.train, found.test)
     train, test = Split(found.train.images, found.train.labels), Split(found.test.images, found.test.labels)
     mean, std = (entry.mean, entry.std) if entry.mean else channel_statistics(train.images)
-    return DataSet(entry.name, train, test, entry.classes, mean, std)
+    numbered = entry.classes == tuple(map(str, range(len(entry.classes))))
+    return DataSet(entry.name, train, test, entry.classes, mean, std, class_type="int" if numbered else "str")
 
 
 def _splits(found: Parts, numbers: bool) -> tuple[tuple[str, ...], tuple[str, ...], Split, Split | None]:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from adtrain import metrics
 from adtrain.report.plot import Axis, Plot
 from adtrain.report.ticks import ticks
+from adtrain.training.tasks import TargetScores
 
 MOST_POINTS, MOST_TARGETS = 500, 12
 
@@ -21,11 +22,12 @@ Drawing: TypeAlias = Callable[[str, np.ndarray, np.ndarray], Markup]
 
 @dataclass(frozen=True)
 class NumberPredictions:
-    """The true and the predicted numbers of the test images in original units: float64 (N, targets)."""
+    """The true and the predicted numbers of the test images in original units, float64 (N, targets), and the scores."""
 
     targets: tuple[str, ...]
     true: np.ndarray
     predicted: np.ndarray
+    scores: TargetScores
 
     def points(self) -> np.ndarray:
         """The indices of at most MOST_POINTS examples, evenly spaced."""
@@ -34,28 +36,28 @@ class NumberPredictions:
 
 @dataclass(frozen=True)
 class LabelPredictions:
-    """The true labels of the test images and the predicted ones, 0 or 1: (N, labels)."""
+    """How often each label of the test images is found, found wrongly, and missed."""
 
     labels: tuple[str, ...]
-    true: np.ndarray
-    predicted: np.ndarray
+    counts: metrics.Counts
 
 
 def by_target(found: NumberPredictions) -> list[list[str]]:
     """For each target its name, mean, RMSE, MAE, R² and largest error."""
-    errors, r2 = found.true - found.predicted, metrics.r2(found.true, found.predicted)
-    rmse, mae = np.sqrt(np.square(errors).mean(axis=0)), np.abs(errors).mean(axis=0)
-    values = zip(found.true.mean(axis=0), rmse, mae, r2, np.abs(errors).max(axis=0), strict=True)
+    largest = np.abs(found.true - found.predicted).max(axis=0)
+    values = zip(found.true.mean(axis=0), *found.scores, largest, strict=True)
     return [[name, *(f"{x:.4g}" for x in row)] for name, row in zip(found.targets, values, strict=True)]
 
 
 def by_label(found: LabelPredictions) -> list[list[str]]:
     """For each label its name, how many examples have it, precision, recall and F1."""
-    counts = metrics.label_counts(found.true, found.predicted)
+    counts = found.counts
     columns = zip(counts.precision, counts.recall, counts.f1, strict=True)
     return [
         [name, f"{int(true):,}", *(f"{x:.2%}" for x in values)]
-        for name, true, values in zip(found.labels, found.true.sum(axis=0), columns, strict=True)
+        for name, true, values in zip(
+            found.labels, counts.true_positives + counts.false_negatives, columns, strict=True
+        )
     ]
 
 

@@ -17,8 +17,9 @@ from adtrain.report.record import Record
 from adtrain.report.timeline import lanes
 from adtrain.templates import environment
 from adtrain.training import scores
+from adtrain.training.summary import model_text
 
-FIELDS = ("device", "device_name", "precision", "seed", "epochs", "steps", "batch_size", "ended", "model_epoch")
+FIELDS = ("device", "device_name", "precision", "seed", "epochs", "steps", "batch_size", "ended")
 
 
 def render(record: Record, predictions: AnyPredictions | str) -> str:
@@ -99,4 +100,6 @@ def _facts(record: Record) -> dict[str, Any]:
     if summary is None:
         return found
     versions = ", ".join(f"{name} {version}" for name, version in summary.versions.items())
-    return {**found, **{name.replace("_", " "): getattr(summary, name) for name in FIELDS}, "versions": versions}
+    facts = {name.replace("_", " "): getattr(summary, name) for name in FIELDS}
+    weights = model_text(summary) or f"of epoch {summary.model_epoch}, the last"
+    return {**found, **facts, "weights": weights, "versions": versions}

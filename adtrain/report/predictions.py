@@ -16,7 +16,8 @@ from adtrain.data import Images
 from adtrain.metrics import confusion_matrix
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.training import model_file, sampling
-from adtrain.training.evaluation import class_names, predictions
+from adtrain.training.evaluation import class_names, predictions, summed
+from adtrain.training.examples import on_device
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.tasks import Multilabel, NextClass, Regression
 from adtrain.training.trust import NONE, Trust
@@ -106,11 +107,15 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
         drawn = sampling.sample(trained, device, sampling.prompt_classes(trained, ""), temperature=1.0, seed=0)
         return Sample("".join(sampling.decoded(trained, islice(drawn, SAMPLE_LENGTH))))
     test = trained.test_split()
+    task = trained.network.task
+    if isinstance(task, (Regression, Multilabel)):
+        examples = on_device(test, device)
+        sums = summed(trained.evaluation_step, task, trained.params, trained.statistics, examples).of_task
+        if isinstance(task, Multilabel):
+            return LabelPredictions(trained.targets, task.by_label(sums))
+        rows = predictions(trained.network, trained.params, trained.statistics, test.images, device)
+        return NumberPredictions(trained.targets, test.labels, rows, task.by_target(sums, test.labels))
     rows = predictions(trained.network, trained.params, trained.statistics, test.images, device)
-    if isinstance(trained.network.task, Regression):
-        return NumberPredictions(trained.targets, test.labels, rows)
-    if isinstance(trained.network.task, Multilabel):
-        return LabelPredictions(trained.targets, test.labels, (rows > 0.5).astype(np.int64))
     classes = class_names(trained.classes, rows)
     return Predictions(test.images, test.labels, classes, rows, first_filters(trained))
 

@@ -19,7 +19,7 @@ from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.member_run import final_states, finished, no_state
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.session import Session
-from adtrain.training.evaluation import BATCH_SIZE
+from adtrain.training.evaluation import BATCH_SIZE, mean_loss
 from adtrain.training.experiment import Experiment
 from adtrain.training.scores import Score
 from adtrain.training.tasks import Regression
@@ -81,9 +81,9 @@ def _score(experiment: Experiment, predictions: np.ndarray, labels: np.ndarray) 
     network, task = experiment.network, experiment.network.task
     outputs = array(_outputs(experiment, predictions))
     targets = array(labels)
-    loss = float(network.loss_of(outputs, targets).numpy())
+    loss = mean_loss(*(float(x) for x in network.loss_sums(outputs, targets)))
     sums = np.reshape(task.sums(outputs, targets).numpy(), -1).astype(np.float64).tolist()
-    return task.score(loss, sums, len(labels))
+    return task.score(loss, sums, len(labels), lambda: labels)
 
 
 def _outputs(experiment: Experiment, predictions: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -16,12 +16,14 @@ from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import append_line, locked_by, read_file, unwritable, write_atomic
 from adtrain.plugins import loaded
-from adtrain.sweeps.records import FORMAT, EpochLine, SweepOptions, SweepResults
+from adtrain.sweeps.records import FORMAT, EpochLine, SweepData, SweepOptions, SweepResults
 from adtrain.sweeps.states import StateFiles
 from adtrain.training.preparation import with_absolute_paths
+from adtrain.training.resumption import changed_data
 from adtrain.training.run_folder import create_numbered
 
 OPTIONS, METRICS, RESULTS = "options.json", "metrics.jsonl", "results.json"
+DATA = "data.json"
 STATES, RUNS = "states", "members"
 
 
@@ -33,10 +35,11 @@ class SweepFolder:
         self.states = StateFiles(path / STATES)
 
     @classmethod
-    def create(cls, cfg: Config, options: SweepOptions, path: Path | None) -> SweepFolder:
+    def create(cls, cfg: Config, options: SweepOptions, path: Path | None, digests: Mapping[str, str]) -> SweepFolder:
         """Create the folder `path`, or runs/NAME-sweep, with the config. Raises AdtrainError where it holds files."""
         folder = cls(_created(cfg.name, path))
         write_atomic(folder.path / OPTIONS, _json(options))
+        folder.write_data(digests)
         write_atomic(folder.path / METRICS, b"")
         write_atomic(folder.path / SWEEP_CONFIG, config.dump(_with_absolute_files(cfg)).encode())
         return folder
@@ -87,6 +90,15 @@ class SweepFolder:
             os.truncate(path, content.rfind(b"\n") + 1)
         except OSError as error:
             raise unwritable(path, error) from error
+
+    def write_data(self, digests: Mapping[str, str]) -> None:
+        """Write the digests of the data that the members are trained on."""
+        write_atomic(self.path / DATA, _json(SweepData(dict(digests))))
+
+    def changed_data(self, digests: Mapping[str, str]) -> list[str]:
+        """The parts of the data that have changed since `write_data`, as notes for the user."""
+        found: SweepData = records.parse(SweepData, read_file(self.path / DATA), str(self.path / DATA))
+        return changed_data(found.digests, digests)
 
     def write_results(self, results: SweepResults) -> None:
         write_atomic(self.path / RESULTS, _json(results))

@@ -115,6 +115,10 @@ class EpochInputs:
             order[i, :count] = batches[seed]
         return order
 
+    def rows(self, count: int) -> list[np.ndarray]:
+        """For each member its first `count` rows in the epoch."""
+        return [self.orders[seed][:count] for seed in self.inputs.data_seeds]
+
     def settings(self, first: int, count: int) -> Settings:
         """The settings of `count` steps from batch `first` on."""
         inputs = self.inputs

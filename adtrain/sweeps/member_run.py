@@ -18,7 +18,6 @@ from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.run import rungs_of
 from adtrain.sweeps.session import Session
 from adtrain.sweeps.wave import WaveState
-from adtrain.training.best import Best
 from adtrain.training.endings import Result
 from adtrain.training.metrics import METRICS, Epoch, Tested
 from adtrain.training.run_folder import CONFIG, RunFolder
@@ -108,7 +107,7 @@ def write_run(
     write_atomic(path / METRICS, b"")
     run.write_plugins(experiment)
     run.write_model(experiment, state)
-    best = Best.start(experiment.best_by)
+    best = experiment.best_start
     seconds = 0.0
     per_epoch = experiment.steps_per_epoch
     for line in lines:
@@ -120,7 +119,7 @@ def write_run(
             step = min(scored.epoch * per_epoch, experiment.total_steps)
             speed = len(experiment.train) / share if share else 0.0
             run.append_metrics(Epoch(scored.epoch, step, scored.train, scored.validation, share, speed))
-            best = best.after(scored.epoch, scored.train, scored.validation)
+            best = best.after(scored.epoch, scored.train, scored.validation, {})
     assert found.train is not None
     assert found.test is not None
     result = Result(

@@ -16,6 +16,7 @@ from adtrain.config.build import REGRESSION
 from adtrain.config.files import varied
 from adtrain.data import DataSet, Split
 from adtrain.optim.optimizer import is_zero
+from adtrain.training.checks import warn_of_init_from
 from adtrain.training.data_section import read_data
 from adtrain.training.experiment import Experiment
 from adtrain.training.preparation import of_data, with_absolute_paths
@@ -27,9 +28,12 @@ REFUSED = {
     ): "members of a Program train equally long; adtrain sweep --halving drops the worse ones",
     ("training", "checkpoint_every"): "a sweep chooses itself when it saves",
     ("training", "metrics"): "adtrain eval measures them on the run of a member",
+    ("training", "final_model"): "a member ends with the weights of its last epoch; --set training.final_model=last",
     ("data", "shards"): "a member trains on whole batches; --set data.shards=null leaves it out",
 }
-"""Keys that a sweep does not take, and why. It takes `data.shards: 1`, which divides nothing."""
+"""Keys that a sweep does not take, and why."""
+ALLOWED = {("shards", 1), ("final_model", "last")}
+"""Values of these keys that change nothing."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,15 @@ class Group:
     def of_member(self, member: Member) -> Experiment:
         """The experiment of one member, as `adtrain train` has it. With `shared_seed` the split is that of all."""
         first, cfg = self.experiment, member.config
+        training: dict[str, Any] = {"init_from": with_absolute_paths(cfg).training.init_from}
+        if first.validation is not None:
+            training["final_model"] = "last"  # `adtrain train` would end with the best epoch
         prepared = first.config.model_copy(
             update={
                 "name": cfg.name,
                 "optimizer": cfg.optimizer,
                 "schedule": cfg.schedule,
-                "training": cfg.training.model_copy(update={"init_from": with_absolute_paths(cfg).training.init_from}),
+                "training": cfg.training.model_copy(update=training),
             }
         )
         found = replace(
@@ -135,7 +142,7 @@ def members_of(cfg: Config) -> list[Member]:
 def _refuse_keys(cfg: Config) -> None:
     for (section, key), reason in REFUSED.items():
         value = getattr(getattr(cfg, section), key)
-        if value is not None and not (key == "shards" and value == 1):
+        if value is not None and (key, value) not in ALLOWED:
             raise cfg.error_at((section, key), f"found it in a sweep, expected none: {reason}")
 
 
@@ -158,7 +165,13 @@ def groups_of(cfg: Config, members: Sequence[Member]) -> list[Group]:
         seeded = first
         if shared_seed is not None:
             seeded = first.model_copy(update={"training": first.training.model_copy(update={"seed": shared_seed})})
-        groups.append(Group(number, tuple(same), of_data(seeded, read[key]), read[key].train, shared_seed))
+        experiment = of_data(seeded, read[key])
+        if experiment.metrics:
+            fields = ", ".join(experiment.network.task.score_kind._fields)
+            reason = f"found {first.training.best_by} in a sweep, expected train_ or validation_ with one of {fields}"
+            raise first.error_at(("training", "best_by"), reason)
+        warn_of_init_from(experiment)
+        groups.append(Group(number, tuple(same), experiment, read[key].train, shared_seed))
     return groups
 
 

@@ -16,8 +16,9 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import OutOfMemory
 from adtrain.data.memory import machine_memory
 from adtrain.sweeps.members import Group
-from adtrain.sweeps.step import Settings, empty_tally
+from adtrain.sweeps.step import Settings, empty_tally, zero_member_totals
 from adtrain.sweeps.wave import Programs
+from adtrain.training.evaluation import BATCH_SIZE
 from adtrain.training.examples import held_bytes
 from adtrain.training.experiment import LOG_ROWS
 from adtrain.training.memory import nbytes
@@ -107,15 +108,21 @@ def together_of(plans: Sequence[GroupPlan], device: str) -> list[list[GroupPlan]
 
 
 def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> int:
-    """The planned peak of a wave of `count` members on full batches, with the data."""
+    """The planned peak of a wave of `count` members, in a step on a full batch or in an evaluation, with the data."""
     experiment = group.experiment
     arguments = step_arguments(group, count)
-    program = programs.step.program(*tree.map(lambda x: Placeholder(x.shape, x.dtype, device), arguments))
-    memory = backend(device).memory(program)
+
+    def on_device(x: Any) -> Placeholder:
+        return Placeholder(x.shape, x.dtype, device)
+
+    program = programs.step.program(*tree.map(on_device, arguments))
+    evaluation = programs.evaluation.program(*tree.map(on_device, _evaluation_arguments(group, arguments[0], count)))
+    memories = [backend(device).memory(x) for x in (program, evaluation)]
+    largest = max(memory.values + memory.scratch for memory in memories)
     inputs = sum(nbytes(x) for x in arguments[:3]) + nbytes(arguments[5])
     inputs += nbytes(arguments[0])  # the state after the last epoch: see `WaveTraining.last`
     data = held_bytes(group.whole, device) + held_bytes(experiment.test, device)
-    return inputs + data + memory.values + memory.scratch
+    return inputs + data + largest
 
 
 def measured(found: GroupPlan, device: str, programs: Programs) -> GroupPlan:
@@ -159,6 +166,14 @@ def step_arguments(group: Group, count: int) -> tuple[Any, ...]:
         whole.labels,
         np.broadcast_to(np.int64(0), (*members, LOG_ROWS, size)),
     )
+
+
+def _evaluation_arguments(group: Group, state: Any, count: int) -> tuple[Any, ...]:
+    """Arguments of the evaluation of full batches of the test part for `count` members in this state."""
+    test = group.experiment.test
+    totals = tree.map(lambda x: x.numpy(), zero_member_totals(group.experiment.network.task, count, "cpu"))
+    order = np.broadcast_to(np.int64(0), (LOG_ROWS, min(BATCH_SIZE, len(test))))
+    return totals, state.params, state.statistics, test.images, test.labels, order
 
 
 def _limit(device: str) -> int:

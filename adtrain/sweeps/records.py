@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from adtrain.config.values import Duration, Total
+from adtrain.config.values import Duration, Sha256, Total
 from adtrain.training.scores import Score
 
 FORMAT = 3
@@ -23,6 +23,13 @@ class SweepOptions:
     halving: tuple[Total, ...]
     rank_by: str
     format: Total = FORMAT
+
+
+@dataclass(frozen=True)
+class SweepData:
+    """The content of data.json: the digests of the data that the members are trained on, by their names."""
+
+    digests: dict[str, Sha256]
 
 
 @dataclass(frozen=True)

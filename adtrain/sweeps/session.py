@@ -10,6 +10,7 @@ from typing import Any
 from adtrain import config
 from adtrain.config import Config
 from adtrain.config.problems import found
+from adtrain.data import Split
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
 from adtrain.sweeps.plan import GroupPlan, measured, plan, together_of
@@ -32,6 +33,19 @@ class Session:
     def plans(self, most: int | None = None) -> list[GroupPlan]:
         """The plan of each group, with at most `most` members in a wave. Raises OutOfMemory."""
         return [plan(group, self.device, self.programs[group.number], most) for group in self.groups]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The digests of the data of all groups; data that several groups have are named after the first one."""
+        found: dict[str, str] = {}
+        seen: list[Split] = []
+        for group in self.groups:
+            if not any(group.whole is split for split in seen):
+                seen.append(group.whole)
+                parts = {"training": group.whole, "test": group.experiment.test}
+                for part, split in parts.items():
+                    found |= {f"{part} {name} of group {group.number}": x for name, x in split.digests.items()}
+        return found
 
     def measured(self, plans: Sequence[GroupPlan]) -> list[GroupPlan]:
         """The plans with measured times. Compiles the Programs."""

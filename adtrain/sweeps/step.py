@@ -61,7 +61,7 @@ if all members share it) to the state and the tally after a step on the batches 
 All arrays of the state have a leading axis of members. A staged step donates state and tally."""
 
 MemberTotals: TypeAlias = Totals
-"""`Totals` whose `loss` and `sums` have a leading axis of members."""
+"""`Totals` whose `loss`, `weight` and `sums` have a leading axis of members."""
 
 DONATED = (0, 1)
 """The donated arguments of a `SweepStep`, by position."""
@@ -149,22 +149,22 @@ def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
     def member(
         position: Value,
         loss: Value,
+        weight: Value,
         sums: Value,
         params: nn.Params,
         statistics: nn.State,
         images: Value,
         labels: Value,
         order: Value,
-    ) -> tuple[Value, Value]:
-        found = evaluate(Totals(position, loss, sums), params, statistics, images, labels, order)
-        return found.loss, found.sums
+    ) -> tuple[Value, Value, Value]:
+        found = evaluate(Totals(position, loss, weight, sums), params, statistics, images, labels, order)
+        return found.loss, found.weight, found.sums
 
     def step(
         totals: MemberTotals, params: nn.Params, statistics: nn.State, images: Value, labels: Value, order: Value
     ) -> MemberTotals:
-        of_all = vmap(member, (None, 0, 0, 0, 0, None, None, 0 if order.ndim == 3 else None))
-        loss, sums = of_all(*totals, params, statistics, images, labels, order)
-        return Totals(totals.position + 1, loss, sums)
+        of_all = vmap(member, (None, 0, 0, 0, 0, 0, None, None, 0 if order.ndim == 3 else None))
+        return Totals(totals.position + 1, *of_all(*totals, params, statistics, images, labels, order))
 
     return step
 
@@ -172,4 +172,4 @@ def sweep_evaluation(network: Network) -> Callable[..., MemberTotals]:
 def zero_member_totals(task: Task, members: int, device: str) -> MemberTotals:
     """The totals before the first batch."""
     tally = empty_tally(task, members, device)
-    return Totals(tally.position, tally.loss, tally.sums)
+    return Totals(tally.position, tally.loss, array(np.zeros(members), device=device), tally.sums)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -29,6 +30,7 @@ from adtrain.sweeps.step import (
     sweep_step,
     zero_member_totals,
 )
+from adtrain.training.evaluation import BATCH_SIZE, mean_loss
 from adtrain.training.examples import Resident, on_device
 from adtrain.training.experiment import LOG_ROWS, TOTALS
 from adtrain.training.loop import REPORT_SECONDS
@@ -200,7 +202,11 @@ class WaveTraining:
         seconds = perf_counter() - started
         self.epochs, self.batches = number, 0
         self.tally = empty_tally(self.task, len(self.members), self.device)
-        train, validation = self._scores(losses, sums, sum(sizes)), self._validation_scores()
+        count = sum(sizes)
+        train = self._scores(
+            [float(loss) / count for loss in losses], sums, inputs.rows(count), self.group.whole.labels
+        )
+        validation = self._validation_scores()
         before = (number - 1) * self.experiment.steps_per_epoch
         found = []
         for i in trained.tolist():
@@ -255,12 +261,16 @@ class WaveTraining:
             yield False
         return True
 
-    def _scores(self, losses: np.ndarray, sums: np.ndarray, count: int) -> list[Score | None]:
-        rows = np.reshape(sums, (len(losses), -1)).astype(np.float64).tolist()
-        return [
-            self.task.score(float(loss) / count, row, count) if np.isfinite(loss) and np.isfinite(row).all() else None
-            for loss, row in zip(losses[: self.count], rows, strict=False)
-        ]
+    def _scores(
+        self, losses: Sequence[float], sums: np.ndarray, rows: Sequence[np.ndarray], labels: np.ndarray
+    ) -> list[Score | None]:
+        """The score of each member on its rows of `labels`, from its mean loss and the task's sums."""
+        found: list[Score | None] = []
+        totals = np.reshape(sums, (len(losses), -1)).astype(np.float64).tolist()
+        for loss, of_task, own in zip(losses[: self.count], totals, rows, strict=False):
+            finite = np.isfinite(loss) and np.isfinite(of_task).all()
+            found.append(self.task.score(loss, of_task, len(own), partial(labels.__getitem__, own)) if finite else None)
+        return found
 
     def _validation_scores(self) -> list[Score | None] | None:
         if self.experiment.validation is None:
@@ -273,10 +283,12 @@ class WaveTraining:
         return self._evaluated(self._resident(test, "test"), np.arange(len(test)))
 
     def _evaluated(self, examples: Resident, rows: Any) -> list[Score | None]:
-        """The score of each member on rows (count,), or (members, count) of its own."""
+        """The score of each member on rows (count,), or (members, count) of its own.
+
+        The batches are those of `evaluation.evaluate`, so that the score of a member has the digits of its run's.
+        """
         totals = zero_member_totals(self.task, len(self.members), self.device)
-        count, size = rows.shape[-1], self.experiment.full_batch
-        for length, begin, end in _chunks(count, size):
+        for length, begin, end in _chunks(rows.shape[-1], BATCH_SIZE):
             part = rows[..., begin:end]
             order = part.reshape(*part.shape[:-1], -1, length)
             padded = np.zeros((*part.shape[:-1], LOG_ROWS, length), np.int64)
@@ -284,7 +296,9 @@ class WaveTraining:
             totals = totals._replace(position=array(np.int64(0), device=self.device))
             inputs = self.state.params, self.state.statistics, *examples.batches(padded)
             totals = self.programs.evaluation.repeat(order.shape[-2], totals, *inputs)
-        return self._scores(totals.loss.numpy(), totals.sums.numpy(), count)
+        losses = list(map(mean_loss, totals.loss.numpy().tolist(), totals.weight.numpy().tolist()))
+        own = rows if rows.ndim == 2 else [rows] * self.count
+        return self._scores(losses, totals.sums.numpy(), own, examples.split.labels)
 
 
 def _chunks(count: int, size: int) -> Iterator[tuple[int, int, int]]:

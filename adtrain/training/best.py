@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from adtrain.config.values import BestBy, Measured, Total
-from adtrain.training.scores import HIGHER_IS_BETTER, Score
+from adtrain.config.values import BestBy, Bool, Measured, Total
+from adtrain.training.scores import Score
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class Best:
     """The best epoch by the metric `by`, such as validation_accuracy.
 
     Attributes:
+        higher: whether higher values are better.
         value, epoch: the best value and its epoch; None and 0 before the first epoch ends.
         to_beat: the reference of early stopping: the last value that improved on its predecessor by more than
             `min_delta`.
@@ -20,22 +22,33 @@ class Best:
     """
 
     by: BestBy
+    higher: Bool
     value: Measured | None
     epoch: Total
     to_beat: Measured | None
     waited: Total
 
     @classmethod
-    def start(cls, by: str) -> Best:
+    def start(cls, by: str, higher: bool) -> Best:
         """The record before the first epoch ends."""
-        return cls(by, None, 0, None, 0)
+        return cls(by, higher, None, 0, None, 0)
 
-    def after(self, epoch: int, train: Score, validation: Score | None, min_delta: float = 0.0) -> Best:
-        """The record after `epoch` ended with these scores. Among equal epochs the first one counts."""
+    def after(
+        self,
+        epoch: int,
+        train: Score,
+        validation: Score | None,
+        metrics: Mapping[str, float],
+        min_delta: float = 0.0,
+    ) -> Best:
+        """The record after `epoch` ended with these scores, and with `metrics` of the validation part.
+
+        Among equal epochs the first one counts.
+        """
         part, _, metric = self.by.partition("_")
         score = train if part == "train" else validation
         assert score is not None, "best_by names a validation metric, but there is no validation split"
-        value: float = getattr(score, metric)
+        value: float = getattr(score, metric) if metric in score._fields else metrics[metric]
         if self._gain(value, self.to_beat) > min_delta:
             updated = replace(self, to_beat=value, waited=0)
         else:
@@ -46,8 +59,8 @@ class Best:
         """The improvement over `reference`: positive is better, whether high or low values are."""
         if reference is None:
             return float("inf")
-        return value - reference if self.by.partition("_")[2] in HIGHER_IS_BETTER else reference - value
+        return value - reference if self.higher else reference - value
 
 
-LOST = Best.start("")
+LOST = Best.start("", higher=False)
 """Stands for a damaged record in a checkpoint. Resumption looks for the best epoch anew."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from adtrain import nn
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.config.problems import found
+from adtrain.core import tree
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
@@ -19,8 +21,9 @@ from adtrain.data.columns import printable
 from adtrain.data.memory import machine_memory
 from adtrain.data.rounding import lossy_channels
 from adtrain.data.split import chunks
+from adtrain.metrics import METRICS
 from adtrain.text import counted, first_names, visible
-from adtrain.training import embedded_columns
+from adtrain.training import embedded_columns, warm_start
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
 from adtrain.training.tasks import Classification, NextClass, Regression, Task
@@ -119,10 +122,16 @@ def warn_of_lost_digits(cfg: Config, net: Network, data_set: DataSet) -> None:
 
 def check_metrics(cfg: Config, task: Task) -> None:
     """Check that `best_by` and `metrics` are metrics of the task."""
-    fields = task.score_kind._fields
-    if cfg.training.best_by is not None and cfg.training.best_by.partition("_")[2] not in fields:
-        expected = f"expected train_ or validation_ with one of {', '.join(fields)}"
-        raise cfg.error_at(("training", "best_by"), f"found {cfg.training.best_by}, {expected}")
+    fields, best_by = task.score_kind._fields, cfg.training.best_by
+    if best_by is not None:
+        part, _, metric = best_by.partition("_")
+        others = [x.kind for x in cfg.training.metrics or ()]
+        if isinstance(task, Classification):
+            others = [name for name in dict.fromkeys([*METRICS, *others]) if name not in ("confusion", *fields)]
+        if metric not in fields and not (part == "validation" and metric in others):
+            expected = f"expected train_ or validation_ with one of {', '.join(fields)}"
+            expected += f", or validation_ with one of {', '.join(others)}" if others else ""
+            raise cfg.error_at(("training", "best_by"), f"found {best_by}, {expected}")
     if cfg.training.metrics and not isinstance(task, Classification):
         reason = f"which are for classes; this task always has {', '.join(fields)}"
         raise cfg.error_at(
@@ -154,6 +163,26 @@ def check_augmentations(experiment: Experiment) -> None:
             change.check((experiment.full_batch, *experiment.image_shape))
         except ShapeError as error:
             raise experiment.config.error_at(("data", "augment", i), str(error)) from None
+
+
+def warn_of_init_from(experiment: Experiment) -> None:
+    """Warn where outputs or inputs with weights of `training.init_from` have other names there than in the data."""
+    training, data_set = experiment.config.training, experiment.data
+    if training.init_from is None:
+        return
+    path = Path(training.init_from)
+    before, now = warm_start.names_of(path), warm_start.Names(data_set.classes, data_set.targets, data_set.encoder)
+    drawn = tree.leaves(experiment.random_initial_state("cpu").params)
+    taken = tree.leaves(experiment.initial_state("cpu").params)
+    kinds = "classes" if now.classes else "targets"
+    pairs = [(kinds, "last", -1, before.outputs, now.outputs), ("features", "first", 0, before.inputs, now.inputs)]
+    for what, layer, position, others, own in pairs:
+        is_taken = not np.array_equal(drawn[position].numpy(), taken[position].numpy())
+        if others and own and tuple(others) != tuple(own) and is_taken:
+            there, here = (first_names(list(map(printable, names)), MAX_LISTED) for names in (others, own))
+            found = f"found the {what} {there}, and here {here}"
+            effect = f"the {layer} layer begins with the weights of other {what}"
+            _log.warning("adtrain: warning: training.init_from %s: %s: %s", visible(str(path)), found, effect)
 
 
 def check_embeddings(experiment: Experiment) -> None:

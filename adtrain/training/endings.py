@@ -22,7 +22,7 @@ class Result:
     """The result of a training that ran to its end.
 
     Attributes:
-        state: the model's state: the best epoch's with `training.early_stopping`, otherwise the last epoch's.
+        state: the model's state: the best epoch's or the last one's, as `Experiment.restores_best` says.
         restored: whether `state` belongs to an earlier epoch than the last one.
         ended: the reason: "finished", "early_stopping", or "callback" if an observer ended it.
         best: the best epoch, by `training.best_by`.

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from adtrain import nn
+from adtrain import config, nn
+from adtrain.config import Config
 from adtrain.core import communicator
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Images, Split
-from adtrain.metrics import ClassPredictions, Metric, MetricValue
+from adtrain.metrics import METRICS, ClassPredictions, Metric, MetricValue
 from adtrain.passes import ALL
 from adtrain.training.examples import Examples
 from adtrain.training.network import Network
@@ -30,6 +31,14 @@ Trained: TypeAlias = tuple[Network, nn.Params, nn.State]
 """A network with its parameters and its running statistics."""
 
 
+class Sums(NamedTuple):
+    """The sums over a split: of the losses, of their weights (see `Network.loss_sums`), and the task's."""
+
+    loss: float
+    weight: float
+    of_task: Sequence[float]
+
+
 def evaluate(
     step: EvaluationStep,
     task: Task,
@@ -40,12 +49,33 @@ def evaluate(
     before_batches: Callable[[], None] = lambda: None,
     sharding: Sharding | None = None,
 ) -> Score:
-    """The score of the model on all of `examples`; `step` is the `evaluation_step` of an experiment or a trained model,
-    and `task` that of its network.
+    """The score of the model on all of `examples`; arguments and errors are those of `summed`.
+
+    Raises AdtrainError, which names the split by `name`, also where the loss is not finite.
+    """
+    sums = summed(step, task, params, statistics, examples, name, before_batches, sharding)
+    loss = mean_loss(sums.loss, sums.weight)
+    if not math.isfinite(loss):
+        raise AdtrainError(f"the loss on the {name} examples is {loss}: the model's numbers have overflowed")
+    return task.score(loss, sums.of_task, len(examples), lambda: examples.split.labels)
+
+
+def summed(
+    step: EvaluationStep,
+    task: Task,
+    params: nn.Params,
+    statistics: nn.State,
+    examples: Examples,
+    name: str = "test",
+    before_batches: Callable[[], None] = lambda: None,
+    sharding: Sharding | None = None,
+) -> Sums:
+    """The sums over all of `examples`; `step` is the `evaluation_step` of an experiment or a trained model, and `task`
+    that of its network.
 
     `before_batches` is called before every BATCHES_AT_ONCE batches. Its exceptions end the evaluation. With `sharding`,
-    shard s of S has the batches s, s + S, ...; all ranks get the same score.
-    Raises AdtrainError, which names the split by `name`, where the split is empty or the loss is not finite.
+    shard s of S has the batches s, s + S, ...; all ranks get the same sums.
+    Raises AdtrainError, which names the split by `name`, where the split is empty.
     """
     count = len(examples)
     if not count:
@@ -53,7 +83,7 @@ def evaluate(
     batches = [np.arange(start, min(start + BATCH_SIZE, count)) for start in range(0, count, BATCH_SIZE)]
 
     def totals_of(batches: Sequence[np.ndarray], before_batches: Callable[[], None] = lambda: None) -> np.ndarray:
-        """The loss and the task's sums over these batches."""
+        """The sums of these batches."""
         totals = zero_totals(task, examples.device)
         for group in examples.groups(batches, ROWS):
             totals = totals._replace(position=array(np.int64(group.position), device=examples.device))
@@ -61,7 +91,7 @@ def evaluate(
                 before_batches()
                 times = min(BATCHES_AT_ONCE, group.steps - done)
                 totals = repeated(step, times, (totals,), params, statistics, *group.inputs)
-        return np.array([float(totals.loss), *totals.sums.numpy().reshape(-1).tolist()])
+        return np.array([float(totals.loss), float(totals.weight), *totals.sums.numpy().reshape(-1).tolist()])
 
     if sharding is None:
         sums = totals_of(batches, before_batches)
@@ -71,10 +101,13 @@ def evaluate(
             before_batches()  # as often on all ranks
             own.append(totals_of(batches[shard :: sharding.shards]))
         sums = np.add.accumulate(communicator.all_gathered(np.array(own)).reshape(sharding.shards, -1))[-1]
-    loss = float(sums[0]) / count
-    if not math.isfinite(loss):
-        raise AdtrainError(f"the loss on the {name} examples is {loss}: the model's numbers have overflowed")
-    return task.score(loss, sums[1:].tolist(), count)
+    loss, weight, *of_task = sums.tolist()
+    return Sums(loss, weight, of_task)
+
+
+def mean_loss(total: float, weight: float) -> float:
+    """The mean loss of a split, from the sums of its losses and of their weights; 0 where all weights are 0."""
+    return total / weight if weight else 0.0
 
 
 def begin_compiling(
@@ -85,6 +118,14 @@ def begin_compiling(
         batch = np.arange(min(BATCH_SIZE, len(examples)))
         for group in examples.groups([batch], ROWS):
             step.compile(zero_totals(task, examples.device), params, statistics, *group.inputs)
+
+
+def metrics_of(cfg: Config, task: Task) -> dict[str, Metric]:
+    """The metrics of `training.metrics`, by name, and that of `training.best_by`. Raises ConfigError."""
+    found, best_by = config.build.metrics(cfg), (cfg.training.best_by or "").partition("_")[2]
+    if best_by in METRICS and best_by not in task.score_kind._fields:
+        found.setdefault(best_by, METRICS[best_by])
+    return found
 
 
 def named_metrics(

@@ -23,8 +23,11 @@ from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
 from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks
 from adtrain.training import sharded_step, warm_start
+from adtrain.training.best import Best
+from adtrain.training.evaluation import metrics_of
 from adtrain.training.network import Network
 from adtrain.training.program_cache import PersistentProgramCache, targets
+from adtrain.training.scores import HIGHER_IS_BETTER
 from adtrain.training.sharding import Buckets, Sharding
 from adtrain.training.step import (
     EvaluationStep,
@@ -80,6 +83,17 @@ class Experiment:
         return self.data.test
 
     @property
+    def digests(self) -> dict[str, str]:
+        """The digests of what the training reads, such as that of the "training labels"."""
+        parts = {"training": self.train, "validation": self.validation, "test": self.test}
+        return {
+            f"{part} {name}": digest
+            for part, split in parts.items()
+            if split is not None
+            for name, digest in split.digests.items()
+        }
+
+    @property
     def epochs(self) -> int:
         """Passes over the training images, including a last one that `training.steps` cuts short."""
         return -(-self.total_steps // self.steps_per_epoch)
@@ -113,10 +127,25 @@ class Experiment:
         default = "train_loss" if self.validation is None else f"validation_{self.network.task.default_metric}"
         return self.config.training.best_by or default
 
+    @property
+    def best_start(self) -> Best:
+        """The record of the best epoch before the first one ends."""
+        metric = self.best_by.partition("_")[2]
+        own = self.metrics.get(metric)
+        return Best.start(self.best_by, getattr(own, "higher_is_better", True) if own else metric in HIGHER_IS_BETTER)
+
+    @property
+    def restores_best(self) -> bool:
+        """Whether the training ends with the state of the best epoch, and not with that of the last one."""
+        training = self.config.training
+        if training.final_model is not None:
+            return training.final_model == "best"
+        return self.validation is not None or training.early_stopping is not None
+
     @cached_property
     def metrics(self) -> dict[str, Metric]:
-        """The metrics of `training.metrics`, by name."""
-        return config.build.metrics(self.config)
+        """The metrics by name, in addition to those of the task."""
+        return metrics_of(self.config, self.network.task)
 
     def initial_state(self, device: str) -> TrainState:
         """The state before the first step; no two arrays share memory.

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from adtrain.config.values import Seed
+from adtrain.config.values import Seed, Sha256
+from adtrain.data.datasets import ClassType
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.option_types import Number, Positive, Size
 from adtrain.training.experiment import Experiment
 from adtrain.training.progress import Progress
 from adtrain.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 KIND = "checkpoint"
-DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale", "targets", "target_mean", "target_std")
+DATA_FIELDS = ("classes", "image_shape", "mean", "std", "scale", "targets", "target_mean", "target_std", "class_type")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class ModelMetadata:
         mean, std, scale: those of the `Network`.
         encoder: makes the images of a table's rows; None for other data.
         targets, target_mean, target_std: the names of the numbers to predict, and those of the training part.
+        class_type: the type of the labels whose texts `classes` has.
     """
 
     version: str
@@ -40,6 +42,7 @@ class ModelMetadata:
     targets: tuple[str, ...]
     target_mean: tuple[Number, ...]
     target_std: tuple[Positive, ...]
+    class_type: ClassType
 
     def data(self) -> dict[str, Any]:
         """What the training data decide, for messages: fields, and with an encoder the number of each feature."""
@@ -53,12 +56,13 @@ class ModelMetadata:
 
 @dataclass(frozen=True)
 class CheckpointMetadata(ModelMetadata):
-    """What is needed to continue a run, besides its arrays."""
+    """What is needed to continue a run, besides its arrays. `digests` are those of `Experiment`."""
 
     kind: str
     format: int
     seed: Seed
     steps_per_epoch: Size
+    digests: dict[str, Sha256]
     progress: Progress
 
 
@@ -85,6 +89,7 @@ def of_model(experiment: Experiment) -> ModelMetadata:
         targets=experiment.data.targets,
         target_mean=experiment.data.target_mean,
         target_std=experiment.data.target_std,
+        class_type=experiment.data.class_type,
     )
 
 
@@ -95,5 +100,6 @@ def of_checkpoint(experiment: Experiment, progress: Progress) -> CheckpointMetad
         format=FORMAT,
         seed=experiment.config.training.seed,
         steps_per_epoch=experiment.steps_per_epoch,
+        digests=experiment.digests,
         progress=progress,
     )

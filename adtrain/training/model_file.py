@@ -23,6 +23,7 @@ from adtrain.core.types import ArrayType
 from adtrain.data import DataSet, Options, Split, formats, text_file
 from adtrain.data import load as load_data
 from adtrain.data.columns import printable
+from adtrain.data.datasets import ClassType, class_values
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.passes import ALL
@@ -45,7 +46,7 @@ class TrainedModel:
 
     `classes` are the names of the classes, `targets` those of the numbers or labels to predict; one of them is empty.
     `image_shape` is (C, H, W). `encoder` makes the images of a table's rows; it is None if the network was trained on
-    other data.
+    other data. `class_type` is the type of the labels whose texts `classes` has.
     """
 
     config: Config
@@ -56,6 +57,7 @@ class TrainedModel:
     image_shape: tuple[int, int, int]
     encoder: TableEncoder | None = None
     targets: tuple[str, ...] = ()
+    class_type: ClassType = "str"
 
     def test_split(self, path: Path | None = None) -> Split:
         """The test examples of the config; or those at `path`, without a test part all of them.
@@ -193,6 +195,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
         and (about.encoder is None or about.encoder.fits(data_options(cfg.data), about.image_shape))
         and (factor > 0).all()
         and all(np.isfinite(x).all() for x in (factor, summand))
+        and _are_labels(about.classes, about.class_type)
     ):
         raise AdtrainError(f"{path}: found metadata that do not fit the model of config.yaml, train again")
     if device == "cpu":
@@ -203,4 +206,22 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
     params, statistics = tree.unflatten(
         tree.flatten((params, statistics))[1], [array(x, device=device) for x in arrays.values()]
     )
-    return TrainedModel(cfg, net, params, statistics, about.classes, about.image_shape, about.encoder, about.targets)
+    return TrainedModel(
+        cfg,
+        net,
+        params,
+        statistics,
+        about.classes,
+        about.image_shape,
+        about.encoder,
+        about.targets,
+        about.class_type,
+    )
+
+
+def _are_labels(classes: tuple[str, ...], kind: ClassType) -> bool:
+    try:
+        class_values(classes, kind, len(classes))
+    except (ValueError, OverflowError):
+        return False
+    return True

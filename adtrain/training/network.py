@@ -13,8 +13,8 @@ import numpy as np
 from adtrain import config, nn, ops
 from adtrain.augment import Mixed
 from adtrain.config import Config
-from adtrain.config.build import REGRESSION, takes_labels
-from adtrain.core.array import Value
+from adtrain.config.build import REGRESSION, is_own, takes_labels
+from adtrain.core.array import Value, array
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
 from adtrain.data.rounding import offsets
@@ -31,6 +31,8 @@ class Network:
         mean, std: numbers per channel that normalise the images after division by `scale`.
         scale: 255 for uint8 images, 1 for numbers, which are stored in float32 after subtraction of `offset`.
         loss: maps outputs (N, classes) and targets to the mean loss; a position of a sequence is a row.
+        class_weights: the factors of the rows' losses, one for each class; None where the loss has none.
+        mean_only: whether the loss has no option `reduction`, as losses of plug-ins.
         task: what the outputs mean: the loss's targets, predictions and metrics.
     """
 
@@ -41,8 +43,10 @@ class Network:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     scale: float
-    loss: Callable[[Value, Value], Value]
+    loss: Callable[..., Value]
     task: Task
+    class_weights: tuple[float, ...] | None = None
+    mean_only: bool = False
 
     @cached_property
     def synchronized(self) -> bool:
@@ -87,24 +91,68 @@ class Network:
         with ops.matmul_precision(self.products):
             return self.model.forward(params, statistics, self.inputs(images), mode)
 
-    def loss_of(self, outputs: Value, labels: Value, mixed: Mixed | None = None) -> Value:
+    def loss_of(
+        self, outputs: Value, labels: Value, mixed: Mixed | None = None, total_weight: Value | None = None
+    ) -> Value:
         """The mean loss, shape (), of outputs (N, classes or targets) for labels (N,) or (N, targets).
 
         Of sequences: outputs (N, length, classes), labels (N, length).
 
         With mixup (`mixed`), a classification loss is the weighted mean of the losses for both labels; another loss
         gets the weighted mean of both targets.
+
+        With `class_weights` the mean is the sum of the weighted losses divided by the sum of the weights, or by
+        `total_weight`, that of a batch of which these rows are a part. It is 0 where the weights are 0.
         """
+
+        def mean(targets: Value) -> Value:
+            if self.class_weights is None:
+                return self.loss(outputs, targets)
+            total = self._weight_of(targets, self.dtype) if total_weight is None else total_weight
+            return self.loss(outputs, targets, reduction="sum") / ops.where(ops.equal(total, 0.0), 1.0, total)
+
         with scope("loss"):
-            if outputs.ndim > 2:
-                outputs = ops.reshape(outputs, (-1, outputs.shape[-1]))
+            outputs = _rows(outputs)
             targets = self.task.targets(outputs, labels)
             if mixed is None:
-                return self.loss(outputs, targets)
+                return mean(targets)
             others, share = self.task.targets(outputs, mixed.labels), mixed.share
             if self.task.mixes_targets:
-                return self.loss(outputs, targets * share + others * (1.0 - share))
-            return self.loss(outputs, targets) * share + self.loss(outputs, others) * (1.0 - share)
+                return mean(targets * share + others * (1.0 - share))
+            return mean(targets) * share + mean(others) * (1.0 - share)
+
+    def loss_sums(self, outputs: Value, labels: Value) -> tuple[Value, Value]:
+        """The sum of the losses of a batch, and of their weights; arguments are those of `loss_of`.
+
+        Both are float64, shape (). The sums over all batches, divided by one another, are the mean loss of a split. It
+        does not depend on the order of the examples, up to rounding in float64. A loss of a plug-in only has a mean, so
+        its sum is the mean times the number of rows.
+        """
+        with scope("loss"):
+            outputs = _rows(outputs)
+            targets = self.task.targets(outputs, labels)
+            if self.mean_only:
+                total, count = ops.astype(self.loss(outputs, targets), np.float64) * outputs.shape[0], outputs.shape[0]
+            else:
+                losses = ops.astype(self.loss(outputs, targets, reduction="none"), np.float64)
+                total, count = ops.sum(losses), losses.size
+            if self.class_weights is not None:
+                return total, self._weight_of(targets, np.dtype(np.float64))
+            return total, ops.full((), float(count), np.float64, outputs.device)
+
+    def weight_of(self, labels: Value) -> Value:
+        """The sum of the class weights of labels (N,) or (N, length): `dtype`, shape ()."""
+        with scope("loss"):
+            return self._weight_of(ops.reshape(labels, (-1,)), self.dtype)
+
+    def _weight_of(self, labels: Value, dtype: np.dtype[Any]) -> Value:
+        weights = array(np.array(self.class_weights, dtype), device=labels.device)
+        return ops.sum(ops.embedding(labels, weights))
+
+
+def _rows(outputs: Value) -> Value:
+    """Outputs (N, length, classes) of sequences as rows (N * length, classes); others as they are."""
+    return ops.reshape(outputs, (-1, outputs.shape[-1])) if outputs.ndim > 2 else outputs
 
 
 def _by_channel(numbers: tuple[float, ...]) -> np.ndarray:
@@ -150,4 +198,6 @@ def build(cfg: Config, mean: tuple[float, ...], std: tuple[float, ...], scale: f
         scale=scale,
         loss=config.build.loss(cfg),
         task=task,
+        class_weights=config.build.class_weights(cfg),
+        mean_only=is_own(cfg.loss),
     )

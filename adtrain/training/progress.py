@@ -11,7 +11,7 @@ from adtrain.config.values import Bool, Measured, Total
 from adtrain.option_types import Size
 from adtrain.training.best import LOST, Best
 from adtrain.training.scores import Score
-from adtrain.training.tasks import Task
+from adtrain.training.tasks import Labels, Task
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Progress:
     validation: Score | None
 
     @classmethod
-    def start(cls, best_by: str, task: Task) -> Progress:
-        """The progress before the first step."""
+    def start(cls, best: Best, task: Task) -> Progress:
+        """The progress before the first step; `best` is the record before the first epoch."""
         return cls(
-            best=Best.start(best_by), epoch=1, step=0, batches=0, loss=0.0, sums=(0.0,) * task.zero().size, images=0,
+            best=best, epoch=1, step=0, batches=0, loss=0.0, sums=(0.0,) * task.zero().size, images=0,
             evaluated=True, train=None, validation=None,
         )  # fmt: skip
 
@@ -75,6 +75,6 @@ class Progress:
             return updated
         return replace(updated, epoch=self.epoch + 1, batches=0, loss=0.0, sums=(0.0,) * len(self.sums), images=0)
 
-    def score(self, task: Task) -> Score:
-        """The score over the images of this epoch so far."""
-        return task.score(self.loss / self.images, self.sums, self.images)
+    def score(self, task: Task, labels: Labels) -> Score:
+        """The score over the images of this epoch so far, which have these labels."""
+        return task.score(self.loss / self.images, self.sums, self.images, labels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +75,7 @@ def resume(
     refused = [change for change in notes if change.partition(":")[0] not in lengths]
     if refused and not changes_allowed:
         raise AdtrainError(
-            f"{folder.path}: the run was trained with another config: {'; '.join(refused)}; "
+            f"{folder.path}: the run was trained with another config or other data: {'; '.join(refused)}; "
             "undo the changes, or accept them with --override"
         )
     _check_position(file, experiment)
@@ -94,11 +94,18 @@ def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
     )
     stored |= {f"the data's {name}": value for name, value in plain(file.metadata.data()).items()}
     current |= {f"the data's {name}": value for name, value in plain(of_model(experiment).data()).items()}
-    return [
+    changes = [
         f"{key}: {_text(stored, key)} -> {_text(current, key)}"
         for key in dict.fromkeys([*stored, *current])
         if stored.get(key) != current.get(key)
     ]
+    return [*changes, *changed_data(file.metadata.digests, experiment.digests)]
+
+
+def changed_data(stored: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
+    """The parts of the data whose digests differ, as notes for the user."""
+    names = dict.fromkeys([*stored, *current])
+    return [f"the {name} have other contents" for name in names if stored.get(name) != current.get(name)]
 
 
 def _text(values: dict[str, Any], key: str) -> str:
@@ -145,7 +152,7 @@ def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Sta
         best = _best_of_metrics(run, experiment, progress)
         notes.append(f"{run}: the record of the best epoch is damaged; by the metrics it is epoch {best.epoch}")
     with_best = Checkpoint(last.state, replace(progress, best=best))
-    without_best = Checkpoint(last.state, replace(progress, best=Best.start(experiment.best_by)))
+    without_best = Checkpoint(last.state, replace(progress, best=experiment.best_start))
     if best.by != experiment.best_by or not best.epoch:
         return Start(without_best, None), notes
     try:
@@ -164,13 +171,14 @@ def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Sta
 
 def _best_of_metrics(run: Path, experiment: Experiment, progress: Progress) -> Best:
     """The record after the evaluated epochs, from the metrics; the empty record if their lines are not complete."""
-    best, stopping = Best.start(experiment.best_by), experiment.config.training.early_stopping
+    best, stopping = experiment.best_start, experiment.config.training.early_stopping
+    part, _, metric = best.by.partition("_")
     evaluated = progress.epoch if progress.batches and progress.evaluated else progress.epoch - 1
     epochs = [x for x in read_metrics(run) if isinstance(x, Epoch) and x.step <= progress.step]
     if [x.epoch for x in epochs] != list(range(1, evaluated + 1)):
         return best
     for x in epochs:
-        if best.by.startswith("validation") and x.validation is None:
-            return Best.start(experiment.best_by)
-        best = best.after(x.epoch, x.train, x.validation, stopping.min_delta if stopping else 0.0)
+        if part == "validation" and (x.validation is None or metric not in (*x.validation._fields, *x.metrics)):
+            return experiment.best_start
+        best = best.after(x.epoch, x.train, x.validation, x.metrics, stopping.min_delta if stopping else 0.0)
     return best

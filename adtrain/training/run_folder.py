@@ -54,6 +54,7 @@ class RunFolder:
         no weights for the experiment.
         """
         _check_initial_weights(experiment)
+        _ = experiment.digests  # read before the training, because a run that is stopped has to end soon
         folder = cls(create_numbered(name or experiment.config.name) if path is None else _create_given(path))
         metrics = folder.path / METRICS
         try:

@@ -10,7 +10,7 @@ from adtrain.config.values import Measured
 from adtrain.metrics import ByClass
 from adtrain.option_types import Probability
 
-HIGHER_IS_BETTER = frozenset({"accuracy", "f1", "r2"})
+HIGHER_IS_BETTER = frozenset({"accuracy", "r2", "top5", "precision", "recall", "f1"})
 LARGEST_LOG = 690.0
 """exp of it is below the limit of measured numbers."""
 FORMATS = {

@@ -72,8 +72,9 @@ class _Step:
                 taken.append((rows, ops.reshape(ops.slice(seeds, [k, 0], [k + 1, 3]), (3,))))
                 start += size
             step, *inputs = fusion_barrier(state.step, *(x for shard in taken for x in shard))
+        total_weight = self._total_weight(labels, inputs[::2], sizes)
         given = [
-            (params, state.statistics, step, seed, images, labels, rows)
+            (params, state.statistics, step, total_weight, seed, images, labels, rows)
             for rows, seed in zip(inputs[::2], inputs[1::2], strict=True)
         ]
         functions = [partial(self._shard, size, total) for size in sizes]
@@ -95,6 +96,18 @@ class _Step:
             loss, task_sums, statistics = self._metrics(state, sums)
         return TrainState(vectors, statistics, optimizer), StepMetrics(loss, task_sums, lr)
 
+    def _total_weight(self, labels: Value, shards: Sequence[Value], sizes: Sequence[int]) -> Value | None:
+        """The sum of the class weights of the whole batch, over all ranks; None for a loss without class weights.
+
+        `shards` are the indices of this rank's shards, `sizes` their numbers of examples.
+        """
+        if self.network.class_weights is None:
+            return None
+        with scope("exchange"):
+            found = [fusion_barrier(self.network.weight_of(ops.embedding(rows, labels)))[0] for rows in shards]
+            own = [weight if size else ops.zeros_like(weight) for weight, size in zip(found, sizes, strict=True)]
+            return tree_sum(ops.reshape(ops.all_gather(ops.stack(own)), (-1,)))
+
     def _shard(
         self,
         size: int,
@@ -102,6 +115,7 @@ class _Step:
         params: nn.Params,
         statistics: nn.State,
         step: Value,
+        total_weight: Value | None,
         seed: Value,
         images: Value,
         labels: Value,
@@ -126,9 +140,11 @@ class _Step:
         if self.augmentations:
             batch = augment_batch(batch, self.augmentations, rng, self.network.dtype)
 
+        part = weight if total_weight is None else float(size > 0)  # with class weights the mean is the batch's
+
         def loss_of(params: nn.Params) -> tuple[Value, tuple[Value, nn.State]]:
             outputs, moved = self.network.outputs(params, statistics, batch.images, mode)
-            return self.network.loss_of(outputs, batch.labels, batch.mixed) * weight, (outputs, moved)
+            return self.network.loss_of(outputs, batch.labels, batch.mixed, total_weight) * part, (outputs, moved)
 
         (loss, (outputs, moved)), grads = value_and_grad(loss_of, has_aux=True)(params)
         with scope("metrics"):

@@ -63,12 +63,13 @@ class Totals(NamedTuple):
 
     Attributes:
         position: int64 (), the number of batches so far.
-        loss: float64 (), the sum of the losses over the images.
+        loss, weight: float64 (), the sums of `Network.loss_sums`.
         sums: the task's sums over the images.
     """
 
     position: Value
     loss: Value
+    weight: Value
     sums: Value
 
 
@@ -156,7 +157,8 @@ def empty_log(task: Task, rows: int, device: str) -> Log:
 
 def zero_totals(task: Task, device: str) -> Totals:
     """The totals before the first batch."""
-    return Totals(*(array(zero, device=device) for zero in (np.int64(0), np.float64(0), task.zero())))
+    zeros = np.int64(0), np.float64(0), np.float64(0), task.zero()
+    return Totals(*(array(zero, device=device) for zero in zeros))
 
 
 def repeated(step: Callable[..., Any], times: int, carry: tuple[Any, ...], *inputs: Any) -> Any:
@@ -180,8 +182,9 @@ def evaluation_step(network: Network) -> EvaluationStep:
     ) -> Totals:
         batch, targets = gather_batch(images, labels, batch_indices(totals.position, order))
         outputs, _ = network.outputs(params, statistics, batch, nn.Mode(training=False))
-        loss = ops.astype(network.loss_of(outputs, targets), np.float64) * order.shape[1]
-        return Totals(totals.position + 1, totals.loss + loss, totals.sums + network.task.sums(outputs, targets))
+        loss, weight = network.loss_sums(outputs, targets)
+        sums = network.task.sums(outputs, targets)
+        return Totals(totals.position + 1, totals.loss + loss, totals.weight + weight, totals.sums + sums)
 
     return step
 

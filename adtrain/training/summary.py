@@ -137,6 +137,16 @@ def read_summary(run: Path) -> Summary | None:
     return found
 
 
+def model_text(summary: Summary) -> str | None:
+    """Which epoch's weights the model has; None where there is no choice: no validation images, and the last epoch."""
+    best, epoch = summary.best, summary.model_epoch
+    if summary.validation is None and epoch == summary.epochs:
+        return None
+    if epoch == best.epoch:
+        return f"of epoch {epoch} of {summary.epochs}, the best by {best.by}"
+    return f"of epoch {epoch}, the last; by {best.by} epoch {best.epoch} was the best"
+
+
 def summarize(
     experiment: Experiment,
     result: Result,

@@ -1,7 +1,7 @@
 """What a model predicts: a class, the next class at each position of a text, numbers, or labels that are each 0 or 1.
 
 A task turns the labels of a batch into the targets of the loss, outputs into predictions, and the sums of a metric over
-batches into a score. `sums` runs inside the step, `score` on the host.
+batches into a score. `sums` runs inside the step, `score` on the host. Every score that adtrain shows is computed here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,10 +17,19 @@ from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.scope import scope
 from adtrain.data.rounding import offsets
+from adtrain.metrics import Counts, r2
 from adtrain.training.scores import LARGEST_LOG, ClassScore, MultilabelScore, RegressionScore, Score, TextScore
 
-ROUNDING = 1e-12
-"""A sum of squared deviations below this fraction of the sum of squares is rounding error of a constant target."""
+Labels: TypeAlias = Callable[[], np.ndarray]
+"""Returns the labels of the examples of a score. It is called only if they are needed."""
+
+
+class TargetScores(NamedTuple):
+    """The metrics of each number to predict, float64 (targets,), in original units."""
+
+    rmse: np.ndarray
+    mae: np.ndarray
+    r2: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -52,11 +61,15 @@ class Classification:
         return np.zeros((), np.int64)
 
     def sums(self, outputs: Value, labels: Value) -> Value:
-        """The number of rows whose largest output is at the label: int64, shape ()."""
-        with scope("accuracy"):
-            return ops.sum(ops.equal(ops.argmax(outputs, axis=1), labels))
+        """The number of rows whose most probable class is the label: int64, shape ().
 
-    def score(self, loss: float, sums: Sequence[float], count: int) -> Score:
+        The softmax keeps the order of the outputs. The other predictions do not, where they reach 0 or 1.
+        """
+        with scope("accuracy"):
+            values = self.predictions(outputs) if self.one_hot else outputs
+            return ops.sum(ops.equal(ops.argmax(values, axis=1), labels))
+
+    def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
         """The score of `count` examples with this mean loss and these sums."""
         return ClassScore(loss, sums[0] / count)
 
@@ -81,7 +94,7 @@ class NextClass(Classification):
         return np.zeros(2)
 
     def sums(self, outputs: Value, labels: Value) -> Value:
-        """Sums over the positions: how often the largest output is at the label, and -log softmax(outputs)[label].
+        """Sums over the positions: how often the most probable class is the label, and -log softmax(outputs)[label].
 
         float64 (2,).
         """
@@ -93,7 +106,7 @@ class NextClass(Classification):
             log_loss = ops.astype(ops.cross_entropy(rows, targets), np.float64) * targets.size
             return ops.stack([correct, log_loss])
 
-    def score(self, loss: float, sums: Sequence[float], count: int) -> Score:
+    def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
         """The score of `count` sequences with this mean loss and these sums."""
         correct, log_loss = (x / (count * self.length) for x in sums)
         return TextScore(loss, math.exp(min(log_loss, LARGEST_LOG)), correct)
@@ -133,27 +146,30 @@ class Regression:
 
     def zero(self) -> np.ndarray:
         """The sums of no batch."""
-        return np.zeros(4 * len(self.mean))
+        return np.zeros(2 * len(self.mean))
+
+    @property
+    def _unit(self) -> np.ndarray:
+        """The unit of the summed errors, for each target: that of the loss, so that squares do not overflow."""
+        return np.array(self.std if self.normalized else (1.0,) * len(self.std))
 
     def sums(self, outputs: Value, labels: Value) -> Value:
-        """For each target the sums of |error|, error^2, deviation and deviation^2: float64 (4 * targets,).
-
-        The deviation is that of the label from the training part's mean, so that the squares do not cancel.
-        """
+        """For each target the sums of |error| and error^2, in the unit of the loss: float64 (2 * targets,)."""
         with scope("metrics"):
-            errors, deviations = self.predictions(outputs) - labels, labels - np.array(self.mean)
-            summands = [ops.abs(errors), ops.square(errors), deviations, ops.square(deviations)]
-            return ops.sum(ops.concatenate(summands, axis=1), axis=0)
+            errors = self.predictions(outputs) - labels
+            if self.normalized:
+                errors = errors / self._unit
+            return ops.sum(ops.concatenate([ops.abs(errors), ops.square(errors)], axis=1), axis=0)
 
-    def score(self, loss: float, sums: Sequence[float], count: int) -> Score:
+    def by_target(self, sums: Sequence[float], labels: np.ndarray) -> TargetScores:
+        """The metrics of each target, from the sums over the examples with these labels (N, targets)."""
+        absolute, squared = np.reshape(np.array(sums), (2, -1))
+        count, norms = len(labels), self._unit * np.sqrt(squared)
+        return TargetScores(norms / math.sqrt(count), self._unit * absolute / count, r2(labels, norms))
+
+    def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
         """The score of `count` examples with this mean loss and these sums."""
-        absolute, squared, deviation, deviation_squared = np.reshape(np.array(sums), (4, -1))
-        spread = deviation_squared - deviation**2 / count
-        constant = spread <= ROUNDING * deviation_squared
-        r2 = np.where(constant, squared == 0, 1 - squared / np.where(constant, 1, spread))
-        return RegressionScore(
-            loss, float(np.sqrt(squared / count).mean()), float(absolute.mean() / count), float(r2.mean())
-        )
+        return RegressionScore(loss, *(float(x.mean()) for x in self.by_target(sums, labels())))
 
 
 @dataclass(frozen=True)
@@ -190,12 +206,13 @@ class Multilabel:
             exact = ops.astype(ops.equal(wrong, 0.0), np.float64)
             return ops.sum(ops.concatenate([exact, *counts], axis=1), axis=0)
 
-    def score(self, loss: float, sums: Sequence[float], count: int) -> Score:
+    def by_label(self, sums: Sequence[float]) -> Counts:
+        """How often each label is found, found wrongly, and missed."""
+        return Counts(*np.reshape(np.array(sums[1:]), (3, -1)))
+
+    def score(self, loss: float, sums: Sequence[float], count: int, labels: Labels) -> Score:
         """The score of `count` examples with this mean loss and these sums."""
-        true, false_positive, false_negative = np.reshape(np.array(sums[1:]), (3, -1))
-        whole = 2 * true + false_positive + false_negative
-        f1 = np.where(whole > 0, 2 * true / np.where(whole > 0, whole, 1), 0.0)
-        return MultilabelScore(loss, sums[0] / count, float(f1.mean()))
+        return MultilabelScore(loss, sums[0] / count, float(self.by_label(sums).f1.mean()))
 
 
 Task: TypeAlias = Classification | Regression | Multilabel
@@ -206,8 +223,7 @@ def plausible(task: Task, sums: Sequence[float], count: int) -> bool:
     if len(sums) != task.zero().size:
         return False
     if isinstance(task, Regression):
-        absolute, squared, _, deviation_squared = np.reshape(np.array(sums), (4, -1))
-        return bool((np.concatenate([absolute, squared, deviation_squared]) >= 0).all())
+        return all(x >= 0 for x in sums)
     if isinstance(task, NextClass):
         return 0 <= sums[0] <= count * task.length and sums[1] >= 0
     return all(0 <= x <= count for x in sums)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
+from adtrain.files import read_regular, unwritable
 from adtrain.training.metrics import Epoch, Interval
 from adtrain.training.observer import Observer
 from adtrain.training.step import TrainState
 
 FOLDER = "tensorboard"
+HEAD, FRAME = 12, 16
+"""Bytes of a record before its event, a length of 8 bytes and a checksum, and with the checksum after it."""
 
 
 def check(folder: Path) -> None:
@@ -25,14 +29,38 @@ def check(folder: Path) -> None:
         raise AdtrainError(f"{folder}: found a name that is not UTF-8, which TensorBoard cannot write to") from None
 
 
+def _truncate(path: Path, step: int) -> None:
+    """End an event file before its first event of a later step, or its first incomplete one."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    content, end = read_regular(path), 0
+    while len(content) >= end + FRAME:
+        begin = end + HEAD
+        length = int.from_bytes(content[end : end + 8], "little")
+        if len(content) < end + FRAME + length or Event.FromString(content[begin : begin + length]).step > step:
+            break
+        end += FRAME + length
+    try:
+        os.truncate(path, end)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
 class EventFiles(Observer):
     """Writes scalars by step: loss and metrics of training and validation, learning rate, images per second."""
 
-    def __init__(self, folder: Path) -> None:
-        """Write to a new file in `folder`, which is created if it does not exist."""
+    def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
+        """Write to a new file in `folder`, which is created if it does not exist.
+
+        In a run that was resumed at a step, events of later steps are removed: they are written again.
+        Raises AdtrainError where a file cannot be changed.
+        """
         check(folder)
         from tensorboard.summary import Writer
 
+        if resumed_at is not None:
+            for path in folder.glob("events.out.tfevents.*"):
+                _truncate(path, resumed_at)
         self.writer = Writer(str(folder))
 
     def interval_done(self, interval: Interval) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from time import perf_counter
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.core.status import report_status
 from adtrain.core.timeline import during
@@ -15,6 +17,7 @@ from adtrain.data import DataError, Split
 from adtrain.metrics import MetricValue
 from adtrain.training import agreement, not_finite, scores
 from adtrain.training.checkpoint import Checkpoint, fetch, finite
+from adtrain.training.checks import warn_of_init_from
 from adtrain.training.endings import Ending, Interrupted, NotFinite, Result, ended
 from adtrain.training.evaluation import begin_compiling, evaluate, named_metrics
 from adtrain.training.examples import on_device
@@ -69,7 +72,7 @@ class _PendingMetrics(NamedTuple):
 
     columns: Sequence[Callable[[], np.ndarray]]  # losses, the task's sums, learning rates
     row: int  # the first step's row in the columns
-    sizes: Sequence[int]
+    batches: Sequence[np.ndarray]  # of indices
     state: Callable[[], TrainState] | None
     save: bool  # whether to write a checkpoint of the state
 
@@ -88,12 +91,14 @@ class _Training:
         self.task = experiment.network.task
         self.stop, self.every_step_checked = lambda: agreement.any_rank(stop()), every_step_checked
         if start is None:
+            if communicator.current().rank == 0:
+                warn_of_init_from(experiment)
             initial = fetch(experiment.initial_state("cpu"))()
-            self.last_good = self._divided(Checkpoint(initial, Progress.start(experiment.best_by, self.task)))
+            self.last_good = self._divided(Checkpoint(initial, Progress.start(experiment.best_start, self.task)))
         else:
             self.last_good = self._divided(start.checkpoint)
         state = self.last_good.on_device(device)
-        self.restores_best = experiment.config.training.early_stopping is not None
+        self.restores_best = experiment.restores_best
         best = start.best if start is not None and self.restores_best else None
         self.best_checkpoint = None if best is None else self._divided(best)
         self.progress = self.last_good.progress
@@ -187,7 +192,7 @@ class _Training:
                 if stopping := self.stop():
                     break
             with_state = stopping or save or end == len(batches)
-            pending = self._fetch_metrics(row, list(map(len, batches[first:done])), with_state, save)
+            pending = self._fetch_metrics(row, batches[first:done], with_state, save)
             if stopping:
                 break
         if pending is not None:
@@ -205,20 +210,21 @@ class _Training:
                 yield first, end, due and end < count
                 first = end
 
-    def _fetch_metrics(self, row: int, sizes: Sequence[int], with_state: bool, save: bool) -> _PendingMetrics:
+    def _fetch_metrics(self, row: int, batches: Sequence[np.ndarray], with_state: bool, save: bool) -> _PendingMetrics:
         """Start to copy the metrics of an interval, logged from `row` on, and with them the state if it is due."""
         due = agreement.of_first_rank(perf_counter() - self.copied_at >= COPY_SECONDS)
         if with_state := with_state or self.every_step_checked or bool(due):
             self.copied_at = perf_counter()
         columns = [x.fetch() for x in self.loop.log[1:]]
-        return _PendingMetrics(columns, row, sizes, fetch(self.loop.state) if with_state else None, save)
+        return _PendingMetrics(columns, row, batches, fetch(self.loop.state) if with_state else None, save)
 
     def _finish_interval(self, pending: _PendingMetrics) -> None:
         """Wait for the metrics and the state of an interval, check them, and report the interval.
 
         The time of its steps ends when their metrics arrive. The copy and the check of the state follow.
         """
-        sizes, images = pending.sizes, sum(pending.sizes)
+        sizes = list(map(len, pending.batches))
+        images = sum(sizes)
         losses, sums, rates = (wait()[pending.row :][: len(sizes)] for wait in pending.columns)
         now = perf_counter()
         with during("checkpoint"):
@@ -230,7 +236,8 @@ class _Training:
         seconds, self.read_at = now - self.read_at, now
         self.step_seconds += [seconds / len(sizes)] * len(sizes)
         self.images += images
-        score = self.task.score(float(np.dot(losses, sizes)) / images, np.atleast_1d(sums.sum(axis=0)).tolist(), images)
+        loss, totals = float(np.dot(losses, sizes)) / images, np.atleast_1d(sums.sum(axis=0)).tolist()
+        score = self.task.score(loss, totals, images, lambda: self._labels(pending.batches))
         interval = Interval(self.progress.epoch, self.progress.step, score, float(rates[-1]), images / seconds)
         for observer in self.observers:
             observer.interval_done(interval)
@@ -239,10 +246,18 @@ class _Training:
             if pending.save:
                 self._publish_checkpoint()
 
+    def _labels(self, batches: Sequence[np.ndarray]) -> np.ndarray:
+        """The labels of the training examples in these batches."""
+        return self.experiment.train.labels[np.concatenate(batches)]
+
     def _finish_epoch(self, validation: Score | None, metrics: dict[str, float], images: int, seconds: float) -> None:
         progress, stopping = self.progress, self.experiment.config.training.early_stopping
-        train = progress.score(self.task)
-        best = progress.best.after(progress.epoch, train, validation, stopping.min_delta if stopping else 0.0)
+        train = progress.score(
+            self.task,
+            lambda: self._labels(list(islice(batches_of(self.experiment, progress.epoch), progress.batches))),
+        )
+        min_delta = stopping.min_delta if stopping else 0.0
+        best = progress.best.after(progress.epoch, train, validation, metrics, min_delta)
         speed = images / seconds if seconds else 0.0
         done = Epoch(progress.epoch, progress.step, train, validation, seconds, speed, metrics)
         is_best = (best.epoch, best.value) != (progress.best.epoch, progress.best.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,37 @@ from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.types import ArrayType
+from adtrain.data.table_encoder import TableEncoder
 from adtrain.training import tensor_file
 from adtrain.training.tensor_file import OPTIMIZER, TensorFile
 
 MODEL = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the outputs and the inputs of a network mean, in the metadata of a model file or checkpoint."""
+
+    classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    encoder: TableEncoder | None = None
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        return self.classes or self.targets
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        return () if self.encoder is None else self.encoder.features
+
+
+def names_of(path: Path) -> Names:
+    """The names in `path`, as `weights` takes it; empty ones where it has none. Raises AdtrainError as `weights`."""
+    return _file(path).metadata(Names)
+
+
+def _file(path: Path) -> TensorFile:
+    return TensorFile(path / MODEL if path.is_dir() else path)
 
 
 def weights(path: Path, params: nn.Params, statistics: nn.State, partial: bool) -> tuple[nn.Params, nn.State]:
@@ -23,7 +52,7 @@ def weights(path: Path, params: nn.Params, statistics: nn.State, partial: bool) 
     Raises AdtrainError where the file cannot be read, or does not fit (with `partial`: no array fits); lists the
     differences.
     """
-    file = TensorFile(path / MODEL if path.is_dir() else path)
+    file = _file(path)
     expected: dict[str, Any] = tensor_file.named(params, statistics)
     wanted, types = expected, file.types()
     if partial:

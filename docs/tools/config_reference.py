@@ -87,8 +87,10 @@ Options of layers have the names and meanings of PyTorch. `in_features`, `in_cha
     "loss": """\
 The loss of a batch is the mean over its images. `cross_entropy` and `nll` take class numbers as targets. The others
 take numbers, or one-hot rows of classes. `weight` and `pos_weight` are lists with a number for each class or label.
-With `weight`, `cross_entropy` and `nll` divide the sum of a batch by the sum of its labels' weights, as PyTorch does;
-the loss of a split is the mean over its batches, by their numbers of images.
+With `weight`, `cross_entropy` and `nll` divide the sum of a batch by the sum of its labels' weights, as PyTorch does; a
+batch whose weights are all 0 has loss 0. The loss of the validation or test part is the sum over its examples divided
+by the sum of their weights, so it does not depend on their order. That of an epoch of training is the mean over its
+batches, by their numbers of images.
 """,
     "optimizer": "Options have the names and meanings of PyTorch.\n",
     "schedule": """\
@@ -155,6 +157,7 @@ EXAMPLES: dict[str, Any] = {
     "training.init_partial": True,
     "training.checkpoint_every": 500,
     "training.best_by": "validation_loss",
+    "training.final_model": "last",
     "training.metrics": ["f1", "confusion"],
     "training.early_stopping": {"patience": 3},
     "training.early_stopping.patience": 3,

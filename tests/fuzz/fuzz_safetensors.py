@@ -30,7 +30,7 @@ def main() -> None:
         corpus.mkdir()
         (run / "config.yaml").write_text(experiment.config_text)
         state = experiment.initial_state("cpu")
-        begun = training.Progress.start(experiment.best_by, experiment.network.task)
+        begun = training.Progress.start(experiment.best_start, experiment.network.task)
         start = checkpoint.Checkpoint(checkpoint.fetch(state)(), begun)
         for name, file in (
             ("model", model_file.encode(experiment, state)),
