@@ -251,7 +251,10 @@ class Sweep(RootModel[dict[str, Any]]):
 class Config(Section):
     """A training job. `load` reads it from a file; `build` makes its model, loss, optimizer and schedule."""
 
-    name: Name = Field("run", description="the job's name; default: the file's, without its suffix")
+    name: Name = Field(
+        "run",
+        description="the job's name; default: the file's, without its suffix, and with a hyphen for other characters",
+    )
     plugins: list[Plugin] | None = Field(None, description="Python files with layers, losses and others of your own")
     data: Data = Field(description="what to train on")
     model: Model = Field(description="the network")

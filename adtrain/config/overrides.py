@@ -36,7 +36,7 @@ def override(root: Node, settings: Overrides) -> Node:
         if not equals or parts is None:
             _refuse(f"--set {key_text(setting)}", "found no key=value, expected one such as training.epochs=3")
         where = f"--set {'.'.join(parts)}"
-        if not text.strip():
+        if not text:
             _refuse(where, "found no value after the =, expected one (null for none)")
         root = _with_value(root, [], parts, read_value(text, where))
     return root
