@@ -117,8 +117,9 @@ def _checked(
 
 def varied(cfg: Config, values: Mapping[str, Node]) -> Config:
     """The config with other values at dotted keys, and without its section `sweep`. Raises ConfigError as `load`."""
-    source = cfg.source
-    return _checked(with_nodes(without(source.root, "sweep"), values), source.path, (), [], (), plugged.run_named)
+    root = with_nodes(without(cfg.source.root, "sweep"), values)
+    found = _checked(root, cfg.source.path, (), [], (), plugged.keep)
+    return found.model_copy(update={"plugins": cfg.plugins})
 
 
 def _of_plugins(overrides: Overrides) -> Overrides:

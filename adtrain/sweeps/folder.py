@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -15,11 +14,11 @@ from adtrain.config.files import SWEEP_CONFIG
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import append_line, locked_by, read_file, unwritable, write_atomic
-from adtrain.plugins import loaded
 from adtrain.sweeps.records import FORMAT, EpochLine, SweepOptions, SweepResults
 from adtrain.sweeps.states import StateFiles
 from adtrain.training.preparation import with_absolute_paths
-from adtrain.training.run_folder import create_numbered
+from adtrain.training.run_folder import create_numbered, plugin_options, write_plugins
+from adtrain.training.trust import NONE, Trust
 
 OPTIONS, METRICS, RESULTS = "options.json", "metrics.jsonl", "results.json"
 STATES, RUNS = "states", "members"
@@ -34,11 +33,16 @@ class SweepFolder:
 
     @classmethod
     def create(cls, cfg: Config, options: SweepOptions, path: Path | None) -> SweepFolder:
-        """Create the folder `path`, or runs/NAME-sweep, with the config. Raises AdtrainError where it holds files."""
+        """Create the folder `path`, or runs/NAME-sweep, with the config and copies of its plug-ins.
+
+        Raises AdtrainError where it holds files.
+        """
         folder = cls(_created(cfg.name, path))
         write_atomic(folder.path / OPTIONS, _json(options))
         write_atomic(folder.path / METRICS, b"")
-        write_atomic(folder.path / SWEEP_CONFIG, config.dump(_with_absolute_files(cfg)).encode())
+        absolute = with_absolute_paths(cfg)
+        write_plugins(absolute, folder.path)
+        write_atomic(folder.path / SWEEP_CONFIG, config.dump(absolute).encode())
         return folder
 
     @classmethod
@@ -49,9 +53,11 @@ class SweepFolder:
             raise AdtrainError(f"{path}: found {kind}, expected the folder of a sweep of adtrain sweep")
         return cls(path)
 
-    def config(self, plugins: Sequence[str] = ()) -> Config:
-        """The config of the sweep."""
-        return config.load(self.path / SWEEP_CONFIG, (), plugins)
+    def config(self, trust: Trust = NONE) -> Config:
+        """The config of the sweep. Raises ConfigError where `trust` does not allow to run one of its plug-ins."""
+        cfg = config.load(self.path / SWEEP_CONFIG, run_plugin=trust.run)
+        trust.check(cfg.plugins)
+        return cfg
 
     @property
     def options(self) -> SweepOptions:
@@ -99,23 +105,10 @@ class SweepFolder:
         found: SweepResults = records.parse(SweepResults, read_file(path), str(path))
         return found
 
-    @property
-    def advice(self) -> str:
-        """How to continue the sweep after it stopped."""
-        return f"continue with: adtrain sweep --resume {shlex.quote(str(self.path))}"
-
-
-def _with_absolute_files(cfg: Config) -> Config:
-    """The config with absolute paths, also of its plug-ins, so that the copy in the folder works."""
-    absolute = with_absolute_paths(cfg)
-    if cfg.plugins is None:
-        return absolute
-    files = [str(loaded(plugin.sha256 or "").path) for plugin in cfg.plugins]
-    named = [
-        plugin.model_copy(update={"file": file if plugin.file.endswith(".py") else plugin.file})
-        for plugin, file in zip(cfg.plugins, files, strict=True)
-    ]
-    return absolute.model_copy(update={"plugins": named})
+    def advice(self, cfg: Config | None = None) -> str:
+        """How to continue the sweep after it stopped; with its config, also with its plug-ins."""
+        named = "" if cfg is None else plugin_options(cfg)
+        return f"continue with: adtrain sweep --resume {shlex.quote(str(self.path))}{named}"
 
 
 def refuse_used(path: Path) -> None:

@@ -21,7 +21,7 @@ from adtrain.sweeps.wave import WaveState
 from adtrain.training.best import Best
 from adtrain.training.endings import Result
 from adtrain.training.metrics import METRICS, Epoch, Tested
-from adtrain.training.run_folder import CONFIG, RunFolder
+from adtrain.training.run_folder import CONFIG, RunFolder, write_plugins
 from adtrain.training.step import TrainState
 from adtrain.training.summary import summarize
 
@@ -35,7 +35,7 @@ def finished(folder: SweepFolder) -> SweepResults:
     """The results. Raises AdtrainError where the sweep is not finished."""
     results = folder.results()
     if results is None:
-        raise AdtrainError(f"{folder.path}: the sweep is not finished; {folder.advice}")
+        raise AdtrainError(f"{folder.path}: the sweep is not finished; {folder.advice()}")
     return results
 
 
@@ -106,7 +106,7 @@ def write_run(
     run = RunFolder(path)
     write_atomic(path / CONFIG, experiment.config_text.encode())
     write_atomic(path / METRICS, b"")
-    run.write_plugins(experiment)
+    write_plugins(experiment.config, path)
     run.write_model(experiment, state)
     best = Best.start(experiment.best_by)
     seconds = 0.0

@@ -17,6 +17,7 @@ from adtrain.sweeps.records import SweepOptions
 from adtrain.sweeps.run import SweepRun, Watch, halving_epochs
 from adtrain.sweeps.wave import Programs
 from adtrain.training.checks import check_precision
+from adtrain.training.trust import Trust
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ def prepared(cfg: Config, device: str) -> Session:
     return Session(cfg, members, groups, {group.number: Programs(group) for group in groups}, device)
 
 
-def reopened(path: Path, device: str, plugins: Sequence[str] = ()) -> tuple[Session, SweepFolder]:
-    """The sweep in a folder. Raises AdtrainError where it is none, and as `prepared` does."""
+def reopened(path: Path, device: str, trust: Trust) -> tuple[Session, SweepFolder]:
+    """The sweep in a folder. Raises AdtrainError where it is none, and as `SweepFolder.config` and `prepared` do."""
     folder = SweepFolder.open(path)
-    return prepared(folder.config(plugins), device), folder
+    return prepared(folder.config(trust), device), folder
 
 
 def described(groups: Sequence[Group]) -> list[dict[str, Any]]:
