@@ -132,11 +132,13 @@ def panels(lines: Sequence[EpochLine], results: SweepResults) -> list[Panel]:
     return found
 
 
-def _mean_key(same: Sequence[MemberResult], rank_by: str) -> tuple[int, float]:
-    """Sorts settings by the epochs they reached, then by the mean of the metric."""
-    values = [x.value for x in same if x.value is not None]
-    mean = float(np.mean(values)) if values else 0.0
-    return -max(x.epochs for x in same), -mean if higher_is_better(rank_by) else mean
+def _mean_key(same: Sequence[MemberResult], rank_by: str) -> tuple[bool, float]:
+    """Sorts settings by the mean of the metric over their finished members; those without one come last, by rank."""
+    values = [x.value for x in same if x.status == "finished" and x.value is not None]
+    if not values:
+        return True, min(x.rank for x in same)
+    mean = float(np.mean(values))
+    return False, -mean if higher_is_better(rank_by) else mean
 
 
 def _curve(lines: Sequence[EpochLine], same: Sequence[MemberResult], kind: str, split: str, name: str) -> Curve | None:

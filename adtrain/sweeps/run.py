@@ -67,6 +67,8 @@ class SweepRun:
         self.rank_by = options.rank_by
         self.rungs = rungs_of(options, groups)
         self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
+        self.survived = dict.fromkeys(self.history, 0)
+        """The number of rungs after which each member was kept."""
         self.tests: dict[int, Score | None] = {}
         """The scores on the test part of the members that are left in the last rung, by number."""
         self.final: Sequence[tuple[Group, WaveState]] = ()
@@ -96,6 +98,7 @@ class SweepRun:
                 self.folder.states.remove(rung - 2)
             if not self._is_last(rung):
                 alive = ranking.survivors(alive, self.history, end, self.rank_by)
+                self.survived |= dict.fromkeys(alive, rung + 1)
                 self.watch.line(f"epoch {end}: keeps {len(alive)} of {len(self.members)} members")
         results = self._results()
         self.folder.write_results(results)
@@ -195,7 +198,7 @@ class SweepRun:
     def _results(self) -> SweepResults:
         """The members in the order of their ranks."""
         of_group = {member.number: group.number for group in self.groups for member in group.members}
-        ranked = ranking.ranked(self.history, self.tests, self.rank_by)
+        ranked = ranking.ranked(self.history, self.tests, self.survived, self.rank_by)
         results = []
         for rank, (number, status, value) in enumerate(ranked, 1):
             last = self.history[number][max(self.history[number])]
