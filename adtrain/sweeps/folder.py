@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -14,14 +15,17 @@ from adtrain.config.files import SWEEP_CONFIG
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import append_line, locked_by, read_file, unwritable, write_atomic
+from adtrain.sweeps.members import Group
 from adtrain.sweeps.records import FORMAT, EpochLine, SweepOptions, SweepResults
 from adtrain.sweeps.states import StateFiles
+from adtrain.training.metrics import read_lines
 from adtrain.training.preparation import with_absolute_paths
 from adtrain.training.run_folder import create_numbered, plugin_options, write_plugins
 from adtrain.training.trust import NONE, Trust
 
 OPTIONS, METRICS, RESULTS = "options.json", "metrics.jsonl", "results.json"
 STATES, RUNS = "states", "members"
+DAMAGED = "the file is damaged, or of another sweep"
 
 
 class SweepFolder:
@@ -64,6 +68,8 @@ class SweepFolder:
         found: SweepOptions = records.parse(SweepOptions, read_file(self.path / OPTIONS), str(self.path / OPTIONS))
         if found.format != FORMAT:
             raise AdtrainError(f"{self.path / OPTIONS}: has format {found.format}; this version reads format {FORMAT}")
+        if list(found.halving) != sorted(set(found.halving)):
+            raise AdtrainError(f"{self.path / OPTIONS}: halving: found {list(found.halving)}, expected rising epochs")
         return found
 
     def locked(self) -> AbstractContextManager[None]:
@@ -75,15 +81,30 @@ class SweepFolder:
         append_line(self.path / METRICS, json.dumps(plain(line), allow_nan=False), durable=True)
 
     def lines(self) -> list[EpochLine]:
-        """The epochs of all waves. If an epoch was repeated after a resumption, its last line counts."""
-        path = self.path / METRICS
-        content = read_file(path)
-        whole = content[: content.rfind(b"\n") + 1]
+        """The epochs of all waves; lines are skipped as by `training.read_metrics`.
+
+        If an epoch was repeated after a resumption, its last line counts.
+        """
         found: dict[tuple[int, tuple[int, ...]], EpochLine] = {}
-        for number, text in enumerate(whole.splitlines(), 1):
-            line: EpochLine = records.parse(EpochLine, text, f"{path}:{number}")
+        for line in read_lines(self.path / METRICS, EpochLine):
             found[line.epoch, tuple(x.member for x in line.members)] = line
         return list(found.values())
+
+    def lines_of(self, groups: Sequence[Group]) -> list[EpochLine]:
+        """The epochs of all waves of these groups. Raises AdtrainError for a line of another sweep."""
+        of_member = {member.number: group.experiment for group in groups for member in group.members}
+        lines = self.lines()
+        for found in (x for line in lines for x in line.members):
+            experiment = of_member.get(found.member)
+            if experiment is None or found.epoch > experiment.epochs:
+                what = f"found epoch {found.epoch} of member {found.member}, which the sweep does not have"
+                raise AdtrainError(f"{self.path / METRICS}: {what}; {DAMAGED}")
+            kind = experiment.network.task.score_kind
+            if any(not isinstance(score, kind) for score in (found.train, found.validation) if score is not None):
+                metrics = ", ".join(kind._fields)
+                what = f"found other metrics of member {found.member} than {metrics}"
+                raise AdtrainError(f"{self.path / METRICS}: {what}; {DAMAGED}")
+        return lines
 
     def truncate_metrics(self) -> None:
         """Drop the unfinished line of a killed process."""
@@ -103,7 +124,13 @@ class SweepFolder:
         if not path.exists():
             return None
         found: SweepResults = records.parse(SweepResults, read_file(path), str(path))
+        if (wrong := found.disagreement()) is not None:
+            raise AdtrainError(f"{path}: found {wrong}; {DAMAGED}")
         return found
+
+    def no_state(self, number: int) -> AdtrainError:
+        """The error where the file with the state of a member is missing."""
+        return AdtrainError(f"{self.path}: found no state of member {number}, expected one in its folder {STATES}")
 
     def advice(self, cfg: Config | None = None) -> str:
         """How to continue the sweep after it stopped; with its config, also with its plug-ins."""
