@@ -1,9 +1,9 @@
-"""Fuzz the files of a run and a sweep, and results of `adtrain bench`: every command ends with its result or a one-line error.
+"""Fuzz the files of runs and sweeps, and results of `adtrain bench`: every command ends with its result or one line.
 
     python tests/fuzz/fuzz_run_folder.py -max_total_time=600
 
-Needs `pip install atheris`; the options are libFuzzer's. Each input changes one value of a small real run or sweep. The commands
-that read the file then run in this process. Exit codes other than 0 and 2, and warnings, stop the run.
+Needs `pip install atheris`; the options are libFuzzer's. Each input changes one value of a small real run or sweep. The
+commands that read the file then run in this process. Exit codes other than 0 and 2, and warnings, stop the run.
 """
 
 from __future__ import annotations
