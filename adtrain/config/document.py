@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from adtrain import docstrings
 from adtrain.config import sweep_section
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
@@ -58,6 +59,10 @@ class Source:
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls.__doc__ = docstrings.of(cls)
 
 
 class Data(Section):
