@@ -9,7 +9,7 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,7 +25,8 @@ Content: TypeAlias = bytes | bytearray | Sequence[bytes | memoryview]
 def write_atomic(path: str | Path, content: Content, durable: bool = True, same_as: Path | None = None) -> None:
     """Replace the file at `path` with `content`, atomically. `durable`: after the return it survives a power failure.
 
-    A symbolic link is followed, and the file keeps its mode. A device or pipe, such as /dev/stdout, is written to.
+    A symbolic link is followed, and the file keeps its mode. A device, or a pipe that a process reads, such as
+    /dev/stdout, is written to.
     With `same_as`, a file that holds `content` already, the new file is a hard link to it where that is possible.
 
     Raises AdtrainError that names the file and the cause if it cannot be written; the old file is then unchanged.
@@ -34,12 +35,24 @@ def write_atomic(path: str | Path, content: Content, durable: bool = True, same_
     try:
         mode = path.stat().st_mode if path.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
-            with path.open("wb") as file:
+            with _opened_device(path) as file:
                 file.writelines(_parts(content))
         else:
             _replace(Path(os.path.realpath(path)), content, mode, durable, same_as)
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+def _opened_device(path: Path) -> BufferedWriter:
+    """Open a device or a pipe to write to it. Raises OSError for a pipe that no process reads, instead of waiting."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "it is a pipe that no process reads", str(path)) from None
+        raise
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "wb")
 
 
 def expect_writable(path: Path) -> None:

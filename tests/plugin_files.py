@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ class Mish(ad.nn.Module):
 """
 
 
-@pytest.fixture
-def no_plugins() -> Iterator[None]:
-    """Removes what the plug-ins of a test have registered."""
+@contextmanager
+def forgetting() -> Iterator[None]:
+    """Removes after a `with` block what plug-ins have registered in it."""
     before = {name: dict(family) for name, family in FAMILIES.items()}
     tables: list[tuple[Any, Any]] = [(table, dict(table)) for table in (plugins._loaded, register._defined, OWN_OPS)]
     primitives = set(PRIMITIVES)
@@ -50,6 +51,13 @@ def no_plugins() -> Iterator[None]:
     for name in set(PRIMITIVES) - primitives:
         del PRIMITIVES[name]
         registry.forget(name)
+
+
+@pytest.fixture
+def no_plugins() -> Iterator[None]:
+    """Removes what the plug-ins of a test have registered."""
+    with forgetting():
+        yield
 
 
 def write_plugged(folder: Path, layer: str = "mish: {beta: 1.5}", text: str = LAYER) -> Path:

@@ -1,4 +1,5 @@
-"""Tampers with one value of a run's files, or of a result of `adtrain bench`, for property tests and fuzzing."""
+"""Tampers with one value of the files of a run or a sweep, or of a result of `adtrain bench`, for property tests and
+fuzzing."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from report_runs import train
+from report_runs import command, train
 from training_runs import write_config
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "cpu-step-smoke.json"
 JSON_FILES = ("summary.json", "metrics.jsonl", "result.json")
 TENSOR_FILES = ("model.safetensors", "last.safetensors", "best.safetensors")
 FILES = (*JSON_FILES, *TENSOR_FILES)
+STATE = "states/rung2-group0-wave0.safetensors"
+SWEEP_FILES = ("options.json", "metrics.jsonl", "results.json", STATE)
 
 VALUES = (
     "null", "true", "false", "0", "-0.0", "1", "-1", "2", "0.5", "1.5", "1e308", "-1e308", "5e-324", "1e300", "1e400",
@@ -38,9 +41,16 @@ def make(folder: Path) -> Path:
     return run
 
 
+def make_sweep(folder: Path) -> Path:
+    """The folder of a small finished sweep with halving."""
+    values = ("--set", "sweep={training.seed: [0, 1, 2]}", "--set", "data.validation=0.2")
+    command("sweep", write_config(folder), "--halving", "--device", "cpu", *values, "--output-dir", folder / "sweep")
+    return folder / "sweep"
+
+
 def tamper(name: str, content: bytes, choose: Choose) -> bytes:
     """The content of the file `name` with one change; in metrics, one in each of some lines."""
-    if name in TENSOR_FILES:
+    if name in (*TENSOR_FILES, STATE):
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         about = changed(header["__metadata__"]["adtrain"].encode(), choose)
         header["__metadata__"]["adtrain"] = about.decode(errors="replace")

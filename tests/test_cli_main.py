@@ -9,9 +9,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from adtrain import docstrings
 from adtrain.cli import main
 from adtrain.cli.options import device_option
 from adtrain.cli.output import print_json
+from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError
 
 
@@ -182,3 +184,36 @@ def test_without_a_gpu_auto_is_the_cpu_and_gpu_is_refused(without_gpu: None) -> 
 def test_nan_in_json_output_is_an_error() -> None:
     with pytest.raises(AdtrainError, match="NaN or infinity, which JSON does not have"):
         print_json({"loss": float("nan")})
+
+
+TEXTS = """\
+import click
+from adtrain import docstrings
+from adtrain.cli import main
+def show(command, name):
+    context = click.Context(command, info_name=name)
+    print(command.get_help(context))
+    for other in getattr(command, "list_commands", lambda _: [])(context):
+        show(command.get_command(context, other), f"{name} {other}")
+show(main.cli, "adtrain")
+main.cli(["schema"])
+"""
+"""A program that prints the help of all commands, and the JSON Schema."""
+
+
+def test_help_and_schema_do_not_depend_on_how_python_optimises() -> None:
+    plain, stripped = (
+        subprocess.run([sys.executable, *option, "-c", TEXTS], capture_output=True, text=True)
+        for option in ([], ["-OO"])
+    )
+    assert (plain.returncode, plain.stderr) == (0, "")
+    assert "The sum of the outputs of branches" in plain.stdout
+    assert plain.stdout == stripped.stdout
+
+
+def test_a_docstring_is_the_same_from_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = [spec.target for family in FAMILIES.values() for spec in family.values() if hasattr(spec, "target")]
+    before = [docstrings.of(target) for target in targets]
+    monkeypatch.setattr(docstrings, "STRIPPED", True)
+    assert [docstrings.of(target) for target in targets] == before
+    assert all(before)

@@ -78,3 +78,12 @@ def test_a_signal_ends_a_command_whose_output_nobody_reads(commands: Commands, f
     lines = [line for line in file.read_text().splitlines() if line and not line.startswith("bench: ")]
     assert lines == ["adtrain: interrupted"] * len(interrupted)  # the other signals need no message
     assert sorted(folder.rglob("*")) == before
+
+
+def test_a_warning_that_comes_again_is_printed_once(commands: Commands, folder: Path) -> None:
+    text = (folder / "tiny.yaml").read_text().replace("- linear: 3\n", "- linear: 3\n    - softmax\n")
+    (folder / "seeds.yaml").write_text(f"{text}sweep: {{training.seed: {{range: 5}}}}\n")
+    printed = folder / "warnings"
+    assert commands.run(Case("sweep seeds.yaml --dry-run", str(folder / "plan"), str(printed))) == 0
+    (line,) = (x for x in printed.read_text().splitlines() if "warning" in x)
+    assert "found softmax, but the loss cross_entropy takes logits" in line

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import random
 import re
 import subprocess
@@ -68,8 +69,8 @@ def test_missing_keys_have_their_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("small", "../x", "1:7: name: found '../x', expected a name of at most 100 letters, digits, '.', '_', '-' "
-         "and spaces, a letter or digit first"),
+        ("small", "../x", "1:7: name: found '../x', expected a name of at most 100 bytes: letters, digits, '.', "
+         "'_', '-' and spaces, a letter or digit first"),
         ("size: 8", "size: 0", f"2:36: data.batch_size: found 0, {POSITIVE}"),
         ("size: 8", "size: 8.0", f"2:36: data.batch_size: found 8.0, {POSITIVE}"),
         ("size: 8", "size: true", f"2:36: data.batch_size: found true, {POSITIVE}"),
@@ -159,10 +160,10 @@ def test_a_message_lists_at_most_30_problems(tmp_path: Path) -> None:
         (["model.layers[1].linear=6"], "model.layers.1.out_features", 6),
         (["model.layers.1.linear.bias=false"], "model.layers.1.bias", False),
         (["model.layers.1.linear.bias=false"], "model.layers.1.out_features", 10),
-        (["model.layers.0=linear: 4", "model.input=[4]"], "model.layers.0.kind", "linear"),
+        (["model.layers.0={linear: 4}", "model.input=[4]"], "model.layers.0.kind", "linear"),
         (["optimizer.adam.lr=1e-2"], "optimizer.lr", 0.01),
         (["optimizer.sgd.lr=0.5", "optimizer.sgd.momentum=0.9"], "optimizer.momentum", 0.9),
-        (["optimizer=sgd: 0.5"], "optimizer.lr", 0.5),
+        (["optimizer={sgd: 0.5}"], "optimizer.lr", 0.5),
         (["loss.cross_entropy.label_smoothing=0.1"], "loss.label_smoothing", 0.1),
         (["schedule.cosine.warmup_epochs=1"], "schedule.warmup_epochs", 1.0),
     ],
@@ -185,8 +186,8 @@ def test_overrides_set_values_by_dotted_key(tmp_path: Path, overrides: list[str]
         ("model.layers.2.linear=3", "--set model.layers.2.linear: found the index 2, expected one from 0 to 1"),
         ("name.x=3", "--set name.x: found 'small' at name, which has no x"),
         ("training.epochs=", "--set training.epochs: found no value after the =, expected one (null for none)"),
-        ("training.epochs=[1", "--set training.epochs: not valid YAML: while parsing a flow sequence, "
-         "expected ',' or ']', but got '<stream end>'"),
+        ("training.epochs=[1", f"--set training.epochs: found '[1', {POSITIVE}"),
+        ("optimizer=sgd: 0.5", "--set optimizer: unknown optimizer 'sgd: 0.5'; write {sgd: 0.5}"),
         ("training.epochs", f"--set 'training.epochs': {NO_PAIR}"),
         ("training..epochs=3", f"--set 'training..epochs=3': {NO_PAIR}"),
         ("nonsense", f"--set nonsense: {NO_PAIR}"),
@@ -202,6 +203,30 @@ def test_an_override_changes_only_one_of_two_aliases(tmp_path: Path) -> None:
     text = small("flatten", "&wide {linear: 10}", "*wide")
     layers = load(tmp_path, text, "model.layers.1.linear.out_features=20").model.layers
     assert [layer.options()["out_features"] for layer in layers[1:]] == [20, 10]
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [
+        ("mlp", "mlp"), ("net v1.2", "net v1.2"), ("größe", "größe"), ("gro\u0308ße", "größe"), ("数字", "数字"),
+        ("net (1)", "net-1"), ("_draft", "draft"), ("a+b", "a-b"), ("a & b", "a-b"), ("-x", "x"), (" x ", "x"),
+        ("\u202etxt", "txt"), ("a\nb", "a-b"), ("+", "run"), ("a" * 200, "a" * 100), ("ß" * 60, "ß" * 50),
+        ("\udcff9", "9"), ("#1", "1"), ("x*", "x"),
+    ],
+)  # fmt: skip
+def test_any_file_name_gives_a_job_its_name(tmp_path: Path, stem: str, name: str) -> None:
+    path = tmp_path / f"{stem}.yaml"
+    path.write_text(NETWORK.replace("name: small\n", ""))
+    cfg = config.load(path)
+    assert cfg.name == name
+    path.write_text(config.dump(cfg))
+    assert config.load(path) == cfg
+
+
+@pytest.mark.parametrize("name", ["", "-a", ".a", "a/b", "a\nb", "a\u202eb", "a\u00a0b", "a+b", "a" * 101, "ß" * 51])
+def test_a_name_that_is_given_is_not_changed_but_refused(tmp_path: Path, name: str) -> None:
+    (message,) = problems(tmp_path, NETWORK.replace("small", json.dumps(name)))
+    assert "expected a name of at most 100 bytes" in message
 
 
 def test_a_dumped_config_loads_to_an_equal_one(tmp_path: Path) -> None:

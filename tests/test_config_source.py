@@ -4,6 +4,8 @@ import math
 import tracemalloc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adtrain.config import ConfigError, source
 
@@ -94,6 +96,42 @@ def test_scalars_have_the_types_of_yaml_1_2(text: str, value: object) -> None:
     assert isinstance(plain, dict)
     assert plain["a"] == value
     assert type(plain["a"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3), (" 3 ", 3), ("1e-3", 0.001), ("true", True), ("null", None), ("~", None), ("'1e3'", "1e3"),
+        (r'"\t"', "\t"), ("''", ""), ("[]", []), ("[1, a b]", [1, "a b"]), ("[1,\n 2]", [1, 2]),
+        ("{sgd: {lr: 0.1}}", {"sgd": {"lr": 0.1}}), ("[linear: 3, relu]", [{"linear": 3}, "relu"]),
+    ],
+)  # fmt: skip
+def test_a_setting_is_yaml_where_all_of_its_characters_count(text: str, value: object) -> None:
+    found = source.read_value(text, "--set a").plain()
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "label #1", "#", "3 # three", "[1, 2] # two", "[a #b]", "&label", "&a 3", "[1, &b 2]", "*label", "!label",
+        "!!int 3", "|", ">", "%", "@", "`", "?", "? a", "{", "[", "[1", "'", '"', "'a' b", "it's", ":", "a:", "a: b",
+        "-", "- a", "---", "--- 3", "3 ...", "%YAML 1.2", ",", "[a,,b]", "\t", " ", "a ", " a", "a\tb", "a\nb", "3\n4",
+        "'a\nb'", "[a\n b]", "\ufeffa", "\x85", "a\x01", "a=b", "größe", r"\t", '"\\UFFFFFFFF"', "no",
+    ],
+)  # fmt: skip
+def test_any_other_setting_is_its_text(text: str) -> None:
+    assert source.read_value(text, "--set a").plain() == text
+
+
+@given(st.text(min_size=1))
+def test_a_setting_that_is_read_as_text_has_all_characters(text: str) -> None:
+    try:
+        found = source.read_value(text, "--set a").plain()
+    except ConfigError:  # such as a number of more than 100 digits
+        return
+    assert not isinstance(found, str) or found == text or text.strip()[0] in "'\""
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_read() -> None:

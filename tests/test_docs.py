@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import Any, get_type_hints
 
 import click
@@ -126,7 +127,7 @@ def test_the_parts_of_configs_in_a_document_are_valid(document: str) -> None:
     hints = get_type_hints(Config, include_extras=True)
     for block in blocks(document, "yaml"):
         if "name: broken" not in block:
-            part = source.read_value(block, document).plain()
+            part = source.read(f"part:\n{indent(block, ' ')}".encode(), document)[0].find(("part",))[0].plain()
             sections = part if isinstance(part, dict) else {"layers": part}
             for key, value in sections.items():
                 TypeAdapter(hints.get(key, specs.Layers)).validate_python(value)

@@ -15,7 +15,18 @@ import adtrain
 PACKAGE = Path(adtrain.__file__).parent
 
 # What each part may import besides itself, as docs/design.md draws it. "adtrain" is the package's __init__.py.
-HELPERS = {"assets", "cache", "documents", "files", "percentiles", "table", "templates", "text", "version"}
+HELPERS = {
+    "assets",
+    "cache",
+    "docstrings",
+    "documents",
+    "files",
+    "percentiles",
+    "table",
+    "templates",
+    "text",
+    "version",
+}
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
@@ -27,6 +38,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("codegen", {"core", "passes"}),
     ("ops", {"core", "option_types"}),
     ("cache", {"files"}),
+    ("docstrings", {"files"}),
     ("documents", {"cache"}),
     ("backends", {"child_process", "core", "lowering", "passes", "codegen"} | HELPERS),
     ("nn optim augment samplers", {"core", "option_types", "ops"}),

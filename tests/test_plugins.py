@@ -505,8 +505,8 @@ def test_plugins_of_a_run_are_run_only_if_the_command_line_says_so(run: Path, he
     (run / "plugins/mine.py").write_text("raise SystemExit('run')")
     for command in COMMANDS:
         assert call(*command, expect=2).replace(f"{here}/", "") == (
-            "run/config.yaml:3:3: plugins[0]: mine.py is code, and is not run because a run names it; expected "
-            "--plugin mine.py (the path of your file) to run that, or --trust-plugins to run the run's copy "
+            "run/config.yaml:3:3: plugins[0]: mine.py is code, and is not run because run names it; expected "
+            "--plugin mine.py (the path of your file) to run that, or --trust-plugins to run the copy "
             "run/plugins/mine.py"
         )
     assert "has changed since the training" in call(*COMMANDS[0], "--trust-plugins", expect=2)
@@ -552,7 +552,40 @@ def test_a_changed_plugin_is_shown_and_needs_override(run: Path, here: Path) -> 
 def test_a_plugin_that_the_run_does_not_have_is_refused(run: Path, here: Path) -> None:
     (here / "other.py").write_text("")
     found = call(*COMMANDS[0], "--plugin", "mine.py", "--plugin", "other.py", expect=2)
-    assert found == "--plugin other.py: the run has no such plug-in; known: mine.py"
+    assert found == "--plugin other.py: found no plug-in of this name; known: mine.py"
+
+
+SWEEP_COMMANDS = (
+    ["eval", "sweep", "--device", "cpu"],
+    ["export", "sweep", "x.safetensors", "--member", "1"],
+    ["sweep", "--resume", "sweep", "--device", "cpu"],
+)
+
+
+@pytest.fixture
+def sweep(here: Path) -> Path:
+    """A finished sweep, whose plug-in was named by the command line. Its folder was moved."""
+    cfg = write_plugged(here)
+    cfg.write_text(cfg.read_text().replace("plugins: [mine.py]\n", ""))
+    values = "sweep={training.seed: [0, 1]}"
+    call("sweep", cfg, "--plugin", "mine.py", "--set", values, "--device", "cpu", "--output-dir", "made")
+    return (here / "made").rename(here / "sweep")
+
+
+@pytest.mark.parametrize("option", [["--trust-plugins"], ["--plugin", "mine.py"]])
+def test_every_command_works_on_a_sweep_with_a_plugin(sweep: Path, option: list[str]) -> None:
+    for command in SWEEP_COMMANDS[:-1]:
+        assert call(*command, expect=2).startswith("sweep/sweep.yaml:3:3: plugins[0]: mine.py is code, and is not run")
+        call(*command, *option)
+    call("eval", "sweep/members/1", "--device", "cpu", *option)
+    assert call(*SWEEP_COMMANDS[-1], *option, expect=2) == "sweep: the sweep is finished"
+
+
+def test_a_changed_plugin_of_a_sweep_is_shown_and_needs_override(sweep: Path, here: Path) -> None:
+    (here / "mine.py").write_text(LAYER + "# changed\n")
+    for command in SWEEP_COMMANDS:
+        assert "has changed since the training" in call(*command, "--plugin", "mine.py", expect=2)
+    call(*SWEEP_COMMANDS[0], "--plugin", "mine.py", "--override")
 
 
 def test_compare_runs_no_plugin(run: Path, here: Path) -> None:

@@ -14,12 +14,13 @@ from sweep_runs import SGD, after, bytes_of, run, session
 
 from adtrain.backends.cpu import CpuBackend
 from adtrain.core.errors import AdtrainError
-from adtrain.sweeps import ensemble, member_run, wave
+from adtrain.sweeps import ensemble, member_run, ranking, wave
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.records import SweepResults
+from adtrain.sweeps.records import MemberEpoch, SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, halving_epochs
 from adtrain.training import model_file
 from adtrain.training.evaluation import predictions
+from adtrain.training.scores import ClassScore
 
 SWEEP = "{training.seed: {range: 3}, optimizer.sgd.lr: [0.1, 1.23456789e+30], model.layers.0.linear: [8, 6]}"
 SETTINGS = SGD, "data.validation=0.2", "training.epochs=4", "data.batch_size=8"
@@ -178,3 +179,33 @@ def test_halving_ends_with_one_member_or_the_last_epoch() -> None:
     assert halving_epochs(100, 8) == (1, 2, 4)
     assert halving_epochs(4, 1000) == (1, 2)
     assert halving_epochs(1, 8) == halving_epochs(10, 1) == ()
+
+
+def epochs(*losses: float | None) -> dict[int, MemberEpoch]:
+    """The history of a member with these training losses; None where it failed."""
+    return {
+        i: MemberEpoch(0, i, None, None, 7) if x is None else MemberEpoch(0, i, ClassScore(x, 0.5), None, None)
+        for i, x in enumerate(losses, 1)
+    }
+
+
+def test_finished_members_are_ranked_by_their_values_whatever_their_epochs() -> None:
+    history = {0: epochs(3.0, 2.0, 1.0), 1: epochs(0.5), 2: epochs(4.0, 0.7)}
+    found = ranking.ranked(history, dict.fromkeys(history), dict.fromkeys(history, 0), "train_loss")
+    assert found == [(1, "finished", 0.5), (2, "finished", 0.7), (0, "finished", 1.0)]
+
+
+def test_dropped_members_are_ranked_by_the_rungs_they_survived_then_by_their_values_then_come_failed_ones() -> None:
+    history = {
+        0: epochs(3.0, 2.0, 1.0, 0.9),  # finished
+        1: epochs(4.0, 5.0),  # dropped after the second rung
+        2: epochs(1.0),  # its only epoch; dropped after the second rung as well
+        3: epochs(0.1, None),
+        4: epochs(0.2),  # dropped after the first rung
+        5: epochs(None),
+    }
+    survived = {0: 2, 1: 1, 2: 1, 3: 1, 4: 0, 5: 0}
+    for metric in ("train_loss", "test_loss"):
+        found = ranking.ranked(history, {0: ClassScore(0.8, 0.5)}, survived, metric)
+        assert [number for number, *_ in found] == [0, 2, 1, 4, 3, 5]
+        assert [status for _, status, _ in found] == ["finished", *["dropped"] * 3, *["failed"] * 2]

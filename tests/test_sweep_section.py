@@ -12,6 +12,7 @@ from adtrain.config.files import varied
 from adtrain.config.python_values import of_python
 from adtrain.config.sweep_section import parse
 from adtrain.sweeps.members import members_of
+from adtrain.text import counted
 
 TEXT = SMALL.replace("LAYERS", "    - flatten\n    - linear: 10").replace(
     "optimizer: adam", "optimizer: {adam: {lr: 0.1}}"
@@ -129,6 +130,26 @@ def test_mistakes_are_refused_with_their_place(tmp_path: Path, section: str, mes
             "optimizer.adm.lr: [0.1, 1]",
             "c.yaml:12:22: optimizer.adm.lr: unknown optimizer 'adm'; did you mean adam?",
         ),
+        (
+            "optimizer.adam.lr: [0.1]\n  optimizer: [adam, {adam: {lr: 0.5}}]",
+            "c.yaml:13:21: optimizer: found a mapping with adam, which optimizer.adam.lr replaces; "
+            "expected one of the two",
+        ),
+        (
+            "data.batch_size: [4]\n  data: [{dataset: mnist, batch_size: 8}]",
+            "c.yaml:13:10: data: found a mapping with dataset, batch_size, which data.batch_size replaces; "
+            "expected one of the two",
+        ),
+        (
+            "model.layers.1.linear: [8]\n  model.layers.1.linear.out_features: [10]",
+            "c.yaml:12:27: model.layers.1.linear: found 8, which model.layers.1.linear.out_features replaces; "
+            "expected one of the two",
+        ),
+        (
+            "model.layers.1.linear: [8]\n  model.layers.01.linear: [10]",
+            "c.yaml:12:27: model.layers.1.linear: found 8, which model.layers.01.linear replaces; "
+            "expected one of the two",
+        ),
         ("model.layers.7.linear: [1]", "c.yaml:12:27: found the index 7, expected one from 0 to 1"),
     ],
 )
@@ -143,3 +164,26 @@ def test_an_optimizer_and_its_options_are_swept_together_in_any_order(tmp_path: 
     cfg = load(tmp_path, TEXT + "sweep: {optimizer.adam.lr: [0.1, 0.2], optimizer: [{adam: {betas: [0.8, 0.9]}}]}\n")
     values = [member.config.optimizer.options() for member in members_of(cfg)]
     assert [(x["lr"], x["betas"]) for x in values] == [(0.1, (0.8, 0.9)), (0.2, (0.8, 0.9))]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "count"),
+    [
+        ("{optimizer.adam.lr: [0.01, 1e-2, 0.01, 0.02]}", 2),
+        ("{training.seed: [1, 1, 2], optimizer: [adam, {adam: {}}, {adam: 0.001}]}", 2),
+        ("{model.layers.1: [linear: 10, {linear: {out_features: 10}}]}", 1),
+        ("{training.seed: {choice: [1, 2], samples: 9}}", 2),
+    ],
+)
+def test_of_members_with_equal_values_one_is_trained_and_a_warning_says_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sweep: str, count: int
+) -> None:
+    cfg = load(tmp_path, TEXT + f"sweep: {sweep}\n")
+    members = members_of(cfg)
+    assert [member.number for member in members] == list(range(count))
+    left_out = len(config.build.sweep(cfg).members()) - count
+    (warning,) = caplog.messages
+    assert warning == (
+        f"adtrain: warning: {tmp_path}/c.yaml:11:1: sweep: found {counted(left_out, 'members')} equal to others, "
+        "which are left out"
+    )

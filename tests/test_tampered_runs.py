@@ -1,8 +1,10 @@
-"""A run's files and results of `adtrain bench` are input: any change of a value is read or refused in one line."""
+"""The files of runs and sweeps, and results of `adtrain bench`, are input: any change of a value is read, or refused in
+one line."""
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +12,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tampered_runs import FILES, make, tamper
+from sweep_runs import run as prepared_run
+from tampered_runs import FILES, STATE, SWEEP_FILES, make, make_sweep, tamper
 
 from adtrain import config, report, training
 from adtrain.bench import compare, page, text
+from adtrain.cli import compare as compare_cli
 from adtrain.config import ConfigError
 from adtrain.core.errors import AdtrainError
-from adtrain.training import RunFolder, model_file
+from adtrain.report import sweep_page
+from adtrain.sweeps import ensemble, member_run
+from adtrain.sweeps.folder import SweepFolder
+from adtrain.sweeps.session import Session, reopened
+from adtrain.training import RunFolder, Trust, model_file
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +67,130 @@ def test_a_tampered_value_is_read_or_refused_in_one_line(run: Path, name: str, d
         assert "\n" not in refusal(READERS[name], copy)
     finally:
         shutil.copy(run / name, copy / name)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sweep(tmp_path_factory.mktemp("sweeps"))
+
+
+@pytest.fixture(scope="module")
+def found(sweep: Path) -> Session:
+    return reopened(sweep, "cpu", Trust())[0]
+
+
+def show_sweep(found: Session, path: Path) -> None:
+    folder = SweepFolder.open(path)
+    compare_cli.sweep_row(path, member_run.finished(folder))
+    sweep_page.render(folder, member_run.finished(folder), None)
+
+
+def export_member(found: Session, path: Path) -> None:
+    folder = SweepFolder.open(path)
+    shutil.rmtree(path / "members", ignore_errors=True)
+    member_run.write_run(found, folder, None)
+    ensemble.evaluate(found, folder, ensemble.members_of(folder, 1))
+
+
+def resume_sweep(found: Session, path: Path) -> None:
+    (path / "results.json").unlink(missing_ok=True)
+    prepared_run(found, path).run()
+
+
+SWEEP_READERS: dict[str, tuple[Callable[[Session, Path], object], ...]] = {
+    "options.json": (resume_sweep,),
+    "metrics.jsonl": (show_sweep, export_member, resume_sweep),
+    "results.json": (show_sweep, export_member),
+    STATE: (export_member, resume_sweep),
+}
+
+
+@pytest.mark.parametrize("name", SWEEP_FILES)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_a_tampered_value_of_a_sweep_is_read_or_refused_in_one_line(
+    sweep: Path, found: Session, name: str, data: st.DataObject
+) -> None:
+    changed = tamper(name, (sweep / name).read_bytes(), lambda n: data.draw(st.integers(0, n - 1)))
+    for read in SWEEP_READERS[name]:
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(shutil.copytree(sweep, Path(folder, "sweep")))
+            (copy / name).write_bytes(changed)
+            assert "\n" not in refusal(lambda path, read=read: read(found, path), copy)
+
+
+def with_lines(sweep: Path, folder: Path, change: Callable[[list[bytes]], list[bytes]]) -> Path:
+    """A copy of the sweep, without its results, and with changed lines of metrics."""
+    copy = Path(shutil.copytree(sweep, folder / "sweep", ignore=shutil.ignore_patterns("results.json")))
+    lines = (sweep / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_bytes(b"".join(change(lines)))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [], "found no line for epoch 1 of member [0-2], which was trained"),
+        (lambda lines: lines[1:], "found no line for epoch 1 of member [0-2], which was trained"),
+        (lambda lines: [lines[0], b"nonsense\n", *lines[2:]], "found no line for epoch 2 of member [0-2], which was"),
+        (lambda lines: [b"[]\n" for _ in lines], "found no line for epoch [12] of member [0-2], which was trained"),
+        (
+            lambda lines: [x.replace(b'"member": 1', b'"member": 7') for x in lines],
+            "found epoch 1 of member 7, which the sweep does not have",
+        ),
+        (
+            lambda lines: [x.replace(b'"epoch": 2', b'"epoch": 9') for x in lines],
+            r"found epoch 9 of member \d, which the sweep does not have",
+        ),
+        (
+            lambda lines: [x.replace(b'"accuracy": ', b'"f1": 0.5, "accuracy": ') for x in lines],
+            r"found other metrics of member \d than loss, accuracy",
+        ),
+    ],
+)
+def test_a_sweep_whose_metrics_lack_what_was_trained_is_not_resumed(
+    sweep: Path, found: Session, tmp_path: Path, change: Callable[[list[bytes]], list[bytes]], message: str
+) -> None:
+    copy = with_lines(sweep, tmp_path, change)
+    with pytest.raises(AdtrainError, match=f"^{copy}/metrics.jsonl: {message}.*; the file is damaged, or of another"):
+        resume_sweep(found, copy)
+
+
+def test_a_sweep_that_was_killed_within_a_line_is_resumed(sweep: Path, found: Session, tmp_path: Path) -> None:
+    copy = with_lines(sweep, tmp_path, lambda lines: [*lines, lines[-1][:40]])
+    resume_sweep(found, copy)
+    results = [SweepFolder.open(path).results() for path in (sweep, copy)]
+    assert results[0] is not None
+    assert results[1] is not None
+    assert results[0].members == results[1].members
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"rank_by": "validation_accuracy"', '"rank_by": "speed"', "rank_by: found 'speed', expected a metric such as"),
+        ('"rank_by": "validation_accuracy"', '"rank_by": "test_r2"', "found rank_by test_r2, which the members do not"),
+        (
+            '"training.seed": 1',
+            f'"training.seed": 1{"0" * 400}',
+            r"members\[\d\].values: found a mapping with 'training",
+        ),
+        ('"rank": 2', '"rank": 1', "found other ranks than 1, 2, ..."),
+        ('"training.seed": 2', '"seed": 2', "found members with values for other keys"),
+        (
+            '"status": "finished"',
+            '"status": "best"',
+            r"members\[0\].status: found 'best', expected 'finished', 'dropped'",
+        ),
+    ],
+)
+def test_results_that_no_sweep_has_are_refused(sweep: Path, tmp_path: Path, old: str, new: str, message: str) -> None:
+    copy = Path(shutil.copytree(sweep, tmp_path / "sweep"))
+    content = (copy / "results.json").read_text()
+    assert old in content
+    (copy / "results.json").write_text(content.replace(old, new, 1))
+    with pytest.raises(AdtrainError, match=f"^{copy}/results.json: {message}"):
+        SweepFolder.open(copy).results()
 
 
 def refusal(read: Callable[[Path], object], run: Path) -> str:

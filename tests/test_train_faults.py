@@ -147,6 +147,12 @@ def test_a_second_signal_ends_a_compiler_that_never_ends(monkeypatch: pytest.Mon
         ("report run", "run/metrics.jsonl", "run/metrics.jsonl: cannot be read (it is not a regular file)"),
         ("report run", "run/summary.json", "run/summary.json: cannot be read (it is not a regular file)"),
         ("eval run", "run/model.safetensors", "run: found no model.safetensors"),
+        (
+            "train --resume run --steps 9 --epochs 9 --eager --profile-steps 0 --quiet",
+            "run/best.safetensors",
+            "run/best.safetensors: cannot be written (it is a pipe that no process reads)",
+        ),
+        ("export run p.safetensors", "p.safetensors", "p.safetensors: cannot be written (it is a pipe that no process"),
         ("data inspect data.csv", "data.csv", "data.csv: found"),
         ("data inspect data.npz", "data.npz", "data.npz: found"),
     ],
@@ -161,6 +167,16 @@ def test_a_pipe_in_place_of_a_file_is_refused(finished_run: Path, arguments: str
     assert done.exit_code == 2
     (line,) = done.stderr.splitlines()
     assert message in line
+
+
+def test_a_pipe_that_a_process_reads_is_written_to(finished_run: Path) -> None:
+    shutil.copytree(finished_run, "run")
+    os.mkfifo("pipe.safetensors")
+    reader = os.open("pipe.safetensors", os.O_RDONLY | os.O_NONBLOCK)
+    done = CliRunner().invoke(cli, ["export", "run", "pipe.safetensors"])
+    assert done.exit_code == 0, done.stderr
+    assert len(os.read(reader, 1 << 16)) > 1000
+    os.close(reader)
 
 
 def test_a_broken_link_named_runs_is_refused() -> None:

@@ -65,7 +65,7 @@ def command(
     if is_sweep(run):
         if path is not None or overrides:
             raise click.UsageError("an ensemble is measured on the sweep's own test part: no --data, no --set")
-        _ensemble(run, top, device, as_json)
+        _ensemble(run, top, device, trust, as_json)
         return
     if top is not None:
         raise click.UsageError(f"--top is for a sweep, and {run} is none")
@@ -102,9 +102,9 @@ def command(
     )
 
 
-def _ensemble(path: Path, top: int | None, device: str, as_json: bool) -> None:
+def _ensemble(path: Path, top: int | None, device: str, trust: training.Trust, as_json: bool) -> None:
     """Print the score of the ensemble of a sweep's members."""
-    session, folder = reopened(path, device)
+    session, folder = reopened(path, device, trust)
     members = ensemble.members_of(folder, top)
     score = ensemble.evaluate(session, folder, members)
     if as_json:

@@ -106,7 +106,7 @@ def command(
     for path in (output, *options.files_beside(output)):
         expect_writable(path)
     if is_sweep(run):
-        run = member_run.write_run(*reopened(run, "cpu"), member)
+        run = member_run.write_run(*reopened(run, "cpu", trust), member)
     elif member is not None:
         raise click.UsageError(f"--member is for a sweep, and {run} is none")
     trained = model_file.load(run, trust=trust)

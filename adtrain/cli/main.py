@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import click
 
-from adtrain import __version__
+from adtrain import __version__, docstrings
 from adtrain.cli.output import message as print_message
 from adtrain.cli.output import print_warnings, silence
 from adtrain.cli.stop_signals import end_on_signals
@@ -118,6 +118,8 @@ class Commands(click.Group):
 
 def accept_debug(command: click.Command) -> None:
     """Add the `--debug` option to the command and its subcommands, so that it can be anywhere on the command line."""
+    if command.help is None and command.callback is not None:
+        command.help = docstrings.of(command.callback)  # Python -OO has stripped it
     if debug_option not in command.params:
         command.params.append(debug_option)
     for subcommand in getattr(command, "commands", {}).values():
@@ -222,7 +224,7 @@ def cli() -> None:
     """
 
 
-cli.params.append(debug_option)
+accept_debug(cli)
 
 
 def main() -> NoReturn:

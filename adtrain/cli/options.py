@@ -126,13 +126,13 @@ plugin_option = click.option(
 """`--plugin FILE`, repeatable; passed to the command as `plugins`."""
 
 trust_option = click.option(
-    "--trust-plugins", "copies", is_flag=True, help="Run the copies of the plug-ins that the run's folder holds."
+    "--trust-plugins", "copies", is_flag=True, help="Run the copies of the plug-ins that the run or sweep holds."
 )
 """`--trust-plugins`, passed to the command as `copies`."""
 
 
 def trust_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options about the plug-ins of a run; passed to the command as `trust`."""
+    """The options about the plug-ins of a run or a sweep; passed to the command as `trust`."""
 
     @functools.wraps(command)
     def with_trust(*args: Any, plugins: tuple[str, ...], copies: bool, override: bool, **options: Any) -> None:

@@ -82,14 +82,20 @@ def message(text: object) -> None:
 
 
 def print_warnings() -> None:
-    """Print log records and Python's warnings to stderr, one line each."""
+    """Print log records and Python's warnings to stderr, one line each. Of equal lines there is one."""
+    printed = set[str]()
+
+    def show(line: str) -> None:
+        if line not in printed:
+            printed.add(line)
+            message(line)
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            message(record.getMessage())
+            show(record.getMessage())
 
     def show_warning(text: Warning | str, *_: Any, **__: Any) -> None:
-        message(f"adtrain: warning: {text}")
+        show(f"adtrain: warning: {text}")
 
     logging.getLogger("adtrain").addHandler(Lines(logging.WARNING))
     warnings.showwarning = show_warning  # type: ignore[assignment]

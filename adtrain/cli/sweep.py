@@ -20,6 +20,7 @@ from adtrain.cli.options import (
     quiet_option,
     set_autotune,
     set_option,
+    trust_option,
 )
 from adtrain.cli.output import is_quiet, message, print_json, progress, show
 from adtrain.cli.stop_signals import stop_signals
@@ -33,6 +34,7 @@ from adtrain.sweeps.folder import SweepFolder, refuse_used
 from adtrain.sweeps.members import with_seeds
 from adtrain.sweeps.run import SweepInterrupted, Watch
 from adtrain.sweeps.session import Session, prepared, reopened
+from adtrain.training import Trust
 
 MAX_ROWS = 10
 """Members in the printed ranking."""
@@ -61,7 +63,12 @@ MAX_ROWS = 10
 @autotune_option
 @set_option
 @plugin_option
-@click.option("--override", is_flag=True, help="With --resume: continue although the data have changed.")
+@trust_option
+@click.option(
+    "--override",
+    is_flag=True,
+    help="With --resume: continue although the data, or a plug-in, have changed since the training.",
+)
 @click.option("--dry-run", is_flag=True, help="Check everything and print the plan; train and write nothing.")
 @click.option("--all", "all_rows", is_flag=True, help=f"Print all members, not only the best {MAX_ROWS}.")
 @quiet_option("sweep")
@@ -77,6 +84,7 @@ def command(
     autotune: str,
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
+    copies: bool,
     override: bool,
     dry_run: bool,
     all_rows: bool,
@@ -97,8 +105,9 @@ def command(
     new_only = {"--halving": halving, "--by": rank_by, "--output-dir": output_dir, "--set": overrides}
     if sweep is not None and (given := [name for name, value in new_only.items() if value]):
         raise click.UsageError(f"{given[0]} is for a new sweep, and --resume SWEEP continues one")
-    if override and sweep is None:
-        raise click.UsageError("--override is for --resume SWEEP only")
+    of_sweep = {"--trust-plugins": copies, "--override": override}
+    if sweep is None and (given := [name for name, value in of_sweep.items() if value]):
+        raise click.UsageError(f"{given[0]} is for --resume SWEEP only")
     found = place(os.environ)
     if found is not None and found.size > 1:
         raise click.UsageError(f"{found.launcher} started {found.size} processes, but a sweep runs in one process")
@@ -106,7 +115,7 @@ def command(
         refuse_used(output_dir)
     set_autotune(device, autotune)
     if sweep is not None:
-        session, folder = reopened(sweep, device, plugins)
+        session, folder = reopened(sweep, device, Trust(plugins, copies, override))
         if (results := folder.results()) is not None:
             if results.members[0].status == "finished":
                 member_run.write_run(session, folder, None)  # unless it is there: a full disk may have prevented it
@@ -182,7 +191,7 @@ def train_session(
         try:
             results = run.run()
         except SweepInterrupted:
-            message(f"stopped; {folder.advice}")
+            message(f"stopped; {folder.advice(session.config)}")
             raise SystemExit(signals.exit_code) from None
     if results.members[0].status == "finished":
         member_run.write_run(session, folder, None, run.final)

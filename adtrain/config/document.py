@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from adtrain import docstrings
 from adtrain.config import sweep_section
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
 from adtrain.config.source import Node
@@ -61,6 +62,10 @@ class Source:
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls.__doc__ = docstrings.of(cls)
 
 
 class Data(Section):
@@ -265,7 +270,10 @@ class Sweep(RootModel[dict[str, Any]]):
 class Config(Section):
     """A training job. `load` reads it from a file; `build` makes its model, loss, optimizer and schedule."""
 
-    name: Name = Field("run", description="the job's name; default: the file's, without its suffix")
+    name: Name = Field(
+        "run",
+        description="the job's name; default: the file's, without its suffix, and with a hyphen for other characters",
+    )
     plugins: list[Plugin] | None = Field(None, description="Python files with layers, losses and others of your own")
     data: Data = Field(description="what to train on")
     model: Model = Field(description="the network")

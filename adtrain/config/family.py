@@ -20,6 +20,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
+from adtrain import docstrings
+
 
 class Spec(BaseModel):
     """One layer, loss or other named class. `kind` is its name; the fields are its options.
@@ -30,6 +32,10 @@ class Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     kind: ClassVar[str]
     target: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls.__doc__ = docstrings.of(cls)
 
     @classmethod
     def first_option(cls) -> str | None:

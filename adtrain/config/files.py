@@ -19,6 +19,7 @@ from adtrain.config.overrides import Overrides, override, with_nodes, without
 from adtrain.config.problems import ConfigError, Problem, known
 from adtrain.config.python_values import of_python
 from adtrain.config.source import Node
+from adtrain.config.values import name_of
 from adtrain.files import open_regular
 
 _log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ def _checked(
     root = override(root, overrides)  # after the plug-ins, because it needs the names of their options
     values = cast(dict[str, Any], root.plain())
     if path is not None:
-        values.setdefault("name", path.stem)
+        values.setdefault("name", name_of(path.stem))
     try:
         cfg = Config.model_validate(values)
     except ValidationError as error:
@@ -116,8 +117,9 @@ def _checked(
 
 def varied(cfg: Config, values: Mapping[str, Node]) -> Config:
     """The config with other values at dotted keys, and without its section `sweep`. Raises ConfigError as `load`."""
-    source = cfg.source
-    return _checked(with_nodes(without(source.root, "sweep"), values), source.path, (), [], (), plugged.run_named)
+    root = with_nodes(without(cfg.source.root, "sweep"), values)
+    found = _checked(root, cfg.source.path, (), [], (), plugged.keep)
+    return found.model_copy(update={"plugins": cfg.plugins})
 
 
 def _of_plugins(overrides: Overrides) -> Overrides:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, cast
 
 from adtrain.config.problems import ConfigError, Problem, found, key_text, known
 from adtrain.config.python_values import of_python
@@ -36,7 +36,7 @@ def override(root: Node, settings: Overrides) -> Node:
         if not equals or parts is None:
             _refuse(f"--set {key_text(setting)}", "found no key=value, expected one such as training.epochs=3")
         where = f"--set {'.'.join(parts)}"
-        if not text.strip():
+        if not text:
             _refuse(where, "found no value after the =, expected one (null for none)")
         root = _with_value(root, [], parts, read_value(text, where))
     return root
@@ -52,7 +52,8 @@ def with_nodes(root: Node, values: Mapping[str, Node]) -> Node:
     """A copy of the tree with each value at its dotted key. Raises ConfigError as `override` does.
 
     A value of `optimizer` is set before one of `optimizer.sgd.lr`, in whatever order they are given. Also raises
-    ConfigError where a key such as `optimizer.sgd.lr` would replace an optimizer of another name.
+    ConfigError where a key such as `optimizer.sgd.lr` would replace an optimizer of another name, or where a key would
+    replace a part of the value of another one.
     """
     for key, node in sorted(values.items(), key=lambda item: len(parts_of(item[0]) or ())):
         section, *rest = parts = parts_of(key) or [""]
@@ -67,7 +68,42 @@ def with_nodes(root: Node, values: Mapping[str, Node]) -> Node:
                 both = f"to train with both, sweep {section}: [{own}, {rest[0]}] with their options"
                 _refuse(node.where, f"{key}: found {rest[0]}, expected {own}, the config's {section}; {both}")
         root = _with_value(root, [], parts, node)
+    for key, node in values.items():
+        parts = parts_of(key) or []
+        if not _is_used(node, _at(root, parts)):
+            other = next(x for x in values if x != key and _same(parts, parts_of(x) or []))
+            message = f"{key}: found {found(node.plain())}, which {other} replaces; expected one of the two"
+            _refuse(node.where, message)
     return root
+
+
+def _at(root: Node, parts: Sequence[str]) -> Node:
+    """The node at a dotted key, which has been set."""
+    for part in parts:
+        root = root.value[int(part)] if isinstance(root.value, list) else cast(dict[str, Node], root.value)[part]
+    return root
+
+
+def _same(parts: Sequence[str], longer: Sequence[str]) -> bool:
+    """Whether a key is the beginning of another one; "00" is the index "0"."""
+    short, other = ([int(x) if x.isdecimal() else x for x in each] for each in (parts, longer))
+    return other[: len(short)] == short
+
+
+def _is_used(value: Node, present: Node) -> bool:
+    """Whether all of a value that was set is in what is `present` at its key."""
+    if value is present or value.value is None:
+        return True
+    if isinstance(value.value, dict):
+        into = present.value if isinstance(present.value, dict) else {}
+        return all(key in into and _is_used(child, into[key]) for key, child in value.value.items())
+    if isinstance(value.value, list):
+        items = present.value if isinstance(present.value, list) else []
+        return len(items) == len(value.value) and all(map(_is_used, value.value, items))
+    # A name whose options another key sets, or the first option of a layer beside others: see `_long_form`.
+    return isinstance(present.value, dict) and (
+        value.value in present.value or any(child is value for child in present.value.values())
+    )
 
 
 def without(root: Node, key: str) -> Node:

@@ -61,7 +61,12 @@ def changed_file(before: Plugin, now: Plugin) -> tuple[str, str, str] | None:
 def refuse(plugin: Plugin, folder: Path) -> Plugin:
     """Raise PluginError, because only the folder of a run names the plug-in. A `Loader`."""
     name = Path(plugin.file).name
-    raise PluginError(f"{name} is code, and is not run because a run names it; give {folder}/config.yaml to run it")
+    raise PluginError(f"{name} is code, and is not run because {folder} names it; give {folder}/config.yaml to run it")
+
+
+def keep(plugin: Plugin, folder: Path) -> Plugin:
+    """The plug-in as it is, for a config whose plug-ins have been run. A `Loader`."""
+    return plugin
 
 
 def run_all(root: Node, folder: Path, load: Loader) -> list[Plugin] | None:

@@ -94,12 +94,41 @@ def read(content: bytes, name: str) -> tuple[Node, list[Problem]]:
 
 
 def read_value(text: str, where: str) -> Node:
-    """A value from the command line, with the types of a file; every node has the position `where`."""
+    """The value of a setting of the command line; every node has the position `where`.
+
+    A number, true, false, null, a quoted text, a list in brackets and a mapping in braces are read as YAML. Any other
+    text is the value itself, with all of its characters.
+    """
+    if not _is_yaml_value(text):
+        return Node(where, text)
     reader = _Reader(text.encode(errors="surrogateescape"), where, positions=False)
     node = reader.document()
     if reader.problems:
         raise ConfigError(reader.problems)
-    return node
+    is_text = isinstance(node.value, str) and text.strip()[0] not in "'\""
+    return Node(where, text) if is_text else node
+
+
+def _is_yaml_value(text: str) -> bool:
+    """Whether a text is a YAML value in which every character counts.
+
+    In other texts YAML skips a comment or the name of an anchor, joins the lines of a scalar, or reads a block, a tag
+    or several documents.
+    """
+    try:
+        events = list(yaml.parse(text, Loader=yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, OverflowError):  # the last two as in `_Reader.parse`
+        return False
+    before = 0
+    for event in events:
+        start, end = event.start_mark, event.end_mark
+        lines = isinstance(event, yaml.ScalarEvent) and (start.line != end.line or event.style in ("|", ">"))
+        block = isinstance(event, yaml.CollectionStartEvent) and not event.flow_style
+        marked = [getattr(event, name, None) for name in ("anchor", "tag", "explicit")]
+        if lines or block or any(marked) or "#" in text[before : start.index]:
+            return False
+        before = end.index
+    return any(isinstance(event, yaml.NodeEvent) for event in events)
 
 
 class _Reader:

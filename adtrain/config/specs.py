@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
-from adtrain import augment, metrics, nn, optim
+from adtrain import augment, docstrings, metrics, nn, optim
 from adtrain.config.annotations import option_type
 from adtrain.config.family import Family, OneOf, Spec
 from adtrain.config.values import WarmUp
@@ -117,7 +117,7 @@ def _spec(family: str, kind: str, target: Callable[..., Any], excluded: Collecti
     spec = create_model(kind, __base__=Spec, __module__=__name__, **fields, **more)
     spec.kind = kind
     spec.target = staticmethod(target)
-    spec.__doc__ = (inspect.getdoc(target) or kind).splitlines()[0]
+    spec.__doc__ = (docstrings.of(target) or kind).splitlines()[0]
     return spec
 
 

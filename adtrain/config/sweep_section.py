@@ -18,20 +18,40 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
+from pydantic import AfterValidator, Field
 
 from adtrain.config.overrides import parts_of
 from adtrain.config.problems import ConfigError, Problem, found, known, similar
+from adtrain.config.records import leaves
 from adtrain.config.source import Node
+from adtrain.config.values import LIMIT
 from adtrain.core.options import is_integer
+from adtrain.option_types import Expected
 
 MAX_MEMBERS = 100_000
 METRIC = re.compile("(train|validation|test)_(loss|accuracy|f1|rmse|mae|r2|perplexity)")
 ORDERS = ("own", "shared")
 OPTIONS = ("rank_by", "order", "draw_seed")
 RANDOM = ("log_uniform", "uniform", "choice")
+
+Metric = Annotated[str, Field(pattern=f"^({METRIC.pattern})$"), Expected("a metric such as validation_accuracy")]
+"""A metric that ranks members, in a record."""
+
+
+def _small(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a member, if they have no number beyond LIMIT."""
+    if any(isinstance(x, (int, float)) and not -LIMIT <= x <= LIMIT for _, x in leaves(values)):
+        raise ValueError
+    return values
+
+
+Values = Annotated[
+    dict[str, Any], AfterValidator(_small), Expected(f"values by key, with numbers of magnitude at most {LIMIT:g}")
+]
+"""The values of a member by key, in a record."""
 
 _NUMBERS: dict[str, Any] = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 1}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import AfterValidator, Field, Strict
@@ -13,6 +15,37 @@ LIMIT = 1e300
 """The limit of measured numbers: sums and differences of a few stay finite."""
 _Measurement = Annotated[float, Bounds(ge=-LIMIT, le=LIMIT)]
 
+MAX_NAME = 100
+"""The largest length of a name in UTF-8. File systems take 255 bytes; the name of a folder gets an ending."""
+
+
+def name_of(text: str) -> str:
+    """The name of a job whose config has this file name without its suffix: "net-1" for "net (1)".
+
+    Each run of characters that a name cannot have becomes a hyphen.
+    """
+    text = unicodedata.normalize("NFC", text)
+    if not _is_name(text):
+        text = "".join(x if _in_names(x) and x != " " else "\0" for x in text)
+        text = re.sub("\0+", "-", text).lstrip("-._").encode()[:MAX_NAME].decode(errors="ignore").rstrip("-")
+    return text or "run"
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text.encode(errors="replace")) <= MAX_NAME and text[0] not in " ._-" and all(map(_in_names, text))
+
+
+def _in_names(character: str) -> bool:
+    """Whether a name can have this letter, mark, digit or sign."""
+    return character in " ._-" or unicodedata.category(character)[0] in "LMN"
+
+
+def _checked_name(text: str) -> str:
+    if not _is_name(text):
+        raise ValueError
+    return text
+
+
 Bool = Annotated[bool, Strict(), Expected("true or false")]
 Text = Annotated[
     str, Strict(), Field(pattern=r"^[^\x00]+$"), Expected("a string of UTF-8 text, not empty and without NUL")
@@ -20,8 +53,9 @@ Text = Annotated[
 Name = Annotated[
     str,
     Strict(),
-    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,99}$"),
-    Expected("a name of at most 100 letters, digits, '.', '_', '-' and spaces, a letter or digit first"),
+    Field(pattern="^[A-Za-z0-9\u0080-\U0010ffff][A-Za-z0-9._ \u0080-\U0010ffff-]{0,99}$"),
+    AfterValidator(_checked_name),
+    Expected(f"a name of at most {MAX_NAME} bytes: letters, digits, '.', '_', '-' and spaces, a letter or digit first"),
 ]
 Seed = Annotated[int, Bounds(ge=0, lt=2**64), Expected("an integer in [0, 2^64)")]
 Shards = Annotated[
@@ -44,7 +78,11 @@ MissingValues = Annotated[
     tuple[Annotated[_MissingValue, AfterValidator(str)], ...], Expected("a list of texts and numbers")
 ]
 Delimiter = Annotated[
-    str, Strict(), Field(pattern=r'^[^"\r\n\x00]$'), Expected("one character other than a quote or the end of a line")
+    str,
+    Strict(),
+    Field(pattern=r'^(\\t|[^"\r\n\x00])$'),
+    AfterValidator(lambda text: "\t" if text == r"\t" else text),
+    Expected(r"one character other than a quote or the end of a line; \t for a tab"),
 ]
 
 BestBy = Annotated[

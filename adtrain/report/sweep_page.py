@@ -63,8 +63,9 @@ class Coordinates:
             for at, value in ((0.0, low), (1.0, high)):
                 self._text(x, self._down(at) + (14 if at == 0 else -6), f"{value:.4g}")
             logarithmic = low > 0 and high / low >= 100
-            scale = (lambda v: log(v / low) / log(high / low)) if logarithmic else (lambda v: (v - low) / (high - low))
-            return [scale(v) if high > low else 0.5 for v in numbers]
+            place = log if logarithmic else float
+            first, last = place(low), place(high)
+            return [(place(v) - first) / (last - first) if high > low else 0.5 for v in numbers]
         texts = [value_text(v, brief=True) for v in values]
         names = sorted(set(texts))
         places = {name: i / max(1, len(names) - 1) if len(names) > 1 else 0.5 for i, name in enumerate(names)}
@@ -132,11 +133,13 @@ def panels(lines: Sequence[EpochLine], results: SweepResults) -> list[Panel]:
     return found
 
 
-def _mean_key(same: Sequence[MemberResult], rank_by: str) -> tuple[int, float]:
-    """Sorts settings by the epochs they reached, then by the mean of the metric."""
-    values = [x.value for x in same if x.value is not None]
-    mean = float(np.mean(values)) if values else 0.0
-    return -max(x.epochs for x in same), -mean if higher_is_better(rank_by) else mean
+def _mean_key(same: Sequence[MemberResult], rank_by: str) -> tuple[bool, float]:
+    """Sorts settings by the mean of the metric over their finished members; those without one come last, by rank."""
+    values = [x.value for x in same if x.status == "finished" and x.value is not None]
+    if not values:
+        return True, min(x.rank for x in same)
+    mean = float(np.mean(values))
+    return False, -mean if higher_is_better(rank_by) else mean
 
 
 def _curve(lines: Sequence[EpochLine], same: Sequence[MemberResult], kind: str, split: str, name: str) -> Curve | None:
@@ -145,7 +148,7 @@ def _curve(lines: Sequence[EpochLine], same: Sequence[MemberResult], kind: str, 
     for line in lines:
         for scored in line.members:
             score = getattr(scored, split)
-            if scored.member in numbers and score is not None:
+            if scored.member in numbers and score is not None and name in score._fields:
                 by_epoch.setdefault(line.epoch, []).append(getattr(score, name))
     epochs = sorted(epoch for epoch, values in by_epoch.items() if len(values) == max(map(len, by_epoch.values())))
     if not epochs:

@@ -16,7 +16,7 @@ from adtrain.core.staging import stage
 from adtrain.core.vmap import vmap
 from adtrain.passes import ALL
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.member_run import final_states, finished, no_state
+from adtrain.sweeps.member_run import final_states, finished
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.session import Session
 from adtrain.training.evaluation import BATCH_SIZE, mean_loss
@@ -55,7 +55,7 @@ def evaluate(session: Session, folder: SweepFolder, members: Sequence[int]) -> S
         total = total + _summed(group, params, statistics, images, session.device)
         missing -= set(chosen)
     if missing:
-        raise no_state(folder, min(missing))
+        raise folder.no_state(min(missing))
     return _score(experiment, total / len(members), labels)
 
 

@@ -15,16 +15,19 @@ from adtrain.config.files import SWEEP_CONFIG
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import append_line, locked_by, read_file, unwritable, write_atomic
-from adtrain.plugins import loaded
+from adtrain.sweeps.members import Group
 from adtrain.sweeps.records import FORMAT, EpochLine, SweepData, SweepOptions, SweepResults
 from adtrain.sweeps.states import StateFiles
+from adtrain.training.metrics import read_lines
 from adtrain.training.preparation import with_absolute_paths
 from adtrain.training.resumption import changed_data
-from adtrain.training.run_folder import create_numbered
+from adtrain.training.run_folder import create_numbered, plugin_options, write_plugins
+from adtrain.training.trust import NONE, Trust
 
 OPTIONS, METRICS, RESULTS = "options.json", "metrics.jsonl", "results.json"
 DATA = "data.json"
 STATES, RUNS = "states", "members"
+DAMAGED = "the file is damaged, or of another sweep"
 
 
 class SweepFolder:
@@ -36,12 +39,17 @@ class SweepFolder:
 
     @classmethod
     def create(cls, cfg: Config, options: SweepOptions, path: Path | None, digests: Mapping[str, str]) -> SweepFolder:
-        """Create the folder `path`, or runs/NAME-sweep, with the config. Raises AdtrainError where it holds files."""
+        """Create the folder `path`, or runs/NAME-sweep, with the config and copies of its plug-ins.
+
+        Raises AdtrainError where it holds files.
+        """
         folder = cls(_created(cfg.name, path))
         write_atomic(folder.path / OPTIONS, _json(options))
         folder.write_data(digests)
         write_atomic(folder.path / METRICS, b"")
-        write_atomic(folder.path / SWEEP_CONFIG, config.dump(_with_absolute_files(cfg)).encode())
+        absolute = with_absolute_paths(cfg)
+        write_plugins(absolute, folder.path)
+        write_atomic(folder.path / SWEEP_CONFIG, config.dump(absolute).encode())
         return folder
 
     @classmethod
@@ -52,15 +60,19 @@ class SweepFolder:
             raise AdtrainError(f"{path}: found {kind}, expected the folder of a sweep of adtrain sweep")
         return cls(path)
 
-    def config(self, plugins: Sequence[str] = ()) -> Config:
-        """The config of the sweep."""
-        return config.load(self.path / SWEEP_CONFIG, (), plugins)
+    def config(self, trust: Trust = NONE) -> Config:
+        """The config of the sweep. Raises ConfigError where `trust` does not allow to run one of its plug-ins."""
+        cfg = config.load(self.path / SWEEP_CONFIG, run_plugin=trust.run)
+        trust.check(cfg.plugins)
+        return cfg
 
     @property
     def options(self) -> SweepOptions:
         found: SweepOptions = records.parse(SweepOptions, read_file(self.path / OPTIONS), str(self.path / OPTIONS))
         if found.format != FORMAT:
             raise AdtrainError(f"{self.path / OPTIONS}: has format {found.format}; this version reads format {FORMAT}")
+        if list(found.halving) != sorted(set(found.halving)):
+            raise AdtrainError(f"{self.path / OPTIONS}: halving: found {list(found.halving)}, expected rising epochs")
         return found
 
     def locked(self) -> AbstractContextManager[None]:
@@ -72,15 +84,30 @@ class SweepFolder:
         append_line(self.path / METRICS, json.dumps(plain(line), allow_nan=False), durable=True)
 
     def lines(self) -> list[EpochLine]:
-        """The epochs of all waves. If an epoch was repeated after a resumption, its last line counts."""
-        path = self.path / METRICS
-        content = read_file(path)
-        whole = content[: content.rfind(b"\n") + 1]
+        """The epochs of all waves; lines are skipped as by `training.read_metrics`.
+
+        If an epoch was repeated after a resumption, its last line counts.
+        """
         found: dict[tuple[int, tuple[int, ...]], EpochLine] = {}
-        for number, text in enumerate(whole.splitlines(), 1):
-            line: EpochLine = records.parse(EpochLine, text, f"{path}:{number}")
+        for line in read_lines(self.path / METRICS, EpochLine):
             found[line.epoch, tuple(x.member for x in line.members)] = line
         return list(found.values())
+
+    def lines_of(self, groups: Sequence[Group]) -> list[EpochLine]:
+        """The epochs of all waves of these groups. Raises AdtrainError for a line of another sweep."""
+        of_member = {member.number: group.experiment for group in groups for member in group.members}
+        lines = self.lines()
+        for found in (x for line in lines for x in line.members):
+            experiment = of_member.get(found.member)
+            if experiment is None or found.epoch > experiment.epochs:
+                what = f"found epoch {found.epoch} of member {found.member}, which the sweep does not have"
+                raise AdtrainError(f"{self.path / METRICS}: {what}; {DAMAGED}")
+            kind = experiment.network.task.score_kind
+            if any(not isinstance(score, kind) for score in (found.train, found.validation) if score is not None):
+                metrics = ", ".join(kind._fields)
+                what = f"found other metrics of member {found.member} than {metrics}"
+                raise AdtrainError(f"{self.path / METRICS}: {what}; {DAMAGED}")
+        return lines
 
     def truncate_metrics(self) -> None:
         """Drop the unfinished line of a killed process."""
@@ -109,25 +136,18 @@ class SweepFolder:
         if not path.exists():
             return None
         found: SweepResults = records.parse(SweepResults, read_file(path), str(path))
+        if (wrong := found.disagreement()) is not None:
+            raise AdtrainError(f"{path}: found {wrong}; {DAMAGED}")
         return found
 
-    @property
-    def advice(self) -> str:
-        """How to continue the sweep after it stopped."""
-        return f"continue with: adtrain sweep --resume {shlex.quote(str(self.path))}"
+    def no_state(self, number: int) -> AdtrainError:
+        """The error where the file with the state of a member is missing."""
+        return AdtrainError(f"{self.path}: found no state of member {number}, expected one in its folder {STATES}")
 
-
-def _with_absolute_files(cfg: Config) -> Config:
-    """The config with absolute paths, also of its plug-ins, so that the copy in the folder works."""
-    absolute = with_absolute_paths(cfg)
-    if cfg.plugins is None:
-        return absolute
-    files = [str(loaded(plugin.sha256 or "").path) for plugin in cfg.plugins]
-    named = [
-        plugin.model_copy(update={"file": file if plugin.file.endswith(".py") else plugin.file})
-        for plugin, file in zip(cfg.plugins, files, strict=True)
-    ]
-    return absolute.model_copy(update={"plugins": named})
+    def advice(self, cfg: Config | None = None) -> str:
+        """How to continue the sweep after it stopped; with its config, also with its plug-ins."""
+        named = "" if cfg is None else plugin_options(cfg)
+        return f"continue with: adtrain sweep --resume {shlex.quote(str(self.path))}{named}"
 
 
 def refuse_used(path: Path) -> None:

@@ -12,7 +12,7 @@ from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
-from adtrain.sweeps.folder import RUNS, SweepFolder
+from adtrain.sweeps.folder import RESULTS, RUNS, SweepFolder
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.run import rungs_of
@@ -20,7 +20,7 @@ from adtrain.sweeps.session import Session
 from adtrain.sweeps.wave import WaveState
 from adtrain.training.endings import Result
 from adtrain.training.metrics import METRICS, Epoch, Tested
-from adtrain.training.run_folder import CONFIG, RunFolder
+from adtrain.training.run_folder import CONFIG, RunFolder, write_plugins
 from adtrain.training.step import TrainState
 from adtrain.training.summary import summarize
 
@@ -34,7 +34,7 @@ def finished(folder: SweepFolder) -> SweepResults:
     """The results. Raises AdtrainError where the sweep is not finished."""
     results = folder.results()
     if results is None:
-        raise AdtrainError(f"{folder.path}: the sweep is not finished; {folder.advice}")
+        raise AdtrainError(f"{folder.path}: the sweep is not finished; {folder.advice()}")
     return results
 
 
@@ -74,12 +74,7 @@ def member_state(
         if number in state.members:
             row = state.members.index(number)
             return group, tree.map(lambda x, row=row: array(np.array(x[row])), state.state)
-    raise no_state(folder, number)
-
-
-def no_state(folder: SweepFolder, number: int) -> AdtrainError:
-    """The error where the file with the state of a member is missing."""
-    return AdtrainError(f"{folder.path}: found no state of member {number}, expected one in its folder states")
+    raise folder.no_state(number)
 
 
 def write_run(
@@ -95,17 +90,20 @@ def write_run(
     if (path / "summary.json").is_file():
         return path
     group, state = member_state(session, folder, found.member, known)
-    lines = folder.lines()
+    lines = folder.lines_of(session.groups)
     scored_epochs = {x.epoch for line in lines for x in line.members if x.member == found.member and x.train}
     if len(scored_epochs) < found.epochs:
         what = f"found {len(scored_epochs)} epochs of member {found.member}, expected {found.epochs}"
         raise AdtrainError(f"{folder.path / METRICS}: {what}: the file is damaged")
     experiment = group.of_member(session.members[found.member])
+    train, test, kind = found.train, found.test, experiment.network.task.score_kind
+    if not (isinstance(train, kind) and isinstance(test, kind)):
+        raise AdtrainError(f"{folder.path / RESULTS}: found no finite scores of member {found.member}, expected some")
     path.mkdir(parents=True, exist_ok=True)
     run = RunFolder(path)
     write_atomic(path / CONFIG, experiment.config_text.encode())
     write_atomic(path / METRICS, b"")
-    run.write_plugins(experiment)
+    write_plugins(experiment.config, path)
     run.write_model(experiment, state)
     best = experiment.best_start
     seconds = 0.0
@@ -120,16 +118,14 @@ def write_run(
             speed = len(experiment.train) / share if share else 0.0
             run.append_metrics(Epoch(scored.epoch, step, scored.train, scored.validation, share, speed))
             best = best.after(scored.epoch, scored.train, scored.validation, {})
-    assert found.train is not None
-    assert found.test is not None
     result = Result(
         state=state,
         restored=False,
         ended="finished",
         best=best,
-        train=found.train,
+        train=train,
         validation=found.validation,
-        test=found.test,
+        test=test,
         metrics={},  # a sweep refuses `training.metrics`
         epochs=found.epochs,
         steps=experiment.total_steps,
@@ -137,6 +133,6 @@ def write_run(
         train_seconds=seconds,
         step_seconds=(),
     )
-    run.append_metrics(Tested(found.epochs, experiment.total_steps, found.test))
+    run.append_metrics(Tested(found.epochs, experiment.total_steps, test))
     run.write_summary(summarize(experiment, result, session.device, [("training", 0.0, seconds)]))
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,10 +17,13 @@ from adtrain.config.build import REGRESSION
 from adtrain.config.files import varied
 from adtrain.data import DataSet, Split
 from adtrain.optim.optimizer import is_zero
+from adtrain.text import counted
 from adtrain.training.checks import warn_of_init_from
 from adtrain.training.data_section import read_data
 from adtrain.training.experiment import Experiment
 from adtrain.training.preparation import of_data, with_absolute_paths
+
+_log = logging.getLogger(__name__)
 
 REFUSED = {
     (
@@ -126,17 +130,21 @@ def with_seeds(first: int, count: int) -> str:
 
 
 def members_of(cfg: Config) -> list[Member]:
-    """The members of a config with a section `sweep`.
+    """The members of a config with a section `sweep`. Of equal members, such as with 0.01 and 1e-2, there is one.
 
     Raises ConfigError where a value does not fit, with its place, or a member has a key that a sweep does not take.
     """
-    found = []
-    for number, values in enumerate(config.build.sweep(cfg).members()):
+    found: dict[str, Member] = {}
+    all_values = config.build.sweep(cfg).members()
+    for values in all_values:
         plain = {key: node.plain() for key, node in values.items()}
-        member = Member(number, plain, varied(cfg, values))
+        member = Member(len(found), plain, varied(cfg, values))
         _refuse_keys(member.config)
-        found.append(member)
-    return found
+        found.setdefault(member.config.model_dump_json(), member)
+    if equal := len(all_values) - len(found):
+        where, number = cfg.where(("sweep",)), counted(equal, "members")
+        _log.warning("adtrain: warning: %s: sweep: found %s equal to others, which are left out", where, number)
+    return list(found.values())
 
 
 def _refuse_keys(cfg: Config) -> None:

@@ -34,7 +34,7 @@ def survivors(
     Those that failed are worse than all others, and go on only if all failed. A test metric is replaced by that of the
     training part, because the test part must not decide who goes on.
     """
-    by = metric if not metric.startswith("test_") else f"train_{metric.partition('_')[2]}"
+    by = _of_survival(metric)
 
     def last(number: int) -> MemberEpoch:
         return history[number][max(x for x in history[number] if x <= epoch)]
@@ -45,21 +45,38 @@ def survivors(
     return sorted(kept or alive[:1])
 
 
+def _of_survival(metric: str) -> str:
+    """The metric by which members are dropped."""
+    return metric if not metric.startswith("test_") else f"train_{metric.partition('_')[2]}"
+
+
 def ranked(
-    history: Mapping[int, Mapping[int, MemberEpoch]], tests: Mapping[int, Score | None], metric: str
+    history: Mapping[int, Mapping[int, MemberEpoch]],
+    tests: Mapping[int, Score | None],
+    survived: Mapping[int, int],
+    metric: str,
 ) -> list[tuple[int, str, float | None]]:
     """(member, status, value) of all members, the best first.
 
-    Members that trained to the end come before those that were dropped, and these before those that failed; of two that
-    were dropped, the one that trained longer.
+    Members that trained to the end are ranked by their values, however many epochs each of them has. Then come those
+    that were dropped, then those that failed. Of two that were dropped, the one comes first that survived more rungs
+    (`survived`, by number), because it was better than the other where both were compared; of the same rung, the one
+    with the better value there. Of two that failed, the one comes first that trained longer.
     """
     rows = []
     for number, epochs in history.items():
         last = epochs[max(epochs)]
-        status = "failed" if last.failed_at is not None else "finished" if number in tests else "dropped"
-        found = value(last, metric, tests.get(number)) if status != "failed" else None
-        order = ("finished", "dropped", "failed").index(status)
-        rows.append(((order, -last.epoch, *_key(found, metric, number)), (number, status, found)))
+        test = tests.get(number)
+        found = value(last, metric, test) if last.failed_at is None else None
+        key: tuple[float, ...]
+        if last.failed_at is not None:
+            status, key = "failed", (2, -last.epoch, number)
+        elif number in tests:
+            status, key = "finished", (0, *_key(found, metric, number))
+        else:
+            by = _of_survival(metric)
+            status, key = "dropped", (1, -survived[number], *_key(value(last, by), by, number))
+        rows.append((key, (number, status, found)))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-from adtrain.config.values import Duration, Sha256, Total
+from adtrain.config.sweep_section import Metric, Values
+from adtrain.config.values import Duration, Measured, Sha256, Total
+from adtrain.option_types import Size
 from adtrain.training.scores import Score
 
 FORMAT = 3
@@ -20,8 +22,8 @@ class SweepOptions:
         rank_by: the metric that ranks members.
     """
 
-    halving: tuple[Total, ...]
-    rank_by: str
+    halving: tuple[Size, ...]
+    rank_by: Metric
     format: Total = FORMAT
 
 
@@ -42,7 +44,7 @@ class MemberEpoch:
     """
 
     member: Total
-    epoch: Total
+    epoch: Size
     train: Score | None
     validation: Score | None
     failed_at: Total | None
@@ -60,7 +62,7 @@ class EpochLine:
 
     rung: Total
     group: Total
-    epoch: Total
+    epoch: Size
     seconds: Duration
     added_seconds: Duration
     members: tuple[MemberEpoch, ...]
@@ -71,21 +73,21 @@ class MemberResult:
     """The result of a member.
 
     Attributes:
-        rank: from 1, the best member. Dropped members follow finished ones, and failed members come last.
+        rank: from 1, the best member, in the order of `ranking.ranked`.
         status: "finished", "dropped" by halving, or "failed".
         epochs: those that it trained; of a failed member the last one is that in which it failed.
         value: by `SweepOptions.rank_by`, of the last epoch; None if it failed.
         train, validation: of the last epoch. test: None if it was dropped or failed.
     """
 
-    rank: Total
+    rank: Size
     member: Total
     group: Total
-    values: dict[str, Any]
-    status: str
-    epochs: Total
+    values: Values
+    status: Literal["finished", "dropped", "failed"]
+    epochs: Size
     failed_at: Total | None
-    value: float | None
+    value: Measured | None
     train: Score | None
     validation: Score | None
     test: Score | None
@@ -100,9 +102,29 @@ class SweepResults:
         train_seconds: of the training of all processes of the sweep.
     """
 
-    rank_by: str
+    rank_by: Metric
     device: str
     device_name: str
     seconds: Duration
     train_seconds: Duration
     members: tuple[MemberResult, ...]
+
+    def disagreement(self) -> str | None:
+        """What shows that the members are not those of one sweep; None where nothing does."""
+        metric = self.rank_by.partition("_")[2]
+        if not self.members:
+            return "no members"
+        if sorted(x.member for x in self.members) != list(range(len(self.members))):
+            return "other members than 0, 1, ..."
+        if [x.rank for x in self.members] != list(range(1, len(self.members) + 1)):
+            return "other ranks than 1, 2, ..."
+        if any(x.values.keys() != self.members[0].values.keys() for x in self.members):
+            return "members with values for other keys"
+        parts = [score for x in self.members for score in (x.train, x.validation, x.test) if score is not None]
+        if any(type(score) is not type(parts[0]) for score in parts):
+            return "members with other metrics"
+        if parts and metric not in parts[0]._fields:
+            return f"rank_by {self.rank_by}, which the members do not have"
+        if any(x.train is None and x.status == "finished" for x in self.members):
+            return "a finished member without scores"
+        return None

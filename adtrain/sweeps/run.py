@@ -16,8 +16,9 @@ import numpy as np
 from adtrain.config.differences import rounded_text
 from adtrain.core import timeline
 from adtrain.core.backend import backend
+from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import ranking
-from adtrain.sweeps.folder import SweepFolder
+from adtrain.sweeps.folder import DAMAGED, METRICS, SweepFolder
 from adtrain.sweeps.members import Group, Member
 from adtrain.sweeps.parts import Parts, side_by_side
 from adtrain.sweeps.records import EpochLine, MemberEpoch, MemberResult, SweepOptions, SweepResults
@@ -67,6 +68,8 @@ class SweepRun:
         self.rank_by = options.rank_by
         self.rungs = rungs_of(options, groups)
         self.history: dict[int, dict[int, MemberEpoch]] = {member.number: {} for member in members}
+        self.survived = dict.fromkeys(self.history, 0)
+        """The number of rungs after which each member was kept."""
         self.tests: dict[int, Score | None] = {}
         """The scores on the test part of the members that are left in the last rung, by number."""
         self.final: Sequence[tuple[Group, WaveState]] = ()
@@ -74,7 +77,7 @@ class SweepRun:
         self.train_seconds = 0.0
         self.counted_until = 0.0
         """The end of the last epoch of any group, by perf_counter. `train_seconds` contains the time until then."""
-        for line in folder.lines():
+        for line in folder.lines_of(groups):
             self._note(line)
 
     def _note(self, line: EpochLine) -> None:
@@ -85,7 +88,7 @@ class SweepRun:
     def run(self) -> SweepResults:
         """Train the rest, and write the results. Raises SweepInterrupted where `watch.stop` returned True."""
         alive = [member.number for member in self.members]
-        resumed = self.folder.states.latest_rung()  # earlier rungs are complete
+        resumed = self.folder.states.latest_rung(len(self.rungs))  # earlier rungs are complete
         for rung, end in enumerate(self.rungs):
             for groups in self.together if rung >= resumed else ():
                 chosen = [[member for member in group.members if member.number in set(alive)] for group in groups]
@@ -94,8 +97,10 @@ class SweepRun:
                     raise SweepInterrupted
             if rung > 1:  # a resumed rung whose waves differ starts from the states of the rung before
                 self.folder.states.remove(rung - 2)
+            self._expect_lines(alive, end)
             if not self._is_last(rung):
                 alive = ranking.survivors(alive, self.history, end, self.rank_by)
+                self.survived |= dict.fromkeys(alive, rung + 1)
                 self.watch.line(f"epoch {end}: keeps {len(alive)} of {len(self.members)} members")
         results = self._results()
         self.folder.write_results(results)
@@ -110,6 +115,8 @@ class SweepRun:
             start = self.folder.states.read(rung, group, wave)
             if start is not None and start.members != numbers:
                 start = None  # of waves of another size
+            if start is not None:
+                self._expect_lines(numbers, start.epochs)
             if start is not None and start.epochs >= last and not self._is_last(rung):
                 continue
             if start is None and rung:
@@ -132,7 +139,20 @@ class SweepRun:
             here = [number for number in found.members if number in set(members)]
             parts += [found.only(here)] if here else []
             wave += 1
+        if missing := set(members).difference(*(part.members for part in parts)):
+            raise self.folder.no_state(min(missing))
         return joined(parts).only(members)
+
+    def _expect_lines(self, members: Sequence[int], end: int) -> None:
+        """Raise AdtrainError where the metrics lack an epoch up to `end` that one of the members has trained."""
+        epochs = {member.number: group.experiment.epochs for group in self.groups for member in group.members}
+        for number in members:
+            known = self.history[number]
+            failed = [epoch for epoch, found in known.items() if found.failed_at is not None]
+            last = min(end, epochs[number], *failed)
+            if missing := [epoch for epoch in range(1, last + 1) if epoch not in known]:
+                what = f"found no line for epoch {missing[0]} of member {number}, which was trained"
+                raise AdtrainError(f"{self.folder.path / METRICS}: {what}; {DAMAGED}")
 
     def _train_wave(
         self, rung: int, last: int, group: Group, wave: int, members: Sequence[Member], start: WaveState | None
@@ -195,7 +215,7 @@ class SweepRun:
     def _results(self) -> SweepResults:
         """The members in the order of their ranks."""
         of_group = {member.number: group.number for group in self.groups for member in group.members}
-        ranked = ranking.ranked(self.history, self.tests, self.rank_by)
+        ranked = ranking.ranked(self.history, self.tests, self.survived, self.rank_by)
         results = []
         for rank, (number, status, value) in enumerate(ranked, 1):
             last = self.history[number][max(self.history[number])]

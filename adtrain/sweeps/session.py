@@ -10,14 +10,16 @@ from typing import Any
 from adtrain import config
 from adtrain.config import Config
 from adtrain.config.problems import found
+from adtrain.core.errors import AdtrainError
 from adtrain.data import Split
-from adtrain.sweeps.folder import SweepFolder
+from adtrain.sweeps.folder import OPTIONS, SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
 from adtrain.sweeps.plan import GroupPlan, measured, plan, together_of
 from adtrain.sweeps.records import SweepOptions
 from adtrain.sweeps.run import SweepRun, Watch, halving_epochs
 from adtrain.sweeps.wave import Programs
 from adtrain.training.checks import check_precision
+from adtrain.training.trust import Trust
 
 
 @dataclass(frozen=True)
@@ -52,23 +54,29 @@ class Session:
         return [measured(x, self.device, self.programs[x.group.number]) for x in plans]
 
     def run(self, folder: SweepFolder, plans: Sequence[GroupPlan], watch: Watch) -> SweepRun:
-        """The run of the sweep into a folder, with the waves of the plans."""
+        """The run of the sweep into a folder, with the waves of the plans. Raises AdtrainError as `SweepRun` does."""
+        if (wrong := self._lacks(folder.options.rank_by)) is not None:
+            raise AdtrainError(f"{folder.path / OPTIONS}: rank_by: {wrong}")
         waves = {x.group.number: x.waves[0] for x in plans}
         together = [[x.group for x in same_time] for same_time in together_of(plans, self.device)]
         return SweepRun(folder, self.members, self.groups, self.programs, waves, together, self.device, watch)
 
+    def _lacks(self, rank_by: str) -> str | None:
+        """What is wrong with a metric that some members do not have; None where all have it."""
+        part, _, metric = rank_by.partition("_")
+        for group in self.groups:
+            fields = group.experiment.network.task.score_kind._fields
+            if metric not in fields or part not in ("train", "validation", "test"):
+                return f"found {found(rank_by)}, expected train_, validation_ or test_ with one of {', '.join(fields)}"
+            if part == "validation" and group.experiment.validation is None:
+                return f"found {rank_by}, expected data.validation above 0 for it"
+        return None
+
     def options(self, halving: bool, rank_by: str | None) -> SweepOptions:
         """The options of a new sweep. Raises ConfigError where the members do not have the metric."""
         chosen = rank_by or config.build.sweep(self.config).rank_by or self.groups[0].experiment.best_by
-        part, _, metric = chosen.partition("_")
-        for group in self.groups:
-            fields = group.experiment.network.task.score_kind._fields
-            where = ("sweep", "rank_by")
-            if metric not in fields:
-                expected = f"expected train_, validation_ or test_ with one of {', '.join(fields)}"
-                raise self.config.error_at(where, f"found {found(chosen)}, {expected}")
-            if part == "validation" and group.experiment.validation is None:
-                raise self.config.error_at(where, f"found {chosen}, expected data.validation above 0 for it")
+        if (wrong := self._lacks(chosen)) is not None:
+            raise self.config.error_at(("sweep", "rank_by"), wrong)
         epochs = max(group.experiment.epochs for group in self.groups)
         return SweepOptions(halving_epochs(epochs, len(self.members)) if halving else (), chosen)
 
@@ -85,10 +93,10 @@ def prepared(cfg: Config, device: str) -> Session:
     return Session(cfg, members, groups, {group.number: Programs(group) for group in groups}, device)
 
 
-def reopened(path: Path, device: str, plugins: Sequence[str] = ()) -> tuple[Session, SweepFolder]:
-    """The sweep in a folder. Raises AdtrainError where it is none, and as `prepared` does."""
+def reopened(path: Path, device: str, trust: Trust) -> tuple[Session, SweepFolder]:
+    """The sweep in a folder. Raises AdtrainError where it is none, and as `SweepFolder.config` and `prepared` do."""
     folder = SweepFolder.open(path)
-    return prepared(folder.config(plugins), device), folder
+    return prepared(folder.config(trust), device), folder
 
 
 def described(groups: Sequence[Group]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from adtrain.config.values import Total
 from adtrain.core import tree
+from adtrain.core.errors import AdtrainError
 from adtrain.files import remove_temporaries, unwritable, write_atomic
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.step import empty_tally
@@ -65,6 +66,14 @@ class StateFiles:
         file = tensor_file.TensorFile(path)
         about = file.metadata(_Metadata)
         count, experiment = len(about.members), group.experiment
+        known = {member.number for member in group.members}
+        if not (
+            set(about.frozen) <= set(about.members) <= known
+            and 0 < count == len(set(about.members))
+            and about.epochs <= experiment.epochs
+            and about.batches <= experiment.steps_per_epoch * (about.epochs < experiment.epochs)
+        ):
+            raise AdtrainError(f"{path}: found metadata that do not fit the members of the sweep: the file is damaged")
         one = experiment.random_initial_state("cpu")
         state: TrainState = tree.map(lambda x: np.broadcast_to(x.numpy(), (count, *x.shape)), one)
         tally = tree.map(lambda x: x.numpy(), empty_tally(experiment.network.task, count, "cpu"))
@@ -82,10 +91,9 @@ class StateFiles:
             return found
         return replace(found, tally=of_part(tally, TALLY), last=of_part(state, LAST))
 
-    def latest_rung(self) -> int:
-        """The largest number of a rung that has a stored state; 0 if there is none."""
-        rungs = (path.name.partition("-")[0].removeprefix("rung") for path in self.folder.glob("rung*-*.safetensors"))
-        return max((int(rung) for rung in rungs if rung.isdecimal()), default=0)
+    def latest_rung(self, rungs: int) -> int:
+        """The number of the last one of `rungs` rungs that has a stored state; 0 if there is none."""
+        return next((x for x in range(rungs - 1, 0, -1) if any(self.folder.glob(f"rung{x}-*.safetensors"))), 0)
 
     def remove(self, rung: int) -> None:
         """Remove the states of a rung that the next one has replaced."""

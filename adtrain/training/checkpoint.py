@@ -16,12 +16,12 @@ import numpy as np
 
 from adtrain import config
 from adtrain.config import Config
-from adtrain.config.plugged import Loader
+from adtrain.config.plugged import Loader, keep
 from adtrain.config.problems import found
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError
-from adtrain.training import metadata, tensor_file, trust
+from adtrain.training import metadata, tensor_file
 from adtrain.training.experiment import Experiment
 from adtrain.training.metadata import CheckpointMetadata
 from adtrain.training.progress import Progress
@@ -67,7 +67,7 @@ class CheckpointFile:
     def progress(self) -> Progress:
         return self.metadata.progress
 
-    def config(self, overrides: Sequence[str] = (), run_plugin: Loader = trust.loaded) -> Config:
+    def config(self, overrides: Sequence[str] = (), run_plugin: Loader = keep) -> Config:
         """The run's config with `overrides` applied. Arguments and ConfigError are those of `config.load`.
 
         By default no plug-in is run: those of the run have been run already.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from adtrain.config import records
 from adtrain.config.values import Duration, Measured, Total
@@ -89,20 +89,28 @@ def read_metrics(run: Path) -> list[Line]:
     on, become void. Damaged lines are skipped with one warning that describes the first of them.
     Raises AdtrainError where the file cannot be read.
     """
-    path = run / METRICS
-    *lines, _unfinished = read_file(path).split(b"\n")
     found: list[Line] = []
-    damaged = []
-    for number, content in enumerate(lines, 1):
-        try:
-            line: Line = records.parse(Line, content, f"{path}:{number}")
-        except records.RecordError as error:
-            damaged.append(str(error))
-            continue
+    for line in read_lines(run / METRICS, Line):
         if isinstance(line, ResumedAt):
             at = line
             found = [x for x in found if x.step <= at.step and not (isinstance(x, Epoch) and x.epoch >= at.epoch)]
         found.append(line)
+    return found
+
+
+def read_lines(path: Path, kind: Any) -> list[Any]:
+    """The records of type `kind` in the lines of a file; an unfinished last line is skipped.
+
+    Damaged lines are skipped with one warning that describes the first of them.
+    Raises AdtrainError where the file cannot be read.
+    """
+    *lines, _unfinished = read_file(path).split(b"\n")
+    found, damaged = list[Any](), list[str]()
+    for number, content in enumerate(lines, 1):
+        try:
+            found.append(records.parse(kind, content, f"{path}:{number}"))
+        except records.RecordError as error:
+            damaged.append(str(error))
     if damaged:
         more = f", and {len(damaged) - 1:,} more" if len(damaged) > 1 else ""
         _log.warning("adtrain: %s; this line is skipped%s", damaged[0], more)

@@ -65,7 +65,7 @@ class RunFolder:
             if arrays is not None:
                 write_atomic(folder.path / ARRAYS, arrays)
             write_atomic(folder.path / CONFIG, experiment.config_text.encode())
-            folder.write_plugins(experiment, replace=False)
+            write_plugins(experiment.config, folder.path, replace=False)
         except AdtrainError:
             folder._discard()
             raise
@@ -105,30 +105,8 @@ class RunFolder:
         self.append_metrics(ResumedAt(progress.epoch, progress.step))
         # The process may have been killed between writing the two files.
         self.write_checkpoint(encode(experiment, start.checkpoint), best=start.best is start.checkpoint)
-        self.write_plugins(experiment)
+        write_plugins(experiment.config, self.path)
         write_atomic(self.path / CONFIG, experiment.config_text.encode())
-
-    def write_plugins(self, experiment: Experiment, replace: bool = True) -> None:
-        """Write copies of the experiment's plug-ins and of the files that their kernels read.
-
-        Installed ones are not copied. Raises AdtrainError where a file cannot be written, a file of a kernel has
-        changed since the plug-in was run, or without `replace` another file is in the place of a copy.
-        """
-        copies: dict[Path, bytes] = {}
-        for plugin in experiment.config.plugins or ():
-            found, path = plugins.loaded(plugin.sha256 or ""), self.path / plugin.file
-            if plugin.file.endswith(".py"):
-                copies[path] = found.text
-                for name, digest in (plugin.files or {}).items():
-                    copies[path.parent / name] = _unchanged(found.path.parent / name, digest)
-        for path, content in copies.items():
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if not replace and path.exists() and path.read_bytes() != content:
-                    raise AdtrainError(f"{path}: already exists; give another --output-dir, or move that file")
-            except OSError as error:
-                raise unwritable(path, error) from error
-            write_atomic(path, content)
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the folder against other training processes during a `with` block.
@@ -139,9 +117,7 @@ class RunFolder:
 
     def advice(self, config: Config) -> str:
         """How to continue the run after it stopped."""
-        files = [plugins.loaded(plugin.sha256 or "").path for plugin in config.plugins or ()]
-        named = "".join(f" --plugin {shlex.quote(str(file))}" for file in files)
-        return f"continue with: adtrain train --resume {shlex.quote(str(self.path))}{named}"
+        return f"continue with: adtrain train --resume {shlex.quote(str(self.path))}{plugin_options(config)}"
 
     def append_metrics(self, record: Line) -> None:
         """Append a line to the metrics. If the disk is full, nothing is appended."""
@@ -214,6 +190,36 @@ class Recorder(Observer):
         if result.restored or self.model_step != result.steps:
             self.folder.write_model(self.experiment, result.state)
         self.folder.append_metrics(Tested(result.epochs, result.steps, result.test, single_numbers(result.metrics)))
+
+
+def plugin_options(cfg: Config) -> str:
+    """The options of the command line that name the plug-ins of a config, each after a space."""
+    found = [(plugin.file, plugins.loaded(plugin.sha256 or "").path) for plugin in cfg.plugins or ()]
+    names = [str(path) if file.endswith(".py") else file for file, path in found]
+    return "".join(f" --plugin {shlex.quote(name)}" for name in names)
+
+
+def write_plugins(cfg: Config, folder: Path, replace: bool = True) -> None:
+    """Write copies of the plug-ins of a config with absolute paths, and of the files that their kernels read.
+
+    Installed ones are not copied. Raises AdtrainError where a file cannot be written, a file of a kernel has changed
+    since the plug-in was run, or without `replace` another file is in the place of a copy.
+    """
+    copies: dict[Path, bytes] = {}
+    for plugin in cfg.plugins or ():
+        found, path = plugins.loaded(plugin.sha256 or ""), folder / plugin.file
+        if plugin.file.endswith(".py"):
+            copies[path] = found.text
+            for name, digest in (plugin.files or {}).items():
+                copies[path.parent / name] = _unchanged(found.path.parent / name, digest)
+    for path, content in copies.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not replace and path.exists() and read_regular(path) != content:
+                raise AdtrainError(f"{path}: already exists; give another --output-dir, or move that file")
+        except OSError as error:
+            raise unwritable(path, error) from error
+        write_atomic(path, content)
 
 
 def _check_initial_weights(experiment: Experiment) -> None:

@@ -1,4 +1,4 @@
-"""Which plug-ins of a run may be run. The command line decides; being in the run's folder is not enough."""
+"""Which plug-ins of a run or a sweep may be run. The command line decides; being in its folder is not enough."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from adtrain.config.problems import known
 from adtrain.plugins import PluginError
 
 FOLDER = "plugins"
-"""The folder in a run's folder that holds copies of its plug-ins and of the files that their kernels read."""
+"""The folder, in that of a run or a sweep, with copies of its plug-ins and of the files that their kernels read."""
 
 
 @dataclass(frozen=True)
 class Trust:
-    """What the command line says about the plug-ins of a run.
+    """What the command line says about the plug-ins of a run or a sweep.
 
     Attributes:
-        files: the plug-ins to run instead of the run's copies, found by their names.
-        copies: whether the run's copies may be run.
+        files: the plug-ins to run instead of the folder's copies, found by their names.
+        copies: whether the folder's copies may be run.
         changes: whether a plug-in may differ from that of the training.
     """
 
@@ -31,13 +31,13 @@ class Trust:
     changes: bool = False
 
     def run(self, plugin: Plugin, folder: Path) -> Plugin:
-        """Run a plug-in of the run in `folder`, and return it with its SHA-256. A `config.plugged.Loader`."""
+        """Run a plug-in of the run or sweep in `folder`, and return it with its SHA-256. A `config.plugged.Loader`."""
         name = Path(plugin.file).name
         given = next((file for file in self.files if Path(file).name == name), None)
         if given is None and not self.copies:
-            copy = f"the run's copy {folder / plugin.file}" if name.endswith(".py") else f"the installed {name}"
+            copy = f"the copy {folder / plugin.file}" if name.endswith(".py") else f"the installed {name}"
             raise PluginError(
-                f"{name} is code, and is not run because a run names it; expected --plugin {name} (the path of your "
+                f"{name} is code, and is not run because {folder} names it; expected --plugin {name} (the path of your "
                 f"file) to run that, or --trust-plugins to run {copy}"
             )
         found = plugins.find(plugin.file, folder) if given is None else plugins.find(given)
@@ -50,11 +50,11 @@ class Trust:
         return done
 
     def check(self, named: Sequence[Plugin] | None) -> None:
-        """Raise PluginError for a file that is none of the run's plug-ins."""
+        """Raise PluginError for a file that is none of the named plug-ins."""
         names = [Path(plugin.file).name for plugin in named or ()]
         for file in self.files:
             if Path(file).name not in names:
-                raise PluginError(f"--plugin {file}: the run has no such plug-in; {known(Path(file).name, names)}")
+                raise PluginError(f"--plugin {file}: found no plug-in of this name; {known(Path(file).name, names)}")
 
 
 def _changed(path: Path, now: str | None, before: str | None) -> PluginError:
@@ -65,9 +65,4 @@ def _changed(path: Path, now: str | None, before: str | None) -> PluginError:
 
 
 NONE = Trust()
-"""No plug-in of a run may be run."""
-
-
-def loaded(plugin: Plugin, folder: Path) -> Plugin:
-    """The plug-in as it is, for the config of a run whose plug-ins have been run. A `config.plugged.Loader`."""
-    return plugin
+"""No plug-in may be run."""

@@ -31,9 +31,11 @@ complete its keys if this is the first line: `# yaml-language-server: $schema=sc
 [configs/schema.json](../../configs/schema.json). Scalars follow YAML 1.2: `1e-3` is a number, and `no` is a string.
 Unknown and duplicate keys are errors.
 
-`--set KEY=VALUE` overrides one value. KEY is dotted, list indices count from 0, and VALUE is YAML:
-`--set model.layers.0.conv2d.out_channels=16`. `--set optimizer.sgd.lr=0.1` replaces an optimizer of another name. The
-same holds for the loss and the schedule.
+`--set KEY=VALUE` overrides one value. KEY is dotted, and list indices count from 0:
+`--set model.layers.0.conv2d.out_channels=16`. A VALUE that is a number, `true`, `false`, `null`, a quoted text, a list
+in brackets or a mapping in braces is read as YAML. Any other text is the value itself, with all of its characters: in
+`--set 'data.label=label #1'` the column is `label #1`. `--set data.label='"1"'` is the text 1.
+`--set optimizer.sgd.lr=0.1` replaces an optimizer of another name. The same holds for the loss and the schedule.
 """
 
 SECTIONS: dict[str, type[BaseModel]] = {
