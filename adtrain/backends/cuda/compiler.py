@@ -81,18 +81,16 @@ def architecture(capability: tuple[int, int]) -> str:
 
 def file_source(file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...]) -> Source:
     """A file of `kernels/cuda`, or one with an absolute path, for the element types T and U and with macros."""
+    macros = tuple(f"-D{name}={value}" for name, value in definitions)
     # A user may edit a file while the process runs.
-    return _file_source(file, dtypes, definitions, os.stat(file).st_mtime_ns if os.path.isabs(file) else 0)
+    return _file_source(file, dtypes, macros, os.stat(file).st_mtime_ns if os.path.isabs(file) else 0)
 
 
 @functools.cache
-def _file_source(
-    file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...], modified: int
-) -> Source:
+def _file_source(file: str, dtypes: tuple[np.dtype, ...], macros: tuple[str, ...], modified: int) -> Source:
     # T and U are defined in the text, after NVRTC's own headers, which use these letters as template parameters.
     types = [f"#define {name} {c_type(dtype)}\n" for name, dtype in zip("TU", dtypes, strict=False)]
     text = (asset_path("kernels") / "cuda" / file).read_text(encoding="utf-8")
-    macros = tuple(f"-D{name}={value}" for name, value in definitions)
     return Source(file, "".join(types) + f'#line 1 "{file}"\n{text}', macros)
 
 
