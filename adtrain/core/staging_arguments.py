@@ -12,8 +12,8 @@ import numpy as np
 from adtrain.core import tree
 from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import DTypeError
-from adtrain.core.static_key import is_constant, static_key
 from adtrain.core.staging_trace import StagingTrace
+from adtrain.core.static_key import is_constant, static_key
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import Shape
 

@@ -44,8 +44,9 @@ def static_key(x: Any) -> Hashable:
     """A key that two values share only if they have the same type and consist of the same parts, in the same order.
 
     Floats are compared by their bits, functions and classes by identity. A tree or a dataclass consists of all its
-    leaves or fields, and an object with a method ``static_parts`` of what that returns. Other objects with Python's default ``==`` are compared by identity. An object with a ``==`` of
-    its own consists of what pickle would write; one that cannot be pickled is compared by its ``==``.
+    leaves or fields, and an object with a method ``static_parts`` of what that returns. Other objects with Python's
+    default ``==`` are compared by identity. An object with a ``==`` of its own consists of what pickle would write; one
+    that cannot be pickled is compared by its ``==``.
 
     Raises:
         TypeError: something in it is not hashable, and no list, dict, slice, dataclass or NumPy array.

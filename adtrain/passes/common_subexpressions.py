@@ -40,7 +40,7 @@ def merge_common_subexpressions(program: Program) -> Program:
 
 
 def _key(equation: Equation, inputs: tuple[Variable, ...]) -> Hashable | None:
-    """What equal equations have in common; None where a parameter is not hashable, as an option of `custom_op` may be."""
+    """What equal equations have in common; None where a parameter is not hashable."""
     try:
         params = params_key(dict(sorted(equation.params.items())))
     except TypeError:
