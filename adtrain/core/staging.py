@@ -41,17 +41,15 @@ MAX_PROGRAMS = 64
 
 
 class ProgramCache(Protocol):
-    """Compiled functions of earlier processes.
+    """Compiled functions of earlier processes: the Program after the passes, the structure of its result, and
+    `Executable.lowered`. Keys are compared by `static_key`."""
 
-    A value is a triple: the Program after the passes, the structure of its result, and `Executable.lowered`.
-    """
-
-    def find(self, key: str) -> Any:
-        """The value stored under the key, or None."""
+    def find(self, key: Any) -> tuple[Program, tree.TreeDef, Any] | None:
+        """What is stored under the key, or None."""
         ...
 
-    def store(self, key: str, value: object) -> None:
-        """Store a value under the key."""
+    def store(self, key: Any, program: Program, result: tree.TreeDef, lowered: Any) -> None:
+        """Store a compiled function under the key."""
         ...
 
 
@@ -220,7 +218,7 @@ class Staged:
         device = min((x.device for x in key.types if isinstance(x, (ArrayLeaf, NumberLeaf))), default="cpu")
         lowering_key = None if self.cache is None else backend(device).lowering_key()
         cache = None if lowering_key is None else self.cache
-        cache_key, cached, traced, lowered = f"{key} {device} {lowering_key}", None, None, None
+        cache_key, cached, traced, lowered = (key, device, lowering_key), None, None, None
         if cache is not None:
             with during("lowering"):
                 cached = cache.find(cache_key)
@@ -235,7 +233,7 @@ class Staged:
         with during("lowering"):
             executable = backend(min(devices)).compile(program, lowered)
             if cache is not None and cached is None:
-                cache.store(cache_key, (program, result, executable.lowered))
+                cache.store(cache_key, program, result, executable.lowered)
         donated = tuple(i for i, v in enumerate(program.inputs) if v in program.donated)
         arguments, results = Template(structure), Template(result)
         return _Compiled(arguments, key, traced, program, results, executable, donated)

@@ -73,6 +73,9 @@ class StaticLeaf:
         key = static_key(x)
         return cls(key, x if is_constant(key) else object())
 
+    def static_parts(self) -> tuple[Any, ...]:
+        return (self.key,)
+
     def matches(self, x: Any) -> bool:
         """Whether ``x`` is this value."""
         if x is self.same:
