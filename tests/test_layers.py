@@ -15,11 +15,11 @@ import adtrain
 PACKAGE = Path(adtrain.__file__).parent
 
 # What each part may import besides itself, as docs/design.md draws it. "adtrain" is the package's __init__.py.
-HELPERS = {"assets", "cache", "documents", "files", "percentiles", "table", "templates", "text", "version"}
+HELPERS = {"assets", "cache", "documents", "files", "includes", "percentiles", "table", "templates", "text", "version"}
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("child_process core option_types percentiles text version __main__", set()),
+    ("child_process core includes option_types percentiles text version __main__", set()),
     ("metrics", set()),
     ("startup", {"core"}),
     ("table templates", {"text"}),
@@ -32,7 +32,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("nn optim augment samplers", {"core", "option_types", "ops"}),
     ("cases", {"core", "ops", "samplers"}),
     ("jit", {"core", "passes"}),
-    ("custom_op", {"core", "ops", "cache"}),
+    ("custom_op", {"core", "ops", "cache", "includes"}),
     ("plugins", {"core"}),
     ("register", MODEL | {"config", "custom_op", "metrics", "plugins"}),
     (

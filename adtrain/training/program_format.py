@@ -43,7 +43,7 @@ def encoded(value: Any) -> bytes:
 
 
 def decoded(content: bytes) -> Any:
-    """The value of a document that `encoded` made. Another document gives an exception of any type, or another value."""
+    """The value of a document that `encoded` made. Of another document, an exception of any type or another value."""
     return _Reader(json.loads(content)).found
 
 
