@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 def digest(*parts: str) -> str:
     """A key for these texts in this order: 40 hexadecimal digits."""
-    return _hexadecimal("\0".join(parts).encode())
+    return _hexadecimal("\0".join(parts).encode(errors="surrogatepass"))
 
 
 def _hexadecimal(content: Buffer) -> str:

@@ -23,7 +23,6 @@ The arguments are pointers to the inputs and to the outputs, then the numbers. M
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -44,6 +43,7 @@ from adtrain.core.reverse import fill_zeros
 from adtrain.core.target import Target
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
+from adtrain.includes import Includes
 from adtrain.ops.common import as_value
 
 __all__ = ["OWN_OPS", "CustomOp", "OwnOp", "custom_op"]
@@ -96,8 +96,6 @@ class OwnOp:
 
 OWN_OPS: dict[str, OwnOp] = {}
 """The operations that `custom_op` and `register.op` have registered, by name."""
-
-INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
 def custom_op(
@@ -185,17 +183,12 @@ def custom_op(
 
 
 def kernel_files(module: str) -> list[Path]:
-    """The files of kernels that the operations of a Python module read, with the headers in their folders that they
-    include, directly or indirectly."""
-    found: dict[Path, None] = {}
+    """The files of kernels that the operations of a Python module read, with the files beside them that they include,
+    directly or indirectly."""
     own = [op.custom for op in OWN_OPS.values() if op.custom is not None and op.place.module == module]
-    left = [path for op in own for path in op.files]
-    while left:
-        path = left.pop()
-        if path not in found and path.is_file():
-            found[path] = None
-            left += [path.parent / name for name in INCLUDE.findall(path.read_text(errors="replace"))]
-    return sorted(found)
+    kernels = {path for op in own for path in op.files if path.is_file()}
+    includes = Includes()
+    return sorted(kernels.union(*(includes.files(path.read_text(errors="replace"), path.parent) for path in kernels)))
 
 
 def _is_path(source: str | Path) -> bool:

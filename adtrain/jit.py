@@ -19,11 +19,14 @@ from adtrain.passes import ALL
 class Jitted:
     """A function that runs as a compiled Program; `jit` returns it. It has the name and docstring of the function."""
 
+    # functools.wraps copies the __dict__ of what it wraps into a new function, which must not run this one's Programs.
+    __slots__ = ("__dict__", "__weakref__", "_staged")
+
     __name__: str
 
     def __init__(self, f: Callable[..., Any], donate: Declared, static: Declared) -> None:
+        functools.update_wrapper(self, f, updated=())
         self._staged = Staged(f, ALL, donate, static)
-        functools.update_wrapper(self, f)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self._staged(*args, **options)

@@ -121,7 +121,9 @@ def tune(equation: Equation, mode: Mode) -> tuple[Candidate, list[str]]:
 def key(equation: Equation) -> str:
     made = tuner()
     (found,) = tuning_problems(made.lowering, [equation])
-    return made.key(found)
+    text = made.key(found)
+    assert text is not None
+    return text
 
 
 def test_the_fastest_right_candidate_is_chosen_and_wrong_ones_are_named(

@@ -21,6 +21,7 @@ HELPERS = {
     "docstrings",
     "documents",
     "files",
+    "includes",
     "percentiles",
     "table",
     "templates",
@@ -30,7 +31,7 @@ HELPERS = {
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "data", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("child_process core option_types percentiles text version __main__", set()),
+    ("child_process core includes option_types percentiles text version __main__", set()),
     ("metrics", set()),
     ("startup", {"core"}),
     ("table templates", {"text"}),
@@ -44,7 +45,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("nn optim augment samplers", {"core", "option_types", "ops"}),
     ("cases", {"core", "ops", "samplers"}),
     ("jit", {"core", "passes"}),
-    ("custom_op", {"core", "ops", "cache"}),
+    ("custom_op", {"core", "ops", "cache", "includes"}),
     ("plugins", {"core"}),
     ("register", MODEL | {"config", "custom_op", "metrics", "plugins"}),
     (

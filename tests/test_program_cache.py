@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import subprocess
 import sys
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,11 @@ from adtrain.backends.cuda.launch_plan import Plan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.cache import open_cache
-from adtrain.core import poison
+from adtrain.core import poison, tree
 from adtrain.core.staging import Staged, stage
 from adtrain.core.target import H200
 from adtrain.passes import ALL
-from adtrain.training import program_cache
+from adtrain.training import program_cache, program_format
 from adtrain.training.preparation import outline
 from adtrain.training.program_cache import PersistentProgramCache
 
@@ -35,14 +37,25 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "adtrain" / program_cache.KIND
 
 
+RESULT = tree.flatten({"loss": 1.0, "state": (2.0, None)})[1]
+
+
+def stored(cache: PersistentProgramCache) -> Any:
+    found = cache.find("key")
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("name", ["mlp", "resnet"])
 def test_a_cached_program_has_the_stored_kernels_and_memory_plan(name: str) -> None:
     program, lowering = for_gpu(outline(config.load(name)).step_program(passes=())), Lowering(H200)
     layout = Layout(program, lowering)
     placed = dict.fromkeys(step.equation for steps, _ in layout.runs(2) for step in steps)
     cache = PersistentProgramCache(name)
-    cache.store("key", (program, layout, {e: Plan(lowering.launches(e), lowering.scratch(e)) for e in placed}))
-    found, places, plans = cache.find("key")
+    kept = layout, {e: Plan(lowering.launches(e), lowering.scratch(e)) for e in placed}
+    cache.store("key", program, RESULT, kept)
+    found, result, (places, plans) = stored(cache)
+    assert result == RESULT
     assert str(found) == str(program)
     assert set(found.equations) <= set(plans)
     assert places.memory == layout.memory
@@ -152,27 +165,84 @@ def test_processes_have_the_same_keys() -> None:
     assert len(set(ast.literal_eval(first))) == len(ast.literal_eval(first)) > 10
 
 
-def test_a_value_without_a_description_is_refused() -> None:
-    assert program_cache.description((1.5, prepare)) == "(1.5, prepare)"
-    with pytest.raises(ValueError, match="found <object object at 0x"):
-        program_cache.description(object())
+def mark(name: str, document: bytes) -> bytes:
+    return program_cache._mark(name, document) + b"\n" + document
 
 
-def test_content_that_pickle_refuses_is_deleted(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cache = PersistentProgramCache("one")
-    cache.store("key", 5)
+BAD: dict[str, Any] = {
+    "nothing": lambda name, content: b"",
+    "a pickle": lambda name, content: pickle.dumps(5),
+    "text": lambda name, content: b"no JSON",
+    "cut": lambda name, content: content[: len(content) // 2],
+    "another digest": lambda name, content: content.replace(b"exp", b"log"),
+    "of another key": lambda name, content: mark("0" * 40, content.partition(b"\n")[2]),
+    "an empty document": lambda name, content: mark(name, b""),
+    "another JSON": lambda name, content: mark(name, b"[1, 2, 3]"),
+    "deep JSON": lambda name, content: mark(name, b"[" * 100_000),
+    "an unknown operation": lambda name, content: mark(name, content.partition(b"\n")[2].replace(b'"exp"', b'"exq"')),
+    "a class of another module": lambda name, content: mark(
+        name, content.partition(b"\n")[2].replace(b'"adtrain.core.tree","TreeDef"', b'"subprocess","Popen"')
+    ),
+    "a class without its fields": lambda name, content: mark(
+        name, content.partition(b"\n")[2].replace(b'"children","data"', b'"children"')
+    ),
+    "no Program": lambda name, content: mark(name, program_format.encoded((1, RESULT, None))),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_entry_is_deleted_and_made_again(bad: str, own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = array(np.linspace(0, 1, 6))
+
+    def run() -> list[float]:
+        found: list[float] = stage(lambda x: ops.exp(x), ALL, cache=PersistentProgramCache("one"))(x).numpy().tolist()
+        return found
+
+    expected = run()
     (path,) = own_folder.iterdir()
+    name, content = path.name.partition(".")[0], path.read_bytes()
     path.unlink()
-    open_cache(program_cache.KIND).store(path.name.split(".")[0], ".pickle", b"no pickle")
-    assert cache.find("key") is None
+    open_cache(program_cache.KIND).store(name, program_cache.SUFFIX, BAD[bad](name, content))
+    assert run() == expected
     assert "a cached Program cannot be read" in caplog.text
-    assert list(own_folder.iterdir()) == []
+    assert [x.read_bytes() for x in own_folder.iterdir()] == [content]
+
+
+class Kind(Enum):
+    A = 1
+
+
+def test_a_value_is_written_and_read() -> None:
+    value = (
+        None,
+        True,
+        -7,
+        2**70,
+        0.1,
+        float("inf"),
+        "ä" * 50,
+        [1, (2,)],
+        {1: {2.5}},
+        frozenset([3]),
+        np.dtype("int8"),
+    )
+    found = program_format.decoded(program_format.encoded(value))
+    assert repr(found) == repr(value)
+
+
+@pytest.mark.parametrize("value", [lambda: None, Kind.A, object(), b"bytes"], ids=["lambda", "enum", "object", "bytes"])
+def test_an_object_that_is_not_of_the_package_is_not_written(value: Any) -> None:
+    with pytest.raises(TypeError):
+        program_format.encoded(value)
 
 
 def test_values_that_the_key_does_not_cover_are_not_cached(tmp_path: Path) -> None:
     cache = PersistentProgramCache("one")
-    cache.store("key", lambda: None)
+    program = stage(ops.exp).program(array(1.0))
+    cache.store("key", program, RESULT, lambda: None)
     assert cache.find("key") is None
+    cache.store(object(), program, RESULT, None)
+    assert cache.find(object()) is None
     caches = [prepare(tmp_path, *changes)._program_cache("step") for changes in ([], ["optimizer.adam.lr=0.02"])]
     assert len({x.function_key for x in caches if x is not None}) == 2
     assert prepare(tmp_path, "data.shards=2")._program_cache("step") is None

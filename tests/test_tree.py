@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain import nn, ops, optim
+from adtrain.core.template import Template
 from adtrain.data.split import Rows
 
 
@@ -99,7 +100,7 @@ def test_a_tree_is_taken_apart_and_put_together(tree: Any) -> None:
     again = ad.tree.unflatten(structure, leaves)
     assert type(again) is type(tree)
     assert ad.tree.flatten(again) == (leaves, structure)
-    template = ad.tree.Template(structure)
+    template = Template(structure)
     assert template.flatten(tree) == leaves
     assert ad.tree.flatten(template.unflatten(leaves)) == (leaves, structure)
     assert template.flatten([1.0]) is None

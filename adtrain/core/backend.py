@@ -50,7 +50,7 @@ class Executable(Protocol):
 
     @property
     def lowered(self) -> Any:
-        """The chosen kernels and the memory plan, for `compile` in another process; None if they cannot be pickled."""
+        """The chosen kernels and the memory plan, for `compile` in another process; None if they cannot be kept."""
         ...
 
     def finish(self) -> None:

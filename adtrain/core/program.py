@@ -10,6 +10,7 @@ from typing import Any
 
 from adtrain.core.array import Array
 from adtrain.core.primitive import VIEWS, Cost, Primitive, Trait
+from adtrain.core.static_key import Identity
 from adtrain.core.types import ArrayType
 
 
@@ -106,10 +107,29 @@ class Program:
                 found.setdefault(v, []).append(e)
         return found
 
+    def static_parts(self) -> tuple[Any, ...]:
+        """What makes two Programs the same: types, equations and outputs, with numbers for variables; see `static_key`.
+
+        Constants are compared by identity, scopes and phases not at all.
+        """
+        numbers = {v: i for i, v in enumerate(self.names)}
+        equations = tuple(
+            (e.primitive.name, tuple(numbers[v] for v in (*e.inputs, *e.outputs)), len(e.inputs), dict(e.params))
+            for e in self.equations
+        )
+        types = tuple((*v.type, v.device) for v in numbers)
+        ends = tuple(tuple(numbers[v] for v in vs) for vs in (self.inputs, self.outputs, self.donated_inputs))
+        return types, equations, ends, tuple(map(Identity, self.constants.values())), self.by_member
+
+    @property
+    def donated_inputs(self) -> tuple[Variable, ...]:
+        """The donated inputs in the order of the inputs."""
+        return tuple(v for v in self.inputs if v in self.donated)
+
     @property
     def carries(self) -> bool:
         """Whether the outputs are new values for the donated inputs: as many, of the same types, in the same order."""
-        donated = [v.type for v in self.inputs if v in self.donated]
+        donated = [v.type for v in self.donated_inputs]
         return bool(donated) and donated == [v.type for v in self.outputs]
 
     def __str__(self) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from adtrain.core import tree
 from adtrain.core.array import Array, Value, returned_no_array
@@ -19,6 +19,7 @@ from adtrain.core.staging_arguments import (
     NOTHING,
     ArrayLeaf,
     Declared,
+    LeafType,
     NumberLeaf,
     StaticArgument,
     StaticLeaf,
@@ -27,6 +28,8 @@ from adtrain.core.staging_arguments import (
     type_of,
 )
 from adtrain.core.staging_trace import StagingTrace, Symbol, evaluate
+from adtrain.core.static_key import static_key
+from adtrain.core.template import Template
 from adtrain.core.timeline import during
 from adtrain.core.trace import Tracer, base_trace
 from adtrain.core.traced_number import TracedNumber
@@ -38,42 +41,53 @@ MAX_PROGRAMS = 64
 
 
 class ProgramCache(Protocol):
-    """Compiled functions of earlier processes.
+    """Compiled functions of earlier processes: the Program after the passes, the structure of its result, and
+    `Executable.lowered`. Keys are compared by `static_key`."""
 
-    A value is a triple: the Program after the passes, the structure of its result, and `Executable.lowered`.
+    def find(self, key: Any) -> tuple[Program, tree.TreeDef, Any] | None:
+        """What is stored under the key, or None."""
+        ...
+
+    def store(self, key: Any, program: Program, result: tree.TreeDef, lowered: Any) -> None:
+        """Store a compiled function under the key."""
+        ...
+
+
+class _Key(NamedTuple):
+    """What the Program of a function depends on.
+
+    Attributes:
+        structure: the `static_key` of the structure of the arguments.
+        types: `type_of` each of their leaves.
+        precision: `current_precision`.
     """
 
-    def find(self, key: str) -> Any:
-        """The value stored under the key, or None."""
-        ...
-
-    def store(self, key: str, value: object) -> None:
-        """Store a value under the key."""
-        ...
+    structure: Hashable
+    types: tuple[LeafType, ...]
+    precision: str
 
 
 @dataclass(frozen=True)
 class _Compiled:
     """A function compiled for arguments of certain types."""
 
-    arguments: tree.Template
-    types: tuple[Any, ...]  # type_of each leaf of the arguments
-    precision: str  # current_precision() when it was traced
+    arguments: Template
+    key: _Key
     traced: Program | None  # before the passes; None if the Program comes from a ProgramCache
     program: Program  # after the passes
-    result: tree.Template
+    result: Template
     executable: Executable
     donated: tuple[int, ...]  # positions among the Program's inputs
 
     def arrays(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> list[Array] | None:
         """The arrays among the arguments if this can run them: all are of its types, and the precision is its own."""
-        if self.precision != current_precision():
+        if self.key.precision != current_precision():
             return None
-        leaves = self.arguments.flatten((args, options))
+        leaves = self.arguments.flatten((args, dict(sorted(options.items())) if len(options) > 1 else options))
         if leaves is None:
             return None
         found = []
-        for x, kind in zip(leaves, self.types, strict=True):
+        for x, kind in zip(leaves, self.key.types, strict=True):
             if x.__class__ is Array:
                 if (x.shape, x.dtype, x.device) != kind:
                     return None
@@ -104,7 +118,7 @@ class Staged:
         self.passes = passes
         self.donate = donate
         self.static = static
-        self.compiled: OrderedDict[Any, _Compiled] = OrderedDict()
+        self.compiled: OrderedDict[_Key, _Compiled] = OrderedDict()
         self.latest: _Compiled | None = None
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -164,7 +178,7 @@ class Staged:
     def executable(self, *args: Any, **options: Any) -> Executable | None:
         """What runs for arguments of these types; None if nothing was compiled for them."""
         leaves, structure = self._leaves(args, options)
-        found = self.compiled.get((structure, tuple(map(type_of, leaves)), current_precision()))
+        found = self.compiled.get(_key(leaves, structure))
         return None if found is None else found.executable
 
     def program(self, *args: Any, **options: Any) -> Program:
@@ -191,11 +205,8 @@ class Staged:
         return [leaf(x, device) for x in leaves], structure
 
     def _compiled(self, leaves: Sequence[Any], structure: tree.TreeDef) -> _Compiled:
-        key = structure, tuple(map(type_of, leaves)), current_precision()
-        try:
-            found = self.compiled.get(key)
-        except TypeError as error:
-            raise DTypeError(f"jit: a static argument is not hashable: {error}") from None
+        key = _key(leaves, structure)
+        found = self.compiled.get(key)
         if found is None:
             found = self.compiled[key] = self._compile(leaves, structure, key)
             if len(self.compiled) > MAX_PROGRAMS:
@@ -203,11 +214,11 @@ class Staged:
         self.compiled.move_to_end(key)
         return found
 
-    def _compile(self, leaves: Sequence[Any], structure: tree.TreeDef, key: tuple[Any, ...]) -> _Compiled:
-        device = min((x.device for x in key[1] if isinstance(x, (ArrayLeaf, NumberLeaf))), default="cpu")
+    def _compile(self, leaves: Sequence[Any], structure: tree.TreeDef, key: _Key) -> _Compiled:
+        device = min((x.device for x in key.types if isinstance(x, (ArrayLeaf, NumberLeaf))), default="cpu")
         lowering_key = None if self.cache is None else backend(device).lowering_key()
         cache = None if lowering_key is None else self.cache
-        cache_key, cached, traced, lowered = f"{key} {device} {lowering_key}", None, None, None
+        cache_key, cached, traced, lowered = (key, device, lowering_key), None, None, None
         if cache is not None:
             with during("lowering"):
                 cached = cache.find(cache_key)
@@ -222,11 +233,10 @@ class Staged:
         with during("lowering"):
             executable = backend(min(devices)).compile(program, lowered)
             if cache is not None and cached is None:
-                cache.store(cache_key, (program, result, executable.lowered))
+                cache.store(cache_key, program, result, executable.lowered)
         donated = tuple(i for i, v in enumerate(program.inputs) if v in program.donated)
-        _, types, precision = key
-        arguments, results = tree.Template(structure), tree.Template(result)
-        return _Compiled(arguments, types, precision, traced, program, results, executable, donated)
+        arguments, results = Template(structure), Template(result)
+        return _Compiled(arguments, key, traced, program, results, executable, donated)
 
     def _optimized(self, program: Program) -> Program:
         for apply in self.passes:
@@ -259,6 +269,11 @@ class Staged:
             if not isinstance(x, Value):
                 raise returned_no_array("jit", x)
         return replace(trace.program(outputs), donated=donated), out_structure
+
+
+def _key(leaves: Sequence[Any], structure: tree.TreeDef) -> _Key:
+    """The key of the Program for arguments. Raises DTypeError as `type_of` does."""
+    return _Key(static_key(structure), tuple(map(type_of, leaves)), current_precision())
 
 
 def _evaluated(traced: Program, donated: Sequence[int], values: list[Value], times: int) -> list[Value]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,6 +13,7 @@ from adtrain.core import tree
 from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import DTypeError
 from adtrain.core.staging_trace import StagingTrace
+from adtrain.core.static_key import is_constant, static_key
 from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import Shape
 
@@ -58,24 +60,32 @@ class NumberLeaf(NamedTuple):
         return array(np.float64(x), device=self.device)
 
 
-class StaticLeaf(NamedTuple):
-    """The type of a static value: the value itself, a tree. Another value has another Program.
+@dataclass(frozen=True)
+class StaticLeaf:
+    """The type of a static value: its `static_key`. Another value has another Program."""
 
-    Values that compare equal may have different Programs, so the key of a number has its type (1 == 1.0 == True), and
-    that of a float its digits (0.0 == -0.0). The digits also make one key of all NaNs, which compare unequal.
-    """
-
-    structure: tree.TreeDef
-    keys: tuple[Any, ...]
+    key: Hashable
+    same: Any = field(compare=False)
+    """The value if it `is_constant`, which makes `matches` fast; otherwise an object that no value is."""
 
     @classmethod
     def of(cls, x: Any) -> StaticLeaf:
-        leaves, structure = tree.flatten(x)
-        return cls(structure, tuple((type(v), v.hex() if isinstance(v, float) else v) for v in leaves))
+        key = static_key(x)
+        return cls(key, x if is_constant(key) else object())
+
+    def static_parts(self) -> tuple[Any, ...]:
+        return (self.key,)
 
     def matches(self, x: Any) -> bool:
         """Whether ``x`` is this value."""
-        return not isinstance(x, (Value, TracedNumber)) and StaticLeaf.of(x) == self
+        if x is self.same:
+            return True
+        if isinstance(x, (Value, TracedNumber, np.ndarray)):
+            return False
+        try:
+            return static_key(x) == self.key
+        except TypeError:  # x is not hashable
+            return False
 
 
 LeafType = ArrayLeaf | NumberLeaf | StaticLeaf
@@ -108,7 +118,7 @@ def type_of(x: Any) -> LeafType:
     """The type of a leaf.
 
     Raises:
-        DTypeError: an argument is declared static and holds an array.
+        DTypeError: an argument is declared static and holds an array, or is not hashable.
     """
     if isinstance(x, Value):
         return ArrayLeaf(x.shape, x.dtype, x.device)
@@ -117,7 +127,10 @@ def type_of(x: Any) -> LeafType:
     value = x.value if isinstance(x, StaticArgument) else x
     if any(isinstance(v, (Value, TracedNumber, np.ndarray)) for v in tree.leaves(value)):
         raise DTypeError("jit: a static argument holds an array, expected numbers, strings or other objects")
-    return StaticLeaf.of(value)
+    try:
+        return StaticLeaf.of(value)
+    except TypeError as error:
+        raise DTypeError(f"jit: a static argument is not hashable: {error}") from None
 
 
 def traced(trace: StagingTrace, x: Any) -> Any:

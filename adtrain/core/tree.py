@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -43,6 +43,12 @@ def register(
     if kind in _registered or kind in (dict, list, tuple, type(None)):
         raise AdtrainError(f"tree.register: {kind.__name__} is a tree already")
     _registered[kind] = _Registered(flatten, unflatten)
+
+
+def parts(x: Any) -> tuple[Sequence[Any], Hashable] | None:
+    """The children of an instance of a registered class and the rest of it; None for other values."""
+    registered = _registered.get(type(x))
+    return None if registered is None else registered.flatten(x)
 
 
 @dataclass(frozen=True)
@@ -180,71 +186,15 @@ def _unflatten(treedef: TreeDef, leaves: Iterator[Any]) -> Any:
         return _registered[treedef.kind].unflatten(treedef.data, children)
     if hasattr(treedef.kind, "_fields"):
         return treedef.kind(*children)
-    return _of_fields(treedef.kind, treedef.keys, children) if is_dataclass(treedef.kind) else treedef.kind(children)
+    return of_fields(treedef.kind, treedef.keys, children) if is_dataclass(treedef.kind) else treedef.kind(children)
 
 
-def _of_fields(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
+def of_fields(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
     """An instance of a dataclass. Its constructor is not called: it may check or convert what tracers do not have."""
     made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)
     return made
-
-
-class Template:
-    """`flatten` and `unflatten` for one structure, each compiled to a Python expression for speed."""
-
-    def __init__(self, treedef: TreeDef) -> None:
-        if treedef.registered:
-            self._flatten = partial(flatten_like, treedef)
-            self._unflatten = partial(unflatten, treedef)
-            return
-        self._names: dict[str, Any] = {"__builtins__": {"type": type, "len": len}}
-        self._checks: list[str] = []
-        self._leaves: list[str] = []
-        built = self._write(treedef, "tree")
-        check, leaves = " and ".join(self._checks) or "True", ", ".join(self._leaves)
-        self._flatten = eval(f"lambda tree: [{leaves}] if {check} else None", self._names)
-        self._unflatten = eval(f"lambda leaves: {built}", self._names)
-
-    def flatten(self, tree: Any) -> list[Any] | None:
-        """The leaves of ``tree``; None if it has another structure."""
-        try:
-            leaves: list[Any] | None = self._flatten(tree)
-        except (KeyError, AttributeError):
-            return None
-        return leaves
-
-    def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """The tree with these ``leaves``."""
-        return self._unflatten(leaves)
-
-    def _write(self, treedef: TreeDef, place: str) -> str:
-        """The expression that builds a tree from ``leaves``. Adds the checks and leaves of the tree at ``place``."""
-        kind, children = treedef.kind, treedef.children
-        if kind is None:
-            self._leaves.append(place)
-            return f"leaves[{len(self._leaves) - 1}]"
-        kind_name = self._name(kind)
-        self._checks.append(f"type({place}) is {kind_name}")
-        if kind is type(None):
-            return "None"
-        if is_dataclass(kind):
-            parts = [self._write(child, f"{place}.{key}") for key, child in zip(treedef.keys, children, strict=True)]
-            build = self._name(partial(_of_fields, kind, treedef.keys))
-            return f"{build}([{', '.join(parts)}])"
-        self._checks.append(f"len({place}) == {len(children)}")
-        keys = [self._name(key) for key in (treedef.keys if kind is dict else range(len(children)))]
-        parts = [self._write(child, f"{place}[{key}]") for key, child in zip(keys, children, strict=True)]
-        if kind is dict:
-            return "{" + ", ".join(f"{key}: {part}" for key, part in zip(keys, parts, strict=True)) + "}"
-        listed = "".join(f"{part}, " for part in parts)
-        return f"{kind_name}({listed})" if hasattr(kind, "_fields") else f"{kind_name}(({listed}))"
-
-    def _name(self, value: Any) -> str:
-        name = f"n{len(self._names)}"
-        self._names[name] = value
-        return name
 
 
 def map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:

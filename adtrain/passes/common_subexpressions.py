@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
-from adtrain.core.program import Program, Variable
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.static_key import params_key
 
 
 def merge_common_subexpressions(program: Program) -> Program:
@@ -26,16 +28,24 @@ def merge_common_subexpressions(program: Program) -> Program:
     known: dict[Any, tuple[Variable, ...]] = {}
     for equation in program.equations:
         inputs = tuple(same.get(v, v) for v in equation.inputs)
-        # Compared by repr, because 0.0 == -0.0.
-        key = (equation.primitive, inputs, tuple(sorted((name, repr(x)) for name, x in equation.params.items())))
         separate = equation.primitive.name == "full" and _is_concatenated(program, equation.outputs[0])
-        found = equation.outputs if separate else known.setdefault(key, equation.outputs)
+        key = None if separate else _key(equation, inputs)
+        found = equation.outputs if key is None else known.setdefault(key, equation.outputs)
         if found is equation.outputs:
             equations.append(replace(equation, inputs=inputs))
         else:
             same.update(zip(equation.outputs, found, strict=True))
     outputs = tuple(same.get(v, v) for v in program.outputs)
     return replace(program, constants=constants, equations=tuple(equations), outputs=outputs)
+
+
+def _key(equation: Equation, inputs: tuple[Variable, ...]) -> Hashable | None:
+    """What equal equations have in common; None where a parameter is not hashable."""
+    try:
+        params = params_key(dict(sorted(equation.params.items())))
+    except TypeError:
+        return None
+    return equation.primitive, inputs, params
 
 
 def _is_concatenated(program: Program, v: Variable) -> bool:

@@ -189,20 +189,15 @@ def signature(cfg: Config) -> str:
     values["name"] = values["schedule"] = None
     values["training"].update(seed=None, init_from=None)
     traceable = ("lr", *config.build.optimizer(cfg).traceable)
-    options = cfg.optimizer.options()
-    values["optimizer"] = (
-        cfg.optimizer.kind,
-        {
-            # An option of 0 leaves an operation out.
-            name: is_zero(value) if name in traceable else value
-            for name, value in options.items()
-        },
-    )
-    return json.dumps(values, sort_keys=True, default=str)
+    if isinstance(values["optimizer"], dict):  # otherwise the name of one without options
+        options = values["optimizer"][cfg.optimizer.kind]
+        for name in options.keys() & set(traceable):
+            options[name] = is_zero(options[name])  # an option of 0 leaves an operation out
+    return json.dumps(values, sort_keys=True)
 
 
 def _data_signature(cfg: Config) -> str:
     """A text that is equal for configs whose data are read in the same way."""
     section = cfg.data.model_dump(mode="json", exclude={"batch_size", "validation", "augment"})
     model = cfg.model.model_dump(mode="json") if cfg.loss.kind in REGRESSION else cfg.model.input
-    return json.dumps([section, cfg.loss.kind, model], sort_keys=True, default=str)
+    return json.dumps([section, cfg.loss.kind, model], sort_keys=True)

@@ -1,17 +1,15 @@
 """The Programs of a training in the user's cache, with their kernels and memory plans: a second run traces nothing.
 
 The key of a Program holds all that it depends on: the sources of the package, the config, what the data add to the
-network, the types of the arguments, and the device. A file that cannot be read is ignored.
+network, the types of the arguments, and the device. An entry that cannot be read is deleted, and made again.
 """
 
 from __future__ import annotations
 
 import functools
-import io
+import hashlib
 import logging
 import os
-import pickle
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,12 +21,13 @@ import numpy as np
 from adtrain.assets import asset_path
 from adtrain.cache import digest, open_cache
 from adtrain.config.family import Spec
-from adtrain.core.array import Array, array
 from adtrain.core.errors import AdtrainError
-from adtrain.core.primitive import PRIMITIVES, Primitive
+from adtrain.core.program import Program
+from adtrain.core.static_key import lasting_text
+from adtrain.core.tree import TreeDef
+from adtrain.training.program_format import decoded, encoded
 
-KIND, SUFFIX = "programs", ".pickle"
-FUNCTION = re.compile(r"<function ([\w.]+) at 0x[0-9a-f]+>")
+KIND, SUFFIX = "programs", ".json"
 
 _log = logging.getLogger(__name__)
 
@@ -36,70 +35,62 @@ _log = logging.getLogger(__name__)
 class PersistentProgramCache:
     """The cached Programs of one function; a `core.staging.ProgramCache`.
 
+    An entry is a digest of its key and its document, and the document (`program_format`) in a second line. So an entry
+    that was stored under another key, or that something else has written, is not used.
+
     Args:
         key_parts: all values that the function depends on. The sources of the package are added.
 
     Raises:
-        ValueError: a part has no `description`.
+        ValueError: a part has no `lasting_text`.
     """
 
     def __init__(self, *key_parts: object) -> None:
-        self.function_key = digest(source_digest(), sys.version, np.__version__, *map(description, key_parts))
+        self.function_key = digest(source_digest(), sys.version, np.__version__, lasting_text(key_parts))
 
-    def find(self, key: str) -> Any:
-        """The value stored under the key, or None. A file that cannot be read is deleted with a warning."""
-        cache, name = open_cache(KIND), digest(self.function_key, key)
+    def find(self, key: Any) -> tuple[Program, TreeDef, Any] | None:
+        """What is stored under the key, or None. An entry that `store` has not written is deleted with a warning."""
+        if (name := self._name(key)) is None:
+            return None
+        cache = open_cache(KIND)
         if (content := cache.content(name, SUFFIX)) is None:
             return None
+        mark, _, document = bytes(content).partition(b"\n")
         try:
-            return pickle.loads(content)
+            if mark != _mark(name, document):
+                raise ValueError("its digest is another one")
+            program, result, lowered = decoded(document)
+            if not (isinstance(program, Program) and isinstance(result, TreeDef)):
+                raise ValueError("it holds no Program")
         except Exception as error:  # damaged content can raise any exception
             _log.warning("adtrain: a cached Program cannot be read (%s); it is traced again", error)
             cache.remove(name, SUFFIX)
             return None
+        return program, result, lowered
 
-    def store(self, key: str, value: object) -> None:
-        """Store a value. A value that pickle refuses, such as one that contains a lambda, is not stored."""
-        cache, content = open_cache(KIND), io.BytesIO()
-        if not cache.lasting:
+    def store(self, key: Any, program: Program, result: TreeDef, lowered: Any) -> None:
+        """Store what `find` returns. A value that the format does not have, such as a function, is not stored."""
+        cache, name = open_cache(KIND), self._name(key)
+        if name is None or not cache.lasting:
             return
         try:
-            _Pickler(content, pickle.HIGHEST_PROTOCOL).dump(value)
-        except (pickle.PicklingError, AttributeError, TypeError, RecursionError):
+            document = encoded((program, result, lowered))
+        except (TypeError, RecursionError):
             return
         with suppress(AdtrainError, OSError):  # a full disk: the next run traces again
-            cache.store(digest(self.function_key, key), SUFFIX, content.getvalue())
+            cache.store(name, SUFFIX, _mark(name, document) + b"\n" + document)
             cache.prune()
 
-
-def description(x: object) -> str:
-    """The repr of a value, equal in all processes: functions are shown by name, without their addresses.
-
-    Raises ValueError if another object in it is shown by its address.
-    """
-    text = FUNCTION.sub(r"\1", repr(x))
-    if " at 0x" in text:
-        raise ValueError(f"found {text}, expected a value whose repr has no memory address")
-    return text
+    def _name(self, key: Any) -> str | None:
+        """The key of the file; None for a key that is another one in another process."""
+        try:
+            return digest(self.function_key, lasting_text(key))
+        except ValueError:
+            return None
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles primitives by name, and arrays by their elements and device."""
-
-    def reducer_override(self, x: Any) -> Any:
-        if isinstance(x, Primitive):
-            return _primitive, (x.name,)
-        if isinstance(x, Array):
-            return _array, (np.array(x.numpy()), x.device)
-        return NotImplemented
-
-
-def _primitive(name: str) -> Primitive:
-    return PRIMITIVES[name]
-
-
-def _array(elements: np.ndarray, device: str) -> Array:
-    return array(elements, device=device)
+def _mark(name: str, document: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + document).hexdigest().encode()
 
 
 @functools.cache

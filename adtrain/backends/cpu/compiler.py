@@ -19,6 +19,7 @@ from adtrain.backends.cpu.toolchain import CompilerError, CompilerKilled, Kernel
 from adtrain.cache import Cache, digest, open_cache, process_cache, reason
 from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError
+from adtrain.includes import Includes, search_folders
 
 __all__ = ["CompilerError", "describe", "load"]
 
@@ -62,12 +63,10 @@ def _load(cache: Cache, program_source: str, kernels: Collection[Source], functi
     try:
         folder = asset_path("kernels") / "cpu"
         compiler = find_compiler(cache)
-        folders = sorted({folder, *((folder / k.file).parent for k in kernels)})
-        headers = [path.read_text(encoding="utf-8") for parent in folders for path in sorted(parent.glob("*.h"))]
-        setting = digest(compiler.identity, *compiler.flags, processor(), *headers)
-        texts = {k: (folder / k.file).read_text(encoding="utf-8") for k in kernels}
-        objects = {digest(setting, text, *k.definitions, *k.prototypes): k for k, text in texts.items()}
-        key = digest(setting, program_source, *sorted(objects))
+        includes = Includes([folder, *search_folders(compiler.command[1:])])
+        setting = digest(compiler.identity, *compiler.flags, processor())
+        objects = {_object_key(setting, folder / k.file, k, includes): k for k in kernels}
+        key = digest(setting, program_source, *includes.digests(program_source), *sorted(objects))
         if cached := cache.find(key, ".so"):
             try:
                 return _loaded(cached, functions)
@@ -98,6 +97,12 @@ def _load(cache: Cache, program_source: str, kernels: Collection[Source], functi
         raise CompilerError(reason(error)) from error
     except AdtrainError as error:
         raise CompilerError(str(error)) from error
+
+
+def _object_key(setting: str, path: Path, kernel: Source, includes: Includes) -> str:
+    """The cache key of a kernel's object: a digest of all that it depends on."""
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    return digest(setting, text, *kernel.definitions, *kernel.prototypes, *includes.digests(text, path.parent))
 
 
 def _loaded(path: Path, functions: Sequence[str]) -> ctypes.CDLL:

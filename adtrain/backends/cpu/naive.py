@@ -12,6 +12,7 @@ import numpy as np
 from adtrain.assets import asset_path
 from adtrain.backends.cpu.toolchain import find_compiler, processor
 from adtrain.cache import digest, open_cache
+from adtrain.includes import Includes
 
 LABEL = "naive loop, 1 thread"
 OPTIMIZATION = "-O2"
@@ -54,7 +55,9 @@ def _library() -> Any:
     """The loops, compiled by the compiler of the other kernels and cached."""
     source, cache = asset_path("kernels") / "cpu" / "naive.c", open_cache("cpu")
     compiler = find_compiler(cache)
-    key = digest(compiler.identity, *compiler.flags, OPTIMIZATION, processor(), source.read_text(encoding="utf-8"))
+    text = source.read_text(encoding="utf-8")
+    included = Includes().digests(text, source.parent)
+    key = digest(compiler.identity, *compiler.flags, OPTIMIZATION, processor(), text, *included)
     library = cache.find(key, ".so")
     if library is None:
         with cache.build_folder() as site:

@@ -37,6 +37,7 @@ from adtrain.core.backend import Memory
 from adtrain.core.errors import DeviceError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.static_key import params_key
 from adtrain.core.types import ArrayType, dtype_of
 
 
@@ -118,7 +119,7 @@ class CudaBackend:
     def _runnable(
         self, primitive: Primitive, buffers: Sequence[Buffer], params: Mapping[str, Any], outputs: Sequence[ArrayType]
     ) -> Runnable:
-        key = (primitive, tuple((b.shape, b.dtype) for b in buffers), tuple(params.items()))
+        key = (primitive, tuple((b.shape, b.dtype) for b in buffers), params_key(params))
         found = self.known.get(key)
         if found is None:
             inputs = tuple(Variable(ArrayType(b.shape, b.dtype), self.name) for b in buffers)

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from adtrain import includes
 from adtrain.assets import asset_path
 from adtrain.backends.cuda.compile_processes import CompileProcesses
 from adtrain.backends.cuda.compile_queue import CompileQueue
@@ -28,8 +29,7 @@ from adtrain.cache import digest, open_cache
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError, DeviceError, DeviceFault, OutOfMemory
 from adtrain.core.status import report_status
-
-INCLUDE = re.compile(r'^[ \t]*#include "([^"]+)"', re.MULTILINE)
+from adtrain.includes import Includes
 
 KERNEL = re.compile(r"^KERNEL(?=(?:\s+(?:__\w+__\((?:[^()]|\([^()]*\))*\)|[A-Z_]+))*\s+(\w+)\()", re.MULTILINE)
 """The word KERNEL of a kernel's definition. Launch bounds, macros and the name follow; the group is the name."""
@@ -81,18 +81,21 @@ def architecture(capability: tuple[int, int]) -> str:
 
 def file_source(file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...]) -> Source:
     """A file of `kernels/cuda`, or one with an absolute path, for the element types T and U and with macros."""
-    # A user may edit a file while the process runs.
-    return _file_source(file, dtypes, definitions, os.stat(file).st_mtime_ns if os.path.isabs(file) else 0)
+    macros = tuple(f"-D{name}={value}" for name, value in definitions)
+    if os.path.isabs(file):  # a user may edit it while the process runs
+        return _source(file, Path(file).read_text(encoding="utf-8", errors="replace"), dtypes, macros)
+    return _source(file, _kernel_text(file), dtypes, macros)
 
 
 @functools.cache
-def _file_source(
-    file: str, dtypes: tuple[np.dtype, ...], definitions: tuple[tuple[str, int], ...], modified: int
-) -> Source:
+def _kernel_text(file: str) -> str:
+    return (asset_path("kernels") / "cuda" / file).read_text(encoding="utf-8")
+
+
+@functools.lru_cache(4096)
+def _source(file: str, text: str, dtypes: tuple[np.dtype, ...], macros: tuple[str, ...]) -> Source:
     # T and U are defined in the text, after NVRTC's own headers, which use these letters as template parameters.
     types = [f"#define {name} {c_type(dtype)}\n" for name, dtype in zip("TU", dtypes, strict=False)]
-    text = (asset_path("kernels") / "cuda" / file).read_text(encoding="utf-8")
-    macros = tuple(f"-D{name}={value}" for name, value in definitions)
     return Source(file, "".join(types) + f'#line 1 "{file}"\n{text}', macros)
 
 
@@ -179,37 +182,35 @@ def fingerprint(source: Source, target: str) -> str:
     Raises:
         CudaCompilerError: NVRTC is missing.
     """
-    headers = (word for name, text in included(source) for word in (name, _header(text).digest))
+    headers = [word for name, text in included(source) for word in (name, _text_digest(text))]
+    if (folder := _users_folder(source)) is not None:
+        headers += Includes().digests(source.text, folder)
     return digest(version(), target, *FLAGS, *source.options, *headers, source.text)
 
 
 def included(source: Source) -> list[tuple[str, str]]:
-    """Name and text of each header that a source includes, directly or indirectly, sorted by name.
+    """Name and text of each header of `kernels/cuda` that a source may include, directly or indirectly, by name.
 
-    They are looked for in `kernels/cuda`; for a file with an absolute path also in its folder.
+    NVRTC itself reads the headers of a user, as a C compiler does.
     """
-    headers, found, names = dict(_headers()), dict[str, str](), INCLUDE.findall(source.text)
-    folder = Path(source.name).parent if os.path.isabs(source.name) else None
-    while names:
-        name = names.pop()
-        if name not in headers and folder is not None and (folder / name).is_file():
-            headers[name] = (folder / name).read_text(encoding="utf-8")
-        if name in headers and name not in found:
-            found[name] = headers[name]
-            names += _header(headers[name]).includes
+    headers, found = dict(_headers()), dict[str, str]()
+    texts = [source.text]
+    if (folder := _users_folder(source)) is not None:
+        texts += [path.read_text(errors="replace") for path in Includes().files(source.text, folder)]
+    while texts:
+        for name in includes.names(texts.pop()):
+            if name in headers and name not in found:
+                found[name] = headers[name]
+                texts.append(headers[name])
     return sorted(found.items())
 
 
-class _Header(NamedTuple):
-    """What is read once of a header: the names in its #include lines, and the digest of its text."""
-
-    includes: Sequence[str]
-    digest: str
+def _users_folder(source: Source) -> Path | None:
+    """The folder of a user's source; None for one of `kernels/cuda`."""
+    return Path(source.name).parent if os.path.isabs(source.name) else None
 
 
-@functools.cache
-def _header(text: str) -> _Header:
-    return _Header(INCLUDE.findall(text), digest(text))
+_text_digest = functools.cache(digest)
 
 
 def compile_source(source: Source, target: str) -> Compiled:
@@ -219,6 +220,8 @@ def compile_source(source: Source, target: str) -> Compiled:
         CudaCompilerError: with NVRTC's first error.
     """
     options = [f"--gpu-architecture=sm_{target}", *FLAGS, *source.options]
+    if (folder := _users_folder(source)) is not None:
+        options.append(f"-I{folder}")
     try:
         code, log = _processes().compile((source.text, source.name, included(source), options))
     except NvrtcError as error:

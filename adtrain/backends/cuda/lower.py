@@ -50,6 +50,7 @@ from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.registry import cuda_kernels
+from adtrain.core.static_key import lasting_text, params_key
 from adtrain.core.target import Target
 from adtrain.core.weight_tiles import weight_tiles_p
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
@@ -254,4 +255,13 @@ def fastest(labels: Sequence[str], times: Mapping[str, float]) -> str:
 def problem(equation: Equation) -> Problem:
     """The key of measured times. A product with an epilogue has the key of the product."""
     equation = computing(equation)
-    return equation.primitive, tuple(v.type for v in equation.inputs), tuple(equation.params.items())
+    return equation.primitive, tuple(v.type for v in equation.inputs), params_key(equation.params)
+
+
+def problem_text(equation: Equation) -> str | None:
+    """The problem as a text that is the same in all processes; None where a parameter has no such text."""
+    primitive, *types_and_params = problem(equation)
+    try:
+        return lasting_text((primitive.name, *types_and_params))
+    except ValueError:
+        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from adtrain.backends.cuda.launch_plan import LaunchPlan
@@ -34,6 +35,7 @@ class Swap(NamedTuple):
     bytes: int
 
 
+@dataclass(init=False, eq=False)
 class Layout:
     """The memory of a Program.
 
@@ -53,19 +55,38 @@ class Layout:
         final_swaps: the swaps to undo after an odd number of runs, so that the results lie there.
     """
 
+    inputs: tuple[Variable, ...]
+    constants: tuple[Variable, ...]
+    outputs: tuple[Variable, ...]
+    arena: list[int]
+    arena_bytes: int
+    separate_bytes: int
+    extra_bytes: int
+    results: list[Place]
+    in_one_launch: bool
+    overwritten: set[int]
+    repeats: bool
+    owned: list[int]
+    final_swaps: list[Swap]
+    _starts: dict[str, int]
+    _prologue: Sequence[PlacedEquation]
+    _steady: Sequence[PlacedEquation]
+    _epilogue: Sequence[PlacedEquation]
+    _prefetch_swaps: list[Swap]
+
     def __init__(self, program: Program, lowering: Lowering) -> None:
         runs, epilogue, steady = _planned(program, lowering)
         self.inputs = runs.epilogue.inputs
         self.constants = tuple(program.constants)
         self.outputs = runs.epilogue.outputs if runs.steady is None else runs.steady.outputs
-        self.arena: list[int] = []
+        self.arena = []
         self._starts = {"input": 0, "constant": len(self.inputs), "output": len(self.inputs) + len(self.constants)}
 
         at_start = {v: Place("input", i) for i, v in enumerate(self.inputs)}
         at_start |= {v: Place("constant", i) for i, v in enumerate(self.constants)}
         self._prologue = self._placed(runs.prologue, at_start, [0] * len(runs.prologue))
         self._epilogue = self._placed(runs.epilogue.equations, epilogue.places, epilogue.workspaces)
-        self._steady: Sequence[PlacedEquation] = ()
+        self._steady = ()
         if runs.steady is not None and steady is not None:
             self._steady = self._placed(runs.steady.equations, steady.places, steady.workspaces)
         plans = (epilogue, steady) if steady else (epilogue,)
@@ -92,8 +113,8 @@ class Layout:
         returned = [v for v in owned if v in set(program.outputs)]
         extra = (*self.constants, *self.inputs[len(program.inputs) :], *owned, *returned)
         self.extra_bytes = sum(map(nbytes, extra))
-        self.final_swaps: list[Swap] = []
-        self._prefetch_swaps: list[Swap] = []
+        self.final_swaps = []
+        self._prefetch_swaps = []
         if self.repeats:
             read = [*donated, *range(len(program.inputs), len(self.inputs))]
             swaps = [

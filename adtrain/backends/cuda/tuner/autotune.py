@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from adtrain.backends.cuda.compiler import Source, fingerprint
 from adtrain.backends.cuda.launch_plan import LaunchPlan
-from adtrain.backends.cuda.lower import Candidate, Lowering, fastest, problem
+from adtrain.backends.cuda.lower import Candidate, Lowering, fastest, problem, problem_text
 from adtrain.backends.cuda.tuner import cache as tuning_cache
 from adtrain.backends.cuda.tuner.measure import Trial, described, measure
 from adtrain.cache import digest
@@ -117,7 +117,8 @@ class Tuner:
         """
         missing = []
         for tuned in problems:
-            known = tuning_cache.find(self.key(tuned), tuned.labels)
+            key = self.key(tuned)
+            known = None if key is None else tuning_cache.find(key, tuned.labels)
             if known is not None:
                 yield tuned, known
             else:
@@ -125,10 +126,12 @@ class Tuner:
         if measured and missing:
             yield from self._measured(missing)
 
-    def key(self, tuned: TuningProblem) -> str:
-        """The cache key: a digest of all that the times depend on."""
+    def key(self, tuned: TuningProblem) -> str | None:
+        """The cache key: a digest of all that the times depend on. None where the problem has no text."""
+        if (text := problem_text(tuned.equation)) is None:
+            return None
         codes = (fingerprint(source, self.bench.architecture) for source in dict.fromkeys(tuned.sources))
-        return digest(self.bench.name, _text(tuned.equation), *tuned.labels, *codes)
+        return digest(self.bench.name, text, *tuned.labels, *codes)
 
     def _measured(self, missing: Sequence[TuningProblem]) -> Iterator[tuple[TuningProblem, Mapping[str, float]]]:
         """Measure, store and return times. Problems without a right candidate are left out."""
@@ -152,7 +155,8 @@ class Tuner:
                 _log.warning("adtrain: %s: its candidates are not measured (%s)", what, error)
                 continue
             if times:
-                tuning_cache.store(self.key(tuned), _text(tuned.equation), times, fastest(tuned.labels, times))
+                if (key := self.key(tuned)) is not None:
+                    tuning_cache.store(key, _text(tuned.equation), times, fastest(tuned.labels, times))
                 yield tuned, times
         self.bench.finish()
 

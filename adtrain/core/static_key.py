@@ -1,0 +1,179 @@
+"""Static equality: when two values that are no arrays may share a Program, an equation, a kernel or a measured time.
+
+Python's ``==`` is too weak for that: 1 == 1.0 == True, 0.0 == -0.0, Decimal("1.0") == Decimal("1.00"), and a dataclass
+leaves out fields with ``compare=False``. A function can tell these apart. So can it tell two dicts of another order.
+The repr of a value is too weak as well: it may be abbreviated, or leave out fields. Every cache of the package, in
+memory or on a disk, has keys made here.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from adtrain.core import tree
+
+BY_VALUE = frozenset({bool, int, str, bytes, type(None)})
+"""The types whose equal values are the same value."""
+
+
+class Identity:
+    """An object as a key, which equals only that of the same object. It keeps the object alive."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and other.x is self.x
+
+    def __hash__(self) -> int:
+        return object.__hash__(self.x)
+
+
+def static_key(x: Any) -> Hashable:
+    """A key that two values share only if they have the same type and consist of the same parts, in the same order.
+
+    Floats are compared by their bits, functions and classes by identity. A tree or a dataclass consists of all its
+    leaves or fields, and an object with a method ``static_parts`` of what that returns. Other objects with Python's
+    default ``==`` are compared by identity. An object with a ``==`` of its own consists of what pickle would write; one
+    that cannot be pickled is compared by its ``==``.
+
+    Raises:
+        TypeError: something in it is not hashable, and no list, dict, slice, dataclass or NumPy array.
+    """
+    kind = type(x)
+    if kind in BY_VALUE:
+        return kind, x
+    rule = _RULES.get(kind)
+    return (kind, *(_other(x) if rule is None else rule(x)))
+
+
+def is_constant(key: Hashable) -> bool:
+    """Whether the value of a key cannot change: it holds no list, dict, array, or dataclass that is not frozen."""
+    if isinstance(key, tuple):
+        return all(map(is_constant, key))
+    if not isinstance(key, type):
+        return True
+    return not (issubclass(key, (list, dict, np.ndarray)) or tree.TreeDef(key).registered) and _is_frozen(key)
+
+
+def params_key(params: Mapping[str, Any]) -> Hashable:
+    """The key of an equation's parameters."""
+    return tuple([(name, static_key(x)) for name, x in params.items()])
+
+
+def lasting_text(x: Any) -> str:
+    """The key of a value as a text that is the same in all processes.
+
+    Raises:
+        ValueError: the value has no such text: it holds an object that is compared by identity and is no function or
+            class that a name in a module stands for.
+    """
+    return json.dumps(_lasting(static_key(x)), separators=(",", ":"))
+
+
+def _float(x: float) -> tuple[Hashable, ...]:
+    return (struct.pack("<d", x),)
+
+
+def _dict(x: Mapping[Any, Any]) -> tuple[Hashable, ...]:
+    return tuple([(static_key(key), static_key(value)) for key, value in x.items()])
+
+
+def _items(x: Any) -> tuple[Hashable, ...]:
+    return tuple(map(static_key, x))
+
+
+def _array(x: np.ndarray) -> tuple[Hashable, ...]:
+    if x.dtype.hasobject:
+        raise TypeError("an array of Python objects")
+    return x.dtype, x.shape, x.tobytes()
+
+
+_RULES: dict[type, Callable[[Any], tuple[Hashable, ...]]] = {
+    float: _float,
+    complex: lambda x: _float(x.real) + _float(x.imag),
+    tuple: _items,
+    list: _items,
+    dict: _dict,
+    frozenset: _items,
+    slice: lambda x: _items((x.start, x.stop, x.step)),
+    type: lambda x: (Identity(x),),
+    FunctionType: lambda x: (Identity(x),),
+    Identity: lambda x: (x,),
+    np.ndarray: _array,
+}
+
+
+def _other(x: Any) -> tuple[Hashable, ...]:
+    """The key of a value of another type, without the type."""
+    kind = type(x)
+    if isinstance(x, np.dtype):
+        return (x,)
+    if isinstance(x, np.generic):
+        return _array(np.asarray(x))
+    if (parts := tree.parts(x)) is not None:
+        return _items(parts)
+    if hasattr(kind, "static_parts"):
+        return _items(x.static_parts())
+    by_identity = kind.__eq__ is object.__eq__
+    if is_dataclass(kind) and not (by_identity and _is_frozen(kind)):
+        return tuple([static_key(getattr(x, field.name)) for field in fields(kind)])
+    if by_identity:
+        return (Identity(x),)
+    if not isinstance(x, (dict, list, tuple)):
+        hash(x)
+    try:
+        made_of = x.__reduce_ex__(4)
+        if isinstance(made_of, str):  # the name of x in its module
+            return (Identity(x),)
+        # After the first three come iterators over the items of a subclass of list or dict.
+        made_of = [part if i < 3 or part is None else list(part) for i, part in enumerate(made_of)]
+    except Exception:  # each type refuses to be pickled in its own way
+        hash(x)
+        return (x,)
+    return _items(made_of)
+
+
+def _is_frozen(kind: type) -> bool:
+    """Whether a class is no dataclass, or one whose fields cannot be set."""
+    return not is_dataclass(kind) or kind.__dataclass_params__.frozen  # type: ignore[attr-defined, no-any-return]
+
+
+def _lasting(key: Any) -> Any:
+    """A key as JSON values."""
+    if isinstance(key, tuple):
+        return list(map(_lasting, key))
+    if isinstance(key, Identity):
+        key = key.x
+    if isinstance(key, Enum):
+        return [*_lasting(type(key)), key.name]
+    if isinstance(key, (type, FunctionType)):
+        module, name = key.__module__, key.__qualname__
+        if module == "builtins" or _named(module, name) is key:  # a module need not have a name for a builtin type
+            return [module, name]
+    if isinstance(key, bytes):
+        return [key.hex()]
+    if isinstance(key, np.dtype) and key.isbuiltin == 1:
+        return [key.str]
+    if type(key) in BY_VALUE:
+        return key
+    raise ValueError(f"found an object of type {type(key).__name__}, expected one that is equal in all processes")
+
+
+def _named(module: str, name: str) -> Any:
+    """What a dotted name in a loaded module stands for, or None."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
