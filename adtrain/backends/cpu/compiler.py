@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from adtrain.assets import asset_path
-from adtrain.backends.cpu.build import Build, Source
+from adtrain.backends.cpu.build import KERNEL, PROGRAM, Build, Source
 from adtrain.backends.cpu.toolchain import CompilerError, CompilerKilled, KernelError, find_compiler, processor
 from adtrain.cache import Cache, digest, open_cache, process_cache, reason
 from adtrain.core import communicator
@@ -64,7 +64,7 @@ def _load(cache: Cache, program_source: str, kernels: Collection[Source], functi
         compiler = find_compiler(cache)
         folders = sorted({folder, *((folder / k.file).parent for k in kernels)})
         headers = [path.read_text(encoding="utf-8") for parent in folders for path in sorted(parent.glob("*.h"))]
-        setting = digest(compiler.identity, *compiler.flags, processor(), *headers)
+        setting = digest(compiler.identity, *compiler.flags, *PROGRAM, *KERNEL, processor(), *headers)
         texts = {k: (folder / k.file).read_text(encoding="utf-8") for k in kernels}
         objects = {digest(setting, text, *k.definitions, *k.prototypes): k for k, text in texts.items()}
         key = digest(setting, program_source, *sorted(objects))
