@@ -88,6 +88,27 @@ def test_twenty_training_steps_have_the_losses_of_eager_steps(
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("code", ["quick_compiler", pytest.param("optimised", marks=pytest.mark.exhaustive)])
+def test_equal_products_cancel(code: str, request: pytest.FixtureRequest) -> None:
+    """Also those of different equations in one loop: no compiler makes a * b - c * d two roundings."""
+    request.getfixturevalue(code)
+
+    def differences(x: Any, y: Any, u: Any, v: Any) -> Any:
+        mean = lambda z: (z[0] + z[1] + z[2] + z[3]) / 4.0  # noqa: E731
+        rows = ops.stack([x, x, u, u])
+        return (
+            x * y - u * v,
+            ops.cos(y) * x - x * ops.cos(v),
+            x * x - 4.0 * (x * 0.5) * (u * 0.5),
+            (mean(rows * rows) - ops.square(mean(rows))),
+        )
+
+    for dtype in ("float32", "float64"):
+        x, y = (np.random.default_rng(i).normal(size=1000).astype(dtype) for i in range(2))
+        for found in stage(differences, ALL)(x, y, x.copy(), y.copy()):
+            np.testing.assert_array_equal(found.numpy(), np.zeros(1000))
+
+
 def run_on(compiled: CompiledProgram, program: Program, threads: int) -> list[bytes]:
     """The bits of the results on so many threads."""
     io, arena, *_ = compiled.arguments

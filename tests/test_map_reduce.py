@@ -119,18 +119,26 @@ UNARY = [ops.exp, ops.tanh, ops.square, ops.abs, lambda x: -x, lambda x: x / 3.0
 BINARY = [ops.add, ops.sub, ops.mul, ops.maximum]
 
 
+STEPS = st.lists(st.tuples(st.sampled_from(range(len(UNARY) + len(BINARY))), st.integers(0, 9)), max_size=6)
+
+
+def pairs_of(steps: list[tuple[int, int]], x: Any, y: Any, s: Any) -> Any:
+    """The elements of an expression of x (N, 2), y (M, 2) and a number, (N, M)."""
+    values = [x[:, None, 0] - y[None, :, 0], ops.tanh(x[:, None, 1]) * y[None, :, 1], x[:, None, 1] / (s * s + 1.0)]
+    for which, at in steps:
+        a, b = ops.tanh(values[at % len(values)]), values[(at + 1) % len(values)]
+        values.append(UNARY[which](a) if which < len(UNARY) else BINARY[which - len(UNARY)](a, b))
+    return values[-1] * s + ops.tanh(values[0])
+
+
 @st.composite
 def formulas(draw: st.DrawFn) -> tuple[str, Callable[..., Any]]:
     """A function of x (N, 2), y (M, 2) and a number: a reduction of a random expression of pairs."""
-    steps = draw(st.lists(st.tuples(st.sampled_from(range(len(UNARY) + len(BINARY))), st.integers(0, 9)), max_size=6))
+    steps = draw(STEPS)
     end = draw(st.sampled_from(["sum of rows", "sum of columns", "sum", "max", "product", "transposed product"]))
 
     def f(x: Any, y: Any, s: Any) -> Any:
-        values = [x[:, None, 0] - y[None, :, 0], ops.tanh(x[:, None, 1]) * y[None, :, 1], x[:, None, 1] / (s * s + 1.0)]
-        for which, at in steps:
-            a, b = ops.tanh(values[at % len(values)]), values[(at + 1) % len(values)]
-            values.append(UNARY[which](a) if which < len(UNARY) else BINARY[which - len(UNARY)](a, b))
-        z = values[-1] * s + ops.tanh(values[0])
+        z = pairs_of(steps, x, y, s)
         ends: dict[str, Callable[[], Any]] = {
             "sum of rows": lambda: ops.sum(z, axis=0),
             "sum of columns": lambda: ops.sum(z, axis=1),

@@ -25,7 +25,7 @@ def join(kind: str, c: str, states: Sequence[str], others: Sequence[str]) -> lis
         f"    const {c} top = {other} > {m} ? {other} : {m};",
         # Equal maxima may be infinite; then their difference is NaN.
         f"    const {c} scale = {m} == top ? 1 : exp({m} - top), added = {other} == top ? 1 : exp({other} - top);",
-        f"    {states[1]} = {states[1]} * scale + {others[1]} * added;",
+        f"    {states[1]} = fma({states[1]}, scale, {others[1]} * added);",
         f"    {m} = top;",
         "}",
     ]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
+from adtrain.codegen.accumulators import fold
 from adtrain.codegen.expressions import c_type
-from adtrain.codegen.scalars import Index, Scalar, Scalars, first_and_step
+from adtrain.codegen.scalars import Index, Scalar, Scalars, first_and_step, named
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_map_reduce import reduced_axis
@@ -28,13 +29,18 @@ class Accumulator(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Elements ``first + step * row`` of an output: a factor (C text) times an accumulator's value."""
+    """Elements ``first + step * row`` of an output: a power of two, with a sign, times an accumulator's value."""
 
     output: Variable
     first: int
     step: int
     accumulator: int
-    factor: str
+    factor: float = 1.0
+
+    def value(self, total: str) -> str:
+        """C text of the element, for the accumulator's value. A sum of zeros is +0 with any sign of the factor."""
+        scaled = total if abs(self.factor) == 1 else f"{abs(self.factor)!r} * ({total})"
+        return scaled if self.factor > 0 else f"0 - ({scaled})"
 
 
 @dataclass
@@ -49,15 +55,51 @@ class MapReduce:
 
     def nodes(self, over: str) -> Iterator[tuple[int, str, str]]:
         """Number, type and text of each computed node that depends on these indices."""
-        for number, node in enumerate(self.scalars.nodes):
+        for number in self.used:
+            node = self.scalars.nodes[number]
             if node.over == over and node.load is None:
                 yield number, c_type(node.dtype), node.text
 
     def loads(self, over: str) -> Iterator[tuple[int, str, Variable, int, int]]:
         """Number and type of each loaded node that depends on these indices, with its argument, step and first."""
-        for number, node in enumerate(self.scalars.nodes):
+        for number in self.used:
+            node = self.scalars.nodes[number]
             if node.over == over and node.load is not None:
                 yield number, c_type(node.dtype), *node.load
+
+    def column_nodes(self) -> list[int]:
+        """The nodes of a column, which depend on j alone, that its pairs need."""
+        nodes = self.scalars.nodes
+        found = set(self._folded_nodes())
+        found |= {n for _, _, text in self.nodes("ij") for n in named(text)}
+        return sorted(n for n in found if nodes[n].over == "j")
+
+    def folded(self, accumulator: Accumulator, states: Sequence[str]) -> Iterator[str]:
+        """Statements that join a column to the states of an accumulator. A product is added by a fused multiply-add."""
+        for term in accumulator.terms:
+            factors = self._added_factors(accumulator, term)
+            if factors:
+                yield f"{states[0]} = fma(t{factors[0]}, t{factors[1]}, {states[0]});"
+            else:
+                yield from fold(accumulator.kind, c_type(accumulator.dtype), states, f"t{term}")
+
+    def _added_factors(self, accumulator: Accumulator, term: int) -> tuple[int, int] | None:
+        return self.scalars.nodes[term].product if accumulator.kind == "sum" else None
+
+    def _folded_nodes(self) -> Iterator[int]:
+        """The nodes that are joined to accumulators."""
+        for a in self.accumulators:
+            for term in a.terms:
+                yield from self._added_factors(a, term) or (term,)
+
+    @cached_property
+    def used(self) -> Sequence[int]:
+        """The nodes that the accumulators need, each after its operands."""
+        found = set(self._folded_nodes())
+        for number in range(len(self.scalars.nodes) - 1, -1, -1):
+            if number in found:
+                found.update(named(self.scalars.nodes[number].text))
+        return sorted(found)
 
 
 def map_reduce(body: Program) -> MapReduce:
@@ -70,6 +112,7 @@ def map_reduce(body: Program) -> MapReduce:
     terms = _Terms(body, axes)
     results = set(body.outputs)
     lengths = [terms.reduce(e) for e in body.equations if e.outputs[0] in results]
+    terms.accumulate_sums()
     return MapReduce(*lengths[0], terms.scalars, terms.accumulators, terms.results)
 
 
@@ -82,6 +125,7 @@ class _Terms:
         self.known: dict[tuple[Variable, Index], Scalar] = {}
         self.accumulators: list[Accumulator] = []
         self.results: list[Result] = []
+        self.sums: list[tuple[Variable, Index, Scalar]] = []
 
     def reduce(self, e: Equation) -> tuple[int, int]:
         """Add the accumulators and results of an equation that reduces pairs. Returns rows and columns."""
@@ -120,21 +164,30 @@ class _Terms:
         return self.scalars.multiply(self._element(a, left), self._element(b, right), e.outputs[0].type.dtype)
 
     def _result(self, out: Variable, index: Index, kind: str, parts: Sequence[Scalar]) -> None:
-        dtype, factor = out.type.dtype, ""
+        dtype = out.type.dtype
         if kind == "sum":
-            total = self._sum(parts, dtype)
-            if total.node is not None:
-                factor = self.scalars.factor(total._replace(node=None), dtype)
-                total = Scalar(total.node)
-            parts = [total]
-        added = Accumulator(kind, tuple(self.scalars.node(part, dtype) for part in parts), dtype)
+            total = self.scalars.total(parts, dtype)
+            self.sums.append((out, index, Scalar(self.scalars.node(total, dtype)) if total.node is None else total))
+        else:
+            self._accumulated(out, index, kind, [self.scalars.node(part, dtype) for part in parts])
+
+    def accumulate_sums(self) -> None:
+        """Add the accumulators and results of the sums. Those that differ in a power of two share the smallest sum."""
+        least: dict[int | None, int] = {}
+        for _, _, total in self.sums:
+            least[total.node] = min(total.shift, least.get(total.node, 0))
+        for out, index, total in self.sums:
+            assert total.node is not None
+            shift = least[total.node]
+            node = self.scalars.shifted(total.node, shift)
+            self._accumulated(out, index, "sum", [node], total.sign * 2.0 ** (total.shift - shift))
+
+    def _accumulated(self, out: Variable, index: Index, kind: str, nodes: Sequence[int], factor: float = 1.0) -> None:
+        added = Accumulator(kind, tuple(nodes), out.type.dtype)
         if added not in self.accumulators:
             self.accumulators.append(added)
         first, step = first_and_step(index, out.type.shape)
         self.results.append(Result(out, first, step, self.accumulators.index(added), factor))
-
-    def _sum(self, parts: Sequence[Scalar], dtype: np.dtype) -> Scalar:
-        return reduce(partial(self.scalars.add, dtype=dtype), parts)
 
     def _element(self, v: Variable, index: Index) -> Scalar:
         if (v, index) not in self.known:
@@ -160,7 +213,7 @@ class _Terms:
             (x,), kept = e.inputs, iter(index)
             axes = e.params["axes"]
             ranges = [range(n) if axis in axes else [next(kept)] for axis, n in enumerate(x.type.shape)]
-            return self._sum([self._element(x, at) for at in product(*ranges)], dtype)
+            return self.scalars.total((self._element(x, at) for at in product(*ranges)), dtype)
         if e.has(Trait.MATMUL):
             return self._product(e, *index)
         return self.scalars.apply(e, [self._element(x, index if x.type.shape else ()) for x in e.inputs])
@@ -174,4 +227,4 @@ class _Terms:
             left = self._element(a, (k, row) if transpose_a else (row, k))
             right = self._element(b, (column, k) if transpose_b else (k, column))
             terms.append(self.scalars.multiply(left, right, e.outputs[0].type.dtype))
-        return self._sum(terms, e.outputs[0].type.dtype)
+        return self.scalars.total(terms, e.outputs[0].type.dtype, products=True)

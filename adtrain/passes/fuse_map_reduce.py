@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from adtrain.core.fused import fuse, map_reduce_p
-from adtrain.core.primitive import Trait
+from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 from adtrain.passes.groups import MAX_EQUATIONS, producers_first
@@ -159,4 +159,14 @@ def _fused(equations: Sequence[Equation], members: Sequence[int], program: Progr
         return tuple(names.get(v, v) for v in variables)
 
     copies = [replace(e, inputs=renamed(e.inputs), outputs=renamed(e.outputs)) for e in equations]
-    return fuse(map_reduce_p, copies, results)
+    return fuse(map_reduce_p, [*_numbers(copies, program), *copies], results)
+
+
+def _numbers(equations: Sequence[Equation], program: Program) -> list[Equation]:
+    """The constants of one element that the equations read, as equations, so that a kernel has their values."""
+    read = dict.fromkeys(v for e in equations for v in e.inputs if v.size == 1 and v in program.constants)
+    found = []
+    for v in read:
+        params = {"shape": v.type.shape, "value": program.constants[v].numpy().item(), "dtype": v.type.dtype}
+        found.append(Equation(PRIMITIVES["full"], (), {**params, "device": v.device}, (v,)))
+    return found

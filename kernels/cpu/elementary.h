@@ -21,10 +21,20 @@
 #define NAN __builtin_nanf("")
 #endif
 
+/* a b + c, rounded once on processors that have an instruction for it, and twice on others. */
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__aarch64__)
+static inline float fma_float32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static inline double fma_float64(double a, double b, double c) { return __builtin_fma(a, b, c); }
+#else
+static inline float fma_float32(float a, float b, float c) { return a * b + c; }
+static inline double fma_float64(double a, double b, double c) { return a * b + c; }
+#endif
+#define fma(a, b, c) _Generic((a), float: fma_float32, default: fma_float64)(a, b, c)
+
 /* The value of c[0] + c[1] x + ... as a polynomial of degree 2 or more, by Horner's rule. */
-#define POLY2(x, c0, c1, c2) ((c0) + (x) * ((c1) + (x) * (c2)))
+#define POLY2(x, c0, c1, c2) fma(x, fma(x, c2, c1), c0)
 #define POLY4(x, c0, c1, c2, c3, c4) POLY2(x, c0, c1, POLY2(x, c2, c3, c4))
-#define POLY5(x, c0, c1, c2, c3, c4, c5) POLY2(x, c0, c1, (c2) + (x) * POLY2(x, c3, c4, c5))
+#define POLY5(x, c0, c1, c2, c3, c4, c5) POLY2(x, c0, c1, fma(x, POLY2(x, c3, c4, c5), c2))
 #define POLY6(x, c0, c1, c2, c3, c4, c5, c6) POLY2(x, c0, c1, POLY4(x, c2, c3, c4, c5, c6))
 #define POLY8(x, c0, c1, c2, c3, c4, c5, c6, c7, c8) POLY2(x, c0, c1, POLY6(x, c2, c3, c4, c5, c6, c7, c8))
 #define POLY9(x, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9) \
@@ -101,8 +111,8 @@ static inline float erf_float32(float x) {
                           0.00520385895f, -0.000817563967f, 8.51310469e-05f);
     const float q = POLY8(t, 0.321585387f, -0.163622588f, 0.0761541575f, -0.0329340957f,
                           0.0133441808f, -0.00513707194f, 0.00198599626f, -0.0007021153f, 0.000134691334f);
-    const float large = __builtin_copysignf(1 - exp_float32(-z) * q, x);
-    return y < ERF_MIDDLE ? x + x * p : large;
+    const float large = __builtin_copysignf(fma(-exp_float32(-z), q, 1), x);
+    return y < ERF_MIDDLE ? fma(x, p, x) : large;
 }
 
 /* The normal distribution function and its density, for gelu. The smaller tail is e^(-x^2 / 2) q(|x|), where q is a

@@ -19,9 +19,9 @@ static inline REAL OF(from_bits)(BITS bits) {
    two exponents. The ends of the range are selected last: if x were clamped first, gcc 12 would compute and blend
    several cases. */
 static inline REAL OF(exp)(REAL x) {
-    const REAL shifted = x * LOG2_E + (ROUND + 2 * BIAS), n = shifted - (ROUND + 2 * BIAS);
-    const REAL r = (x - n * LN2_HIGH) - n * LN2_LOW;
-    const REAL y = 1 + r * (1 + r * OF(exp_tail)(r));
+    const REAL shifted = fma(x, LOG2_E, ROUND + 2 * BIAS), n = shifted - (ROUND + 2 * BIAS);
+    const REAL r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x));
+    const REAL y = fma(r, fma(r, OF(exp_tail)(r), 1), 1);
     const BITS sum = OF(bits)(shifted), half = sum >> 1;
     const REAL power = y * OF(from_bits)(half << MANTISSA) * OF(from_bits)((sum - half) << MANTISSA);
     const REAL low = x < EXP_LOW ? 0 : power;
@@ -30,10 +30,10 @@ static inline REAL OF(exp)(REAL x) {
 
 /* (e^x - 1) / 2 for x from EXPM1_LOW to EXP_HIGH: 2^(n - 1) (e^r - 1) + (2^(n - 1) - 1 / 2). 2^n may overflow. */
 static inline REAL OF(half_expm1)(REAL x) {
-    const REAL shifted = x * LOG2_E + (ROUND + (BIAS - 1)), n = shifted - (ROUND + (BIAS - 1));
-    const REAL r = (x - n * LN2_HIGH) - n * LN2_LOW;
-    const REAL y = r + r * r * OF(exp_tail)(r), scale = OF(from_bits)(OF(bits)(shifted) << MANTISSA);
-    return scale * y + (scale - (REAL)0.5);
+    const REAL shifted = fma(x, LOG2_E, ROUND + (BIAS - 1)), n = shifted - (ROUND + (BIAS - 1));
+    const REAL r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x));
+    const REAL y = fma(r * r, OF(exp_tail)(r), r), scale = OF(from_bits)(OF(bits)(shifted) << MANTISSA);
+    return fma(scale, y, scale - (REAL)0.5);
 }
 
 static inline REAL OF(expm1)(REAL x) {
@@ -53,8 +53,8 @@ static inline REAL OF(log_parts)(REAL x, REAL rest) {
     const REAL n = OF(from_bits)(exponent | OF(bits)(two)) - two - (BIAS - 1) - shift;
     const REAL f = OF(from_bits)(bits - ((exponent - (BIAS - 1)) << MANTISSA)) - 1;
     const REAL s = f / (2 + f), z = s * s, half = (REAL)0.5 * f * f;
-    const REAL sum = s * (half + z * OF(log_tail)(z)) + (n * LN2_LOW + rest);
-    return n * LN2_HIGH + (f - (half - sum));
+    const REAL sum = fma(s, fma(z, OF(log_tail)(z), half), fma(n, LN2_LOW, rest));
+    return fma(n, LN2_HIGH, f - (half - sum));
 }
 
 /* `y` for positive finite x, else the logarithm's limit: -infinity, NaN or infinity. */

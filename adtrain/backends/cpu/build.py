@@ -23,6 +23,13 @@ from adtrain.files import write_atomic
 COMPILE = ("-x", "c", "-c")
 """The language is named, because a C++ compiler (g++) would compile C as C++."""
 
+PROGRAM = ("-ffp-contract=off",)
+"""Options for the C of a Program: a product and a sum of two equations are two roundings. So equal products cancel, and
+a value that is computed again has the same bits. What may be contracted calls fma."""
+
+KERNEL = ("-ffp-contract=fast",)
+"""Options for the kernels: the products that they sum become fused multiply-adds."""
+
 
 class Source(NamedTuple):
     """A file of `kernels/cpu`, or one with an absolute path, compiled for one or two element types, its T and U.
@@ -93,7 +100,7 @@ class Build:
 
     def _kernel(self, site: str, key: str, source: Source) -> None:
         path = self.folder / source.file
-        options = [*source.definitions, f"-I{self.folder}", *COMPILE]
+        options = [*KERNEL, *source.definitions, f"-I{self.folder}", *COMPILE]
         if source.prototypes:
             Path(site, f"{key}.h").write_text("\n".join(['#include "common.h"', *source.prototypes, ""]))
             options += ["-include", f"{key}.h"]
@@ -111,7 +118,7 @@ class Build:
             raise KernelError(f"your kernel does not compile: {message}") from None
 
     def _program(self, site: str, source: str) -> None:
-        options = [f"-I{self.folder}", *COMPILE]
+        options = [*PROGRAM, f"-I{self.folder}", *COMPILE]
         Path(site, "program.c").write_text(source)
         try:
             self.compiler.run([*options, "program.c"], site)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from adtrain.assets import asset_path
-from adtrain.backends.cpu.build import Build, Source
+from adtrain.backends.cpu.build import KERNEL, PROGRAM, Build, Source
 from adtrain.backends.cpu.toolchain import CompilerError, CompilerKilled, KernelError, find_compiler, processor
 from adtrain.cache import Cache, digest, open_cache, process_cache, reason
 from adtrain.core import communicator
@@ -64,7 +64,7 @@ def _load(cache: Cache, program_source: str, kernels: Collection[Source], functi
         folder = asset_path("kernels") / "cpu"
         compiler = find_compiler(cache)
         includes = Includes([folder, *search_folders(compiler.command[1:])])
-        setting = digest(compiler.identity, *compiler.flags, processor())
+        setting = digest(compiler.identity, *compiler.flags, *PROGRAM, *KERNEL, processor())
         objects = {_object_key(setting, folder / k.file, k, includes): k for k in kernels}
         key = digest(setting, program_source, *includes.digests(program_source), *sorted(objects))
         if cached := cache.find(key, ".so"):

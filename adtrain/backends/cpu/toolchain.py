@@ -22,7 +22,12 @@ from adtrain.core.errors import AdtrainError
 
 NAMES = ("cc", "gcc", "clang")
 # NaN and infinities behave as in NumPy. Only errno and floating-point traps, which Python never sees, are given up.
-FLAGS = ("-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-std=gnu11")
+# gcc 12 may take a store through an argument for an access of NULL, and then deletes the calls of its function as
+# without effect; -fno-delete-null-pointer-checks prevents that.
+FLAGS = (
+    "-O3", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-delete-null-pointer-checks",
+    "-std=gnu11",
+)  # fmt: skip
 # The option for all instructions of this processor, by architecture; none for others, where spellings vary.
 NATIVE = {"x86_64": "-march=native", "i686": "-march=native", "aarch64": "-mcpu=native", "arm64": "-mcpu=native"}
 # The lines of /proc/cpuinfo that tell which instructions a processor has, on x86 and on ARM.

@@ -20,6 +20,21 @@ C_TYPES = {"float32": "float", "float64": "double", "int32": "int32_t", "int8": 
 MARK = 8
 """Bytes at the start of a file of weights, a digest, by which `NAME_load` refuses the file of another network."""
 
+KEEP_CALLS = """\
+#if defined(__GNUC__) && !defined(__clang__)
+/* gcc 12 may take a store for an access of NULL, and delete the calls of its function as without effect. */
+#pragma GCC optimize("no-delete-null-pointer-checks")
+#endif
+"""
+NO_CONTRACTION = """\
+/* Equal products must cancel, so they are rounded before they are added. gcc ignores the pragma of the C standard. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("fp-contract=off")
+#else
+#pragma STDC FP_CONTRACT OFF
+#endif
+"""
+
 
 def body(
     name: str,
@@ -42,6 +57,7 @@ def body(
     texts = library.needed(functions, *files)
     yield from comment(notes)
     yield ""
+    yield KEEP_CALLS
     yield f'#include "{header}"'
     yield ""
     if step:
@@ -68,7 +84,8 @@ def body(
         yield ""
     yield from _functions(name, found, about, memory, content is not None)
     if step:
-        yield from ("/* The training step. */", *step.arrays, "", *(f"{text}\n" for text in step.functions))
+        yield from ("/* The training step. */", *step.arrays, "", NO_CONTRACTION)
+        yield from (f"{text}\n" for text in step.functions)
     yield from main_program(name, about, content is not None)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from adtrain.backends.cpu.codegen.text import Writer
-from adtrain.codegen.accumulators import STARTS, fold, join, value
+from adtrain.codegen.accumulators import STARTS, join, value
 from adtrain.codegen.expressions import c_type
 from adtrain.codegen.map_reduce import MapReduce, map_reduce
 from adtrain.core.fused import body_of
@@ -42,8 +42,9 @@ def _lines(loop: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
     for number, c, v, _, first in loop.loads(""):
         yield f"const {c} t{number} = {names[v]}[{first}];"
     yield from (f"const {c} t{number} = {text};" for number, c, text in loop.nodes(""))
-    for number, c, *_ in loop.loads("j"):
-        yield f"{c} c{number}[{TILE}] __attribute__((aligned(64)));"
+    columns = loop.column_nodes()
+    for number in columns:
+        yield f"{c_type(loop.scalars.nodes[number].dtype)} c{number}[{TILE}] __attribute__((aligned(64)));"
     yield f"for (int64_t block = begin; block < end; block += {ROWS}) {{"
     yield f"    const int64_t rows = min_i64({ROWS}, end - block);"
     for k, s, start in states:
@@ -51,8 +52,12 @@ def _lines(loop: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
         yield f"    for (int64_t r = 0; r < rows; r++) total{k}_{s}[r] = {start};"
     yield f"    for (int64_t tile = 0; tile < {loop.columns}; tile += {TILE}) {{"
     yield f"        const int64_t columns = min_i64({TILE}, {loop.columns} - tile);"
-    for number, _, v, step, first in loop.loads("j"):
-        yield f"        for (int64_t j = 0; j < columns; j++) c{number}[j] = {names[v]}[(tile + j) * {step} + {first}];"
+    yield "        for (int64_t j = 0; j < columns; j++) {"
+    for number, c, v, step, first in loop.loads("j"):
+        yield f"            const {c} t{number} = {names[v]}[(tile + j) * {step} + {first}];"
+    yield from (f"            const {c} t{number} = {text};" for number, c, text in loop.nodes("j"))
+    yield from (f"            c{number}[j] = t{number};" for number in columns)
+    yield "        }"
     yield "        for (int64_t r = 0; r < rows; r++) {"
     yield from (f"            {line}" for line in _row(loop, names))
     yield "        }"
@@ -61,8 +66,7 @@ def _lines(loop: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
     for result in loop.results:
         a = loop.accumulators[result.accumulator]
         total = value(a.kind, [f"total{result.accumulator}_{s}[r]" for s in range(len(STARTS[a.kind]))])
-        factor = f" * ({result.factor})" if result.factor else ""
-        yield f"        {names[result.output]}[(block + r) * {result.step} + {result.first}] = ({total}){factor};"
+        yield f"        {names[result.output]}[(block + r) * {result.step} + {result.first}] = {result.value(total)};"
     yield "    }"
     yield "}"
 
@@ -96,11 +100,9 @@ def _row(loop: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
 
 def _terms(loop: MapReduce) -> Iterator[str]:
     """Statements that join column j + l to lane l."""
-    for number, c, *_ in loop.loads("j"):
-        yield f"const {c} t{number} = c{number}[j + l];"
-    for over in ("j", "ij"):
-        yield from (f"const {c} t{number} = {text};" for number, c, text in loop.nodes(over))
+    for number in loop.column_nodes():
+        yield f"const {c_type(loop.scalars.nodes[number].dtype)} t{number} = c{number}[j + l];"
+    yield from (f"const {c} t{number} = {text};" for number, c, text in loop.nodes("ij"))
     for k, a in enumerate(loop.accumulators):
         states = [f"part{k}_{s}[l]" for s in range(len(STARTS[a.kind]))]
-        for term in a.terms:
-            yield from fold(a.kind, c_type(a.dtype), states, f"t{term}")
+        yield from loop.folded(a, states)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
-from adtrain.codegen.accumulators import STARTS, fold, join, value
+from adtrain.codegen.accumulators import STARTS, join, value
 from adtrain.codegen.expressions import c_type
 from adtrain.codegen.map_reduce import MapReduce, map_reduce
 from adtrain.core.fused import body_of
@@ -45,7 +45,7 @@ def map_reduce_kernels(equation: Equation, target: Target) -> list[Kernel]:
     body = body_of(equation)
     loop = map_reduce(body)
     groups = -(-loop.rows // (THREADS * ROWS))
-    bytes_each = sum(-(-loop.scalars.nodes[number].dtype.itemsize // 4) * 4 for number, *_ in loop.loads("j"))
+    bytes_each = sum(-(-loop.scalars.nodes[number].dtype.itemsize // 4) * 4 for number in loop.column_nodes())
     tile = min(TILE, TILE_BYTES // max(bytes_each, 1))
     tiles = -(-loop.columns // tile)
     states = [
@@ -71,8 +71,7 @@ def map_reduce_kernels(equation: Equation, target: Target) -> list[Kernel]:
     parts = [first]
     if slices > 1:
         parts.append(replace(first, lines=list(writer.join()), definitions="", blocks=-(-loop.rows // THREADS)))
-    kernels = [kernel("map_reduce", [part], THREADS, resident=blocks) for part in parts]
-    return [replace(k, source=k.source._replace(options=())) for k in kernels]
+    return [kernel("map_reduce", [part], THREADS, resident=blocks) for part in parts]
 
 
 class _Writer:
@@ -91,8 +90,12 @@ class _Writer:
     def column(self) -> Iterator[str]:
         """The type of a column in shared memory."""
         yield "struct __align__(16) Column {"
-        yield from (f"    {c} t{number};" for number, c, *_ in self.loop.loads("j"))
+        yield from (f"    {c} t{number};" for number, c in self._columns())
         yield "};"
+
+    def _columns(self) -> Iterator[tuple[int, str]]:
+        """Number and type of each number of a column."""
+        return ((number, c_type(self.loop.scalars.nodes[number].dtype)) for number in self.loop.column_nodes())
 
     def reduce(self) -> Iterator[str]:
         """Statements of a block for its rows and its slice of the columns."""
@@ -147,8 +150,10 @@ class _Writer:
         yield f"const int columns = min((int64_t){self.tile}, end - start);"
         yield "__syncthreads();"
         yield "for (int c = threadIdx.x; c < columns; c += THREADS) {"
-        for number, _, v, step, first in loop.loads("j"):
-            yield f"    tile[c].t{number} = {self.names[v]}[(start + c) * {step} + {first}];"
+        for number, c, v, step, first in loop.loads("j"):
+            yield f"    const {c} t{number} = {self.names[v]}[(start + c) * {step} + {first}];"
+        yield from (f"    const {c} t{number} = {text};" for number, c, text in loop.nodes("j"))
+        yield from (f"    tile[c].t{number} = t{number};" for number, _ in self._columns())
         yield "}"
         yield "__syncthreads();"
         yield from (f"{s.type} part{s.name}[{ROWS}];" for s in states)
@@ -156,8 +161,7 @@ class _Writer:
         yield "#pragma unroll 4"
         yield "for (int c = 0; c < columns; c++) {"
         yield "    const Column column = tile[c];"
-        yield from (f"    const {c} t{number} = column.t{number};" for number, c, *_ in loop.loads("j"))
-        yield from (f"    const {c} t{number} = {text};" for number, c, text in loop.nodes("j"))
+        yield from (f"    const {c} t{number} = column.t{number};" for number, c in self._columns())
         yield from indented(_each_row(*self._terms()))
         yield "}"
         yield from _each_row(*self._joined("[r]"))
@@ -169,8 +173,7 @@ class _Writer:
         for over in ("i", "ij"):
             yield from (f"const {c} t{number} = {text};" for number, c, text in loop.nodes(over))
         for k, a in enumerate(loop.accumulators):
-            for term in a.terms:
-                yield from fold(a.kind, c_type(a.dtype), [f"part{s.name}[r]" for s in self._of(k)], f"t{term}")
+            yield from loop.folded(a, [f"part{s.name}[r]" for s in self._of(k)])
 
     def _joined(self, index: str) -> Iterator[str]:
         """Statements that join parts to totals."""
@@ -182,8 +185,7 @@ class _Writer:
         for result in self.loop.results:
             a = self.loop.accumulators[result.accumulator]
             total = value(a.kind, [f"total{s.name}{index}" for s in self._of(result.accumulator)])
-            factor = f" * ({result.factor})" if result.factor else ""
-            yield f"{self.names[result.output]}[i * {result.step} + {result.first}] = ({total}){factor};"
+            yield f"{self.names[result.output]}[i * {result.step} + {result.first}] = {result.value(total)};"
 
 
 def _each_row(*lines: str) -> list[str]:
