@@ -28,6 +28,7 @@ from adtrain.assets import asset_path
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import loops
 from adtrain.backends.cpu.compiled_program import CompiledProgram, _pages
+from adtrain.backends.cpu.threads import TeamSize
 from adtrain.core import tree
 from adtrain.core.aligned import CACHE_LINE, address
 from adtrain.core.primitive import PRIMITIVES
@@ -111,9 +112,10 @@ def test_equal_products_cancel(code: str, request: pytest.FixtureRequest) -> Non
 
 def run_on(compiled: CompiledProgram, program: Program, threads: int) -> list[bytes]:
     """The bits of the results on so many threads."""
-    io, arena, *_ = compiled.arguments
+    io, arena, _ = compiled.arguments
     scratch = _pages(len(compiled.scratch) * threads)
-    compiled.arguments = [io, arena, ctypes.c_void_p(address(scratch)), ctypes.c_int64(threads)]
+    compiled.arguments = [io, arena, ctypes.c_void_p(address(scratch))]
+    compiled.team = TeamSize(threads)
     return [x.tobytes() for x in compiled.run(arguments(program))[0]]
 
 

@@ -83,7 +83,7 @@ void FN(conv2d_channels_last)(const T *x, const T *w, T *y, CONV_NUMBERS, char *
     const Correlation c = forward(&v);
     const int64_t rows = max_i64(image_rows(&v), v.padding_y + v.height), pitch = c.x_pitch / c.x_step;
     T *image = take_bytes(&scratch, (rows * c.x_pitch + LANES) * sizeof(T)), *out = (T *)scratch;
-    to_channels_last(x, v.channels, v.height, v.width, v.padding_y, v.padding_x, image, rows, pitch, c.x_step);
+    to_channels_last(x, v.channels, v.height, v.width, v.padding_y, v.padding_x, image, rows, pitch, c.x_step, NULL);
     correlate(&c, image, (T *)prepared, out);
     from_channels_last(out, v.out_width, y, v.out_channels, v.out_height, v.out_width);
 }
@@ -137,7 +137,7 @@ void FN(conv2d_input_grad_channels_last)(const T *g, const T *w, T *dx, CONV_NUM
     const int64_t pitch = padded_length(v.width, v.padding_x, v.out_width, v.kernel_width, v.stride_x);
     const int64_t top = zeros_before(v.kernel_height, v.stride_y), left = zeros_before(v.kernel_width, v.stride_x);
     T *gradient = take_bytes(&scratch, (rows * pitch * step + LANES) * sizeof(T)), *image = (T *)scratch;
-    to_channels_last(g, v.out_channels, v.out_height, v.out_width, top, left, gradient, rows, pitch, step);
+    to_channels_last(g, v.out_channels, v.out_height, v.out_width, top, left, gradient, rows, pitch, step, NULL);
     if (v.kernel_height < v.stride_y || v.kernel_width < v.stride_x) /* some phases have no taps */
         memset(image, 0, v.height * v.width * in * sizeof(T));
     const T *weights = (const T *)prepared;

@@ -13,8 +13,8 @@
    The weight gradient applies the transposed transforms: a sum over tiles of the products of transformed patches with
    transformed tiles of the output's gradient, and the transpose of the kernel's transform at the end.
 
-   Rounding errors are about twice those of the plain sum (six times with the usual points +-1 and +-2). Differences of
-   infinities are NaN: an infinity or NaN in the image may make NaN of all outputs of the tiles whose patches it is in. */
+   Rounding errors are about twice those of the plain sum (six times with the usual points +-1 and +-2), if the elements
+   of a patch are of similar size. */
 
 #pragma once
 

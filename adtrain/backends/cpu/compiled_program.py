@@ -18,7 +18,7 @@ from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import Generated, generate, workspace
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.rank_memory import RankMemory, rank_barrier
-from adtrain.backends.cpu.threads import require_threads
+from adtrain.backends.cpu.threads import TeamSize, require_threads, usable
 from adtrain.core import aligned, communicator, poison
 from adtrain.core.aligned import address
 from adtrain.core.backend import KernelRun, Memory
@@ -69,8 +69,9 @@ class CompiledProgram:
             function.restype = ctypes.c_int64
         self.exchanges = [i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE)]
 
-        threads = library.threads()
+        threads = usable(library.threads())
         require_threads(threads - 1)
+        self.team = TeamSize(threads)
         self.kernels: Sequence[Sequence[KernelRun]] = [
             [KernelRun(name, {"threads": threads}) for name in names] for names in generated.kernels
         ]
@@ -85,7 +86,7 @@ class CompiledProgram:
         self.io = (ctypes.c_void_p * (self.first_part + len(self.part_places)))()
         self.io[inputs : self.first_output] = [address(x) for x in self.constants]
         addresses = ctypes.addressof(self.io), address(self.arena), address(self.scratch)
-        self.arguments = [*map(ctypes.c_void_p, addresses), ctypes.c_int64(threads)]
+        self.arguments = [*map(ctypes.c_void_p, addresses)]
         self.known: list[np.ndarray | None] = [None] * inputs  # what the first pointers of io point to
         self.running = Lock()
 
@@ -136,15 +137,21 @@ class CompiledProgram:
         for i, (where, at, offset) in enumerate(self.part_places, self.first_part):
             io[i] = address(sources[where][at]) + offset
         exchanges = [self._exchange(i, sources) for i in self.exchanges]
-        for _ in range(times):
-            if rank_memory is not None:
-                rank_memory.barrier()  # no rank writes a slot that another one still reads
-            for call, exchange in zip_longest(self.calls, exchanges):
-                failed = call(*self.arguments, seconds)
-                if failed:
-                    raise self._index_error(self.checked[failed - 1], buffers)
-                if exchange is not None:
-                    exchange()
+        while times:
+            runs, started = min(times, self.team.runs), perf_counter()
+            arguments = (*self.arguments, ctypes.c_int64(self.team.size), seconds)
+            for _ in range(runs):
+                if rank_memory is not None:
+                    rank_memory.barrier()  # no rank writes a slot that another one still reads
+                for call, exchange in zip_longest(self.calls, exchanges):
+                    failed = call(*arguments)
+                    if failed:
+                        raise self._index_error(self.checked[failed - 1], buffers)
+                    if exchange is not None:
+                        exchange()
+            if not exchanges:  # the time to wait for other ranks depends on them
+                self.team.ran(runs, perf_counter() - started)
+            times -= runs
         if self.guard:
             self._check_guards(allocated)
         results = [
@@ -220,7 +227,7 @@ def memory(program: Program) -> Memory:
     library = compiler.load(THREADS, (), ("threads",))
     library.threads.restype = ctypes.c_int64
     plan, generated = _lower(program)
-    scratch: int = generated.scratch * library.threads()
+    scratch = generated.scratch * usable(library.threads())
     return _memory(program, plan, scratch)
 
 

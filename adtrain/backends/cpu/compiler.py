@@ -15,6 +15,7 @@ from pathlib import Path
 
 from adtrain.assets import asset_path
 from adtrain.backends.cpu.build import KERNEL, PROGRAM, Build, Source
+from adtrain.backends.cpu.threads import check_setting
 from adtrain.backends.cpu.toolchain import CompilerError, CompilerKilled, KernelError, find_compiler, processor
 from adtrain.cache import Cache, digest, open_cache, process_cache, reason
 from adtrain.core import communicator
@@ -44,8 +45,10 @@ def load(program_source: str, kernels: Collection[Source], functions: Sequence[s
         functions: the functions of the program that are called from Python.
 
     Raises CompilerError, one line that says what to do: no compiler, a compiler that fails, a disk that is full;
-    CompilerKilled where a signal ended the compiler; KernelError where a kernel of the user does not compile or link.
+    CompilerKilled where a signal ended the compiler; KernelError where a kernel of the user does not compile or link;
+    AdtrainError where OMP_NUM_THREADS is no number.
     """
+    check_setting()
     if os.name != "posix":
         raise CompilerError("code is compiled on Linux and macOS only")
     cache = open_cache("cpu")

@@ -1,15 +1,43 @@
-"""A check that OpenMP can start its threads: where it cannot, it ends the process with exit code 1."""
+"""The threads of compiled code: how many there are, that they can be started, and how many of them a Program uses."""
 
 from __future__ import annotations
 
 import functools
+import logging
+import os
+import re
 import threading
+from dataclasses import dataclass
 
 from adtrain.core.errors import AdtrainError
 
 
 class ThreadLimit(AdtrainError):
     """The system does not let this process start the threads of compiled code."""
+
+
+def check_setting() -> None:
+    """Raise AdtrainError where OMP_NUM_THREADS is no number of threads, before OpenMP reads it.
+
+    OpenMP also takes a list, with a number for each level of nested parallel regions.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "1")
+    numbers = given.split(",")
+    if not all(re.fullmatch(r"\s*\+?[0-9]+\s*", n) and 0 < int(n) < 2**31 for n in numbers):
+        raise AdtrainError(
+            f"OMP_NUM_THREADS: found {given!r}, expected a number of threads from 1 on; change or unset it"
+        )
+
+
+@functools.cache
+def usable(wanted: int) -> int:
+    """`wanted` threads, but at most one for each processor that this process may use. Fewer are said in a warning."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or wanted
+    if wanted <= processors:
+        return wanted
+    line = f"adtrain: {wanted} threads are set for OpenMP; using {processors}, one for each processor of this process"
+    logging.getLogger(__name__).warning(line)
+    return processors
 
 
 @functools.cache
@@ -28,3 +56,77 @@ def require_threads(count: int) -> None:
         done.set()
         for thread in started:
             thread.join()
+
+
+TRIAL_S, TRIAL_RUNS, LONG_TRIAL_S = 0.002, 3, 0.02
+"""A trial has at least this duration and this number of runs; or the last duration, whatever their number."""
+FIRST_WAIT_S, LAST_WAIT_S, TRIALS = 0.01, 1.0, 1 / 50
+"""Time between two trials. It doubles while trials change nothing, up to the second one; and trials take at most this
+share of the time."""
+MEASURED_S = 0.0005
+"""Runs are timed together if they are shorter than this."""
+
+
+@dataclass
+class _Runs:
+    """How long runs took. The older a run, the less it counts."""
+
+    count: float = 0
+    seconds: float = 0
+
+    def mean(self) -> float:
+        return self.seconds / self.count if self.count else 0.0
+
+    def halve(self) -> None:
+        self.count, self.seconds = self.count / 2, self.seconds / 2
+
+
+class TeamSize:
+    """The number of threads for the next runs of a Program: all, or one where that is faster.
+
+    If other programs keep the processors busy, threads that need one another at each barrier wait for the system to run
+    the others, many times as long as a short run takes. A trial runs the Program on the other number of threads. The
+    number with the smaller mean time is used until the next trial. Results do not depend on it.
+
+    Attributes:
+        size: the number of threads.
+        runs: how many runs to time together.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.size, self.runs = most, 1
+        self._usual, self._other = most, 1
+        self._times = {most: _Runs(), 1: _Runs()}
+        self._warm = False
+        self._wait, self._passed, self._tried = FIRST_WAIT_S, 0.0, 0
+
+    def ran(self, runs: int, seconds: float) -> None:
+        """Note the duration of so many runs on `size` threads, and choose the size of the next ones."""
+        if self._usual == self._other:
+            return
+        if not self._warm:  # the first run reads memory that no cache has
+            self._warm = True
+            return
+        times = self._times[self.size]
+        times.count += runs
+        times.seconds += seconds
+        self.runs = max(1, int(MEASURED_S / max(times.mean(), 1e-9)))
+        self._passed += seconds
+        if self.size == self._usual:
+            if self._passed >= self._wait:
+                self.size, self.runs, self._passed, self._tried = self._other, 1, 0, 0
+        else:
+            self._tried += runs
+            enough = TRIAL_S if self._tried >= TRIAL_RUNS else LONG_TRIAL_S
+            if self._passed >= enough:
+                self._end_trial()
+
+    def _end_trial(self) -> None:
+        if self._times[self._other].mean() < self._times[self._usual].mean():
+            self._usual, self._other = self._other, self._usual
+            self._wait = FIRST_WAIT_S
+        else:
+            self._wait = max(min(2 * self._wait, LAST_WAIT_S), self._passed / TRIALS)
+        self.size, self._passed = self._usual, 0
+        for times in self._times.values():
+            times.halve()

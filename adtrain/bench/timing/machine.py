@@ -39,9 +39,9 @@ def usable_cores() -> int | None:
 
 
 def thread_count() -> int:
-    """$OMP_NUM_THREADS if it is a number above 0, else the number of usable cores."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return int(given) if given.isdecimal() and int(given) else usable_cores() or 1
+    """$OMP_NUM_THREADS if it is a number above 0, but at most the number of usable cores."""
+    given, cores = os.environ.get("OMP_NUM_THREADS", ""), usable_cores() or 1
+    return min(int(given), cores) if given.isdecimal() and int(given) else cores
 
 
 def busy_cores() -> float:

@@ -161,18 +161,19 @@ class _WinogradSizes:
 
     @property
     def weights(self) -> int:
-        """Bytes of the packed weights."""
-        return POSITIONS * self.channels * self._padded(self.out, 2) * self.itemsize
+        """Bytes of the packed weights, and of a bool behind them."""
+        return aligned_bytes(POSITIONS * self.channels * self._padded(self.out, 2) * self.itemsize)
 
     @property
     def scratch(self) -> int:
-        """Bytes of patches, products, image and outputs."""
+        """Bytes of patches, products, magnitudes of the image's pixels, a bool for each tile, image and outputs."""
         (rows, columns), lanes = self.tiles, CACHE_LINE // self.itemsize
         patches = self.block_tiles * self._padded(self.channels) + lanes
         products = self.block_tiles * self._padded(self.out, 2) + lanes
-        image = (TILE * rows + 2) * (TILE * columns + 2) * self._padded(self.channels)
-        output = TILE**2 * rows * columns * self._padded(self.out)
-        return aligned_bytes(*(n * self.itemsize for n in (POSITIONS * patches, POSITIONS * products, image, output)))
+        pixels = (TILE * rows + 2) * (TILE * columns + 2)
+        image, output = pixels * self._padded(self.channels), TILE**2 * rows * columns * self._padded(self.out)
+        arrays = (POSITIONS * patches, POSITIONS * products, pixels, image, output)
+        return aligned_bytes(rows * columns, *(n * self.itemsize for n in arrays))
 
     @property
     def collected(self) -> int:
