@@ -9,11 +9,13 @@ import codecs
 import json
 import logging
 import sys
+import threading
 import warnings
 from typing import Any
 
 import click
 
+from adtrain import plugins
 from adtrain.core.errors import AdtrainError
 from adtrain.text import visible
 
@@ -82,7 +84,7 @@ def message(text: object) -> None:
 
 
 def print_warnings() -> None:
-    """Print log records and Python's warnings to stderr, one line each."""
+    """Print log records, Python's warnings, and errors that a plug-in's threads and `atexit` raise: one line each."""
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -91,6 +93,25 @@ def print_warnings() -> None:
     def show_warning(text: Warning | str, *_: Any, **__: Any) -> None:
         message(f"adtrain: warning: {text}")
 
+    reported: set[str] = set()
+
+    def is_reported(error: BaseException | None) -> bool:
+        """Report the error if a plug-in has raised it, once for each line of the plug-in."""
+        named = None if error is None else plugins.named(error)
+        if named is not None and str(named) not in reported:
+            reported.add(str(named))
+            message(f"adtrain: warning: {named} (ignored)")
+        return named is not None
+
+    def show_unraisable(found: sys.UnraisableHookArgs) -> None:
+        if not is_reported(found.exc_value):
+            sys.__unraisablehook__(found)
+
+    def show_of_thread(found: threading.ExceptHookArgs) -> None:
+        if not is_reported(found.exc_value):
+            threading.__excepthook__(found)
+
+    sys.unraisablehook, threading.excepthook = show_unraisable, show_of_thread
     logging.getLogger("adtrain").addHandler(Lines(logging.WARNING))
     warnings.showwarning = show_warning  # type: ignore[assignment]
 

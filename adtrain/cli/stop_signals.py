@@ -42,7 +42,8 @@ class StopSignals:
         if is_silent():
             return
         with suppress(OSError):  # whoever read it may be gone
-            os.write(2, b"\n" + NOTE if sys.stderr.isatty() else NOTE)  # the newline is for a progress bar
+            # The newline is for a progress bar.
+            os.write(sys.stderr.fileno(), b"\n" + NOTE if sys.stderr.isatty() else NOTE)
 
     def exit_now(self) -> None:
         """End the process immediately. This loses no data, because files are replaced atomically."""
@@ -75,6 +76,8 @@ def end_on_signals() -> None:
 
     A second signal ends it at once. A SIGHUP that the caller ignores, as `nohup` does, stays ignored.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
@@ -83,3 +86,8 @@ def end_on_signals() -> None:
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)
     raise SystemExit(128 + number)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise KeyboardInterrupt from a line of adtrain, which tells it from one that a plug-in raises."""
+    raise KeyboardInterrupt
