@@ -22,11 +22,11 @@ import click
 from adtrain import __version__, plugins
 from adtrain.cli.output import message as print_message
 from adtrain.cli.output import print_warnings, silence
-from adtrain.cli.stop_signals import end_on_signals
+from adtrain.cli.stop_signals import end_on_signals, let_signals_kill
 from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_streams
 from adtrain.core import timeline
 from adtrain.core.errors import AdtrainError, DeviceFault
-from adtrain.distributed.environment import divide_host, other_rank
+from adtrain.distributed.environment import divide_host, is_rank, other_rank
 
 COMMANDS = {
     "train": "Train the network that a config describes.",
@@ -221,7 +221,10 @@ def main() -> NoReturn:
     if other_rank(os.environ):
         silence()
     divide_host(os.environ)
-    end_on_signals()
+    if is_rank(os.environ):
+        let_signals_kill()  # until the ranks are connected: see ranks_options
+    else:
+        end_on_signals()
     print_warnings()
     atexit.register(gc.freeze)  # or Python would look at every object at exit, for a sixth of a short command's time
     cli.main()

@@ -76,8 +76,12 @@ def is_quiet() -> bool:
 
 def message(text: object) -> None:
     """Print an error, a warning, or what to do next to stderr, above a progress bar if there is one."""
-    if is_silent():
-        return
+    if not is_silent():
+        message_of_rank(text)
+
+
+def message_of_rank(text: object) -> None:
+    """Print a line that any rank may have to print: which rank died or hung."""
     from tqdm import tqdm  # here, so that --help starts without it
 
     tqdm.write(visible(text), file=sys.stderr)

@@ -76,11 +76,19 @@ def end_on_signals() -> None:
 
     A second signal ends it at once. A SIGHUP that the caller ignores, as `nohup` does, stays ignored.
     """
+    for number, handler in ((signal.SIGINT, _interrupt), (signal.SIGTERM, _end), (signal.SIGHUP, _end)):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, handler)
+
+
+def let_signals_kill() -> None:
+    """Let SIGINT end the process as SIGTERM and SIGHUP do by default, unless the caller ignores it.
+
+    A rank that waits for the others to start can run no Python. And mpiexec ends the other ranks at once if a signal
+    has ended one of them, but not for an exit code of 130.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
