@@ -86,4 +86,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
             os.write(2, NO_THREADS)
         finally:
             os._exit(USAGE)
+    if any(name in os.environ for name in RANK_VARIABLES):  # mpiexec ends the other ranks only if a signal ended one
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     os._exit(INTERRUPTED)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -45,8 +45,11 @@ from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.includes import Includes
 from adtrain.ops.common import as_value
+from adtrain.plugins import watched
 
 __all__ = ["OWN_OPS", "CustomOp", "OwnOp", "custom_op"]
+
+F = TypeVar("F")
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +145,13 @@ def custom_op(
         OptionError: there is an operation of that name, or a source file is missing.
     """
     place = caller(1)
+
+    def own(role: str, function: F) -> F:
+        return watched(function, f"{place}: custom_op {name}: {role}") if callable(function) else function
+
+    shape, numpy, vjp, vmap = own("shape", shape), own("numpy", numpy), own("vjp", vjp), own("vmap", vmap)
+    numbers, launch, flops = own("numbers", numbers), own("launch", launch), own("flops", flops)
+    samples = own("samples", samples)
     earlier = OWN_OPS.get(name)
     if earlier is not None and earlier.custom is not None and place.replaces(earlier.place):
         del PRIMITIVES[name], OWN_OPS[name]
@@ -153,7 +163,7 @@ def custom_op(
         raise OptionError(f"custom_op: found the name {name!r}, expected an identifier: it names a C function")
     files = {kind: _file(name, kind, source, place.file) for kind, source in (("c", c), ("cu", cuda)) if source}
 
-    rule = _rule(name, vjp, residuals) if vjp else _no_rule(name, place)
+    rule = _rule(f"{place}: custom_op {name}", vjp, residuals) if vjp else _no_rule(name, place)
     primitive = Primitive(
         name, _checked(f"{place}: custom_op {name}", shape), numpy, joint_vjp=rule, flops=flops, batch=vmap
     )
@@ -257,7 +267,7 @@ def _no_rule(name: str, place: Definition) -> Callable[..., Any]:
     return rule
 
 
-def _rule(name: str, vjp: Callable[..., Sequence[Value | None]], residuals: int) -> Callable[..., Any]:
+def _rule(what: str, vjp: Callable[..., Sequence[Value | None]], residuals: int) -> Callable[..., Any]:
     """The joint rule of a primitive. It checks what ``vjp`` returns."""
 
     def rule(out: Any, *args: Value, **options: Any) -> Callable[[Any], Sequence[Value | None]]:
@@ -268,7 +278,7 @@ def _rule(name: str, vjp: Callable[..., Sequence[Value | None]], residuals: int)
             shown = len(given) - residuals
             if any(x is not None for x in given[shown:]):
                 raise TraceError(
-                    f"{name}: a second derivative goes through a residual, which has no derivative; "
+                    f"{what}: a second derivative goes through a residual, which has no derivative; "
                     "return it as an output, and use its cotangent in vjp"
                 )
             cts = [fill_zeros(x, (y.shape, y.dtype, y.device)) for x, y in zip(given[:shown], outputs, strict=False)]
@@ -276,11 +286,11 @@ def _rule(name: str, vjp: Callable[..., Sequence[Value | None]], residuals: int)
             if not isinstance(found, (tuple, list)) or len(found) != len(args):
                 count = len(found) if isinstance(found, (tuple, list)) else f"a {type(found).__name__}"
                 raise ShapeError(
-                    f"{name}: vjp returned {count}, expected a tuple of {len(args)}, one for each argument"
+                    f"{what}: vjp returned {count}, expected a tuple of {len(args)}, one for each argument"
                 )
             for i, x in enumerate(found):
                 if not (x is None or isinstance(x, Value)):
-                    raise ShapeError(f"{name}: vjp returned a {type(x).__name__} for argument {i}, expected an array")
+                    raise ShapeError(f"{what}: vjp returned a {type(x).__name__} for argument {i}, expected an array")
             return found
 
         return pullback

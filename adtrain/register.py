@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from adtrain import ops
 from adtrain.augment import Augmentation, Batch
 from adtrain.core import tree
@@ -37,7 +39,7 @@ from adtrain.custom_op import OWN_OPS, OwnOp
 from adtrain.metrics import ByClass, ClassPredictions
 from adtrain.nn import Module
 from adtrain.optim import Optimizer, Schedule
-from adtrain.plugins import PluginError
+from adtrain.plugins import PluginError, watched
 
 __all__ = ["augment", "dataset", "layer", "loss", "metric", "op", "optimizer", "schedule"]
 
@@ -61,7 +63,12 @@ def layer(name: str) -> Decorator:
     Raises:
         OptionError: the name is taken or not an identifier, or the class lacks a method, or types of its options.
     """
-    checks = {"output_shape": _output_shape, "forward": _forward, "new_arrays": _new_arrays}
+    checks = {
+        "output_shape": _output_shape,
+        "forward": _forward,
+        "parameter_shapes": _parameter_shapes,
+        "new_arrays": _new_arrays,
+    }
     return _decorator("layer", name, Module, checks)
 
 
@@ -75,7 +82,7 @@ def loss(name: str) -> Decorator:
 
 def optimizer(name: str) -> Decorator:
     """Register a subclass of `optim.Optimizer`. Errors are those of `layer`."""
-    return _decorator("optimizer", name, Optimizer, {"updated": _updated})
+    return _decorator("optimizer", name, Optimizer, {"init": _initial, "updated": _updated})
 
 
 def schedule(name: str) -> Decorator:
@@ -158,8 +165,10 @@ def _decorator(family: str, name: Any, base: type, checks: dict[str, Callable[..
         made: Any = cls if "__dataclass_params__" in vars(cls) else dataclass(frozen=True)(cls)
         made.kind, made.registered_at = classmethod(lambda _: name), f"{here}: {name}"
         specs.add(family, name, made)
+        made.__init__ = watched(made.__init__, f"{made.registered_at}: {cls.__name__}()")
         for method, check in checks.items():
-            setattr(made, method, check(getattr(made, method), made.registered_at))
+            own = watched(getattr(made, method), f"{made.registered_at}: {method}")
+            setattr(made, method, check(own, made.registered_at))
         _defined[name] = here
         return made
 
@@ -183,7 +192,7 @@ def _output_shape(output_shape: Callable[..., Any], where: str) -> Callable[...,
     @functools.wraps(output_shape)
     def checked(self: Module, shape: Any) -> Any:
         found = output_shape(self, shape)
-        if not isinstance(found, (tuple, list)) or not all(is_integer(x, 1) for x in found):
+        if not _is_shape(found):
             expected = "expected the shape of one sample, a tuple of positive integers"
             raise PluginError(f"{where}: output_shape returned {shown(found)}, {expected}")
         return tuple(found)
@@ -196,13 +205,24 @@ def _forward(forward: Callable[..., Any], where: str) -> Callable[..., Any]:
     def checked(self: Module, params: Any, state: Any, x: Value, mode: Any) -> Any:
         found = _pair(forward(self, params, state, x, mode), f"{where}: forward", "the output and the state")
         _check_value(found[0], f"{where}: forward")
-        for x in tree.leaves(found[1]):
-            _check_value(x, f"{where}: forward, in its state,")
+        _check_tree(found[1], f"{where}: forward", "the state")
         given = ArrayType(found[0].shape, found[0].dtype)
         expected = ArrayType((x.shape[0], *self.output_shape(x.shape[1:])), x.dtype)
         if given != expected:
             raise PluginError(f"{where}: forward returned {given}, expected {expected}, as output_shape gives")
         return found
+
+    return checked
+
+
+def _parameter_shapes(parameter_shapes: Callable[..., Any], where: str) -> Callable[..., Any]:
+    @functools.wraps(parameter_shapes)
+    def checked(self: Module, shape: Any) -> Any:
+        found = parameter_shapes(self, shape)
+        if not isinstance(found, dict) or not all(isinstance(name, str) and _is_shape(x) for name, x in found.items()):
+            expected = "expected a dict from the name of each parameter to its shape, a tuple of positive integers"
+            raise PluginError(f"{where}: parameter_shapes returned {shown(found)}, {expected}")
+        return {name: tuple(x) for name, x in found.items()}
 
     return checked
 
@@ -213,7 +233,9 @@ def _new_arrays(new_arrays: Callable[..., Any], where: str) -> Callable[..., Any
         params, state = _pair(
             new_arrays(self, shape, rng, dtype), f"{where}: new_arrays", "the parameters and the state"
         )
-        found, expected = {key: x.shape for key, x in params.items()}, self.parameter_shapes(shape)
+        _check_tree(params, f"{where}: new_arrays", "the parameters")
+        _check_tree(state, f"{where}: new_arrays", "the state")
+        found, expected = {key: getattr(x, "shape", None) for key, x in params.items()}, self.parameter_shapes(shape)
         if found != expected:
             raise PluginError(f"{where}: new_arrays returned {found}, expected {expected}, as parameter_shapes gives")
         return params, state
@@ -237,6 +259,21 @@ def _scalar(what: str) -> Callable[..., Any]:
     return check
 
 
+def _initial(init: Callable[..., Any], where: str) -> Callable[..., Any]:
+    @functools.wraps(init)
+    def checked(self: Optimizer, params: Any) -> Any:
+        found = init(self, params)
+        _check_tree(found, f"{where}: init", "the state")
+        step = found.get("step")
+        if not isinstance(step, Value) or step.shape or step.dtype != np.int64:
+            given = ArrayType(step.shape, step.dtype) if isinstance(step, Value) else shown(step)
+            expected = "expected 0 as int64[], the number of updates so far"
+            raise PluginError(f"{where}: init returned {given} for the key step, {expected}")
+        return found
+
+    return checked
+
+
 def _updated(updated: Callable[..., Any], where: str) -> Callable[..., Any]:
     @functools.wraps(updated)
     def checked(self: Any, params: Any, grads: Any, state: Any, lr: Value) -> Any:
@@ -255,6 +292,8 @@ def _augmented(call: Callable[..., Any], where: str) -> Callable[..., Any]:
         found = call(self, batch, rng)
         if not isinstance(found, Batch):
             raise PluginError(f"{where}: returned a {type(found).__name__}, expected a Batch")
+        _check_value(found.images, f"{where}: for the images,")
+        _check_value(found.labels, f"{where}: for the labels,")
         given, expected = (ArrayType(x.images.shape, x.images.dtype) for x in (found, batch))
         if given != expected:
             raise PluginError(f"{where}: returned images {given}, expected {expected}")
@@ -275,20 +314,40 @@ def _measured(call: Callable[..., Any], where: str) -> Callable[..., Any]:
     @functools.wraps(call)
     def checked(self: Any, predictions: ClassPredictions) -> float | ByClass:
         found = call(self, predictions)
-        numbers = [found.macro, *found.by_class.values()] if isinstance(found, ByClass) else [found]
-        for x in numbers:
-            if not isinstance(x, Real) or not math.isfinite(x):
-                what = x if isinstance(x, Real) else f"a {type(x).__name__}"
+        by_class = found.by_class if isinstance(found, ByClass) else {}
+        if not isinstance(by_class, dict):
+            raise PluginError(f"{where}: returned a ByClass of {shown(by_class)}, expected a dict from class to number")
+        for x in [found.macro, *by_class.values()] if isinstance(found, ByClass) else [found]:
+            if not _is_finite(x):
+                what = shown(x) if isinstance(x, Real) else f"a {type(x).__name__}"
                 raise PluginError(f"{where}: returned {what}, expected a finite number, or a ByClass of them")
         return found if isinstance(found, ByClass) else float(found)
 
     return checked
 
 
+def _is_finite(found: Any) -> bool:
+    try:
+        return isinstance(found, Real) and math.isfinite(found)
+    except OverflowError:  # an integer above the largest float
+        return False
+
+
+def _is_shape(found: Any) -> bool:
+    return isinstance(found, (tuple, list)) and all(is_integer(x, 1) for x in found)
+
+
 def _pair(found: Any, where: str, what: str) -> Any:
     if not (isinstance(found, tuple) and len(found) == 2):
         raise PluginError(f"{where} returned a {type(found).__name__}, expected a tuple of two: {what}")
     return found
+
+
+def _check_tree(found: Any, where: str, what: str) -> None:
+    if not isinstance(found, dict):
+        raise PluginError(f"{where} returned {shown(found)}, expected a dict of arrays for {what}")
+    for x in tree.leaves(found):
+        _check_value(x, f"{where}, in {what},")
 
 
 def _check_value(found: Any, where: str) -> None:

@@ -45,7 +45,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("nn optim augment samplers", {"core", "option_types", "ops"}),
     ("cases", {"core", "ops", "samplers"}),
     ("jit", {"core", "passes"}),
-    ("custom_op", {"core", "ops", "cache", "includes"}),
+    ("custom_op", {"core", "ops", "cache", "includes", "plugins"}),
     ("plugins", {"core"}),
     ("register", MODEL | {"config", "custom_op", "metrics", "plugins"}),
     (

@@ -311,7 +311,7 @@ def test_gradients_of_a_network_of_plugins_are_checked(here: Path) -> None:
             'return x * params["weight"]',
             "expected a tuple of two: the output and the state",
         ),
-        ('* params["weight"], state', '* params["weight"], {"n": 1}', "forward, in its state, returned a int"),
+        ('* params["weight"], state', '* params["weight"], {"n": 1}', "forward, in the state, returned a int"),
         ("        return shape\n", "        return shape[0]\n", "output_shape returned 16, expected the shape of one"),
         ("x * params[", "x * parms[", "NameError: name 'parms' is not defined"),
         ("x * params[", "ops.matmul(x, x) * params[", "matmul: "),
@@ -364,7 +364,7 @@ def test_a_mistake_in_a_plugin_is_told_in_one_line_with_its_place(
         ),
         ('"mish"', '"Mish"', "layer 'Mish': expected lower-case letters"),
         ('("mish")', "", 'mine.py:5: layer: found Mish in place of the name, expected a decorator with ("name")'),
-        ("import adtrain as ad", "import sys, adtrain as ad; sys.exit()", "mine.py:1: SystemExit:"),
+        ("import adtrain as ad", "import sys, adtrain as ad; sys.exit()", "mine.py:1: SystemExit"),
     ],
 )
 def test_a_broken_plugin_is_told_in_one_line(here: Path, right: str, wrong: str, message: str) -> None:

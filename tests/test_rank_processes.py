@@ -43,8 +43,8 @@ def ranks_of(folder: Path) -> dict[int, int]:
         try:
             if process.name.isdigit() and str(folder).encode() in (process / "cmdline").read_bytes():
                 variables = dict(x.split(b"=", 1) for x in (process / "environ").read_bytes().split(b"\0") if b"=" in x)
-                if b"RANK" in variables:
-                    found[int(variables[b"RANK"])] = int(process.name)
+                for name in {b"RANK", b"PMI_RANK"} & variables.keys():
+                    found[int(variables[name])] = int(process.name)
         except (FileNotFoundError, PermissionError, ProcessLookupError):
             continue
     return found
@@ -193,6 +193,70 @@ def run_changed(change: str, rank: int, *arguments: object) -> subprocess.Comple
     printed = [rank.communicate() for rank in ranks]
     code = next((x.returncode for x in ranks if x.returncode), 0)
     return subprocess.CompletedProcess(started, code, *map("".join, zip(*printed, strict=True)))
+
+
+def test_the_rank_with_the_watchdog_that_is_stopped_ends_all_after_the_timeout(config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = command(config, "--output-dir", folder, "--timeout", 3, *LONG, "-q")
+    first, second = start(2, arguments, {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until((folder / "last.safetensors").exists, first)
+    first.send_signal(signal.SIGSTOP)
+    errors = "".join(rank.communicate()[1] for rank in (first, second))
+    assert errors == f"adtrain: error: rank 0 on {os.uname().nodename} has not answered for 3 s; all ranks end\n"
+    assert (first.returncode, second.returncode) == (-signal.SIGKILL, 1)
+
+
+SIGNALLED = """
+import signal, adtrain.training
+adtrain.training.prepare = lambda *_, **__: os.kill(os.getpid(), signal.{name})
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
+def test_a_signal_to_one_rank_before_the_training_ends_all(
+    config: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    done = run_changed(SIGNALLED.format(name=number.name), 1, config, "--output-dir", tmp_path / "run", "-q")
+    assert done.returncode == 128 + number
+    assert done.stderr == f"adtrain: error: rank 1 on {os.uname().nodename}: interrupted\n"
+
+
+@pytest.fixture
+def waiting(config: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """A rank under mpiexec that waits for another one, which never starts MPI. The parameter is its timeout."""
+    rank = [*command(config, "--output-dir", tmp_path / "run", "--timeout", request.param), "-q"]
+    process = subprocess.Popen(
+        [BIN / "mpiexec", "-n", "1", *rank, ":", "-n", "1", "sleep", str(PATIENCE)], stderr=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.needs_mpi
+@pytest.mark.parametrize("waiting", [1], indirect=True)
+def test_a_rank_that_never_starts_ends_all_after_the_timeout(waiting: subprocess.Popen[str], tmp_path: Path) -> None:
+    code, errors = ended(waiting, tmp_path / "run")
+    assert code != 0
+    line = f"adtrain: error: rank 0 on {os.uname().nodename} waited 1 s for the start of other ranks; all ranks end"
+    assert line in errors
+
+
+@pytest.mark.needs_mpi
+@pytest.mark.parametrize("waiting", [PATIENCE], indirect=True)
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)])
+def test_a_signal_ends_a_rank_that_waits_for_mpi(
+    waiting: subprocess.Popen[str], tmp_path: Path, number: signal.Signals
+) -> None:
+    def maps_mpi() -> list[int]:
+        """The ranks that have loaded MPI, which they do last before they wait."""
+        return [pid for pid in ranks_of(tmp_path / "run").values() if "libmpi" in Path(f"/proc/{pid}/maps").read_text()]
+
+    wait_until(maps_mpi, waiting)
+    os.kill(maps_mpi()[0], number)
+    code, errors = ended(waiting, tmp_path / "run")
+    assert code != 0
+    assert "Traceback" not in "\n".join(errors)
 
 
 def test_a_full_disk_at_rank_0_ends_all(config: Path, tmp_path: Path) -> None:

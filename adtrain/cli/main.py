@@ -19,13 +19,14 @@ from typing import Any, NoReturn
 
 import click
 
-from adtrain import __version__, docstrings
+from adtrain import __version__, docstrings, plugins
 from adtrain.cli.output import message as print_message
 from adtrain.cli.output import print_warnings, silence
-from adtrain.cli.stop_signals import end_on_signals
+from adtrain.cli.stop_signals import end_on_signals, let_signals_kill
 from adtrain.cli.streams import BROKEN_PIPE, broken_pipes, close_stdout, open_streams
 from adtrain.core import timeline
-from adtrain.distributed.environment import divide_host, other_rank
+from adtrain.core.errors import AdtrainError, DeviceFault
+from adtrain.distributed.environment import divide_host, is_rank, other_rank
 
 COMMANDS = {
     "train": "Train the network that a config describes.",
@@ -86,7 +87,7 @@ class Commands(click.Group):
             return super().make_context(*arguments, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with broken_pipes():
+        with broken_pipes(), plugins.named_errors():
             return super().invoke(ctx)
 
     def main(
@@ -105,7 +106,7 @@ class Commands(click.Group):
                 for line in traceback.format_exc().splitlines():
                     print_message(line)
             status = report(error)
-            if _device_is_lost(error):
+            if isinstance(error, DeviceFault):
                 sys.stdout.flush()
                 os._exit(status)  # skips clean-up, which would fail in the driver with further messages
         try:
@@ -146,8 +147,6 @@ def report(error: Exception) -> int:
 
 def described(error: Exception) -> tuple[list[str], int]:
     """The lines that say what the error is, and the exit code."""
-    from adtrain.core.errors import AdtrainError
-
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         return (error.ctx.get_help() if error.ctx else "").splitlines(), USAGE
     if isinstance(error, click.Abort):
@@ -171,8 +170,6 @@ def described(error: Exception) -> tuple[list[str], int]:
         message = NO_THREADS
     elif isinstance(error, MemoryError):
         message = f"not enough memory; {error}".rstrip("; ")
-    elif (place := _plugin_line(error)) is not None:
-        message = f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
     else:
         code, kind = INTERNAL, "internal error"
         message = f"{type(error).__name__}: {error} (please report it; --debug shows the traceback)"
@@ -197,22 +194,14 @@ def _is_thread_limit(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
 
 
-def _plugin_line(error: Exception) -> str | None:
+def _plugin_line(error: AdtrainError) -> str | None:
     """`file:line` of the plug-in that raised the error; None if the message names a place itself, or for none."""
-    from adtrain import plugins
-
     where = plugins.place(error)
     if where is None or isinstance(error, plugins.PluginError):
         return None
     from adtrain.config.problems import ConfigError
 
     return None if isinstance(error, ConfigError) else where
-
-
-def _device_is_lost(error: Exception) -> bool:
-    from adtrain.core.errors import DeviceFault
-
-    return isinstance(error, DeviceFault)
 
 
 @click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -234,7 +223,10 @@ def main() -> NoReturn:
     if other_rank(os.environ):
         silence()
     divide_host(os.environ)
-    end_on_signals()
+    if is_rank(os.environ):
+        let_signals_kill()  # until the ranks are connected: see ranks_options
+    else:
+        end_on_signals()
     print_warnings()
     atexit.register(gc.freeze)  # or Python would look at every object at exit, for a sixth of a short command's time
     cli.main()

@@ -9,11 +9,13 @@ import codecs
 import json
 import logging
 import sys
+import threading
 import warnings
 from typing import Any
 
 import click
 
+from adtrain import plugins
 from adtrain.core.errors import AdtrainError
 from adtrain.text import visible
 
@@ -74,15 +76,22 @@ def is_quiet() -> bool:
 
 def message(text: object) -> None:
     """Print an error, a warning, or what to do next to stderr, above a progress bar if there is one."""
-    if is_silent():
-        return
+    if not is_silent():
+        message_of_rank(text)
+
+
+def message_of_rank(text: object) -> None:
+    """Print a line that any rank may have to print: which rank died or hung."""
     from tqdm import tqdm  # here, so that --help starts without it
 
     tqdm.write(visible(text), file=sys.stderr)
 
 
 def print_warnings() -> None:
-    """Print log records and Python's warnings to stderr, one line each. Of equal lines there is one."""
+    """Print log records, Python's warnings, and errors that a plug-in's threads and `atexit` raise: one line each.
+
+    Of equal lines there is one.
+    """
     printed = set[str]()
 
     def show(line: str) -> None:
@@ -97,6 +106,22 @@ def print_warnings() -> None:
     def show_warning(text: Warning | str, *_: Any, **__: Any) -> None:
         show(f"adtrain: warning: {text}")
 
+    def is_reported(error: BaseException | None) -> bool:
+        """Report the error if a plug-in has raised it."""
+        named = None if error is None else plugins.named(error)
+        if named is not None:
+            show(f"adtrain: warning: {named} (ignored)")
+        return named is not None
+
+    def show_unraisable(found: sys.UnraisableHookArgs) -> None:
+        if not is_reported(found.exc_value):
+            sys.__unraisablehook__(found)
+
+    def show_of_thread(found: threading.ExceptHookArgs) -> None:
+        if not is_reported(found.exc_value):
+            threading.__excepthook__(found)
+
+    sys.unraisablehook, threading.excepthook = show_unraisable, show_of_thread
     logging.getLogger("adtrain").addHandler(Lines(logging.WARNING))
     warnings.showwarning = show_warning  # type: ignore[assignment]
 

@@ -11,11 +11,13 @@ from typing import Any
 import click
 
 from adtrain.cli.options import LAUNCHING
-from adtrain.cli.output import message
+from adtrain.cli.output import message, message_of_rank
+from adtrain.cli.stop_signals import end_on_signals
 from adtrain.cli.values import Number, Whole
 from adtrain.distributed.environment import place
 from adtrain.distributed.launch import launch
 from adtrain.distributed.session import joined
+from adtrain.plugins import named_errors
 
 MOST_RANKS = 4096
 
@@ -34,7 +36,8 @@ def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
             raise SystemExit(launch(ranks, sys.argv[1:], timeout, message))
         if ranks is not None and found is not None and ranks != found.size:
             raise click.UsageError(f"found --ranks {ranks}, but {found.launcher} started {found.size} processes")
-        with joined(timeout, message, _described):
+        with joined(timeout, message_of_rank, _described), named_errors():
+            end_on_signals()
             command(*args, **options)
 
     ranks_option = click.option(

@@ -42,7 +42,8 @@ class StopSignals:
         if is_silent():
             return
         with suppress(OSError):  # whoever read it may be gone
-            os.write(2, b"\n" + NOTE if sys.stderr.isatty() else NOTE)  # the newline is for a progress bar
+            # The newline is for a progress bar.
+            os.write(sys.stderr.fileno(), b"\n" + NOTE if sys.stderr.isatty() else NOTE)
 
     def exit_now(self) -> None:
         """End the process immediately. This loses no data, because files are replaced atomically."""
@@ -75,11 +76,26 @@ def end_on_signals() -> None:
 
     A second signal ends it at once. A SIGHUP that the caller ignores, as `nohup` does, stays ignored.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _end)
+    for number, handler in ((signal.SIGINT, _interrupt), (signal.SIGTERM, _end), (signal.SIGHUP, _end)):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, handler)
+
+
+def let_signals_kill() -> None:
+    """Let SIGINT end the process as SIGTERM and SIGHUP do by default, unless the caller ignores it.
+
+    A rank that waits for the others to start can run no Python. And mpiexec ends the other ranks at once if a signal
+    has ended one of them, but not for an exit code of 130.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)
     raise SystemExit(128 + number)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise KeyboardInterrupt from a line of adtrain, which tells it from one that a plug-in raises."""
+    raise KeyboardInterrupt

@@ -35,6 +35,13 @@ class _Forgiving(io.FileIO):
         return len(content)
 
 
+class _Lasting(io.TextIOWrapper):
+    """A stream that stays open until the end of the process."""
+
+    def close(self) -> None:
+        self.flush()
+
+
 def open_streams() -> None:
     """Open the standard streams such that no message can end a run.
 
@@ -47,11 +54,11 @@ def open_streams() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
     encoding = "utf-8" if sys.stdout is None else sys.stdout.encoding
-    output = io.BufferedWriter(_Output(1, "w", closefd=False))
-    sys.stdout = io.TextIOWrapper(output, encoding, errors=SUBSTITUTE, line_buffering=os.isatty(1))
+    output = io.BufferedWriter(_Output(os.dup(1), "w"))
+    sys.stdout = _Lasting(output, encoding, errors=SUBSTITUTE, line_buffering=os.isatty(1))
     encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
-    raw = _Forgiving(2, "w", closefd=False)
-    sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors=SUBSTITUTE, line_buffering=True)
+    raw = _Forgiving(os.dup(2), "w")
+    sys.stderr = _Lasting(io.BufferedWriter(raw), encoding, errors=SUBSTITUTE, line_buffering=True)
 
 
 @contextmanager

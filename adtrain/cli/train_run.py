@@ -18,7 +18,7 @@ from adtrain.core import communicator
 from adtrain.core.status import status_handler
 from adtrain.core.timeline import during
 from adtrain.display import IntervalLines, ProgressLines, progress_display
-from adtrain.distributed.session import agreed
+from adtrain.distributed.session import AgreedExit, agreed
 from adtrain.training import Observer, RunFolder, agreement, tensorboard
 
 T = TypeVar("T")
@@ -51,10 +51,10 @@ def run_training(
         except training.Interrupted as stopped:
             display.close()
             message(f"{stopped}; {advice}")
-            raise SystemExit(agreement.largest(signals.exit_code)) from None
+            raise AgreedExit(agreement.largest(signals.exit_code)) from None
     if agreement.any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
         message(f"stopped before the summary; {advice}")
-        raise SystemExit(agreement.largest(signals.exit_code))
+        raise AgreedExit(agreement.largest(signals.exit_code))
     return result
 
 

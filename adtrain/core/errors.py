@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+PACKAGE = str(Path(__file__).resolve().parent.parent)
+"""The folder of the package."""
 
 
 class AdtrainError(Exception):
@@ -45,9 +46,17 @@ class OptionError(AdtrainError, ValueError):
     """An invalid option of a layer, optimizer or schedule, whatever the input."""
 
 
+def one_line(error: BaseException) -> str | None:
+    """The text of an error on one line; None if its class, which may be the user's, cannot give it."""
+    try:
+        return " ".join(str(error).split())
+    except BaseException:
+        return None
+
+
 def user_line() -> str:
     """``file:line`` of the innermost frame outside adtrain."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

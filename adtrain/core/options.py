@@ -10,8 +10,11 @@ from adtrain.core.errors import OptionError
 
 
 def shown(value: Any) -> str:
-    """`value` in an error: its repr, or its type if that is long or has several lines."""
-    text = repr(value)
+    """`value` in an error: its repr, or its type if that is long, has several lines or cannot be made."""
+    try:
+        text = repr(value)
+    except Exception:  # of the user's class, or of Python for an integer of more than 4300 digits
+        text = "\n"
     return text if len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
 
 

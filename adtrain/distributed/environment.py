@@ -68,6 +68,15 @@ def place(environment: Mapping[str, str]) -> Place | None:
     return None
 
 
+def is_rank(environment: Mapping[str, str]) -> bool:
+    """Whether a process with these variables is one of several ranks."""
+    try:
+        process = place(environment)
+    except AdtrainError:  # reported where the rank is needed
+        return False
+    return process is not None and process.size > 1
+
+
 def other_rank(environment: Mapping[str, str]) -> bool:
     """Whether a process with these variables is a rank other than 0."""
     try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn, TypeVar
@@ -18,39 +20,91 @@ from adtrain.distributed.launch import ADDRESS, DIED, TOKEN
 from adtrain.distributed.mpi import MpiCommunicator, version
 from adtrain.distributed.rendezvous import meeting
 from adtrain.distributed.tcp import TcpCommunicator
-from adtrain.distributed.watchdog import Watchdog, WatchdogClient
+from adtrain.distributed.watchdog import GRACE_SECONDS, Watchdog, WatchdogClient
 
 T = TypeVar("T")
+INTERRUPTED = 130
+"""The exit code after SIGINT."""
 
 
 class Session:
     """A rank of a job.
+
+    Args:
+        report: prints a line, on any rank.
 
     Attributes:
         ranks: the communicator.
     """
 
     def __init__(self, process: Place, timeout: float, report: Callable[[str], None]) -> None:
-        self.report = report
-        self.ranks = connected(process, timeout)
+        self.process, self.timeout, self.report = process, timeout, report
         self.watchdog: Watchdog | None = None
-        self.watchdog_client = self._watch(timeout)
+        with self._limited("start", _kill_this):
+            self.ranks = connected(process, timeout)
+            self.watchdog_client = self._watch()
 
-    def _watch(self, timeout: float) -> WatchdogClient:
+    def _watch(self) -> WatchdogClient:
         """Connect to the launcher's watchdog; without one, to a watchdog in rank 0."""
         with communicator.using(self.ranks):
             address, token = os.environ.get(ADDRESS), os.environ.get(TOKEN, "")
-            if address is None and self.ranks.rank == 0:
+            launched = address is not None
+            if not launched and self.ranks.rank == 0:
                 token = secrets.token_hex(16)
-                self.watchdog = Watchdog(self.ranks.size, timeout, token, self._ended, self._end, "")
+                self.watchdog = Watchdog(self.ranks.size, self.timeout, token, self._ended, self._end, "")
                 address = f"{socket.gethostname()}:{self.watchdog.port}"
-            address, token = json.loads(communicator.gathered_texts(json.dumps([address, token]))[0])
+            address, token, pid = json.loads(communicator.gathered_texts(json.dumps([address, token, os.getpid()]))[0])
         host, port = address.rsplit(":", 1)
-        if host == socket.gethostname():
-            host = "127.0.0.1"
+        silent = None if launched or self.watchdog is not None else lambda: self._first_is_silent(host, pid)
+        here = "127.0.0.1" if host == socket.gethostname() else host
         ranks = self.ranks
-        end = _exit_now if self.watchdog is None else self._is_ending
-        return WatchdogClient((host, int(port)), token, ranks.rank, lambda: (ranks.entered, ranks.left), end)
+        return WatchdogClient(
+            (here, int(port)),
+            token,
+            ranks.rank,
+            lambda: (ranks.entered, ranks.left),
+            _exit_now if self.watchdog is None else self._is_ending,
+            self.timeout + self._later,
+            silent,
+        )
+
+    @property
+    def _later(self) -> float:
+        """How long this rank leaves it to those before it to report that another one hangs."""
+        return GRACE_SECONDS * min(self.process.rank, 2)
+
+    def _first_is_silent(self, host: str, pid: int) -> None:
+        """Rank 0, which has the watchdog, hangs or is stopped."""
+        self.report(f"adtrain: error: rank 0 on {host} has not answered for {self.timeout:g} s; all ranks end")
+        if host == socket.gethostname():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        _exit_now()
+
+    @contextmanager
+    def _limited(self, what: str, end: Callable[[], None]) -> Iterator[None]:
+        """End this process if it waits too long for the other ranks in a block that no watchdog watches."""
+
+        def give_up() -> None:
+            name = f"rank {self.process.rank} on {socket.gethostname()}"
+            self.report(
+                f"adtrain: error: {name} waited {self.timeout:g} s for the {what} of other ranks; all ranks end"
+            )
+            end()
+
+        timer = threading.Timer(self.timeout + self._later, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Leave the job, after this rank's work."""
+        self.watchdog_client.close()
+        with self._limited("end", _exit_now):
+            self.ranks.close()
 
     def _is_ending(self) -> None:
         """The watchdog in this process ends the job, and then the process."""
@@ -64,7 +118,7 @@ class Session:
         """The watchdog in this process has told all ranks to end."""
         assert self.watchdog is not None
         self.watchdog.kill()
-        _exit_now()
+        _exit_now(self.watchdog.code or DIED)
 
     def fail(self, message: str, code: int) -> NoReturn:
         """End this process and all others after an error of this rank."""
@@ -74,8 +128,7 @@ class Session:
             if self.watchdog is not None:
                 self.watchdog.dismiss()
         else:
-            with suppress(OSError):  # until the watchdog has printed the message, or rank 0 its own
-                self.watchdog_client.connection.recv(1)
+            self.watchdog_client.over.wait(self.timeout)  # until the message, or rank 0's own, is printed
         _exit_now(code)
 
 
@@ -93,6 +146,7 @@ def connected(process: Place, timeout: float) -> MpiCommunicator | TcpCommunicat
             ranks = MpiCommunicator()
             if (ranks.rank, ranks.size) == (process.rank, process.size):
                 return ranks
+            ranks.close()
             problem = AdtrainError(
                 f"{process.launcher} started {process.size} processes, but mpi4py uses {version()}, which finds "
                 f"{ranks.size}: use the mpiexec of that library, or --ranks, which needs no MPI"
@@ -111,6 +165,11 @@ def _exit_now(code: int = DIED) -> NoReturn:
         with suppress(OSError, RuntimeError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _kill_this() -> None:
+    """End the process by a signal: before MPI has started, mpiexec ends the other ranks for no exit code."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager
@@ -134,15 +193,21 @@ def joined(
     try:
         with communicator.using(session.ranks):
             yield session
-    except (AgreedError, SystemExit):
-        session.watchdog_client.close()
+    except (AgreedError, AgreedExit):
+        session.close()
         raise
+    except KeyboardInterrupt:
+        if session.ranks.rank == 0:
+            report("adtrain: interrupted")
+        session.fail("interrupted", INTERRUPTED)
+    except SystemExit as error:  # SIGTERM or SIGHUP
+        session.fail("interrupted", error.code if isinstance(error.code, int) and error.code else DIED)
     except Exception as error:
         message, code = describe(error)
         if session.ranks.rank == 0:
             report(message)
         session.fail(message, code)
-    session.watchdog_client.close()
+    session.close()
 
 
 class AgreedError(AdtrainError):
@@ -151,6 +216,10 @@ class AgreedError(AdtrainError):
     @property
     def lines(self) -> tuple[str, ...]:
         return tuple(str(self).splitlines())
+
+
+class AgreedExit(SystemExit):
+    """The end of the command, which all ranks raise with the same exit code."""
 
 
 def agreed(function: Callable[[], T]) -> T:

@@ -2,21 +2,23 @@
 
 Each rank has a TCP connection to the watchdog, which runs in the launcher, or else in rank 0. A connection that closes
 before the message `done` is a death. Every second a rank sends a heartbeat: how many exchanges it has begun and ended.
-So the watchdog sees which rank the others wait for. None of this uses MPI or NCCL, where a call that waits for a dead
-rank may never return.
+So the watchdog sees which rank the others wait for. The watchdog sends heartbeats too: if it is in rank 0, and rank 0
+hangs or is stopped, the others end. Seconds in which the watching process itself is stopped do not count. None of this
+uses MPI or NCCL, where a call that waits for a dead rank may never return.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import signal
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -33,14 +35,14 @@ class _Rank:
     """What the watchdog knows of a rank."""
 
     connection: socket.socket
+    last_heartbeat: float
+    progressed_at: float  # when `entered` or `left` last changed
     rank: int = -1
     host: str = ""
     pid: int = 0
     buffer: bytes = b""
-    last_heartbeat: float = field(default_factory=monotonic)
     entered: int = 0
     left: int = 0
-    progressed_at: float = field(default_factory=monotonic)  # when `entered` or `left` last changed
     done: bool = False
     failed: str | None = None
     code: int = 0  # the exit code that it announced with the failure
@@ -82,8 +84,11 @@ class Watchdog:
         self.known: dict[socket.socket, _Rank] = {}
         self.failed_at: float | None = None
         self.over = False
+        self.now = 0.0
+        """Seconds in which this process ran, at the last check."""
         self.lock = threading.Lock()
-        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self.thread.start()
 
     def end(self, line: str | None) -> None:
         """End all ranks, once."""
@@ -108,8 +113,9 @@ class Watchdog:
 
     @property
     def code(self) -> int | None:
-        """The exit code of rank 0, if it has failed."""
-        return next((rank.code for rank in self.known.values() if rank.rank == 0 and rank.failed is not None), None)
+        """The exit code of the first rank that has failed; None if none has."""
+        failed = [rank for rank in list(self.known.values()) if rank.failed is not None]
+        return min(failed, key=lambda rank: rank.rank).code if failed else None
 
     def kill(self) -> None:
         """Kill the ranks of this host that are not done."""
@@ -123,14 +129,22 @@ class Watchdog:
         for rank in list(self.known.values()):
             if not rank.done:
                 with suppress(OSError):
-                    rank.connection.sendall(json.dumps(message).encode() + b"\n")
+                    # A rank that is stopped reads nothing: do not wait until there is space.
+                    rank.connection.send(json.dumps(message).encode() + b"\n", socket.MSG_DONTWAIT)
 
     def _run(self) -> None:
+        checked_at, next_beat = monotonic(), 0.0
         while not self.over:
-            for key, _ in self.selector.select(TICK_SECONDS):
+            ready = self.selector.select(TICK_SECONDS)
+            self.now += min(monotonic() - checked_at, BEAT_SECONDS)
+            checked_at = monotonic()
+            if self.now >= next_beat:
+                self._send_to_all({"beat": True})
+                next_beat = self.now + BEAT_SECONDS
+            for key, _ in ready:
                 if key.fileobj is self.listener:
                     connection, _ = self.listener.accept()
-                    self.known[connection] = _Rank(connection)
+                    self.known[connection] = _Rank(connection, self.now, self.now)
                     self.selector.register(connection, selectors.EVENT_READ)
                 else:
                     self._read(self.known[key.fileobj])  # type: ignore[index]
@@ -141,7 +155,7 @@ class Watchdog:
             received = rank.connection.recv(1 << 16)
         except OSError:
             received = b""
-        rank.last_heartbeat = monotonic()
+        rank.last_heartbeat = self.now
         rank.buffer += received
         *lines, rank.buffer = rank.buffer.split(b"\n")
         for line in lines:
@@ -162,13 +176,13 @@ class Watchdog:
         if rank.rank < 0:
             return
         if (counts := message.get("beat")) is not None and counts != [rank.entered, rank.left]:
-            (rank.entered, rank.left), rank.progressed_at = counts, monotonic()
+            (rank.entered, rank.left), rank.progressed_at = counts, self.now
         rank.done = rank.done or bool(message.get("done"))
         if (failed := message.get("failed")) is not None:
-            rank.failed, rank.code, self.failed_at = failed, message["code"], self.failed_at or monotonic()
+            rank.failed, rank.code, self.failed_at = failed, message["code"], self.failed_at or self.now
 
     def _check(self) -> None:
-        now, ranks = monotonic(), [rank for rank in self.known.values() if rank.rank >= 0]
+        now, ranks = self.now, [rank for rank in self.known.values() if rank.rank >= 0]
         failed = [rank for rank in ranks if rank.failed is not None]
         if self.failed_at is not None and (len(failed) == self.ranks or now - self.failed_at > GRACE_SECONDS):
             first = min(failed, key=lambda rank: rank.rank)
@@ -192,6 +206,12 @@ class WatchdogClient:
     Args:
         counts: returns the numbers of exchanges begun and ended.
         end: called when the watchdog ends the job; must not return.
+        patience: seconds without a message from the watchdog after which `silent` is called.
+        silent: called when the watchdog's process hangs or is stopped; must not return. None if that is no fault: a
+            user may stop a launcher for a while.
+
+    Attributes:
+        over: set when the watchdog has ended the job, or is gone.
     """
 
     def __init__(
@@ -201,8 +221,11 @@ class WatchdogClient:
         rank: int,
         counts: Callable[[], tuple[int, int]],
         end: Callable[[], None],
+        patience: float,
+        silent: Callable[[], None] | None,
     ) -> None:
-        self.counts, self.end, self.done = counts, end, threading.Event()
+        self.counts, self.end, self.patience, self.silent = counts, end, patience, silent
+        self.done, self.over = threading.Event(), threading.Event()
         self.connection = socket.create_connection(address, timeout=60)
         self.connection.settimeout(None)
         self.lock = threading.Lock()
@@ -224,9 +247,18 @@ class WatchdogClient:
             self.send(beat=self.counts())
 
     def _wait_for_end(self) -> None:
-        with suppress(OSError), self.connection.makefile("rb") as lines:
-            for line in lines:
-                if json.loads(line).get("end"):
-                    break
+        received, waited = b"", 0.0  # only seconds in which this process ran
+        with suppress(OSError):
+            while b'"end"' not in received:
+                if select.select([self.connection], [], [], TICK_SECONDS)[0]:
+                    part, waited = self.connection.recv(1 << 12), 0.0
+                    if not part:
+                        break
+                    received = (received + part)[-64:]
+                else:
+                    waited += TICK_SECONDS
+                    if waited > self.patience and self.silent is not None and not self.done.is_set():
+                        self.silent()
+        self.over.set()
         if not self.done.is_set():  # told to end, or the watchdog is gone
             self.end()
