@@ -42,16 +42,53 @@ def test_classes_are_the_subfolders_in_sorted_order(folder: Path) -> None:
     assert found.test is None
 
 
-@pytest.mark.parametrize("test", ["test", "val"])
-def test_train_and_test_folders_are_the_parts(folder: Path, tmp_path: Path, test: str) -> None:
-    root = tmp_path / "both"
-    for part in ("train", test):
+def parts(root: Path, *names: str) -> Path:
+    """A folder with these parts, of two classes with one image each; the pixels of a part are its number."""
+    for number, part in enumerate(names):
         for name in ("cat", "dog"):
-            save(root / part / name / "1.jpg", 200)
-    save(root / test / "eel" / "1.jpg", 7)
+            save(root / part / name / "1.png", number)
+    return root
+
+
+def test_train_and_test_folders_are_the_parts(tmp_path: Path) -> None:
+    root = parts(tmp_path / "both", "train", "test")
+    save(root / "test" / "eel" / "1.jpg", 7)
     found = data.load(path=root)
     assert found.classes == ("cat", "dog", "eel")
     assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([0, 1], [0, 1, 2])
+    assert found.validation_rows == 0
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_a_validation_folder_beside_train_and_test_has_the_validation_images(tmp_path: Path, name: str) -> None:
+    found = data.load(path=parts(tmp_path / "three", "train", name, "test"))
+    assert found.train.images[:, 0, 0, 0].tolist() == [0, 0, 1, 1]
+    assert (found.validation_rows, found.test.images[:, 0, 0, 0].tolist()) == (2, [2, 2])
+    for seed in (0, 1):
+        train, validation = data.split_validation(found.train, 0.0, seed, found.validation_rows)
+        assert validation is not None
+        assert (np.asarray(train.images).max(), np.asarray(validation.images).min()) == (0, 1)
+
+
+def test_a_validation_folder_without_a_test_folder_is_the_test_part_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = parts(tmp_path / "two", "train", "val")
+    found = data.load(path=root)
+    assert (found.test.images[:, 0, 0, 0].tolist(), found.validation_rows) == ([1, 1], 0)
+    (message,) = caplog.messages
+    assert message == f"adtrain: {root}: found no folder test; val, which has validation images, is the test part"
+
+
+def test_other_files_in_the_folder_of_a_class_are_skipped_with_one_line(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "cat" / "notes.txt").touch()
+    (folder / "dog" / "table.csv").write_text("a,b\n")
+    assert len(image_folder.read(folder, Options()).train.labels) == 4
+    (message,) = caplog.messages
+    first = folder / "cat" / "notes.txt"
+    assert message == f"adtrain: {folder}: skipped 2 files that are no images, the first is {first}"
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

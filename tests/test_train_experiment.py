@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from training_runs import load, prepare, write_data
 
 from adtrain import config, training
@@ -13,6 +14,23 @@ from adtrain.config import ConfigError
 from adtrain.core import tree
 from adtrain.core.types import ArrayType
 from adtrain.data import Rows, Split
+
+
+def test_a_folder_of_validation_images_takes_no_fraction_as_well(tmp_path: Path) -> None:
+    for part in ("train", "val", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / "data" / part / name).mkdir(parents=True)
+            Image.new("L", (4, 3)).save(tmp_path / "data" / part / name / "1.png")
+    text = (
+        "data: {{path: {}, batch_size: 2, validation: {}}}\n"
+        "model: {{layers: [flatten, {{linear: 2}}]}}\nloss: cross_entropy\noptimizer: {{sgd: {{lr: 0.1}}}}\n"
+        "training: {{epochs: 1}}\n"
+    )
+    experiment = training.prepare(config.parse(text.format(tmp_path / "data", 0.0).encode(), Path("x.yaml")))
+    assert experiment.validation is not None
+    assert (len(experiment.train), len(experiment.validation)) == (2, 2)
+    with pytest.raises(ConfigError, match=r"data\.validation: found 0\.5, but .* has a folder of validation images"):
+        training.prepare(config.parse(text.format(tmp_path / "data", 0.5).encode(), Path("x.yaml")))
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,8 @@ def document(found: DataSet) -> dict[str, Any]:
     images, (least, greatest) = found.train.images, extremes(found)
     return {
         "name": found.name,
-        "train": len(found.train),
+        "train": len(found.train) - found.validation_rows,
+        "validation": found.validation_rows,
         "test": len(found.test),
         "shape": list(found.train.images.shape[1:]),
         "dtype": str(found.train.images.dtype),
@@ -74,9 +75,10 @@ def report(found: DataSet, width: int) -> list[str]:
     place = ", read from the file as needed" if about["in_file"] else ""
     is_text = found.train.is_text
     kind = "sequences" if is_text else "examples"
+    validation = f", {found.validation_rows:,} validation" if found.validation_rows else ""
     each = f"a sequence of {about['shape'][-1]} characters or bytes" if is_text else f"{shape} {about['dtype']}"
     lines = [
-        f"{found.name}: {len(found.train):,} training and {len(found.test):,} test {kind}",
+        f"{found.name}: {about['train']:,} training{validation} and {len(found.test):,} test {kind}",
         f"each {each}{place}",
         "",
     ]
@@ -115,7 +117,10 @@ def extremes(found: DataSet) -> tuple[list[float], list[float]]:
 
 
 def _classes(found: DataSet) -> list[dict[str, Any]]:
-    """The numbers of training and test examples of each class, or labels of a text; empty for numbers to predict."""
+    """The numbers of training and test examples of each class, or labels of a text; empty for numbers to predict.
+
+    The training examples include those for validation.
+    """
     if found.targets:
         return []
     train, test = (np.bincount(part.labels.ravel(), minlength=len(found.classes)) for part in (found.train, found.test))

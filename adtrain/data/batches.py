@@ -14,13 +14,17 @@ SPLIT_STREAM, TEST_STREAM = 0, 2
 """The random streams of the two splits, beside SHUFFLE_STREAM."""
 
 
-def split_validation(split: Split, fraction: float, seed: int) -> tuple[Split, Split | None]:
+def split_validation(split: Split, fraction: float, seed: int, last: int = 0) -> tuple[Split, Split | None]:
     """Split into (train, validation), stratified by class if there are classes; validation is None if `fraction` is 0.
 
+    If `last` is not 0, validation has that number of last examples instead, whatever the seed.
     Validation has `validation_size` examples. The number of each class is rounded by the largest-remainder method. Both
     parts keep the order of `split`. The end of a text is its validation part.
     Raises DataError as `validation_size` does.
     """
+    if last:
+        first = np.arange(len(split))
+        return split.take(first[:-last]), split.take(first[-last:])
     total = validation_size(len(split), fraction)
     return _divided(split, fraction, total, seed, SPLIT_STREAM) if total else (split, None)
 

@@ -43,7 +43,8 @@ class DataSet:
     the numbers of each channel, see `rounding`, but not from its mean. `encoder` has made the images of
     the rows of a table. `targets` are the names of the numbers to predict; then there are no classes, and the labels
     are float64 (N, targets), and `target_mean` and `target_std` those of the training part. `skipped` has one line for
-    each unreadable image that was left out. `class_type` is the type of the labels whose texts `classes` has.
+    each unreadable image that was left out. `class_type` is the type of the labels whose texts `classes` has. The last
+    `validation_rows` examples of the training part, as `load` returns it, are those that the files have for validation.
     """
 
     name: str
@@ -59,6 +60,7 @@ class DataSet:
     target_mean: tuple[float, ...] = ()
     target_std: tuple[float, ...] = ()
     class_type: ClassType = "str"
+    validation_rows: int = 0
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -206,6 +208,7 @@ def of_parts(
         found.skipped,
         targets,
         class_type=_class_type(found),
+        validation_rows=found.validation_rows,
     ).with_train(train)
 
 

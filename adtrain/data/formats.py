@@ -72,7 +72,7 @@ def read(path: Path, options: Options, known: Known = None) -> Parts:
     if test.test is not None:
         raise DataOptionError("test_path", f"found two parts in {second}, expected the test part only")
     classes = tuple(sorted({*found.classes, *test.classes}))
-    return Parts(found.train, test.train, found.skipped + test.skipped, classes)
+    return found._replace(test=test.train, skipped=found.skipped + test.skipped, classes=classes)
 
 
 def check_options(options: Options, allowed: frozenset[str], title: str) -> None:

@@ -13,10 +13,10 @@ from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.memory import require_memory
 from adtrain.data.options import Options
 from adtrain.data.part import Part, Parts
-from adtrain.text import visible
+from adtrain.text import counted, visible
 
-TEST_FOLDERS = ("test", "val")
-"""Possible folders of the test part, next to train/; the first that exists is used."""
+VALIDATION_FOLDERS = ("val", "valid", "validation")
+"""Possible folders of the validation images, next to train/ and test/; the first that exists is used."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,22 +24,47 @@ _log = logging.getLogger(__name__)
 def read(folder: Path, options: Options) -> Parts:
     """All images as uint8 (N, C, H, W); the classes are the names of the subfolders, in sorted order.
 
-    If train/ has subfolders, it is the training part, and test/ or else val/ is the test part. Hidden files and folders
-    (.name) are ignored, and so are files next to the folders of the classes. Links must stay within the folder. Raises
-    DataError for an unreadable image, and DataOptionError if the images differ in size and no size is given.
+    If train/ has subfolders, it is the training part, test/ the test part, and the first of VALIDATION_FOLDERS has the
+    validation images; without test/ these are the test part, with a warning. Hidden files and folders (.name) are
+    ignored, and so are files next to the folders of the classes. Files that are no images, and have no name of one, are
+    skipped with a warning. Links must stay within the folder. Raises DataError
+    for an unreadable image, and DataOptionError if the images differ in size and no size is given.
     """
-    train = folder / "train"
-    tests = [folder / name for name in TEST_FOLDERS if (folder / name).is_dir()]
+    train, test = folder / "train", folder / "test"
+    validation = next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
     if not (train.is_dir() and any(entry.is_dir() for entry in _entries(train))):
-        train, tests = folder, []
-    parts = [_classes(part, folder) for part in (train, *tests[:1])]
+        train, validation = folder, None
+        tests = []
+    elif test.is_dir():
+        tests = [test]
+    elif validation is not None:
+        note = "found no folder test; %s, which has validation images, is the test part"
+        _log.warning(f"adtrain: %s: {note}", visible(str(folder)), visible(validation.name))
+        tests, validation = [validation], None
+    else:
+        tests = []
     reader = _Reader(options)
-    for part in parts:
-        for name in part:
-            part[name] = [path for path in part[name] if reader.read_header(path)]
-    found = [reader.read_part(part, place) for part, place in zip(parts, (train, *tests), strict=False)]
-    names = tuple(sorted({name for part in parts for name in part}))
-    return Parts(found[0], found[1] if len(found) > 1 else None, tuple(reader.skipped), names)
+    names = set[str]()
+
+    def files(part: Path) -> list[tuple[str, Path]]:
+        classes = _classes(part, folder)
+        names.update(classes)
+        return [(name, path) for name, paths in classes.items() for path in paths if reader.read_header(path)]
+
+    training, held_out = files(train), [] if validation is None else files(validation)
+    tested = [files(test) for test in tests]
+    if reader.others:
+        first, count = visible(str(reader.others[0])), counted(len(reader.others), "files")
+        _log.warning("adtrain: %s: skipped %s that are no images, the first is %s", visible(str(folder)), count, first)
+    part, kept = reader.read_part([*training, *held_out], train)
+    test_parts = [reader.read_part(tested[i], test)[0] for i, test in enumerate(tests)]
+    return Parts(
+        part,
+        test_parts[0] if test_parts else None,
+        tuple(reader.skipped),
+        tuple(sorted(names)),
+        validation_rows=sum(i >= len(training) for i in kept),
+    )
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -88,6 +113,7 @@ class _Reader:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.skipped: list[str] = []
+        self.others: list[Path] = []
         self.size, self.first, self.colour = options.image_size, Path(), False
 
     def read_header(self, path: Path) -> bool:
@@ -95,7 +121,10 @@ class _Reader:
         try:
             channels, *size = images.read_header(path)
         except DataError as error:
-            self._skip(error)
+            if path.suffix.lower() in images.SUFFIXES:
+                self._skip(error)
+            else:
+                self.others.append(path)
             return False
         self.colour |= channels == 3
         if self.size is None:
@@ -105,26 +134,25 @@ class _Reader:
             raise DataOptionError("image_size", f"missing, expected [height, width], as the images differ: {sizes}")
         return True
 
-    def read_part(self, classes: dict[str, list[Path]], place: Path) -> Part:
-        """The images of these files, in this order."""
-        count = sum(map(len, classes.values()))
+    def read_part(self, files: list[tuple[str, Path]], place: Path) -> tuple[Part, list[int]]:
+        """The images of these files, each with its class, in this order, and the indices of those that can be read."""
+        count = len(files)
         if self.size is None or not count:
             raise DataError(f"{place}: found no image that can be read, expected PNG or JPEG files")
         shape = (self.options.channels or (3 if self.colour else 1), *self.size)
         require_memory(str(place), count * int(np.prod(shape)), "; set data.image_size to a smaller one")
-        found, labels = np.empty((count, *shape), np.uint8), list[str]()
-        for name, paths in classes.items():
-            for path in paths:
-                try:
-                    image = images.read_image(path, shape[0])
-                except DataError as error:
-                    self._skip(error)
-                    continue
-                found[len(labels)] = image if image.shape == shape else images.resized(image, *self.size)
-                labels.append(name)
-        if not labels:
+        found, kept = np.empty((count, *shape), np.uint8), list[int]()
+        for i, (_, path) in enumerate(files):
+            try:
+                image = images.read_image(path, shape[0])
+            except DataError as error:
+                self._skip(error)
+                continue
+            found[len(kept)] = image if image.shape == shape else images.resized(image, *self.size)
+            kept.append(i)
+        if not kept:
             raise DataError(f"{place}: found no image that can be read, expected PNG or JPEG files")
-        return Part(found[: len(labels)], np.array(labels), str(place))
+        return Part(found[: len(kept)], np.array([files[i][0] for i in kept]), str(place)), kept
 
     def _skip(self, error: DataError) -> None:
         if not self.options.skip_broken:

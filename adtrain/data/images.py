@@ -19,6 +19,7 @@ from adtrain.files import open_regular
 if TYPE_CHECKING:
     from PIL import Image
 
+SUFFIXES = (".png", ".jpg", ".jpeg")
 MODES = {1: "L", 3: "RGB"}
 ORIENTED = {"exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif"}
 """The entries of Pillow's `Image.info` that can hold an orientation. Most images have none, which is quick to see."""

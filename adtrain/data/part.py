@@ -39,12 +39,16 @@ class Part:
 
 
 class Parts(NamedTuple):
-    """The parts of a file or folder, messages about skipped images, and the names of the classes, if it has them."""
+    """The parts of a file or folder, messages about skipped images, and the names of the classes, if it has them.
+
+    The last `validation_rows` examples of `train` are those that the folder has for validation.
+    """
 
     train: Part
     test: Part | None = None
     skipped: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
+    validation_rows: int = 0
 
 
 def as_images(array: np.ndarray | FileArray, place: str, options: Options) -> np.ndarray | FileArray:

@@ -88,7 +88,7 @@ class Group:
         seed = self.data_seed(member)
         if first.validation is None or seed == self.data_seed(self.members[0]):
             return found
-        train, validation = data.split_validation(self.whole, cfg.data.validation, seed)
+        train, validation = data.split_validation(self.whole, cfg.data.validation, seed, first.data.validation_rows)
         return replace(found, data=first.data.with_train(train), validation=validation)
 
     def data_seed(self, member: Member) -> int:
@@ -119,8 +119,8 @@ class Group:
 
     def rows(self, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
         """The rows of `whole` for training and for validation, int64, with this seed."""
-        fraction = self.experiment.config.data.validation
-        train, validation = data.split_validation(self.all_rows, fraction, seed)
+        fraction, last = self.experiment.config.data.validation, self.experiment.data.validation_rows
+        train, validation = data.split_validation(self.all_rows, fraction, seed, last)
         return np.asarray(train.images), None if validation is None else np.asarray(validation.images)
 
 

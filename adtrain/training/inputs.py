@@ -19,7 +19,6 @@ from adtrain.training.data_section import data_options
 from adtrain.training.model_file import TrainedModel
 
 TABLES = (".csv", ".tsv")
-IMAGES = (".png", ".jpg", ".jpeg")
 IDX_MAGIC = b"\0\0"
 MNIST = "mnist"
 """The data set whose images were made as `digit_image` makes them."""
@@ -57,7 +56,9 @@ def files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    inside = (file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
+    inside = (
+        file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in images.SUFFIXES and file.is_file()
+    )
     found = sorted(path / file for file in inside if not any(part.startswith(".") for part in file.parts))
     if not found:
         raise DataError(f"{path}: found a folder without images, expected PNG or JPEG files")

@@ -55,7 +55,12 @@ def of_data(cfg: Config, data_set: DataSet, mode: Mode = Mode.FUSED) -> Experime
         name, place = printable(data_set.classes[0]), cfg.data.path or data_set.name
         raise DataError(f"{place}: found one class, {name}, in all examples; expected at least two to tell apart")
     cfg = with_shape(cfg, data_set.train.images.shape[1:])
-    train, validation = data.split_validation(data_set.train, cfg.data.validation, cfg.training.seed)
+    if data_set.validation_rows and cfg.data.validation:
+        reason = f"but {cfg.data.path} has a folder of validation images; remove this key"
+        raise cfg.error_at(("data", "validation"), f"found {cfg.data.validation}, {reason}")
+    train, validation = data.split_validation(
+        data_set.train, cfg.data.validation, cfg.training.seed, data_set.validation_rows
+    )
     experiment = _experiment(cfg, data_set.with_train(train), validation, mode)
     checks.check_augmentations(experiment)
     checks.check_embeddings(experiment)

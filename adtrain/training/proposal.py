@@ -60,7 +60,7 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     if not len(found.test):
         keys.setdefault("test", 0.1 if is_text else 0.2 if examples > SMALLEST_TEST else 0.5)
     held_out = 0 if len(found.test) else round(keys["test"] * examples)
-    if round(0.1 * (examples - held_out)):
+    if not found.validation_rows and round(0.1 * (examples - held_out)):
         keys.setdefault("validation", 0.1)
     keys.setdefault("batch_size", next((size for size in (128, 64, 32) if examples >= BATCHES * size), 16))
     multilabel = _of_zeros_and_ones(found)
