@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plugin_files import no_plugins  # noqa: F401
 from resumed_runs import train
 from training_runs import load, prepare, write_config
 
@@ -235,6 +236,7 @@ class Errors:
 """
 
 
+@pytest.mark.usefixtures("no_plugins")
 @pytest.mark.parametrize("metric", ["f1", "precision", "recall", "top5", "errors"])
 def test_the_best_epoch_can_be_chosen_by_every_metric_of_the_validation_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str
