@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plugin_files import no_plugins  # noqa: F401
+from plugin_files import no_plugins
 from resumed_runs import train
 from training_runs import load, prepare, write_config
 
@@ -31,6 +31,8 @@ from adtrain.training import (
     loop,
     trainer,
 )
+
+__all__ = ["no_plugins"]
 
 DEEP = "[linear: 8, relu, linear: 3]"
 GROWING = ("optimizer={sgd: {lr: 0.001}}", "schedule={exponential: {gamma: 1.0e+6}}", "training.epochs=9")
