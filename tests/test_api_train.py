@@ -320,17 +320,19 @@ TYPED: dict[str, Any] = {
     "str": np.array(["no", "yes", "2"])[LABELS],
     "object": np.array(["no", "yes", "2"], object)[LABELS],
     "list": LABELS.tolist(),
+    "bool": LABELS > 0,
 }
 
 
 @pytest.mark.parametrize("kind", TYPED)
 def test_predicted_labels_have_the_type_of_those_of_the_training_also_after_loading(tmp_path: Path, kind: str) -> None:
     labels = TYPED[kind]
-    found = train(VALUES, (IMAGES, labels), epochs=9, output_dir=tmp_path / "run")
+    outputs = {"model.layers": [{"linear": 16}, "relu", {"linear": len(set(labels))}]}
+    found = train(VALUES, (IMAGES, labels), epochs=9, output_dir=tmp_path / "run", overrides=outputs)
     for model in (found.model, ad.load(tmp_path / "run")):
         predicted = model.predict(IMAGES).labels
         assert (predicted == np.asarray(labels)).mean() > 0.9
-        assert predicted.dtype.kind == {"str": "U", "object": "U"}.get(kind, "i")
+        assert predicted.dtype.kind == {"str": "U", "object": "U", "bool": "b"}.get(kind, "i")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plugin_files import no_plugins
 from resumed_runs import train
 from training_runs import load, prepare, write_config
 
@@ -30,6 +31,8 @@ from adtrain.training import (
     loop,
     trainer,
 )
+
+__all__ = ["no_plugins"]
 
 DEEP = "[linear: 8, relu, linear: 3]"
 GROWING = ("optimizer={sgd: {lr: 0.001}}", "schedule={exponential: {gamma: 1.0e+6}}", "training.epochs=9")
@@ -235,6 +238,7 @@ class Errors:
 """
 
 
+@pytest.mark.usefixtures("no_plugins")
 @pytest.mark.parametrize("metric", ["f1", "precision", "recall", "top5", "errors"])
 def test_the_best_epoch_can_be_chosen_by_every_metric_of_the_validation_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str

@@ -71,13 +71,13 @@ def command(
         raise click.UsageError(f"--top is for a sweep, and {run} is none")
     trained = model_file.load(run, device, trust, overrides)
     note_precision(trained.config, device)
-    epoch = note_epoch(run)
     test = trained.test_split(path)
     started = perf_counter()
     examples = training.on_device(test, device)
     step, task = trained.evaluation_step, trained.network.task
     score = training.evaluate(step, task, trained.params, trained.statistics, examples)
     seconds = perf_counter() - started
+    epoch = note_epoch(run)
     model = trained.network, trained.params, trained.statistics
     metrics = named_metrics(model, metrics_of(trained.config, task), trained.classes, test, device)
     if as_json:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from adtrain.cli.names import RunPath
-from adtrain.cli.notes import note_epoch, note_precision
+from adtrain.cli.notes import note_precision
 from adtrain.cli.options import device_option, json_option, trust_options
 from adtrain.cli.output import print_json, show
 from adtrain.cli.values import Number, Whole
@@ -69,7 +69,6 @@ def command(
             f"{run}: the run was trained on {trained.config.data.examples}, expected one trained on text"
         )
     note_precision(trained.config, device)
-    note_epoch(run)
     start = sampling.prompt_classes(trained, prompt)
     drawn = islice(sampling.sample(trained, device, start, temperature, seed), length)
     chunks = sampling.decoded(trained, drawn)
