@@ -46,7 +46,7 @@ def features(found: DataSet) -> list[list[float]]:
         pytest.param(TABLE.replace(",", ", "), id="blanks"),
         pytest.param(TABLE.replace(",b", ', "b"'), id="a blank before a quote"),
         pytest.param(TABLE.replace(",", "\u00a0,\u202f"), id="no-break spaces"),
-        pytest.param("\n" + TABLE + "\n\n", id="empty lines"),
+        pytest.param("\n" + TABLE + "\n \n", id="empty and blank lines"),
     ],
 )
 def test_a_table_is_the_same_however_it_is_written(tmp_path: Path, text: str) -> None:

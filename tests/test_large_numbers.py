@@ -153,6 +153,11 @@ def test_an_onnx_file_takes_and_gives_doubles(runs: dict[str, Path], tmp_path: P
     assert about["check"]["outputs"]["values"] < 1e-4
 
 
+def test_weights_for_pytorch_come_with_the_normalisation_in_float64(runs: dict[str, Path], tmp_path: Path) -> None:
+    for name, expected in (("near", "channel by channel\n"), ("far", "channel by channel, in float64\n")):
+        assert expected in run("export", runs[name], tmp_path / "net.safetensors").stdout
+
+
 def test_a_sweep_has_the_offset_of_its_data(runs: dict[str, Path], tmp_path: Path) -> None:
     text = Path(f"{runs['far']}.yaml").read_text() + "sweep: {optimizer.adam.lr: [0.02, 0.01]}\n"
     (tmp_path / "sweep.yaml").write_text(text)

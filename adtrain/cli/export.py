@@ -21,6 +21,7 @@ from adtrain.cli.values import Number, Whole
 from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
+from adtrain.data.rounding import offsets
 from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import expect_writable, write_atomic
@@ -191,9 +192,10 @@ def report(result: Mapping[str, Any], examples: str) -> list[str]:
 
 def _preparation(result: Mapping[str, Any]) -> list[str]:
     """The normalisation that must be applied to the input of PyTorch's network."""
+    in_float64 = result["scale"] == 1 and any(offsets(result["mean"], result["std"]))
     return [
         f"input   {ValueType(**result['input'])}",
-        f"        (data / {result['scale']:g} - mean) / std, channel by channel",
+        f"        (data / {result['scale']:g} - mean) / std, channel by channel{', in float64' if in_float64 else ''}",
         f"mean    {' '.join(map(str, result['mean']))}",
         f"std     {' '.join(map(str, result['std']))}",
         *(f"output  {x['name']} = output * {x['std']} + {x['mean']}" for x in result["targets"]),

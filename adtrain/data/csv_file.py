@@ -101,7 +101,7 @@ def opened(path: Path, options: Options, known: Columns | None) -> Iterator[Open
                 file.seek(0)
             # A blank before a quote belongs to the delimiter.
             reader = csv.reader(file, strict=True, delimiter=delimiter, skipinitialspace=delimiter != " ")
-            lines = ((reader.line_num + skipped, row) for row in reader if row)
+            lines = ((reader.line_num + skipped, row) for row in reader if len(row) > 1 or any(map(cleaned, row)))
             try:
                 yield _opened(path, lines, delimiter, options, known)
             except csv.Error as error:
