@@ -2,8 +2,8 @@
 
 The format has no code. A value is a JSON scalar, or a list that begins with its kind: `_Reader.value` and `_KINDS` have
 them all. Variables, equations and Programs have numbers, because they are compared by identity. Long texts are written
-once. Classes are dataclasses, named tuples and enumerations of loaded modules of the package, by name: the reader imports
-nothing, and gives a dataclass its fields without a call of its constructor.
+once. Classes are dataclasses, named tuples and enumerations of loaded modules of the package, by name. The reader
+imports nothing, and gives a dataclass its fields without a call of its constructor.
 """
 
 from __future__ import annotations
