@@ -230,10 +230,11 @@ def _file(name: str, kind: str, source: str | Path, caller: str) -> str:
         line += before.count("\n") if found else 0
     text = f'#line {line} "{caller}"\n{source}'
     cache = open_cache("sources")
-    key = digest(text)
+    key, content = digest(text), text.encode()
     stored = cache.find(key, f".{kind}")
-    if stored is None:
-        stored = cache.store(key, f".{kind}", text.encode())
+    if stored is None or stored.read_bytes() != content:
+        cache.remove(key, f".{kind}")
+        stored = cache.store(key, f".{kind}", content)
         cache.prune()
     return str(stored.resolve())
 

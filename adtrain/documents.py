@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 def find(kind: str, key: str, read: Callable[[Any], T]) -> T | None:
     """The document stored under the key, parsed by ``read``; None if there is none.
 
-    Also None, with a warning, if the file cannot be read or ``read`` raises ValueError.
+    Also None, with a warning, if the file cannot be read or ``read`` raises ValueError. Such a document is deleted.
     """
     cache = open_cache(kind)
     path: Path = cache.folder
@@ -30,8 +30,10 @@ def find(kind: str, key: str, read: Callable[[Any], T]) -> T | None:
             return None
         path = found
         return read(json.loads(path.read_bytes()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _log.warning("adtrain: %s: ignored, because it cannot be read (%s)", path, error)
+        if path != cache.folder:
+            path.unlink(missing_ok=True)
         return None
 
 

@@ -247,6 +247,28 @@ def test_a_cached_library_that_does_not_serve_is_compiled_anew_once(
     assert workshop.compiled() == []
 
 
+@pytest.mark.parametrize("source", [None, "float other(float x) { return x; }", "int entry(int x) { return x; }"])
+def test_a_cached_kernel_with_other_code_is_compiled_anew(
+    source: str | None, workshop: Workshop, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = workshop.start()  # another one, because this one would have the library loaded
+    assert process.communicate() == ("16\n", "")
+    workshop.only(".so").unlink()
+    path = workshop.only(".o")
+    path.unlink()
+    content = b"no object file"
+    if source is not None:
+        (workshop.folder / "other.c").write_text(source)
+        subprocess.run(["cc", "-fPIC", "-c", "other.c", "-o", "other.o"], cwd=workshop.folder, check=True)
+        content = (workshop.folder / "other.o").read_bytes()
+    cache.Cache(workshop.cache).store(path.name.partition(".")[0], ".o", content)
+    workshop.compiled()
+    assert entry() == 16
+    assert "the kernels in the cache will be rebuilt" in caplog.text
+    assert workshop.compiled() == ["program.c", "program.c", "scale.c"]
+    assert workshop.only(".o").name == path.name
+
+
 def test_a_new_library_that_does_not_serve_is_an_error_and_not_kept(workshop: Workshop) -> None:
     with pytest.raises(CompilerError, match=r"\.so: does not have the function entry$"):
         entry("int other(int x) { return x; }", [])

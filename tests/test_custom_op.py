@@ -18,12 +18,13 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.bench import text
 from adtrain.bench.ops import sweep
 from adtrain.bench.ops.table import Bench
+from adtrain.cache import open_cache
 from adtrain.cli.main import cli
 from adtrain.core.array import Placeholder
 from adtrain.core.errors import OptionError, ShapeError, TraceError
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
-from adtrain.custom_op import CustomOp, custom_op
+from adtrain.custom_op import CustomOp, _file, custom_op
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 __all__ = ["no_plugins"]
@@ -422,3 +423,13 @@ def test_a_file_without_operations_and_a_missing_file_are_told(tmp_path: Path) -
     result = CliRunner().invoke(cli, ["gradcheck", "--plugin", str(tmp_path / "none.py")])
     assert result.exit_code == 2
     assert "found nothing, expected a Python file" in result.output
+
+
+def test_a_stored_source_with_other_content_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    text = "void FN(some_op)(const Team *team, const T *x, T *out, int64_t size) {}\n"
+    good = Path(_file("some_op", "c", text, __file__))
+    content = good.read_bytes()
+    good.unlink()
+    open_cache("sources").store(good.name.partition(".")[0], ".c", b"other code")
+    assert Path(_file("some_op", "c", text, __file__)).read_bytes() == content

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from idx_files import CODES, idx_bytes, write_idx
 
+from adtrain.cache import open_cache
 from adtrain.data import DataError, idx
 
 arrays = st.sampled_from(sorted(CODES)).flatmap(
@@ -59,6 +60,27 @@ def test_a_large_compressed_file_is_decompressed_once(tmp_path: Path, monkeypatc
     for stored in (tmp_path / "cache/adtrain/data").iterdir():
         stored.write_bytes(bytes(len(array.tobytes())))
     np.testing.assert_array_equal(idx.read(path), array + 1)
+
+
+@pytest.mark.parametrize("length", [0, 5, idx.MIN_CACHED_BYTES - 1, idx.MIN_CACHED_BYTES + 1])
+def test_a_cached_content_of_another_length_is_made_again(
+    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    array = np.ones((2, idx.MIN_CACHED_BYTES // 2), np.uint8)
+    path = write_idx(tmp_path / "array.gz", array)
+
+    def read() -> list[Path]:
+        np.testing.assert_array_equal(idx.read(path), array)
+        for thread in [thread for thread in threading.enumerate() if thread.name == idx.STORE_THREAD]:
+            thread.join()
+        return list((tmp_path / "cache/adtrain/data").iterdir())
+
+    (stored,) = read()
+    stored.unlink()
+    open_cache("data").store(stored.name.partition(".")[0], ".bin", bytes(length))
+    assert read() == [stored]
+    assert "has another length; the file is decompressed again" in caplog.text
 
 
 @given(array=arrays, compressed=st.booleans(), data=st.data())

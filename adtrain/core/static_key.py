@@ -126,7 +126,7 @@ def _other(x: Any) -> tuple[Hashable, ...]:
         return _items(parts)
     if hasattr(kind, "static_parts"):
         return _items(x.static_parts())
-    by_identity = kind.__eq__ is object.__eq__
+    by_identity = kind.__eq__ is object.__eq__  # type: ignore[comparison-overlap]
     if is_dataclass(kind) and not (by_identity and _is_frozen(kind)):
         return tuple([static_key(getattr(x, field.name)) for field in fields(kind)])
     if by_identity:
@@ -147,7 +147,7 @@ def _other(x: Any) -> tuple[Hashable, ...]:
 
 def _is_frozen(kind: type) -> bool:
     """Whether a class is no dataclass, or one whose fields cannot be set."""
-    return not is_dataclass(kind) or kind.__dataclass_params__.frozen  # type: ignore[attr-defined, no-any-return]
+    return not is_dataclass(kind) or kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 
 def _lasting(key: Any) -> Any:

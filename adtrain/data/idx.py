@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import logging
 import math
 import os
 import struct
@@ -27,6 +28,8 @@ from adtrain.data.file_array import DataFile, FileArray
 from adtrain.data.memory import require_memory, stays_in_file
 from adtrain.data.part import MAX_DEFLATE_RATIO
 from adtrain.files import open_regular
+
+_log = logging.getLogger(__name__)
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
@@ -113,7 +116,10 @@ def _decompressed(stream: Stream, path: Path, count: int) -> bytearray | memoryv
         return _read_at_most(stream, count + 1)
     key, cache = digest("idx", _sha256(stream.fileno())), open_cache("data")
     if (cached := cache.content(key, ".bin")) is not None:
-        return cached
+        if len(cached) == count:
+            return cached
+        _log.warning("adtrain: the cached content of %s has another length; the file is decompressed again", path)
+        cache.remove(key, ".bin")
     content = _read_at_most(stream, count + 1)
     if cache.lasting and len(content) == count:
         with suppress(RuntimeError):  # the limit of threads is reached

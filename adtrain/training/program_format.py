@@ -1,9 +1,9 @@
 """A compiled function as JSON: its Program, the structure of its result, and its kernels and memory plan.
 
-The format has no code. A value is a JSON scalar, or a list that begins with its kind: `_Reader.value` has them all.
-Variables, equations and Programs have numbers, because they are compared by identity. Long texts are written once.
-Classes are dataclasses, named tuples and enumerations of loaded modules of the package, by name; the reader imports
-nothing and calls no constructor of a dataclass.
+The format has no code. A value is a JSON scalar, or a list that begins with its kind: `_Reader.value` and `_KINDS` have
+them all. Variables, equations and Programs have numbers, because they are compared by identity. Long texts are written
+once. Classes are dataclasses, named tuples and enumerations of loaded modules of the package, by name. The reader
+imports nothing, and gives a dataclass its fields without a call of its constructor.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Writer:
         return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
     def value(self, x: Any) -> Any:
-        kind = type(x)
+        kind: Any = type(x)
         if kind is str and len(x) >= LONG:
             return ["text", self.texts.setdefault(x, len(self.texts))]
         if kind in SCALARS:
@@ -89,7 +89,7 @@ class _Writer:
         if isinstance(x, Array):
             return ["array", x.dtype.name, x.device, x.numpy().tobytes().hex(), *x.shape]
         if isinstance(x, type):
-            return ["class", TREES[x.__name__].__name__ if x in TREES.values() else self.class_number(x)]
+            return ["class", x.__name__ if x in TREES.values() else self.class_number(x)]
         if isinstance(x, Enum):
             return ["member", self.class_number(kind), x.name]
         names = _fields(kind)
@@ -121,6 +121,11 @@ class _Writer:
         if _named(kind.__module__, kind.__qualname__) is not kind:
             raise TypeError(f"{kind.__qualname__} has no name in its module")
         return self.classes.setdefault(kind, len(self.classes))
+
+
+@cache
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(name)
 
 
 class _Reader:
@@ -207,7 +212,7 @@ def _class(module: str, name: str, *names: str) -> type:
 def _maker(kind: type) -> Callable[[list[Any]], Any]:
     """From the values of the fields of a class to an instance."""
     if hasattr(kind, "_make"):
-        return kind._make  # type: ignore[no-any-return]
+        return kind._make
 
     def made(values: list[Any]) -> Any:
         if len(values) != len(_fields(kind)):
@@ -220,8 +225,3 @@ def _maker(kind: type) -> Callable[[list[Any]], Any]:
 def _named(module: str, name: str) -> Any:
     """What a loaded module of the package has under a name, or None."""
     return getattr(sys.modules[module], name, None) if module.partition(".")[0] == "adtrain" else None
-
-
-@cache
-def _dtype(name: str) -> np.dtype:
-    return np.dtype(name)

@@ -76,7 +76,7 @@ def set_target(capability: tuple[int, int], multiprocessors: int) -> None:
     """Choose the GPU that everything below is for."""
     global lowering
     lowering = Lowering(Target(capability, multiprocessors, SHARED.get(capability, 99 << 10)))
-    compiler._file_source.cache_clear()
+    compiler._source.cache_clear()
 
 
 def fused(program: Program) -> Program:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.backends.cpu.toolchain import Compiler, CompilerError, KernelError, blocked_signals, end_all
+from adtrain.backends.cpu.toolchain import Compiler, CompilerError, KernelError, LinkError, blocked_signals, end_all
 from adtrain.cache import Cache
 from adtrain.codegen.expressions import c_type
 from adtrain.core.errors import AdtrainError
@@ -89,7 +89,10 @@ class Build:
                     raise
             for key in missing:
                 found[key] = self.cache.store(key, ".o", self._written(site, f"{key}.o"))
-            self.compiler.run(["-shared", "-o", "library.so", "program.o", *map(str, found.values()), "-lm"], site)
+            try:
+                self.compiler.run(["-shared", "-o", "library.so", "program.o", *map(str, found.values()), "-lm"], site)
+            except CompilerError as error:
+                raise LinkError(str(error)) from None
             return self._written(site, "library.so")
 
     def _written(self, site: str, name: str) -> bytes:

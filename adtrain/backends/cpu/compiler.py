@@ -9,14 +9,22 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from adtrain.assets import asset_path
 from adtrain.backends.cpu.build import KERNEL, PROGRAM, Build, Source
 from adtrain.backends.cpu.threads import check_setting
-from adtrain.backends.cpu.toolchain import CompilerError, CompilerKilled, KernelError, find_compiler, processor
+from adtrain.backends.cpu.toolchain import (
+    CompilerError,
+    CompilerKilled,
+    KernelError,
+    LinkError,
+    find_compiler,
+    processor,
+)
 from adtrain.cache import Cache, digest, open_cache, process_cache, reason
 from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError
@@ -78,15 +86,19 @@ def _load(cache: Cache, program_source: str, kernels: Collection[Source], functi
                 cache.remove(key, ".so")
                 for object_key in objects:
                     cache.remove(object_key, ".o")
-        with cache.locked(key) if communicator.current().size > 1 else nullcontext():
-            library = cache.find(key, ".so")  # another rank may have compiled it meanwhile
-            if library is None:
-                library = cache.store(key, ".so", Build(compiler, cache, folder).run(program_source, objects))
-        cache.prune()
+        reused = [object_key for object_key in objects if cache.find(object_key, ".o") is not None]
+        build = partial(Build(compiler, cache, folder).run, program_source, objects)
         try:
-            return _loaded(library, functions)
+            try:
+                return _built(cache, key, build, functions)
+            except (LinkError, OSError) as error:
+                if not reused:
+                    raise
+                _log.warning("adtrain: %s; the kernels in the cache will be rebuilt", error)
+                for object_key in reused:  # one of them has other code
+                    cache.remove(object_key, ".o")
+                return _built(cache, key, build, functions)
         except OSError as error:
-            cache.remove(key, ".so")
             undefined = _UNDEFINED.search(str(error))
             if undefined and any(os.path.isabs(k.file) for k in kernels):
                 raise KernelError(
@@ -100,6 +112,20 @@ def _load(cache: Cache, program_source: str, kernels: Collection[Source], functi
         raise CompilerError(reason(error)) from error
     except AdtrainError as error:
         raise CompilerError(str(error)) from error
+
+
+def _built(cache: Cache, key: str, build: Callable[[], bytes], functions: Sequence[str]) -> ctypes.CDLL:
+    """The library that `build` makes, kept under the key. One that does not load, an OSError, is not kept."""
+    with cache.locked(key) if communicator.current().size > 1 else nullcontext():
+        library = cache.find(key, ".so")  # another rank may have compiled it meanwhile
+        if library is None:
+            library = cache.store(key, ".so", build())
+    cache.prune()
+    try:
+        return _loaded(library, functions)
+    except OSError:
+        cache.remove(key, ".so")
+        raise
 
 
 def _object_key(setting: str, path: Path, kernel: Source, includes: Includes) -> str:

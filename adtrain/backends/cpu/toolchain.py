@@ -51,6 +51,10 @@ class CompilerError(AdtrainError):
     """Compilation failed: the compiler is missing or failed, or the disk is full. NumPy takes over."""
 
 
+class LinkError(CompilerError):
+    """Compiled files cannot be linked."""
+
+
 class KernelError(AdtrainError):
     """A kernel of the user does not compile or link. NumPy does not take over, as it may compute something else."""
 
