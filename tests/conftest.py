@@ -57,8 +57,8 @@ QUICK = (
     " -fno-tree-copy-prop -fno-tree-dce -fno-tree-dominator-opts -fno-tree-forwprop -fno-tree-fre"
     " -fno-tree-loop-optimize -fno-tree-pta -fno-tree-sink -fno-tree-sra"
 )
-"""Options of C compilers in tests. Products and sums are fused as with -O3, which -Og does not do. Loops stay scalar:
-tests with the fixture `optimised` run vector instructions."""
+"""Options of C compilers in tests. Products and sums of kernels are fused as with -O3, which -Og does not do. Loops
+stay scalar: tests with the fixture `optimised` run vector instructions."""
 MAX_WORKERS = 4
 PYTEST_CACHE = Path(__file__).parents[1] / ".pytest_cache"
 UNUSED_SECONDS = 2 * 86400

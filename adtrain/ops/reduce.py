@@ -43,7 +43,10 @@ def _dropped(name: str, floating_only: bool = False) -> Callable[..., ArrayType]
 
 
 def _extreme_vjp(out: Value, x: Value, axes: tuple[int, ...]) -> Any:
-    """All elements equal to the extreme share the cotangent equally."""
+    """All elements equal to the extreme share the cotangent equally.
+
+    A `map_reduce` kernel computes x again to compare it. Generated code is not contracted, so x has the same bits.
+    """
     shape = x.shape
     chosen = equal(x, spread(out, shape, axes))
     count = bind(sum_p, chosen.astype(x.dtype), axes=axes)

@@ -6,6 +6,9 @@ pass can process one element of each window:
     where(0 < r, put(ct, at), 0) = put(where(0 < p, ct, 0), at)      with p, at = max_pool2d(r), because p = r[at]
     sum(put(g, at)) = sum(g)                                         over the images and their pixels
     conv2d_input_grad(put(g, at), w), conv2d_weight_grad(x, put(g, at))   have kernels that visit the maxima only
+
+The last two are for finite values: the kernels leave out the products of zeros with w and x. Where w or x is infinite
+or NaN, these are NaN in eager code.
 """
 
 from __future__ import annotations
