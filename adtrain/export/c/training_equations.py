@@ -98,14 +98,15 @@ def standardize(equation: Equation) -> list[Statement]:
     (x,), outputs = equation.inputs, equation.outputs
     shape, axes = x.type.shape, equation.params["axes"]
     kept = [i for i in range(len(shape)) if i not in axes]
-    element = _index(_row_major(shape), [f"i{i}" for i in range(len(shape))])
+    steps = _row_major(shape)
+    element = _index(steps, [f"i{i}" for i in range(len(shape))])
     inner = "".join(f"for (int i{i} = 0; i{i} < {shape[i]}; i{i}++) " for i in axes)
     count = prod(shape[i] for i in axes)
     lines = [f"({pointer(x, True)}x, float *y, float *means, float *variances) {{"]
     lines += [f"    for (int i{i} = 0; i{i} < {shape[i]}; i{i}++)" for i in kept]
     lines += [
         "    {",
-        f"        const float first = x[{_index(_row_major(shape), ['0' if i in axes else f'i{i}' for i in range(len(shape))])}];",
+        f"        const float first = x[{_index([steps[i] for i in kept], [f'i{i}' for i in kept]) if kept else 0}];",
         "        float mean = 0, variance = 0;",
         f"        {inner}mean += x[{element}] - first;",
         f"        mean /= {count};",
