@@ -116,6 +116,26 @@ def test_the_error_of_a_float32_sum_is_bounded(name: str, equal: bool) -> None:
         assert np.abs(run(x).numpy() / expected - 1).max() <= BOUND
 
 
+@pytest.mark.compiled
+@pytest.mark.parametrize(("rows", "columns"), [(4, 5), (1, 5), (4, 1)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_error_of_a_product_of_a_million_equal_summands_is_bounded(
+    rows: int, columns: int, transposed: bool
+) -> None:
+    """Rounding errors of equal summands have one sign as long as the sum is between two powers of two."""
+    values = np.linspace(0.6, 1.7, rows * columns).astype(np.float32).reshape(rows, columns)
+    a = np.tile(values[:, :1] if columns > 1 else values, (1, COUNT))
+    b = np.tile(values[:1] if rows > 1 else values, (COUNT, 1))[:, :columns]
+    expected = COUNT * np.outer(a[:, 0].astype(np.float64), b[0].astype(np.float64))
+    operands = (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)) if transposed else (a, b)
+
+    def product(a: Any, b: Any) -> Any:
+        return ops.matmul(a, b, transposed, transposed)
+
+    for run in (product, stage(product, ALL)):
+        assert np.abs(run(*operands).numpy() / expected - 1).max() <= BOUND
+
+
 def test_the_variance_of_numbers_far_from_zero_is_accurate() -> None:
     x = (1e5 + np.random.default_rng(0).standard_normal((50_000, 2))).astype(np.float32)
     expected = x.astype(np.float64).var(0)

@@ -21,7 +21,8 @@ from adtrain.ops.rounding import rounded
 from adtrain.ops.shape import transpose
 
 BLOCK = 512
-"""Number of products that BLAS sums, if an operand is a vector."""
+"""Number of products that BLAS sums, if an operand is a vector or there are more than LONG."""
+LONG = 4096
 
 
 def _shape(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL) -> ArrayType:
@@ -43,8 +44,19 @@ def _product_type(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool =
 def _reference(a: np.ndarray, b: np.ndarray, transpose_a: bool, transpose_b: bool, precision: str) -> np.ndarray:
     a, b = rounded(a, precision), rounded(b, precision)
     a, b = a.swapaxes(-1, -2) if transpose_a else a, b.swapaxes(-1, -2) if transpose_b else b
-    is_vector = 1 in (a.shape[-2], b.shape[-1])
-    return _by_blocks(a, b) if is_vector and a.shape[-1] > BLOCK and a.dtype == np.float32 else np.matmul(a, b)
+    if a.dtype != np.float32:
+        return np.matmul(a, b)
+    if 1 in (a.shape[-2], b.shape[-1]):
+        return _by_blocks(a, b) if a.shape[-1] > BLOCK else np.matmul(a, b)
+    return _one_by_one(a, b) if a.shape[-1] > LONG else np.matmul(a, b)
+
+
+def _one_by_one(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The same as `_by_blocks`, one block after another: the results of all blocks would take too much memory."""
+    total = np.zeros((*a.shape[:-1], b.shape[-1]))
+    for i in range(0, a.shape[-1], BLOCK):
+        total += np.matmul(a[..., i : i + BLOCK], b[..., i : i + BLOCK, :])
+    return total.astype(a.dtype)
 
 
 def _by_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from adtrain.ops.broadcasting import accurate_sum, keep_axes, reshape
 from adtrain.ops.collectives import gather_shards, pairwise_sum
 from adtrain.ops.common import ArrayLike, as_value, require_float
 from adtrain.ops.elementwise import astype, rsqrt, square
-from adtrain.ops.reduce import mean
+from adtrain.ops.reduce import first_of, mean
 from adtrain.ops.shape import slice, stack
 
 
@@ -33,10 +33,13 @@ def _standardize_shape(x: Any, axes: tuple[int, ...], eps: float) -> tuple[Array
 
 def _standardize_reference(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.ndarray, ...]:
     count = x.dtype.type(math.prod(x.shape[i] for i in axes))
-    average = accurate_sum(x, axes, keepdims=True) / count
-    centred = x - average
+    # Less the first element, numbers that are all alike are 0, and numbers near one another keep their digits.
+    first = x[tuple(np.s_[:1] if i in axes else np.s_[:] for i in range(x.ndim))]
+    shifted = x - first
+    average = accurate_sum(shifted, axes, keepdims=True) / count
+    centred = shifted - average
     variance = accurate_sum(centred * centred, axes, keepdims=True) / count
-    return centred / np.sqrt(variance + x.dtype.type(eps)), average, variance
+    return centred / np.sqrt(variance + x.dtype.type(eps)), first + average, variance
 
 
 def _standardize_vjp(out: Any, x: Value, axes: tuple[int, ...], eps: float) -> Any:
@@ -170,12 +173,13 @@ def _standardize_all(x: Value, axes: tuple[int, ...], shards: Sequence[int], eps
 
     The mean and variance of each shard are exchanged, and combined as by T. Chan, G. Golub and R. LeVeque (1979).
     """
-    average = mean(x, axes, keepdims=True)
+    first = first_of(axes)(x)
+    average = first + mean(x - first, axes, keepdims=True)
     statistics = stack([average, mean(square(x - average), axes, keepdims=True)])
     gathered = gather_shards(statistics, len(shards))
     weights = [n / sum(shards) for n in shards]
     means, variances = ([reshape(row, average.shape) for row in _column(gathered, i)] for i in (0, 1))
-    average = pairwise_sum([m * w for m, w in zip(means, weights, strict=True)])
+    average = means[0] + pairwise_sum([(m - means[0]) * w for m, w in zip(means, weights, strict=True)])
     terms = zip(means, variances, weights, strict=True)
     variance = pairwise_sum([(v + square(m - average)) * w for m, v, w in terms])
     return (x - average) * rsqrt(variance + eps), average, variance

@@ -14,13 +14,14 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.batching_rules import shifted_axes
+from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
 from adtrain.ops.broadcasting import accurate_sum, along_axis, floating, keep_axes, reshape, spread, sum_p, summed
 from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, require_float
-from adtrain.ops.compare import equal, less, not_equal, where
+from adtrain.ops.compare import equal, isfinite, less, not_equal, where
 from adtrain.ops.elementwise import astype, exp, neg, sqrt
 from adtrain.ops.shape import pad, slice
 
@@ -63,10 +64,10 @@ def _logsumexp_vjp(out: Value, x: Value, axes: tuple[int, ...]) -> Any:
     """The derivative is softmax(x).
 
     exp(x - out) does not sum to 1, because out is rounded (in float32 an out of 1e6 by up to 0.03). So it is divided by
-    its sum.
+    its sum. Where x is infinite, so is out: finite elements have weight 0, and the others NaN, which is in no sum.
     """
     weights = exp(x - spread(out, x.shape, axes))
-    total = bind(sum_p, weights, axes=axes)
+    total = where(isfinite(out), bind(sum_p, weights, axes=axes), 1.0)
     return lambda ct: spread(ct / total, x.shape, axes) * weights
 
 
@@ -148,6 +149,18 @@ def mean(x: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Value:
     return _reduce("mean", sum_p, value, axes, keepdims) / count
 
 
+def first_of(axes: Sequence[int]) -> Callable[[Value], Value]:
+    """A function of the first element along ``axes``, without a derivative: for results that do not depend on it.
+
+    Numbers that are all alike differ from it by 0 exactly. Their mean, a rounded sum, may differ from each of them.
+    """
+
+    def forward(x: Value) -> tuple[Value, Any]:
+        return slice(x, [0] * x.ndim, [1 if i in axes else n for i, n in enumerate(x.shape)]), None
+
+    return custom_vjp(forward, lambda residuals, ct: (None,))
+
+
 def var(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Value:
     """Sum of squared deviations from the mean over ``axis``, divided by ``count - correction``.
 
@@ -165,6 +178,8 @@ def _variance(name: str, x: ArrayLike, axis: Axis, keepdims: bool, correction: i
         raise ShapeError(
             f"{name}: shape {value.shape} has {count} elements along axes {axes}, expected over {correction}"
         )
+    if count:
+        value = value - first_of(axes)(value)
     deviation = value - mean(value, axes, keepdims=True)
     return sum(deviation * deviation, axes, keepdims) / (count - correction)
 

@@ -9,7 +9,8 @@
                 TILE_ROWS numbers of A for 2 * TILE_ROWS multiply-adds, enough of them to hide their latency.
      L1         A strip, TILE_ROWS rows of op(A), is used for tile after tile, along the columns of the block.
      L2         The part of op(B) that a block needs, DEPTH x columns of it, is used for strip after strip.
-     memory     A longer k is split into slices of at most DEPTH, whose products are accumulated in the block.
+     memory     A longer k is split into slices of at most DEPTH, whose products are accumulated in the block, and from
+                GROUP slices on in groups of as many.
 
          for each block of C (rows x columns), divided among the threads
            for each slice of k
@@ -45,6 +46,7 @@ typedef struct {
     T c[BLOCK_ROWS * BLOCK_LD];
     Ahead ahead;
     const T *packed_a, *packed_b; /* sources of a and b, which the next block often needs again */
+    T total[]; /* of c, BLOCK_ROWS * BLOCK_LD numbers if there are groups of slices */
 } __attribute__((aligned(64))) Scratch;
 
 _Static_assert(sizeof(Scratch) <= (1 << 20), "lowering/cpu/gemm.py gives 1 MiB");
@@ -142,8 +144,11 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
                 } else if (s + 1 < slices && line < lines_of_a + lines_of_b) {
                     ahead->stream = b + depth * ldb + (line - lines_of_a) * LINE, ahead->step = ldb;
                 }
-                any_tile(height, width, depth, strip, row_step, step, scratch->b + j * depth, c + j, ldc, s > 0, ahead);
+                any_tile(height, width, depth, strip, row_step, step, scratch->b + j * depth, c + j, ldc, s % GROUP > 0,
+                         ahead);
             }
+            for (int64_t r = 0; ends_group(s, slices) && r < height; r++)
+                add_group(s, slices, columns, c + r * ldc, scratch->total + (i + r) * BLOCK_LD);
             if (last) q->epilogue->function(q->epilogue->context, c, ldc, z * q->m + row + i, column, height, columns);
         }
     }

@@ -13,7 +13,8 @@ enum {
     GEMV_WIDTH = 1024, /* maximum of elements of the result that are summed at once: long pieces of rows are read */
     GEMV_LINES = 32,   /* the same for a k-major matrix, which is transposed */
     GEMV_STEPS = 128,  /* how much of k is transposed at once */
-    GEMV_ROWS = 4      /* rows that are added at once */
+    GEMV_ROWS = 4,     /* rows that are added at once */
+    GROUP = 32         /* slices of a group */
 };
 
 /* sum[j] += the sum over p of x[p] rows[p][j], for p < count, a constant up to GEMV_ROWS, and j < width. */
@@ -33,10 +34,23 @@ static void add_all_rows(const T *x, const T *rows, int64_t count, int64_t ld, T
     for (; p < count; p++) add_rows(x + p, rows + p * ld, 1, ld, sum, width);
 }
 
+/* Slices of k are added in groups, and the groups in a total, so that the error hardly grows with k. */
+static inline bool ends_group(int64_t s, int64_t slices) {
+    return slices > GROUP && (s % GROUP == GROUP - 1 || s == slices - 1);
+}
+
+/* Adds the group y that slice s ends to the total, which y becomes after the last slice. */
+static void add_group(int64_t s, int64_t slices, int64_t width, T *y, T *total) {
+    for (int64_t j = 0; j < width; j++) {
+        total[j] = s < GROUP ? y[j] : total[j] + y[j];
+        if (s == slices - 1) y[j] = total[j];
+    }
+}
+
 /* y[j] = the sum over p of x[p] a[p][j] for j < width, in `slices` equal slices of k; a k-major a is [j][p]. */
 static void gemv_part(const T *a, const T *x, T *y, int64_t ld, bool k_major, int64_t k, int64_t slices,
                       int64_t width) {
-    T square[GEMV_STEPS * GEMV_LINES];
+    T square[GEMV_STEPS * GEMV_LINES], total[GEMV_WIDTH];
     for (int64_t s = 0; s < slices; s++) {
         T sum[GEMV_WIDTH] = {0};
         const int64_t begin = part_begin(k, slices, s), end = part_begin(k, slices, s + 1);
@@ -46,7 +60,8 @@ static void gemv_part(const T *a, const T *x, T *y, int64_t ld, bool k_major, in
             transpose(a + p, width, steps, ld, square, GEMV_LINES, GEMV_LINES);
             add_all_rows(x + p, square, steps, GEMV_LINES, sum, width);
         }
-        for (int64_t j = 0; j < width; j++) y[j] = s ? y[j] + sum[j] : sum[j];
+        for (int64_t j = 0; j < width; j++) y[j] = s % GROUP ? y[j] + sum[j] : sum[j];
+        if (ends_group(s, slices)) add_group(s, slices, width, y, total);
     }
 }
 

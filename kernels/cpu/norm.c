@@ -1,7 +1,8 @@
 /* standardize: x[a][b][c][d] to mean 0 and variance 1 over b and d, for each index of a and c, whose mean and variance
    go to mean[a][c] and variance[a][c]. Layer norm is (a, 1, 1, d), batch norm (1, b, c, d).
 
-   The variance is the mean squared deviation from the mean, in a second pass, so that no digits cancel. */
+   The mean is that of the differences to the first element, and the variance is the mean squared deviation from it, in a
+   second pass. So no digits cancel, and numbers that are all alike become 0. */
 
 #include "elementary.h"
 #include "vectors.h"
@@ -16,25 +17,25 @@ typedef struct {
     int64_t a, b, c, d;
 } Lengths;
 
-/* The sum of x - centre, or with `squared` of (x - centre)^2, over `rows` rows of d elements. Rows are `step` apart. The
+/* The sum of y = x - first, or with `squared` of (y - mean)^2, over `rows` rows of d elements. Rows are `step` apart. The
    sum is in T; there are at most BLOCK elements. */
-SPECIALISED double sum_block(const T *x, int64_t rows, int64_t d, int64_t step, T centre, const bool squared) {
+SPECIALISED double sum_block(const T *x, int64_t rows, int64_t d, int64_t step, T first, T mean, const bool squared) {
     Vector sums[4] = {};
     T rest = 0;
     for (int64_t b = 0; b < rows; b++, x += step) {
         int64_t i = 0;
         for (; i + 4 * LANES <= d; i += 4 * LANES)
             UNROLL for (int j = 0; j < 4; j++) {
-                const Vector y = load(x + i + j * LANES) - centre;
-                sums[j] += squared ? y * y : y;
+                const Vector y = load(x + i + j * LANES) - first;
+                sums[j] += squared ? (y - mean) * (y - mean) : y;
             }
         for (; i + LANES <= d; i += LANES) {
-            const Vector y = load(x + i) - centre;
-            sums[0] += squared ? y * y : y;
+            const Vector y = load(x + i) - first;
+            sums[0] += squared ? (y - mean) * (y - mean) : y;
         }
         for (; i < d; i++) {
-            const T y = x[i] - centre;
-            rest += squared ? y * y : y;
+            const T y = x[i] - first;
+            rest += squared ? (y - mean) * (y - mean) : y;
         }
     }
     T lane[LANES];
@@ -45,12 +46,13 @@ SPECIALISED double sum_block(const T *x, int64_t rows, int64_t d, int64_t step, 
 }
 
 /* The same for any number of elements: the sums of blocks are added in double. */
-SPECIALISED double sum_rows(const T *x, int64_t rows, int64_t d, int64_t step, T centre, const bool squared) {
+SPECIALISED double sum_rows(const T *x, int64_t rows, int64_t d, int64_t step, T first, T mean, const bool squared) {
     const int64_t group = max_i64(BLOCK / max_i64(d, 1), 1);
     double total = 0;
     for (int64_t b = 0; b < rows; b += group)
         for (int64_t i = 0; i < d; i += BLOCK)
-            total += sum_block(x + b * step + i, min_i64(group, rows - b), min_i64(BLOCK, d - i), step, centre, squared);
+            total += sum_block(x + b * step + i, min_i64(group, rows - b), min_i64(BLOCK, d - i), step, first, mean,
+                               squared);
     return total;
 }
 
@@ -58,29 +60,33 @@ SPECIALISED double sum_rows(const T *x, int64_t rows, int64_t d, int64_t step, T
 static void standardize_rows(const T *x, T *y, T *mean, T *variance, Lengths n, int64_t count, T eps) {
     const int64_t step = n.c * n.d;
     const double elements = (double)(n.b * n.d);
-    for (int64_t c = 0; c < count; c++) mean[c] = (T)(sum_rows(x + c * n.d, n.b, n.d, step, 0, false) / elements);
     for (int64_t c = 0; c < count; c++)
-        variance[c] = (T)(sum_rows(x + c * n.d, n.b, n.d, step, mean[c], true) / elements);
+        mean[c] = (T)(sum_rows(x + c * n.d, n.b, n.d, step, x[c * n.d], 0, false) / elements);
+    for (int64_t c = 0; c < count; c++)
+        variance[c] = (T)(sum_rows(x + c * n.d, n.b, n.d, step, x[c * n.d], mean[c], true) / elements);
     for (int64_t c = 0; c < count; c++) {
-        const T centre = mean[c], scale = 1 / sqrt(variance[c] + eps);
+        const T first = x[c * n.d], centre = mean[c], scale = 1 / sqrt(variance[c] + eps);
         for (int64_t b = 0; b < n.b; b++)
 #pragma omp simd
-            for (int64_t i = b * step + c * n.d; i < b * step + (c + 1) * n.d; i++) y[i] = (x[i] - centre) * scale;
+            for (int64_t i = b * step + c * n.d; i < b * step + (c + 1) * n.d; i++)
+                y[i] = ((x[i] - first) - centre) * scale;
+        mean[c] += first;
     }
 }
 
 /* At most COLUMNS columns of b elements, where d is 1. */
 static void standardize_columns(const T *x, T *y, T *mean, T *variance, Lengths n, int64_t columns, T eps) {
     double sum[COLUMNS] = {0}, squares[COLUMNS] = {0};
-    T scale[COLUMNS];
+    T first[COLUMNS], scale[COLUMNS]; /* y may be x */
+    memcpy(first, x, columns * sizeof(T));
     for (int64_t b = 0; b < n.b; b++)
 #pragma omp simd
-        for (int64_t j = 0; j < columns; j++) sum[j] += x[b * n.c + j];
+        for (int64_t j = 0; j < columns; j++) sum[j] += x[b * n.c + j] - first[j];
     for (int64_t j = 0; j < columns; j++) mean[j] = (T)(sum[j] / (double)n.b);
     for (int64_t b = 0; b < n.b; b++)
 #pragma omp simd
         for (int64_t j = 0; j < columns; j++) {
-            const T deviation = x[b * n.c + j] - mean[j];
+            const T deviation = (x[b * n.c + j] - first[j]) - mean[j];
             squares[j] += deviation * deviation;
         }
     for (int64_t j = 0; j < columns; j++) {
@@ -89,7 +95,8 @@ static void standardize_columns(const T *x, T *y, T *mean, T *variance, Lengths 
     }
     for (int64_t b = 0; b < n.b; b++)
 #pragma omp simd
-        for (int64_t j = 0; j < columns; j++) y[b * n.c + j] = (x[b * n.c + j] - mean[j]) * scale[j];
+        for (int64_t j = 0; j < columns; j++) y[b * n.c + j] = ((x[b * n.c + j] - first[j]) - mean[j]) * scale[j];
+    for (int64_t j = 0; j < columns; j++) mean[j] += first[j];
 }
 
 /* Units of work: one (a, c), or COLUMNS columns of one a. */

@@ -165,14 +165,16 @@ static void adaptive_avg_pool2d(const float *x, int channels, int height, int wi
             }
 }
 
-/* (x - mean) / sqrt(variance + eps) of n numbers. y may be x. */
+/* (x - mean) / sqrt(variance + eps) of n numbers. The first is subtracted before, so that numbers that are all alike
+   become 0. y may be x. */
 static void standardize(const float *x, int n, float eps, float *y) {
+    const float first = x[0];
     float mean = 0, variance = 0;
-    for (int i = 0; i < n; i++) mean += x[i];
+    for (int i = 0; i < n; i++) mean += x[i] - first;
     mean /= (float)n;
-    for (int i = 0; i < n; i++) variance += (x[i] - mean) * (x[i] - mean);
+    for (int i = 0; i < n; i++) variance += (x[i] - first - mean) * (x[i] - first - mean);
     const float scale = 1 / sqrtf(variance / (float)n + eps);
-    for (int i = 0; i < n; i++) y[i] = (x[i] - mean) * scale;
+    for (int i = 0; i < n; i++) y[i] = (x[i] - first - mean) * scale;
 }
 
 /* Each row of n numbers is standardized, then multiplied by weight and added to bias, both (n) or NULL. y may be x. */

@@ -98,21 +98,23 @@ def standardize(equation: Equation) -> list[Statement]:
     (x,), outputs = equation.inputs, equation.outputs
     shape, axes = x.type.shape, equation.params["axes"]
     kept = [i for i in range(len(shape)) if i not in axes]
-    element = _index(_row_major(shape), [f"i{i}" for i in range(len(shape))])
+    steps = _row_major(shape)
+    element = _index(steps, [f"i{i}" for i in range(len(shape))])
     inner = "".join(f"for (int i{i} = 0; i{i} < {shape[i]}; i{i}++) " for i in axes)
     count = prod(shape[i] for i in axes)
     lines = [f"({pointer(x, True)}x, float *y, float *means, float *variances) {{"]
     lines += [f"    for (int i{i} = 0; i{i} < {shape[i]}; i{i}++)" for i in kept]
     lines += [
         "    {",
+        f"        const float first = x[{_index([steps[i] for i in kept], [f'i{i}' for i in kept]) if kept else 0}];",
         "        float mean = 0, variance = 0;",
-        f"        {inner}mean += x[{element}];",
+        f"        {inner}mean += x[{element}] - first;",
         f"        mean /= {count};",
-        f"        {inner}variance += (x[{element}] - mean) * (x[{element}] - mean);",
+        f"        {inner}variance += (x[{element}] - first - mean) * (x[{element}] - first - mean);",
         f"        variance /= {count};",
         f"        const float scale = 1 / sqrtf(variance + {equation.params['eps']!r}f);",
-        f"        {inner}y[{element}] = (x[{element}] - mean) * scale;",
-        "        *means++ = mean;",
+        f"        {inner}y[{element}] = (x[{element}] - first - mean) * scale;",
+        "        *means++ = first + mean;",
         "        *variances++ = variance;",
         "    }",
         "}",

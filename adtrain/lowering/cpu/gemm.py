@@ -11,7 +11,9 @@ from adtrain.lowering.cpu.shapes import in_full
 from adtrain.lowering.shapes import product_lengths
 
 SCRATCH = 1 << 20
-"""Bytes for each thread: packed blocks of A and B."""
+"""Bytes for each thread: packed blocks of A and B, and a block of C."""
+LONG, TOTAL = 1 << 12, 256 * (1024 + 64)
+"""From so many summands on there may be groups of slices, and so many more bytes are needed for their total."""
 
 
 def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[int, ...]:
@@ -21,5 +23,9 @@ def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: st
     return math.prod(a.shape[:-2]), m, b.shape[-2 if transpose_b else -1], k, transpose_a, transpose_b
 
 
-register("matmul", "cpu", CKernel("gemm.c", "gemm", _numbers, team=True, scratch=SCRATCH))
+def _scratch(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> int:
+    return SCRATCH + (TOTAL if a.shape[-2 if transpose_a else -1] > LONG else 0)
+
+
+register("matmul", "cpu", CKernel("gemm.c", "gemm", _numbers, team=True, scratch=_scratch))
 register("matmul_integers", "cpu", CKernel("matmul_integers.c", "matmul_integers", product_lengths, team=True))

@@ -254,17 +254,19 @@ __device__ __forceinline__ void softmax(int t, const A *x, A *y) {
     });
 }
 
-// Mean 0 and variance 1 of rows of LENGTH elements; place(row, r) is the position of an element.
+// Mean 0 and variance 1 of rows of LENGTH elements; place(row, r) is the position of an element. The first element is
+// subtracted before, so that numbers that are all alike become 0.
 template <typename A, int THREADS, int ROWS, int LENGTH, int LANES, typename Place>
 __device__ __forceinline__ void standardize(
     int t, const A *x, A *y, A *means, A *variances, A eps, Place place) {
     constexpr int ITEMS = (LENGTH + LANES - 1) / LANES;
     for_each_row<THREADS, ROWS, LANES>(t, [&](int row, int lane, bool live) {
         A mine[ITEMS], sum = 0, squares = 0;
+        const A first = x[place(row, 0)];
         #pragma unroll
         for (int k = 0; k < ITEMS; k++) {
             const int r = lane + k * LANES;
-            mine[k] = r < LENGTH ? x[place(row, r)] : (A)0;
+            mine[k] = r < LENGTH ? x[place(row, r)] - first : (A)0;
             sum += mine[k];
         }
         const A mean = over_lanes<Sum, LANES>(sum) / (A)LENGTH;
@@ -278,7 +280,7 @@ __device__ __forceinline__ void standardize(
         #pragma unroll
         for (int k = 0; k < ITEMS; k++)
             if (live && lane + k * LANES < LENGTH) y[place(row, lane + k * LANES)] = mine[k] * inverse;
-        if (live && lane == 0) means[row] = mean, variances[row] = variance;
+        if (live && lane == 0) means[row] = first + mean, variances[row] = variance;
     });
 }
 

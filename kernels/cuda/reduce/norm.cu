@@ -1,5 +1,6 @@
 // standardize: mean 0 and variance 1 over r0 and r1 of an array of shape (k0, r0, k1, r1).
 //
+// The first element is subtracted from the others before they are added, so that numbers that are all alike become 0.
 // A row that fits into the registers of its threads is read once (standardize_team). Otherwise there are three launches: the
 // moments of parts, the moments of each output, and the result.
 #include "common/divisor.cuh"
@@ -44,6 +45,7 @@ standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t
     int64_t row = grid_index() / TEAM;
     for (int64_t first = grid_index() / UNIT * (UNIT / TEAM); first < rows; first += stride, row += stride) {
         const int64_t start = row * length;
+        const T origin = row < rows ? x[start] : (T)0;
         Vector<T, WIDTH> mine[ITEMS];
         T sum = 0, squares = 0;
         #pragma unroll
@@ -55,7 +57,10 @@ standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t
         #pragma unroll
         for (int k = 0; k < ITEMS; k++)
             #pragma unroll
-            for (int i = 0; i < WIDTH; i++) sum += mine[k].lane[i];
+            for (int i = 0; i < WIDTH; i++) {
+                mine[k].lane[i] -= origin;
+                sum += me + k * TEAM * WIDTH < length ? mine[k].lane[i] : (T)0;
+            }
         const T mean = over_team<Sum, TEAM>(sum) / (T)length;
         #pragma unroll
         for (int k = 0; k < ITEMS; k++)
@@ -73,7 +78,7 @@ standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t
             if (me + k * TEAM * WIDTH < length && row < rows) store(y, start + me + k * TEAM * WIDTH, mine[k]);
         }
         if (me == 0 && row < rows) {
-            means[row] = mean;
+            means[row] = origin + mean;
             variances[row] = variance;
         }
     }
@@ -95,8 +100,8 @@ static __device__ __forceinline__ Moments of_run(const T *x, int64_t first, int6
         #pragma unroll
         for (int k = 0; k < LOADS; k++)
             #pragma unroll
-            for (int i = 0; i < W; i++) sum += k < real ? v[k].lane[i] : (T)0;
-        const T mean = sum / (T)(real * W);
+            for (int i = 0; i < W; i++) sum += k < real ? v[k].lane[i] - v[0].lane[0] : (T)0;
+        const T mean = v[0].lane[0] + sum / (T)(real * W);
         #pragma unroll
         for (int k = 0; k < LOADS; k++)
             #pragma unroll

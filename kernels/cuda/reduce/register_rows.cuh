@@ -60,14 +60,30 @@ template <int LENGTH, int TEAM, int ITEMS, int WIDTH> struct RegisterRow {
         for (int i = 0; i < COUNT; i++) y[i] = LOGARITHM ? y[i] - shift : y[i] * shift;
     }
 
-    // Mean 0 and variance 1.
+    // The first element of the row, for all threads of the team.
+    template <typename A> static __device__ __forceinline__ A first(const A (&x)[COUNT]) {
+        if constexpr (TEAM <= WARP) {
+            return __shfl_sync(FULL_MASK, x[0], threadIdx.x % WARP / TEAM * TEAM);
+        } else {
+            __shared__ A found;
+            if (thread() == 0) found = x[0];
+            __syncthreads();
+            return found; // over_team synchronizes before the next row
+        }
+    }
+
+    // Mean 0 and variance 1. The first element is subtracted before, so that numbers that are all alike become 0.
     template <typename A>
     static __device__ __forceinline__ void standardize(const A (&x)[COUNT], A (&y)[COUNT], A &mean, A &variance, A eps) {
-        mean = reduce<Sum, A>(x) / (A)LENGTH;
+        const A start = first(x);
+        #pragma unroll
+        for (int i = 0; i < COUNT; i++) y[i] = x[i] - start;
+        const A shift = reduce<Sum, A>(y) / (A)LENGTH;
+        mean = start + shift;
         A squares = 0;
         #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            y[i] = x[i] - mean;
+            y[i] -= shift;
             if (inside(i)) squares += y[i] * y[i];
         }
         variance = over_team<Sum, TEAM>(squares) / (A)LENGTH;
