@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import mmap
 import os
 import signal
 import sys
@@ -19,11 +21,47 @@ RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 """Variables of launchers; which GPU a rank uses is decided later."""
 
 USAGE, INTERRUPTED = 2, 130
+ADDRESS_SPACE = 160 << 20
+"""Bytes that NumPy and OpenBLAS take when they are imported. Without them OpenBLAS would end the process."""
+NO_MEMORY = b"adtrain: error: too little memory to start; raise ulimit -v\n"
+NO_FILES = b"adtrain: error: too many open files; raise ulimit -n\n"
 NO_THREADS = b"adtrain: error: NumPy cannot start its threads; raise ulimit -u, or set OPENBLAS_NUM_THREADS=1\n"
 
 
 def main() -> NoReturn:
-    """Run the command. Ctrl-C during the imports ends the process with exit code 130 and no traceback."""
+    """Run the command. Ctrl-C during the imports ends the process with exit code 130 and no traceback.
+
+    A lack of memory or of descriptors during the imports is one line.
+    """
+    try:
+        require_address_space()
+        _main()
+    except (MemoryError, OSError, ImportError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            _fail(NO_FILES)
+        # The dynamic linker says "failed to map segment" or "cannot allocate memory".
+        if isinstance(error, MemoryError) or "failed to map" in str(error) or "annot allocate" in str(error):
+            _fail(NO_MEMORY)
+        raise
+
+
+def require_address_space() -> None:
+    """Raise MemoryError if the limit of the address space (ulimit -v) leaves too little for the imports."""
+    try:
+        mmap.mmap(-1, ADDRESS_SPACE).close()
+    except OSError:
+        raise MemoryError from None
+
+
+def _fail(line: bytes) -> NoReturn:
+    """Print the line and end the process, without a module that may be missing."""
+    try:
+        os.write(2, line)
+    finally:
+        os._exit(USAGE)
+
+
+def _main() -> NoReturn:
     end_at_interrupt()
     if wants_gpu(sys.argv[1:], os.environ):
         with suppress(RuntimeError):  # the limit of threads, which is reported when NumPy is imported
@@ -82,10 +120,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     try:
         threading.Thread(target=int).start()
     except RuntimeError:
-        try:
-            os.write(2, NO_THREADS)
-        finally:
-            os._exit(USAGE)
+        _fail(NO_THREADS)
     if any(name in os.environ for name in RANK_VARIABLES):  # mpiexec ends the other ranks only if a signal ended one
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -59,15 +59,16 @@ def test_a_training_without_threads_ends_with_one_line(cfg: Path, monkeypatch: p
     assert (cold.exit_code, cold.stderr) == (2, f"adtrain: error: {NO_THREADS}\n")
 
 
-def test_a_compiler_that_cannot_be_started_for_lack_of_processes_is_no_reason_for_numpy(
-    cfg: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
+def test_a_compiler_that_cannot_be_started_for_lack_of_processes_or_descriptors_is_no_reason_for_numpy(
+    cfg: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def forbidden(*arguments: Any, **options: Any) -> NoReturn:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        raise OSError(number, os.strerror(number))
 
     compiler = find_compiler(open_cache("cpu"))
     monkeypatch.setattr(subprocess, "Popen", forbidden)
-    with pytest.raises(CompilerKilled, match=r"cannot be run \(Resource temporarily unavailable\); end other"):
+    with pytest.raises(CompilerKilled, match=rf"cannot be run \({os.strerror(number)}\); end other"):
         compiler.run([], ".")
 
 
@@ -81,7 +82,12 @@ def test_a_compiler_without_processes_or_memory_is_no_reason_for_numpy(
     path.chmod(0o755)
     monkeypatch.setenv("CC", str(path))
     compiler = find_compiler(open_cache("cpu"))
-    for why in ("vfork: Resource temporarily unavailable", "Cannot allocate memory"):
+    for why in (
+        "vfork: Resource temporarily unavailable",
+        "Cannot allocate memory",
+        "Too many open files",
+        "Segmentation fault signal terminated program cc1",  # a small stack
+    ):
         monkeypatch.setenv("WHY", why)
         with pytest.raises(CompilerKilled, match=f"cc1: {why}; end other processes or raise their limit"):
             compiler.run([], ".")
@@ -105,6 +111,35 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert (done.returncode, done.stderr) == (2, adtrain_script.NO_THREADS)
+
+
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        ("OSError(24, 'Too many open files', 'numpy')", adtrain_script.NO_FILES),
+        ("MemoryError()", adtrain_script.NO_MEMORY),
+        ("ImportError('libx.so: failed to map segment from shared object')", adtrain_script.NO_MEMORY),
+    ],
+)
+def test_a_lack_of_descriptors_or_memory_during_the_imports_is_one_line(raised: str, line: bytes) -> None:
+    code = f"""
+import sys
+class RaiseAtImport:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            raise {raised}
+sys.meta_path.insert(0, RaiseAtImport())
+from adtrain_script import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_too_little_address_space_is_one_line() -> None:
+    started = ["sh", "-c", 'ulimit -v 100000 && exec "$0" -c "from adtrain_script import main; main()"', sys.executable]
+    done = subprocess.run(started, capture_output=True)
+    assert (done.returncode, done.stderr) == (2, adtrain_script.NO_MEMORY)
 
 
 def test_a_checkpoint_of_another_user_is_refused_in_one_line(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:

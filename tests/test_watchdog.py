@@ -28,8 +28,9 @@ class Job:
     def close(self) -> None:
         self.watchdog.dismiss()
         self.watchdog.thread.join()
-        for opened in (*self.watchdog.known, self.watchdog.listener, self.watchdog.selector):
-            opened.close()
+        for connection in (*self.watchdog.known, self.watchdog.listener):
+            connection.close()
+        self.watchdog.selector.close()
         wait_until(self.rank.over.is_set)
         self.rank.close()
         self.rank.connection.close()

@@ -48,7 +48,9 @@ COMMANDS = {
     "bench": "Time operations and training steps.",
 }
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
-NO_THREADS = "the system does not let this process start a thread; raise the limit (ulimit -u), or end other processes"
+NO_THREADS = (
+    "the system does not let this process start a thread; raise its limits (ulimit -u, -v), or end other processes"
+)
 
 debug_option = click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
 

@@ -32,8 +32,12 @@ FLAGS = (
 NATIVE = {"x86_64": "-march=native", "i686": "-march=native", "aarch64": "-mcpu=native", "arm64": "-mcpu=native"}
 # The lines of /proc/cpuinfo that tell which instructions a processor has, on x86 and on ARM.
 _PROCESSOR_LINES = ("model name", "flags", "CPU implementer", "CPU part", "CPU variant", "Features")
-SHORTAGES = (os.strerror(errno.EAGAIN), os.strerror(errno.ENOMEM), "virtual memory exhausted")
-ADVICE = "end other processes or raise their limit (ulimit -u, -v), and run it again"
+SHORTAGES = (
+    *map(os.strerror, (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)),
+    "virtual memory exhausted",
+    "signal terminated program",  # gcc's words for the end of cc1, also by a stack that is too small
+)
+ADVICE = "end other processes or raise their limit (ulimit -u, -v, -n, -s), and run it again"
 
 MAX_MESSAGES = 4 << 20
 """Bytes of messages, after which a compiler is ended."""
