@@ -103,6 +103,7 @@ def test_scalars_have_the_types_of_yaml_1_2(text: str, value: object) -> None:
     [
         ("3", 3), (" 3 ", 3), ("1e-3", 0.001), ("true", True), ("null", None), ("~", None), ("'1e3'", "1e3"),
         (r'"\t"', "\t"), ("''", ""), ("[]", []), ("[1, a b]", [1, "a b"]), ("[1,\n 2]", [1, 2]),
+        ("sgd: {lr: 0.1}", {"sgd": {"lr": 0.1}}), ("linear: 4", {"linear": 4}),
         ("{sgd: {lr: 0.1}}", {"sgd": {"lr": 0.1}}), ("[linear: 3, relu]", [{"linear": 3}, "relu"]),
     ],
 )  # fmt: skip
@@ -116,9 +117,10 @@ def test_a_setting_is_yaml_where_all_of_its_characters_count(text: str, value: o
     "text",
     [
         "label #1", "#", "3 # three", "[1, 2] # two", "[a #b]", "&label", "&a 3", "[1, &b 2]", "*label", "!label",
-        "!!int 3", "|", ">", "%", "@", "`", "?", "? a", "{", "[", "[1", "'", '"', "'a' b", "it's", ":", "a:", "a: b",
-        "-", "- a", "---", "--- 3", "3 ...", "%YAML 1.2", ",", "[a,,b]", "\t", " ", "a ", " a", "a\tb", "a\nb", "3\n4",
-        "'a\nb'", "[a\n b]", "\ufeffa", "\x85", "a\x01", "a=b", "größe", r"\t", '"\\UFFFFFFFF"', "no",
+        "!!int 3", "|", ">", "%", "@", "`", "?", "? a", "{", "[", "[1", "'", '"', "'a' b", "it's", ":", "a:",
+        "a: b: c", "a b: c", "a: 1\nb: 2", "-", "- a", "- a: 1", "? a: 1", "---", "--- 3", "3 ...", "%YAML 1.2", ",",
+        "[a,,b]", "\t", " ", "a ", " a", "a\tb", "a\nb", "3\n4", "'a\nb'", "[a\n b]", "\ufeffa", "\x85", "a\x01",
+        "a=b", "größe", r"\t", '"\\UFFFFFFFF"', "no",
     ],
 )  # fmt: skip
 def test_any_other_setting_is_its_text(text: str) -> None:

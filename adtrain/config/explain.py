@@ -54,8 +54,6 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
             if owner := next((kind for kind, spec in FAMILIES[family].items() if name in spec.model_fields), None):
                 message = f"found the option {name}, expected the name of the {family} before it"
                 hint = f"write for example {dotted((*path, owner, name))}"
-            elif name.partition(": ")[0] in names:  # a text, which a YAML file cannot have here without quotes
-                hint = f"write {{{name}}}"
         case "union_tag_not_found":
             family = _family(path)
             given = [key for key in value if key in FAMILIES[family]] if isinstance(value, dict) else []

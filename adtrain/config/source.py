@@ -25,6 +25,8 @@ Scalar: TypeAlias = bool | int | float | str | None
 
 INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+NAMED = re.compile(r"\w+: .+")
+"""A mapping of one name to a value, without braces and on one line."""
 CONSTANTS = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -96,8 +98,8 @@ def read(content: bytes, name: str) -> tuple[Node, list[Problem]]:
 def read_value(text: str, where: str) -> Node:
     """The value of a setting of the command line; every node has the position `where`.
 
-    A number, true, false, null, a quoted text, a list in brackets and a mapping in braces are read as YAML. Any other
-    text is the value itself, with all of its characters.
+    A number, true, false, null, a quoted text, a list in brackets and a mapping in braces or of one name, `sgd: 0.1`,
+    are read as YAML. Any other text is the value itself, with all of its characters.
     """
     if not _is_yaml_value(text):
         return Node(where, text)
@@ -123,7 +125,7 @@ def _is_yaml_value(text: str) -> bool:
     for event in events:
         start, end = event.start_mark, event.end_mark
         lines = isinstance(event, yaml.ScalarEvent) and (start.line != end.line or event.style in ("|", ">"))
-        block = isinstance(event, yaml.CollectionStartEvent) and not event.flow_style
+        block = isinstance(event, yaml.CollectionStartEvent) and not (event.flow_style or NAMED.fullmatch(text))
         marked = [getattr(event, name, None) for name in ("anchor", "tag", "explicit")]
         if lines or block or any(marked) or "#" in text[before : start.index]:
             return False

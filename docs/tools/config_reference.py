@@ -33,8 +33,10 @@ Unknown and duplicate keys are errors.
 
 `--set KEY=VALUE` overrides one value. KEY is dotted, and list indices count from 0:
 `--set model.layers.0.conv2d.out_channels=16`. A VALUE that is a number, `true`, `false`, `null`, a quoted text, a list
-in brackets or a mapping in braces is read as YAML. Any other text is the value itself, with all of its characters: in
-`--set 'data.label=label #1'` the column is `label #1`. `--set data.label='"1"'` is the text 1.
+in brackets, a mapping in braces, or a mapping of one name such as `sgd: 0.1` is read as YAML. Any other text is the
+value itself, with all of its characters: in `--set 'data.label=label #1'` the column is `label #1`. What is quoted is a
+text: `--set data.label='"1"'`.
+
 `--set optimizer.sgd.lr=0.1` replaces an optimizer of another name. The same holds for the loss and the schedule.
 """
 
