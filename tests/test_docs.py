@@ -143,6 +143,13 @@ def test_the_config_reference_is_up_to_date() -> None:
     assert module.page() == module.PAGE.read_text(), f"run python {path.relative_to(ROOT)}"
 
 
+def test_the_readme_begins_and_ends_with_a_command_to_paste() -> None:
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", text_of("README.md"), re.MULTILINE | re.DOTALL)
+    assert blocks[0] == "pip install . && adtrain train mlp\n"
+    assert blocks[-1] == "pip install '.[test]' && pytest\n"
+    assert "last_block README.md" in (ROOT / ".ci/run").read_text()
+
+
 def test_every_command_is_in_the_readme() -> None:
     assert [name for name in main.COMMANDS if f"adtrain {name}" not in text_of("README.md")] == []
 

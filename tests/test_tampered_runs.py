@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,7 @@ def test_a_tampered_value_of_a_sweep_is_read_or_refused_in_one_line(
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(shutil.copytree(sweep, Path(folder, "sweep")))
             (copy / name).write_bytes(changed)
-            assert "\n" not in refusal(lambda path, read=read: read(found, path), copy)
+            assert "\n" not in refusal(partial(read, found), copy)
 
 
 def with_lines(sweep: Path, folder: Path, change: Callable[[list[bytes]], list[bytes]]) -> Path:

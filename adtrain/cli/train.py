@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -245,7 +246,8 @@ def _check_arguments(
             "found neither CONFIG nor --resume RUN" if run is None else "--resume RUN takes no CONFIG"
         )
     if config_path is not None and config.is_run(config_path):
-        again = f"--resume {config_path} continues it, {config_path}/config.yaml trains it again"
+        again = f"--resume {shlex.quote(config_path)} continues it"
+        again += f", {shlex.quote(f'{config_path}/config.yaml')} trains it again"
         raise click.UsageError(f"{config_path}: found the folder of a run, expected a config; {again}")
     if run is not None and output_dir is not None:
         raise click.UsageError("--resume RUN continues in the run's own folder, and takes no --output-dir")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -103,6 +104,6 @@ def with_files(root: Node, files: Sequence[str]) -> Node:
     own = list(node.value) if isinstance(node.value, list) else [] if node.value is None else [node]
     known = {item.value for item in own}
     texts = {name: str(Path(name).expanduser().absolute()) if name.endswith(".py") else name for name in files}
-    own += [Node(f"--plugin {name}", text) for name, text in texts.items() if not {name, text} & known]
+    own += [Node(f"--plugin {shlex.quote(name)}", text) for name, text in texts.items() if not {name, text} & known]
     value = {**root.value, "plugins": Node(node.where, own)}
     return Node(root.where, value, {**root.key_where, "plugins": node.where})

@@ -118,7 +118,7 @@ def _is_yaml_value(text: str) -> bool:
     or several documents.
     """
     try:
-        events = list(yaml.parse(text, Loader=yaml.SafeLoader))
+        events: list[Any] = list(yaml.parse(text, Loader=yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, OverflowError):  # the last two as in `_Reader.parse`
         return False
     before = 0

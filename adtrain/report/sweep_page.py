@@ -63,9 +63,9 @@ class Coordinates:
             for at, value in ((0.0, low), (1.0, high)):
                 self._text(x, self._down(at) + (14 if at == 0 else -6), f"{value:.4g}")
             logarithmic = low > 0 and high / low >= 100
-            place = log if logarithmic else float
-            first, last = place(low), place(high)
-            return [(place(v) - first) / (last - first) if high > low else 0.5 for v in numbers]
+            shown = [log(v) for v in numbers] if logarithmic else numbers
+            first, last = min(shown), max(shown)
+            return [(x - first) / (last - first) if last > first else 0.5 for x in shown]
         texts = [value_text(v, brief=True) for v in values]
         names = sorted(set(texts))
         places = {name: i / max(1, len(names) - 1) if len(names) > 1 else 0.5 for i, name in enumerate(names)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
-from adtrain.sweeps.records import MemberEpoch
+from adtrain.sweeps.records import MemberEpoch, Status
 from adtrain.training.scores import HIGHER_IS_BETTER, Score
 
 
@@ -55,7 +55,7 @@ def ranked(
     tests: Mapping[int, Score | None],
     survived: Mapping[int, int],
     metric: str,
-) -> list[tuple[int, str, float | None]]:
+) -> list[tuple[int, Status, float | None]]:
     """(member, status, value) of all members, the best first.
 
     Members that trained to the end are ranked by their values, however many epochs each of them has. Then come those
@@ -69,6 +69,7 @@ def ranked(
         test = tests.get(number)
         found = value(last, metric, test) if last.failed_at is None else None
         key: tuple[float, ...]
+        status: Status
         if last.failed_at is not None:
             status, key = "failed", (2, -last.epoch, number)
         elif number in tests:

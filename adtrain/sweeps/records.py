@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from adtrain.config.sweep_section import Metric, Values
 from adtrain.config.values import Duration, Measured, Sha256, Total
@@ -68,6 +68,9 @@ class EpochLine:
     members: tuple[MemberEpoch, ...]
 
 
+Status: TypeAlias = Literal["finished", "dropped", "failed"]
+
+
 @dataclass(frozen=True)
 class MemberResult:
     """The result of a member.
@@ -84,7 +87,7 @@ class MemberResult:
     member: Total
     group: Total
     values: Values
-    status: Literal["finished", "dropped", "failed"]
+    status: Status
     epochs: Size
     failed_at: Total | None
     value: Measured | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,8 @@ def resume(
     checkpoint_path = path / LAST if path.is_dir() else path
     if path.is_dir() and not checkpoint_path.exists():
         if config.is_sweep(path):
-            raise AdtrainError(f"{path}: found a sweep, expected a run; adtrain sweep --resume {path} continues it")
+            command = f"adtrain sweep --resume {shlex.quote(str(path))}"
+            raise AdtrainError(f"{path}: found a sweep, expected a run; {command} continues it")
         raise AdtrainError(f"{path}: found no {LAST}, expected the folder of a run that has written a checkpoint")
     file = checkpoint.read(checkpoint_path)
     folder = RunFolder(checkpoint_path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +38,8 @@ class Trust:
         if given is None and not self.copies:
             copy = f"the copy {folder / plugin.file}" if name.endswith(".py") else f"the installed {name}"
             raise PluginError(
-                f"{name} is code, and is not run because {folder} names it; expected --plugin {name} (the path of your "
-                f"file) to run that, or --trust-plugins to run {copy}"
+                f"{name} is code, and is not run because {folder} names it; expected --plugin {shlex.quote(name)} (the "
+                f"path of your file) to run that, or --trust-plugins to run {copy}"
             )
         found = plugins.find(plugin.file, folder) if given is None else plugins.find(given)
         if found.sha256 != plugin.sha256 and not self.changes:
@@ -54,7 +55,9 @@ class Trust:
         names = [Path(plugin.file).name for plugin in named or ()]
         for file in self.files:
             if Path(file).name not in names:
-                raise PluginError(f"--plugin {file}: found no plug-in of this name; {known(Path(file).name, names)}")
+                raise PluginError(
+                    f"--plugin {shlex.quote(file)}: found no plug-in of this name; {known(Path(file).name, names)}"
+                )
 
 
 def _changed(path: Path, now: str | None, before: str | None) -> PluginError:
