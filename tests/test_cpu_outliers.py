@@ -20,7 +20,7 @@ CHANNELS, OUT, HEIGHT, WIDTH = 17, 18, 11, 9
 OUTLIERS = (np.nan, np.inf, -np.inf, 1e30, 1e12, 1e5)
 
 
-def results(x: Any, w: Any, g: Any, padding: int) -> Any:
+def results(padding: int, x: Any, w: Any, g: Any) -> Any:
     """A convolution, and its gradients for the output's gradient g."""
     out, pullback = ad.vjp(lambda x, w: ops.conv2d(x, w, padding=padding), x, w)
     return out, *pullback(g)
@@ -31,8 +31,8 @@ def check(arrays: list[np.ndarray], padding: int, compiled: Any) -> None:
     dtype = arrays[0].dtype
     with np.errstate(all="ignore"):
         found = [np.array(y.numpy(), np.float64) for y in compiled(*map(ad.array, arrays))]
-        exact = [y.numpy() for y in results(*(ad.array(a.astype(np.float64)) for a in arrays), padding)]
-        size = [y.numpy() for y in results(*(ad.array(np.abs(a).astype(np.float64)) for a in arrays), padding)]
+        exact = [y.numpy() for y in results(padding, *(ad.array(a.astype(np.float64)) for a in arrays))]
+        size = [y.numpy() for y in results(padding, *(ad.array(np.abs(a).astype(np.float64)) for a in arrays))]
         for name, a, e, s in zip(("output", "input gradient", "weight gradient"), found, exact, size, strict=True):
             finite = np.isfinite(e) & (s < np.finfo(dtype).max / 1e3)
             assert (np.isfinite(a) | ~finite).all(), name
@@ -55,7 +55,7 @@ def test_an_outlier_changes_only_the_results_that_read_it(dtype: str, padding: i
     assert value_for(INPUT_GRAD_WINOGRAD.items, types[2], types[1], size=size[2:], **options)
     assert value_for(WEIGHT_GRAD_WINOGRAD.items, types[0], types[2], size=(3, 3), **options)
 
-    compiled = ad.jit(lambda x, w, g: results(x, w, g, padding))
+    compiled = ad.jit(lambda x, w, g: results(padding, x, w, g))
     check([x, w, g], padding, compiled)
     for i, outlier in enumerate(OUTLIERS):
         for changed in range(3):

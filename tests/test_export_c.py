@@ -106,6 +106,12 @@ def test_a_layer_of_any_options_is_exported(kind: type[nn.Module], data: st.Data
     check(a_layer(kind, data, seed), simd=simd, options=SANITIZE)
 
 
+@pytest.mark.parametrize("layer", [nn.LayerNorm(), nn.GroupNorm(2)], ids=lambda layer: layer.kind())
+def test_exported_norms_of_equal_numbers_are_zero(layer: nn.Module) -> None:
+    trained = with_arrays(nn.Sequential(layer), (40,), loss="mse", scale=1)
+    check(trained, batch=np.full((3, 1, 1, 40), 100000.1, np.float32))
+
+
 @settings(max_examples=5)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_a_network_of_any_layers_is_exported_and_touches_its_own_memory_only(data: st.DataObject, seed: int) -> None:

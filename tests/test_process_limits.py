@@ -18,7 +18,7 @@ import adtrain_script
 from adtrain.backends.cpu.threads import ThreadLimit, require_threads
 from adtrain.backends.cpu.toolchain import CompilerKilled, find_compiler
 from adtrain.cache import open_cache
-from adtrain.cli.main import NO_THREADS, cli
+from adtrain.cli.main import NO_THREADS, cli, described
 
 
 def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
@@ -140,6 +140,11 @@ def test_too_little_address_space_is_one_line() -> None:
     started = ["sh", "-c", 'ulimit -v 100000 && exec "$0" -c "from adtrain_script import main; main()"', sys.executable]
     done = subprocess.run(started, capture_output=True)
     assert (done.returncode, done.stderr) == (2, adtrain_script.NO_MEMORY)
+
+
+def test_a_library_without_memory_for_it_is_an_error_of_one_line() -> None:
+    what = "_generator.so: failed to map segment from shared object"
+    assert described(ImportError(what)) == ([f"adtrain: error: not enough memory; {what}"], 2)
 
 
 def test_a_checkpoint_of_another_user_is_refused_in_one_line(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def described(error: Exception) -> tuple[list[str], int]:
         message = f"{where}{error.strerror or error}"
     elif _is_thread_limit(error):
         message = NO_THREADS
-    elif isinstance(error, MemoryError):
+    elif isinstance(error, MemoryError) or (isinstance(error, ImportError) and "failed to map segment" in str(error)):
         message = f"not enough memory; {error}".rstrip("; ")
     else:
         code, kind = INTERNAL, "internal error"

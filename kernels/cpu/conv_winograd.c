@@ -71,7 +71,8 @@ static bool is_wide(Range range) {
 }
 
 /* The magnitudes of the pixels of an image, and which of them are compared for a tile: the largest ones of windows of
-   `size` x `size` pixels, for `span` x `span` windows. The first one begins at the tile's first output, less the padding. */
+   `size` x `size` pixels, for `span` x `span` windows. The first one begins at the tile's first output, less the
+   padding. */
 typedef struct {
     const Magnitude *pixels;
     int64_t height, width, padding_y, padding_x, size, span;
@@ -168,8 +169,8 @@ static void pack_weights(const Kernels *n, const Layer *l, T *to) {
 
 /* The outputs of wide tiles from the definition: for each weight of the kernel, matrix products of four neighbouring
    pixels. `panel` has memory for TILE_COLUMNS weights a channel. */
-static void convolve_wide_tiles(const Sizes *s, const Layer *l, const Kernels *kernels, const T *image, const bool *wide,
-                                T *panel, T *outputs) {
+static void convolve_wide_tiles(const Sizes *s, const Layer *l, const Kernels *kernels, const T *image,
+                                const bool *wide, T *panel, T *outputs) {
     const int64_t pitch = image_pitch(s), out_pitch = SIZE_OF_TILE * s->tile_columns;
     for (int64_t o = 0; o < s->out; o += TILE_COLUMNS)
         for (int64_t k = 0; k < 9; k++) {
@@ -289,8 +290,10 @@ static T *take_sums(const Sizes *s, const Layer *l, char **collected) {
 static void add_wide_tile(const Sizes *s, const Layer *l, const T *image, const T *outputs, int64_t tile, T *gradient) {
     const int64_t pitch = image_pitch(s), out_pitch = SIZE_OF_TILE * s->tile_columns;
     const int64_t top = tile / s->tile_columns * SIZE_OF_TILE, left = tile % s->tile_columns * SIZE_OF_TILE;
-    const int64_t height = min_i64(SIZE_OF_TILE, l->out_height - top), width = min_i64(SIZE_OF_TILE, l->out_width - left);
-    const T *patch = image + tile_offset(s, tile, pitch, s->in), *from = outputs + tile_offset(s, tile, out_pitch, s->out);
+    const int64_t height = min_i64(SIZE_OF_TILE, l->out_height - top);
+    const int64_t width = min_i64(SIZE_OF_TILE, l->out_width - left);
+    const T *patch = image + tile_offset(s, tile, pitch, s->in);
+    const T *from = outputs + tile_offset(s, tile, out_pitch, s->out);
     for (int64_t row = 0; row < height; row++)
         for (int64_t o = 0; o < s->out; o += TILE_COLUMNS) {
             const int64_t columns = min_i64(TILE_COLUMNS, s->out - o);
@@ -315,7 +318,8 @@ void FN(conv2d_weight_grad_winograd)(const T *x, const T *g, T *dw, CONV_NUMBERS
     const int64_t out_rows = SIZE_OF_TILE * s.tile_rows, out_pitch = SIZE_OF_TILE * s.tile_columns;
     T *patches = take_bytes(&scratch, POSITIONS * s.patch_step * sizeof(T));
     T *gradients = take_bytes(&scratch, POSITIONS * s.product_step * sizeof(T));
-    Magnitude *pixels = take_bytes(&scratch, max_i64(l.height * l.width, l.out_height * l.out_width) * sizeof(Magnitude));
+    const int64_t most_pixels = max_i64(l.height * l.width, l.out_height * l.out_width);
+    Magnitude *pixels = take_bytes(&scratch, most_pixels * sizeof(Magnitude));
     bool *wide = take_bytes(&scratch, s.tiles);
     T *image = take_bytes(&scratch, rows * pitch * s.in * sizeof(T)), *outputs = (T *)scratch;
     T *sums = take_sums(&s, &l, &collected), *gradient = (T *)collected;

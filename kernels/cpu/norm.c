@@ -1,8 +1,8 @@
 /* standardize: x[a][b][c][d] to mean 0 and variance 1 over b and d, for each index of a and c, whose mean and variance
    go to mean[a][c] and variance[a][c]. Layer norm is (a, 1, 1, d), batch norm (1, b, c, d).
 
-   The mean is that of the differences to the first element, and the variance is the mean squared deviation from it, in a
-   second pass. So no digits cancel, and numbers that are all alike become 0. */
+   The mean is that of the differences to the first element, and the variance is the mean squared deviation from it, in
+   a second pass. So no digits cancel, and numbers that are all alike become 0. */
 
 #include "elementary.h"
 #include "vectors.h"
@@ -17,8 +17,8 @@ typedef struct {
     int64_t a, b, c, d;
 } Lengths;
 
-/* The sum of y = x - first, or with `squared` of (y - mean)^2, over `rows` rows of d elements. Rows are `step` apart. The
-   sum is in T; there are at most BLOCK elements. */
+/* The sum of y = x - first, or with `squared` of (y - mean)^2, over `rows` rows of d elements. Rows are `step` apart.
+   The sum is in T; there are at most BLOCK elements. */
 SPECIALISED double sum_block(const T *x, int64_t rows, int64_t d, int64_t step, T first, T mean, const bool squared) {
     Vector sums[4] = {};
     T rest = 0;
