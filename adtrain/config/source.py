@@ -101,7 +101,7 @@ def read_value(text: str, where: str) -> Node:
     A number, true, false, null, a quoted text, a list in brackets and a mapping in braces or of one name, `sgd: 0.1`,
     are read as YAML. Any other text is the value itself, with all of its characters.
     """
-    if not _is_yaml_value(text):
+    if _is_unicode(text) and not _is_yaml_value(text):
         return Node(where, text)
     reader = _Reader(text.encode(errors="surrogateescape"), where, positions=False)
     node = reader.document()
@@ -109,6 +109,15 @@ def read_value(text: str, where: str) -> Node:
         raise ConfigError(reader.problems)
     is_text = isinstance(node.value, str) and text.strip()[0] not in "'\""
     return Node(where, text) if is_text else node
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8. Other bytes of the command line are lone surrogates in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_yaml_value(text: str) -> bool:
