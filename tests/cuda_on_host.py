@@ -36,6 +36,8 @@ LIBRARIES = ("-nostdlib", "-lgcc", "-lm", "-lc")
 """Without the C++ library, which no kernel needs."""
 HERE = Path(__file__).parent / "cuda_host"
 SHARED = "extern __shared__ __align__(16) unsigned char shared_bytes[];"
+OWN_SHARED = re.compile(r"extern __shared__ __align__\(16\) (\w+) (\w+)\[\];")
+"""The same in a kernel, by a name of its own."""
 PACKED = "Word word = 0;"
 PRODUCT = "__trap(); // no candidate on such a device"
 """In the files PATCHED, and in `gemm/mma.cuh`: what `host.h` has instead."""
@@ -44,8 +46,8 @@ PATCHED = (
     "gemm/tile.cuh",
     "reduce/column_sum.cuh",
 )
-NUMBERS = {"CONV_NUMBERS": 8, "POOL_NUMBERS": 5, "SCATTER_NUMBERS": 6}
-"""Parameters that a macro of `conv/implicit_gemm.cuh`, `pool/pool.cu` or `index/scatter.cu` stands for."""
+NUMBERS = {"CONV_NUMBERS": 8}
+"""Parameters that a macro of `conv/implicit_gemm.cuh` stands for."""
 
 
 class Host:
@@ -54,14 +56,15 @@ class Host:
     Args:
         folder: takes the sources.
         compiled: takes compiled code, which later tests reuse.
+        flags: of the compiler, after FLAGS.
 
     Attributes:
         thread_order: the order in which threads take turns. See `host.h`.
         environment: a digest of all that compiled code depends on, except its own source and macros.
     """
 
-    def __init__(self, folder: Path, compiled: Cache, target: Target = H200) -> None:
-        self.folder, self.compiled = folder, compiled
+    def __init__(self, folder: Path, compiled: Cache, target: Target = H200, flags: Sequence[str] = ()) -> None:
+        self.folder, self.compiled, self.flags = folder, compiled, (*FLAGS, *flags)
         self.lowering = Lowering(target)
         self.thread_order = 0
         compiler = shutil.which("g++") or shutil.which("c++")
@@ -75,7 +78,7 @@ class Host:
             (folder / name).write_text(self._patched(name, source.read_text()))
         shutil.copytree(HERE, folder, dirs_exist_ok=True)
         headers = [path.read_text() for path in sorted(folder.rglob("*.*h"))]
-        self.environment = digest(compiler, *FLAGS, *LIBRARIES, *headers)
+        self.environment = digest(compiler, *self.flags, *LIBRARIES, *headers)
 
     @staticmethod
     def _patched(name: str, text: str) -> str:
@@ -134,7 +137,7 @@ class Host:
     def _compiled(self, source: Source, entries: Sequence[str], *together: int) -> Path:
         macros = [option for option in source.options if option.startswith("-D")]
         macros += [f"-DTOGETHER={blocks}" for blocks in together]
-        kernel_text = source.text.replace(SHARED, "")
+        kernel_text = OWN_SHARED.sub(r"\1 *const \2 = (\1 *)shared_bytes;", source.text.replace(SHARED, ""))
         text = "\n".join(['#include "host.h"', kernel_text, "static int bad;", *entries])
         key = digest(self.environment, *macros, text)
         if library := self.compiled.find(key, ".so"):
@@ -142,7 +145,7 @@ class Host:
         path = self.folder / f"{key}.cpp"
         path.write_text(text)
         output = path.with_suffix(".so")
-        command = [self.compiler, f"-I{self.folder}", *FLAGS, *macros, str(path), *LIBRARIES, "-o", str(output)]
+        command = [self.compiler, f"-I{self.folder}", *self.flags, *macros, str(path), *LIBRARIES, "-o", str(output)]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         assert made.returncode == 0, made.stderr[:2000]
         return self.compiled.store(key, ".so", output.read_bytes())
@@ -157,6 +160,9 @@ class Host:
         conditional = re.compile(r"#if ([^\n]*)\n(.*?)#endif", re.DOTALL)
         present = conditional.sub(lambda part: "" if false & {*part[1].split(" && ")} else part[2], found.group(1))
         text = re.sub(r"#\w.*", "", present)
+        joined = task.source.text.replace("\\\n", " ")
+        for macro, value in re.findall(r"^#define (\w+) +(int64_t .*)", joined, re.MULTILINE):
+            text = re.sub(rf"\b{macro}\b", value, text)
         parameters = [p.strip() for p in text.split(",") if p.strip()]
         args, pointers, numbers = [], 0, 0
         for parameter in parameters:

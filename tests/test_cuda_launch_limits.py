@@ -9,16 +9,18 @@ from math import prod
 
 import numpy as np
 import pytest
-from cuda_samples import TARGETS
+from cuda_samples import TARGETS, Shaped
+from program_samples import for_gpu, names
 from test_cpu_programs import values_and_gradients
 
-from adtrain import passes
+from adtrain import ops, passes
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES
 from adtrain.core.errors import DeviceError
+from adtrain.core.fused import per_member_p
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
@@ -30,6 +32,11 @@ from adtrain.ops.pool import Windows
 
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
 MAX_THREADS = 1024
+IN_TILES = tuple(
+    f"gemm/{name}.cu"
+    for name in ("gemm", "small_gemm", "gemm_bf16x3", "pack", "packed_gemm", "fp32_fallback", "bfloat16_gemm")
+)
+"""Kernels that count M, N and K in 32 bits."""
 RANDOM = 40
 """Random equations of each primitive."""
 MOST = 2**33
@@ -51,6 +58,8 @@ def problems(plan: LaunchPlan, target: Target) -> list[str]:
         wrong.append(f"{size.threads} threads")
     if plan.cooperative and prod(size.blocks) > target.multiprocessors:
         wrong.append(f"{prod(size.blocks)} blocks that wait for each other")
+    if plan.source.name in IN_TILES and max(plan.numbers[1:4]) >= 2**31:
+        wrong.append("a length of more than 32 bits")
     if size.shared > target.shared:
         wrong.append(f"{size.shared} bytes of shared memory")
     return [f"{plan.name} {plan.source.options} {plan.numbers}: {text}" for text in wrong]
@@ -152,7 +161,7 @@ def random_equations(name: str) -> Iterator[Equation]:
             rows, columns = (min(int(rng.integers(1, 4)), n) for n in x.shape[2:])
             yield equation(name, x, windows=Windows((rows, columns), (rows, columns), (0, 0)))
         elif name == "matmul":
-            *batch, m, n, k = lengths(rng, 4, 2**28)
+            *batch, m, n, k = lengths(rng, 4)
             given = ArrayType((*batch, m, k), dtype), ArrayType((*batch, k, n), dtype)
             yield equation(name, *given, transpose_a=False, transpose_b=False, precision="full")
 
@@ -189,6 +198,43 @@ def test_launches_of_random_shapes_are_within_the_limits(name: str, target: Targ
         for text in problems(plan, target)
     ]
     assert not found, "\n".join(found[:5])
+
+
+LARGE = 2**31 + 8
+
+
+@by_target
+@pytest.mark.parametrize(
+    "lengths",
+    [(LARGE, 2, 2, 2), (1, LARGE, 8, 8), (1, 8, LARGE, 8), (1, 8, 8, LARGE), (1, LARGE, 1, 8), (1, 1, 1, LARGE)],
+    ids=str,
+)
+@pytest.mark.parametrize("precision", ["full", "tf32", "bfloat16"])
+def test_a_product_with_a_length_of_more_than_32_bits_has_kernels_that_count_so_far(
+    lengths: tuple[int, int, int, int], precision: str, target: Target
+) -> None:
+    batch, m, n, k = lengths
+    given = ArrayType((batch, m, k), np.dtype("float32")), ArrayType((batch, k, n), np.dtype("float32"))
+    product = equation("matmul", *given, transpose_a=False, transpose_b=False, precision=precision)
+    for plan in plans(Lowering(target), product):
+        assert problems(plan, target) == []
+
+
+@pytest.mark.parametrize(("m", "n"), [(LARGE, 4096), (64, LARGE)])
+def test_a_product_of_more_rows_or_columns_than_32_bits_count_has_no_epilogue(m: int, n: int) -> None:
+    program = stage(lambda x, w: ops.relu(x @ w), ()).program(Shaped(m, 8), Shaped(8, n))
+    assert names(for_gpu(program)) == ["matmul", "relu"]
+
+
+def test_a_launch_of_more_members_than_a_grid_has_rows_is_refused_in_one_line() -> None:
+    step = stage(lambda x: ops.exp(x) * x, ()).program(Shaped(8))
+    (one,) = for_gpu(step).equations
+    many = [Variable(ArrayType((70_000, *v.type.shape), v.type.dtype), "gpu") for v in (*one.inputs, *one.outputs)]
+    member = Program(one.inputs, {}, (one,), one.outputs)
+    params = {"body": member, "count": 70_000, "mapped": (True,)}
+    members = Equation(per_member_p, (many[0],), params, (many[1],))
+    with pytest.raises(DeviceError, match=r"^per_member of .* has no kernel for the GPU; use --device cpu$"):
+        Lowering(H200).launches(members)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -14,7 +14,7 @@ from sweep_runs import SGD, after, bytes_of, run, session
 
 from adtrain.backends.cpu import CpuBackend
 from adtrain.core.errors import AdtrainError
-from adtrain.sweeps import ensemble, member_run, ranking, wave
+from adtrain.sweeps import ensemble, member_run, plan, ranking, wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import MemberEpoch, SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, halving_epochs
@@ -35,6 +35,13 @@ def files(path: Path) -> dict[str, bytes]:
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SweepResults]:
     folder = tmp_path_factory.mktemp("whole")
     return folder / "s", run(session(folder, SWEEP, *SETTINGS), folder / "s", halving=True).run()
+
+
+def test_a_wave_has_at_most_as_many_members_as_a_grid_has_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    three = session(tmp_path, "{training.seed: {range: 3}}", *SETTINGS)
+    assert plan.MAX_WAVE == 65_535
+    monkeypatch.setattr(plan, "MAX_WAVE", 2)
+    assert [x.waves for x in three.plans()] == [(2, 1)]
 
 
 def test_failed_members_are_reported_and_ranked_last(uninterrupted: tuple[Path, SweepResults]) -> None:

@@ -8,6 +8,14 @@ from typing import Any
 
 import numpy as np
 
+MAX_GRID = (2**31 - 1, 65_535, 65_535)
+"""Maximum of thread blocks of a CUDA grid in x, y and z."""
+
+
+def within_grid(blocks: Sequence[int]) -> bool:
+    """Whether a grid of so many blocks in x, y and z can be launched."""
+    return all(count <= most for count, most in zip(blocks, MAX_GRID, strict=False))
+
 
 @dataclass(frozen=True, eq=False)
 class CKernel:
@@ -132,6 +140,12 @@ class CudaKernel:
     launches: tuple[CudaLaunch, ...]
     scratch: int | None = None
     cycles: float | None = field(default=None, compare=False)
+
+    @property
+    def launchable(self) -> bool:
+        """Whether the grids of all launches are within the limits."""
+        grids = ((x.blocks,) if isinstance(x.blocks, int) else x.blocks or () for x in self.launches)
+        return all(map(within_grid, grids))
 
     @property
     def label(self) -> str:

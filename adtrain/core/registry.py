@@ -57,6 +57,9 @@ def c_kernels(primitive: str) -> tuple[CKernel, ...]:
 
 
 def cuda_kernels(primitive: str, target: Target, *types: Any, **params: Any) -> Sequence[CudaKernel]:
-    """The candidates for ``primitive`` with these argument types and parameters, the preferred one first."""
+    """The candidates for ``primitive`` with these argument types and parameters, the preferred one first.
+
+    Those whose grids are too large for a launch are left out.
+    """
     rule = _CUDA_RULES.get(primitive)
-    return rule(target, *types, **params) if rule is not None else ()
+    return [kernel for kernel in rule(target, *types, **params) if kernel.launchable] if rule is not None else ()

@@ -30,6 +30,8 @@ BLOCK_COLUMNS = 32
 """Columns of a thread block."""
 VECTOR = 4
 """Columns of a thread. The columns of a sum must be a multiple of it."""
+MAX_COLUMNS = 1 << 30
+"""Maximum columns of a sum: the kernel counts them, and those of the last block, in 32 bits."""
 
 
 def fuse_column_sums(program: Program) -> Program:
@@ -97,8 +99,8 @@ def sums_columns(e: Equation) -> bool:
     shape, axes = e.inputs[0].type.shape, tuple(e.params["axes"])
     rows, columns = prod(shape[: len(axes)]), prod(shape[len(axes) :])
     leading = axes == tuple(range(len(axes)))
-    large = rows * columns > MIN_ELEMENTS and rows <= MAX_ROWS
-    return leading and large and columns % VECTOR == 0 and e.inputs[0].type.dtype.name == "float32"
+    fits = rows * columns > MIN_ELEMENTS and rows <= MAX_ROWS and columns <= MAX_COLUMNS
+    return leading and fits and columns % VECTOR == 0 and e.inputs[0].type.dtype.name == "float32"
 
 
 def _is_loops(e: Equation) -> bool:

@@ -38,9 +38,12 @@ def fuse_epilogues(program: Program, primitive: Primitive, fusible: Callable[[Eq
 
 
 def _is_product(equation: Equation) -> bool:
-    """Whether it is a matrix product that takes an epilogue; on the CPU a batch may have one axis."""
+    """Whether it is a matrix product that takes an epilogue; on the CPU a batch may have one axis. An epilogue counts
+    rows and columns in 32 bits."""
     c = equation.outputs[0]
-    return equation.has(Trait.MATMUL) and (len(c.type.shape) <= 3 or c.device != "cpu")
+    if not equation.has(Trait.MATMUL) or max(c.type.shape[-2:]) >= 2**31:
+        return False
+    return len(c.type.shape) <= 3 or c.device != "cpu"
 
 
 def reads_by_element(equation: Equation, v: Variable) -> bool:

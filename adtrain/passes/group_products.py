@@ -36,6 +36,8 @@ MIN_NARROW = 32
 fewer columns most of a tile would be empty."""
 MIN_FLOPS = 1 << 32
 """Minimum FLOPs of a group. Products of fewer share a launch with other equations (`fuse_horizontally`)."""
+MAX_ELEMENTS = 1 << 30
+"""Maximum elements of a matrix. The offsets in `gemm_bf16x3.cuh` have 32 bits, and exceed the end by up to a tile."""
 MAX_PRODUCTS = 40
 """Maximum products of a group: their pointers are arguments of the kernel."""
 
@@ -112,5 +114,6 @@ def _tiles(equation: Equation) -> int:
         return 0
     batch, m, n, k = product_lengths(equation)
     right_columns = MIN_NARROW <= n < MIN_LENGTH or (n >= MIN_LENGTH and n % VECTOR == 0)
-    fits = batch == 1 and m >= MIN_LENGTH and m % VECTOR == 0 and right_columns and k > MAX_K
+    suits = batch == 1 and m >= MIN_LENGTH and m % VECTOR == 0 and right_columns and k > MAX_K
+    fits = suits and max(m, n) * k < MAX_ELEMENTS
     return -(-m // TILE) * -(-n // TILE) if fits else 0

@@ -14,6 +14,7 @@ from adtrain.core import tree
 from adtrain.core.array import Array, Placeholder, array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.core.errors import OutOfMemory
+from adtrain.core.kernel import MAX_GRID
 from adtrain.data.memory import machine_memory
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.step import Settings, empty_tally, zero_member_totals
@@ -25,6 +26,8 @@ from adtrain.training.memory import nbytes
 
 MEMORY_SHARE = 0.8
 """The share of the device's memory, or of the host's for the CPU, that a wave may take."""
+MAX_WAVE = MAX_GRID[1]
+"""Maximum of members of a wave: they are dimension y of the grid of a kernel."""
 MEASURED_STEPS = 10
 """Steps of a measurement: as many as one CUDA graph has, or one launch of `resident_steps`."""
 ENOUGH_SECONDS = 0.1
@@ -61,13 +64,13 @@ class GroupPlan:
 
 
 def plan(group: Group, device: str, programs: Programs, most: int | None = None) -> GroupPlan:
-    """The plan of a group, with as many members in a wave as fit on the device, at most `most`.
+    """The plan of a group, with as many members in a wave as fit on the device, at most `most` and MAX_WAVE.
 
     Raises OutOfMemory where a single member does not fit.
     """
     experiment, total = group.experiment, len(group.members)
     state = experiment.random_initial_state("cpu")
-    count = min(total, most or total)
+    count = min(total, most or total, MAX_WAVE)
     limit = _limit(device)
     needed = needed_bytes(group, device, programs, count)
     if needed > limit:

@@ -19,7 +19,7 @@ extern "C" int abs(int);
 #define __builtin_assume(condition)
 #define __grid_constant__
 #define __shared__ static
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 
 // Mathematical functions of float. The headers of the C++ library have them too, but take 0.2 s of each compilation.
 #define OF_FLOAT(name) static float name(float x) { return name##f(x); }
@@ -58,6 +58,12 @@ static uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector)
     uint32_t found = 0;
     for (int i = 0; i < 4; i++) found |= (uint32_t)((((uint64_t)high << 32 | low) >> (selector >> 4 * i & 7) * 8) & 0xff) << 8 * i;
     return found;
+}
+template <class T> static T __dp4a(T a, T b, T c)
+{
+    const auto byte = [](T word, int i) { return (T)((uint32_t)word << 8 * (3 - i)) >> 24; };
+    for (int i = 0; i < 4; i++) c += byte(a, i) * byte(b, i);
+    return c;
 }
 static uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 static float __fsub_rn(float a, float b) { return a - b; }
@@ -219,6 +225,9 @@ static void multiply_bfloat16(float &c0, float &c1, float &c2, float &c3, const 
 // round. Then about half of the warps also pause, usually until the others only wait at barriers.
 extern "C" { unsigned thread_order = 0; }
 
+// The number of the only block that runs, with those that run together with it; -1: all blocks run.
+extern "C" { int64_t only_block = -1; }
+
 static unsigned common_divisor(unsigned a, unsigned b) { return b ? common_divisor(b, a % b) : a; }
 
 // Runs blocks, TOGETHER at a time. Shared memory is full of NaN before each.
@@ -235,12 +244,13 @@ template <class Kernel> OFTEN static void run(Dim grid, int threads, Kernel kern
         state = state * 1664525 + 1013904223;
         return (state >> 16) % end;
     };
-    for (unsigned first = 0; first < grid.x * grid.y * grid.z; first += TOGETHER) {
+    const uint64_t begin = only_block < 0 ? 0 : only_block / TOGETHER * TOGETHER, count = (uint64_t)grid.x * grid.y * grid.z;
+    for (uint64_t first = begin; first < (only_block < 0 ? count : begin + TOGETHER); first += TOGETHER) {
         memset(shared_of_block, 0xff, sizeof shared_of_block);
         memset(done, 0, sizeof done);
         for (unsigned i = 0; i < TOGETHER; i++) {
-            const unsigned block = first + i;
-            blocks[i] = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
+            const uint64_t block = first + i;
+            blocks[i] = {(unsigned)(block % grid.x), (unsigned)(block / grid.x % grid.y), (unsigned)(block / grid.x / grid.y)};
         }
         bool paused[FIBERS / 32] = {};
         for (bool any = true; any;) {

@@ -46,7 +46,7 @@ from adtrain.core.fused import (
     streamed_layer_p,
     tiled_product_p,
 )
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import CudaKernel, within_grid
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.registry import cuda_kernels
@@ -105,6 +105,8 @@ class Lowering:
         if is_loops(equation):
             return [loops_plan(equation)]
         if generated := self._generated(equation):
+            if not all(within_grid((each.blocks, each.members)) for each in generated):
+                raise _no_kernel(equation)
             return [generated_plan(equation, each) for each in generated]
         kernel = kernel or self.chosen(equation)
         if isinstance(kernel, LibraryCall):
@@ -222,11 +224,12 @@ class Lowering:
         """
         matmul = computing(equation)
         a, b = matmul.inputs
-        if self.target.by_member:
-            return [*member_gemms(self.target, a.type, b.type, **matmul.params)]
-        found = block_gemms(self.target, a.type, b.type, **matmul.params)
+        gemms = member_gemms if self.target.by_member else block_gemms
+        found = gemms(self.target, a.type, b.type, **matmul.params)
         if not found:
             raise _no_kernel(matmul)
+        if self.target.by_member:
+            return [*found]
         k = found[0].lengths[-1]
         if k > MAX_K:  # a tile reads much: the largest one that splits K among warps
             ordered = sorted(found, key=lambda gemm: (not gemm.small, -gemm.tile.m * gemm.tile.n))

@@ -8,7 +8,7 @@ from typing import Any
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, launchable, of_one_member, vector_width
+from adtrain.lowering.cuda.reduce import MIN_BLOCKS, MIN_ROW_PART, WARP, of_one_member, vector_width
 from adtrain.lowering.cuda.rows import rows_in_registers
 from adtrain.lowering.shapes import alternating
 
@@ -43,9 +43,7 @@ def standardize(target: Target, x: Any, axes: tuple[int, ...], eps: float) -> li
     )
     passes = CudaKernel((moments_of_parts, moments, apply), outputs * parts * 3 * x.dtype.itemsize)
     row = r1 if r0 == 1 else 0
-    return launchable(
-        [*rows_in_registers(launch("standardize_team", (outputs, row, float(eps))), outputs, row), passes]
-    )
+    return [*rows_in_registers(launch("standardize_team", (outputs, row, float(eps))), outputs, row), passes]
 
 
 register("standardize", "cuda", standardize)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
 from adtrain.core.registry import CudaRule, register
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.grid_recurrent import GridDivision, cell_macros, grid_kernel
-from adtrain.lowering.cuda.reduce import MAX_BLOCKS, VECTOR, WARP
+from adtrain.lowering.cuda.reduce import VECTOR, WARP
 from adtrain.lowering.shapes import RECURRENT, RecurrentLengths, reads_all_cotangents, recurrent_lengths
 
 MIN_CLUSTER_CAPABILITY = (9, 0)
@@ -101,7 +101,7 @@ class Division:
         if self.resident and self.passes > 1:
             return False
         registers = min(MAX_REGISTERS, REGISTERS // self.threads)
-        return self.registers <= registers and self.shared <= target.shared and self.blocks <= MAX_BLOCKS
+        return self.registers <= registers and self.shared <= target.shared and self.blocks <= MAX_GRID[0]
 
     def cycles(self, target: Target) -> float:
         """Estimated cycles of a step, times the waves of blocks."""

@@ -39,9 +39,6 @@ MAX_COLUMN_VECTOR = 4
 LOADS_IN_FLIGHT = 4
 """Elements of a column that a thread loads before it adds any."""
 
-MAX_BLOCKS = 2**31 - 1
-"""Blocks of a grid (CUDA C++ Programming Guide, "Maximum x-dimension of a grid of thread blocks")."""
-
 SUM, MAX, MIN, ARGMAX, LOGSUMEXP = range(5)
 """OPERATION in kernels/cuda/reduce/accumulators.cuh."""
 
@@ -59,15 +56,6 @@ def vector_width(length: int, itemsize: int) -> int:
 def unaligned(length: int, itemsize: int) -> bool:
     """Whether rows of ``length`` do not divide into vectors of VECTOR bytes."""
     return vector_width(length, itemsize) * itemsize < VECTOR
-
-
-def launchable(kernels: list[CudaKernel]) -> list[CudaKernel]:
-    """The candidates whose launches, all of them in one dimension, have at most MAX_BLOCKS blocks."""
-    return [k for k in kernels if all(_blocks(launch) <= MAX_BLOCKS for launch in k.launches)]
-
-
-def _blocks(launch: CudaLaunch) -> int:
-    return launch.blocks if isinstance(launch.blocks, int) else 0
 
 
 def of_one_member(target: Target, x: Any, outputs: int) -> int:
@@ -137,7 +125,7 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
             )
         )
     found.append(CudaKernel((launch(name, lengths, definitions, blocks=blocks, threads=THREADS),)))
-    return launchable(found)
+    return found
 
 
 def _column_tile(outputs: int, count: int, columns: int, itemsize: int) -> tuple[int, int]:

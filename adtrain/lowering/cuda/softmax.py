@@ -7,7 +7,7 @@ from typing import Any
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.registry import register
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.reduce import MIN_SHORT_ROWS, SHORT_ROW, WARP, launchable, thread_per_row, vector_width
+from adtrain.lowering.cuda.reduce import MIN_SHORT_ROWS, SHORT_ROW, WARP, thread_per_row, vector_width
 from adtrain.lowering.cuda.rows import MAX_REGISTER_ROW, MAX_TEAM, rows_in_registers
 from adtrain.lowering.shapes import split_at
 
@@ -40,7 +40,7 @@ def softmax(logarithm: bool, target: Target, x: Any, axis: int) -> list[CudaKern
     wide = {**macros, "WIDTH": vector_width(inner, x.dtype.itemsize)}
     blocks = -(-outer * inner // WARP)
     long = launch("softmax_long_columns", (outer, length, inner), wide, blocks=blocks, threads=2 * BLOCK)
-    return launchable([*found, CudaKernel((long,))])
+    return [*found, CudaKernel((long,))]
 
 
 register("softmax", "cuda", lambda target, x, axis: softmax(False, target, x, axis))

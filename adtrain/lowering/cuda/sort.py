@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
 from adtrain.core.registry import register
 from adtrain.core.target import Target
-from adtrain.lowering.cuda.reduce import MAX_BLOCKS, WARP, power_of_two
+from adtrain.lowering.cuda.reduce import WARP, power_of_two
 
 MAX_TILE = 1024
 """Maximum of positions that a block sorts: one for each thread."""
@@ -29,7 +29,7 @@ def argsort(target: Target, x: Any, count: int, descending: bool) -> list[CudaKe
         sizes = (rows, length, count, *numbers, launches)
         return CudaLaunch("index/sort.cu", name, sizes, (x.dtype, INDEX), definitions=macros, **work)
 
-    first = launch("sort_tiles", blocks=min(rows * tiles, MAX_BLOCKS), threads=tile)
+    first = launch("sort_tiles", blocks=min(rows * tiles, MAX_GRID[0]), threads=tile)
     merges = [launch("merge_runs", tile << i - 1, i, elements=rows * length) for i in range(1, launches)]
     return [CudaKernel((first, *merges), min(len(merges), 2) * INDEX.itemsize * rows * length)]
 

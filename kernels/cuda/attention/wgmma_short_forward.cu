@@ -116,7 +116,7 @@ static __device__ __forceinline__ void consume(T *out, T *logsumexp, Barriers &b
                 outputs, scale, first, queries, out + start, out_row, logsumexp + task.head * queries);
         }
         for (int unit = 1; unit < UNITS; unit++) full[unit].wait(at.phase); // those that this warpgroup has not read
-        if (threadIdx.x % WARP == 0) barriers.empty[at.stage].arrive();
+        arrive_per_warp(barriers.empty[at.stage]);
     }
 }
 

@@ -50,8 +50,8 @@ __device__ __forceinline__ void load_images(
             for (int i = lane; i < COLUMNS + REACH; i += WARP) squares += of_rows[i];
             squares = over_lanes<Sum, WARP>(squares);
         }
-        pipeline.images.wait_empty(state);
         if (lane > 0) continue;
+        pipeline.images.wait_empty(state);
         Mbarrier &full = pipeline.images.full[state.stage];
         pipeline.squares[state.stage][warpgroup] = squares;
         if (warpgroup > 0) {

@@ -10,14 +10,14 @@ constexpr int PART = 64;                                    // products that a t
 constexpr int PER_BLOCK = COLUMNS ? LANES * WIDE_A : WARPS; // elements of the result
 
 // The dot product of a row and the vector, by one warp.
-__device__ __forceinline__ T dot(const T *row, const T *vector, int k) {
+__device__ __forceinline__ T dot(const T *row, const T *vector, int64_t k) {
     TotalOf<T>::type total = 0;
     const int lane = threadIdx.x % WARP;
-    for (int start = 0; start < k; start += PART * WARP * WIDE_A) {
-        const int end = min(k, start + PART * WARP * WIDE_A);
+    for (int64_t start = 0; start < k; start += PART * WARP * WIDE_A) {
+        const int64_t end = min(k, start + PART * WARP * WIDE_A);
         T sums[WIDE_A] = {};
         #pragma unroll 4 // loads in flight
-        for (int i = start + lane * WIDE_A; i < end; i += WARP * WIDE_A) {
+        for (int64_t i = start + lane * WIDE_A; i < end; i += WARP * WIDE_A) {
             const Vector<T, WIDE_A> x = load<T, WIDE_A>(row + i), y = load<T, WIDE_A>(vector + i);
             #pragma unroll
             for (int h = 0; h < WIDE_A; h++) sums[h] = fma(x.lane[h], y.lane[h], sums[h]);
@@ -52,8 +52,8 @@ KERNEL __launch_bounds__(THREADS) gemv(
     TotalOf<T>::type totals[WIDE_A] = {};
     if (first + at < length) {
         const T *column = matrix + first + at;
-        for (int i = group; i < k;) {
-            const int end = min((int)k, i + PART * ROWS);
+        for (int64_t i = group; i < k;) {
+            const int64_t end = min(k, i + PART * ROWS);
             T sums[WIDE_A] = {};
             #pragma unroll 4 // loads in flight
             for (; i < end; i += ROWS) {

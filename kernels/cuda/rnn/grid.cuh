@@ -244,7 +244,7 @@ __device__ __forceinline__ void multiply(
             const float scales[] = {stages.row_scale(state.stage, part, 0), stages.row_scale(state.stage, part, 1)};
             wgmma_wait_group<0>();
             wgmma_fence_operand(sums);
-            if (part == TILE_K / SCALE_K - 1 && threadIdx.x % WARP == 0) pipeline.empty[state.stage].arrive();
+            if (part == TILE_K / SCALE_K - 1) arrive_per_warp(pipeline.empty[state.stage]); // lanes have read scales
             #pragma unroll
             for (int j = 0; j < SUMS; j++) main[j] = fma(sums[j], scales[j / 2 % 2], main[j]);
         }

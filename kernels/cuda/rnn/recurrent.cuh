@@ -48,7 +48,7 @@ struct Exchange {
 
     // numbers: of a row.
     __device__ Exchange(T *end_of_buffers, int64_t rows, int numbers) : stored((Mbarrier *)end_of_buffers) {
-        bytes = min((int64_t)ROWS, rows - blockIdx.x / CLUSTER * ROWS) * numbers * sizeof(T);
+        bytes = min((int64_t)ROWS, rows - (int64_t)(blockIdx.x / CLUSTER) * ROWS) * numbers * sizeof(T);
     }
     // By all threads, before a barrier of the cluster; then begin().
     __device__ void init() const {

@@ -190,7 +190,7 @@ def dispatch(
                 pointers = _of_member([names[v] for v in variables])
                 yield f"    {const}{c_type(variables[0].type.dtype)} *const {kind}{k} = {pointers};"
         if part.scratch:
-            place = f"scratch + {at}" + (f" + member * {aligned_to_vector(part.scratch)}" if len(group) > 1 else "")
+            place = f"scratch + {at}" + (f" + member * {aligned_to_vector(part.scratch)}ll" if len(group) > 1 else "")
             yield f"    char *const own = {place};"
         yield from indented(part.lines)
         yield "}"

@@ -9,7 +9,6 @@ from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.attention import fma, mma, short, wgmma
 from adtrain.lowering.cuda.attention.problem import problem_of
-from adtrain.lowering.cuda.reduce import launchable
 
 FORMS = (short, wgmma, mma, fma)
 """Modules with a function ``candidates(target, problem)``: the form's kernels and the estimated seconds of the first of
@@ -19,7 +18,7 @@ them, or None where the form does not apply."""
 def _candidates(arrays: int, gradient: bool, target: Target, types: tuple[Any, ...], params: Any) -> list[CudaKernel]:
     problem = problem_of(arrays, gradient, types, params, target.by_member)
     found = [c for form in FORMS if (c := form.candidates(target, problem)) is not None]
-    return launchable([kernel for c in sorted(found, key=lambda c: c.seconds) for kernel in c.kernels])
+    return [kernel for c in sorted(found, key=lambda c: c.seconds) for kernel in c.kernels]
 
 
 def _register(name: str, arrays: int, gradient: bool) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 
@@ -27,7 +27,6 @@ WEIGHT_BYTES = 40 << 10
 """Bytes of shared memory for the weights of a block."""
 WARPS, SCHEDULERS = 16, 4
 """Warps that keep a multiprocessor busy; its warp schedulers."""
-MAX_GRID_Y = 1 << 16
 MAX_ELEMENTS = 1 << 30
 """Maximum of elements of an array, so that 32 bits count them and the elements that a grid reads beyond the end."""
 MIN_STEPS = 6
@@ -101,7 +100,7 @@ class DirectConv:
     def supported(self) -> bool:
         p = self.problem
         products = p.group_channels * p.taps
-        fits = products <= MAX_PRODUCTS and products * 16 <= WEIGHT_BYTES and p.outputs[1] < MAX_GRID_Y
+        fits = products <= MAX_PRODUCTS and products * 16 <= WEIGHT_BYTES and p.outputs[1] <= MAX_GRID[1]
         return fits and _supported(p, MAX_TAPS)
 
     def kernels(self) -> Sequence[CudaKernel]:

@@ -9,14 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import MAX_GRID, CudaKernel
 from adtrain.core.precision import FULL, mantissa
 
 FLOAT32 = np.dtype(np.float32)
 MAX_PIXELS = (1 << 31) - 1024
 """Maximum of pixels of a channel in all images, so that 32 bits count them and a tile beyond the last one."""
-MAX_GRID = 65535
-"""Maximum of blocks of a grid along y and z."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class ConvProblem:
     def within_limits(self) -> bool:
         """Whether implicit GEMM can count its pixels and launch its grids."""
         pixels = self.images[0] * max(math.prod(self.images[2:]), math.prod(self.outputs[2:]))
-        return pixels <= MAX_PIXELS and max(self.groups, math.prod(self.stride)) <= MAX_GRID
+        return pixels <= MAX_PIXELS and max(self.groups, math.prod(self.stride)) <= MAX_GRID[1]
 
     def transposed(self) -> ConvProblem:
         """The input gradient as a stride-1 convolution of the output gradient with flipped weights."""

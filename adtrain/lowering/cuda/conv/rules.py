@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from adtrain.core.errors import DeviceError
-from adtrain.core.kernel import CudaKernel
+from adtrain.core.kernel import MAX_GRID, CudaKernel
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv import implicit_gemm
@@ -15,7 +15,7 @@ from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.implicit_gemm import ImplicitGemm
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
-from adtrain.lowering.cuda.conv.problem import MAX_GRID, MAX_PIXELS, Algorithm, ConvProblem
+from adtrain.lowering.cuda.conv.problem import MAX_PIXELS, Algorithm, ConvProblem
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
@@ -94,7 +94,7 @@ def _kernels(name: str, problem: ConvProblem, algorithms: Sequence[Algorithm]) -
         sizes = " and ".join("x".join(map(str, shape)) for shape in (problem.images, problem.outputs))
         raise DeviceError(
             f"{name}: images and outputs of {sizes} with stride {problem.stride} in {problem.groups} groups are too "
-            f"large for the GPU: at most {MAX_PIXELS} pixels a channel, {MAX_GRID} groups and steps of the stride"
+            f"large for the GPU: at most {MAX_PIXELS} pixels a channel, {MAX_GRID[1]} groups and steps of the stride"
         )
     return [replace(kernel, cycles=algorithm.cycles) for algorithm in algorithms for kernel in algorithm.kernels()]
 

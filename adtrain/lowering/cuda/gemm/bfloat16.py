@@ -12,6 +12,7 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
+from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 from adtrain.lowering.shapes import product_lengths
 
 ROW_MULTIPLE = 8
@@ -161,7 +162,7 @@ def candidates(
     if target.capability != CAPABILITY or target.by_member or a.shape[-1] % ROW_MULTIPLE or b.shape[-1] % ROW_MULTIPLE:
         return []
     lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
-    if 0 in lengths:
+    if 0 in lengths or max(lengths[1:]) > MAX_LENGTH:
         return []
     found = []
     for tile in TILES:

@@ -17,7 +17,7 @@ from adtrain.lowering.cuda.gemm.cost_model import AnyTile, product_cycles, ranke
 from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
 from adtrain.lowering.cuda.gemm.short_k import ShortKGemm
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
-from adtrain.lowering.cuda.gemm.tiles import WARP, MmaKind, SmallTile, Tile
+from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, WARP, MmaKind, SmallTile, Tile
 from adtrain.lowering.shapes import product_lengths
 
 MAX_CANDIDATES = 12
@@ -150,8 +150,10 @@ class BlockGemm:
 def gemms(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
 ) -> Sequence[BlockGemm | PackedGemm | Bf16x3Gemm]:
-    """The products of arrays of these types, the fastest by estimate first."""
+    """The products of arrays of these types, the fastest by estimate first; none if a length is too large."""
     lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
+    if max(lengths[1:]) > MAX_LENGTH:
+        return []
     if target.by_member:
         return [_by_member(target, a, lengths, transposed, precision)]
     found = ranked(a.dtype.itemsize, *lengths, target, precision, k_major=(not transpose_a, transpose_b))
@@ -199,6 +201,8 @@ def member_gemms(
     """
     lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
     _, m, n, k = lengths
+    if max(m, n, k) > MAX_LENGTH:
+        return []
     if a.dtype.itemsize == 4 and target.capability >= (8, 0) and precision == FULL:
         rows, columns = (next((x for x in (16, 32) if length <= x), 64) for length in (m, n))
         arguments = MEMBER_TILES[rows, columns] if k <= MAX_MEMBER_K else LONG_MEMBER_TILE

@@ -19,7 +19,6 @@ PACKED_ROWS, PACKED_BYTES = 128, 128 * 128
 """Rows and bytes of a packed tile. The packed rows of an operand are the rows of op(A) or the columns of op(B)."""
 PACK_THREADS, GEMM_THREADS = 256, 384
 """Threads of a block of `gemm/pack.cu` and `gemm/packed_gemm.cu`."""
-MAX_K = 1 << 31
 STATS_CHUNKS, MIN_CHUNK_TILES = 16, 2
 """`gemm/pack.cu` cuts K into at most so many chunks of at least so many packed tiles."""
 FLOAT32 = np.dtype("float32")
@@ -90,7 +89,7 @@ class PackedTile:
         return self.n % PACKED_ROWS == 0 or self.n < PACKED_ROWS
 
     def suits(self, m: int, n: int, k: int, k_major: tuple[bool, bool]) -> bool:
-        large = min(m, n) >= PACKED_ROWS and self.min_k <= k < MAX_K
+        large = min(m, n) >= PACKED_ROWS and k >= self.min_k
         return large and (self.packs_b or self.direct(k, k_major)[1])
 
 

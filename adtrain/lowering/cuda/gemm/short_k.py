@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch
 from adtrain.core.precision import mantissa
 
 MAX_K = 16
@@ -18,8 +18,6 @@ MIN_ELEMENTS = 1 << 20
 """Minimum elements of a result. To store it then takes most of the time."""
 THREADS, WIDE, ROWS = 256, 4, 32
 """Threads of a block; minimum of neighbouring columns of a thread; rows of a block."""
-MAX_GRID = 65535
-"""Maximum blocks along y and z of a grid."""
 START, BYTES_PER_CYCLE = 3800, 2000
 """Cycles of a launch; bytes of the result that are computed and stored in a cycle."""
 FLOAT32 = np.dtype("float32")
@@ -41,7 +39,7 @@ class ShortKGemm:
     def suits(self) -> bool:
         """Whether the kernel can compute the product, and the result is large."""
         batch, m, n, k = self.lengths
-        grid = max(batch, -(-m // ROWS)) <= MAX_GRID
+        grid = max(batch, -(-m // ROWS)) <= MAX_GRID[1]
         return 0 < k <= MAX_K and n % WIDE == 0 and batch * m * n >= MIN_ELEMENTS and grid
 
     @property
