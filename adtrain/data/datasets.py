@@ -136,9 +136,9 @@ def load(
         raise DataError("expected either the name of a data set or a path, and not both")
     if dataset is not None:
         found = catalogue.find(dataset) if isinstance(dataset, str) else dataset
-        return (
-            _of_catalogue(found, options) if isinstance(found, Entry) else _of_source(found, options, numbers, offset)
-        )
+        if isinstance(found, Entry):
+            return _of_catalogue(found, options)
+        return _of_source(found, options, numbers, offset)
     source = Path(os.path.expanduser(str(path)))
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
     parts = formats.read(source, options, encoder.columns if encoder is not None else classes)
@@ -289,9 +289,7 @@ def _encoded(
     options: Options,
     offset: tuple[float, ...] | None,
 ) -> tuple[Split, Split]:
-    """Both parts of a table with images in place of cells: in float32, which takes less memory, unless these need an
-    offset.
-    """
+    """Both parts of a table with images in place of cells: in float32, to save memory, if they need no offset."""
     needed = any(offset or offsets(*cell_statistics(_cells(found.train.images))))
     dtype = np.float64 if needed else np.float32
     images: list[np.ndarray | FileArray] = [

@@ -1,4 +1,4 @@
-"""Checks that a config, its model and its data fit together. Each raises ConfigError at the place in the config."""
+"""Checks that a config, its model and its data fit together: ConfigError at the place in the config, or a warning."""
 
 from __future__ import annotations
 
