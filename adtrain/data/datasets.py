@@ -26,8 +26,6 @@ from adtrain.data.statistics import PIXEL_MAX, cell_statistics, channel_statisti
 from adtrain.data.table_encoder import TableEncoder, learn
 from adtrain.text import counted, first_names, visible
 
-MAX_LISTED = 12
-
 ClassType: TypeAlias = Literal["str", "int", "bool", "float"]
 CLASS_TYPES: dict[str, ClassType] = {"U": "str", "i": "int", "b": "bool", "f": "float"}
 """The type of labels by the kind of their dtype."""
@@ -317,7 +315,7 @@ def _warn_of_classes(classes: tuple[str, ...], train: Split, test: Split, place:
     """Warn about classes of which the training part has no example."""
     counts = np.bincount(train.labels, minlength=len(classes)) if classes else np.ones(0)
     if unseen := np.flatnonzero(counts == 0).tolist():
-        names = first_names([printable(classes[i]) for i in unseen], MAX_LISTED)
+        names = first_names([printable(classes[i]) for i in unseen])
         what = f"{counted(int(np.isin(test.labels, unseen).sum()), 'test examples')} of {names}"
         _log.warning("adtrain: %s: found %s, of which there are no training examples", visible(place), what)
 
@@ -338,7 +336,7 @@ def _warn_of_lost_digits(images: Images, std: Sequence[float], encoder: TableEnc
     if lossy := lossy_channels(images, std):
         features = encoder.features if encoder is not None and images.shape[2:] == (1, 1) else ()
         names = [printable(features[i]) if features else str(i) for i in lossy]
-        what = f"{'column' if features else 'channel'} {first_names(names, MAX_LISTED)}"
+        what = f"{'column' if features else 'channel'} {first_names(names)}"
         reason = "float32 loses the last digits of these numbers; data.normalize: true subtracts the mean first"
         _log.warning("adtrain: %s: %s: %s", visible(place), what, reason)
 
