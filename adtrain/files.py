@@ -26,8 +26,8 @@ def write_atomic(path: str | Path, content: Content, durable: bool = True, same_
     """Replace the file at `path` with `content`, atomically. `durable`: after the return it survives a power failure.
 
     A symbolic link is followed, and the file keeps its mode. A device, or a pipe that a process reads, such as
-    /dev/stdout, is written to.
-    With `same_as`, a file that holds `content` already, the new file is a hard link to it where that is possible.
+    /dev/stdout, is written to. With `same_as`, a file that holds `content` already, the new file is a hard link to it
+    where that is possible.
 
     Raises AdtrainError that names the file and the cause if it cannot be written; the old file is then unchanged.
     """

@@ -31,7 +31,11 @@ def counted(count: int, things: str) -> str:
     return f"{count:,} {things.removesuffix(suffix) if count == 1 else things}"
 
 
-def first_names(names: Sequence[str], most: int) -> str:
+MAX_LISTED = 12
+"""Names of a list in a message, by default."""
+
+
+def first_names(names: Sequence[str], most: int = MAX_LISTED) -> str:
     """At most `most` of the names, joined by commas: "a, b, ..."."""
     return ", ".join([*names[:most], "..."] if len(names) > most else names)
 

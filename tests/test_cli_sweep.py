@@ -178,7 +178,9 @@ def test_a_sweep_on_changed_data_is_refused_without_override(cfg: Path, monkeypa
         "undo the changes, or accept them with --override"
     )
     labels.write_bytes(content)
-    assert folder.changed_data(session.digests) == []
     labels.write_bytes(content[:8] + content[8:][::-1])
+    command("sweep", "--resume", "s", "--device", "cpu", "--override", "--dry-run")
+    assert folder.changed_data(session.digests) == []
     command("sweep", "--resume", "s", "--device", "cpu", "--override")
+    assert folder.changed_data(session.digests) != []
     assert folder.results() is not None

@@ -13,7 +13,7 @@ from npz_files import write_npz
 
 from adtrain import data
 from adtrain.data import DataError, DataOptionError, DataSet, Options, table_rows
-from adtrain.data.csv_header import names_columns
+from adtrain.data.csv_file import names_columns
 from adtrain.data.leaks import leaks
 from adtrain.data.options import MISSING_VALUES
 

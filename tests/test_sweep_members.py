@@ -118,6 +118,8 @@ def test_a_member_has_the_order_and_the_split_of_its_seed(folder: Path, seed: in
 def test_keys_that_a_sweep_cannot_have_are_refused(folder: Path) -> None:
     with pytest.raises(config.ConfigError, match=r"training.early_stopping: found it in a sweep"):
         groups(folder, "{training.seed: [1]}", "training.early_stopping={patience: 2}")
+    with pytest.raises(config.ConfigError, match=r"training.metrics: found it in a sweep, expected none: adtrain eval"):
+        groups(folder, "{training.seed: [1]}", "training.metrics=[top5]")
     with pytest.raises(config.ConfigError, match=r"data.shards: found it in a sweep"):
         groups(folder, "{data.shards: [1, 2]}")
     with pytest.raises(config.ConfigError, match=r"training.final_model: found it in a sweep, expected none: a member"):

@@ -126,7 +126,6 @@ def command(
             raise AdtrainError(f"{sweep}: the sweep was trained on other data: {'; '.join(changed)}; {advice}")
         for note in changed:
             progress(note)
-        folder.write_data(session.digests)
     else:
         cfg = config.load(str(config_path), overrides, plugins)
         session, folder = prepared(cfg, device), None
@@ -185,6 +184,7 @@ def train_session(
     if folder is None:
         folder = SweepFolder.create(session.config, options, output_dir, session.digests)
     with folder.locked(), ExitStack() as stack:
+        folder.write_data(session.digests)
         folder.truncate_metrics()
         signals = stack.enter_context(stop_signals())
         run = session.run(folder, plans, Watch(stop=signals.stop_requested, line=progress))

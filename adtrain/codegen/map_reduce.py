@@ -67,12 +67,12 @@ class MapReduce:
             if node.over == over and node.load is not None:
                 yield number, c_type(node.dtype), *node.load
 
-    def column_nodes(self) -> list[int]:
-        """The nodes of a column, which depend on j alone, that its pairs need."""
+    def column_nodes(self) -> list[tuple[int, str]]:
+        """Number and type of each node of a column, which depends on j alone, that its pairs need."""
         nodes = self.scalars.nodes
         found = set(self._folded_nodes())
         found |= {n for _, _, text in self.nodes("ij") for n in named(text)}
-        return sorted(n for n in found if nodes[n].over == "j")
+        return [(n, c_type(nodes[n].dtype)) for n in sorted(found) if nodes[n].over == "j"]
 
     def folded(self, accumulator: Accumulator, states: Sequence[str]) -> Iterator[str]:
         """Statements that join a column to the states of an accumulator. A product is added by a fused multiply-add."""

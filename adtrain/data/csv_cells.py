@@ -19,8 +19,6 @@ from adtrain.text import first_names, visible
 
 _log = logging.getLogger(__name__)
 
-MAX_LISTED = 12
-
 FLOAT32_INFINITY = 2.0**128 - 2.0**103
 """From here on float32 rounds to infinity."""
 
@@ -158,7 +156,7 @@ class _ColumnReader:
         """See `CellReader.warn`. In a column of numbers it is evident that other texts stand for empty cells."""
         place = visible(str(self.path))
         if self._emptied and self.has_categories and self.learning:
-            listed = first_names([f"{quoted(text)} ({count:,})" for text, count in self._emptied.items()], MAX_LISTED)
+            listed = first_names([f"{quoted(text)} ({count:,})" for text, count in self._emptied.items()])
             advice = "data.missing_values: [] reads such texts as categories"
             _log.warning("adtrain: %s: %s: read %s as empty cells; %s", place, self._name, listed, advice)
         if self._rounded is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,14 +13,11 @@ from itertools import chain, islice
 from pathlib import Path
 
 from adtrain.data.columns import Columns, cleaned, printable
-from adtrain.data.csv_cells import column_title
-from adtrain.data.csv_header import COMPARED_ROWS, names_columns
+from adtrain.data.csv_cells import column_title, is_number
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import Options
 from adtrain.files import open_regular
 from adtrain.text import first_names
-
-MAX_LISTED = 12
 
 LONGEST_CELL = 2**31 - 1
 """Characters of a cell. The limit of Python's module csv is 131,072 by default."""
@@ -28,6 +25,12 @@ LONGEST_CELL = 2**31 - 1
 SEPARATOR = re.compile(r'sep=([^"\r\n\x00])\r?\n?')
 SEPARATOR_LENGTH = 7
 """Characters of the longest such line."""
+
+COMPARED_ROWS = 100
+"""The lines after the first one that tell whether that is a header."""
+
+YEARS = range(1800, 2101)
+"""Numbers that a header has rather than other numbers."""
 
 Line = tuple[int, list[str]]
 """The number of a line in the file, and its values."""
@@ -61,7 +64,7 @@ class Opened:
         """The columns, for messages."""
         if not self.header:
             return f"there is no header, the columns are 0 to {len(self.first) - 1}"
-        return f"the columns are {first_names(list(map(printable, self.first)), MAX_LISTED)}"
+        return f"the columns are {first_names(list(map(printable, self.first)))}"
 
     def column(self, option: str, given: str | int) -> int:
         """The index, from 0, of the column that an option names. Raises DataOptionError unless there is one."""
@@ -87,8 +90,8 @@ class Opened:
 def opened(path: Path, options: Options, known: Columns | None) -> Iterator[Opened]:
     """The open table. Errors of reading the file during the `with` block become DataError.
 
-    By default `csv_header` says whether the first line is a header; it is one if the columns `known` have names. A line
-    sep=; before it, as Excel reads it, sets the delimiter. A delimiter at the end of lines makes no column.
+    By default `names_columns` says whether the first line is a header; it is one if the columns `known` have names. A
+    line sep=; before it, as Excel reads it, sets the delimiter. A delimiter at the end of lines makes no column.
     """
     delimiter = options.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
     csv.field_size_limit(max(LONGEST_CELL, csv.field_size_limit()))
@@ -131,3 +134,29 @@ def _opened(path: Path, lines: Iterator[Line], delimiter: str, options: Options,
     if ends and (header or known is None or len(names) > known.width):
         names.pop()
     return Opened(path, names, header, chain([] if header else [(line, first)], compared, lines))
+
+
+def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool | None:
+    """Whether `first` (cleaned) has names, by comparison with the lines that follow it; None if they do not tell.
+
+    A line without a number has names. One with numbers and texts has names if a text is above numbers only, or if all
+    its numbers are years, above other numbers. It has values if a text occurs again in its column.
+    """
+    numbers = [i for i, cell in enumerate(first) if is_number(cell)]
+    texts = [i for i, cell in enumerate(first) if cell and not is_number(cell)]
+    if not numbers:
+        return True
+    below = {i: [cell for row in rows for cell in map(cleaned, row[i : i + 1]) if cell] for i in range(len(first))}
+    if any(first[i] in below[i] for i in texts):
+        return False
+    if any(below[i] and all(map(is_number, below[i])) for i in texts):
+        return True
+    different = len({first[i] for i in numbers}) == len(numbers)
+    if different and all(_is_year(first[i]) and below[i] and not any(map(_is_year, below[i])) for i in numbers):
+        return True
+    repeated = any(2 * len(set(below[i])) <= len(below[i]) for i in texts)
+    return None if repeated else False
+
+
+def _is_year(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and int(text[:9]) in YEARS

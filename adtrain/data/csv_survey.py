@@ -141,12 +141,13 @@ def propose(path: Path, options: Options) -> Proposal:
         predicted = [(named or [x for x in columns if x.cells][-1:] or columns[-1:])[0]]
         found["label" if predicted[0].has_classes else "target"] = predicted[0].key
         _check_predicted(predicted[0])
-    chosen = set(map(id, predicted))
-    features = [column for column in columns if id(column) not in chosen]
+    chosen = set(predicted)
+    features = [column for column in columns if column not in chosen]
     left_out = [
         x for x in features if x.is_identifier or x.has_dates or not x.cells or (x.is_text and x.has_too_many_texts)
     ]
-    read = [x for x in features if id(x) not in set(map(id, left_out))]
+    not_read = set(left_out)
+    read = [x for x in features if x not in not_read]
     if len(read) > 1 and read[0] is columns[0] and read[0].counts_rows and read[0].cells > MOST_CLASSES:
         left_out.append(read.pop(0))
     mixed = [x for x in read if x.is_text and x.looks_numeric]

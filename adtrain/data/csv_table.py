@@ -40,9 +40,9 @@ def read(path: Path, options: Options, known: Columns | None = None) -> Parts:
     """The table as one part: labels or targets, and the cells of the other columns, float64 (N, columns, 1, 1).
 
     `CellReader` says what the cells are; `TableEncoder` makes features or images of them. Labels with equal texts are
-    equal. They become int64 if each text is an integer without a sign + and without leading zeros. Targets are float64
-    (N, targets). By default the first line is a header if none of its values is a number. `known` are the columns of
-    the training part: these are read, at whatever position the header has them.
+    equal. `LabelReader.labels` says which types they have. Targets are float64 (N, targets). `csv_file.opened` says
+    whether the first line is a header. `known` are the columns of the training part: these are read, at whatever
+    position the header has them.
     Raises DataError with line and column, and DataOptionError if a column that an option names is missing or unknown,
     or if the labels are fractions.
     """

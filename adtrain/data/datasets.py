@@ -26,8 +26,6 @@ from adtrain.data.statistics import PIXEL_MAX, cell_statistics, channel_statisti
 from adtrain.data.table_encoder import TableEncoder, learn
 from adtrain.text import counted, first_names, visible
 
-MAX_LISTED = 12
-
 ClassType: TypeAlias = Literal["str", "int", "bool", "float"]
 CLASS_TYPES: dict[str, ClassType] = {"U": "str", "i": "int", "b": "bool", "f": "float"}
 """The type of labels by the kind of their dtype."""
@@ -136,9 +134,9 @@ def load(
         raise DataError("expected either the name of a data set or a path, and not both")
     if dataset is not None:
         found = catalogue.find(dataset) if isinstance(dataset, str) else dataset
-        return (
-            _of_catalogue(found, options) if isinstance(found, Entry) else _of_source(found, options, numbers, offset)
-        )
+        if isinstance(found, Entry):
+            return _of_catalogue(found, options)
+        return _of_source(found, options, numbers, offset)
     source = Path(os.path.expanduser(str(path)))
     name = os.path.basename(os.path.realpath(source)) if source.is_dir() else source.stem
     parts = formats.read(source, options, encoder.columns if encoder is not None else classes)
@@ -289,9 +287,7 @@ def _encoded(
     options: Options,
     offset: tuple[float, ...] | None,
 ) -> tuple[Split, Split]:
-    """Both parts of a table with images in place of cells: in float32, which takes less memory, unless these need an
-    offset.
-    """
+    """Both parts of a table with images in place of cells: in float32, to save memory, if they need no offset."""
     needed = any(offset or offsets(*cell_statistics(_cells(found.train.images))))
     dtype = np.float64 if needed else np.float32
     images: list[np.ndarray | FileArray] = [
@@ -319,7 +315,7 @@ def _warn_of_classes(classes: tuple[str, ...], train: Split, test: Split, place:
     """Warn about classes of which the training part has no example."""
     counts = np.bincount(train.labels, minlength=len(classes)) if classes else np.ones(0)
     if unseen := np.flatnonzero(counts == 0).tolist():
-        names = first_names([printable(classes[i]) for i in unseen], MAX_LISTED)
+        names = first_names([printable(classes[i]) for i in unseen])
         what = f"{counted(int(np.isin(test.labels, unseen).sum()), 'test examples')} of {names}"
         _log.warning("adtrain: %s: found %s, of which there are no training examples", visible(place), what)
 
@@ -340,7 +336,7 @@ def _warn_of_lost_digits(images: Images, std: Sequence[float], encoder: TableEnc
     if lossy := lossy_channels(images, std):
         features = encoder.features if encoder is not None and images.shape[2:] == (1, 1) else ()
         names = [printable(features[i]) if features else str(i) for i in lossy]
-        what = f"{'column' if features else 'channel'} {first_names(names, MAX_LISTED)}"
+        what = f"{'column' if features else 'channel'} {first_names(names)}"
         reason = "float32 loses the last digits of these numbers; data.normalize: true subtracts the mean first"
         _log.warning("adtrain: %s: %s: %s", visible(place), what, reason)
 

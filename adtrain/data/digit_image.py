@@ -177,10 +177,8 @@ def _ink(difference: np.ndarray) -> tuple[np.ndarray, float]:
     shapes = _shapes(difference > max(LEAST_CONTRAST / 2, NOISE * spread))
     if not shapes:
         return np.zeros(difference.shape, bool), 0.0
-    inked = max(
-        (difference[shape.rows, shape.columns] for shape in shapes), key=lambda values: float((values**2).sum())
-    )
-    contrast = float(np.percentile(inked, 80))
+    inked = [difference[shape.rows, shape.columns] for shape in shapes]
+    contrast = float(np.percentile(max(inked, key=lambda values: float((values**2).sum())), 80))
     return difference > contrast / 2, contrast
 
 
@@ -196,9 +194,8 @@ def _without_lines(mask: np.ndarray) -> np.ndarray:
     margin, end = int(MOST_SLOPE * width / 2) + 1, max(1, round(END * width))
     for slope in np.linspace(-MOST_SLOPE, MOST_SLOPE, 61):
         at = np.rint(rows - slope * (columns - width / 2)).astype(int) + margin
-        covered = np.zeros(
-            (height + 2 * margin, width), bool
-        )  # by thin ink at this height of the left end, or beside it
+        # Thin ink, at its height on a line of this slope, or beside it.
+        covered = np.zeros((height + 2 * margin, width), bool)
         for shift in (-1, 0, 1):
             covered[np.clip(at + shift, 0, len(covered) - 1), columns] = True
         is_line = covered.mean(axis=1) >= LINE
@@ -252,9 +249,7 @@ def _shapes(mask: np.ndarray) -> list[_Shape]:
     lengths = ends - starts
     owners = np.repeat(roots, lengths)
     all_rows = np.repeat(rows, lengths)
-    all_columns = (
-        np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(starts, lengths)
-    )
+    all_columns = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
     order = np.argsort(owners, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(owners[order])) + 1) if len(order) else []
     found = [_Shape(all_rows[group], all_columns[group], len(group)) for group in groups]

@@ -27,40 +27,36 @@ def read(folder: Path, options: Options) -> Parts:
     If train/ has subfolders, it is the training part, test/ the test part, and the first of VALIDATION_FOLDERS has the
     validation images; without test/ these are the test part, with a warning. Hidden files and folders (.name) are
     ignored, and so are files next to the folders of the classes. Files that are no images, and have no name of one, are
-    skipped with a warning. Links must stay within the folder. Raises DataError
-    for an unreadable image, and DataOptionError if the images differ in size and no size is given.
+    skipped with a warning. Links must stay within the folder. Raises DataError for an unreadable image, and
+    DataOptionError if the images differ in size and no size is given.
     """
-    train, test = folder / "train", folder / "test"
-    validation = next((folder / name for name in VALIDATION_FOLDERS if (folder / name).is_dir()), None)
-    if not (train.is_dir() and any(entry.is_dir() for entry in _entries(train))):
-        train, validation = folder, None
-        tests = []
-    elif test.is_dir():
-        tests = [test]
-    elif validation is not None:
+
+    def existing(*names: str) -> Path | None:
+        return next((folder / name for name in names if (folder / name).is_dir()), None)
+
+    train, test, validation = existing("train"), existing("test"), existing(*VALIDATION_FOLDERS)
+    if train is None or not any(entry.is_dir() for entry in _entries(train)):
+        train, test, validation = folder, None, None
+    elif test is None and validation is not None:
         note = "found no folder test; %s, which has validation images, is the test part"
         _log.warning(f"adtrain: %s: {note}", visible(str(folder)), visible(validation.name))
-        tests, validation = [validation], None
-    else:
-        tests = []
+        test, validation = validation, None
     reader = _Reader(options)
     names = set[str]()
 
-    def files(part: Path) -> list[tuple[str, Path]]:
-        classes = _classes(part, folder)
+    def files(part: Path | None) -> list[tuple[str, Path]]:
+        classes = {} if part is None else _classes(part, folder)
         names.update(classes)
         return [(name, path) for name, paths in classes.items() for path in paths if reader.read_header(path)]
 
-    training, held_out = files(train), [] if validation is None else files(validation)
-    tested = [files(test) for test in tests]
+    training, held_out, tested = files(train), files(validation), files(test)
     if reader.others:
         first, count = visible(str(reader.others[0])), counted(len(reader.others), "files")
         _log.warning("adtrain: %s: skipped %s that are no images, the first is %s", visible(str(folder)), count, first)
     part, kept = reader.read_part([*training, *held_out], train)
-    test_parts = [reader.read_part(tested[i], test)[0] for i, test in enumerate(tests)]
     return Parts(
         part,
-        test_parts[0] if test_parts else None,
+        None if test is None else reader.read_part(tested, test)[0],
         tuple(reader.skipped),
         tuple(sorted(names)),
         validation_rows=sum(i >= len(training) for i in kept),

@@ -68,21 +68,23 @@ def place(environment: Mapping[str, str]) -> Place | None:
     return None
 
 
+def _valid_place(environment: Mapping[str, str]) -> Place | None:
+    """`place`; None for variables that are wrong, which is reported where the rank is needed."""
+    try:
+        return place(environment)
+    except AdtrainError:
+        return None
+
+
 def is_rank(environment: Mapping[str, str]) -> bool:
     """Whether a process with these variables is one of several ranks."""
-    try:
-        process = place(environment)
-    except AdtrainError:  # reported where the rank is needed
-        return False
+    process = _valid_place(environment)
     return process is not None and process.size > 1
 
 
 def other_rank(environment: Mapping[str, str]) -> bool:
     """Whether a process with these variables is a rank other than 0."""
-    try:
-        process = place(environment)
-    except AdtrainError:  # reported where the rank is needed
-        return False
+    process = _valid_place(environment)
     return process is not None and process.rank > 0
 
 
@@ -93,10 +95,7 @@ def threads(environment: Mapping[str, str], cores: int, usable: int) -> int | No
         cores: of the host.
         usable: those that this process may use. If they are fewer, the launcher has divided them.
     """
-    try:
-        process = place(environment)
-    except AdtrainError:
-        return None
+    process = _valid_place(environment)
     if process is None or "OMP_NUM_THREADS" in environment or usable < cores:
         return None
     return max(1, cores // process.local_size)
@@ -117,10 +116,7 @@ def visible_gpu(environment: Mapping[str, str]) -> str | None:
 
     That GPU is number `local_rank` of the visible ones. A single visible GPU was chosen by the launcher.
     """
-    try:
-        process = place(environment)
-    except AdtrainError:
-        return None
+    process = _valid_place(environment)
     if process is None or process.size == 1:
         return None
     visible = environment.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""Checks that a config, its model and its data fit together. Each raises ConfigError at the place in the config."""
+"""Checks that a config, its model and its data fit together: ConfigError at the place in the config, or a warning."""
 
 from __future__ import annotations
 
@@ -33,9 +33,6 @@ _log = logging.getLogger(__name__)
 MOST_NAMES = 8
 """The most names of targets in an error."""
 
-MAX_LISTED = 12
-"""The most names of features or classes in an error."""
-
 
 def check_precision(cfg: Config, device: str) -> None:
     """Raise ConfigError where `device` has no kernels for the config's precision."""
@@ -59,7 +56,7 @@ def check_fit(cfg: Config, net: Network, data_set: DataSet) -> None:
         as_rows = f"{found(rows[0])} for rows of pixels, " if rows else ""
         expected = f"expected {found(shape)}, the shape of the images, {as_rows}or [{prod(shape)}] for flat input"
         if names := data_set.features:
-            listed = first_names(list(map(printable, names)), MAX_LISTED)
+            listed = first_names(list(map(printable, names)))
             expected = f"expected [{len(names)}], the features of a row: {listed}"
         if cfg.data.is_text:
             expected = f"expected [{prod(shape)}], the length of a sequence (data.length)"
@@ -179,7 +176,7 @@ def warn_of_init_from(experiment: Experiment) -> None:
     for what, layer, position, others, own in pairs:
         is_taken = not np.array_equal(drawn[position].numpy(), taken[position].numpy())
         if others and own and tuple(others) != tuple(own) and is_taken:
-            there, here = (first_names(list(map(printable, names)), MAX_LISTED) for names in (others, own))
+            there, here = (first_names(list(map(printable, names))) for names in (others, own))
             found = f"found the {what} {there}, and here {here}"
             effect = f"the {layer} layer begins with the weights of other {what}"
             _log.warning("adtrain: warning: training.init_from %s: %s: %s", visible(str(path)), found, effect)

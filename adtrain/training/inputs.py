@@ -56,10 +56,8 @@ def files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    inside = (
-        file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in images.SUFFIXES and file.is_file()
-    )
-    found = sorted(path / file for file in inside if not any(part.startswith(".") for part in file.parts))
+    named = (file for file in path.rglob("*") if file.suffix.lower() in images.SUFFIXES and file.is_file())
+    found = sorted(x for x in named if not any(part.startswith(".") for part in x.relative_to(path).parts))
     if not found:
         raise DataError(f"{path}: found a folder without images, expected PNG or JPEG files")
     return found

@@ -29,7 +29,7 @@ from adtrain.data.table_encoder import TableEncoder
 from adtrain.passes import ALL
 from adtrain.text import counted, first_names
 from adtrain.training import network, tensor_file, warm_start
-from adtrain.training.checks import MAX_LISTED, check_targets
+from adtrain.training.checks import check_targets
 from adtrain.training.data_section import data_options, read_data, takes_numbers
 from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.metadata import ModelMetadata, of_model
@@ -115,7 +115,7 @@ class TrainedModel:
         if (unknown := found < 0).any():
             name, names = classes[labels[unknown.argmax()]], list(map(printable, self.classes))
             what = f"{unknown.sum():,} examples of classes that the run was not trained on, such as {printable(name)}"
-            raise AdtrainError(f"{place}: found {what}; expected {first_names(names, MAX_LISTED)}")
+            raise AdtrainError(f"{place}: found {what}; expected {first_names(names)}")
         return found
 
     @cached_property

@@ -20,16 +20,16 @@ SMALLEST_CONVOLVED = 10
 """The least height and width of images for two convolutions with pooling."""
 
 COMMENTS = {
-    "header": "  # whether line 1 has the names of the columns",
-    "label": "  # the column of the classes to predict",
-    "target": "  # the column of the numbers to predict",
-    "drop": "  # columns that are not read: identifiers, dates, too many different texts, or no values",
-    "categories": "  # columns of numbers and texts",
-    "missing": "  # fills empty cells",
-    "image_size": "  # all images are resized to it",
-    "test": "  # the fraction held out to measure the result",
-    "validation": "  # the fraction of the rest held out to choose the best epoch",
-    "normalize_targets": "  # trains on targets of mean 0 and deviation 1",
+    "header": "whether line 1 has the names of the columns",
+    "label": "the column of the classes to predict",
+    "target": "the column of the numbers to predict",
+    "drop": "columns that are not read: identifiers, dates, too many different texts, or no values",
+    "categories": "columns of numbers and texts",
+    "missing": "fills empty cells",
+    "image_size": "all images are resized to it",
+    "test": "the fraction held out to measure the result",
+    "validation": "the fraction of the rest held out to choose the best epoch",
+    "normalize_targets": "trains on targets of mean 0 and deviation 1",
 }
 
 SMALLEST_TEST = 2
@@ -49,7 +49,7 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
     if path is not None and formats.format_of(path, data_options(section).format) is formats.CSV:
         proposed = csv_survey.propose(path, data_options(section))
         keys |= proposed.keys
-        comments |= {key: f"  # {comment}" for key, comment in proposed.comments.items()}
+        comments |= proposed.comments
     found = _loaded(keys)
     examples = len(found.train)
     is_text = found.train.is_text
@@ -72,7 +72,10 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         loss = "cross_entropy"
     lines = [
         "data:",
-        *(f"  {key}: {config.inline(value)}{comments.get(key, '')}" for key, value in keys.items()),
+        *(
+            f"  {key}: {config.inline(value)}" + (f"  # {comments[key]}" if key in comments else "")
+            for key, value in keys.items()
+        ),
         "model:",
         "  layers:",
         *(_text_layers(outputs) if is_text else _layers(shape, outputs)),

@@ -86,7 +86,7 @@ class CompiledProgram:
         self.io = (ctypes.c_void_p * (self.first_part + len(self.part_places)))()
         self.io[inputs : self.first_output] = [address(x) for x in self.constants]
         addresses = ctypes.addressof(self.io), address(self.arena), address(self.scratch)
-        self.arguments = [*map(ctypes.c_void_p, addresses)]
+        self.arguments = list(map(ctypes.c_void_p, addresses))
         self.known: list[np.ndarray | None] = [None] * inputs  # what the first pointers of io point to
         self.running = Lock()
 

@@ -29,10 +29,15 @@ def check_setting() -> None:
         )
 
 
+def usable_cores() -> int | None:
+    """Cores that this process may run on; None if their number is unknown."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 @functools.cache
 def usable(wanted: int) -> int:
     """`wanted` threads, but at most one for each processor that this process may use. Fewer are said in a warning."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or wanted
+    processors = usable_cores() or wanted
     if wanted <= processors:
         return wanted
     line = f"adtrain: {wanted} threads are set for OpenMP; using {processors}, one for each processor of this process"

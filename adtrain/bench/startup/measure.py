@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.peers.comparison import LOSS_TOLERANCE
 from adtrain.bench.peers.processes import environment
 from adtrain.bench.peers.systems import ADTRAIN, Choice
-from adtrain.bench.timing.machine import usable_cores
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.core.errors import AdtrainError
 from adtrain.training.summary import SUMMARY

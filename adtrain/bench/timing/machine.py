@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.backends.cpu.threads import usable_cores
 from adtrain.core.backend import backend
 from adtrain.data.memory import machine_memory
 
@@ -31,11 +32,6 @@ def describe_cpu() -> dict[str, Any]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
-
-
-def usable_cores() -> int | None:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def thread_count() -> int:

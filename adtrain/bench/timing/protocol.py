@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import adtrain
+from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.timing import roofline, sampling, statistics
-from adtrain.bench.timing.machine import busy_cores, describe_cpu, is_busy, usable_cores
+from adtrain.bench.timing.machine import busy_cores, describe_cpu, is_busy
 from adtrain.bench.timing.roofline import Roofline
 from adtrain.core.backend import backend
 

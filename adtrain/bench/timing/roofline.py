@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain import __version__, documents, ops
-from adtrain.bench.timing.machine import busy_cores, is_busy, usable_cores
+from adtrain.backends.cpu.threads import usable_cores
+from adtrain.bench.timing.machine import busy_cores, is_busy
 from adtrain.bench.timing.sampling import measure, rate
 from adtrain.cache import digest
 from adtrain.core.array import array

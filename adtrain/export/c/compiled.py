@@ -33,7 +33,6 @@ class Compiled(NamedTuple):
 
         Raises AdtrainError where the function refuses an image.
         """
-        integers = self.interface.output_type == "uint16_t"
         dtype = {"uint16_t": np.uint16, "float": np.float32, "double": np.float64}[self.interface.output_type]
         outputs = np.zeros((len(images), *self.interface.outputs), dtype)
         classes = np.zeros(len(images), np.int32)
@@ -41,7 +40,7 @@ class Compiled(NamedTuple):
         predict = getattr(self.library, f"{self.name}_predict_batch")
         if predict(pointers[0], ctypes.c_size_t(len(images)), *pointers[1:]):
             raise AdtrainError("the exported function refuses an image of the test set")
-        return outputs / np.float32(65536) if integers else outputs, classes
+        return outputs / np.float32(65536) if self.interface.gives_integers else outputs, classes
 
 
 @contextmanager

@@ -56,7 +56,7 @@ static int read_image(FILE *file, {about.c_type} *image) {{
     }}
     return 1;
 }}"""
-    unit = "" if about.output_type != "uint16_t" else " / 65536"
+    unit = " / 65536" if about.gives_integers else ""
     digits = ".15" if about.output_type == "double" else ""
     load = f"""    if ({name}_load(argv[1])) {{
         fprintf(stderr, "%s: not the weights of this network\\n", argv[1]);

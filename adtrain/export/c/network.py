@@ -42,6 +42,11 @@ class Interface(NamedTuple):
     output_type: str = "float"
     is_text: bool = False
 
+    @property
+    def gives_integers(self) -> bool:
+        """Whether outputs are integers, in units of 1 / 65536."""
+        return self.output_type == "uint16_t"
+
 
 def interface(trained: TrainedModel, int8: bool = False) -> Interface:
     network = trained.network

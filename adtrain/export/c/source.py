@@ -112,11 +112,11 @@ def _notes(
     features: list[str],
 ) -> list[str]:
     """What a reader of the file needs to know, as lines of a comment."""
-    unit = "" if about.output_type != "uint16_t" else " in units of 1 / 65536; the arithmetic is that of integers"
+    unit = " in units of 1 / 65536; the arithmetic is that of integers" if about.gives_integers else ""
     kind = "bytes from 0 to 255" if about.c_type == "uint8_t" else "numbers"
     options = "-O3 -march=native -ffp-contract=fast" if simd else "-O2"
     source, header_name = shlex.quote(path.name), path.with_suffix(".h").name
-    libm = " -lm" if about.output_type != "uint16_t" else ""
+    libm = "" if about.gives_integers else " -lm"
     reads = "images" if is_image(about) else "numbers"
     signature = [
         f"input    {size_text(about.image)} {kind}; they are normalised here",

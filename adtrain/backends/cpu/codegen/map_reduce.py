@@ -43,8 +43,8 @@ def _lines(loop: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
         yield f"const {c} t{number} = {names[v]}[{first}];"
     yield from (f"const {c} t{number} = {text};" for number, c, text in loop.nodes(""))
     columns = loop.column_nodes()
-    for number in columns:
-        yield f"{c_type(loop.scalars.nodes[number].dtype)} c{number}[{TILE}] __attribute__((aligned(64)));"
+    for number, c in columns:
+        yield f"{c} c{number}[{TILE}] __attribute__((aligned(64)));"
     yield f"for (int64_t block = begin; block < end; block += {ROWS}) {{"
     yield f"    const int64_t rows = min_i64({ROWS}, end - block);"
     for k, s, start in states:
@@ -56,7 +56,7 @@ def _lines(loop: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
     for number, c, v, step, first in loop.loads("j"):
         yield f"            const {c} t{number} = {names[v]}[(tile + j) * {step} + {first}];"
     yield from (f"            const {c} t{number} = {text};" for number, c, text in loop.nodes("j"))
-    yield from (f"            c{number}[j] = t{number};" for number in columns)
+    yield from (f"            c{number}[j] = t{number};" for number, _ in columns)
     yield "        }"
     yield "        for (int64_t r = 0; r < rows; r++) {"
     yield from (f"            {line}" for line in _row(loop, names))
@@ -100,8 +100,7 @@ def _row(loop: MapReduce, names: dict[Variable, str]) -> Iterator[str]:
 
 def _terms(loop: MapReduce) -> Iterator[str]:
     """Statements that join column j + l to lane l."""
-    for number in loop.column_nodes():
-        yield f"const {c_type(loop.scalars.nodes[number].dtype)} t{number} = c{number}[j + l];"
+    yield from (f"const {c} t{number} = c{number}[j + l];" for number, c in loop.column_nodes())
     yield from (f"const {c} t{number} = {text};" for number, c, text in loop.nodes("ij"))
     for k, a in enumerate(loop.accumulators):
         states = [f"part{k}_{s}[l]" for s in range(len(STARTS[a.kind]))]

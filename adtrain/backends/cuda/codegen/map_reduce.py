@@ -45,7 +45,7 @@ def map_reduce_kernels(equation: Equation, target: Target) -> list[Kernel]:
     body = body_of(equation)
     loop = map_reduce(body)
     groups = -(-loop.rows // (THREADS * ROWS))
-    bytes_each = sum(-(-loop.scalars.nodes[number].dtype.itemsize // 4) * 4 for number in loop.column_nodes())
+    bytes_each = sum(-(-loop.scalars.nodes[number].dtype.itemsize // 4) * 4 for number, _ in loop.column_nodes())
     tile = min(TILE, TILE_BYTES // max(bytes_each, 1))
     tiles = -(-loop.columns // tile)
     states = [
@@ -90,12 +90,8 @@ class _Writer:
     def column(self) -> Iterator[str]:
         """The type of a column in shared memory."""
         yield "struct __align__(16) Column {"
-        yield from (f"    {c} t{number};" for number, c in self._columns())
+        yield from (f"    {c} t{number};" for number, c in self.loop.column_nodes())
         yield "};"
-
-    def _columns(self) -> Iterator[tuple[int, str]]:
-        """Number and type of each number of a column."""
-        return ((number, c_type(self.loop.scalars.nodes[number].dtype)) for number in self.loop.column_nodes())
 
     def reduce(self) -> Iterator[str]:
         """Statements of a block for its rows and its slice of the columns."""
@@ -153,7 +149,7 @@ class _Writer:
         for number, c, v, step, first in loop.loads("j"):
             yield f"    const {c} t{number} = {self.names[v]}[(start + c) * {step} + {first}];"
         yield from (f"    const {c} t{number} = {text};" for number, c, text in loop.nodes("j"))
-        yield from (f"    tile[c].t{number} = t{number};" for number, _ in self._columns())
+        yield from (f"    tile[c].t{number} = t{number};" for number, _ in loop.column_nodes())
         yield "}"
         yield "__syncthreads();"
         yield from (f"{s.type} part{s.name}[{ROWS}];" for s in states)
@@ -161,7 +157,7 @@ class _Writer:
         yield "#pragma unroll 4"
         yield "for (int c = 0; c < columns; c++) {"
         yield "    const Column column = tile[c];"
-        yield from (f"    const {c} t{number} = column.t{number};" for number, c in self._columns())
+        yield from (f"    const {c} t{number} = column.t{number};" for number, c in loop.column_nodes())
         yield from indented(_each_row(*self._terms()))
         yield "}"
         yield from _each_row(*self._joined("[r]"))
