@@ -150,7 +150,7 @@ for along in ("softmax", "log_softmax", "argmax"):
 ALONE |= {f"cumsum, axis {i}": ("cumsum", (x,), {"axis": i, "reverse": False}) for i, x in enumerate((COLUMNS, ROWS))}
 
 
-def updates(a: ad.Array, b: ad.Array, v: ad.Array, w: ad.Array) -> tuple[ad.Array, ad.Array]:
+def updates(a: ad.Array, b: ad.Array, v: ad.Array, w: ad.Array) -> tuple[Any, Any]:
     """The weight gradients of two layers, with their updates."""
     return v - ops.matmul(a, b, transpose_a=True), w - ops.matmul(b, a, transpose_a=True)
 
