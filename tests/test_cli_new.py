@@ -161,7 +161,7 @@ def test_what_is_guessed_of_a_table_with(tmp_path: Path, kind: str) -> None:
     assert {key: found.get(key) for key in expected} == expected
     assert set(found) & {"drop", "categories", "missing"} <= set(expected)
     assert ("validation" in yaml.safe_load(text)["data"]) is (len(lines) > 5)
-    assert ("fills empty cells, also '?' in column 0 (n) (missing_values)" in text) is (
+    assert ("fills empty cells, which include '?' in column 0 (n), see missing_values" in text) is (
         kind == "a marker among numbers"
     )
 

@@ -65,7 +65,7 @@ def test_a_single_thread_has_no_trials() -> None:
 def test_a_bad_number_of_threads_is_an_error_that_names_it(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     with pytest.raises(
-        AdtrainError, match=rf"^OMP_NUM_THREADS: found '{value}', expected a number of threads from 1 on"
+        AdtrainError, match=rf"^OMP_NUM_THREADS: found '{value}', expected a positive number of threads"
     ):
         check_setting()
 
@@ -99,5 +99,5 @@ def test_a_training_with_a_bad_number_of_threads_ends_with_one_line(
     found = CliRunner().invoke(cli, ["train", str(write_config(tmp_path)), "--steps", "1", "--output-dir", "run"])
     assert found.exit_code == 2
     assert found.stderr.splitlines()[-1] == (
-        "adtrain: error: OMP_NUM_THREADS: found 'abc', expected a number of threads from 1 on; change or unset it"
+        "adtrain: error: OMP_NUM_THREADS: found 'abc', expected a positive number of threads; change or unset it"
     )

@@ -172,7 +172,7 @@ def test_a_picture_that_may_be_no_digit_is_warned_of(
     Image.fromarray(lit(1 - 0.8 * block, 0.3)[0]).save(tmp_path / "x.png")
     inputs.read(tmp_path / "x.png", of_mnist)
     (message,) = caplog.messages
-    assert message.endswith("; it may be no digit on plain paper: its largest shape has no strokes")
+    assert message.endswith("; it may not show one digit on plain paper: its largest shape has no strokes")
 
 
 def test_an_image_like_those_of_the_training_is_not_changed(

@@ -184,6 +184,6 @@ def test_of_members_with_equal_values_one_is_trained_and_a_warning_says_it(
     left_out = len(config.build.sweep(cfg).members()) - count
     (warning,) = caplog.messages
     assert warning == (
-        f"adtrain: warning: {tmp_path}/c.yaml:11:1: sweep: found {counted(left_out, 'members')} equal to others, "
-        "which are left out"
+        f"adtrain: warning: {tmp_path}/c.yaml:11:1: sweep: left out {counted(left_out, 'members')} "
+        "with the same values as another one"
     )

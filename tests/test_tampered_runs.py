@@ -145,7 +145,7 @@ def with_lines(sweep: Path, folder: Path, change: Callable[[list[bytes]], list[b
         ),
         (
             lambda lines: [x.replace(b'"accuracy": ', b'"f1": 0.5, "accuracy": ') for x in lines],
-            r"found other metrics of member \d than loss, accuracy",
+            r"found metrics of member \d other than loss, accuracy",
         ),
     ],
 )
