@@ -80,7 +80,9 @@ def test_a_marker_is_an_empty_cell(tmp_path: Path, marker: str) -> None:
         load(tmp_path, TABLE.replace("1,0.5,b", f"1,0.5,{marker}"))
 
 
-def test_the_markers_are_those_of_the_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_values_of_the_config_replace_the_default_markers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     text = "\n".join(["n,word,label", *(f"{-999 if i == 3 else i},{'NA' if i % 2 else 'x'},{i % 3}" for i in range(9))])
     found = load(tmp_path, text, missing="drop", missing_values=("-999",))
     assert len(found.train) == 8

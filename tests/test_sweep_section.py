@@ -175,7 +175,7 @@ def test_an_optimizer_and_its_options_are_swept_together_in_any_order(tmp_path: 
         ("{training.seed: {choice: [1, 2], samples: 9}}", 2),
     ],
 )
-def test_of_members_with_equal_values_one_is_trained_and_a_warning_says_it(
+def test_one_of_several_members_with_equal_values_is_trained_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, sweep: str, count: int
 ) -> None:
     cfg = load(tmp_path, TEXT + f"sweep: {sweep}\n")
