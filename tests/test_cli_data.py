@@ -98,7 +98,25 @@ def test_inspect_counts_classes_and_columns(table: Path) -> None:
     parted = run("data", "inspect", str(table), "--set", "label=species", "--set", "test=0.3", "--json")
     found = json.loads(parted.stdout)
     assert (found["train"], found["test"], found["scale"], found["skipped"]) == (6, 3, 1.0, [])
-    assert found["classes"] == [{"name": "a", "train": 4, "test": 2}, {"name": "b", "train": 2, "test": 1}]
+    assert found["classes"] == [
+        {"name": "a", "train": 4, "validation": 0, "test": 2},
+        {"name": "b", "train": 2, "validation": 0, "test": 1},
+    ]
+
+
+def test_inspect_counts_images_of_a_validation_folder_apart_from_those_for_training(tmp_path: Path) -> None:
+    for part, counts in {"train": (3, 1), "val": (1, 2), "test": (1, 1)}.items():
+        for name, count in zip("ab", counts, strict=True):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(count):
+                Image.new("L", (2, 2)).save(tmp_path / part / name / f"{i}.png")
+    lines = run("data", "inspect", str(tmp_path)).stdout.splitlines()
+    assert lines[0].endswith(": 4 training, 3 validation and 2 test examples")
+    assert lines[3:6] == [
+        "class  training  share  validation  test",
+        "a             3  75.0%           1     1",
+        "b             1  25.0%           2     1",
+    ]
 
 
 @pytest.mark.parametrize(

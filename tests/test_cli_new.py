@@ -151,7 +151,7 @@ GUESSES: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", GUESSES)
-def test_what_is_guessed_of_a_table_with(tmp_path: Path, kind: str) -> None:
+def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
     lines, expected = GUESSES[kind]
     (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")
     given = ["--set", "drop=[0]"] if kind == "two columns of one name" else []
@@ -161,7 +161,7 @@ def test_what_is_guessed_of_a_table_with(tmp_path: Path, kind: str) -> None:
     assert {key: found.get(key) for key in expected} == expected
     assert set(found) & {"drop", "categories", "missing"} <= set(expected)
     assert ("validation" in yaml.safe_load(text)["data"]) is (len(lines) > 5)
-    assert ("fills empty cells, also '?' in column 0 (n) (missing_values)" in text) is (
+    assert ("fills empty cells, which include '?' in column 0 (n), see missing_values" in text) is (
         kind == "a marker among numbers"
     )
 
@@ -190,7 +190,7 @@ def test_what_is_guessed_of_a_table_with(tmp_path: Path, kind: str) -> None:
         (["y,label,label", *(f"{i},a,a" for i in range(9))], "x.csv:1: found two columns named label, 1 and 2, expect"),
     ],
 )
-def test_a_table_that_cannot_be_learnt_is_refused_with_its_place(
+def test_a_table_without_anything_to_learn_is_an_error_with_its_place(
     tmp_path: Path, lines: list[str], message: str
 ) -> None:
     (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")

@@ -80,7 +80,7 @@ def test_a_signal_ends_a_command_whose_output_nobody_reads(commands: Commands, f
     assert sorted(folder.rglob("*")) == before
 
 
-def test_a_warning_that_comes_again_is_printed_once(commands: Commands, folder: Path) -> None:
+def test_a_repeated_warning_is_printed_once(commands: Commands, folder: Path) -> None:
     text = (folder / "tiny.yaml").read_text().replace("- linear: 3\n", "- linear: 3\n    - softmax\n")
     (folder / "seeds.yaml").write_text(f"{text}sweep: {{training.seed: {{range: 5}}}}\n")
     printed = folder / "warnings"

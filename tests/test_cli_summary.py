@@ -96,7 +96,7 @@ def test_plugins_of_a_run_are_not_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise AssertionError('was run')\n")
     message = one_line(summary(str(tmp_path), expect=2))
     assert message.endswith(
-        f"mine.py is code, and is not run because {tmp_path} names it; give {tmp_path}/config.yaml to run it"
+        f"found mine.py, which is code from {tmp_path} and is not trusted; give {tmp_path}/config.yaml to run it"
     )
 
 

@@ -174,7 +174,7 @@ def test_a_sweep_on_changed_data_is_refused_without_override(cfg: Path, monkeypa
     labels.write_bytes(content[:8] + content[8:][::-1])
     message = one_line(command("sweep", "--resume", "s", "--device", "cpu", expect=2))
     assert message == (
-        "s: the sweep was trained on other data: the test labels of group 0 have other contents; "
+        "s: the sweep was trained on other data: the test labels of group 0 have changed; "
         "undo the changes, or accept them with --override"
     )
     labels.write_bytes(content)

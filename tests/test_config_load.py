@@ -223,7 +223,7 @@ def test_any_file_name_gives_a_job_its_name(tmp_path: Path, stem: str, name: str
 
 
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a/b", "a\nb", "a\u202eb", "a\u00a0b", "a+b", "a" * 101, "ß" * 51])
-def test_a_name_that_is_given_is_not_changed_but_refused(tmp_path: Path, name: str) -> None:
+def test_an_invalid_name_in_a_config_is_an_error(tmp_path: Path, name: str) -> None:
     (message,) = problems(tmp_path, NETWORK.replace("small", json.dumps(name)))
     assert "expected a name of at most 100 bytes" in message
 

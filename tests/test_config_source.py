@@ -107,7 +107,7 @@ def test_scalars_have_the_types_of_yaml_1_2(text: str, value: object) -> None:
         ("{sgd: {lr: 0.1}}", {"sgd": {"lr": 0.1}}), ("[linear: 3, relu]", [{"linear": 3}, "relu"]),
     ],
 )  # fmt: skip
-def test_a_setting_is_yaml_where_all_of_its_characters_count(text: str, value: object) -> None:
+def test_a_setting_that_is_yaml_to_its_last_character_is_read_as_yaml(text: str, value: object) -> None:
     found = source.read_value(text, "--set a").plain()
     assert found == value
     assert type(found) is type(value)
@@ -123,7 +123,7 @@ def test_a_setting_is_yaml_where_all_of_its_characters_count(text: str, value: o
         "a=b", "größe", r"\t", '"\\UFFFFFFFF"', "no",
     ],
 )  # fmt: skip
-def test_any_other_setting_is_its_text(text: str) -> None:
+def test_any_other_setting_is_read_as_text(text: str) -> None:
     assert source.read_value(text, "--set a").plain() == text
 
 

@@ -85,7 +85,7 @@ def test_every_equation_of_outer_sums_is_called(compiler: str, tmp_path: Path) -
     check_calls(outer_program(), compiler, tmp_path)
 
 
-def test_a_call_that_is_missing_is_noticed(tmp_path: Path) -> None:
+def test_a_missing_call_is_found(tmp_path: Path) -> None:
     text = "void other(int *); static void kept(int *x) { other(x); }\nvoid run(int *x) { kept(x); }\n"
     assembly = c_compilers.assembly(text, tmp_path, [COMPILERS[0], "-O0"])
     assert c_compilers.unused(["kept", "missing"], assembly) == ["missing"]

@@ -27,18 +27,18 @@ def simulate(team: TeamSize, duration: Callable[[int], float], seconds: float) -
 
 
 @pytest.mark.parametrize("all_threads", [3e-5, 1e-3, 1e-2, 0.2])
-def test_all_threads_run_where_no_other_program_does(all_threads: float) -> None:
+def test_all_threads_are_used_if_no_other_program_runs(all_threads: float) -> None:
     mean = simulate(TeamSize(2), lambda size: all_threads * (1 if size == 2 else 1.8), max(20, 300 * all_threads))
     assert mean < 1.02 * all_threads
 
 
 @pytest.mark.parametrize("one_thread", [5e-5, 1e-3, 0.01])
-def test_one_thread_runs_where_barriers_wait_for_other_programs(one_thread: float) -> None:
+def test_one_thread_is_used_if_barriers_wait_for_other_programs(one_thread: float) -> None:
     mean = simulate(TeamSize(2), lambda size: one_thread * (1 if size == 1 else 70), max(20, 3000 * one_thread))
     assert mean < 1.15 * one_thread
 
 
-def test_the_number_of_threads_follows_what_other_programs_do() -> None:
+def test_the_number_of_threads_adapts_to_other_programs() -> None:
     team = TeamSize(2)
     for _ in range(2):
         simulate(team, lambda size: 4e-5 if size == 2 else 6e-5, 10)
@@ -47,7 +47,7 @@ def test_the_number_of_threads_follows_what_other_programs_do() -> None:
         assert simulate(team, lambda size: 4e-3 if size == 2 else 6e-5, 5) < 6.9e-5
 
 
-def test_a_few_lucky_runs_between_waits_do_not_change_the_choice() -> None:
+def test_a_few_fast_runs_between_waits_do_not_change_the_choice() -> None:
     """Of the runs on all threads one in thirty waits for a time slice of another program."""
     runs = iter(range(10**9))
     mean = simulate(TeamSize(2), lambda size: 6e-5 if size == 1 else 4e-3 if next(runs) % 30 == 0 else 3e-5, 30)
@@ -65,7 +65,7 @@ def test_a_single_thread_has_no_trials() -> None:
 def test_a_bad_number_of_threads_is_an_error_that_names_it(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     with pytest.raises(
-        AdtrainError, match=rf"^OMP_NUM_THREADS: found '{value}', expected a number of threads from 1 on"
+        AdtrainError, match=rf"^OMP_NUM_THREADS: found '{value}', expected a positive number of threads"
     ):
         check_setting()
 
@@ -99,5 +99,5 @@ def test_a_training_with_a_bad_number_of_threads_ends_with_one_line(
     found = CliRunner().invoke(cli, ["train", str(write_config(tmp_path)), "--steps", "1", "--output-dir", "run"])
     assert found.exit_code == 2
     assert found.stderr.splitlines()[-1] == (
-        "adtrain: error: OMP_NUM_THREADS: found 'abc', expected a number of threads from 1 on; change or unset it"
+        "adtrain: error: OMP_NUM_THREADS: found 'abc', expected a positive number of threads; change or unset it"
     )

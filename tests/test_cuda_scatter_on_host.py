@@ -47,7 +47,7 @@ def test_each_kernel_adds_the_elements_of_equal_indices(
 
 
 @pytest.mark.parametrize("count", [96, 30])
-def test_a_member_whose_indices_are_its_own_has_the_same_bytes_in_company(host: Host, count: int) -> None:
+def test_a_member_with_its_own_indices_has_the_same_bytes_among_others(host: Host, count: int) -> None:
     """The positions of all members are one axis, and segments divide those of each member."""
     rng, members, length = np.random.default_rng(0), 3, 5
     indices = rng.integers(0, length, (members, count))

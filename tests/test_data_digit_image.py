@@ -134,7 +134,7 @@ def test_a_thin_pen_gets_strokes_like_those_of_mnist() -> None:
     assert found.sum() / 255 == pytest.approx(20 * 0.09 * 20, rel=0.3)
 
 
-def test_a_picture_of_anything_else_is_doubted(digits: np.ndarray) -> None:
+def test_a_picture_without_one_digit_has_a_doubt(digits: np.ndarray) -> None:
     two = np.maximum(written(digits[2], SIZE, 120), np.roll(written(digits[3], SIZE, 120), 140, axis=1))
     assert centred(lit(1 - 0.8 * two, 0.3), 28, 28, "").doubt == "it has 2 separate shapes"
     block = np.zeros(SIZE)
@@ -164,7 +164,7 @@ def test_a_photograph_is_inverted_and_centred_for_a_network_of_mnist(
     assert np.median(as_it_is) > 190
 
 
-def test_a_picture_that_may_be_no_digit_is_warned_of(
+def test_a_picture_that_may_not_show_a_digit_is_a_warning(
     of_mnist: TrainedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     block = np.zeros(SIZE)
@@ -172,7 +172,7 @@ def test_a_picture_that_may_be_no_digit_is_warned_of(
     Image.fromarray(lit(1 - 0.8 * block, 0.3)[0]).save(tmp_path / "x.png")
     inputs.read(tmp_path / "x.png", of_mnist)
     (message,) = caplog.messages
-    assert message.endswith("; it may be no digit on plain paper: its largest shape has no strokes")
+    assert message.endswith("; it may not show one digit on plain paper: its largest shape has no strokes")
 
 
 def test_an_image_like_those_of_the_training_is_not_changed(

@@ -63,7 +63,7 @@ def test_a_large_compressed_file_is_decompressed_once(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("length", [0, 5, idx.MIN_CACHED_BYTES - 1, idx.MIN_CACHED_BYTES + 1])
-def test_a_cached_content_of_another_length_is_made_again(
+def test_a_cached_file_of_the_wrong_length_is_decompressed_again(
     length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

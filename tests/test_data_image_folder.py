@@ -88,7 +88,7 @@ def test_other_files_in_the_folder_of_a_class_are_skipped_with_one_line(
     assert len(image_folder.read(folder, Options()).train.labels) == 4
     (message,) = caplog.messages
     first = folder / "cat" / "notes.txt"
-    assert message == f"adtrain: {folder}: skipped 2 files that are no images, the first is {first}"
+    assert message == f"adtrain: {folder}: skipped 2 files of other types than PNG and JPEG, such as {first}"
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

@@ -80,7 +80,9 @@ def test_a_marker_is_an_empty_cell(tmp_path: Path, marker: str) -> None:
         load(tmp_path, TABLE.replace("1,0.5,b", f"1,0.5,{marker}"))
 
 
-def test_the_markers_are_those_of_the_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_values_of_the_config_replace_the_default_markers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     text = "\n".join(["n,word,label", *(f"{-999 if i == 3 else i},{'NA' if i % 2 else 'x'},{i % 3}" for i in range(9))])
     found = load(tmp_path, text, missing="drop", missing_values=("-999",))
     assert len(found.train) == 8
@@ -149,17 +151,15 @@ def test_a_leak_is_a_warning_with_the_column(tmp_path: Path, caplog: pytest.LogC
     else:
         data.load(path=write_npz(tmp_path / "x.npz", {"X": rows, "y": rows[:, 1] % 2}), need_test=False)
     name = "code" if kind == "csv" else "1"
-    assert [f"column {name} gives the result away: each of its 2 values has one" in x for x in caplog.messages] == [
-        True
-    ]
+    assert [
+        f"column {name} leaks what is to be predicted: each of its 2 values has only one" in x for x in caplog.messages
+    ] == [True]
 
 
 def test_a_class_of_the_test_part_only_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "test.csv").write_text(TABLE.replace("0,0.0,a", "0,0.0,new"))
     assert load(tmp_path, TABLE, test_path=str(tmp_path / "test.csv")).classes == ("a", "b", "new")
-    assert ["found 1 test example of new, of which there are no training examples" in x for x in caplog.messages] == [
-        True
-    ]
+    assert ["found 1 test example of class new, without a training example" in x for x in caplog.messages] == [True]
 
 
 def test_integers_beyond_float64_are_a_warning_with_the_column(

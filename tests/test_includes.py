@@ -157,5 +157,5 @@ def test_nvrtc_reads_headers_of_a_user_as_a_c_compiler_does(tmp_path: Path, monk
     assert cuda_compiler.compile_source(source, "80").cubin
 
 
-def test_names_are_those_of_directives_only() -> None:
+def test_only_directives_give_names() -> None:
     assert names('#include "a.h"\n// "b.h"\nconst char *c = "c.h";\n#if X // <d.h>\n') == {"a.h", "d.h"}

@@ -90,7 +90,7 @@ def test_the_deviation_of_equal_numbers_and_its_gradient_are_zero(form: str, dty
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_finite_numbers_beside_an_infinity_have_the_gradient_zero_in_logsumexp(form: str) -> None:
+def test_the_gradient_of_logsumexp_is_0_for_finite_numbers_if_another_is_infinite(form: str) -> None:
     x = np.array([[np.inf, 1, 2], [3, np.inf, np.inf], [-np.inf, 0, 0], [1, 2, 3]])
     found, gradient = (y.numpy() for y in FORMS[form](value_and_gradient(lambda x: ops.logsumexp(x, 1)))(x, np.ones(4)))
     softmax = np.exp(x[3] - found[3])

@@ -186,7 +186,7 @@ EAGER = [hook for hook in HOOKS if hook not in ("import", *IN_COMPILED_CODE)]
     ("hook", "statement"),
     [*zip(EAGER, cycle(RAISED)), *(("import", x) for x in RAISED), *(("numpy", x) for x in RAISED)],
 )
-def test_all_that_a_plugin_raises_is_one_line_that_names_its_line(here: Path, hook: str, statement: str) -> None:
+def test_any_exception_of_a_plugin_is_one_line_that_names_its_line(here: Path, hook: str, statement: str) -> None:
     line = put(hook, statement)
     found = (
         error("--eager").removeprefix("rings.yaml:2:11: plugins[0]: ").replace("RuntimeError: generator raised ", "")
@@ -196,7 +196,7 @@ def test_all_that_a_plugin_raises_is_one_line_that_names_its_line(here: Path, ho
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("hook", IN_COMPILED_CODE)
-def test_so_is_what_it_raises_while_a_program_is_compiled(here: Path, hook: str) -> None:
+def test_an_exception_of_a_plugin_during_compilation_is_one_line_that_names_its_line(here: Path, hook: str) -> None:
     line = put(hook, "sys.exit(0)")
     assert error() == f"{here}/mine.py:{line}: SystemExit: 0"
 
@@ -242,7 +242,7 @@ def test_a_wrong_result_of_a_plugin_is_one_line_that_names_it(here: Path, hook: 
         ("import", "import atexit", "the plug-in"),
     ],
 )
-def test_a_plugin_that_closes_a_standard_stream_is_told(
+def test_a_plugin_that_closes_a_standard_stream_is_an_error(
     commands: Commands, here: Path, hook: str, defined: str, what: str
 ) -> None:
     line = PLUGIN[: PLUGIN.index(defined)].count("\n") + 1

@@ -505,7 +505,7 @@ def test_plugins_of_a_run_are_run_only_if_the_command_line_says_so(run: Path, he
     (run / "plugins/mine.py").write_text("raise SystemExit('run')")
     for command in COMMANDS:
         assert call(*command, expect=2).replace(f"{here}/", "") == (
-            "run/config.yaml:3:3: plugins[0]: mine.py is code, and is not run because run names it; expected "
+            "run/config.yaml:3:3: plugins[0]: found mine.py, which is code from run and is not trusted; expected "
             "--plugin mine.py (the path of your file) to run that, or --trust-plugins to run the copy "
             "run/plugins/mine.py"
         )
@@ -575,7 +575,9 @@ def sweep(here: Path) -> Path:
 @pytest.mark.parametrize("option", [["--trust-plugins"], ["--plugin", "mine.py"]])
 def test_every_command_works_on_a_sweep_with_a_plugin(sweep: Path, option: list[str]) -> None:
     for command in SWEEP_COMMANDS[:-1]:
-        assert call(*command, expect=2).startswith("sweep/sweep.yaml:3:3: plugins[0]: mine.py is code, and is not run")
+        assert call(*command, expect=2).startswith(
+            "sweep/sweep.yaml:3:3: plugins[0]: found mine.py, which is code from"
+        )
         call(*command, *option)
     call("eval", "sweep/members/1", "--device", "cpu", *option)
     assert call(*SWEEP_COMMANDS[-1], *option, expect=2) == "sweep: the sweep is finished"

@@ -191,7 +191,7 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_entry_is_deleted_and_made_again(bad: str, own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_entry_is_deleted_and_written_again(bad: str, own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     x = array(np.linspace(0, 1, 6))
 
     def run() -> list[float]:

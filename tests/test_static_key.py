@@ -176,7 +176,7 @@ def test_jit_tells_dicts_apart_by_the_types_and_the_order_of_their_keys(dicts: l
         np.testing.assert_array_equal(jitted(each).numpy(), f(each).numpy())
 
 
-def test_an_object_that_changes_has_another_program() -> None:
+def test_a_changed_object_has_another_program() -> None:
     @dataclass(eq=False)
     class Options:
         factor: float
@@ -188,7 +188,7 @@ def test_an_object_that_changes_has_another_program() -> None:
     np.testing.assert_array_equal(f(X, options).numpy(), [3, 6])
 
 
-def test_equations_are_merged_by_their_parameters_and_not_by_what_these_look_like() -> None:
+def test_equations_are_merged_by_the_values_of_parameters_not_by_their_repr() -> None:
     scale = ad.custom_op(
         "scale_by_setting",
         shape=lambda x, setting: ad.ArrayType(x.shape, x.dtype),

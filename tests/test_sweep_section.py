@@ -175,7 +175,7 @@ def test_an_optimizer_and_its_options_are_swept_together_in_any_order(tmp_path: 
         ("{training.seed: {choice: [1, 2], samples: 9}}", 2),
     ],
 )
-def test_of_members_with_equal_values_one_is_trained_and_a_warning_says_it(
+def test_one_of_several_members_with_equal_values_is_trained_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, sweep: str, count: int
 ) -> None:
     cfg = load(tmp_path, TEXT + f"sweep: {sweep}\n")
@@ -184,6 +184,6 @@ def test_of_members_with_equal_values_one_is_trained_and_a_warning_says_it(
     left_out = len(config.build.sweep(cfg).members()) - count
     (warning,) = caplog.messages
     assert warning == (
-        f"adtrain: warning: {tmp_path}/c.yaml:11:1: sweep: found {counted(left_out, 'members')} equal to others, "
-        "which are left out"
+        f"adtrain: warning: {tmp_path}/c.yaml:11:1: sweep: left out {counted(left_out, 'members')} "
+        "with the same values as another one"
     )

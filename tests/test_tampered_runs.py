@@ -145,7 +145,7 @@ def with_lines(sweep: Path, folder: Path, change: Callable[[list[bytes]], list[b
         ),
         (
             lambda lines: [x.replace(b'"accuracy": ', b'"f1": 0.5, "accuracy": ') for x in lines],
-            r"found other metrics of member \d than loss, accuracy",
+            r"found metrics of member \d other than loss, accuracy",
         ),
     ],
 )
@@ -185,7 +185,9 @@ def test_a_sweep_that_was_killed_within_a_line_is_resumed(sweep: Path, found: Se
         ),
     ],
 )
-def test_results_that_no_sweep_has_are_refused(sweep: Path, tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_impossible_results_of_a_sweep_are_refused(
+    sweep: Path, tmp_path: Path, old: str, new: str, message: str
+) -> None:
     copy = Path(shutil.copytree(sweep, tmp_path / "sweep"))
     content = (copy / "results.json").read_text()
     assert old in content

@@ -179,6 +179,21 @@ def test_changed_data_are_refused_without_override(stopped: Path, tmp_path: Path
         training.resume(stopped)
 
 
+def test_a_change_within_a_long_list_is_not_shown_as_a_change_of_its_length(tmp_path: Path) -> None:
+    def table(factor: float) -> None:
+        rows = (f"{i},{i * factor},{i * 7 % 10},{i * 3 % 10},{'ab'[i % 2]}" for i in range(60))
+        path.write_text("\n".join(["p,q,r,s,label", *rows]) + "\n")
+
+    path = tmp_path / "t.csv"
+    settings = ("data.label=label", "data.test=0.2", "model.input=[4]", "model.layers=[linear: 2]")
+    table(1.7)
+    run = RunFolder.create(experiment := prepare(tmp_path, f"data.path={path}", *settings), tmp_path / "run")
+    assert not train(experiment, run, stop_call=2)
+    table(1.9)
+    with pytest.raises(AdtrainError, match="other data: the data's mean: other values; the data's std: other values;"):
+        training.resume(run.path)
+
+
 CHANGES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "labels": lambda x: {"y_train": x["y_train"][::-1]},
     "order": lambda x: {"x_train": x["x_train"][::-1], "y_train": x["y_train"][::-1]},
@@ -207,11 +222,11 @@ def test_data_with_another_label_order_or_pixel_are_refused_without_override(
     for name, change in CHANGES.items():
         np.savez(path, **arrays | change(arrays))
         part = "test" if "test" in name else "training"
-        with pytest.raises(AdtrainError, match=f"other data: the {part} .* have other contents.*--override") as error:
+        with pytest.raises(AdtrainError, match=f"other data: the {part} .* have changed.*--override") as error:
             training.resume(run.path)
         assert ("the validation" in str(error.value)) <= (part == "training"), name
     resumed = training.resume(run.path, changes_allowed=True)
-    assert resumed.notes == ["the test labels have other contents"]
+    assert resumed.notes == ["the test labels have changed"]
     assert not train(resumed.experiment, resumed.folder, resumed.start, stop_call=0)
     assert training.resume(run.path).notes == []
     np.savez(path, **arrays | CHANGES["labels of the test part"](arrays))  # written again, with the same content
@@ -297,9 +312,12 @@ def test_a_warm_start_says_that_classes_or_features_have_other_names(
     source = f"training.init_from={tmp_path / 'run'}"
     assert not trained(table("same.csv", "x,y", "ab"), source)
     other = trained(table("classes.csv", "x,y", "bc"), source)
-    assert "found the classes a, b, and here b, c: the last layer begins with the weights of other classes" in other
+    assert (
+        "found the classes a, b, expected b, c as in the data: the last layer begins with the weights of other classes"
+        in other
+    )
     assert "features" not in other
-    assert "found the features x, y, and here y, x" in trained(table("order.csv", "y,x", "ab"), source)
+    assert "found the features x, y, expected y, x as in the data" in trained(table("order.csv", "y,x", "ab"), source)
     partial = "training.init_partial=true", "model.layers=[linear: 4, linear: 3]"
     assert not trained(table("classes.csv", "x,y", "bc"), source, *partial)
 

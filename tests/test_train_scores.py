@@ -57,7 +57,7 @@ def test_a_weighted_loss_is_the_weighted_mean_over_the_rows_in_any_order_and_div
 
 
 @pytest.mark.parametrize("settings", [[], ["data.shards=4"]])
-def test_batches_of_a_class_with_weight_0_move_nothing(tmp_path: Path, settings: list[str]) -> None:
+def test_batches_of_a_class_with_weight_0_change_no_weights(tmp_path: Path, settings: list[str]) -> None:
     loss = "loss={cross_entropy: {weight: [0, 0, 1]}}"
     experiment = prepare(tmp_path, loss, "data.batch_size=4", "optimizer={sgd: {lr: 0.1}}", *settings)
     of_class_0 = np.flatnonzero(experiment.train.labels == 0)

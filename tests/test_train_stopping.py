@@ -273,7 +273,9 @@ def test_the_best_epoch_can_be_chosen_by_every_metric_of_the_validation_part(
         (["training.best_by=accuracy"], "expected train_ or validation_ with a metric, such as validation_loss"),
     ],
 )
-def test_best_by_what_is_no_number_of_an_epoch_is_refused(tmp_path: Path, settings: list[str], expected: str) -> None:
+def test_best_by_a_metric_that_is_not_one_number_of_an_epoch_is_an_error(
+    tmp_path: Path, settings: list[str], expected: str
+) -> None:
     with pytest.raises(config.ConfigError, match=expected):
         training.prepare(load(tmp_path, "data.validation=0.2", *settings))
 

@@ -42,7 +42,7 @@ def job() -> Iterator[Job]:
         yield job
 
 
-def test_a_job_that_is_stopped_for_a_while_goes_on(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_was_stopped_by_ctrl_z_continues(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by Ctrl-Z and `fg`: no rank could answer in that time."""
     monkeypatch.setattr(module, "monotonic", lambda: monotonic() + 10 * SECONDS)
     before = job.watchdog.now

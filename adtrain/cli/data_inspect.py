@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from adtrain.table import Column, render, terminal_width
 MOST_ROWS = 30
 DIGITS = 4
 STATISTICS_KEYS = ("mean", "std", "min", "max")
-CLASSES = (Column("class", text=True), Column("training"), Column("share"), Column("test"))
+PARTS = ("train", "validation", "test")
 STATISTICS = (Column("mean"), Column("deviation"), Column("least"), Column("greatest"))
 
 
@@ -82,20 +83,22 @@ def report(found: DataSet, width: int) -> list[str]:
         f"each {each}{place}",
         "",
     ]
-    examples = max(found.train.labels.size if is_text else len(found.train), 1)
+    parts = [part for part in PARTS if part != "validation" or found.validation_rows]
+    examples = max(sum(row["train"] for row in about["classes"]), 1)
     cells = [
         [
             repr(row["name"]) if is_text and len(row["name"]) == 1 else row["name"],
             f"{row['train']:,}",
             f"{row['train'] / examples:.1%}",
-            f"{row['test']:,}",
+            *(f"{row[part]:,}" for part in parts[1:]),
         ]
         for row in about["classes"]
     ]
     if found.targets:
         lines += _table((Column("target", text=True), *STATISTICS), _cells(about["targets"]), "targets", width)
     else:
-        lines += _table(CLASSES, cells, "classes", width)
+        columns = [Column("class", text=True), Column("training"), Column("share"), *map(Column, parts[1:])]
+        lines += _table(columns, cells, "classes", width)
     if about["channels"]:
         channels = (Column("channel", text=True), *STATISTICS)
         lines += ["", *_table(channels, _cells(about["channels"]), "channels", width)]
@@ -117,14 +120,13 @@ def extremes(found: DataSet) -> tuple[list[float], list[float]]:
 
 
 def _classes(found: DataSet) -> list[dict[str, Any]]:
-    """The numbers of training and test examples of each class, or labels of a text; empty for numbers to predict.
-
-    The training examples include those for validation.
-    """
+    """The numbers of examples of each class, or labels of a text, in each part; empty for numbers to predict."""
     if found.targets:
         return []
-    train, test = (np.bincount(part.labels.ravel(), minlength=len(found.classes)) for part in (found.train, found.test))
-    return [{"name": name, "train": int(train[i]), "test": int(test[i])} for i, name in enumerate(found.classes)]
+    train, validation = np.split(found.train.labels, [len(found.train) - found.validation_rows])
+    labels = {"train": train, "validation": validation, "test": found.test.labels}
+    counts = {part: np.bincount(x.ravel(), minlength=len(found.classes)).tolist() for part, x in labels.items()}
+    return [{"name": name, **{part: counts[part][i] for part in PARTS}} for i, name in enumerate(found.classes)]
 
 
 def _targets(found: DataSet) -> list[dict[str, Any]]:
@@ -151,6 +153,6 @@ def _channel_names(found: DataSet) -> list[str]:
     return list(found.features or map(str, range(len(found.mean))))
 
 
-def _table(columns: tuple[Column, ...], cells: list[list[str]], what: str, width: int) -> list[str]:
+def _table(columns: Sequence[Column], cells: list[list[str]], what: str, width: int) -> list[str]:
     lines = render(columns, cells[:MOST_ROWS], width)
     return [*lines, f"and {len(cells) - MOST_ROWS} more {what}"] if len(cells) > MOST_ROWS else lines

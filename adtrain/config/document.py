@@ -114,7 +114,8 @@ class Data(Section):
     )
     skip_broken: Bool = Field(False, description="image folder: skip images that cannot be read, with a warning")
     format: FileFormat | None = Field(
-        None, description="csv or text: read the file as that whatever its name; default: the format is detected"
+        None,
+        description="read a file of any name as a table (csv) or as a text (text); default: the format is detected",
     )
     length: Size | None = Field(None, description="text: characters or bytes in an input sequence; default: 128")
     unit: Unit | None = Field(None, description="text: what a class is: a character (default) or a byte")
@@ -207,8 +208,8 @@ class Training(Section):
     )
     best_by: BestBy | None = Field(
         None,
-        description="the metric that selects the best epoch: one of the task, or of metrics on the validation "
-        "images; default: validation_accuracy (validation_rmse for numbers, validation_f1 for several labels, "
+        description="the metric that selects the best epoch, of the task or of training.metrics; "
+        "default: validation_accuracy (validation_rmse for numbers, validation_f1 for several labels, "
         "validation_perplexity for text), or train_loss without validation images",
     )
     final_model: FinalModel | None = Field(
@@ -272,7 +273,7 @@ class Config(Section):
 
     name: Name = Field(
         "run",
-        description="the job's name; default: the file's, without its suffix, and with a hyphen for other characters",
+        description="the job's name; default: the file's without its suffix, with a hyphen for other characters",
     )
     plugins: list[Plugin] | None = Field(None, description="Python files with layers, losses and others of your own")
     data: Data = Field(description="what to train on")

@@ -62,7 +62,8 @@ def changed_file(before: Plugin, now: Plugin) -> tuple[str, str, str] | None:
 def refuse(plugin: Plugin, folder: Path) -> Plugin:
     """Raise PluginError, because only the folder of a run names the plug-in. A `Loader`."""
     name = Path(plugin.file).name
-    raise PluginError(f"{name} is code, and is not run because {folder} names it; give {folder}/config.yaml to run it")
+    reason = f"found {name}, which is code from {folder} and is not trusted"
+    raise PluginError(f"{reason}; give {folder}/config.yaml to run it")
 
 
 def keep(plugin: Plugin, folder: Path) -> Plugin:

@@ -128,7 +128,7 @@ def _opened(path: Path, lines: Iterator[Line], delimiter: str, options: Options,
     names, compared = list(map(cleaned, first)), list(islice(lines, COMPARED_ROWS))
     header = options.header if known is None else known.features[0].name is not None
     if header is None and (header := names_columns(names, [row for _, row in compared])) is None:
-        reason = f"expected true or false: line {line} of {path} has numbers, and a text that occurs nowhere else"
+        reason = f"expected true or false: line {line} of {path} has numbers and texts, so it can be names or values"
         raise DataOptionError("header", f"missing, {reason}")
     ends = len(names) > 2 and not names[-1] and not any(any(map(cleaned, row[len(names) - 1 :])) for _, row in compared)
     if ends and (header or known is None or len(names) > known.width):

@@ -159,7 +159,9 @@ def propose(path: Path, options: Options) -> Proposal:
         found["missing"] = "mean"
         markers = [f"{first_names(list(map(quoted, x.markers)), MOST_LISTED)} in {x.title}" for x in read if x.markers]
         if markers:
-            comments["missing"] = f"fills empty cells, also {first_names(markers, MOST_LISTED)} (missing_values)"
+            comments["missing"] = (
+                f"fills empty cells, which include {first_names(markers, MOST_LISTED)}, see missing_values"
+            )
     return Proposal(found, comments)
 
 

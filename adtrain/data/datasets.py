@@ -316,8 +316,9 @@ def _warn_of_classes(classes: tuple[str, ...], train: Split, test: Split, place:
     counts = np.bincount(train.labels, minlength=len(classes)) if classes else np.ones(0)
     if unseen := np.flatnonzero(counts == 0).tolist():
         names = first_names([printable(classes[i]) for i in unseen])
-        what = f"{counted(int(np.isin(test.labels, unseen).sum()), 'test examples')} of {names}"
-        _log.warning("adtrain: %s: found %s, of which there are no training examples", visible(place), what)
+        kinds = "class" if len(unseen) == 1 else "classes"
+        what = f"{counted(int(np.isin(test.labels, unseen).sum()), 'test examples')} of {kinds} {names}"
+        _log.warning("adtrain: %s: found %s, without a training example", visible(place), what)
 
 
 def _warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
@@ -327,8 +328,8 @@ def _warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
         return
     for i, what in leaks(_cells(train.images), train.labels):
         name = printable(str(i) if columns is None else columns.features[i].title)
-        advice = "leave it out if it is not known before the result"
-        _log.warning("adtrain: %s: column %s gives the result away: %s; %s", visible(place), name, what, advice)
+        advice = "leave it out if it is not known at the time of a prediction"
+        _log.warning("adtrain: %s: column %s leaks what is to be predicted: %s; %s", visible(place), name, what, advice)
 
 
 def _warn_of_lost_digits(images: Images, std: Sequence[float], encoder: TableEncoder | None, place: str) -> None:

@@ -104,7 +104,7 @@ def format_of(path: Path, given: FileFormat | None = None) -> Format:
         else:
             found = f"the extension {path.suffix}" if path.suffix else "a file without an extension"
         expected = "expected a .csv, .tsv, .npz or .txt file, or a folder of images or IDX files"
-        reads = "data.format: csv reads any file as a table, and text as a text"
+        reads = "data.format: csv reads any file as a table, data.format: text as a text"
         advice = reads if path.exists() else "--set data.path=FILE names another"
         raise DataError(f"{path}: found {found}, {expected}; {advice}")
     return format_

@@ -52,7 +52,9 @@ def read(folder: Path, options: Options) -> Parts:
     training, held_out, tested = files(train), files(validation), files(test)
     if reader.others:
         first, count = visible(str(reader.others[0])), counted(len(reader.others), "files")
-        _log.warning("adtrain: %s: skipped %s that are no images, the first is %s", visible(str(folder)), count, first)
+        _log.warning(
+            "adtrain: %s: skipped %s of other types than PNG and JPEG, such as %s", visible(str(folder)), count, first
+        )
     part, kept = reader.read_part([*training, *held_out], train)
     return Parts(
         part,

@@ -26,13 +26,13 @@ def leaks(features: np.ndarray, labels: np.ndarray) -> Iterator[tuple[int, str]]
         for target in labels.T:
             likely = np.flatnonzero(_are_linear(features[:FEW], target[:FEW]))
             for i in likely[_are_linear(features[:, likely], target)].tolist():
-                yield i, "it is a target, up to a factor and a constant"
+                yield i, "it is a target times a factor plus a constant"
         return
     ordered = np.sort(features[:FEW], axis=0)
     for i in np.flatnonzero((ordered[1:] == ordered[:-1]).any(axis=0)).tolist():
         few = _values_with_one_label(features[:MANY, i], labels[:MANY])
         if count := few and _values_with_one_label(features[:, i], labels):
-            yield i, f"each of its {count:,} values has one label"
+            yield i, f"each of its {count:,} values has only one label"
 
 
 def _values_with_one_label(values: np.ndarray, labels: np.ndarray) -> int:

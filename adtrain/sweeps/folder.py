@@ -105,7 +105,7 @@ class SweepFolder:
             kind = experiment.network.task.score_kind
             if any(not isinstance(score, kind) for score in (found.train, found.validation) if score is not None):
                 metrics = ", ".join(kind._fields)
-                what = f"found other metrics of member {found.member} than {metrics}"
+                what = f"found metrics of member {found.member} other than {metrics}"
                 raise AdtrainError(f"{self.path / METRICS}: {what}; {DAMAGED}")
         return lines
 

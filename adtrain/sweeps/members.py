@@ -143,7 +143,7 @@ def members_of(cfg: Config) -> list[Member]:
         found.setdefault(member.config.model_dump_json(), member)
     if equal := len(all_values) - len(found):
         where, number = cfg.where(("sweep",)), counted(equal, "members")
-        _log.warning("adtrain: warning: %s: sweep: found %s equal to others, which are left out", where, number)
+        _log.warning("adtrain: warning: %s: sweep: left out %s with the same values as another one", where, number)
     return list(found.values())
 
 

@@ -177,7 +177,7 @@ def warn_of_init_from(experiment: Experiment) -> None:
         is_taken = not np.array_equal(drawn[position].numpy(), taken[position].numpy())
         if others and own and tuple(others) != tuple(own) and is_taken:
             there, here = (first_names(list(map(printable, names))) for names in (others, own))
-            found = f"found the {what} {there}, and here {here}"
+            found = f"found the {what} {there}, expected {here} as in the data"
             effect = f"the {layer} layer begins with the weights of other {what}"
             _log.warning("adtrain: warning: training.init_from %s: %s: %s", visible(str(path)), found, effect)
 

@@ -182,7 +182,7 @@ def _prepared(path: Path, image: np.ndarray, trained: TrainedModel, options: Ima
     if centers:
         changes.append("digit scaled and centred as in MNIST")
         if digit.doubt:
-            changes.append(f"it may be no digit on plain paper: {digit.doubt}")
+            changes.append(f"it may not show one digit on plain paper: {digit.doubt}")
     elif differs:
         changes.append(f"resized from {image.shape[1]} x {image.shape[2]} to {height} x {width} pixels")
         image = images.resized(image, height, width)

@@ -58,7 +58,7 @@ class PersistentProgramCache:
         mark, _, document = bytes(content).partition(b"\n")
         try:
             if mark != _mark(name, document):
-                raise ValueError("its digest is another one")
+                raise ValueError("its digest does not match")
             program, result, lowered = decoded(document)
             if not (isinstance(program, Program) and isinstance(result, TreeDef)):
                 raise ValueError("it holds no Program")

@@ -97,7 +97,7 @@ def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
     stored |= {f"the data's {name}": value for name, value in plain(file.metadata.data()).items()}
     current |= {f"the data's {name}": value for name, value in plain(of_model(experiment).data()).items()}
     changes = [
-        f"{key}: {_text(stored, key)} -> {_text(current, key)}"
+        _change(key, _text(stored, key), _text(current, key))
         for key in dict.fromkeys([*stored, *current])
         if stored.get(key) != current.get(key)
     ]
@@ -107,7 +107,12 @@ def _changes(file: CheckpointFile, experiment: Experiment) -> list[str]:
 def changed_data(stored: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """The parts of the data whose digests differ, as notes for the user."""
     names = dict.fromkeys([*stored, *current])
-    return [f"the {name} have other contents" for name in names if stored.get(name) != current.get(name)]
+    return [f"the {name} have changed" for name in names if stored.get(name) != current.get(name)]
+
+
+def _change(key: str, before: str, after: str) -> str:
+    """What has changed. A long list or text is shortened, so both may look the same."""
+    return f"{key}: {before} -> {after}" if before != after else f"{key}: other values"
 
 
 def _text(values: dict[str, Any], key: str) -> str:

@@ -144,7 +144,7 @@ def model_text(summary: Summary) -> str | None:
         return None
     if epoch == best.epoch:
         return f"of epoch {epoch} of {summary.epochs}, the best by {best.by}"
-    return f"of epoch {epoch}, the last; by {best.by} epoch {best.epoch} was the best"
+    return f"of epoch {epoch}, the last; the best by {best.by} is epoch {best.epoch}"
 
 
 def summarize(

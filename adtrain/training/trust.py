@@ -38,8 +38,8 @@ class Trust:
         if given is None and not self.copies:
             copy = f"the copy {folder / plugin.file}" if name.endswith(".py") else f"the installed {name}"
             raise PluginError(
-                f"{name} is code, and is not run because {folder} names it; expected --plugin {shlex.quote(name)} (the "
-                f"path of your file) to run that, or --trust-plugins to run {copy}"
+                f"found {name}, which is code from {folder} and is not trusted; expected --plugin "
+                f"{shlex.quote(name)} (the path of your file) to run that, or --trust-plugins to run {copy}"
             )
         found = plugins.find(plugin.file, folder) if given is None else plugins.find(given)
         if found.sha256 != plugin.sha256 and not self.changes:

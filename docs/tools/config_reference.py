@@ -31,11 +31,11 @@ complete its keys if this is the first line: `# yaml-language-server: $schema=sc
 [configs/schema.json](../../configs/schema.json). Scalars follow YAML 1.2: `1e-3` is a number, and `no` is a string.
 Unknown and duplicate keys are errors.
 
-`--set KEY=VALUE` overrides one value. KEY is dotted, and list indices count from 0:
-`--set model.layers.0.conv2d.out_channels=16`. A VALUE that is a number, `true`, `false`, `null`, a quoted text, a list
-in brackets, a mapping in braces, or a mapping of one name such as `sgd: 0.1` is read as YAML. Any other text is the
-value itself, with all of its characters: in `--set 'data.label=label #1'` the column is `label #1`. What is quoted is a
-text: `--set data.label='"1"'`.
+`--set KEY=VALUE` overrides one value. KEY is dotted, and list indices count from 0: `--set
+model.layers.0.conv2d.out_channels=16`. VALUE is read as YAML if it is a number, `true`, `false`, `null`, a quoted text,
+a list in brackets, a mapping in braces, or a mapping of one name such as `sgd: 0.1`. Anything else is a text with all
+of its characters: in `--set 'data.label=label #1'` the column is `label #1`. Quotes make a text of a number: `--set
+data.label='"1"'`.
 
 `--set optimizer.sgd.lr=0.1` replaces an optimizer of another name. The same holds for the loss and the schedule.
 """
@@ -91,10 +91,10 @@ Options of layers have the names and meanings of PyTorch. `in_features`, `in_cha
     "loss": """\
 The loss of a batch is the mean over its images. `cross_entropy` and `nll` take class numbers as targets. The others
 take numbers, or one-hot rows of classes. `weight` and `pos_weight` are lists with a number for each class or label.
-With `weight`, `cross_entropy` and `nll` divide the sum of a batch by the sum of its labels' weights, as PyTorch does; a
-batch whose weights are all 0 has loss 0. The loss of the validation or test part is the sum over its examples divided
-by the sum of their weights, so it does not depend on their order. That of an epoch of training is the mean over its
-batches, by their numbers of images.
+With `weight`, `cross_entropy` and `nll` divide the sum of a batch by the sum of its labels' weights, as PyTorch does.
+If all these weights are 0, the loss is 0. The loss of the validation or test part is the sum over its examples divided
+by the sum of their weights, so it does not depend on their order. The training loss of an epoch is the mean over its
+batches, weighted by their numbers of images.
 """,
     "optimizer": "Options have the names and meanings of PyTorch.\n",
     "schedule": """\

@@ -25,7 +25,7 @@ def check_setting() -> None:
     numbers = given.split(",")
     if not all(re.fullmatch(r"\s*\+?[0-9]+\s*", n) and 0 < int(n) < 2**31 for n in numbers):
         raise AdtrainError(
-            f"OMP_NUM_THREADS: found {given!r}, expected a number of threads from 1 on; change or unset it"
+            f"OMP_NUM_THREADS: found {given!r}, expected a positive number of threads; change or unset it"
         )
 
 
