@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from training_runs import images_of, write_config
 
 import adtrain as ad
@@ -359,6 +362,18 @@ def test_predicted_labels_of_a_table_have_the_type_that_all_of_them_are_written_
         predicted = model.predict({"a": [1.0, -1.0]}).labels
         assert predicted.tolist() == values
         assert {type(x) for x in predicted.tolist()} == {type(values[0])}
+
+
+def test_a_model_file_that_does_not_say_the_type_of_its_labels_predicts_texts(tmp_path: Path) -> None:
+    train(VALUES, (IMAGES, LABELS), output_dir=tmp_path / "run")
+    path = tmp_path / "run" / "model.safetensors"
+    with safe_open(path, "numpy") as file:
+        metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    (key,) = (key for key, text in metadata.items() if '"class_type"' in text)
+    record = json.loads(metadata[key])
+    del record["class_type"]
+    save_file(arrays, path, metadata | {key: json.dumps(record)})
+    assert ad.load(tmp_path / "run").predict(IMAGES).labels.dtype.kind == "U"
 
 
 def test_an_output_without_a_class_has_its_number_as_label() -> None:

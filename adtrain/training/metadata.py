@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from adtrain.config.values import Seed, Sha256
@@ -28,7 +28,7 @@ class ModelMetadata:
         mean, std, scale: those of the `Network`.
         encoder: makes the images of a table's rows; None for other data.
         targets, target_mean, target_std: the names of the numbers to predict, and those of the training part.
-        class_type: the type of the labels whose texts `classes` has.
+        class_type: the type of the labels whose texts `classes` has; "str" in files that do not say it.
     """
 
     version: str
@@ -42,7 +42,7 @@ class ModelMetadata:
     targets: tuple[str, ...]
     target_mean: tuple[Number, ...]
     target_std: tuple[Positive, ...]
-    class_type: ClassType
+    class_type: ClassType = field(default="str", kw_only=True)
 
     def data(self) -> dict[str, Any]:
         """What the training data decide, for messages: fields, and with an encoder the number of each feature."""
