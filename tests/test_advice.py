@@ -97,7 +97,9 @@ def test_a_name_in_a_command_to_paste_is_quoted_for_the_shell() -> None:
 
 
 def test_the_extras_in_messages_exist() -> None:
-    extras = set(re.findall(r"^([a-z-]+) = \[", (PACKAGE.parent / "pyproject.toml").read_text(), re.MULTILINE))
+    extras = set(
+        re.findall(r"^([a-z-]+) = \[", (Path(__file__).parents[1] / "pyproject.toml").read_text(), re.MULTILINE)
+    )
     named = {extra for _, text in texts() for extra in re.findall(r"pip install 'adtrain\[([a-z-]+)\]'", text)}
     assert named
     assert named <= extras
