@@ -112,7 +112,7 @@ def array(*shape: int, dtype: str = "float32") -> ArrayType:
     return ArrayType(shape, np.dtype(dtype))
 
 
-WINDOW, HALVES = Window((1, 1), (1, 1), (1, 1), 1), Windows((2, 2), (2, 2), (0, 0))
+WINDOW, WINDOWS_2X2 = Window((1, 1), (1, 1), (1, 1), 1), Windows((2, 2), (2, 2), (0, 0))
 ROWS, COLUMNS, SMALL = array(LONG, 64), array(64, LONG), array(64, 64)
 IMAGES, FILTERS, POOLED = array(1 << 19, 8, 32, 32), array(8, 8, 3, 3), array(1 << 19, 8, 16, 16)
 PLACES, INDICES = array(*POOLED.shape, dtype="int32"), array(LONG, dtype="int64")
@@ -131,11 +131,11 @@ ALONE: dict[str, tuple[str, tuple[ArrayType, ...], dict[str, Any]]] = {
     "columns by vector": ("matmul", (COLUMNS, array(64, 1)), FULL | {"transpose_a": True}),
     "conv2d": ("conv2d", (IMAGES, FILTERS), PADDED),
     "conv2d_input_grad": ("conv2d_input_grad", (IMAGES, FILTERS), PADDED | {"size": (32, 32)}),
-    "max_pool2d": ("max_pool2d", (IMAGES,), {"windows": HALVES}),
-    "max_pool2d_pick": ("max_pool2d_pick", (IMAGES, PLACES), {"windows": HALVES}),
-    "max_pool2d_put": ("max_pool2d_put", (POOLED, PLACES), {"windows": HALVES, "shape": IMAGES.shape}),
-    "avg_pool2d": ("avg_pool2d", (IMAGES,), {"windows": HALVES}),
-    "avg_pool2d_put": ("avg_pool2d_put", (POOLED,), {"windows": HALVES, "shape": IMAGES.shape}),
+    "max_pool2d": ("max_pool2d", (IMAGES,), {"windows": WINDOWS_2X2}),
+    "max_pool2d_pick": ("max_pool2d_pick", (IMAGES, PLACES), {"windows": WINDOWS_2X2}),
+    "max_pool2d_put": ("max_pool2d_put", (POOLED, PLACES), {"windows": WINDOWS_2X2, "shape": IMAGES.shape}),
+    "avg_pool2d": ("avg_pool2d", (IMAGES,), {"windows": WINDOWS_2X2}),
+    "avg_pool2d_put": ("avg_pool2d_put", (POOLED,), {"windows": WINDOWS_2X2, "shape": IMAGES.shape}),
     "standardize": ("standardize", (ROWS,), {"axes": (1,), "eps": 1e-5}),
     "transpose": ("transpose", (ROWS,), {"axes": (1, 0)}),
     "flip": ("flip", (ROWS,), {"axes": (0, 1)}),

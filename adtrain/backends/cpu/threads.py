@@ -36,7 +36,7 @@ def usable_cores() -> int | None:
 
 @functools.cache
 def usable(wanted: int) -> int:
-    """`wanted` threads, but at most one for each processor that this process may use. Fewer are said in a warning."""
+    """`wanted` threads, at most one for each processor that this process may use, with a warning if that is fewer."""
     processors = usable_cores() or wanted
     if wanted <= processors:
         return wanted
