@@ -62,7 +62,7 @@ def _together(functions: Mapping[str, Function], improve: Sequence[Any]) -> dict
         return {name: tree.leaves(f(*given[name])) for name, (f, _) in functions.items()}
 
     program = stage(all_of_them, improve).program(given)
-    unknown = {e.primitive.name for e in program.equations if not supported(e)}
+    unknown = {e.name for e in program.equations if not supported(e)}
     assert not unknown, f"no C for {', '.join(sorted(unknown))}"
     eager = {name: [x.numpy() for x in out] for name, out in all_of_them(given).items()}
     flat = iter(CompiledProgram(program).run([x.numpy() for x in tree.leaves(given)])[0])

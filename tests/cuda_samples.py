@@ -19,15 +19,15 @@ from adtrain.cases import CASES, Case
 from adtrain.core.array import Value
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import (
-    back_to_back_p,
-    column_sum_p,
-    grouped_products_p,
-    horizontal_p,
-    one_block_p,
+    BACK_TO_BACK,
+    COLUMN_SUM,
+    GROUPED_PRODUCTS,
+    HORIZONTAL,
+    ONE_BLOCK,
+    ROW_FUSED,
+    ROW_PRODUCTS,
+    TILED_PRODUCT,
     primitive_names,
-    row_fused_p,
-    row_products_p,
-    tiled_product_p,
 )
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
@@ -248,8 +248,8 @@ def sample(case: Case, dtype: str) -> list[np.ndarray]:
 
 
 GENERATED = (
-    *(one_block_p, row_fused_p, row_products_p, column_sum_p, grouped_products_p, horizontal_p),
-    *(back_to_back_p, tiled_product_p, weight_tiles_p),
+    *(ONE_BLOCK, ROW_FUSED, ROW_PRODUCTS, COLUMN_SUM, GROUPED_PRODUCTS, HORIZONTAL),
+    *(BACK_TO_BACK, TILED_PRODUCT, weight_tiles_p),
 )
 """The fused primitives whose kernels are generated, without a choice."""
 
@@ -264,7 +264,7 @@ def all_candidates(lowering: Lowering, equation: Equation) -> Iterator[tuple[Can
         try:
             launches = lowering.launches(equation, kernel)
         except DeviceError:
-            assert lowering.target.capability < TENSOR_CORES, f"{equation.primitive.name} has no kernel"
+            assert lowering.target.capability < TENSOR_CORES, f"{equation.name} has no kernel"
             continue
         yield kernel, [x for x in launches if isinstance(x, LaunchPlan) and not x.size.empty]
 
@@ -292,7 +292,7 @@ def contents(equation: Equation, launch: LaunchPlan) -> Iterator[Content]:
         types = [line for line in generated.splitlines() if line.startswith(("#define T ", "#define U "))]
         yield source.name, launch.name, *types
     if not own or "EPILOGUE" in generated:
-        yield from ((equation.primitive.name, member, dtype) for member in primitive_names(equation))
+        yield from ((equation.name, member, dtype) for member in primitive_names(equation))
 
 
 def representative(target: Target) -> list[Source]:

@@ -121,6 +121,6 @@ def may_overwrite(equation: Equation) -> bool:
     body = equation.params.get("body")
     if by_element(equation):
         return True
-    if any(kernel.in_place for kernel in c_kernels(equation.primitive.name)):
+    if any(kernel.in_place for kernel in c_kernels(equation.name)):
         return equation.outputs[0].device == "cpu"
     return isinstance(body, Program) and any(map(may_overwrite, body.equations))

@@ -78,12 +78,12 @@ def arguments(program: Program, seed: int = 0) -> list[np.ndarray]:
 
 
 def names(program: Program) -> list[str]:
-    return [equation.primitive.name for equation in program.equations]
+    return [equation.name for equation in program.equations]
 
 
 def bodies(program: Program, name: str) -> list[list[str]]:
     """The names of the equations inside each equation of this name."""
-    return [names(e.params["body"]) for e in program.equations if e.primitive.name == name]
+    return [names(e.params["body"]) for e in program.equations if e.name == name]
 
 
 def everywhere(program: Program) -> list[Equation]:

@@ -109,7 +109,7 @@ def step(x: Any) -> Any:
 
 
 def collectives(program: Program) -> list[str]:
-    return [e.primitive.name for e in program.equations if e.has(Trait.COLLECTIVE)]
+    return [e.name for e in program.equations if e.has(Trait.COLLECTIVE)]
 
 
 def test_a_program_of_one_rank_has_no_exchange() -> None:
@@ -164,7 +164,7 @@ def test_exchanges_start_early_and_are_waited_for_late() -> None:
         x = ad.array(INPUTS[rank.rank])
         program = place_collectives(stage(two_layers).program(x, x))
         assert stage(two_layers, [place_collectives])(x, x).numpy() == two_layers(x, x).numpy()
-        return [e.primitive.name for e in program.equations]
+        return [e.name for e in program.equations]
 
     for found in on_ranks(RANKS, names):
         assert found[:6] == ["exp", "all_gather", "sin", "exp", "sin", "all_gather"]

@@ -11,7 +11,7 @@ import pytest
 from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.costs import costs
-from adtrain.core.fused import batchwise_p, fuse, loops_p
+from adtrain.core.fused import BATCHWISE, LOOPS, fuse
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 
@@ -62,6 +62,6 @@ def test_a_fused_equation_has_its_members_flops_and_the_bytes_of_its_inputs_and_
         return ops.exp(rows + b) * rows
 
     whole = program(f, TABLE, INDICES, array(np.zeros(6, np.float32)))
-    loops = fuse(loops_p, whole.equations[1:], whole.outputs)
-    items = fuse(batchwise_p, [whole.equations[0], loops], whole.outputs)
+    loops = fuse(LOOPS, whole.equations[1:], whole.outputs)
+    items = fuse(BATCHWISE, [whole.equations[0], loops], whole.outputs)
     assert list(costs([items])) == [(3 * 24, 4 * (24 + 6 + 24) + 8 * 4)]

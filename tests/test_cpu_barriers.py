@@ -57,7 +57,7 @@ def assert_barriers_hold(program: Program) -> None:
     reads: list[list[Bytes]] = []
     writes: list[list[Bytes]] = []
     for i, e in enumerate(program.equations):
-        runs = e.primitive.name != "reshape"
+        runs = e.name != "reshape"
         reads.append([bytes_of(v, plan) for v in e.inputs] if runs else [])
         writes.append([*(bytes_of(v, plan) for v in e.outputs), *workspace_of(e, plan, i, workspace)] if runs else [])
         for k in range(i):

@@ -11,7 +11,7 @@ from adtrain import ops
 from adtrain.backends.cpu import CpuBackend, numpy_program
 from adtrain.backends.cpu.compiled_program import CompiledProgram
 from adtrain.core.array import Value
-from adtrain.core.fused import fuse, loops_p
+from adtrain.core.fused import LOOPS, fuse
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.passes import FUSE_CPU, SIMPLIFY
@@ -31,7 +31,7 @@ def test_numpy_program_frees_a_value_after_its_last_reader() -> None:
 
 def test_numpy_program_keeps_values_inside_a_fused_equation() -> None:
     exp, square, view, total = (program := stage(f).program(X)).equations
-    loops = fuse(loops_p, [exp, square], square.outputs)
+    loops = fuse(LOOPS, [exp, square], square.outputs)
     fused = Program(program.inputs, {}, (loops, view, total), program.outputs)
     assert numpy_program.memory(fused) == (1600, 1600 + 40, 0)
 

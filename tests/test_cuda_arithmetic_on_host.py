@@ -13,7 +13,7 @@ from vendor_equations import equation_of
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.fused import fuse, loops_p
+from adtrain.core.fused import LOOPS, fuse
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
@@ -33,7 +33,7 @@ def results(a: Any, b: Any) -> list[Any]:
 def test_elementwise_arithmetic_on_special_values_is_that_of_numpy(host: Host, dtype: str) -> None:
     a, b = special_pairs(dtype) if dtype == "float32" else pairs(dtype)
     program = stage(results, ()).program(a, b)
-    equation = fuse(loops_p, program.equations, set(program.outputs))
+    equation = fuse(LOOPS, program.equations, set(program.outputs))
     expected = dict(zip(program.outputs, (x.numpy() for x in results(ad.array(a), ad.array(b))), strict=True))
     known = dict(zip(program.inputs, (a, b), strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
     arrays = [known[v] for v in equation.inputs]

@@ -17,7 +17,7 @@ from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, TuningProblem, tun
 from adtrain.backends.cuda.tuner.measure import ROUNDS, agree, distinct, tolerance
 from adtrain.core import registry
 from adtrain.core.errors import DeviceError, OutOfMemory
-from adtrain.core.fused import fuse, product_p
+from adtrain.core.fused import PRODUCT, fuse
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
 from adtrain.core.target import H200
@@ -270,7 +270,7 @@ def test_the_first_candidate_is_chosen_where_arguments_do_not_fit_in_memory(
 def test_a_product_with_an_epilogue_has_the_candidates_and_the_choice_of_the_product() -> None:
     a, b, c, d = (Variable(ArrayType((64, 64), np.dtype("float32")), "gpu") for _ in range(4))
     product = Equation(matmul_p, (a, b), {"transpose_a": False, "transpose_b": False, "precision": "full"}, (c,))
-    fused = fuse(product_p, [product, Equation(exp_p, (c,), {}, (d,))], [d])
+    fused = fuse(PRODUCT, [product, Equation(exp_p, (c,), {}, (d,))], [d])
     lowering = Lowering(H200)
     labels = [candidate.label for candidate in lowering.candidates(product)]
     assert len(labels) > 1

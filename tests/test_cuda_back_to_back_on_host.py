@@ -13,7 +13,7 @@ from program_samples import for_gpu, names
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.fused import back_to_back_p
+from adtrain.core.fused import BACK_TO_BACK
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
@@ -131,7 +131,7 @@ def test_a_layer_and_its_gradient_share_the_tiles(host: Host) -> None:
     target = FEW._replace(multiprocessors=4)
     program = for_gpu(stage(feed_forward_gradients, ()).program(*given), target)
     assert names(program).count("weight_tiles") == 1
-    pairs = [e for e in program.equations if e.primitive is back_to_back_p]
+    pairs = [e for e in program.equations if e.form == BACK_TO_BACK]
     tiles = [{v for v in e.inputs if v.type.dtype == np.uint16} for e in pairs]
     assert len(pairs) == 2
     assert tiles[0] == tiles[1]

@@ -116,7 +116,7 @@ def test_epilogue_is_applied_once_to_each_element(host: Host) -> None:
 
     arrays = drawn((3, 2, 7, 6), (5, 2, 3, 3), (5,), (3, 1, 1, 1))
     program = stage(layer, ON_GPU).program(*(array(x) for x in arrays))
-    (e,) = [e for e in program.equations if e.primitive.name == "convolution"]
+    (e,) = [e for e in program.equations if e.name == "convolution"]
     given = drawn(*(v.type.shape for v in e.inputs))
     problem = ConvProblem(arrays[0].shape, (3, 5, 7, 6), (3, 3), (1, 1), (1, 1), (1, 1))
     (found,) = host.computed(e, DirectConv(problem, TARGET, False).kernels()[0], given)

@@ -14,7 +14,7 @@ from program_samples import for_gpu, names
 
 from adtrain import config, ops
 from adtrain.cache import Cache
-from adtrain.core.fused import grouped_products_p, label
+from adtrain.core.fused import GROUPED_PRODUCTS, label
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
 from adtrain.passes.fuse_horizontally import is_product
@@ -80,7 +80,7 @@ def test_two_groups_do_not_share_a_sum_of_columns(monkeypatch: pytest.MonkeyPatc
     def f(*given: Any) -> Any:
         return [ops.matmul(x, x, transpose_a=True) for x in given], ops.sum(given[1], 0) * 2.0
 
-    groups = [e for e in for_gpu(stage(f, ()).program(*given)).equations if e.primitive is grouped_products_p]
+    groups = [e for e in for_gpu(stage(f, ()).program(*given)).equations if e.form == GROUPED_PRODUCTS]
     assert sorted(sum(map(is_product, e.params["body"].equations)) for e in groups) == [4, MAX_PRODUCTS]
 
 
@@ -90,6 +90,6 @@ def test_beside_layer_norms_no_equation_reads_the_same_array_twice(monkeypatch: 
     layers = f"model.layers=[{{patches: 7}}, {{linear: 64}}, {encoder}, mean, {{linear: 10}}]"
     step = outline(config.load("vit", [layers, "data.batch_size=128"])).step_program(passes=())
     equations = for_gpu(step).equations
-    assert any(e.primitive is grouped_products_p for e in equations)
+    assert any(e.form == GROUPED_PRODUCTS for e in equations)
     for e in equations:
         assert len(set(e.inputs)) == len(e.inputs), label(e)

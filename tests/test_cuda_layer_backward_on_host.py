@@ -11,7 +11,7 @@ from test_cuda_streamed_layer_on_host import SMALL_SHARED, stepwise
 
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.core.fused import layer_backward_p, per_member_p
+from adtrain.core.fused import LAYER_BACKWARD, per_member_p
 from adtrain.core.program import Equation, Program
 from adtrain.core.target import Target
 from adtrain.passes.plan_memory import plan_memory
@@ -26,7 +26,7 @@ TWO_HIDDEN = "model.layers=[{linear: 64}, relu, {linear: 32}, relu, {linear: 10}
 def fused(program: Program) -> list[Equation]:
     """The `layer_backward` equations."""
     members = [e for e in program.equations if e.primitive is per_member_p]
-    return [e for e in members if e.params["body"].equations[0].primitive is layer_backward_p]
+    return [e for e in members if e.params["body"].equations[0].form == LAYER_BACKWARD]
 
 
 def program_of(count: int, *settings: str, target: Target = SMALL_SHARED) -> Program:

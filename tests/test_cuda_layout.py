@@ -18,7 +18,7 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
 from adtrain.core.array import Array, array
-from adtrain.core.fused import horizontal_p, primitive_names
+from adtrain.core.fused import HORIZONTAL, primitive_names
 from adtrain.core.per_member import per_member
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
@@ -129,7 +129,7 @@ def run(program: Program, args: Sequence[np.ndarray], times: int, target: Target
             read = len(equation.inputs)
             arrays = [memory.at(a, v).copy() for a, v in zip(where, equation.inputs, strict=False)]
             for a, v, x in zip(where[read:], equation.outputs, computed(equation, arrays), strict=True):
-                if equation.primitive.name != "reshape":
+                if equation.name != "reshape":
                     memory.at(a, v)[...] = x
         for taken, made, _ in swaps:
             addresses[taken], addresses[made] = addresses[made], addresses[taken]
@@ -261,7 +261,7 @@ def products(program: Program) -> set[frozenset[Variable]]:
     """The results of the products, for each launch."""
     found = set()
     for e in program.equations:
-        sharing = e.params["body"].equations if e.primitive is horizontal_p else (e,)
+        sharing = e.params["body"].equations if e.form == HORIZONTAL else (e,)
         found.add(frozenset(v for m in sharing if "matmul" in primitive_names(m) for v in m.outputs))
     return found
 

@@ -53,7 +53,7 @@ def equations() -> Mapping[str, Sequence[Equation]]:
                 found[e.primitive, tuple(v.type for v in e.inputs), str(e.params.get("precision"))] = e
     by_name = defaultdict[str, list[Equation]](list)
     for e in found.values():
-        by_name[e.primitive.name].append(e)
+        by_name[e.name].append(e)
     return {name: sorted(each, key=lambda e: -sum(v.size for v in e.inputs)) for name, each in by_name.items()}
 
 
@@ -101,7 +101,7 @@ def check(equation: Equation, target: Target) -> None:
         found = [launches(target, of_members(equation, mapped, count)) for count in COUNTS]
         chosen = [[*map(kernel, plans)] for plans in found]
         assert all(each == chosen[0] for each in chosen), (equation.inputs, mapped, chosen)
-        if equation.primitive.name == "scatter_add":  # its kernels have the numbers of the sort
+        if equation.name == "scatter_add":  # its kernels have the numbers of the sort
             continue
         for plans in zip(*found, strict=True):
             for numbers in zip(*(plan.numbers for plan in plans), strict=True):  # of members together, or the same

@@ -72,7 +72,7 @@ def results(program: Program, given: list[np.ndarray], host: Host) -> list[np.nd
         for v, x, wanted in zip(e.outputs, found, expected, strict=True):
             known[v] = x
             error = np.linalg.norm(np.subtract(x, wanted, dtype=np.float64))
-            assert error <= TOLERANCE * np.linalg.norm(wanted.astype(np.float64)), f"{e.primitive.name} {v.type}"
+            assert error <= TOLERANCE * np.linalg.norm(wanted.astype(np.float64)), f"{e.name} {v.type}"
     return [known[v] for v in program.outputs]
 
 

@@ -9,7 +9,7 @@ from program_samples import ON_GPU
 
 from adtrain import ops
 from adtrain.backends.cuda.codegen.one_block import SHARED, one_block
-from adtrain.core.fused import one_block_p
+from adtrain.core.fused import ONE_BLOCK
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 
@@ -18,7 +18,7 @@ THREADS = 256
 
 def lines_of(program: Program) -> list[str]:
     """The statements of its one-block equation."""
-    (equation,) = [e for e in program.equations if e.primitive is one_block_p]
+    (equation,) = [e for e in program.equations if e.form == ONE_BLOCK]
     return [line.strip() for line in one_block(equation, THREADS).lines]
 
 

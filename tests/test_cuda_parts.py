@@ -13,7 +13,7 @@ from adtrain.backends.cuda.codegen.loops import PART_BLOCKS, loops
 from adtrain.backends.cuda.codegen.part import MAX_DIFFERENT, Part, kernel
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.core.fused import horizontal_p
+from adtrain.core.fused import HORIZONTAL
 from adtrain.core.program import Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
@@ -57,7 +57,7 @@ def test_a_length_that_exceeds_an_int_has_64_bits() -> None:
 
 def test_weight_gradients_of_different_layers_share_their_code() -> None:
     program = training.outline(config.load("mlp")).step_program(passes=ON_GPU)
-    horizontals = [e for e in program.equations if e.primitive is horizontal_p]
+    horizontals = [e for e in program.equations if e.form == HORIZONTAL]
     launches = [plan for e in horizontals for plan in Lowering(H200).launches(e) if isinstance(plan, LaunchPlan)]
     calls = [re.findall(r"small_gemm_block<SmallTile<32, 32.*\)", plan.source.text) for plan in launches]
     assert max(map(len, calls)) == 1

@@ -22,7 +22,7 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vectors, window_bytes
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.bench.scaling.worker import summed
-from adtrain.core.fused import body_of, exchanged_update_p, peer_exchanges_p
+from adtrain.core.fused import EXCHANGED_UPDATE, PEER_EXCHANGES, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass, stage
@@ -55,7 +55,7 @@ def passes(limit: int) -> list[Pass]:
 
 
 def exchanges(program: Program) -> list[Equation]:
-    return [e for e in program.equations if e.primitive is peer_exchanges_p]
+    return [e for e in program.equations if e.form == PEER_EXCHANGES]
 
 
 def launch(host: Host, plan: LaunchPlan, operands: list[list[list[np.ndarray]]], windows: list[np.ndarray]) -> None:
@@ -110,7 +110,7 @@ def drawn_for_ranks(equations: list[Equation], rng: np.random.Generator) -> list
 
 def gradients_sent(e: Equation) -> list[Variable]:
     """The gradients that a `peer_exchanges` equation sends, a vector for each bucket."""
-    updates = [x for x in e.params["body"].equations if x.primitive is exchanged_update_p]
+    updates = [x for x in e.params["body"].equations if x.form == EXCHANGED_UPDATE]
     return [body_of(x).equations[0].inputs[0] for x in updates]
 
 
@@ -128,7 +128,7 @@ def repeated_exchanges(path: Path, ranks: int, *settings: str) -> list[Equation]
 
     def of_rank(rank: ThreadRank) -> Equation:
         _, (steps, _), _ = Layout(step(path, *settings), Lowering(NARROW)).runs(2)
-        return next(x.equation for x in steps if x.equation.primitive is peer_exchanges_p)
+        return next(x.equation for x in steps if x.equation.form == PEER_EXCHANGES)
 
     return on_ranks(ranks, of_rank)
 
@@ -176,7 +176,7 @@ def test_the_kernel_computes_the_bits_of_the_separate_exchanges(
 ) -> None:
     """Launches of several ranks overlap. They take the indices of the next batch, too."""
     equations = repeated_exchanges(write_config(tmp_path), ranks, SETTINGS[0], optimizer)
-    assert "take" in [e.primitive.name for e in equations[0].params["body"].equations]
+    assert "take" in [e.name for e in equations[0].params["body"].equations]
     assert plan_of(equations).size.blocks[0] > 2
     rng, windows = np.random.default_rng(0), [window(ranks) for _ in range(ranks)]
     check(host, equations, windows, rng, LAUNCHES)
@@ -244,7 +244,7 @@ def test_small_equations_and_gathers_of_a_repeated_step_share_launches(name: str
 def test_the_sum_that_the_benchmark_times_is_exchanged_by_one_launch() -> None:
     def names(rank: ThreadRank) -> list[str]:
         staged = stage(summed, passes(SLOT_BYTES), donate=(0,))
-        return [e.primitive.name for e in staged.program(ops.zeros((1 << 16,))).equations if not e.is_view]
+        return [e.name for e in staged.program(ops.zeros((1 << 16,))).equations if not e.is_view]
 
     assert on_ranks(2, names) == [["add", "peer_exchanges"]] * 2
 
@@ -255,7 +255,7 @@ def test_other_exchanges_have_ended_when_the_launch_with_updates_begins(tmp_path
     def check(rank: ThreadRank) -> None:
         program = step(write_config(tmp_path / str(rank.rank)), layers)
         begun = [e.outputs[0] for e in program.equations if e.has(Trait.COLLECTIVE)]
-        names = [e.primitive.name for e in program.equations]
+        names = [e.name for e in program.equations]
         before = program.equations[: names.index("peer_exchanges")]
         assert begun
         assert set(begun) == {e.inputs[0] for e in before if e.primitive is exchange_done_p}

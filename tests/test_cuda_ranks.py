@@ -63,7 +63,7 @@ def test_all_equations_have_kernels_and_all_ranks_the_same_exchanges(name: str) 
         exchanges = [e for e in program.equations if e.has(Trait.COLLECTIVE)]
         waited_for = [e.inputs[0] for e in program.equations if e.primitive is exchange_done_p]
         assert sorted(map(id, waited_for)) == sorted(id(e.outputs[0]) for e in exchanges)
-        return [(e.primitive.name, e.outputs[0].size) for e in exchanges]
+        return [(e.name, e.outputs[0].size) for e in exchanges]
 
     first, second = on_ranks(RANKS, lowered)
     assert first == second
@@ -74,7 +74,7 @@ def test_gradients_are_computed_where_they_are_sent_and_parameters_received_wher
 
     def launches(rank: ThreadRank) -> int:
         program, lowering = step("mlp"), Lowering(H200)
-        sent = next(e.inputs[0] for e in program.equations if e.primitive.name == "all_to_all")
+        sent = next(e.inputs[0] for e in program.equations if e.name == "all_to_all")
         vector = next(e.inputs[0] for e in program.equations if sent in e.outputs)
         assert next(e for e in program.equations if vector in e.outputs).has(Trait.CONCAT_VIEW)
         plan = plan_memory(program, lowering.scratch)
@@ -96,7 +96,7 @@ def test_no_launch_copies_the_gradients_of_several_buckets() -> None:
     def check(rank: ThreadRank) -> None:
         program = step("mlp", *WIDE)
         producer = {v: e for e in program.equations for v in e.outputs}
-        sent = [e.inputs[0] for e in program.equations if e.primitive.name == "all_to_all"]
+        sent = [e.inputs[0] for e in program.equations if e.name == "all_to_all"]
         assert len(sent) == 2
         assert all(producer[producer[v].inputs[0]].has(Trait.CONCAT_VIEW) for v in sent)
 
@@ -109,7 +109,7 @@ def test_a_bucket_is_updated_in_place_while_earlier_gradients_are_computed() -> 
     def check(rank: ThreadRank) -> None:
         program = step("mlp", *WIDE)
         exchanges = [e for e in program.equations if e.has(Trait.COLLECTIVE)]
-        assert [e.primitive.name for e in exchanges] == [
+        assert [e.name for e in exchanges] == [
             *("all_to_all", "all_gather"),  # of the last two layers
             *("all_to_all", "all_gather", "all_gather"),  # of the first layer, with the metrics between
         ]

@@ -32,7 +32,7 @@ CONVOLUTIONS = [*convolutions(*WINDOWS[0]), *convolutions(*WINDOWS[1])]
 
 
 def of(equation: Equation) -> str:
-    return f"{equation.primitive.name} {[v.type.shape for v in equation.inputs]}"
+    return f"{equation.name} {[v.type.shape for v in equation.inputs]}"
 
 
 @pytest.mark.parametrize("equation", [*PRODUCTS, *CONVOLUTIONS], ids=of)

@@ -14,7 +14,7 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda.codegen.register_rows import register_rows
 from adtrain.core.array import array
-from adtrain.core.fused import body_of, row_fused_p
+from adtrain.core.fused import ROW_FUSED, body_of
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
 
@@ -69,7 +69,7 @@ def test_rows_in_registers_match_numpy(f: Callable[..., Any], shape: tuple[int, 
     given[0][1, 2] = given[0][1].max() + 1  # the last equal maximum must not win
     given[0][1, 7] = given[0][1, 2]
     program = stage(f, ON_GPU).program(*map(array, given))
-    found = [e for e in program.equations if e.primitive is row_fused_p]
+    found = [e for e in program.equations if e.form == ROW_FUSED]
     assert found
     known = dict(zip(program.inputs, given, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
     for e in program.equations:
@@ -88,7 +88,7 @@ def test_a_label_that_is_no_class_is_reported(host: Host) -> None:
     program = stage(lambda x, label: ops.cross_entropy(x, label, reduction="none"), ON_GPU).program(
         array(x), array(label)
     )
-    (equation,) = (e for e in program.equations if e.primitive is row_fused_p)
+    (equation,) = (e for e in program.equations if e.form == ROW_FUSED)
     part = register_rows(body_of(equation))
     assert part is not None
     assert part.checked
@@ -98,5 +98,5 @@ def test_a_label_that_is_no_class_is_reported(host: Host) -> None:
 def test_short_rows_are_computed_several_at_a_time(length: int) -> None:
     x = array(np.ones((4000, length), np.float32))
     program = stage(lambda x: softmax_gradient(x, x, None), ON_GPU).program(x)
-    bodies = [body_of(e) for e in program.equations if e.primitive is row_fused_p]
+    bodies = [body_of(e) for e in program.equations if e.form == ROW_FUSED]
     assert [register_rows(body) for body in bodies] == [None] * len(bodies)

@@ -16,7 +16,7 @@ from shifted_conv_emulated import stride_one
 from adtrain import ops
 from adtrain.cache import Cache
 from adtrain.core.array import array
-from adtrain.core.fused import convolution_p
+from adtrain.core.fused import CONVOLUTION
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
@@ -96,7 +96,7 @@ def check(host: Host, problem: ConvProblem, x: np.ndarray, w: np.ndarray, g: np.
         wide = [rounded(v, problem.precision).astype(float) for v in arrays]
         with np.errstate(invalid="ignore"):
             expected = e.primitive.reference(*wide, **{**e.params, "precision": "full"})
-        assert agree(run(host, e, algorithm, arrays), expected), e.primitive.name
+        assert agree(run(host, e, algorithm, arrays), expected), e.name
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_epilogue_is_applied_once_to_each_element(
 ) -> None:
     monkeypatch.setattr("adtrain.lowering.cuda.conv.rules.MAX_SLOWDOWN", np.inf)
     program = staged(f, *drawn(image, (filters, image[1], 3, 3), (filters,), (image[0], 1, 1, 1)))
-    fused = [e for e in program.equations if e.primitive is convolution_p]
+    fused = [e for e in program.equations if e.form == CONVOLUTION]
     assert len(fused) == 2
     for e in fused:
         arrays = drawn(*(v.type.shape for v in e.inputs))

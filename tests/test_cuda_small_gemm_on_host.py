@@ -14,7 +14,7 @@ from sweeps import spread
 
 from adtrain import ops
 from adtrain.backends.cuda.launch_plan import LaunchPlan
-from adtrain.core.fused import product_p
+from adtrain.core.fused import PRODUCT
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
@@ -103,7 +103,7 @@ def update(shape: tuple[int, int, int], ta: bool, tb: bool) -> tuple[Equation, l
 
     given = (a, b, momentum, bias)
     program = stage(step, ON_GPU).program(*given)
-    (equation,) = [e for e in program.equations if e.primitive is product_p]
+    (equation,) = [e for e in program.equations if e.form == PRODUCT]
     known = dict(zip(program.inputs, given, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
     moved = momentum * 0.5 + reference((a, b), ta, tb)
     results = dict(zip(program.outputs, (moved, np.maximum(moved + bias, 0)), strict=True))

@@ -13,7 +13,7 @@ from program_samples import ON_GPU
 from adtrain import config, ops, training
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.core.array import Value, array
-from adtrain.core.fused import FUSED, body_of, horizontal_p
+from adtrain.core.fused import HORIZONTAL, body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
@@ -41,7 +41,7 @@ def drawn(v: Variable, rng: np.random.Generator) -> np.ndarray:
 
 
 def computed(equation: Equation, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    if equation.primitive in FUSED:
+    if equation.form:
         return [v.numpy() for v in evaluate(body_of(equation), [array(x) for x in arrays])]
     found = equation.primitive.reference(*arrays, **equation.params)
     return list(found) if isinstance(found, (list, tuple)) else [found]
@@ -58,7 +58,7 @@ def check(program: Program, host: Host, rng: np.random.Generator, more: Sequence
             continue
         for v, found in zip(e.outputs, host.computed(e, None, arrays), strict=True):
             error = np.linalg.norm(np.subtract(found, known[v], dtype=np.float64))
-            assert error <= TOLERANCE * np.linalg.norm(known[v].astype(np.float64)), f"{e.primitive.name} {v.type}"
+            assert error <= TOLERANCE * np.linalg.norm(known[v].astype(np.float64)), f"{e.name} {v.type}"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -91,7 +91,7 @@ def test_parts_of_different_lengths_match_the_reference(
     f: Callable[..., list[Value]], shapes: list[Shape], host: Host
 ) -> None:
     program = stage(f, ON_GPU).program(*(np.ones(shape, "float32") for shape in shapes))
-    (equation,) = [e for e in program.equations if e.primitive is horizontal_p]
+    (equation,) = [e for e in program.equations if e.form == HORIZONTAL]
     (launch,) = host.lowering.launches(equation)
     assert isinstance(launch, LaunchPlan)
     assert "const int n0 = member == 0" in launch.source.text

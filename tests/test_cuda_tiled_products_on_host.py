@@ -90,7 +90,7 @@ def test_products_with_the_same_weights_share_their_tiles() -> None:
 
     program = for_gpu(stage(f, ()).program(x, w, y), FEW)
     assert sorted(names(program)) == sorted([*TILED, *TILED[1:] * 2])
-    (tiles,) = (e for e in program.equations if e.primitive.name == "weight_tiles")
+    (tiles,) = (e for e in program.equations if e.name == "weight_tiles")
     assert sorted(tiles.params["permuted"]) == [0, 1]
 
 

@@ -20,7 +20,7 @@ from adtrain.backends.cuda.tuner.autotune import Mode, Tuner
 from adtrain.backends.cuda.vendor import Library, LibraryCall, NotOffered, calls, installed
 from adtrain.backends.cuda.vendor.call import CHOICES, WORKSPACE_ALIGNMENT, Plan
 from adtrain.cli.devices import gpu_rows
-from adtrain.core.fused import fuse, product_p
+from adtrain.core import fused
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Variable
 from adtrain.core.target import H200
@@ -115,12 +115,12 @@ def test_a_library_is_chosen_only_where_it_was_measured_to_be_faster(
 def test_a_product_with_an_epilogue_takes_the_fastest_of_our_kernels() -> None:
     lowering = Lowering(H200, [Stub()])
     (c,), d = PRODUCT.outputs, Variable(PRODUCT.outputs[0].type, "gpu")
-    fused = fuse(product_p, [PRODUCT, Equation(exp_p, (c,), {}, (d,))], [d])
+    with_exp = fused.fuse(fused.PRODUCT, [PRODUCT, Equation(exp_p, (c,), {}, (d,))], [d])
     names = labels(lowering, PRODUCT)
     lowering.measured[problem(PRODUCT)] = {name: 9.0 - i for i, name in enumerate(names)}
     assert lowering.chosen(PRODUCT).label == names[-1]
-    assert isinstance(lowering.chosen(fused), CudaKernel)
-    assert lowering.chosen(fused).label == names[-CHOICES - 1]
+    assert isinstance(lowering.chosen(with_exp), CudaKernel)
+    assert lowering.chosen(with_exp).label == names[-CHOICES - 1]
 
 
 @pytest.mark.parametrize("found", [False, True])

@@ -32,7 +32,7 @@ def both(f: Callable[..., Any], *given: Any) -> list[tuple[np.ndarray, np.ndarra
     """Each result of a function, eager and by a map-reduce kernel."""
     arrays = [ad.array(x) for x in given]
     staged = stage(f, ALL)
-    assert "map_reduce" in [e.primitive.name for e in staged.program(*arrays).equations]
+    assert "map_reduce" in [e.name for e in staged.program(*arrays).equations]
     pairs = zip(tree.leaves(f(*arrays)), tree.leaves(staged(*arrays)), strict=True)
     return [(expected.numpy(), found.numpy()) for expected, found in pairs]
 
@@ -110,7 +110,7 @@ def test_the_largest_element_of_a_random_expression_is_found_again_by_its_gradie
 def test_a_kernel_norm_needs_no_more_sums_than_numbers_of_its_results() -> None:
     """Sums over rows and over columns share the loop, although their terms differ in sign and in a factor of two."""
     program = stage(ad.value_and_grad(gaussian, (0, 1)), ALL).program(*arguments(gaussian, "float32"))
-    (fused,) = (e for e in program.equations if e.primitive.name == "map_reduce")
+    (fused,) = (e for e in program.equations if e.name == "map_reduce")
     loop = map_reduce(body_of(fused))
     assert (len(loop.results), len(loop.accumulators)) == (12, 6)
     assert len(list(loop.nodes("ij"))) == 14

@@ -11,7 +11,7 @@ from program_samples import ALL, bodies, everywhere, names, training_program
 
 import adtrain as ad
 from adtrain import ops, passes
-from adtrain.core.fused import FUSED, label, loops_p
+from adtrain.core.fused import LOOPS, label
 from adtrain.core.program import Program
 from adtrain.core.scope import phase
 from adtrain.core.staging import stage
@@ -107,14 +107,14 @@ def test_a_broadcast_is_stored_only_for_readers_that_need_it_in_memory() -> None
 def test_in_a_training_step_no_loop_reads_a_stored_broadcast(optimizer: str) -> None:
     program = training_program(optimizer, improve=ALL)
     stored = [e for body in (program, *fused_bodies(program)) for e in body.equations]
-    spread = {v for e in stored if e.primitive.name in ("broadcast_to", "full") for v in e.outputs}
+    spread = {v for e in stored if e.name in ("broadcast_to", "full") for v in e.outputs}
     assert spread
     assert [e for e in stored if by_element(e) if not spread.isdisjoint(e.inputs)] == []
 
 
 def fused_bodies(program: Program) -> list[Program]:
     """The bodies of fused equations, except loop nests."""
-    return [e.params["body"] for e in program.equations if e.primitive in FUSED - {loops_p}]
+    return [e.params["body"] for e in program.equations if e.form not in ("", LOOPS)]
 
 
 def test_loops_of_different_phases_are_not_fused() -> None:
@@ -152,9 +152,9 @@ def test_the_derivative_of_gelu_is_computed_with_it_and_kept_instead_of_its_argu
     first, *_ = stage(step, ALL).program(np.ones((3, 4)), np.ones(4)).equations
     assert label(first) == "matmul+add+gelu+gelu_derivative"
     stored = first.params["body"].outputs
-    (fused,) = [e for e in first.params["body"].equations if e.primitive is loops_p]
+    (fused,) = [e for e in first.params["body"].equations if e.form == LOOPS]
     assert fused.outputs == stored
-    assert [e.primitive.name for e in fused.params["body"].equations][-2:] == ["gelu", "gelu_derivative"]
+    assert [e.name for e in fused.params["body"].equations][-2:] == ["gelu", "gelu_derivative"]
     assert len(stored) == 2
 
 
@@ -173,7 +173,7 @@ def test_a_weight_is_updated_in_the_product_that_computes_its_gradient() -> None
             return w - 0.1 * gradient
 
     program = stage(step, ALL, donate=(0,)).program(np.ones((3, 4)), X)
-    assert [label(e) for e in program.equations if e.primitive.name == "product"][-1] == "matmul+update"
+    assert [label(e) for e in program.equations if e.name == "product"][-1] == "matmul+update"
     assert program.inputs[0] in program.equations[-1].inputs
     assert program.equations[-1].outputs == program.outputs
 
@@ -184,7 +184,7 @@ def test_softmax_cross_entropy_and_their_gradient_are_one_equation() -> None:
             return ad.value_and_grad(ops.cross_entropy)(logits, labels)
 
     program = stage(f, ALL).program(np.ones((9, 5)), np.arange(9) % 5)
-    (fused,) = (e for e in program.equations if e.primitive.name == "batchwise")
+    (fused,) = (e for e in program.equations if e.name == "batchwise")
     kinds = label(fused).split("+")
     assert {"log_softmax", "take_along_axis", "sum", "scatter_along_axis", "exp", "mul", "sub"} <= set(kinds)
     others = [e for e in program.equations if e is not fused]
@@ -215,10 +215,10 @@ def test_a_sum_over_the_items_ends_a_group() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_updates_of_many_parameters_are_one_equation(optimizer: str) -> None:
     program = training_program(optimizer, improve=ALL)
-    (together,) = (e for e in program.equations if e.primitive.name == "horizontal")
+    (together,) = (e for e in program.equations if e.name == "horizontal")
     assert together.phase == "update"
     assert len({v.type.shape for v in together.outputs}) == 6  # two kernels, four biases
-    linear = [e for e in program.equations if e.primitive.name == "product" and "optimizer" in e.scope]
+    linear = [e for e in program.equations if e.name == "product" and "optimizer" in e.scope]
     assert [e.outputs[0].type.shape for e in linear] == [(3, 17), (17, 72)]
     alone = [e for e in program.equations if e.phase == "update" and e not in (together, *linear)]
     assert all(v.size == 1 for e in alone for v in e.outputs)  # the learning rate and the step count
@@ -251,7 +251,7 @@ def test_the_mask_of_a_relu_before_pooling_is_applied_to_the_pooled_gradient(str
     pooled = 4 if stride == 2 else 7
 
     def masks(program: Program) -> list[Any]:
-        return [e.outputs[0].type.shape for e in everywhere(program) if e.primitive.name == "where"]
+        return [e.outputs[0].type.shape for e in everywhere(program) if e.name == "where"]
 
     assert masks(before) == [(3, 4, 8, 8)]
     assert masks(after) == [(3, 4, pooled, pooled)]
@@ -273,10 +273,10 @@ def test_other_masks_are_not_moved() -> None:
 def test_gradients_through_pooling_use_the_pooled_gradient() -> None:
     pytest.importorskip("adtrain.ops.conv_pooled")
     program = stage(pooled_gradients, ALL).program(*POOLED)
-    found = [e.primitive.name for e in everywhere(program)]
+    found = [e.name for e in everywhere(program)]
     assert {"conv2d_input_grad_pooled", "conv2d_weight_grad_pooled"} <= set(found)
     assert "max_pool2d_put" not in found
-    of_bias = [e for e in everywhere(program) if e.primitive.name == "sum" and e.outputs[0].type.shape == (4,)]
+    of_bias = [e for e in everywhere(program) if e.name == "sum" and e.outputs[0].type.shape == (4,)]
     assert [e.inputs[0].type.shape for e in of_bias] == [(3, 4, 4, 4)]
 
 
@@ -289,7 +289,7 @@ def test_a_spread_gradient_used_as_image_or_filter_is_not_replaced() -> None:
         return ops.sum(ops.square(ops.conv2d(spread, w)))
 
     f = ad.grad(of_weight)
-    assert "conv2d_weight_grad" in [e.primitive.name for e in everywhere(stage(f, ALL).program(w))]
+    assert "conv2d_weight_grad" in [e.name for e in everywhere(stage(f, ALL).program(w))]
     np.testing.assert_allclose(stage(f, ALL)(w).numpy(), f(w).numpy(), rtol=1e-12)
 
 

@@ -12,7 +12,7 @@ from program_samples import ON_GPU, bfloat16_gradients, bodies, everywhere, for_
 import adtrain as ad
 from adtrain import config, ops, passes
 from adtrain.backends.cuda.codegen.one_block_forms import FORMS
-from adtrain.core.fused import FUSED, label
+from adtrain.core.fused import label
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
@@ -29,22 +29,22 @@ def step(name: str, *overrides: str) -> Program:
 
 
 def launches(program: Program) -> list[Equation]:
-    return [e for e in program.equations if e.primitive.name != "reshape"]
+    return [e for e in program.equations if e.name != "reshape"]
 
 
 def members_of(equation: Equation) -> list[str]:
-    return [e.primitive.name for e in equation.params["body"].equations]
+    return [e.name for e in equation.params["body"].equations]
 
 
 @pytest.mark.parametrize("overrides", [(), (SGD,), ("optimizer={sgd: {lr: 0.1}}",)], ids=["adam", "momentum", "sgd"])
 def test_a_step_of_three_linear_layers_is_six_launches(overrides: tuple[str, ...]) -> None:
     program = step("mlp", *overrides)
     gather, first, second, head, back, last = launches(program)
-    assert gather.primitive.name == "gather"
+    assert gather.name == "gather"
     assert "product" in members_of(first)
     assert members_of(first).count("one_block") >= 1  # the labels, and the schedule
     assert label(second) == "matmul+add+relu"
-    assert head.primitive.name == "row_fused"
+    assert head.name == "row_fused"
     assert members_of(head).count("matmul") == 2  # the logits, and the gradient of their input
     assert label(back) == "matmul+less+where"
     assert members_of(last).count("product") == 3
@@ -57,14 +57,14 @@ def test_a_step_of_three_linear_layers_is_six_launches(overrides: tuple[str, ...
 def test_a_step_of_a_convolutional_network_has_few_launches(name: str, most: int) -> None:
     program = step(name)
     assert len(launches(program)) <= most
-    assert [e.primitive.name for e in launches(program)].count("row_fused") == 1
+    assert [e.name for e in launches(program)].count("row_fused") == 1
 
 
 def test_bias_activation_and_mask_are_the_epilogue_of_a_convolution() -> None:
     program = step("cnn")
-    fused = [label(e) for e in launches(program) if e.primitive.name == "convolution"]
+    fused = [label(e) for e in launches(program) if e.name == "convolution"]
     assert fused == ["conv2d+add+relu", "conv2d_input_grad_pooled+less+where"]
-    assert not any(e.primitive.name in ("conv2d", "conv2d_input_grad", "loops") for e in launches(program))
+    assert not any(e.name in ("conv2d", "conv2d_input_grad", "loops") for e in launches(program))
 
 
 def test_a_reader_by_image_rows_is_no_epilogue_of_a_convolution() -> None:
@@ -73,12 +73,12 @@ def test_a_reader_by_image_rows_is_no_epilogue_of_a_convolution() -> None:
 
     x, w, rows = (ad.core.array.array(np.ones(shape, np.float32)) for shape in ((1, 2, 5, 6), (3, 2, 3, 3), (5, 1)))
     program = stage(f, ON_GPU).program(x, w, rows)
-    assert [e.primitive.name for e in program.equations] == ["conv2d", "loops"]
+    assert [e.name for e in program.equations] == ["conv2d", "loops"]
 
 
 @pytest.mark.parametrize("overrides", [(), ("data.augment=[mixup]",), ("data.augment=[affine: 10, noise, cutout]",)])
 def test_a_body_has_the_inputs_of_its_equation(overrides: tuple[str, ...]) -> None:
-    fused = [e for e in everywhere(step("mlp", *overrides)) if e.primitive in FUSED]
+    fused = [e for e in everywhere(step("mlp", *overrides)) if e.form]
     assert fused
     for e in fused:
         assert e.params["body"].inputs == e.inputs
@@ -120,8 +120,8 @@ def loss_between_products(rows: int, features: int) -> Program:
 
 def test_small_equations_between_wide_products_are_one_block() -> None:
     first, *others = launches(loss_between_products(64, 1000))
-    assert first.primitive.name == "horizontal"  # equations on labels share the first product's launch
-    assert sorted(e.primitive.name for e in others) == ["matmul", "one_block"]
+    assert first.name == "horizontal"  # equations on labels share the first product's launch
+    assert sorted(e.name for e in others) == ["matmul", "one_block"]
 
 
 def test_narrow_products_and_the_equations_between_are_row_fused() -> None:
@@ -274,7 +274,7 @@ def precisions(*overrides: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for e in everywhere(program):
         if "precision" in e.params:
-            found.setdefault(e.primitive.name, set()).add(e.params["precision"])
+            found.setdefault(e.name, set()).add(e.params["precision"])
     return found
 
 

@@ -20,7 +20,7 @@ from random_programs import graphs, program_of
 from sweeps import check_examples, examples
 
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.core.fused import fuse, horizontal_p
+from adtrain.core.fused import HORIZONTAL, fuse
 from adtrain.core.program import Program
 from adtrain.passes.groups import Groups
 
@@ -152,6 +152,6 @@ def test_groups_merge_exactly_where_no_cycle_arises(graph: Any, data: Any) -> No
         if groups.can_merge(a, b):
             groups.merge(a, b)
             assert sorted(i for members in groups.members.values() for i in members) == list(range(len(groups.of)))
-    fused = groups.rewritten(lambda equations, needed: fuse(horizontal_p, equations, needed))
+    fused = groups.rewritten(lambda equations, needed: fuse(HORIZONTAL, equations, needed))
     assert len(fused.equations) == len(groups.members)
     assert_same_bits(program, fused)

@@ -81,7 +81,7 @@ def test_flattened_rows_give_the_same_bits() -> None:
         # A sum over the rows of a matrix is that over the leading axes of sequences, in another order.
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * abs(expected).max())
     kept = [e for e in flat.equations if any(len(v.type.shape) > 2 for v in (*e.inputs, *e.outputs))]
-    assert {e.primitive.name for e in kept} <= {"reshape", "self_attention", "self_attention_grad", "broadcast_to"}
+    assert {e.name for e in kept} <= {"reshape", "self_attention", "self_attention_grad", "broadcast_to"}
 
 
 def test_rows_that_a_gather_feeds_keep_their_shape() -> None:
@@ -90,18 +90,18 @@ def test_rows_that_a_gather_feeds_keep_their_shape() -> None:
         return ops.matmul(ops.reshape(x, (-1, x.shape[-1])), w)
 
     program = passes.flatten_rows(traced(f, [drawn(9, 4, 6), np.array([3, 1]), drawn(6, 5)]))
-    assert [e.outputs[0].type.shape for e in program.equations if e.primitive.name == "mul"] == [(2, 4, 6)]
+    assert [e.outputs[0].type.shape for e in program.equations if e.name == "mul"] == [(2, 4, 6)]
 
 
 def test_a_step_of_a_vision_transformer_is_twelve_launches() -> None:
     program = step("vit")
-    launches = [e for e in program.equations if e.primitive.name != "reshape"]
+    launches = [e for e in program.equations if e.name != "reshape"]
     assert len(launches) == 12
-    chains = [e for e in launches if e.primitive.name == "row_products"]
+    chains = [e for e in launches if e.name == "row_products"]
     assert sum(label(e).count("self_attention") for e in chains) >= 2
-    inside = [e.primitive.name for chain in chains for e in everywhere(body_of(chain))]
+    inside = [e.name for chain in chains for e in everywhere(body_of(chain))]
     assert inside.count("self_attention") == inside.count("self_attention_grad") == 4
-    assert [e.primitive.name for e in everywhere(launches[-1].params["body"])].count("column_sum") == 36
+    assert [e.name for e in everywhere(launches[-1].params["body"])].count("column_sum") == 36
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_chains_of_a_transformer_match_the_reference(
         return encoder_gradients(*arrays, causal=causal)
 
     program = for_gpu(traced(f, arrays), SMALL)
-    chains = [e for e in program.equations if e.primitive.name == "row_products"]
+    chains = [e for e in program.equations if e.name == "row_products"]
     few = examples * length <= ROWS * SMALL.multiprocessors
     assert ("self_attention_grad" in names(body_of(chains[-1]))) is few
     check_launches(small_host, program, arrays)
@@ -162,7 +162,7 @@ def test_products_of_infinite_rows_are_infinite_or_nan(small_host: Host) -> None
     x[3, 5], x[20, 1], w[7, 9] = np.inf, np.nan, 1e38
     program = for_gpu(traced(f, [x, w, v]), SMALL)
     (chain,) = program.equations
-    assert chain.primitive.name == "row_products"
+    assert chain.name == "row_products"
     with np.errstate(all="ignore"):
         (expected,) = values(program, [x, w, v])
     (found,) = small_host.computed(chain, None, [x, w, v])
@@ -227,7 +227,7 @@ def test_long_weight_gradients_share_a_launch_where_they_fill_the_gpu() -> None:
 
     assert len(launches(2)) == 2  # 2 x 4 x 8 tiles of 32 x 32
     (shared,) = launches(5)
-    assert shared.primitive.name == "horizontal"
+    assert shared.name == "horizontal"
     assert 5 * 4 * 8 >= H200.multiprocessors > 2 * 4 * 8
 
 

@@ -19,7 +19,7 @@ from adtrain import config, ops
 from adtrain.cache import Cache
 from adtrain.core import registry
 from adtrain.core.array import array
-from adtrain.core.fused import conv_pool_p, label
+from adtrain.core.fused import CONV_POOL, label
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import PRECISIONS
 from adtrain.core.program import Equation, Program
@@ -102,7 +102,7 @@ def fused(layer: Layer, arrays: Sequence[np.ndarray]) -> Equation:
     def f(x: Any, w: Any, bias: Any) -> Any:
         return pooled_layer(x, w, bias, layer[2])
 
-    (e,) = [e for e in stage(f, ON_GPU).program(*map(array, arrays)).equations if e.primitive is conv_pool_p]
+    (e,) = [e for e in stage(f, ON_GPU).program(*map(array, arrays)).equations if e.form == CONV_POOL]
     return e
 
 
@@ -147,7 +147,7 @@ def pooled(program: Program) -> bool:
 @pytest.mark.parametrize("batch", [128, 1024])
 def test_a_layer_of_a_step_is_one_launch_with_its_pooling(batch: int) -> None:
     step = outline(config.load("cnn", [f"data.batch_size={batch}"])).step_program(passes=ON_GPU)
-    (e,) = [e for e in step.equations if e.primitive is conv_pool_p]
+    (e,) = [e for e in step.equations if e.form == CONV_POOL]
     assert label(e) == "conv2d+add+relu+max_pool2d"
     assert "max_pool2d" not in names(step)
     assert not any(v.type.shape == (batch, 64, 24, 24) for v in (*e.inputs, *e.outputs))

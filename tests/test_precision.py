@@ -107,7 +107,7 @@ def test_convolutions_and_their_derivatives_convolve_rounded_operands(precision:
 
 
 def precisions(program: Program) -> set[str]:
-    return {e.params["precision"] for e in program.equations if e.primitive.name in PRODUCTS}
+    return {e.params["precision"] for e in program.equations if e.name in PRODUCTS}
 
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]] = {

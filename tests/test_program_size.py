@@ -19,7 +19,7 @@ from adtrain.backends.cpu.codegen import generate, workspace
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.core.fused import loops_p
+from adtrain.core.fused import LOOPS
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
@@ -136,7 +136,7 @@ def test_a_function_of_five_thousand_dependent_equations_is_compiled_without_rec
 
 def test_fused_loops_have_a_limited_number_of_equations_and_pointers() -> None:
     program = for_gpu(chain(200, (1 << 16,)))
-    loops = [e.params["body"].equations for e in everywhere(program) if e.primitive is loops_p]
+    loops = [e.params["body"].equations for e in everywhere(program) if e.form == LOOPS]
     assert max(map(len, loops)) == MAX_EQUATIONS
     launches = [launch for e in program.equations for launch in Lowering(H200).launches(e)]
     assert all(isinstance(launch, LaunchPlan) and len(launch.operands) < 512 for launch in launches)

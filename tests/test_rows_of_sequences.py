@@ -62,12 +62,12 @@ def assert_close(found: np.ndarray, expected: np.ndarray, place: str) -> None:
 
 def test_no_array_of_repeated_rows_is_stored() -> None:
     program = for_gpu(stage(gradients(norm_of_positions)).program(*norm_arguments(512, 16, 128)))
-    launches = [e for e in program.equations if e.primitive.name != "reshape"]
-    assert not {"loops", "broadcast_to", "add", "mul"} & {e.primitive.name for e in launches}
-    inside = [{v.type.shape for v in e.inputs} for e in launches if e.primitive.name == "row_fused"]
+    launches = [e for e in program.equations if e.name != "reshape"]
+    assert not {"loops", "broadcast_to", "add", "mul"} & {e.name for e in launches}
+    inside = [{v.type.shape for v in e.inputs} for e in launches if e.name == "row_fused"]
     assert [(16, 128) in shapes for shapes in inside].count(True) == 1
     assert [(512, 1, 128) in shapes for shapes in inside].count(True) == 1
-    sums = [e for e in everywhere(program) if e.primitive.name == "column_sum"]
+    sums = [e for e in everywhere(program) if e.name == "column_sum"]
     assert [(512, 1, 128) in {v.type.shape for v in e.inputs} for e in sums].count(True) == 2
 
 
@@ -87,12 +87,12 @@ def test_kernels_that_read_repeated_rows_match_the_reference(count: int, length:
     checked = []
     for outer in fused.equations:
         for e in (outer, *body_of(outer).equations):
-            if e.primitive.name in ("row_fused", "column_sum"):
+            if e.name in ("row_fused", "column_sum"):
                 own = [known[v] for v in e.inputs]
                 expected = values(body_of(e), own)
                 for v, x, y in zip(e.outputs, host.computed(e, None, own), expected, strict=True):
-                    assert_close(x, y, f"{e.primitive.name} {v.type}")
-                checked.append(e.primitive.name)
+                    assert_close(x, y, f"{e.name} {v.type}")
+                checked.append(e.name)
         one = Program(outer.inputs, {}, (outer,), outer.outputs)
         known |= dict(zip(outer.outputs, values(one, [known[v] for v in outer.inputs]), strict=True))
     assert checked.count("row_fused") >= 2
@@ -139,7 +139,7 @@ def test_random_layers_on_sequences_compute_the_same_in_kernels_that_exist(examp
         for found, expected in zip(values(program, arrays), before, strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * abs(expected).max())
         for e in everywhere(program):
-            if e.primitive.name == "row_fused" and register_rows(body_of(e)) is None:
+            if e.name == "row_fused" and register_rows(body_of(e)) is None:
                 made = {v.type.shape[0] for each in body_of(e).equations for v in each.outputs}
                 assert len(made) == 1, f"a block takes some indices of axis 0: {body_of(e)}"
 

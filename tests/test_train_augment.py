@@ -118,7 +118,7 @@ def test_augmented_steps_are_bit_identical_eager_staged_and_fused(tmp_path: Path
 
 
 def scopes_of_random_numbers(program: Program) -> list[str]:
-    return [e.scope for e in program.equations if e.primitive.name == "random_uniform"]
+    return [e.scope for e in program.equations if e.name == "random_uniform"]
 
 
 def test_evaluation_is_not_augmented_and_training_draws_in_the_scope_augment(tmp_path: Path) -> None:

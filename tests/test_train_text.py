@@ -347,5 +347,5 @@ def test_classes_of_finds_each_character_and_names_the_unknown_ones() -> None:
 
 def test_a_step_computes_the_loss_of_perplexity_once(tmp_path: Path) -> None:
     experiment = training.prepare(config.load(write_config(tmp_path, generated(400))))
-    names = [e.primitive.name for e in experiment.step_program(passes=SIMPLIFY).equations]
+    names = [e.name for e in experiment.step_program(passes=SIMPLIFY).equations]
     assert names.count("log_softmax") == names.count("take_along_axis") == 1

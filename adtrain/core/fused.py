@@ -18,11 +18,11 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 
 
-def _shape(*args: Any, body: Program) -> tuple[ArrayType, ...]:
+def _shape(*args: Any, form: str, body: Program) -> tuple[ArrayType, ...]:
     return tuple(v.type for v in body.outputs)
 
 
-def _reference(*buffers: Any, body: Program) -> Any:
+def _reference(*buffers: Any, body: Program, form: str = "") -> Any:
     known = dict(zip(body.inputs, buffers, strict=True))
     for e in body.equations:
         found = e.primitive.reference(*(known[v] for v in e.inputs), **e.params)
@@ -31,90 +31,88 @@ def _reference(*buffers: Any, body: Program) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def _flops(*args: Any, body: Program) -> int:
+def _flops(*args: Any, body: Program, form: str = "") -> int:
     return sum(e.cost.flops for e in body.equations)
 
 
-def _reads(*args: Any, body: Program) -> Sequence[int]:
+def _reads(*args: Any, body: Program, form: str = "") -> Sequence[int]:
     found: Counter[Variable] = Counter()
     for of_equation in reads(body.equations):
         found.update(of_equation)
     return [min(found[v], v.size) for v in body.inputs]
 
 
-def _fused(name: str) -> Primitive:
-    return Primitive(name, _shape, _reference, flops=_flops, reads=_reads)
+fused_p: Primitive = Primitive("fused", _shape, _reference, flops=_flops, reads=_reads)
+"""Equations that run as one kernel. Its parameters are ``form``, the kind of kernel, and ``body``, the equations."""
 
-
-loops_p: Primitive = _fused("loops")
+LOOPS = "loops"
 """Elementwise equations over arrays of one shape, as one loop nest."""
 
-product_p: Primitive = _fused("product")
+PRODUCT = "product"
 """A matrix product with an elementwise epilogue."""
 
-tiled_product_p: Primitive = _fused("tiled_product")
+TILED_PRODUCT = "tiled_product"
 """A `with_tiles` equation, and a matrix product of its weights with an elementwise epilogue."""
 
-back_to_back_p: Primitive = _fused("back_to_back")
+BACK_TO_BACK = "back_to_back"
 """Two matrix products with elementwise epilogues. The result of the first stays in registers, as an operand of the
 second. Each product comes after its `with_tiles` equation."""
 
-convolution_p: Primitive = _fused("convolution")
+CONVOLUTION = "convolution"
 """A convolution, or its input gradient, with an elementwise epilogue."""
 
-conv_pool_p: Primitive = _fused("conv_pool")
+CONV_POOL = "conv_pool"
 """A convolution with an elementwise epilogue and max pooling; only the pooled result is written."""
 
-batchwise_p: Primitive = _fused("batchwise")
+BATCHWISE = "batchwise"
 """Equations that work on one item of the batch at a time (an item is an index of axis 0). A CPU thread computes all of
 them for an item. Outputs may be sums over the items."""
 
-gather_p: Primitive = _fused("gather")
+GATHER = "gather"
 """Loops that read rows of tables by index."""
 
-one_block_p: Primitive = _fused("one_block")
+ONE_BLOCK = "one_block"
 """Small equations that one thread block of a GPU computes in order (a one-block megakernel)."""
 
-row_fused_p: Primitive = _fused("row_fused")
+ROW_FUSED = "row_fused"
 """Equations that work row by row. Each thread block of a GPU computes all of them for its rows."""
 
-row_products_p: Primitive = _fused("row_products")
+ROW_PRODUCTS = "row_products"
 """A chain of products and other row-wise equations. Each thread block of a GPU takes a few rows through it."""
 
-column_sum_p: Primitive = _fused("column_sum")
+COLUMN_SUM = "column_sum"
 """A sum over rows, with elementwise equations before and after it. Each thread block of a GPU adds some columns."""
 
-map_reduce_p: Primitive = _fused("map_reduce")
+MAP_REDUCE = "map_reduce"
 """Reductions of values of pairs of rows and columns. The pairs are computed where they are needed and never stored."""
 
-grouped_products_p: Primitive = _fused("grouped_products")
+GROUPED_PRODUCTS = "grouped_products"
 """Independent matrix products with epilogues in one launch whose blocks share the tiles and their K evenly."""
 
-horizontal_p: Primitive = _fused("horizontal")
+HORIZONTAL = "horizontal"
 """Independent equations in one launch, of any shapes: loops; on a GPU also product, gather and one_block equations."""
 
-exchanged_update_p: Primitive = _fused("exchanged_update")
+EXCHANGED_UPDATE = "exchanged_update"
 """An all-to-all of gradients, elementwise equations with the received slices, and an all-gather of one result.
 
 Vectors of parameters, and single numbers, are the same on all ranks."""
 
-gathered_p: Primitive = _fused("gathered")
+GATHERED = "gathered"
 """An all-gather of a few bytes, and small equations that read what it receives."""
 
-peer_exchanges_p: Primitive = _fused("peer_exchanges")
+PEER_EXCHANGES = "peer_exchanges"
 """Independent exchanged_update, all_gather, gathered, loops and small equations in one launch, on GPUs that have mapped
 each other's memory."""
 
-resident_steps_p: Primitive = _fused("resident_steps")
+RESIDENT_STEPS = "resident_steps"
 """A training step of one member. A launch computes several steps, with the weights of the first layer on chip. The body
 has the equations that would otherwise be launches. Its outputs replace its first inputs in the next step."""
 
-
-streamed_layer_p: Primitive = _fused("streamed_layer")
+STREAMED_LAYER = "streamed_layer"
 """The first layer of one member, whose inputs are gathered bytes: its product, or the gradient and update of its
 weights, or the update and then the product of the next step. The weights are read and written once."""
 
-layer_backward_p: Primitive = _fused("layer_backward")
+LAYER_BACKWARD = "layer_backward"
 """The gradient of the inputs of a linear layer of one member, and the gradient and update of its weights."""
 
 
@@ -156,20 +154,12 @@ per_member_p: Primitive = Primitive(
 last `shared` outputs are the same for all members. Mapped inputs and the other outputs have the members along axis 0.
 On a GPU the members are one dimension of the grid."""
 
-PRODUCTS = (product_p, convolution_p, conv_pool_p)
+PRODUCTS = (PRODUCT, CONVOLUTION, CONV_POOL)
 """The first equation of the body is a product or convolution; the others are its epilogue."""
 
-FUSED = frozenset(
-    (
-        *(loops_p, *PRODUCTS, batchwise_p, gather_p, one_block_p, row_fused_p, row_products_p),
-        *(tiled_product_p, back_to_back_p, column_sum_p, map_reduce_p, grouped_products_p, horizontal_p),
-        *(exchanged_update_p, gathered_p, peer_exchanges_p, resident_steps_p, streamed_layer_p, layer_backward_p),
-    )
-)
 
-
-def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Collection[Variable]) -> Equation:
-    """Fuse several equations into one of ``primitive``, with the outputs that are ``needed``.
+def fuse(form: str, equations: Sequence[Equation], needed: Collection[Variable]) -> Equation:
+    """Fuse several equations into one of ``form``, with the outputs that are ``needed``.
 
     Its scope joins their scopes by "+". Its phase is that of the equation with the most FLOPs.
     """
@@ -179,12 +169,12 @@ def fuse(primitive: Primitive, equations: Sequence[Equation], needed: Collection
     body = Program(inputs, {}, tuple(equations), outputs)
     scopes = dict.fromkeys(scope for e in equations for scope in e.scope.split("+") if scope)
     phase = max(equations, key=lambda e: e.cost.flops).phase
-    return Equation(primitive, inputs, {"body": body}, outputs, "+".join(scopes), phase)
+    return Equation(fused_p, inputs, {"form": form, "body": body}, outputs, "+".join(scopes), phase)
 
 
 def body_of(equation: Equation) -> Program:
     """The body of a fused equation; for any other equation, a Program of that equation."""
-    if equation.primitive in FUSED:
+    if equation.form:
         body: Program = equation.params["body"]
         return body
     return Program(tuple(dict.fromkeys(equation.inputs)), {}, (equation,), equation.outputs)
@@ -192,7 +182,7 @@ def body_of(equation: Equation) -> Program:
 
 def single_equations(equation: Equation) -> Iterator[Equation]:
     """The equations in a fused equation that are not fused themselves; for any other equation, itself."""
-    if equation.primitive in FUSED or equation.primitive is per_member_p:
+    if equation.form or equation.primitive is per_member_p:
         for e in equation.params["body"].equations:
             yield from single_equations(e)
     else:
@@ -212,13 +202,13 @@ def label(equation: Equation) -> str:
     found = [e for e in single_equations(equation) if not e.primitive.view]
     whole = all(e.phase == "update" for e in found)
     names = ("update" if e.phase == "update" and not whole else e.primitive.name for e in found)
-    return "+".join(dict.fromkeys(names)) or equation.primitive.name
+    return "+".join(dict.fromkeys(names)) or equation.name
 
 
 def renamed(equation: Equation, names: dict[Variable, Variable]) -> Equation:
     """``equation`` with the variables that are keys of ``names`` replaced, in its body as well."""
     params = dict(equation.params)
-    if equation.primitive in FUSED:
+    if equation.form:
         body: Program = params["body"]
         inputs, outputs = (tuple(names.get(v, v) for v in group) for group in (body.inputs, body.outputs))
         equations = tuple(renamed(e, names) for e in body.equations)

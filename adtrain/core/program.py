@@ -43,6 +43,16 @@ class Equation:
     def has(self, trait: Trait) -> bool:
         return trait in self.primitive.traits
 
+    @property
+    def form(self) -> str:
+        """The kind of kernel that computes a fused equation; "" for another one. See `adtrain.core.fused`."""
+        return self.params["form"] if self.primitive.name == "fused" else ""
+
+    @property
+    def name(self) -> str:
+        """The form of a fused equation, the name of the primitive of another one."""
+        return self.form or self.primitive.name
+
     @cached_property
     def cost(self) -> Cost:
         """FLOPs and bytes of one run."""
@@ -144,9 +154,11 @@ class Program:
             yield f"const  {self.names[v]}: {v.type}{value}"
         for e in self.equations:
             left = ", ".join(f"{self.names[v]}: {v.type}" for v in e.outputs)
-            params = [f"{k}={v}" for k, v in e.params.items() if not isinstance(v, Program)]
+            params = [
+                f"{k}={v}" for k, v in e.params.items() if not (isinstance(v, Program) or (k == "form" and e.form))
+            ]
             where = " ".join(filter(None, (e.phase, e.scope)))
-            yield f"{left} = {e.primitive.name}({', '.join([self.names[v] for v in e.inputs] + params)})  # {where}"
+            yield f"{left} = {e.name}({', '.join([self.names[v] for v in e.inputs] + params)})  # {where}"
             for body in e.params.values():
                 if isinstance(body, Program):
                     yield from (f"    {line}" for line in body.lines())

@@ -168,8 +168,8 @@ class Ladder:
         if all(map(self._scalar, node.equations)) and node.home.scope == OPTIMIZER:
             return [f"{self.labels.get(OPTIMIZER, OPTIMIZER)}: learning rate"]
         if not node.home.scope or (self.detail and node.home.column != UPDATE):
-            names = dict.fromkeys(e.primitive.name for e in flat(node.equations) if not e.primitive.view)
-            return list(names) or [node.equations[0].primitive.name]
+            names = dict.fromkeys(e.name for e in flat(node.equations) if not e.primitive.view)
+            return list(names) or [node.equations[0].name]
         scopes = {place.scope: None for place in sorted(node.places, key=self._row) if place.scope}
         if node.home.column == UPDATE:
             scopes = {OPTIMIZER: None}

@@ -152,7 +152,7 @@ class Roles:
                 elif v in leaving and base and column != UPDATE:
                     name = base if column == FORWARD else f"{base}.grad_input"
                 else:
-                    name = ".".join(filter(None, (base, "backward" * (column == BACKWARD), e.primitive.name)))
+                    name = ".".join(filter(None, (base, "backward" * (column == BACKWARD), e.name)))
                 self.names[v] = unique(name)
 
 
@@ -161,7 +161,7 @@ def equation_lines(e: Equation, names: Mapping[Variable, str]) -> Iterator[str]:
     left = ", ".join(f"{names[v]}: {v.type}" for v in e.outputs)
     body = e.params.get("body")
     params = [f"{k}={v}" for k, v in e.params.items() if k != "body"]
-    yield f"{left} = {e.primitive.name}({', '.join([*(names[v] for v in e.inputs), *params])})"
+    yield f"{left} = {e.name}({', '.join([*(names[v] for v in e.inputs), *params])})"
     if isinstance(body, Program):
         for member in body.equations:
             yield from (f"    {line}" for line in equation_lines(member, names))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from adtrain.core.backend import backend
-from adtrain.core.fused import FUSED, conv_pool_p, convolution_p
+from adtrain.core.fused import CONV_POOL, CONVOLUTION
 from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Pass
@@ -154,7 +154,7 @@ def _member_fusions(target: Target) -> Sequence[Pass]:
 
 def has_generated_kernel(equation: Equation) -> bool:
     """Whether a GPU computes an equation of one member by a generated kernel."""
-    fused = equation.primitive in FUSED - {convolution_p, conv_pool_p}
+    fused = equation.form not in ("", CONVOLUTION, CONV_POOL)
     return fused or is_loops(equation) or is_product(equation)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adtrain.core.fused import body_of, product_p
+from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.program import Equation, Program
 from adtrain.core.target import Target
 from adtrain.core.weight_tiles import TERMS, TILE
@@ -70,7 +70,7 @@ def pairs_back_to_back(program: Program, target: Target) -> dict[int, int]:
         if producer is None or len(groups.members[groups.of[producer]]) > 1:
             continue
         first = program.equations[producer]
-        if first.primitive is not product_p or not is_float32_product(first) or not BackToBack(first, e).fits(target):
+        if first.form != PRODUCT or not is_float32_product(first) or not BackToBack(first, e).fits(target):
             continue
         hidden = matmul_in(e).inputs[0]
         # The kernel recomputes sums that are not finite from the hidden columns in memory.

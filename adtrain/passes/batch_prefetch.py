@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.fused import body_of, fuse, horizontal_p, loops_p, peer_exchanges_p, product_p, renamed
+from adtrain.core.fused import HORIZONTAL, LOOPS, PEER_EXCHANGES, PRODUCT, body_of, fuse, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
@@ -56,9 +56,9 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     if not program.carries:
         return undivided
     next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
-    updates = {v: e for e in program.equations if e.primitive is product_p for v in e.outputs}
+    updates = {v: e for e in program.equations if e.form == PRODUCT for v in e.outputs}
     copies = [] if exchanges else [e for e in program.equations if _copies_updated(e, next_value, updates)]
-    if not copies and not any(e.primitive is horizontal_p for e in program.equations):
+    if not copies and not any(e.form == HORIZONTAL for e in program.equations):
         return undivided
     known, results = {*program.inputs, *program.constants}, set(program.outputs)
     early = known | {v for e in _members(program.equations) if known.issuperset(e.inputs) for v in e.outputs}
@@ -113,7 +113,7 @@ def _with_copy(e: Equation, copies: Mapping[Variable, Equation]) -> Equation:
         return e
     product, epilogue = body_of(e).equations
     needed = {*e.outputs, *(v for copy in found for v in copy.outputs)}
-    return fuse(e.primitive, [product, fuse(loops_p, [*body_of(epilogue).equations, *found], needed)], needed)
+    return fuse(e.form, [product, fuse(LOOPS, [*body_of(epilogue).equations, *found], needed)], needed)
 
 
 def _prefetch_product(program: Program, product: Equation, update: Equation) -> PrefetchedRuns | None:
@@ -151,14 +151,14 @@ def _after_exchanges(program: Program, needed: set[Variable], target: Target) ->
     head, tail = list(program.equations[: last + 1]), _members(program.equations[last + 1 :])
     known = {*program.inputs, *program.constants}
     for i, e in enumerate(head):
-        updates = e.primitive is peer_exchanges_p
+        updates = e.form == PEER_EXCHANGES
         wanted = [x for x in tail if (not x.is_view if updates else not needed.isdisjoint(x.outputs))]
         early = [x for x in wanted if known.issuperset(x.inputs)]
         operands = {v for x in (e, *early) for v in (*x.inputs, *x.outputs)}
         fits = all(map(blocks_in_launch, early)) and len(operands) <= MAX_POINTERS
-        if (updates or e.primitive is horizontal_p) and early and fits:
+        if (updates or e.form == HORIZONTAL) and early and fits:
             together = [*e.params["body"].equations, *early]
-            head[i] = fuse(e.primitive, together, {v for x in (e, *early) for v in x.outputs})
+            head[i] = fuse(e.form, together, {v for x in (e, *early) for v in x.outputs})
             tail = [x for x in tail if x not in early]
         known.update(head[i].outputs)
     fused = readers_first(fuse_horizontally(_subprogram(program, tail), target)).equations
@@ -182,7 +182,7 @@ def _subprogram(program: Program, equations: Sequence[Equation]) -> Program:
 
 def _members(equations: Sequence[Equation]) -> list[Equation]:
     """The equations, with horizontal equations replaced by their members."""
-    return [m for e in equations for m in (e.params["body"].equations if e.primitive is horizontal_p else (e,))]
+    return [m for e in equations for m in (e.params["body"].equations if e.form == HORIZONTAL else (e,))]
 
 
 def _shared(equations: Sequence[Equation], ignored: frozenset[Variable]) -> set[tuple[bool, frozenset[Variable]]]:
@@ -190,7 +190,7 @@ def _shared(equations: Sequence[Equation], ignored: frozenset[Variable]) -> set[
     launches = (
         (e, frozenset(v for m in _members([e]) if not is_loops(m) for v in m.outputs) - ignored) for e in equations
     )
-    return {(e.primitive is horizontal_p, results) for e, results in launches if results}
+    return {(e.form == HORIZONTAL, results) for e, results in launches if results}
 
 
 def _launches(program: Program) -> int:

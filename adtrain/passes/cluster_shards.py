@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.fused import FUSED, body_of
+from adtrain.core.fused import body_of
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -68,7 +68,7 @@ def cluster_shards(body: Program, layer: ResidentLayer, blocks: int) -> ClusterS
 
 def _flat(equation: Equation) -> Iterator[Equation]:
     """The equations in a fused one, or an equation itself."""
-    if equation.primitive in FUSED:
+    if equation.form:
         for e in body_of(equation).equations:
             yield from _flat(e)
     else:

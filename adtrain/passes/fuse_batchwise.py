@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from adtrain.core.fused import batchwise_p, fuse
+from adtrain.core.fused import BATCHWISE, fuse
 from adtrain.core.program import Equation, Program
 from adtrain.passes.batchwise import Batchwise, batchwise
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
@@ -33,7 +33,7 @@ def fuse_batchwise(program: Program) -> Program:
             a, b = groups.of[p], groups.of[i]
             if _same_phase(program.equations[p], e) and groups.can_merge(a, b) and _by_item_only(groups, found, a, b):
                 groups.merge(a, b)
-    return groups.rewritten(partial(fuse, batchwise_p))
+    return groups.rewritten(partial(fuse, BATCHWISE))
 
 
 def _same_phase(a: Equation, b: Equation) -> bool:

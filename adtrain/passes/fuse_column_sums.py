@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from adtrain.core.fused import column_sum_p, fuse, loops_p
+from adtrain.core.fused import COLUMN_SUM, LOOPS, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import Shape
@@ -70,7 +70,7 @@ def fuse_column_sums(program: Program) -> Program:
             continue
         if _is_loops(program.equations[j]) and reads_by_element(program.equations[j], total):
             merge(i, j)
-    fused = groups.rewritten(partial(fuse, column_sum_p))
+    fused = groups.rewritten(partial(fuse, COLUMN_SUM))
     alone = {
         e
         for e in fused.equations
@@ -78,7 +78,7 @@ def fuse_column_sums(program: Program) -> Program:
         and e.inputs[0].size <= MAX_ALONE
         and not any(map(_is_loops, fused.readers.get(e.outputs[0], ())))
     }
-    equations = (fuse(column_sum_p, [e], e.outputs) if e in alone else e for e in fused.equations)
+    equations = (fuse(COLUMN_SUM, [e], e.outputs) if e in alone else e for e in fused.equations)
     return replace(fused, equations=tuple(equations))
 
 
@@ -104,4 +104,4 @@ def sums_columns(e: Equation) -> bool:
 
 
 def _is_loops(e: Equation) -> bool:
-    return e.primitive is loops_p or (elementwise(e) and not e.has(Trait.BROADCAST))
+    return e.form == LOOPS or (elementwise(e) and not e.has(Trait.BROADCAST))

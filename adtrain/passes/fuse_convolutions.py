@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from adtrain.core.fused import convolution_p
+from adtrain.core.fused import CONVOLUTION
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
 from adtrain.passes.fuse_products import fuse_epilogues
@@ -13,7 +13,7 @@ from adtrain.passes.fuse_products import fuse_epilogues
 def fuse_convolutions(program: Program) -> Program:
     """One `convolution` equation for a convolution and the elementwise equation that reads it."""
     return fuse_epilogues(
-        program, convolution_p, lambda product, reader: product.has(Trait.CONVOLUTION) and _by_channel(reader)
+        program, CONVOLUTION, lambda product, reader: product.has(Trait.CONVOLUTION) and _by_channel(reader)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from adtrain.core.fused import fuse, gather_p, loops_p
+from adtrain.core.fused import GATHER, LOOPS, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
@@ -18,12 +18,12 @@ def elementwise(equation: Equation) -> bool:
 
 def by_element(equation: Equation) -> bool:
     """Whether it computes element by element: one elementwise operation, or a loop of several."""
-    return equation.primitive is loops_p or elementwise(equation)
+    return equation.form == LOOPS or elementwise(equation)
 
 
 def is_loops(equation: Equation) -> bool:
     """Whether a GPU computes it by a generated loop nest."""
-    return equation.primitive in (loops_p, gather_p) or elementwise(equation)
+    return equation.form in (LOOPS, GATHER) or elementwise(equation)
 
 
 def fuse_elementwise(program: Program) -> Program:
@@ -41,7 +41,7 @@ def fuse_elementwise(program: Program) -> Program:
             alike = source.outputs[0].type.shape == e.outputs[0].type.shape and source.phase == e.phase
             if elementwise(source) and alike and groups.can_merge(groups.of[p], groups.of[i]):
                 groups.merge(groups.of[p], groups.of[i])
-    return groups.rewritten(partial(fuse, loops_p))
+    return groups.rewritten(partial(fuse, LOOPS))
 
 
 def _copy_broadcasts(program: Program) -> Program:

@@ -12,12 +12,12 @@ from itertools import permutations
 
 from adtrain.core import communicator
 from adtrain.core.fused import (
-    exchanged_update_p,
+    EXCHANGED_UPDATE,
+    GATHERED,
+    HORIZONTAL,
+    ONE_BLOCK,
+    PEER_EXCHANGES,
     fuse,
-    gathered_p,
-    horizontal_p,
-    one_block_p,
-    peer_exchanges_p,
 )
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -61,7 +61,7 @@ def _without_horizontals(program: Program) -> Sequence[Equation]:
     last = max((i for i, e in enumerate(program.equations) if e.has(Trait.COLLECTIVE)), default=0)
     equations: list[Equation] = []
     for i, e in enumerate(program.equations):
-        divided = e.primitive is horizontal_p and (e.phase == "update" or i > last)
+        divided = e.form == HORIZONTAL and (e.phase == "update" or i > last)
         equations += e.params["body"].equations if divided else (e,)
     return equations
 
@@ -104,7 +104,7 @@ def _update(program: Program, exchange: Equation) -> list[Equation] | None:
 def _one_launch(program: Program) -> Program:
     """One equation for all updates, and for short all-gathers that are independent of them."""
     groups = Groups(program)
-    first, *others = (i for i, e in enumerate(program.equations) if e.primitive is peer_exchanges_p)
+    first, *others = (i for i, e in enumerate(program.equations) if e.form == PEER_EXCHANGES)
     for i in others:
         if not merge_independent(groups, first, i):
             raise AssertionError("fuse_exchanges: an update depends on another update")
@@ -118,9 +118,9 @@ def _one_launch(program: Program) -> Program:
                 _merge_readers(groups, first, i)
     program = groups.rewritten(_together)
     groups = Groups(program)
-    first = next(i for i, e in enumerate(program.equations) if e.primitive is peer_exchanges_p)
+    first = next(i for i, e in enumerate(program.equations) if e.form == PEER_EXCHANGES)
     for i, e in enumerate(program.equations):
-        if e.primitive is gathered_p or (e.primitive.name == "all_gather" and e.inputs[0] in chosen):
+        if e.form == GATHERED or (e.primitive.name == "all_gather" and e.inputs[0] in chosen):
             merge_independent(groups, first, i)
     return join_loops(groups.rewritten(_together))
 
@@ -147,16 +147,16 @@ def _merge_readers(groups: Groups, first: int, gather: int) -> None:
 
 def _in_one_block(e: Equation) -> bool:
     """Whether one block computes an equation with the same bits, whatever its number of threads."""
-    members = e.params["body"].equations if e.primitive is one_block_p else (e,)
+    members = e.params["body"].equations if e.form == ONE_BLOCK else (e,)
     return blocks_in_launch(e) == 1 and all(is_loops(x) or x.is_view or x.primitive.name == "slice" for x in members)
 
 
 def _alone(members: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-    return fuse(peer_exchanges_p, [fuse(exchanged_update_p, members, needed)], needed)
+    return fuse(PEER_EXCHANGES, [fuse(EXCHANGED_UPDATE, members, needed)], needed)
 
 
 def _together(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-    whole = peer_exchanges_p if any(e.primitive is peer_exchanges_p for e in equations) else gathered_p
-    joined = (peer_exchanges_p, one_block_p)
-    bodies = [e.params["body"].equations if e.primitive in joined else (e,) for e in equations]
+    whole = PEER_EXCHANGES if any(e.form == PEER_EXCHANGES for e in equations) else GATHERED
+    joined = (PEER_EXCHANGES, ONE_BLOCK)
+    bodies = [e.params["body"].equations if e.form in joined else (e,) for e in equations]
     return fuse(whole, [member for body in bodies for member in body], needed)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from adtrain.core.fused import fuse, gather_p, renamed
+from adtrain.core.fused import GATHER, fuse, renamed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import by_element
@@ -49,7 +49,7 @@ def fuse_gathers(program: Program) -> Program:
     for i, e in enumerate(program.equations):
         if e.primitive.name == "transpose":
             _merge_transpose(groups, readers, i)
-    return groups.rewritten(partial(fuse, gather_p))
+    return groups.rewritten(partial(fuse, GATHER))
 
 
 def _merge_transpose(groups: Groups, readers: Mapping[Variable, int], i: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from functools import partial
 from math import prod
 
-from adtrain.core.fused import column_sum_p, fuse, horizontal_p, one_block_p, product_p
+from adtrain.core.fused import COLUMN_SUM, HORIZONTAL, ONE_BLOCK, PRODUCT, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -56,7 +56,7 @@ def fuse_horizontally(program: Program, target: Target) -> Program:
             by_level.setdefault(level, []).append(i)
     for members in by_level.values():
         _merge(groups, members, max_blocks)
-    return groups.rewritten(partial(fuse, horizontal_p))
+    return groups.rewritten(partial(fuse, HORIZONTAL))
 
 
 def _merge(groups: Groups, independent: Iterable[int], max_blocks: int, long: Collection[int] = ()) -> None:
@@ -121,12 +121,12 @@ def _launches(equation: Equation) -> int:
 
 def is_product(equation: Equation) -> bool:
     """Whether it is a matrix product, with or without elementwise equations after it."""
-    return equation.primitive is product_p or equation.has(Trait.MATMUL)
+    return equation.form == PRODUCT or equation.has(Trait.MATMUL)
 
 
 def product_lengths(equation: Equation) -> tuple[int, int, int, int]:
     """The number of matrices, M, N and K of a product."""
-    matmul = equation.params["body"].equations[0] if equation.primitive is product_p else equation
+    matmul = equation.params["body"].equations[0] if equation.form == PRODUCT else equation
     (*batch, m, n), a = matmul.outputs[0].type.shape, matmul.inputs[0].type.shape
     return prod(batch), m, n, a[-2 if matmul.params["transpose_a"] else -1]
 
@@ -152,6 +152,6 @@ def blocks_in_launch(equation: Equation) -> int | None:
         batch, m, n, k = product_lengths(e)
         small = k <= MAX_K and 2 * batch * m * n * k <= MAX_FLOPS
         return batch * -(-m // TILE) * -(-n // TILE) if small else None
-    if e.primitive is column_sum_p:
+    if e.form == COLUMN_SUM:
         return column_blocks(e)
-    return 1 if e.primitive is one_block_p or is_small(e) else None
+    return 1 if e.form == ONE_BLOCK or is_small(e) else None

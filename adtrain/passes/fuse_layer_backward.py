@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adtrain.core.fused import body_of, fuse, layer_backward_p, per_member_p, product_p, renamed
+from adtrain.core.fused import LAYER_BACKWARD, PRODUCT, body_of, fuse, per_member_p, renamed
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -91,7 +91,7 @@ def fuse_layer_backward(program: Program, target: Target) -> Program:
 
 def _is_product(equation: Equation, transpose_a: bool) -> bool:
     """Whether it is a product of two float32 matrices in full precision, and the second is not transposed."""
-    if equation.primitive is not product_p:
+    if equation.form != PRODUCT:
         return False
     product = body_of(equation).equations[0]
     kind = tuple(product.params[name] for name in ("transpose_a", "transpose_b", "precision"))
@@ -143,7 +143,7 @@ def _fused(first: Equation, of_inputs: Equation, second: Equation, of_weights: E
     for v in (*of_weights.inputs, *of_weights.outputs):
         names[v] = inner.setdefault(outside[v], Variable(v.type, v.device))
     own = [of_inputs, renamed(of_weights, names)]
-    one = fuse(layer_backward_p, own, {v for e in own for v in e.outputs})
+    one = fuse(LAYER_BACKWARD, own, {v for e in own for v in e.outputs})
     of_all = of_all_members(first) | {w: v for v, w in inner.items()}
     inputs, outputs = (tuple(of_all[v] for v in group) for group in (one.inputs, one.outputs))
     return of_members(one, inputs, outputs, [flags[v] for v in inputs], first.params["count"])

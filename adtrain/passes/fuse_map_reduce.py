@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from adtrain.core.fused import fuse, map_reduce_p
+from adtrain.core.fused import MAP_REDUCE, fuse
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
@@ -159,7 +159,7 @@ def _fused(equations: Sequence[Equation], members: Sequence[int], program: Progr
         return tuple(names.get(v, v) for v in variables)
 
     copies = [replace(e, inputs=renamed(e.inputs), outputs=renamed(e.outputs)) for e in equations]
-    return fuse(map_reduce_p, [*_numbers(copies, program), *copies], results)
+    return fuse(MAP_REDUCE, [*_numbers(copies, program), *copies], results)
 
 
 def _numbers(equations: Sequence[Equation], program: Program) -> list[Equation]:

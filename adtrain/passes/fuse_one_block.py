@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from adtrain.core.fused import fuse, one_block_p, renamed
+from adtrain.core.fused import ONE_BLOCK, fuse, renamed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import by_element
@@ -39,7 +39,7 @@ def fuse_one_block(program: Program) -> Program:
                 continue
             if groups.can_merge(groups.of[p], groups.of[i]):
                 groups.merge(groups.of[p], groups.of[i])
-    return groups.rewritten(partial(fuse, one_block_p))
+    return groups.rewritten(partial(fuse, ONE_BLOCK))
 
 
 def _copy_reshapes(program: Program) -> tuple[Program, set[Variable]]:
@@ -94,6 +94,6 @@ def depths(program: Program) -> list[int]:
     found = []
     for e in program.equations:
         found.append(max((after.get(v, 0) for v in e.inputs), default=0))
-        launch = not (is_small(e) or e.has(Trait.RESHAPE) or e.primitive is one_block_p)
+        launch = not (is_small(e) or e.has(Trait.RESHAPE) or e.form == ONE_BLOCK)
         after |= dict.fromkeys(e.outputs, found[-1] + launch)
     return found

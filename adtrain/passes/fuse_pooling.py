@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from adtrain.core.fused import FUSED, body_of, conv_pool_p, convolution_p, fuse
+from adtrain.core.fused import CONV_POOL, CONVOLUTION, body_of, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
@@ -27,7 +27,7 @@ def fuse_pooling(program: Program, target: Target) -> Program:
 
 
 def _has_kernel(convolution: Equation, pool: Equation, target: Target) -> bool:
-    if convolution.primitive in FUSED - {convolution_p}:
+    if convolution.form not in ("", CONVOLUTION):
         return False
     product, *epilogue = body_of(convolution).equations
     computed = {v for e in (product, *epilogue) for v in e.outputs}
@@ -40,4 +40,4 @@ def _has_kernel(convolution: Equation, pool: Equation, target: Target) -> bool:
 
 def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
     convolution, pool = equations
-    return fuse(conv_pool_p, [*body_of(convolution).equations, pool], pool.outputs)
+    return fuse(CONV_POOL, [*body_of(convolution).equations, pool], pool.outputs)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from adtrain.core.fused import fuse, loops_p, product_p
-from adtrain.core.primitive import Primitive, Trait
+from adtrain.core.fused import LOOPS, PRODUCT, fuse
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.groups import Groups
@@ -18,10 +18,10 @@ from adtrain.passes.groups import Groups
 
 def fuse_products(program: Program) -> Program:
     """One `product` equation for a matrix product and the elementwise equation that reads it."""
-    return fuse_epilogues(program, product_p, lambda product, reader: _is_product(product))
+    return fuse_epilogues(program, PRODUCT, lambda product, reader: _is_product(product))
 
 
-def fuse_epilogues(program: Program, primitive: Primitive, fusible: Callable[[Equation, Equation], bool]) -> Program:
+def fuse_epilogues(program: Program, form: str, fusible: Callable[[Equation, Equation], bool]) -> Program:
     """One equation for a producer and the elementwise equation that reads it, for pairs that are ``fusible``."""
     groups = Groups(program)
     for i, e in enumerate(program.equations):
@@ -34,7 +34,7 @@ def fuse_epilogues(program: Program, primitive: Primitive, fusible: Callable[[Eq
             if fusible(program.equations[p], e) and reads_by_element(e, v) and groups.can_merge(p, i):
                 groups.merge(p, i)
     # At the producer's position: so a gradient and its arguments need not stay in memory until a later update.
-    return groups.rewritten(partial(fuse, primitive), anchor=min)
+    return groups.rewritten(partial(fuse, form), anchor=min)
 
 
 def _is_product(equation: Equation) -> bool:
@@ -50,7 +50,7 @@ def reads_by_element(equation: Equation, v: Variable) -> bool:
     """Whether each element of the elementwise result needs only the same element of `v`."""
     if equation.outputs[0].type.shape != v.type.shape:
         return False
-    if equation.primitive is not loops_p:
+    if equation.form != LOOPS:
         return not equation.has(Trait.BROADCAST)
     body: Program = equation.params["body"]
     inner = body.inputs[equation.inputs.index(v)]

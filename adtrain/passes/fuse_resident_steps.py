@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from adtrain.core.fused import horizontal_p, per_member_p, renamed, resident_steps_p
+from adtrain.core.fused import HORIZONTAL, RESIDENT_STEPS, fused_p, per_member_p, renamed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -35,7 +35,7 @@ def fuse_resident_steps(program: Program, target: Target) -> Program:
         return program
     of_all = {w: v for v, w in names.items()}
     inputs, outputs = (tuple(of_all[v] for v in group) for group in (body.inputs, body.outputs))
-    one = Equation(resident_steps_p, body.inputs, {"body": body}, body.outputs)
+    one = Equation(fused_p, body.inputs, {"form": RESIDENT_STEPS, "body": body}, body.outputs)
     params = {
         "body": Program(body.inputs, {}, (one,), body.outputs),
         "count": count,
@@ -95,7 +95,7 @@ def of_one_member(program: Program, mapped: Mapping[Variable, bool]) -> tuple[Pr
             shape = {"shape": own.outputs[0].type.shape} if e.has(Trait.RESHAPE) else {}
             found = [replace(own, params={**own.params, **shape})]
         for x in found:
-            equations += x.params["body"].equations if x.primitive is horizontal_p else (x,)
+            equations += x.params["body"].equations if x.form == HORIZONTAL else (x,)
     donated = [v for v in program.inputs if v in program.donated]
     pairs = sorted(zip(donated, program.outputs, strict=True), key=lambda pair: not mapped[pair[1]])
     inputs = (*(v for v, _ in pairs), *(v for v in program.inputs if v not in program.donated), *program.constants)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from adtrain.core.fused import body_of, fuse, renamed, row_products_p
+from adtrain.core.fused import ROW_PRODUCTS, body_of, fuse, renamed
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -202,5 +202,5 @@ def _is_chain(equations: list[Equation], target: Target) -> bool:
 
 
 def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-    chain = fuse(row_products_p, equations, needed)
-    return replace(chain, params={"body": fuse_products(chain.params["body"])})
+    chain = fuse(ROW_PRODUCTS, equations, needed)
+    return replace(chain, params={**chain.params, "body": fuse_products(chain.params["body"])})

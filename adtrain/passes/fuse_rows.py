@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from math import prod
 
-from adtrain.core.fused import fuse, loops_p, row_fused_p
+from adtrain.core.fused import LOOPS, ROW_FUSED, fuse
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -51,7 +51,7 @@ def fuse_rows(program: Program) -> Program:
     groups = merged_rows(program, found, range(len(found)), fits=fits)
     worth = [m for m in groups.members.values() if _saves_launches([program.equations[i] for i in m])]
     chosen = {i for members in worth for i in members}
-    return merged_rows(program, found, chosen, fits=fits).rewritten(partial(fuse, row_fused_p))
+    return merged_rows(program, found, chosen, fits=fits).rewritten(partial(fuse, ROW_FUSED))
 
 
 def _saves_launches(equations: Sequence[Equation]) -> bool:
@@ -71,7 +71,7 @@ def _row_wise(program: Program) -> list[Batchwise | None]:
     wide = {v for e in program.equations if e.has(Trait.MATMUL) and _by_row(e) is None for v in e.outputs}
 
     def is_epilogue(e: Equation) -> bool:
-        return e.primitive is loops_p and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
+        return e.form == LOOPS and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
 
     return [None if is_epilogue(e) else _by_row(e) for e in program.equations]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from adtrain.core.fused import fuse, horizontal_p, loops_p
+from adtrain.core.fused import HORIZONTAL, LOOPS, fuse
 from adtrain.core.program import Equation, Program
 from adtrain.passes.groups import Groups
 
@@ -20,11 +20,11 @@ def fuse_updates(program: Program) -> Program:
             first = i
         elif groups.can_merge(groups.of[first], i) and not _depend(groups, groups.of[first], i):
             groups.merge(groups.of[first], i)
-    return groups.rewritten(partial(fuse, horizontal_p))
+    return groups.rewritten(partial(fuse, HORIZONTAL))
 
 
 def _is_update(equation: Equation) -> bool:
-    return equation.primitive is loops_p and equation.phase == "update" and bool(equation.outputs[0].type.shape)
+    return equation.form == LOOPS and equation.phase == "update" and bool(equation.outputs[0].type.shape)
 
 
 def _depend(groups: Groups, a: int, b: int) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from adtrain.core.fused import column_sum_p, fuse, grouped_products_p, renamed
+from adtrain.core.fused import COLUMN_SUM, GROUPED_PRODUCTS, fuse, renamed
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -48,14 +48,14 @@ def group_products(program: Program, target: Target) -> Program:
         return program
     program = _with_shared_views(program)
     needed = {v for e in program.equations for v in e.inputs}
-    sums = [i for i, e in enumerate(program.equations) if e.primitive is column_sum_p and needed.isdisjoint(e.outputs)]
+    sums = [i for i, e in enumerate(program.equations) if e.form == COLUMN_SUM and needed.isdisjoint(e.outputs)]
     groups = Groups(program)
     for products in _product_groups(program, target):
         added = _as_many_as_fit(program, products, sums)
         sums = [i for i in sums if i not in added]
         for i in (*products[1:], *added):  # no value leaves the group, so there is no cycle
             groups.merge(groups.of[products[0]], groups.of[i])
-    return groups.rewritten(partial(fuse, grouped_products_p))
+    return groups.rewritten(partial(fuse, GROUPED_PRODUCTS))
 
 
 def _product_groups(program: Program, target: Target) -> list[list[int]]:
@@ -78,7 +78,7 @@ def _with_shared_views(program: Program) -> Program:
     known: dict[tuple[Variable, Shape], Variable] = {}
     equations = []
     for e in program.equations:
-        if _tiles(e) or e.primitive is column_sum_p:
+        if _tiles(e) or e.form == COLUMN_SUM:
             e = renamed(e, first)
         elif e.has(Trait.RESHAPE):
             (x,), (y,) = e.inputs, e.outputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from adtrain.core.fused import fuse, horizontal_p, one_block_p
+from adtrain.core.fused import HORIZONTAL, ONE_BLOCK, fuse
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fuse_horizontally import MAX_POINTERS, blocks_in_launch
@@ -16,7 +16,7 @@ def join_one_blocks(program: Program) -> Program:
 
     Its sums may have other bits then. Applied to each region, so the bits do not depend on the number of ranks.
     """
-    return _joined(program, lambda e: e.primitive is one_block_p)
+    return _joined(program, lambda e: e.form == ONE_BLOCK)
 
 
 def join_loops(program: Program) -> Program:
@@ -28,7 +28,7 @@ def _joined(program: Program, joins: Callable[[Equation], bool]) -> Program:
     groups = Groups(program)
     launches: list[int] = []
     for i, e in enumerate(program.equations):
-        if e.primitive is horizontal_p:
+        if e.form == HORIZONTAL:
             launches.append(i)
         elif joins(e):
             fitting = (x for x in launches if _pointers(groups, x, i) <= MAX_POINTERS)
@@ -57,5 +57,5 @@ def _pointers(groups: Groups, i: int, j: int) -> int:
 
 
 def _horizontal(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-    bodies = [e.params["body"].equations if e.primitive is horizontal_p else (e,) for e in equations]
-    return fuse(horizontal_p, [member for body in bodies for member in body], needed)
+    bodies = [e.params["body"].equations if e.form == HORIZONTAL else (e,) for e in equations]
+    return fuse(HORIZONTAL, [member for body in bodies for member in body], needed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from adtrain.core.fused import FUSED
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import Shape
@@ -35,7 +34,7 @@ def pair_axes(program: Program) -> dict[Variable, Pair]:
     """
     found: dict[Variable, Pair] = {}
     for e in program.equations:
-        if len(e.outputs) == 1 and e.primitive not in FUSED and (pair := _axes(e, found)):
+        if len(e.outputs) == 1 and not e.form and (pair := _axes(e, found)):
             found[e.outputs[0]] = pair
     return found
 

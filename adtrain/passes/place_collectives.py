@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from adtrain.core.fused import peer_exchanges_p, renamed
+from adtrain.core.fused import PEER_EXCHANGES, renamed
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
@@ -31,7 +31,7 @@ memory of both is in use."""
 
 def exchanges_data(e: Equation) -> bool:
     """Whether an equation exchanges data with other ranks."""
-    return e.has(Trait.COLLECTIVE) or e.primitive is peer_exchanges_p
+    return e.has(Trait.COLLECTIVE) or e.form == PEER_EXCHANGES
 
 
 def place_collectives(program: Program, early_updates: bool = False) -> Program:
@@ -67,7 +67,7 @@ def place_collectives(program: Program, early_updates: bool = False) -> Program:
 
     for i in order:
         e = program.equations[i]
-        wait(tuple(pending) if e.primitive is peer_exchanges_p else e.inputs)
+        wait(tuple(pending) if e.form == PEER_EXCHANGES else e.inputs)
         e = renamed(e, done)
         equations.append(e)
         if e.has(Trait.COLLECTIVE):

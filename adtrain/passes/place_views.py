@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import prod
 
-from adtrain.core.fused import horizontal_p
+from adtrain.core.fused import HORIZONTAL
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.views import concat_view_p, subview_p
 from adtrain.passes.arena import ALIGNMENT
@@ -88,5 +88,5 @@ def _read_once(program: Program, v: Variable, owner: Variable) -> bool:
 
 def _by_loop(v: Variable, maker: Equation) -> bool:
     """Whether elementwise code computes `v`. It stores single elements where addresses are not aligned."""
-    members = maker.params["body"].equations if maker.primitive is horizontal_p else (maker,)
+    members = maker.params["body"].equations if maker.form == HORIZONTAL else (maker,)
     return all(is_loops(e) for e in members if v in e.outputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from adtrain.core.fused import FUSED, exchanged_update_p, layer_backward_p, loops_p, per_member_p, resident_steps_p
+from adtrain.core.fused import EXCHANGED_UPDATE, LAYER_BACKWARD, LOOPS, RESIDENT_STEPS, per_member_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import by_element
 
@@ -31,13 +31,13 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
     if equation.primitive is per_member_p:
         return _overwrites_members(equation, argument, result)
     # The first reads only its own slice of the parameters, by element. The second writes results after the last step.
-    if equation.primitive in (exchanged_update_p, resident_steps_p):
+    if equation.form in (EXCHANGED_UPDATE, RESIDENT_STEPS):
         return argument.type == result.type
-    if equation.primitive is layer_backward_p:
+    if equation.form == LAYER_BACKWARD:
         update = equation.params["body"].equations[-1]  # a warp reads a tile of weights once, then writes it
         if argument in update.inputs and result in update.outputs:
             return overwrites(update, argument, result)
-    if equation.primitive in FUSED and equation.primitive is not loops_p:
+    if equation.form and equation.form != LOOPS:
         readers = equation.params["body"].readers.get(argument, ())
         if len(readers) == 1 and result in readers[0].outputs:
             return overwrites(readers[0], argument, result)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adtrain.core.fused import body_of, gather_p, product_p
+from adtrain.core.fused import GATHER, PRODUCT, body_of
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -131,14 +131,14 @@ def resident_layer(body: Program) -> ResidentLayer | None:
             v = views[v]
         return v
 
-    gathers = [e for e in body.equations if e.primitive is gather_p and _affine_in_bytes(e)]
+    gathers = [e for e in body.equations if e.form == GATHER and _affine_in_bytes(e)]
     if len(gathers) != 1:
         return None
 
     # Two products read the batch: the forward pass, and the gradient of the weights.
     batch_inputs = gathers[0].outputs[0]
     readers = [e for e in body.equations if not e.has(Trait.RESHAPE) and batch_inputs in map(source, e.inputs)]
-    if len(readers) != 2 or not all(e.primitive is product_p for e in readers):
+    if len(readers) != 2 or not all(e.form == PRODUCT for e in readers):
         return None
     forward, backward = readers
     first, last = (e.params["body"].equations[0] for e in readers)

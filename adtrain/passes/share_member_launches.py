@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from adtrain.core.fused import fuse, horizontal_p, per_member_p, renamed
+from adtrain.core.fused import HORIZONTAL, fuse, per_member_p, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_horizontally import MAX_POINTERS, blocks_in_launch, is_product
@@ -26,7 +26,7 @@ def share_first_launch(program: Program) -> Program:
             first = i
         elif groups.can_merge(groups.of[first], groups.of[i]):
             groups.merge(groups.of[first], groups.of[i])
-    return groups.rewritten(partial(fuse, horizontal_p), anchor=min)
+    return groups.rewritten(partial(fuse, HORIZONTAL), anchor=min)
 
 
 def share_counters(program: Program) -> Program:
@@ -49,7 +49,7 @@ def share_counters(program: Program) -> Program:
 def _members(equation: Equation) -> Sequence[Equation]:
     """The equations in the launch of an equation; of a `per_member` equation, those of one member."""
     inner = equation.params["body"].equations[0] if equation.primitive is per_member_p else equation
-    found: Sequence[Equation] = inner.params["body"].equations if inner.primitive is horizontal_p else (inner,)
+    found: Sequence[Equation] = inner.params["body"].equations if inner.form == HORIZONTAL else (inner,)
     return found
 
 
@@ -77,7 +77,7 @@ def _with_counters(equation: Equation, counters: Sequence[Equation]) -> Equation
         outside |= {w: v for v, w in own.items()}
         mapped |= {own[v]: False for v in e.inputs}
         inner += [renamed(m, own) for m in _members(e)]
-    fused = fuse(horizontal_p, inner, list(outside))
+    fused = fuse(HORIZONTAL, inner, list(outside))
     params = {
         "body": Program(fused.inputs, {}, (fused,), fused.outputs),
         "count": equation.params["count"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from adtrain.core.fused import loops_p
+from adtrain.core.fused import LOOPS
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType, Shape
@@ -23,7 +23,7 @@ def sink_reshapes(program: Program) -> Program:
     for e in program.equations:
         reshapes = [producer[v] for v in e.inputs if v in producer and _is_own_product(v, producer, readers)]
         shape = e.outputs[0].type.shape
-        if e.primitive is not loops_p or not reshapes or any(v.type.shape not in (shape, ()) for v in e.inputs):
+        if e.form != LOOPS or not reshapes or any(v.type.shape not in (shape, ()) for v in e.inputs):
             equations.append(e)
             continue
         flat = reshapes[0].inputs[0].type.shape
@@ -69,7 +69,11 @@ def _moved(loops: Equation, flat: Shape, unshaped: dict[Variable, Variable]) -> 
     moved = Program(renamed(body.inputs), {}, tuple(equations), renamed(body.outputs))
     before = [_reshape(loops, v, of[v]) for v in body.inputs if of[v] is not v and v not in unshaped]
     after = [_reshape(loops, of[v], v) for v in body.outputs if of[v] is not v]
-    return [*before, replace(loops, inputs=moved.inputs, outputs=moved.outputs, params={"body": moved}), *after]
+    return [
+        *before,
+        replace(loops, inputs=moved.inputs, outputs=moved.outputs, params={**loops.params, "body": moved}),
+        *after,
+    ]
 
 
 def _reshape(like: Equation, x: Variable, out: Variable) -> Equation:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.core.fused import body_of, fuse, gather_p, horizontal_p, per_member_p, renamed, streamed_layer_p
+from adtrain.core.fused import GATHER, HORIZONTAL, STREAMED_LAYER, body_of, fuse, per_member_p, renamed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -79,7 +79,7 @@ def streamed_layer_of(equation: Equation) -> StreamedLayer:
     views: dict[Variable, Variable] = {}
     gathers: dict[Variable, Equation] = {}
     for e in body_of(equation).equations:
-        if e.primitive is gather_p:
+        if e.form == GATHER:
             gathers[e.outputs[0]] = e
         elif e.has(Trait.RESHAPE):
             views[e.outputs[0]] = e.inputs[0]
@@ -106,7 +106,7 @@ def stream_layer(program: Program, target: Target) -> Program:
     made = []
     for e in (layer.forward, layer.backward):
         parts = [layer.gather, *(view for view in views if view.outputs[0] in e.inputs), e]
-        made.append(fuse(streamed_layer_p, parts, e.outputs))
+        made.append(fuse(STREAMED_LAYER, parts, e.outputs))
     both = StreamedLayer((layer.gather, layer.backward), (layer.gather, layer.forward))
     if both.shared > target.shared or not both.has_inputs_for_all_warps:
         return program
@@ -141,7 +141,7 @@ def parts_of(equation: Equation) -> Sequence[Equation]:
     if equation.primitive is not per_member_p:
         return ()
     (one,) = equation.params["body"].equations
-    found: Sequence[Equation] = one.params["body"].equations if one.primitive is horizontal_p else (one,)
+    found: Sequence[Equation] = one.params["body"].equations if one.form == HORIZONTAL else (one,)
     return found
 
 
@@ -158,7 +158,7 @@ def without(equation: Equation, removed: set[Variable]) -> Iterator[Equation]:
     flags = dict(zip(body.inputs, equation.params["mapped"], strict=True))
     left = [part for part in parts_of(equation) if removed.isdisjoint(outside[v] for v in part.outputs)]
     if left:
-        own = left[0] if len(left) == 1 else fuse(horizontal_p, left, body.outputs)
+        own = left[0] if len(left) == 1 else fuse(HORIZONTAL, left, body.outputs)
         inputs, outputs = (tuple(outside[v] for v in group) for group in (own.inputs, own.outputs))
         yield of_members(own, inputs, outputs, [flags[v] for v in own.inputs], equation.params["count"])
 
@@ -166,7 +166,7 @@ def without(equation: Equation, removed: set[Variable]) -> Iterator[Equation]:
 def streamed_equations(program: Program) -> Sequence[Equation]:
     """The `per_member` equations of a product of the first layer, and of its gradient and update."""
     found = [e for e in program.equations if e.primitive is per_member_p]
-    return [e for e in found if e.params["body"].equations[0].primitive is streamed_layer_p]
+    return [e for e in found if e.params["body"].equations[0].form == STREAMED_LAYER]
 
 
 def joined(update: Equation, product: Equation, next_value: Mapping[Variable, Variable], result: Variable) -> Equation:
@@ -189,7 +189,7 @@ def joined(update: Equation, product: Equation, next_value: Mapping[Variable, Va
     equations = second.params["body"].equations
     names |= {v: Variable(v.type, v.device) for e in equations for v in e.outputs}
     together = [*first.params["body"].equations, *(renamed(e, names) for e in equations)]
-    own = fuse(streamed_layer_p, together, {*first.outputs, *(names[v] for v in second.outputs)})
+    own = fuse(STREAMED_LAYER, together, {*first.outputs, *(names[v] for v in second.outputs)})
     outside = {w: v for v, w in inner.items()} | {names[second.outputs[0]]: result}
     inputs, outputs = (tuple(outside[v] for v in group) for group in (own.inputs, own.outputs))
     own = replace(own, scope=update.scope, phase=update.phase)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from adtrain.core.fused import back_to_back_p, fuse, renamed, tiled_product_p
+from adtrain.core.fused import BACK_TO_BACK, TILED_PRODUCT, fuse, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.core.weight_tiles import weight_tiles_p, with_tiles_p
@@ -78,7 +78,7 @@ def _with_tiles(program: Program, keys: Mapping[int, tuple[Variable, int]]) -> t
 
 
 def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-    return fuse(back_to_back_p if len(equations) > 2 else tiled_product_p, equations, needed)
+    return fuse(BACK_TO_BACK if len(equations) > 2 else TILED_PRODUCT, equations, needed)
 
 
 def _tiling(product: Equation, is_first: bool) -> tuple[Variable, int]:

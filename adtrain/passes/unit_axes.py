@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from adtrain.core.fused import FUSED
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import elementwise
@@ -35,7 +34,7 @@ def axes_of_units(body: Program, layer: ResidentLayer) -> Mapping[Variable, int]
 def _same_axes(equation: Equation) -> Iterator[tuple[Axis, Axis]]:
     """Pairs of axes of an equation's values along which element i of one belongs to element i of the other."""
     e = equation
-    if e.primitive in FUSED:
+    if e.form:
         for member in e.params["body"].equations:
             yield from _same_axes(member)
         return

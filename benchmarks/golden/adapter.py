@@ -17,7 +17,7 @@ from adtrain.backends.cuda.lower import Candidate as Kernel
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import column_sum_p, horizontal_p, one_block_p, row_fused_p, row_products_p
+from adtrain.core.fused import COLUMN_SUM, HORIZONTAL, ONE_BLOCK, ROW_FUSED, ROW_PRODUCTS
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
 from adtrain.core.target import H200, Target
@@ -109,13 +109,13 @@ def memory(program: Program) -> Mapping[str, Any]:
     }
 
 
-GENERATED = (one_block_p, row_fused_p, row_products_p, column_sum_p, horizontal_p)
+GENERATED = (ONE_BLOCK, ROW_FUSED, ROW_PRODUCTS, COLUMN_SUM, HORIZONTAL)
 """The fused primitives whose kernels are generated, without a choice."""
 
 
 def candidates(equation: Equation) -> list[Candidate]:
     """All ways to compute the equation, in order; one without a label where there is no choice."""
-    no_choice = is_loops(equation) or equation.primitive in GENERATED
+    no_choice = is_loops(equation) or equation.form in GENERATED
     if no_choice or equation.has(Trait.RESHAPE):
         return [Candidate("", lowering.scratch(equation), list(_launches(equation, None)))]
     return [_candidate(equation, kernel) for kernel in lowering.candidates(equation)]

@@ -207,7 +207,7 @@ class CompiledProgram:
                     end = start + nbytes(v)
                     zones = memory[start - self.guard : start], memory[end : end + self.guard]
                     if any((zone != poison.BYTE).any() for zone in zones):
-                        raise poison.OutOfBounds(e.primitive.name)
+                        raise poison.OutOfBounds(e.name)
 
     def _index_error(self, equation: Equation, buffers: list[np.ndarray]) -> ShapeError:
         place = f" (in {equation.scope})" if equation.scope else ""
@@ -216,7 +216,7 @@ class CompiledProgram:
                 NumpyProgram(self.program).run(list(buffers))
             except ShapeError as error:
                 return ShapeError(f"{error}{place}")
-        return ShapeError(f"{equation.primitive.name}: an index is out of range{place}")
+        return ShapeError(f"{equation.name}: an index is out of range{place}")
 
 
 def memory(program: Program) -> Memory:

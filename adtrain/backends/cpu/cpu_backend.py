@@ -21,7 +21,7 @@ from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
 from adtrain.core import communicator, dlpack, poison
 from adtrain.core.backend import Executable, Memory
 from adtrain.core.errors import OutOfMemory
-from adtrain.core.fused import FUSED, body_of
+from adtrain.core.fused import body_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program
 from adtrain.core.types import ArrayType
@@ -137,7 +137,7 @@ class CpuBackend:
 def _without_kernel(program: Program) -> Equation | None:
     """The first equation, also inside fused ones, that has no C kernel."""
     for equation in program.equations:
-        if equation.primitive in FUSED:
+        if equation.form:
             if found := _without_kernel(body_of(equation)):
                 return found
         elif not supported(equation):

@@ -12,7 +12,6 @@ import numpy as np
 
 from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.errors import ShapeError
-from adtrain.core.fused import FUSED
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 from adtrain.passes.places import nbytes
@@ -107,7 +106,7 @@ def memory(program: Program) -> Memory:
 
 def _inside(equation: Equation) -> int:
     """Bytes of what a fused equation's members hand on; their references keep it until the equation ends."""
-    if equation.primitive not in FUSED:
+    if not equation.form:
         return 0
     body: Program = equation.params["body"]
     made = {v for e in body.equations if not e.primitive.view for v in e.outputs}

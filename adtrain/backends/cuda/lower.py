@@ -29,22 +29,22 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, 
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import (
+    BACK_TO_BACK,
+    COLUMN_SUM,
+    CONV_POOL,
+    GROUPED_PRODUCTS,
+    HORIZONTAL,
+    LAYER_BACKWARD,
+    MAP_REDUCE,
+    ONE_BLOCK,
+    PEER_EXCHANGES,
     PRODUCTS,
-    back_to_back_p,
-    column_sum_p,
-    conv_pool_p,
-    grouped_products_p,
-    horizontal_p,
-    layer_backward_p,
-    map_reduce_p,
-    one_block_p,
-    peer_exchanges_p,
+    RESIDENT_STEPS,
+    ROW_FUSED,
+    ROW_PRODUCTS,
+    STREAMED_LAYER,
+    TILED_PRODUCT,
     per_member_p,
-    resident_steps_p,
-    row_fused_p,
-    row_products_p,
-    streamed_layer_p,
-    tiled_product_p,
 )
 from adtrain.core.kernel import CudaKernel, within_grid
 from adtrain.core.primitive import Trait
@@ -111,7 +111,7 @@ class Lowering:
         kernel = kernel or self.chosen(equation)
         if isinstance(kernel, LibraryCall):
             return [kernel]
-        if equation.primitive in PRODUCTS:
+        if equation.form in PRODUCTS:
             return [*product_plans(equation, computing(equation), kernel)]
         return [*kernel_plans(equation, kernel)]
 
@@ -137,10 +137,10 @@ class Lowering:
 
     def _find_candidates(self, equation: Equation) -> list[Candidate]:
         """See `candidates`."""
-        if equation.primitive is conv_pool_p:
+        if equation.form == CONV_POOL:
             product, pool = computing(equation), equation.params["body"].equations[-1]
             return [*self._of_rule(product, f"{product.primitive.name}+{pool.primitive.name}", pool.params)]
-        if equation.primitive in PRODUCTS:
+        if equation.form in PRODUCTS:
             return [*self._of_rule(computing(equation))]
         return [*self._of_rule(equation), *calls(equation, self.libraries)]
 
@@ -171,35 +171,35 @@ class Lowering:
 
     def _generate(self, equation: Equation) -> list[Kernel]:
         """See `_generated`."""
-        if equation.primitive is one_block_p:
+        if equation.form == ONE_BLOCK:
             threads = threads_for(equation)
             return [kernel("one_block", [one_block(equation, threads)], threads)]
-        if equation.primitive is row_fused_p:
+        if equation.form == ROW_FUSED:
             resident = MEMBER_RESIDENT if self.target.by_member else 1
             return [kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS, resident=resident)]
-        if equation.primitive is row_products_p:
+        if equation.form == ROW_PRODUCTS:
             return [row_products_kernel(equation, self.target)]
-        if equation.primitive is column_sum_p:
+        if equation.form == COLUMN_SUM:
             return column_sum_kernels(equation, self.target)
-        if equation.primitive is map_reduce_p:
+        if equation.form == MAP_REDUCE:
             return map_reduce_kernels(equation, self.target)
-        if equation.primitive is tiled_product_p:
+        if equation.form == TILED_PRODUCT:
             return [tiled_product(equation, self.target)]
-        if equation.primitive is back_to_back_p:
+        if equation.form == BACK_TO_BACK:
             return [back_to_back(equation)]
         if equation.primitive is weight_tiles_p:
             return [weight_tiles(equation)]
-        if equation.primitive is grouped_products_p:
+        if equation.form == GROUPED_PRODUCTS:
             return grouped_products(equation, self.target)
-        if equation.primitive is horizontal_p:
+        if equation.form == HORIZONTAL:
             return [horizontal(equation.params["body"].equations, self._inline_products, self.target)]
-        if equation.primitive is peer_exchanges_p:
+        if equation.form == PEER_EXCHANGES:
             return [peer_exchanges(equation, self.target)]
-        if equation.primitive is resident_steps_p:
+        if equation.form == RESIDENT_STEPS:
             return [resident_steps(equation, self.target)]
-        if equation.primitive is layer_backward_p:
+        if equation.form == LAYER_BACKWARD:
             return [layer_backward(equation, self.target)]
-        if equation.primitive is streamed_layer_p:
+        if equation.form == STREAMED_LAYER:
             return [streamed_layer(equation, self.target)]
         if equation.primitive is per_member_p:
             return self._of_members(equation)
@@ -240,12 +240,12 @@ class Lowering:
 
 def _no_kernel(equation: Equation) -> DeviceError:
     types = ", ".join(str(v.type) for v in equation.inputs)
-    return DeviceError(f"{equation.primitive.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu")
+    return DeviceError(f"{equation.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu")
 
 
 def computing(equation: Equation) -> Equation:
     """The equation whose kernels compute it: the product in one of PRODUCTS, otherwise `equation`."""
-    return matmul_of(equation) if equation.primitive in PRODUCTS else equation
+    return matmul_of(equation) if equation.form in PRODUCTS else equation
 
 
 def fastest(labels: Sequence[str], times: Mapping[str, float]) -> str:

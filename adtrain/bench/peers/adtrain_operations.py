@@ -13,7 +13,6 @@ from adtrain.bench.ops.sweep import PASSES
 from adtrain.bench.peers.op_cases import REPEATS, OpCase, OpRunner
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
-from adtrain.core.fused import FUSED
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Staged, stage
 from adtrain.core.staging_trace import evaluate
@@ -66,7 +65,7 @@ def _rebound(names: Mapping[Variable, Variable], equation: Equation) -> Equation
     """The equation with its variables replaced as `names` says, and its body over the new variables."""
     inputs, outputs = (tuple(names.get(v, v) for v in vs) for vs in (equation.inputs, equation.outputs))
     params = dict(equation.params)
-    if equation.primitive in FUSED:
+    if equation.form:
         body: Program = params["body"]
         inner = {v: Variable(v.type, v.device) for e in body.equations for v in e.outputs}
         inner |= dict(zip((*body.inputs, *body.outputs), (*inputs, *outputs), strict=True))

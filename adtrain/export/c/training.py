@@ -72,7 +72,7 @@ def training_step(experiment: Experiment, name: str, image_type: str) -> Trainin
     if refused := [(nn.layer_of(e.scope), e) for e in program.equations if not _supported(e)]:
         (layer, kind), equation = next((each for each in refused if each[0][1]), refused[0])
         place = f"layer {layer}: {kind}" if kind else layer
-        raise AdtrainError(f"{place} has no training step in C ({equation.primitive.name}); leave out --training")
+        raise AdtrainError(f"{place} has no training step in C ({equation.name}); leave out --training")
     return _Writer(experiment, program, inputs, name, image_type).step()
 
 
@@ -96,7 +96,7 @@ def _traced(experiment: Experiment) -> tuple[Program, list[str]]:
 
 
 def _supported(equation: Equation) -> bool:
-    return equation.has(Trait.RESHAPE) or by_element(equation) or equation.primitive.name in WRITERS
+    return equation.has(Trait.RESHAPE) or by_element(equation) or equation.name in WRITERS
 
 
 class _Writer:
@@ -179,8 +179,8 @@ class _Writer:
     def _lines(self, equation: Equation) -> list[str]:
         if equation.has(Trait.RESHAPE):
             return []
-        write: Callable[[Equation], list[Statement]] = WRITERS.get(equation.primitive.name, WRITERS["loops"])
-        operation = "elementwise" if by_element(equation) else equation.primitive.name
+        write: Callable[[Equation], list[Statement]] = WRITERS.get(equation.name, WRITERS["loops"])
+        operation = "elementwise" if by_element(equation) else equation.name
         lines = [f"/* {equation.scope or 'step'}, {equation.phase}: {operation} */"]
         for call in write(equation):
             function = call.function

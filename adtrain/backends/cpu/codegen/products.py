@@ -8,7 +8,7 @@ from adtrain.backends.cpu.build import Source
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of, product_p
+from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.kernel import value_for
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batchwise import kernels
@@ -20,7 +20,7 @@ MAX_AHEAD = 8
 def emit_product(writer: Writer, equation: Equation, place: Callable[[Variable], str]) -> list[str]:
     """The lines of a function of the team that computes a matrix product, with its epilogue if it has one."""
     product, epilogue = equation, None
-    if equation.primitive is product_p:
+    if equation.form == PRODUCT:
         body: Program = equation.params["body"]
         product, loops = body.equations
         epilogue = body_of(loops)

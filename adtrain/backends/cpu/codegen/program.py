@@ -19,7 +19,7 @@ from adtrain.backends.cpu.codegen.products import emit_product
 from adtrain.backends.cpu.codegen.ranges import Range, Ranges
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import FUSED, batchwise_p, body_of, horizontal_p, map_reduce_p, product_p
+from adtrain.core.fused import BATCHWISE, HORIZONTAL, MAP_REDUCE, PRODUCT, body_of
 from adtrain.core.kernel import value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -87,9 +87,9 @@ class Generated(NamedTuple):
 
 def supported(equation: Equation) -> bool:
     """Whether there is C for an equation with its shapes."""
-    if equation.primitive is map_reduce_p:
+    if equation.form == MAP_REDUCE:
         return True
-    if equation.primitive in FUSED:
+    if equation.form:
         return all(map(supported, equation.params["body"].equations))
     if equation.is_view or equation.has(Trait.COLLECTIVE) or elementwise(equation):
         return True
@@ -108,7 +108,7 @@ def workspace(equation: Equation) -> int:
 
 
 def _emitted_as_items(equation: Equation) -> bool:
-    if equation.primitive is batchwise_p:
+    if equation.form == BATCHWISE:
         return True
     if equation.primitive.name in ("matmul", "reshape") or elementwise(equation):
         return False
@@ -190,19 +190,17 @@ class _Equations:
         workspace = f"(m->arena + {self.plan.workspaces[number]})"
         if by_element(equation):
             lines = self._loops(equation)
-        elif equation.primitive is horizontal_p:
+        elif equation.form == HORIZONTAL:
             lines = [line for e in equation.params["body"].equations for line in self._loops(e)]
-        elif equation.primitive is map_reduce_p:
+        elif equation.form == MAP_REDUCE:
             lines = emit_map_reduce(self.writer, equation, self.place)
-        elif equation.primitive is product_p or equation.has(Trait.MATMUL):
+        elif equation.form == PRODUCT or equation.has(Trait.MATMUL):
             lines = emit_product(self.writer, equation, self.place)
         elif _emitted_as_items(equation):
             lines = emit_items(self.writer, equation, self.place, workspace)
         else:
             lines = self._kernel(equation)
-        return self.writer.function(
-            f"equation_{number}_{equation.primitive.name}", "const Team *team, Memory *m", lines
-        )
+        return self.writer.function(f"equation_{number}_{equation.name}", "const Team *team, Memory *m", lines)
 
     def place(self, v: Variable) -> str:
         """The address of a variable's elements."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import loops_p
+from adtrain.core.fused import LOOPS
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.arena import aligned_to_cache_line
 from adtrain.passes.batchwise import item_rule
@@ -21,7 +21,7 @@ TOTAL_BYTES = 8
 
 
 def _sums(body: Program) -> list[Equation]:
-    return [e for e in body.equations if e.primitive is not loops_p and item_rule(e).sums]
+    return [e for e in body.equations if e.form != LOOPS and item_rule(e).sums]
 
 
 def _most_parts(equation: Equation) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from adtrain.backends.cuda.codegen.column_sum import TOTAL, after_total, column_sum, summed_matrix
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.core.fused import body_of, column_sum_p
+from adtrain.core.fused import COLUMN_SUM, body_of
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bf16x3 import (
@@ -44,8 +44,8 @@ ITEMSIZE = np.dtype(np.float32).itemsize
 def grouped_products(equation: Equation, target: Target) -> list[Kernel]:
     """The two launches of a `grouped_products` equation."""
     members = equation.params["body"].equations
-    sums = sorted((e for e in members if e.primitive is column_sum_p), key=_elements_per_block, reverse=True)
-    products = [e for e in members if e.primitive is not column_sum_p]
+    sums = sorted((e for e in members if e.form == COLUMN_SUM), key=_elements_per_block, reverse=True)
+    products = [e for e in members if e.form != COLUMN_SUM]
     # The first product that loads each matrix as its first factor; the product whose blocks add each sum.
     loaded = {matmul_of(e).inputs[0]: i for i, e in reversed([*enumerate(products)])}
     in_products = {e: loaded[x] for e in sums if (x := summed_matrix(e)) in loaded}

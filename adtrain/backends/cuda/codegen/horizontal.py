@@ -12,7 +12,7 @@ from adtrain.backends.cuda.codegen.one_block import SHARED, one_block
 from adtrain.backends.cuda.codegen.part import Kernel, Part, groups_of, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import column_sum_p
+from adtrain.core.fused import COLUMN_SUM
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm
@@ -70,10 +70,10 @@ def parts_of(
         *(
             one_block(e, threads, shared)
             for e in members
-            if e not in products and not is_loops(e) and e.primitive is not column_sum_p
+            if e not in products and not is_loops(e) and e.form != COLUMN_SUM
         ),
         *_products({e: products[e] for e in longest_first}, threads, target, name),
-        *(column_sum(e, threads) for e in members if e.primitive is column_sum_p),
+        *(column_sum(e, threads) for e in members if e.form == COLUMN_SUM),
         *(loops(e).part(threads, target) for e in members if is_loops(e)),
     ]
     return [part for group in groups_of(parts) for part in group]

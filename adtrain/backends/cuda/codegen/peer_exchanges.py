@@ -16,7 +16,7 @@ from adtrain.backends.cuda.codegen.one_block_forms import form_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, indented, kernel, resident_blocks
 from adtrain.backends.cuda.peer_window import SLOT_BYTES, THREADS, macros
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of, exchanged_update_p, gathered_p
+from adtrain.core.fused import EXCHANGED_UPDATE, GATHERED, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -36,8 +36,8 @@ SPAN = 16
 def peer_exchanges(equation: Equation, target: Target) -> Kernel:
     """The kernel of a `peer_exchanges` equation. Each equation in its body has blocks of its own."""
     members = equation.params["body"].equations
-    updates = [e for e in members if e.primitive is exchanged_update_p]
-    gathers = [e for e in members if e.has(Trait.COLLECTIVE) or e.primitive is gathered_p]
+    updates = [e for e in members if e.form == EXCHANGED_UPDATE]
+    gathers = [e for e in members if e.has(Trait.COLLECTIVE) or e.form == GATHERED]
     ranks = body_of(updates[0]).equations[0].params["ranks"]
     slices = [nbytes(body_of(e).equations[0].outputs[0]) // ranks for e in updates]
     items = [aligned_to_vector(nbytes(body_of(e).equations[0].inputs[0])) for e in gathers]

@@ -9,7 +9,7 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import divided, indented
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import body_of, conv_pool_p, convolution_p
+from adtrain.core.fused import CONV_POOL, CONVOLUTION, body_of
 from adtrain.core.program import Equation, Program, Variable
 
 MAXIMUM = (
@@ -49,7 +49,7 @@ def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | No
     body = flat(body_of(equation))
     product, *others = body.equations
     (c,) = product.outputs
-    pooled = equation.primitive is conv_pool_p
+    pooled = equation.form == CONV_POOL
     results = others.pop().inputs if pooled else body.outputs
     made = {v for e in others for v in e.outputs}
     inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs if v not in made and v is not c))
@@ -58,7 +58,7 @@ def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | No
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
     prefetches = [f"prefetch_l2(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
     largest = max(v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pooled)
-    aux, reads, values = _read_and_compute(program, c, pooled or equation.primitive is convolution_p)
+    aux, reads, values = _read_and_compute(program, c, pooled or equation.form == CONVOLUTION)
     stores = [f"if (inside) store(y{i}, index, r{i});" for i in range(len(results))]
     writes = [*values, *(MAXIMUM if pooled else stores)]
     writes += [f"return r{equation.outputs.index(returned)};"] if returned is not None else []

@@ -16,7 +16,7 @@ from adtrain.backends.cuda.codegen.index_forms import overlapped_take
 from adtrain.backends.cuda.codegen.one_block_forms import REDUCTIONS, form_of, matmul, reduction
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of, fuse, product_p, row_fused_p
+from adtrain.core.fused import PRODUCT, ROW_FUSED, body_of, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batchwise import Batchwise, rowwise
@@ -37,10 +37,10 @@ def fused(segment: Program, threads: int) -> Program:
     """The equations of a segment, with rows and products fused."""
     found = [_by_row(e) for e in segment.equations]
     groups = merged_rows(segment, found, range(len(found)))
-    rows = groups.rewritten(partial(fuse, row_fused_p))
+    rows = groups.rewritten(partial(fuse, ROW_FUSED))
     equations = [x for e in rows.equations for x in _unless_rows(e, threads)]
     program = replace(rows, equations=tuple(equations))
-    return fuse_epilogues(program, product_p, lambda product, reader: _is_short(product, threads))
+    return fuse_epilogues(program, PRODUCT, lambda product, reader: _is_short(product, threads))
 
 
 def _by_row(equation: Equation) -> Batchwise | None:
@@ -52,7 +52,7 @@ def _by_row(equation: Equation) -> Batchwise | None:
 
 def _unless_rows(equation: Equation, threads: int) -> Sequence[Equation]:
     """The equation. If it fuses rows that do not fit in registers: the equations in it."""
-    if equation.primitive is not row_fused_p:
+    if equation.form != ROW_FUSED:
         return (equation,)
     body = body_of(equation)
     names = dict.fromkeys((*body.inputs, *body.outputs), "")
@@ -61,9 +61,9 @@ def _unless_rows(equation: Equation, threads: int) -> Sequence[Equation]:
 
 def resident_form(equation: Equation) -> Form:
     """How a block computes an equation."""
-    if equation.primitive is row_fused_p:
+    if equation.form == ROW_FUSED:
         return _rows
-    if equation.primitive is product_p:
+    if equation.form == PRODUCT:
         return _product
     if equation.primitive.name in REDUCTIONS:
         return reduction(REDUCTIONS[equation.primitive.name], _in_warps)

@@ -9,7 +9,7 @@ from adtrain.backends.cuda.codegen.one_block import names_of, part_of
 from adtrain.backends.cuda.codegen.part import Part, indented
 from adtrain.backends.cuda.codegen.register_rows import THREADS, register_rows
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import FUSED, body_of
+from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
@@ -90,7 +90,7 @@ def _sliced(body: Program, known: dict[Variable, Variable], rows: Mapping[int, i
         return known[v]
 
     def equation(e: Equation) -> Equation:
-        fused = e.primitive in FUSED
+        fused = e.form
         params = {**e.params, "body": _sliced(e.params["body"], known, rows)} if fused else e.params
         return replace(e, inputs=tuple(map(sliced, e.inputs)), outputs=tuple(map(sliced, e.outputs)), params=params)
 

@@ -125,7 +125,7 @@ class ExchangeWork:
 
     def __init__(self, exchanges: Exchanges, equation: Equation, memory: Any = None, memory_bytes: int = 0) -> None:
         assert equation.has(Trait.COLLECTIVE)
-        self.exchanges, self.name = exchanges, equation.primitive.name
+        self.exchanges, self.name = exchanges, equation.name
         received = nbytes(equation.outputs[0])
         self.size = received // communicator.current().size
         self.transport = exchanges.transport(self.name, self.size, memory, memory_bytes)

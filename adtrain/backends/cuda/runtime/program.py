@@ -216,7 +216,7 @@ class CudaProgram:
         for at, buffer in outputs.items():
             if isinstance(buffer.memory, Guarded) and not buffer.memory.intact():
                 v = self.layout.outputs[at]
-                raise poison.OutOfBounds(next(e.primitive.name for e in self.equations if v in e.outputs))
+                raise poison.OutOfBounds(next(e.name for e in self.equations if v in e.outputs))
 
     def _large_outputs(self) -> tuple[dict[int, Buffer], bool]:
         """Buffers for the large outputs of a run, and whether the Program keeps them and returns copies.

@@ -18,7 +18,7 @@ from adtrain.backends.cuda.tuner import cache as tuning_cache
 from adtrain.backends.cuda.tuner.measure import Trial, described, measure
 from adtrain.cache import digest
 from adtrain.core.errors import OutOfMemory
-from adtrain.core.fused import FUSED, conv_pool_p
+from adtrain.core.fused import CONV_POOL
 from adtrain.core.program import Equation
 
 REPORT_SECONDS = 1.0
@@ -177,7 +177,7 @@ def tuning_problems(lowering: Lowering, equations: Iterable[Equation]) -> Iterat
 def singles(equations: Iterable[Equation]) -> Iterator[Equation]:
     """The equations, with fused ones replaced by their members unless they have kernels of their own."""
     for equation in equations:
-        if equation.primitive in FUSED - {conv_pool_p}:
+        if equation.form not in ("", CONV_POOL):
             yield from singles(equation.params["body"].equations)
         else:
             yield equation

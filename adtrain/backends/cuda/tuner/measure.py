@@ -126,4 +126,4 @@ def distinct(labels: Sequence[str]) -> list[str]:
 
 def described(equation: Equation) -> str:
     """The problem in a few words: "matmul float32[128, 784] float32[512, 784]"."""
-    return " ".join([equation.primitive.name, *(str(v.type) for v in equation.inputs)])
+    return " ".join([equation.name, *(str(v.type) for v in equation.inputs)])
