@@ -5,8 +5,9 @@ from __future__ import annotations
 from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.form import Form, define
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import body_of
+from adtrain.core.fused import BACK_TO_BACK, body_of
 from adtrain.core.program import Equation
 from adtrain.core.weight_tiles import CHUNK
 from adtrain.passes.back_to_back import CLUSTER, ROWS, WARPGROUPS, back_to_back_of
@@ -69,3 +70,7 @@ def weight_tiles(equation: Equation) -> Kernel:
         headers = ("common/common.cuh", "gemm/tiled_weights.cuh")
         parts.append(Part(lines, (weights,), (tiles,), headers, blocks=-(-chunks // TILE_THREADS)))
     return kernel("weight_tiles", parts, TILE_THREADS, "float")
+
+
+define(Form(BACK_TO_BACK, lambda equation, lowering: [back_to_back(equation)]))
+define(Form("weight_tiles", lambda equation, lowering: [weight_tiles(equation)]))

@@ -8,9 +8,10 @@ from math import prod
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Kernel, Part, divided, indented, kernel
+from adtrain.backends.cuda.form import Form, define
 from adtrain.codegen.elementwise import Axis, merged, statements, strides
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of
+from adtrain.core.fused import COLUMN_SUM, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -155,3 +156,6 @@ def _place(down: Sequence[Axis], row: str, across: Sequence[Axis], column: str) 
     both = ((down, f"(int64_t){row}"), (across, column))
     terms = [divided(index, [a.length for a in axes], [a.strides[0] for a in axes]) for axes, index in both]
     return " + ".join(term for term in terms if term != "0") or "0"
+
+
+define(Form(COLUMN_SUM, lambda equation, lowering: column_sum_kernels(equation, lowering.target)))

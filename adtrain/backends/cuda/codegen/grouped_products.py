@@ -15,7 +15,8 @@ import numpy as np
 from adtrain.backends.cuda.codegen.column_sum import TOTAL, after_total, column_sum, summed_matrix
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.core.fused import COLUMN_SUM, body_of
+from adtrain.backends.cuda.form import Form, define
+from adtrain.core.fused import COLUMN_SUM, GROUPED_PRODUCTS, body_of
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bf16x3 import (
@@ -136,3 +137,6 @@ def _shared(tile: Bf16x3Tile) -> int:
     copied = TILE_K * CHUNK_ELEMENTS * ITEMSIZE
     chunks = (tile.m + tile.n) // CHUNK_ELEMENTS
     return chunks * (STAGES * TERMS * (TILE_K + 1) * CHUNK_BYTES + BUFFERS * copied)
+
+
+define(Form(GROUPED_PRODUCTS, lambda equation, lowering: grouped_products(equation, lowering.target)))

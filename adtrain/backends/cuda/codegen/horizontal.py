@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import gcd, prod
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from adtrain.backends.cuda.codegen.column_sum import column_sum
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.one_block import SHARED, one_block
 from adtrain.backends.cuda.codegen.part import Kernel, Part, groups_of, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
+from adtrain.backends.cuda.form import Form, define
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import COLUMN_SUM
+from adtrain.core.fused import COLUMN_SUM, HORIZONTAL
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.passes.fuse_horizontally import is_product, product_lengths
+
+if TYPE_CHECKING:
+    from adtrain.backends.cuda.lower import Lowering
 
 THREADS = 256
 """Threads of a block without products. With products their tile sets the number."""
@@ -140,3 +144,10 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
 def staging_bytes(rows: int, columns: int, itemsize: int) -> int:
     """Bytes of a `StagedTile` (`kernels/cuda/gemm/staged_epilogue.cuh`)."""
     return rows * (columns * itemsize + 16)
+
+
+def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
+    return [horizontal(equation.params["body"].equations, lowering.inline_products, lowering.target)]
+
+
+define(Form(HORIZONTAL, _kernels))

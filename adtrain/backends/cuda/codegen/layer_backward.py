@@ -6,11 +6,13 @@ from adtrain.backends.cuda.codegen.layer_update import update_arguments, update_
 from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, resident_blocks
 from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.form import Form, define
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import body_of
-from adtrain.core.program import Equation
+from adtrain.core.fused import LAYER_BACKWARD, body_of
+from adtrain.core.program import Equation, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_layer_backward import layer_backward_of
+from adtrain.passes.places import overwrites, read_once
 from adtrain.passes.resident_layer import THREADS
 
 
@@ -57,3 +59,16 @@ def layer_backward(equation: Equation, target: Target) -> Kernel:
     return Kernel(
         source, "layer_backward", operands, inputs // layer.block_inputs, THREADS, layer.shared, 0, checked=False
     )
+
+
+def _overwrites(equation: Equation, argument: Variable, result: Variable) -> bool:
+    """A warp reads a tile of weights once, then writes it."""
+    update = layer_backward_of(equation).of_weights
+    if argument in update.inputs and result in update.outputs:
+        return overwrites(update, argument, result)
+    return read_once(equation, argument, result)
+
+
+define(
+    Form(LAYER_BACKWARD, lambda equation, lowering: [layer_backward(equation, lowering.target)], overwrites=_overwrites)
+)

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
+from adtrain.backends.cuda.form import Form, define
 from adtrain.codegen.accumulators import STARTS, join, value
 from adtrain.codegen.expressions import c_type
 from adtrain.codegen.map_reduce import MapReduce, map_reduce
-from adtrain.core.fused import body_of
+from adtrain.core.fused import MAP_REDUCE, body_of
 from adtrain.core.program import Equation, Variable
 from adtrain.core.target import Target
 
@@ -187,3 +188,6 @@ class _Writer:
 def _each_row(*lines: str) -> list[str]:
     """Statements for each row r of a thread."""
     return ["#pragma unroll", f"for (int r = 0; r < {ROWS}; r++) {{", *indented(lines), "}"]
+
+
+define(Form(MAP_REDUCE, lambda equation, lowering: map_reduce_kernels(equation, lowering.target)))

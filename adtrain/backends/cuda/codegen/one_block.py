@@ -8,19 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from adtrain.backends.cuda.codegen.block_steps import Form, Step
+from adtrain.backends.cuda.codegen.block_steps import Step, StepRule
 from adtrain.backends.cuda.codegen.index_forms import is_checked
 from adtrain.backends.cuda.codegen.one_block_forms import form_of
-from adtrain.backends.cuda.codegen.part import Part, aligned_to_vector, divided, indented
+from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, divided, indented, kernel
+from adtrain.backends.cuda.form import Form, define
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of, renamed
+from adtrain.core.fused import ONE_BLOCK, body_of, renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.lowering.shapes import contiguous_strides
 from adtrain.passes.arena import Arena
 from adtrain.passes.places import nbytes
+
+if TYPE_CHECKING:
+    from adtrain.backends.cuda.lower import Lowering
 
 WARP = 32
 MAX_THREADS = 1024
@@ -70,7 +74,7 @@ def part_of(
     shared_limit: int = SHARED,
     copied: int = 0,
     larger: Collection[Variable] = (),
-    forms: Callable[[Equation], Form] = form_of,
+    forms: Callable[[Equation], StepRule] = form_of,
     in_shared: Collection[Variable] = (),
     in_place: Mapping[Variable, Variable] = MappingProxyType({}),
     beside: Sequence[Sequence[str]] = (),
@@ -131,7 +135,7 @@ def _with_copies(
     body: Program,
     names: dict[Variable, str],
     threads: int,
-    forms: Callable[[Equation], Form],
+    forms: Callable[[Equation], StepRule],
     larger: Collection[Variable] = (),
     in_shared: Collection[Variable] = (),
 ) -> tuple[Program, list[_Scheduled], dict[Variable, str]]:
@@ -202,7 +206,7 @@ def names_of(body: Program) -> dict[Variable, str]:
 
 
 def _schedule(
-    body: Program, names: dict[Variable, str], threads: int, forms: Callable[[Equation], Form] = form_of
+    body: Program, names: dict[Variable, str], threads: int, forms: Callable[[Equation], StepRule] = form_of
 ) -> list[_Scheduled]:
     """Each equation in the first phase in which its inputs are complete."""
     ready: dict[Variable, int] = dict.fromkeys(body.inputs, 0)
@@ -298,3 +302,11 @@ def _first_threads(timed: Sequence[_Scheduled], threads: int) -> dict[tuple[int,
                 found[i, phase] = f"    const int t = {rotated};"
                 taken = (taken + -(-steps[phase - begin].threads // WARP) * WARP) % threads
     return found
+
+
+def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
+    threads = threads_for(equation)
+    return [kernel("one_block", [one_block(equation, threads)], threads)]
+
+
+define(Form(ONE_BLOCK, _kernels))

@@ -9,19 +9,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from adtrain.backends.cuda.codegen.block_steps import Form, Names, Step
+from adtrain.backends.cuda.codegen.block_steps import Names, Step, StepRule
 from adtrain.backends.cuda.codegen.loops import Loops, flat, loops, of_body
 from adtrain.backends.cuda.codegen.one_block import names_of, one_block, part_of
 from adtrain.backends.cuda.codegen.one_block_forms import form_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, indented, kernel, resident_blocks
+from adtrain.backends.cuda.form import Form, define
 from adtrain.backends.cuda.peer_window import SLOT_BYTES, THREADS, macros
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import EXCHANGED_UPDATE, GATHERED, body_of
+from adtrain.core.fused import EXCHANGED_UPDATE, GATHERED, OVERWRITES, PEER_EXCHANGES, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
-from adtrain.passes.places import nbytes
+from adtrain.passes.places import nbytes, of_one_type
 
 HEADERS = ("index/peer_exchanges.cuh",)
 VECTOR = 16
@@ -74,7 +75,7 @@ def _gathered(equation: Equation, at: int) -> Part:
         at: the byte in a slot where its items start.
     """
 
-    def form(e: Equation) -> Form:
+    def form(e: Equation) -> StepRule:
         return gather if e.has(Trait.COLLECTIVE) else form_of(e)
 
     def gather(e: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -163,3 +164,7 @@ def _function(name: str, loops: Loops, arriving: Sequence[Variable], everywhere:
     lines = [f"const int first = threadIdx.x % {WARP}, step = {WARP};", *loops.lines]
     head = f"static __device__ __forceinline__ void {name}({', '.join(parameters)}, int n)"
     return "\n".join([head, "{", *indented(lines), "}"])
+
+
+define(Form(PEER_EXCHANGES, lambda equation, lowering: [peer_exchanges(equation, lowering.target)]))
+OVERWRITES[EXCHANGED_UPDATE] = of_one_type  # it reads its own slice of the parameters only, element by element

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from adtrain.backends.cuda.codegen.block_steps import WARP, Form, Names, Step, lanes_for
+from adtrain.backends.cuda.codegen.block_steps import WARP, Names, Step, StepRule, lanes_for
 from adtrain.backends.cuda.codegen.index_forms import overlapped_take
 from adtrain.backends.cuda.codegen.one_block_forms import REDUCTIONS, form_of, matmul, reduction
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
@@ -59,7 +59,7 @@ def _unless_rows(equation: Equation, threads: int) -> Sequence[Equation]:
     return (equation,) if rows_in_block(body, names, threads) else body.equations
 
 
-def resident_form(equation: Equation) -> Form:
+def resident_form(equation: Equation) -> StepRule:
     """How a block computes an equation."""
     if equation.form == ROW_FUSED:
         return _rows

@@ -25,13 +25,15 @@ from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.codegen.resident_forms import fused, resident_form
 from adtrain.backends.cuda.codegen.resident_places import ALIGNMENT, ResidentPlaces, gradient_of
 from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.form import Form, define
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import body_of
+from adtrain.core.fused import RESIDENT_STEPS, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.lowering.shapes import split_at
 from adtrain.passes.cluster_shards import ClusterShards, cluster_shards
+from adtrain.passes.places import of_one_type
 from adtrain.passes.resident_layer import THREADS, ResidentLayer, input_of_byte, resident_layer, table_gathers
 
 PACKED_BATCHES = 3
@@ -287,3 +289,12 @@ class _Writer:
 
     def _set_row(self, example: str) -> str:
         return f"layer.set_row({self.pointers[self.table]}, {example}, {self.table.type.shape[0]}, bad);"
+
+
+define(
+    Form(
+        RESIDENT_STEPS,
+        lambda equation, lowering: [resident_steps(equation, lowering.target)],
+        overwrites=of_one_type,  # results are written after the last step
+    )
+)

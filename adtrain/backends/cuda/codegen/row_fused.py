@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.one_block import names_of, part_of
-from adtrain.backends.cuda.codegen.part import Part, indented
+from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
 from adtrain.backends.cuda.codegen.register_rows import THREADS, register_rows
+from adtrain.backends.cuda.form import Form, define
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of
+from adtrain.core.fused import ROW_FUSED, body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.passes.fuse_rows import shared_inputs
+
+if TYPE_CHECKING:
+    from adtrain.backends.cuda.lower import Lowering
 
 BLOCKS = 2
 """Most thread blocks for each multiprocessor, where the number of rows divides evenly."""
@@ -96,3 +101,11 @@ def _sliced(body: Program, known: dict[Variable, Variable], rows: Mapping[int, i
 
     inputs = tuple(map(sliced, body.inputs))
     return Program(inputs, {}, tuple(map(equation, body.equations)), tuple(map(sliced, body.outputs)))
+
+
+def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
+    resident = MEMBER_RESIDENT if lowering.target.by_member else 1
+    return [kernel("row_fused", [row_fused(equation, lowering.target)], THREADS, resident=resident)]
+
+
+define(Form(ROW_FUSED, _kernels))

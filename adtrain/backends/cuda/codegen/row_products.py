@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from adtrain.backends.cuda.codegen.block_steps import Form, Names, Step, loop
+from adtrain.backends.cuda.codegen.block_steps import Names, Step, StepRule, loop
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.one_block import part_of
 from adtrain.backends.cuda.codegen.one_block_forms import form_of
@@ -14,9 +14,10 @@ from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
 from adtrain.backends.cuda.codegen.row_attention import FORMS as ATTENTION_FORMS
 from adtrain.backends.cuda.codegen.row_attention import WARP
 from adtrain.backends.cuda.codegen.row_fused import own_rows
+from adtrain.backends.cuda.form import Form, define
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import body_of
+from adtrain.core.fused import ROW_PRODUCTS, body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import by_element
@@ -66,7 +67,7 @@ def max_width(body: Program) -> int:
     return max(v.size // v.type.shape[0] for e in body.equations for v in e.outputs if v.type.shape)
 
 
-def _form_of(equation: Equation) -> Form:
+def _form_of(equation: Equation) -> StepRule:
     if is_product(equation):
         return _product
     wide = len(equation.outputs[0].type.shape) == 2 and equation.outputs[0].type.shape[1] % VECTOR == 0
@@ -160,3 +161,6 @@ def _vectors(
     ]
     # The warps wait until instructions are fetched, so an epilogue, which is long, is not unrolled.
     return loop(count, lines, threads, unrolled=1 if before else 4)
+
+
+define(Form(ROW_PRODUCTS, lambda equation, lowering: [row_products_kernel(equation, lowering.target)]))

@@ -8,8 +8,9 @@ from adtrain.backends.cuda.codegen.layer_update import input_function, update_ar
 from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel, indented, resident_blocks
 from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.form import Form, define
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import body_of
+from adtrain.core.fused import STREAMED_LAYER, body_of
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.resident_layer import THREADS, input_of_byte, table_gathers
@@ -125,3 +126,6 @@ class _Writer:
             yield "struct Update {"
             yield "    __device__ __forceinline__ void operator()(float, float (&)[1]) const {}"
             yield "};"
+
+
+define(Form(STREAMED_LAYER, lambda equation, lowering: [streamed_layer(equation, lowering.target)]))

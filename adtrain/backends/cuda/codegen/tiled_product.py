@@ -5,8 +5,9 @@ from __future__ import annotations
 from adtrain.backends.cuda.codegen.part import FIRST_STATEMENT, OPTIONS, Kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.form import Form, define
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import body_of
+from adtrain.core.fused import TILED_PRODUCT, body_of
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
 from adtrain.passes.tiled_products import ROWS, tiled_product_of
@@ -47,3 +48,6 @@ def tiled_product(equation: Equation, target: Target) -> Kernel:
     source = Source("tiled_product.cu", "\n".join(text), OPTIONS)
     blocks = rows // ROWS * splits
     return Kernel(source, "tiled_product", operands, blocks, THREADS, tiled.shared, 0, checked=False)
+
+
+define(Form(TILED_PRODUCT, lambda equation, lowering: [tiled_product(equation, lowering.target)]))
