@@ -9,11 +9,12 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
-from adtrain.backends.cuda import codegen  # noqa: F401  defines the forms
-from adtrain.backends.cuda.codegen.horizontal import horizontal
+from adtrain.backends.cuda import forms  # noqa: F401  defines the forms
 from adtrain.backends.cuda.codegen.part import Kernel, for_members
 from adtrain.backends.cuda.codegen.product import matmul_of
-from adtrain.backends.cuda.form import kernel_form
+from adtrain.backends.cuda.forms.form import kernel_form
+from adtrain.backends.cuda.forms.horizontal import horizontal
+from adtrain.backends.cuda.forms.horizontal_fusion import MAX_K
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
@@ -26,7 +27,6 @@ from adtrain.core.static_key import lasting_text, params_key
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fuse_elementwise import is_loops
-from adtrain.passes.fuse_horizontally import MAX_K
 
 Problem: TypeAlias = "tuple[Any, ...]"
 """What candidates are measured for: a primitive, the types of its arguments, and its parameters."""
