@@ -13,6 +13,7 @@ from test_cpu_programs import values_and_gradients
 import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.forms.weight_tiles import weight_tiles_p
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES, Case
@@ -32,7 +33,6 @@ from adtrain.core.fused import (
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
-from adtrain.core.weight_tiles import weight_tiles_p
 from adtrain.passes.fuse_elementwise import is_loops
 
 TARGETS = (

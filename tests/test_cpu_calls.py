@@ -97,7 +97,7 @@ def test_every_equation_of_random_programs_is_called(
     compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 4)
-    monkeypatch.setattr(sys.modules["adtrain.passes.fuse_batchwise"], "MIN_ITEMS", 1)
+    monkeypatch.setattr(sys.modules["adtrain.backends.cpu.forms.batchwise"], "MIN_ITEMS", 1)
     check_calls(outer_program(), compiler, tmp_path)
 
     def check(drawn: list[Any]) -> None:
@@ -122,7 +122,7 @@ def test_outer_sums_in_poisoned_memory_equal_eager_code() -> None:
 def test_random_programs_in_poisoned_memory_equal_eager_ones(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", compiler)
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 4)
-    monkeypatch.setattr(sys.modules["adtrain.passes.fuse_batchwise"], "MIN_ITEMS", 1)
+    monkeypatch.setattr(sys.modules["adtrain.backends.cpu.forms.batchwise"], "MIN_ITEMS", 1)
 
     def check(drawn: list[Any]) -> None:
         functions: Any = {

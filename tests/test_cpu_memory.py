@@ -10,11 +10,12 @@ import pytest
 from adtrain import ops
 from adtrain.backends.cpu import CpuBackend, numpy_program
 from adtrain.backends.cpu.compiled_program import CompiledProgram
+from adtrain.backends.cpu.fusions import FUSIONS
 from adtrain.core.array import Value
 from adtrain.core.fused import LOOPS, fuse
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
-from adtrain.passes import FUSE_CPU, SIMPLIFY
+from adtrain.passes import SIMPLIFY
 
 X = np.zeros((10, 10))
 
@@ -41,7 +42,7 @@ def test_compiled_program_reports_the_memory_it_allocates() -> None:
     def g(x: Value, w: Value) -> Any:
         return ops.softmax(ops.relu(x @ w) @ w + 0.5), ops.sum(x)
 
-    program = stage(g, (*SIMPLIFY, *FUSE_CPU)).program(X, X)
+    program = stage(g, (*SIMPLIFY, *FUSIONS)).program(X, X)
     said, made = CpuBackend().memory(program), CompiledProgram(program)
     constants = sum(x.nbytes for x in made.constants)
     fresh = sum(np.empty(*made_type).nbytes for _, made_type in made.fresh)

@@ -47,7 +47,7 @@ def test_compiled_random_programs_equal_eager_ones(
     monkeypatch: pytest.MonkeyPatch, dtype: str, tolerance: float, examples: int
 ) -> None:
     monkeypatch.setattr(loops, "FEW_ELEMENTS", 4)
-    monkeypatch.setattr(sys.modules["adtrain.passes.fuse_batchwise"], "MIN_ITEMS", 1)
+    monkeypatch.setattr(sys.modules["adtrain.backends.cpu.forms.batchwise"], "MIN_ITEMS", 1)
 
     def check(drawn: list[Any]) -> None:
         functions: Any = {

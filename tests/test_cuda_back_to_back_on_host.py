@@ -13,12 +13,12 @@ from program_samples import for_gpu, names
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda.forms.weight_tiles import weight_tiles_p
 from adtrain.core.fused import BACK_TO_BACK
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
 from adtrain.core.types import ArrayType
-from adtrain.core.weight_tiles import weight_tiles_p
 
 __all__ = ["host"]
 

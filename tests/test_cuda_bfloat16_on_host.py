@@ -15,6 +15,7 @@ from sweeps import spread
 import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.fused import PRODUCT
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
@@ -71,14 +72,14 @@ def test_conversions_round_to_nearest_even_and_keep_nan_and_infinity() -> None:
 
 def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Epilogues load and store bfloat16. The gradient by the hidden units is a product with a short K."""
-    monkeypatch.setattr(import_module("adtrain.passes.store_bfloat16"), "MAX_FLOPS", 0)
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.store_bfloat16"), "MAX_FLOPS", 0)
     monkeypatch.setattr(short_k, "MIN_ELEMENTS", 0)
     rng = np.random.default_rng(0)
     shapes = (40, 64), (64, 1032), (1032, 10), (1032,)
     arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]
 
     program = stage(bfloat16_gradients, passes.SIMPLIFY).program(*map(ad.array, arrays))
-    program = passes.store_bfloat16(program, H200)
+    program = store_bfloat16(program, H200)
     for improve in (passes.fuse_elementwise, passes.remove_dead_code, passes.fuse_products):
         program = improve(program)
     known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
@@ -103,6 +104,6 @@ def test_an_input_whose_sign_is_read_before_its_product_is_converted_first() -> 
             return ops.matmul(x, w) + ops.sum(positive)
 
     x, w = (ad.array(np.ones((1024, 1024), np.float32)) for _ in range(2))
-    program = passes.store_bfloat16(stage(f, passes.SIMPLIFY).program(x, w), H200)
+    program = store_bfloat16(stage(f, passes.SIMPLIFY).program(x, w), H200)
     names = [e.name for e in program.equations]
     assert names[:3] == ["to_bfloat16", "from_bfloat16", "less"]

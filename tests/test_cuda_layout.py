@@ -14,6 +14,8 @@ from program_samples import BATCH, ON_GPU, for_gpu, training
 import adtrain as ad
 import adtrain.sweeps.step
 from adtrain import config, ops, passes
+from adtrain.backends.cuda.batch_prefetch import prefetch_batch
+from adtrain.backends.cuda.fusions import fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
@@ -24,7 +26,6 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200, Target
-from adtrain.passes.batch_prefetch import prefetch_batch
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
@@ -156,10 +157,10 @@ def test_repeated_runs_compute_the_same_as_single_runs(network: str, ahead: bool
 @pytest.fixture
 def bfloat16_step(monkeypatch: pytest.MonkeyPatch) -> tuple[Program, list[np.ndarray]]:
     """A step whose products have bfloat16 operands in memory, as if they were large; and its arguments."""
-    for name in ("store_bfloat16", "fuse_horizontally"):
-        monkeypatch.setattr(import_module(f"adtrain.passes.{name}"), "MAX_FLOPS", 0)
-    monkeypatch.setattr(import_module("adtrain.passes.fuse_horizontally"), "ELEMENTS", 1)
-    monkeypatch.setattr(import_module("adtrain.passes.choose_precision"), "LAUNCH_CYCLES", -(10**9))
+    for name in ("store_bfloat16", "forms.horizontal_fusion"):
+        monkeypatch.setattr(import_module(f"adtrain.backends.cuda.{name}"), "MAX_FLOPS", 0)
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.horizontal_fusion"), "ELEMENTS", 1)
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.choose_precision"), "LAUNCH_CYCLES", -(10**9))
     rng = np.random.default_rng(0)
     x = array(rng.normal(size=(2200, 64)).astype(np.float32))
 
@@ -220,7 +221,7 @@ def sweep_step_on_data(order: str) -> tuple[Program, list[np.ndarray]]:
     *args, rows = step_arguments(group, 2)
     args = [*args[:3], *(x[:IMAGES] for x in args[3:])]
     args = [*tree.map(lambda x: array(np.array(x)), args), array(rng.integers(0, IMAGES, rows.shape))]
-    improve = (*passes.SIMPLIFY, *passes.gpu_fusions(BY_MEMBER))
+    improve = (*passes.SIMPLIFY, *fusions(BY_MEMBER))
     program = stage(sweep_step(group.experiment), improve, donate=DONATED).program(*args)
     return program, [x.numpy() for x in tree.flatten(args)[0]]
 

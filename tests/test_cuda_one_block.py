@@ -8,7 +8,7 @@ import numpy as np
 from program_samples import ON_GPU
 
 from adtrain import ops
-from adtrain.backends.cuda.codegen.one_block import SHARED, one_block
+from adtrain.backends.cuda.forms.one_block import SHARED, one_block
 from adtrain.core.fused import ONE_BLOCK
 from adtrain.core.program import Program
 from adtrain.core.staging import stage

@@ -16,7 +16,8 @@ from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
 from adtrain import config, ops
-from adtrain.backends.cuda.codegen.peer_exchanges import RESIDENT
+from adtrain.backends.cuda.forms.peer_exchanges import RESIDENT
+from adtrain.backends.cuda.forms.peer_exchanges_fusion import fuse_exchanges
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vectors, window_bytes
@@ -27,7 +28,6 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass, stage
 from adtrain.core.target import H200
-from adtrain.passes import fuse_exchanges
 from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.places import Place, nbytes
 from adtrain.passes.plan_memory import plan_memory

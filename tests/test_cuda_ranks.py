@@ -12,6 +12,9 @@ from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
 from adtrain import config, training
+from adtrain.backends.cuda.batch_prefetch import prefetch_batch
+from adtrain.backends.cuda.forms.join_horizontals import join_one_blocks
+from adtrain.backends.cuda.fusions import fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
@@ -24,13 +27,10 @@ from adtrain.core.target import H200
 from adtrain.passes import (
     SIMPLIFY,
     fold_collectives,
-    gpu_fusions,
-    join_one_blocks,
     optimize_regions,
     place_collectives,
     place_views,
 )
-from adtrain.passes.batch_prefetch import prefetch_batch
 from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.places import Place
 from adtrain.passes.plan_memory import plan_memory
@@ -47,7 +47,7 @@ def step(name: str, *settings: str) -> Program:
 
 
 def placed_for_gpus() -> list[Pass]:
-    passes = (*SIMPLIFY, *gpu_fusions(H200), join_one_blocks)
+    passes = (*SIMPLIFY, *fusions(H200), join_one_blocks)
     place = partial(place_collectives, early_updates=True)
     return [fold_collectives, partial(optimize_regions, passes=passes), place, place_views]
 

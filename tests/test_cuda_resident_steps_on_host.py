@@ -13,6 +13,9 @@ from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
 
 from adtrain import config, passes
 from adtrain.backends.cuda.codegen.resident_forms import fused
+from adtrain.backends.cuda.forms.cluster_shards import ClusterShards, cluster_shards
+from adtrain.backends.cuda.forms.resident_layer import THREADS, resident_layer
+from adtrain.backends.cuda.fusions import fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
@@ -22,8 +25,6 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import Target
-from adtrain.passes.cluster_shards import ClusterShards, cluster_shards
-from adtrain.passes.resident_layer import THREADS, resident_layer
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
 from adtrain.sweeps.step import DONATED, sweep_step
@@ -43,7 +44,7 @@ def step_program(count: int, *settings: str, order: str = "own", target: Target 
     cfg = config.load("mlp-small", [*SMALL, *settings, sweep])
     (group,) = groups_of(cfg, members_of(cfg))
     arguments = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), step_arguments(group, count))
-    improve = (*passes.SIMPLIFY, *passes.gpu_fusions(target))
+    improve = (*passes.SIMPLIFY, *fusions(target))
     return stage(sweep_step(group.experiment), improve, donate=DONATED).program(*arguments)
 
 

@@ -11,6 +11,7 @@ from cuda_on_host import Host, host
 from program_samples import ON_GPU
 
 from adtrain import config, ops, training
+from adtrain.backends.cuda.batch_prefetch import prefetch_batch
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.core.array import Value, array
 from adtrain.core.fused import HORIZONTAL, body_of
@@ -19,7 +20,6 @@ from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200
 from adtrain.core.types import Shape
-from adtrain.passes.batch_prefetch import prefetch_batch
 
 __all__ = ["host"]
 

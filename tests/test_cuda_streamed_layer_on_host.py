@@ -15,15 +15,15 @@ from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu, results
 from test_cuda_resident_steps_on_host import arguments_of, assert_near, step_program
 
 from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.batch_prefetch import prefetch_batch
+from adtrain.backends.cuda.forms.streamed_layer_fusion import streamed_equations
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core.fused import per_member_p
 from adtrain.core.program import Program
 from adtrain.core.target import Target
-from adtrain.passes.batch_prefetch import prefetch_batch
 from adtrain.passes.plan_memory import plan_memory
-from adtrain.passes.stream_layer import streamed_equations
 
 __all__ = ["as_on_a_gpu", "host"]
 
@@ -168,7 +168,7 @@ def test_a_layer_is_streamed_only_if_each_group_of_warps_has_16_inputs(
 ) -> None:
     """Blocks of 16 units have 8 groups of warps, blocks of 32 units have 4. The gather of a batch of so few inputs must
     be an equation of its own."""
-    monkeypatch.setattr(sys.modules["adtrain.passes.fuse_gathers"], "is_small", lambda equation: False)
+    monkeypatch.setattr(sys.modules["adtrain.backends.cuda.forms.gather"], "is_small", lambda equation: False)
     images = np.random.default_rng(0).integers(0, 256, (96, side, side)).astype(np.uint8)
     data = f"data={{path: {write_npz(tmp_path / 'small.npz', parts(images))}, batch_size: 16}}"
     layers = f"model={{input: [{side * side}], layers: [{{linear: {units}}}, relu, {{linear: 2}}]}}"

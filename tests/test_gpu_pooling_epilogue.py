@@ -13,13 +13,14 @@ from test_pooling_epilogue import LAYERS, PAIRS, Layer, alone, arguments, pooled
 
 import adtrain as ad
 from adtrain import ops, passes
+from adtrain.backends.cuda.forms.conv_pool import fuse_pooling
+from adtrain.backends.cuda.fusions import fusions
 from adtrain.core.array import array
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
 from adtrain.lowering.cuda.conv.padded_index import CAPABILITY
 from adtrain.ops.conv import conv2d_p
 from adtrain.ops.pool import max_pool2d_p
-from adtrain.passes.fuse_pooling import fuse_pooling
 
 __all__ = ["gpu", "poisoned", "pooling"]
 
@@ -70,8 +71,8 @@ def test_gradients_equal_those_of_two_launches(gpu: Any) -> None:
     x, w, bias = arguments(((140, 32, 26, 26), 64, 0))
     v = np.random.default_rng(2).standard_normal((140, 64, 12, 12)).astype(np.float32)
     args = [array(a, device="gpu") for a in (np.nan_to_num(x, posinf=1), w, bias, v)]
-    fusions = passes.gpu_fusions(gpu.lowering.target)
-    apart = (*passes.SIMPLIFY, *(f for f in fusions if getattr(f, "func", f) is not fuse_pooling))
+    passes_of_gpu = fusions(gpu.lowering.target)
+    apart = (*passes.SIMPLIFY, *(f for f in passes_of_gpu if getattr(f, "func", f) is not fuse_pooling))
     together = [stage(gradients, improve) for improve in (passes.ALL, apart)]
     assert ["conv_pool" in names(f.program(*args)) for f in together] == [True, False]
     (value, found), (expected_value, expected) = (f(*args) for f in together)

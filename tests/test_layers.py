@@ -62,7 +62,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("export", TRAINING | {"training", "backends", "codegen"}),
     ("display", TRAINING | {"training"}),
     ("report", TRAINING | {"training", "sweeps"}),
-    ("graphs", TRAINING | {"training", "jit"}),
+    ("graphs", TRAINING | {"training", "jit", "backends"}),
     ("api", TRAINING | {"training", "report", "display"}),
     (
         "bench",

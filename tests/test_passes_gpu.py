@@ -12,12 +12,12 @@ from program_samples import ON_GPU, bfloat16_gradients, bodies, everywhere, for_
 import adtrain as ad
 from adtrain import config, ops, passes
 from adtrain.backends.cuda.codegen.one_block_forms import FORMS
+from adtrain.backends.cuda.forms.horizontal_fusion import MAX_K, MAX_POINTERS, WAVES
+from adtrain.backends.cuda.forms.one_block_fusion import FORMS as SMALL
 from adtrain.core.fused import label
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.target import H200, Target
-from adtrain.passes.fuse_horizontally import MAX_K, MAX_POINTERS, WAVES
-from adtrain.passes.fuse_one_block import FORMS as SMALL
 from adtrain.training.preparation import outline
 
 SGD = "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"

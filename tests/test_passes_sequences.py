@@ -12,14 +12,14 @@ from program_samples import ON_GPU, everywhere, for_gpu, names
 
 import adtrain as ad
 from adtrain import config, ops, passes
+from adtrain.backends.cuda.forms.horizontal_fusion import MAX_K
+from adtrain.backends.cuda.forms.row_products_fusion import ROWS
 from adtrain.cache import Cache
 from adtrain.core.fused import body_of, label
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
 from adtrain.core.target import H200, Target
-from adtrain.passes.fuse_horizontally import MAX_K
-from adtrain.passes.fuse_row_products import ROWS
 from adtrain.training.preparation import outline
 
 TOLERANCE = 3e-6

@@ -91,8 +91,15 @@ class Backend(Transfers, Protocol):
         """``program`` after this device's fusion passes."""
         ...
 
-    def fused_exchange_bytes(self) -> int:
-        """The most bytes that a rank sends to another in exchanges that are fused with updates. All ranks call it."""
+    def fuse_region(self, program: Program) -> Program:
+        """``program``, a part between two exchanges, after the fusion passes that only such parts have."""
+        ...
+
+    def fuse_exchanges(self, program: Program) -> Program:
+        """``program`` with exchanges and updates in shared launches, as far as the device runs them.
+
+        All ranks call it.
+        """
         ...
 
     def compile(self, program: Program, lowered: Any = None) -> Executable:

@@ -6,9 +6,9 @@ Only passes make them, after differentiation, so they have no derivative. The re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -153,6 +153,12 @@ per_member_p: Primitive = Primitive(
 """The body of one member, computed for `count` members. `mapped` is true for inputs that differ between members. The
 last `shared` outputs are the same for all members. Mapped inputs and the other outputs have the members along axis 0.
 On a GPU the members are one dimension of the grid."""
+
+Overwrites: TypeAlias = Callable[[Equation, Variable, Variable], bool]
+"""Whether a result of a fused equation may overwrite an argument."""
+
+OVERWRITES: dict[str, Overwrites] = {}
+"""By form. Those of other forms follow from the equation of the body that reads the argument."""
 
 PRODUCTS = (PRODUCT, CONVOLUTION, CONV_POOL)
 """The first equation of the body is a product or convolution; the others are its epilogue."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from adtrain import training
+from adtrain.backends.cpu.fusions import FUSIONS
 from adtrain.config import Config
 from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError
@@ -16,12 +17,12 @@ from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.picture import Picture
 from adtrain.graphs.roles import Roles, program_text
-from adtrain.passes import FUSE_CPU, SIMPLIFY
+from adtrain.passes import SIMPLIFY
 from adtrain.text import counted
 
 TRACE = "trace"
 """The name of the Program before the first pass."""
-PASSES = (*SIMPLIFY, *FUSE_CPU)
+PASSES = (*SIMPLIFY, *FUSIONS)
 SIMPLIFIED = SIMPLIFY[-1].__name__
 """The last pass before those that fuse equations."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from adtrain.core.fused import EXCHANGED_UPDATE, LAYER_BACKWARD, LOOPS, RESIDENT_STEPS, per_member_p
+from adtrain.core.fused import LOOPS, OVERWRITES, per_member_p
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import by_element
 
@@ -30,21 +30,25 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
     """Whether ``result`` may overwrite ``argument``: each element is read before it is written."""
     if equation.primitive is per_member_p:
         return _overwrites_members(equation, argument, result)
-    # The first reads only its own slice of the parameters, by element. The second writes results after the last step.
-    if equation.form in (EXCHANGED_UPDATE, RESIDENT_STEPS):
-        return argument.type == result.type
-    if equation.form == LAYER_BACKWARD:
-        update = equation.params["body"].equations[-1]  # a warp reads a tile of weights once, then writes it
-        if argument in update.inputs and result in update.outputs:
-            return overwrites(update, argument, result)
+    if equation.form in OVERWRITES:
+        return OVERWRITES[equation.form](equation, argument, result)
     if equation.form and equation.form != LOOPS:
-        readers = equation.params["body"].readers.get(argument, ())
-        if len(readers) == 1 and result in readers[0].outputs:
-            return overwrites(readers[0], argument, result)
-        return not readers
+        return read_once(equation, argument, result)
     if argument not in equation.inputs:
         return True
     return by_element(equation) and argument.type == result.type
+
+
+def read_once(equation: Equation, argument: Variable, result: Variable) -> bool:
+    """Whether the equation of a body that computes ``result`` alone reads ``argument``, and may overwrite it."""
+    readers = equation.params["body"].readers.get(argument, ())
+    if len(readers) == 1 and result in readers[0].outputs:
+        return overwrites(readers[0], argument, result)
+    return not readers
+
+
+def of_one_type(equation: Equation, argument: Variable, result: Variable) -> bool:
+    return argument.type == result.type
 
 
 def _overwrites_members(equation: Equation, argument: Variable, result: Variable) -> bool:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import passes
 from adtrain.backends.cpu import compiled_program, compiler, numpy_program
 from adtrain.backends.cpu.codegen import supported
 from adtrain.backends.cpu.compiled_program import CompiledProgram, Lowered
 from adtrain.backends.cpu.compiler import CompilerError
+from adtrain.backends.cpu.fusions import FUSIONS
 from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
 from adtrain.core import communicator, dlpack, poison
 from adtrain.core.backend import Executable, Memory
@@ -54,12 +54,15 @@ class CpuBackend:
         return [as_declared(primitive.name, x, output) for x, output in zip(found, outputs, strict=True)]
 
     def fuse(self, program: Program) -> Program:
-        for fusion in passes.FUSE_CPU:
+        for fusion in FUSIONS:
             program = fusion(program)
         return program
 
-    def fused_exchange_bytes(self) -> int:
-        return 0
+    def fuse_region(self, program: Program) -> Program:
+        return program
+
+    def fuse_exchanges(self, program: Program) -> Program:
+        return program
 
     def lowering_key(self) -> str | None:
         """The ranks that share memory: what a `Lowered` depends on beside the Program.

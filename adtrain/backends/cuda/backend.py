@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pycuda
 
-from adtrain import passes
 from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.forms.join_horizontals import join_one_blocks
+from adtrain.backends.cuda.forms.peer_exchanges_fusion import fuse_exchanges
+from adtrain.backends.cuda.fusions import fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import SLOT_BYTES
 from adtrain.backends.cuda.runtime import peer_memory
@@ -130,12 +132,16 @@ class CudaBackend:
         return found
 
     def fuse(self, program: Program) -> Program:
-        for fusion in passes.gpu_fusions(self.lowering_of(program).target):
+        for fusion in fusions(self.lowering_of(program).target):
             program = fusion(program)
         return program
 
-    def fused_exchange_bytes(self) -> int:
-        return SLOT_BYTES if communicator.current().size > 1 and self.peers is not None else 0
+    def fuse_region(self, program: Program) -> Program:
+        return join_one_blocks(program)
+
+    def fuse_exchanges(self, program: Program) -> Program:
+        mapped = communicator.current().size > 1 and self.peers is not None
+        return fuse_exchanges(program, SLOT_BYTES) if mapped else program
 
     def lowering_of(self, program: Program) -> Lowering:
         """The lowering that chooses the kernels of a Program."""

@@ -9,53 +9,24 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
-from adtrain.backends.cuda.codegen.back_to_back import back_to_back, weight_tiles
-from adtrain.backends.cuda.codegen.column_sum import column_sum_kernels
-from adtrain.backends.cuda.codegen.grouped_products import grouped_products
-from adtrain.backends.cuda.codegen.horizontal import horizontal
-from adtrain.backends.cuda.codegen.layer_backward import layer_backward
-from adtrain.backends.cuda.codegen.map_reduce import map_reduce_kernels
-from adtrain.backends.cuda.codegen.one_block import one_block, threads_for
-from adtrain.backends.cuda.codegen.part import Kernel, for_members, kernel
-from adtrain.backends.cuda.codegen.peer_exchanges import peer_exchanges
+from adtrain.backends.cuda import forms  # noqa: F401  defines the forms
+from adtrain.backends.cuda.codegen.part import Kernel, for_members
 from adtrain.backends.cuda.codegen.product import matmul_of
-from adtrain.backends.cuda.codegen.register_rows import THREADS as ROW_THREADS
-from adtrain.backends.cuda.codegen.resident_steps import resident_steps
-from adtrain.backends.cuda.codegen.row_fused import MEMBER_RESIDENT, row_fused
-from adtrain.backends.cuda.codegen.row_products import row_products_kernel
-from adtrain.backends.cuda.codegen.streamed_layer import streamed_layer
-from adtrain.backends.cuda.codegen.tiled_product import tiled_product
+from adtrain.backends.cuda.forms.form import kernel_form
+from adtrain.backends.cuda.forms.horizontal import horizontal
+from adtrain.backends.cuda.forms.horizontal_fusion import MAX_K
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import (
-    BACK_TO_BACK,
-    COLUMN_SUM,
-    CONV_POOL,
-    GROUPED_PRODUCTS,
-    HORIZONTAL,
-    LAYER_BACKWARD,
-    MAP_REDUCE,
-    ONE_BLOCK,
-    PEER_EXCHANGES,
-    PRODUCTS,
-    RESIDENT_STEPS,
-    ROW_FUSED,
-    ROW_PRODUCTS,
-    STREAMED_LAYER,
-    TILED_PRODUCT,
-    per_member_p,
-)
+from adtrain.core.fused import CONV_POOL, PRODUCTS, per_member_p
 from adtrain.core.kernel import CudaKernel, within_grid
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.static_key import lasting_text, params_key
 from adtrain.core.target import Target
-from adtrain.core.weight_tiles import weight_tiles_p
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fuse_elementwise import is_loops
-from adtrain.passes.fuse_horizontally import MAX_K
 
 Problem: TypeAlias = "tuple[Any, ...]"
 """What candidates are measured for: a primitive, the types of its arguments, and its parameters."""
@@ -171,45 +142,16 @@ class Lowering:
 
     def _generate(self, equation: Equation) -> list[Kernel]:
         """See `_generated`."""
-        if equation.form == ONE_BLOCK:
-            threads = threads_for(equation)
-            return [kernel("one_block", [one_block(equation, threads)], threads)]
-        if equation.form == ROW_FUSED:
-            resident = MEMBER_RESIDENT if self.target.by_member else 1
-            return [kernel("row_fused", [row_fused(equation, self.target)], ROW_THREADS, resident=resident)]
-        if equation.form == ROW_PRODUCTS:
-            return [row_products_kernel(equation, self.target)]
-        if equation.form == COLUMN_SUM:
-            return column_sum_kernels(equation, self.target)
-        if equation.form == MAP_REDUCE:
-            return map_reduce_kernels(equation, self.target)
-        if equation.form == TILED_PRODUCT:
-            return [tiled_product(equation, self.target)]
-        if equation.form == BACK_TO_BACK:
-            return [back_to_back(equation)]
-        if equation.primitive is weight_tiles_p:
-            return [weight_tiles(equation)]
-        if equation.form == GROUPED_PRODUCTS:
-            return grouped_products(equation, self.target)
-        if equation.form == HORIZONTAL:
-            return [horizontal(equation.params["body"].equations, self._inline_products, self.target)]
-        if equation.form == PEER_EXCHANGES:
-            return [peer_exchanges(equation, self.target)]
-        if equation.form == RESIDENT_STEPS:
-            return [resident_steps(equation, self.target)]
-        if equation.form == LAYER_BACKWARD:
-            return [layer_backward(equation, self.target)]
-        if equation.form == STREAMED_LAYER:
-            return [streamed_layer(equation, self.target)]
         if equation.primitive is per_member_p:
             return self._of_members(equation)
-        return []
+        form = kernel_form(equation)
+        return form.kernels(equation, self) if form is not None else []
 
     def _of_members(self, equation: Equation) -> list[Kernel]:
         """The kernels of a `per_member` equation: those of one member, with the members as a dimension of the grid."""
         body, count, flags = (equation.params[name] for name in ("body", "count", "mapped"))
         (one,) = body.equations
-        made = self._generated(one) or [horizontal([one], self._inline_products, self.target)]
+        made = self._generated(one) or [horizontal([one], self.inline_products, self.target)]
         own = {v: v.size for v, flag in zip(body.inputs, flags, strict=True) if flag}
         # Shared outputs have no axis of members: every member writes the same numbers to them.
         own |= {v: v.size for v in body.outputs[: len(body.outputs) - equation.params.get("shared", 0)]}
@@ -217,7 +159,7 @@ class Lowering:
         found = [for_members(each, own, count) for each in made]
         return [replace(each, operands=[names[v] for v in each.operands]) for each in found]
 
-    def _inline_products(self, equation: Equation) -> list[BlockGemm]:
+    def inline_products(self, equation: Equation) -> list[BlockGemm]:
         """The device functions for a matrix product inside a kernel with other equations.
 
         Where K is short the epilogue takes most of the time: functions whose threads share it evenly come first.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adtrain.passes.fuse_exchanges import GATHERED_BYTES
+from adtrain.backends.cuda.forms.peer_exchanges_fusion import GATHERED_BYTES
 
 THREADS = 512
 """Threads of a block."""

@@ -1,1 +1,1 @@
-"""CUDA C++ of fused equations."""
+"""Code generators for GPUs."""

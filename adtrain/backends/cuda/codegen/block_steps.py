@@ -34,7 +34,7 @@ class Step:
 
 
 Names = Mapping[Variable, str]
-Form = Callable[[Equation, Names, int], Sequence[Step]]
+StepRule = Callable[[Equation, Names, int], Sequence[Step]]
 """``form(equation, pointers of its variables, threads of the block)`` returns its steps."""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adtrain.backends.cuda.codegen.block_steps import Names, Step, loop
+from adtrain.backends.cuda.forms.one_block_fusion import BY_INDEX
 from adtrain.codegen.expressions import c_type
 from adtrain.core.program import Equation, Variable
 from adtrain.lowering.shapes import split_at
-from adtrain.passes.fuse_one_block import BY_INDEX
 
 
 def take(equation: Equation, names: Names, threads: int) -> Sequence[Step]:

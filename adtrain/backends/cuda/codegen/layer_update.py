@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import indented
 from adtrain.backends.cuda.codegen.product import epilogue
+from adtrain.backends.cuda.forms.resident_layer import input_of_byte
 from adtrain.codegen.elementwise import statements
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.resident_layer import input_of_byte
 
 
 def updated_arrays(update: Equation) -> Sequence[Variable]:

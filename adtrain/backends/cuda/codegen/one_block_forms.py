@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from adtrain.backends.cuda.codegen import index_forms
-from adtrain.backends.cuda.codegen.block_steps import WARP, Form, Names, Step, lanes_for, loop
+from adtrain.backends.cuda.codegen.block_steps import WARP, Names, Step, StepRule, lanes_for, loop
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import divided
 from adtrain.codegen.elementwise import axes_of, statements
@@ -47,7 +47,7 @@ def _axes(shape: Shape, axes: Sequence[int]) -> tuple[Sequence[int], Sequence[in
     return [shape[i] for i in axes], [steps[i] for i in axes]
 
 
-def reduction(op: str, by_columns: ColumnForm) -> Form:
+def reduction(op: str, by_columns: ColumnForm) -> StepRule:
     """The form of a reduction.
 
     Args:
@@ -103,7 +103,7 @@ def _in_slices(
     return [Step(reduced, min(columns * slices, threads), size), Step(added, min(y.size * lanes, threads))]
 
 
-def _along_axis(function: str) -> Form:
+def _along_axis(function: str) -> StepRule:
     """A function of `common/block_ops.cuh` with its first template arguments, for slices along an axis."""
 
     def form(equation: Equation, names: Names, threads: int) -> Sequence[Step]:
@@ -198,7 +198,7 @@ def matmul(equation: Equation, names: Names, threads: int, by_columns: ColumnFor
     return [Step(lines, min(y.size * lanes, threads))]
 
 
-FORMS: Mapping[str, Form] = {
+FORMS: Mapping[str, StepRule] = {
     **{name: reduction(op, _in_slices) for name, op in REDUCTIONS.items()},
     "softmax": _along_axis("softmax<false, THREADS"),
     "log_softmax": _along_axis("softmax<true, THREADS"),
@@ -215,7 +215,7 @@ FORMS: Mapping[str, Form] = {
 """By primitive name. Elementwise equations and products have forms of their own; a reshape needs none."""
 
 
-def form_of(equation: Equation) -> Form:
+def form_of(equation: Equation) -> StepRule:
     """How one thread block computes an equation."""
     if by_element(equation):
         return _elementwise

@@ -8,6 +8,8 @@ from math import prod
 from adtrain.backends.cuda.codegen.block_steps import Step, lanes_for
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Part, divided, indented
+from adtrain.backends.cuda.forms.one_block_fusion import BY_INDEX
+from adtrain.backends.cuda.forms.row_fused_fusion import MIN_IN_REGISTERS
 from adtrain.codegen.elementwise import merged, statements, strides
 from adtrain.codegen.expressions import c_type, literal
 from adtrain.core.fused import body_of
@@ -17,8 +19,6 @@ from adtrain.core.types import Shape
 from adtrain.lowering.cuda.reduce import WARP, vector_width
 from adtrain.lowering.cuda.rows import MAX_WARP_ROW, lanes_of_row
 from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.fuse_one_block import BY_INDEX
-from adtrain.passes.fuse_rows import MIN_IN_REGISTERS
 
 THREADS = 256
 MANY_THREADS = 1 << 15

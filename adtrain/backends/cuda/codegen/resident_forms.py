@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from adtrain.backends.cuda.codegen.block_steps import WARP, Form, Names, Step, lanes_for
+from adtrain.backends.cuda.codegen.block_steps import WARP, Names, Step, StepRule, lanes_for
 from adtrain.backends.cuda.codegen.index_forms import overlapped_take
 from adtrain.backends.cuda.codegen.one_block_forms import REDUCTIONS, form_of, matmul, reduction
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
+from adtrain.backends.cuda.forms.row_fused_fusion import merged_rows
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import PRODUCT, ROW_FUSED, body_of, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batchwise import Batchwise, rowwise
 from adtrain.passes.fuse_products import fuse_epilogues
-from adtrain.passes.fuse_rows import merged_rows
 
 BESIDE = 8
 """Vectors of columns that a warp reduces side by side."""
@@ -59,7 +59,7 @@ def _unless_rows(equation: Equation, threads: int) -> Sequence[Equation]:
     return (equation,) if rows_in_block(body, names, threads) else body.equations
 
 
-def resident_form(equation: Equation) -> Form:
+def resident_form(equation: Equation) -> StepRule:
     """How a block computes an equation."""
     if equation.form == ROW_FUSED:
         return _rows

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from adtrain.backends.cuda.codegen.part import aligned_to_vector
+from adtrain.backends.cuda.forms.cluster_shards import ClusterShards
+from adtrain.backends.cuda.forms.resident_layer import ResidentLayer, carried
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Program, Variable
-from adtrain.passes.cluster_shards import ClusterShards
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes
-from adtrain.passes.resident_layer import ResidentLayer, carried
 
 ALIGNMENT = 16
 MIN_SHARED = 5 << 10

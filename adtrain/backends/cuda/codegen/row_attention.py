@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adtrain.backends.cuda.codegen.block_steps import Form, Names, Step
+from adtrain.backends.cuda.codegen.block_steps import Names, Step, StepRule
 from adtrain.codegen.expressions import literal
 from adtrain.core.program import Equation
 
@@ -36,5 +36,5 @@ def _step(function: str, equation: Equation, pointers: Sequence[str]) -> Step:
     return Step([f"{kind}::{function}<THREADS>(t, {arguments});"], tiles * WARP, size)
 
 
-FORMS: dict[str, Form] = {"self_attention": _forward, "self_attention_grad": _backward}
+FORMS: dict[str, StepRule] = {"self_attention": _forward, "self_attention_grad": _backward}
 """By primitive name."""

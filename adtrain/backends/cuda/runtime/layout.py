@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from adtrain.backends.cuda.batch_prefetch import PrefetchedRuns, prefetch_batch
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.backend import Memory
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.batch_prefetch import PrefetchedRuns, prefetch_batch
 from adtrain.passes.places import Place, nbytes
 from adtrain.passes.plan_memory import MemoryPlan, plan_memory
 

@@ -1,0 +1,42 @@
+"""The choice of precision: products and convolutions in full precision where rounding their operands saves no time.
+
+A rounded precision permits rounding and does not require it. Kernels of full precision take part in more fusions, and
+some are as fast. So a product keeps its rounded precision only if its kernel is estimated faster by the time of a
+launch, and if it cannot be part of a row-product chain (`fuse_row_products`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from adtrain.backends.cuda.forms.row_products_fusion import may_join
+from adtrain.core.precision import FULL
+from adtrain.core.program import Equation, Program
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.target import Target
+
+LAUNCH_CYCLES = 3800
+"""The time of a launch."""
+
+
+def choose_precision(program: Program, target: Target) -> Program:
+    """``program`` with full precision where a rounded one is not faster by LAUNCH_CYCLES, or would prevent a chain."""
+
+    def chosen(e: Equation) -> Equation:
+        if e.params.get("precision", FULL) == FULL:
+            return e
+        full = replace(e, params={**e.params, "precision": FULL})
+        if may_join(full, target):
+            return full
+        rounded_cycles, full_cycles = _cycles(e, target), _cycles(full, target)
+        if rounded_cycles is None or full_cycles is None:
+            return e
+        return full if full_cycles < rounded_cycles + LAUNCH_CYCLES else e
+
+    return replace(program, equations=tuple(map(chosen, program.equations)))
+
+
+def _cycles(e: Equation, target: Target) -> float | None:
+    """The estimated cycles of the preferred kernel; None without an estimate."""
+    kernels = cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params)
+    return kernels[0].cycles if kernels else None

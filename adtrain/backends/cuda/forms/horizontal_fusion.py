@@ -1,0 +1,157 @@
+"""Horizontal fusion: independent equations share a kernel launch, each with thread blocks of its own.
+
+Two kinds of equations are grouped: those whose results no other equation reads (weight gradients with their updates),
+and those at the same level, the number of launches between the Program's inputs and the equation. An equation of one
+thread block, such as the schedule, moves to the level with the most work among those that its readers allow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from functools import partial
+from math import prod
+
+from adtrain.backends.cuda.forms.column_sum_fusion import column_blocks
+from adtrain.backends.cuda.forms.one_block_fusion import is_small
+from adtrain.core.fused import COLUMN_SUM, HORIZONTAL, ONE_BLOCK, PRODUCT, fuse
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
+from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.groups import Groups
+
+WAVES = 3
+"""Maximum blocks of a launch for each multiprocessor. With more, the saved launch matters little, and the arguments
+stay in memory longer."""
+
+TILE = 64
+"""Rows and columns of a product that a block computes, as an estimate."""
+ELEMENTS = 4096
+"""Elements of another result that a block computes: 256 threads, 4 vectors each."""
+MAX_K = 1024
+"""Maximum length K of a product. A longer one may need split-K, which takes a second launch."""
+LONG_TILE = 32
+"""Rows and columns of a tile of a longer product. Longer products share a launch if their tiles together give each
+multiprocessor one, so that K need not be split."""
+MAX_FLOPS = 1 << 29
+"""Maximum FLOPs of a product. A larger one fills the device by itself, and other kernels are faster for it."""
+MAX_POINTERS = 480
+"""Maximum pointers of a launch; a kernel's 4 KiB of arguments hold 512."""
+
+
+def fuse_horizontally(program: Program, target: Target) -> Program:
+    """One `horizontal` equation for each group of independent equations."""
+    max_blocks = WAVES * target.multiprocessors
+    groups = Groups(program)
+    needed = {v for e in program.equations for v in e.inputs}
+    # In order, the equations whose results no other one reads.
+    last = {i: None for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs)}
+    long = {i for i in last if _long_tiles(program.equations[i])}
+    enough = sum(_long_tiles(program.equations[i]) for i in long) >= target.multiprocessors
+    _merge(groups, last, max_blocks, long if enough else frozenset())
+    by_level: dict[int, list[int]] = {}
+    for i, level in enumerate(_levels(program, max_blocks)):
+        if i not in last:
+            by_level.setdefault(level, []).append(i)
+    for members in by_level.values():
+        _merge(groups, members, max_blocks)
+    return groups.rewritten(partial(fuse, HORIZONTAL))
+
+
+def _merge(groups: Groups, independent: Iterable[int], max_blocks: int, long: Collection[int] = ()) -> None:
+    """Merge independent equations, in their order, into launches of at most ``max_blocks`` blocks.
+
+    Args:
+        long: the products longer than MAX_K that may share a launch.
+    """
+    first: int | None = None
+    blocks = 0
+    pointers: set[Variable] = set()
+    dtypes: set[str] = set()  # of products; a kernel supports one
+    for i in independent:
+        e = groups.equations[i]
+        own = _long_tiles(e) if i in long else blocks_in_launch(e)
+        if own is None:
+            continue
+        dtype = {v.type.dtype.name for v in e.inputs[:1] if is_product(e)}
+        operands = {*e.inputs, *e.outputs}
+        fits = blocks + own <= max_blocks and len(pointers | operands) <= MAX_POINTERS
+        if first is not None and fits and len(dtypes | dtype) <= 1 and groups.can_merge(groups.of[first], i):
+            groups.merge(groups.of[first], i)
+            blocks, pointers, dtypes = blocks + own, pointers | operands, dtypes | dtype
+        else:
+            first, blocks, pointers, dtypes = i, own, operands, dtype
+
+
+def _levels(program: Program, max_blocks: int) -> list[int]:
+    """The level of each equation: the number of launches on the longest path to it.
+
+    An equation of one thread block moves to the level with the most work, if its readers allow. Equations that no
+    other equation reads have the last level.
+    """
+    equations = program.equations
+    after: dict[Variable, int] = {}
+    levels = []
+    for e in equations:
+        levels.append(max((after.get(v, 0) for v in e.inputs), default=0))
+        after |= dict.fromkeys(e.outputs, levels[-1] + _launches(e))
+    read, end = {v for e in equations for v in e.inputs}, max(levels, default=0)
+    levels = [end if read.isdisjoint(e.outputs) else level for e, level in zip(equations, levels, strict=True)]
+    work: Counter[int] = Counter()
+    for e, level in zip(equations, levels, strict=True):
+        if (blocks_in_launch(e) or max_blocks) < max_blocks:
+            work[level] += e.cost.flops
+    first_read: dict[Variable, int] = {}  # the level of the first reader
+    for i in range(len(equations) - 1, -1, -1):
+        e = equations[i]
+        by = min((first_read[v] for v in e.outputs if v in first_read), default=end) - _launches(e)
+        if not _launches(e):
+            levels[i] = by
+        elif blocks_in_launch(e) == 1 and by > levels[i]:
+            levels[i] = max(range(levels[i], by + 1), key=lambda level: work[level])
+        for v in e.inputs:
+            first_read[v] = min(first_read.get(v, levels[i]), levels[i])
+    return levels
+
+
+def _launches(equation: Equation) -> int:
+    return int(not equation.has(Trait.RESHAPE))
+
+
+def is_product(equation: Equation) -> bool:
+    """Whether it is a matrix product, with or without elementwise equations after it."""
+    return equation.form == PRODUCT or equation.has(Trait.MATMUL)
+
+
+def product_lengths(equation: Equation) -> tuple[int, int, int, int]:
+    """The number of matrices, M, N and K of a product."""
+    matmul = equation.params["body"].equations[0] if equation.form == PRODUCT else equation
+    (*batch, m, n), a = matmul.outputs[0].type.shape, matmul.inputs[0].type.shape
+    return prod(batch), m, n, a[-2 if matmul.params["transpose_a"] else -1]
+
+
+def _long_tiles(equation: Equation) -> int:
+    """The tiles of a product whose K is longer than MAX_K; 0 for any other equation."""
+    if not is_product(equation) or not all(v.size for v in (*equation.inputs, *equation.outputs)):
+        return 0
+    batch, m, n, k = product_lengths(equation)
+    if k <= MAX_K or 2 * batch * m * n * k > MAX_FLOPS:
+        return 0
+    return batch * -(-m // LONG_TILE) * -(-n // LONG_TILE)
+
+
+def blocks_in_launch(equation: Equation) -> int | None:
+    """The number of thread blocks in a shared launch; None if the equation needs a launch of its own."""
+    e = equation
+    if not all(v.size for v in (*e.inputs, *e.outputs)):
+        return None
+    if is_loops(e):
+        return -(-e.outputs[0].size // ELEMENTS)
+    if is_product(e):
+        batch, m, n, k = product_lengths(e)
+        small = k <= MAX_K and 2 * batch * m * n * k <= MAX_FLOPS
+        return batch * -(-m // TILE) * -(-n // TILE) if small else None
+    if e.form == COLUMN_SUM:
+        return column_blocks(e)
+    return 1 if e.form == ONE_BLOCK or is_small(e) else None

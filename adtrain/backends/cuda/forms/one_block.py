@@ -1,0 +1,312 @@
+"""One-block megakernels: small equations in one thread block, with barriers between dependent ones.
+
+Values between equations stay in shared memory while they fit, otherwise in the equation's scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from adtrain.backends.cuda.codegen.block_steps import Step, StepRule
+from adtrain.backends.cuda.codegen.index_forms import is_checked
+from adtrain.backends.cuda.codegen.one_block_forms import form_of
+from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, divided, indented, kernel
+from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.codegen.expressions import c_type
+from adtrain.core.fused import ONE_BLOCK, body_of, renamed
+from adtrain.core.primitive import PRIMITIVES, Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.lowering.shapes import contiguous_strides
+from adtrain.passes.arena import Arena
+from adtrain.passes.places import nbytes
+
+if TYPE_CHECKING:
+    from adtrain.backends.cuda.lower import Lowering
+
+WARP = 32
+MAX_THREADS = 1024
+WORD, VECTOR = 4, 16
+"""Bytes of the smallest and the largest cp.async copy."""
+SHARED = 40 << 10
+"""Bytes of dynamic shared memory for values. With the static memory of reductions it stays below 48 KiB."""
+
+Places: TypeAlias = "dict[Variable | int, tuple[str, int]]"
+"""The memory and the byte in it of a value, or of the partial results of scheduled equation i."""
+
+
+class _Scheduled(NamedTuple):
+    """An equation whose steps run in phases `begin`, `begin` + 1, ... A barrier separates phases."""
+
+    equation: Equation
+    begin: int
+    steps: Sequence[Step]
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.steps)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the result is an asynchronous copy, complete after the next barrier."""
+        return any(not step.waits for step in self.steps)
+
+
+def threads_for(equation: Equation) -> int:
+    """Threads of a block with a launch of its own: no more than have work."""
+    body = body_of(equation)
+    most = max(step.threads for timed in _schedule(body, names_of(body), MAX_THREADS) for step in timed.steps)
+    return min(MAX_THREADS, -(-most // WARP) * WARP)
+
+
+def one_block(equation: Equation, threads: int, shared: int = SHARED) -> Part:
+    """The part for a `one_block` equation, or for a single small one, with at most `shared` bytes of shared memory."""
+    body = body_of(equation)
+    return part_of(body, names_of(body), threads, shared)
+
+
+def part_of(
+    body: Program,
+    names: dict[Variable, str],
+    threads: int,
+    shared_limit: int = SHARED,
+    copied: int = 0,
+    larger: Collection[Variable] = (),
+    forms: Callable[[Equation], StepRule] = form_of,
+    in_shared: Collection[Variable] = (),
+    in_place: Mapping[Variable, Variable] = MappingProxyType({}),
+    beside: Sequence[Sequence[str]] = (),
+) -> Part:
+    """The part for the equations of a body; ``names`` are the pointers to its values.
+
+    Args:
+        shared_limit: bytes of dynamic shared memory for values.
+        copied: maximum elements of a result that stays in shared memory too, if later equations read it; at least one
+            for each thread.
+        larger: inputs of whole 16-byte vectors that are copied to shared memory if they are first read after a barrier,
+            although they have more elements than there are threads.
+        forms: how the block computes each equation.
+        in_shared: inputs in shared memory, which are not copied there.
+        in_place: for a value between equations the output in whose memory it lies. It is read once, by the elementwise
+            equation that computes the output.
+        beside: statements of other work of the block, for each of the first phases. A barrier separates phases.
+    """
+    names = names | {v: names[output] for v, output in in_place.items()}
+    body, names = _with_results(body, names, max(copied, threads))
+    own, timed, known = _with_copies(body, names, threads, forms, larger, in_shared)
+    own = replace(own, outputs=(*own.outputs, *in_place))
+    places, shared, scratch = _memory(own, timed, shared_limit)
+    if not all(places[t.equation.outputs[0]][0] == "shared_bytes" for t in timed if t.asynchronous):
+        timed, known = _schedule(body, names, threads, forms), names  # the copies do not fit
+        places, shared, scratch = _memory(replace(body, outputs=own.outputs), timed, shared_limit)
+    lines = []
+    for v, (memory, at) in places.items():
+        if isinstance(v, Variable):
+            c = c_type(v.type.dtype)
+            lines.append(f"{c} *const {known[v]} = ({c} *)({memory} + {at});")
+    lines += _statements(timed, places, threads, beside)
+    checked = any(map(is_checked, body.equations))
+    return Part(
+        lines, body.inputs, body.outputs, ("common/block_ops.cuh",), shared=shared, scratch=scratch, checked=checked
+    )
+
+
+def _with_results(body: Program, names: dict[Variable, str], most: int) -> tuple[Program, dict[Variable, str]]:
+    """The body and the pointers, with a copy in shared memory of each result of at most ``most`` elements that later
+    equations read."""
+    read = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.inputs}
+    made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}
+    shared_copies = {v: Variable(v.type, v.device) for v in body.outputs if v in read & made and v.size <= most}
+    equations = []
+    for e in body.equations:
+        equations.append(renamed(e, shared_copies))
+        for v in (v for v in e.outputs if v in shared_copies):
+            equations.append(Equation(PRIMITIVES["broadcast_to"], (shared_copies[v],), {"shape": v.type.shape}, (v,)))
+    names = names | {w: f"h{i}" for i, w in enumerate(shared_copies.values())}
+    for e in equations:
+        if e.has(Trait.RESHAPE):
+            names[e.outputs[0]] = names[e.inputs[0]]
+    return replace(body, equations=tuple(equations)), names
+
+
+def _with_copies(
+    body: Program,
+    names: dict[Variable, str],
+    threads: int,
+    forms: Callable[[Equation], StepRule],
+    larger: Collection[Variable] = (),
+    in_shared: Collection[Variable] = (),
+) -> tuple[Program, list[_Scheduled], dict[Variable, str]]:
+    """The body, its schedule and the pointers, with inputs that are first read after a barrier prefetched into shared
+    memory, if they are small or among ``larger``."""
+    first: dict[Variable, int] = {}
+    for e, begin, _ in _schedule(body, names, threads, forms):
+        if not e.has(Trait.RESHAPE):
+            first |= {v: min(begin, first.get(v, begin)) for v in e.inputs}
+    in_global = [v for v in body.inputs if v not in in_shared]
+    late = [v for v in in_global if first.get(v, 0) > 0 and (v in larger or _can_copy(v, v.size, threads))]
+    copies = {v: Variable(v.type, v.device) for v in late}
+    names = names | {w: f"e{i}" for i, w in enumerate(copies.values())}
+    equations = tuple(renamed(e, copies) for e in body.equations)
+    own = replace(body, inputs=(*body.inputs, *copies.values()), equations=equations)
+    timed = []
+    for found in _schedule(own, names, threads, forms):
+        e = found.equation
+        timed.append(
+            _copied(e.inputs[0], e.outputs[0], names) if _is_copy(e, in_global, body.outputs, threads) else found
+        )
+    first_copies = (_copied_whole(v, w, names) if v in larger else _copied(v, w, names) for v, w in copies.items())
+    return own, [*first_copies, *timed], names
+
+
+def _is_copy(equation: Equation, inputs: Collection[Variable], outputs: Collection[Variable], threads: int) -> bool:
+    """Whether it only broadcasts an input into shared memory."""
+    if equation.primitive.name != "broadcast_to":
+        return False
+    (x,), (y,) = equation.inputs, equation.outputs
+    return x in inputs and y not in outputs and _can_copy(x, y.size, threads)
+
+
+def _can_copy(v: Variable, size: int, threads: int) -> bool:
+    """Whether `size` elements of an input can be copied to shared memory asynchronously, one for each thread."""
+    return 0 < size <= threads and v.type.dtype.itemsize >= WORD
+
+
+def _copied(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled:
+    """The asynchronous copy of an input to shared memory, broadcast to the shape of `to`."""
+    axes = range(len(to.type.shape) - len(v.type.shape), len(to.type.shape))
+    steps = [step if n > 1 else 0 for step, n in zip(contiguous_strides(v.type.shape), v.type.shape, strict=True)]
+    place = divided("threadIdx.x", to.type.shape, [0] * axes.start + steps)
+    copy = f"cp_async<{v.type.dtype.itemsize}>({names[to]} + threadIdx.x, {names[v]} + {place}, true);"
+    equation = Equation(PRIMITIVES["broadcast_to"], (v,), {"shape": to.type.shape}, (to,))
+    return _Scheduled(equation, 0, [Step([f"if (threadIdx.x < {to.size})", f"    {copy}"], 0, waits=False)])
+
+
+def _copied_whole(v: Variable, to: Variable, names: dict[Variable, str]) -> _Scheduled:
+    """The asynchronous copy of an input of whole 16-byte vectors to shared memory."""
+    wide = VECTOR // v.type.dtype.itemsize
+    copy = f"cp_async<{VECTOR}>({names[to]} + i * {wide}, {names[v]} + i * {wide}, true);"
+    equation = Equation(PRIMITIVES["broadcast_to"], (v,), {"shape": to.type.shape}, (to,))
+    lines = [f"for (int i = threadIdx.x; i < {v.size // wide}; i += THREADS)", f"    {copy}"]
+    return _Scheduled(equation, 0, [Step(lines, 0, waits=False)])
+
+
+def names_of(body: Program) -> dict[Variable, str]:
+    """The pointers: x for inputs, y for outputs, s for values between equations; a reshape has its argument's."""
+    names = {v: f"x{i}" for i, v in enumerate(body.inputs)} | {v: f"y{i}" for i, v in enumerate(body.outputs)}
+    for e in body.equations:
+        for v in e.outputs:
+            if e.has(Trait.RESHAPE):
+                names[v] = names[e.inputs[0]]
+            else:
+                names.setdefault(v, f"s{len(names)}")
+    return names
+
+
+def _schedule(
+    body: Program, names: dict[Variable, str], threads: int, forms: Callable[[Equation], StepRule] = form_of
+) -> list[_Scheduled]:
+    """Each equation in the first phase in which its inputs are complete."""
+    ready: dict[Variable, int] = dict.fromkeys(body.inputs, 0)
+    found = []
+    for e in body.equations:
+        begin = max((ready[v] for v in e.inputs), default=0)
+        steps = () if e.has(Trait.RESHAPE) else forms(e)(e, names, threads)
+        found.append(_Scheduled(e, begin, steps))
+        ready |= dict.fromkeys(e.outputs, found[-1].end)
+    return found
+
+
+def _memory(body: Program, timed: Sequence[_Scheduled], limit: int) -> tuple[Places, int, int]:
+    """Where values between equations lie ("shared_bytes" or "own"), and the bytes of both memories.
+
+    Args:
+        limit: bytes of shared memory.
+    """
+    root: dict[Variable, Variable] = {}
+    made: dict[Variable, int] = {}
+    copied = [t.equation.outputs[0] for t in timed if t.asynchronous]
+    until: dict[Variable, int] = {}
+    wanted: list[tuple[Variable | int, int, int, int]] = []
+    for i, (e, begin, steps) in enumerate(timed):
+        end = begin + len(steps) - 1
+        until |= {root.get(v, v): max(until.get(root.get(v, v), 0), end) for v in e.inputs}
+        wanted += [(i, step.partial, begin + k, begin + k + 1) for k, step in enumerate(steps) if step.partial]
+        if e.has(Trait.RESHAPE):
+            root[e.outputs[0]] = root.get(e.inputs[0], e.inputs[0])
+        else:
+            made |= {v: end for v in e.outputs if v not in body.outputs}
+    for v in sorted(made, key=lambda v: v in copied):  # copies last, into the rest
+        wanted.append((v, nbytes(v), made[v], max(made[v], until.get(v, made[v]))))
+    shared, own = Arena(), Arena()
+    for key, size, start, end in wanted:
+        shared.add(key, size, start, end)
+    if shared.size(shared.offsets()) > limit:  # not all fit: try one after another
+        requests, shared.requests = shared.requests, []
+        for request in requests:
+            shared.requests.append(request)
+            if shared.size(shared.offsets()) > limit:
+                own.requests.append(shared.requests.pop())
+    in_shared, in_own = shared.offsets(), own.offsets()
+    places: Places = {key: ("shared_bytes", at) for key, at in in_shared.items()}
+    places |= {key: ("own", at) for key, at in in_own.items()}
+    return places, aligned_to_vector(shared.size(in_shared)), aligned_to_vector(own.size(in_own))
+
+
+def _statements(
+    timed: Sequence[_Scheduled], places: Places, threads: int, beside: Sequence[Sequence[str]]
+) -> Iterator[str]:
+    at = _first_threads(timed, threads)
+    for scheduled in timed:
+        for step in scheduled.steps:
+            yield from step.declared
+    for phase in range(max([len(beside), *(t.end for t in timed)])):
+        if phase == 1 and any(t.asynchronous for t in timed):
+            yield from ("cp_async_commit_group();", "cp_async_wait_group<0>();")
+        if phase:
+            yield "__syncthreads();"
+        yield from beside[phase] if phase < len(beside) else ()
+        for i, (_, begin, steps) in enumerate(timed):
+            if begin <= phase + 1 < begin + len(steps) and steps[phase + 1 - begin].early:
+                yield from ("{", at[i, phase + 1], *indented(steps[phase + 1 - begin].early), "}")
+        for i, (_, begin, steps) in enumerate(timed):
+            if begin <= phase < begin + len(steps) and steps[phase - begin].loads:
+                yield from ("{", at[i, phase], *indented(steps[phase - begin].loads), "}")
+        own = [
+            (i, steps[phase - begin])
+            for i, (_, begin, steps) in enumerate(timed)
+            if begin <= phase < begin + len(steps)
+        ]
+        for i, step in sorted(own, key=lambda found: bool(found[1].loads)):  # those last that wait for loads
+            yield "{"
+            yield at[i, phase]
+            if i in places:
+                yield "    char *const partial = (char *){} + {};".format(*places[i])
+            if not phase:
+                yield from indented(step.early)
+            yield from indented(step.lines)
+            yield "}"
+
+
+def _first_threads(timed: Sequence[_Scheduled], threads: int) -> dict[tuple[int, int], str]:
+    """The definition of `t` by equation and phase. In a phase each equation starts at the warp after the previous one's
+    last warp."""
+    found = {}
+    for phase in range(max((t.end for t in timed), default=0)):
+        taken = 0
+        for i, (_, begin, steps) in enumerate(timed):
+            if begin <= phase < begin + len(steps):
+                rotated = f"(threadIdx.x + {threads - taken}) % THREADS" if taken else "threadIdx.x"
+                found[i, phase] = f"    const int t = {rotated};"
+                taken = (taken + -(-steps[phase - begin].threads // WARP) * WARP) % threads
+    return found
+
+
+def _kernels(equation: Equation, lowering: Lowering) -> list[Kernel]:
+    threads = threads_for(equation)
+    return [kernel("one_block", [one_block(equation, threads)], threads)]
+
+
+define(Form(ONE_BLOCK, _kernels))

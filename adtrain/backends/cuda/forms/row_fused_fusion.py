@@ -1,0 +1,196 @@
+"""Row fusion: the narrow end of a network (logits, softmax, cross-entropy and their gradients) as one kernel.
+
+Row n of each of these equations needs row n of the others, and a weight small enough for every thread block to read.
+Elementwise equations on sequences (B, S, F) join those on B x S rows of F elements. So a norm adds positions (S, F)
+itself, and the gradient of a norm reads the gradient (B, 1, F) of a mean over tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from math import prod
+
+from adtrain.backends.cuda.forms.one_block_fusion import is_small
+from adtrain.core.fused import LOOPS, ROW_FUSED, fuse
+from adtrain.core.precision import FULL
+from adtrain.core.primitive import Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.types import Shape
+from adtrain.passes.batchwise import Batchwise, rowwise
+from adtrain.passes.flatten_rows import flat_shape
+from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.groups import MAX_EQUATIONS, Groups
+
+MIN_ROWS = 32
+"""Fewer rows are computed by one thread block."""
+MAX_WIDTH = 1024
+"""Maximum elements of a row."""
+MAX_NARROW = 32
+"""Maximum of the smaller length of a product's right operand. GEMM kernels are faster for wider ones."""
+MAX_WEIGHT = 8 << 10
+"""Maximum elements of a product's right operand. Every thread block reads it while it waits for its first row."""
+MIN_IN_REGISTERS = 64
+"""Minimum elements of a row that threads hold in registers."""
+ROW_FORMS = frozenset(("sum", "max", "min", "argmax", "softmax", "log_softmax", "standardize"))
+"""Primitives along rows that may share a kernel with equations on sequences."""
+
+
+def fuse_rows(program: Program) -> Program:
+    """One `row_fused` equation for each connected group of row-wise equations too large for one thread block."""
+    found = _row_wise(program)
+    sequences = _on_sequences(program, found)
+    for i, whole in sequences.items():
+        found[i] = _rows_of_sequences(program.equations[i], whole)
+
+    def fits(members: Sequence[int]) -> bool:
+        shapes = {sequences[i] for i in members if i in sequences}
+        return not shapes or (len(shapes) == 1 and all(_in_registers(program.equations[i], *shapes) for i in members))
+
+    groups = merged_rows(program, found, range(len(found)), fits=fits)
+    worth = [m for m in groups.members.values() if _saves_launches([program.equations[i] for i in m])]
+    chosen = {i for members in worth for i in members}
+    return merged_rows(program, found, chosen, fits=fits).rewritten(partial(fuse, ROW_FUSED))
+
+
+def _saves_launches(equations: Sequence[Equation]) -> bool:
+    """Whether the group saves launches that a single thread block for all of it would not save."""
+    launches = [e for e in equations if not e.has(Trait.RESHAPE)]
+    return len(launches) > 1 and not all(map(is_small, launches))
+
+
+def shared_inputs(body: Program) -> set[Variable]:
+    """The inputs of a `row_fused` body that every thread block reads completely."""
+    return {v for e in body.equations for v, by_row in zip(e.inputs, _required(e).flags, strict=True) if not by_row}
+
+
+def _row_wise(program: Program) -> list[Batchwise | None]:
+    """How each equation works row by row. Loops with one result that read a large product do not: they become its
+    epilogue. An epilogue with several results would write more than the product."""
+    wide = {v for e in program.equations if e.has(Trait.MATMUL) and _by_row(e) is None for v in e.outputs}
+
+    def is_epilogue(e: Equation) -> bool:
+        return e.form == LOOPS and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
+
+    return [None if is_epilogue(e) else _by_row(e) for e in program.equations]
+
+
+def _on_sequences(program: Program, found: list[Batchwise | None]) -> dict[int, Shape]:
+    """The shape of the sequences of each elementwise equation on sequences, and each reshape to or from their rows.
+
+    Equations that work item by item (`found`), or can join a product or the gather of rows, are left out.
+    """
+    joined = {v for e in program.equations if e.has(Trait.MATMUL) or e.has(Trait.GATHER) for v in e.outputs}
+    shapes: dict[int, Shape] = {}
+    for i, e in enumerate(program.equations):
+        if by_element(e) and found[i] is None and _is_long(e) and joined.isdisjoint(e.inputs):
+            shapes[i] = e.outputs[0].type.shape
+    values = {v for i in shapes for v in (*program.equations[i].inputs, *program.equations[i].outputs)}
+    for i, e in enumerate(program.equations):
+        if e.has(Trait.RESHAPE) and found[i] is None and not values.isdisjoint((*e.inputs, *e.outputs)):
+            rows, whole = sorted((e.inputs[0].type.shape, e.outputs[0].type.shape), key=len)
+            if rows == flat_shape(whole):
+                shapes[i] = whole
+    return shapes
+
+
+def _rows_of_sequences(e: Equation, whole: Shape) -> Batchwise:
+    """How an equation on sequences of shape `whole` works row by row. It reads an argument of another shape whole."""
+    flags = tuple(v.type.shape in (whole, (*whole[:-1], 1), flat_shape(whole)) for v in e.inputs)
+    return Batchwise(prod(whole[:-1]), flags, False)
+
+
+def _is_long(e: Equation) -> bool:
+    """Whether the result is sequences with many long rows."""
+    shape = e.outputs[0].type.shape
+    return len(shape) == 3 and prod(shape[:2]) >= MIN_ROWS and MIN_IN_REGISTERS <= shape[2] <= MAX_WIDTH
+
+
+def _in_registers(e: Equation, whole: Shape) -> bool:
+    """Whether threads that hold rows of sequences of shape `whole` in registers compute the equation."""
+    flat = flat_shape(whole)
+    rows, values = {whole, flat}, {flat[:1], (flat[0], 1)}
+    read, made = ({v.type.shape for v in variables} for variables in (e.inputs, e.outputs))
+    if by_element(e):
+        return made <= rows | values
+    if e.has(Trait.RESHAPE):
+        return read | made <= rows or read | made <= values
+    return e.primitive.name in ROW_FORMS and read == {flat}
+
+
+def _required(equation: Equation) -> Batchwise:
+    found = _by_row(equation)
+    assert found is not None
+    return found
+
+
+def _by_row(equation: Equation) -> Batchwise | None:
+    e = equation
+    found = _narrow_product(e) if e.has(Trait.MATMUL) else rowwise(e)
+    if found is None or found.count < MIN_ROWS:
+        return None
+    by_row = [v for v, flag in zip(e.inputs, found.flags, strict=True) if flag]
+    return found if all(0 < v.size <= MAX_WIDTH * found.count for v in (*by_row, *e.outputs)) else None
+
+
+def _narrow_product(equation: Equation) -> Batchwise | None:
+    a, b = equation.inputs
+    params = equation.params
+    if len(a.type.shape) != 2 or params["transpose_a"] or params["precision"] != FULL or a is b:
+        return None
+    if b.size > MAX_WEIGHT or min(b.type.shape) > MAX_NARROW:
+        return None
+    return Batchwise(a.type.shape[0], (True, False), False)
+
+
+def merged_rows(
+    program: Program,
+    found: list[Batchwise | None],
+    allowed: Collection[int],
+    single: Collection[int] = (),
+    fits: Callable[[Sequence[int]], bool] = lambda members: True,
+) -> Groups:
+    """Groups of the `allowed` equations that pass rows to one another, and fit into a kernel.
+
+    A group has at most one of the `single` ones.
+    """
+    groups = Groups(program, MAX_EQUATIONS)
+    readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
+    for i, e in enumerate(program.equations):
+        consumer = found[i]
+        if consumer is None or i not in allowed or e.has(Trait.RESHAPE):
+            continue
+        sources = [v for v, flag in zip(e.inputs, consumer.flags, strict=True) if flag]
+        while sources:
+            v = sources.pop()
+            p = groups.producer.get(v)
+            producer = found[p] if p is not None and p in allowed else None
+            if p is None or producer is None or producer.count != consumer.count:
+                continue
+            view = program.equations[p].has(Trait.RESHAPE)
+            if view and readers[v] > 1:
+                continue  # a reshape inside the kernel is not stored, so other kernels could not read it
+            a, b = groups.of[p], groups.of[i]
+            if a == b:
+                continue
+            both = groups.members[a] + groups.members[b]
+            singles = sum(i in single for i in both) if single else 0
+            if singles <= 1 and fits(both) and groups.can_merge(a, b) and _by_row_only(groups, found, a, b):
+                groups.merge(a, b)
+                if view:
+                    sources.append(program.equations[p].inputs[0])
+    return groups
+
+
+def _by_row_only(groups: Groups, found: list[Batchwise | None], a: int, b: int) -> bool:
+    """Whether no value of two groups is computed or read by row in one equation and read whole in another."""
+    read_whole: set[Variable] = set()
+    rows: set[Variable] = set()
+    for i in groups.members[a] + groups.members[b]:
+        consumer = found[i]
+        assert consumer is not None
+        rows.update(groups.equations[i].outputs)
+        for v, by_row in zip(groups.equations[i].inputs, consumer.flags, strict=True):
+            (rows if by_row else read_whole).add(v)
+    return rows.isdisjoint(read_whole)

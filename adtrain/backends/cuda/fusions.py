@@ -1,0 +1,126 @@
+"""The passes that fuse equations for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from adtrain.backends.cuda.choose_precision import choose_precision
+from adtrain.backends.cuda.forms.column_sum_fusion import fuse_column_sums
+from adtrain.backends.cuda.forms.conv_pool import fuse_pooling
+from adtrain.backends.cuda.forms.convolution import fuse_convolutions
+from adtrain.backends.cuda.forms.gather import fuse_gathers
+from adtrain.backends.cuda.forms.grouped_products_fusion import group_products
+from adtrain.backends.cuda.forms.horizontal_fusion import fuse_horizontally, is_product
+from adtrain.backends.cuda.forms.layer_backward_fusion import fuse_layer_backward
+from adtrain.backends.cuda.forms.one_block_fusion import fuse_one_block
+from adtrain.backends.cuda.forms.resident_steps_fusion import fuse_resident_steps
+from adtrain.backends.cuda.forms.row_fused_fusion import fuse_rows
+from adtrain.backends.cuda.forms.row_products_fusion import fuse_row_products
+from adtrain.backends.cuda.forms.share_member_launches import share_counters, share_first_launch
+from adtrain.backends.cuda.forms.streamed_layer_fusion import stream_layer
+from adtrain.backends.cuda.forms.tile_weights import tile_weights
+from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
+from adtrain.core.fused import CONV_POOL, CONVOLUTION
+from adtrain.core.program import Equation, Program
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.staging import Pass
+from adtrain.core.target import Target
+from adtrain.passes import SIMPLIFY
+from adtrain.passes.dead_code import remove_dead_code
+from adtrain.passes.distribute_members import distribute_members
+from adtrain.passes.flatten_rows import flatten_rows
+from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
+from adtrain.passes.fuse_elementwise import fuse_elementwise, is_loops
+from adtrain.passes.fuse_map_reduce import fuse_map_reduce
+from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
+from adtrain.passes.fuse_products import fuse_products
+from adtrain.passes.fuse_recurrent_gradients import fuse_recurrent_gradients
+from adtrain.passes.keep_derivatives import keep_derivatives
+from adtrain.passes.readers_first import readers_first
+from adtrain.passes.sink_reshapes import sink_reshapes
+
+
+def fusions(target: Target) -> Sequence[Pass]:
+    """The passes that fuse several equations into one kernel launch, for a GPU."""
+
+    def has_kernel(e: Equation) -> bool:
+        return bool(cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params))
+
+    if target.by_member:  # the others decide by the sizes of arrays
+        return (
+            partial(distribute_members, fusions=(*SIMPLIFY, *_member_fusions(target)), generated=has_generated_kernel),
+            remove_dead_code,
+            fuse_elementwise,
+            sink_reshapes,
+            remove_dead_code,
+            fuse_products,
+            fuse_gathers,
+            share_first_launch,
+            partial(_fuse_layers, target=target),
+        )
+    return (
+        flatten_rows,
+        partial(choose_precision, target=target),
+        partial(store_bfloat16, target=target),
+        partial(fuse_recurrent_gradients, target=target),
+        fuse_map_reduce,
+        remove_dead_code,
+        partial(fuse_bias_gradients, target=target),
+        partial(fuse_maxpool_gradients, has_kernel=has_kernel, all_readers=True),
+        remove_dead_code,
+        partial(fuse_bias_gradients, target=target),
+        remove_dead_code,
+        keep_derivatives,
+        fuse_elementwise,
+        sink_reshapes,
+        remove_dead_code,
+        fuse_column_sums,
+        partial(fuse_row_products, target=target),
+        fuse_rows,
+        fuse_products,
+        partial(tile_weights, target=target),
+        fuse_convolutions,
+        partial(fuse_pooling, target=target),
+        fuse_gathers,
+        fuse_one_block,
+        partial(group_products, target=target),
+        partial(fuse_horizontally, target=target),
+        readers_first,
+    )
+
+
+def _fuse_layers(program: Program, target: Target) -> Program:
+    """The last passes of a Program by member. If its first layer fits on chip, a step is one equation.
+
+    Otherwise, the first layer is streamed, and the gradients of other layers are fused with their updates.
+    """
+    resident = fuse_resident_steps(readers_first(share_counters(program)), target)
+    if len(resident.equations) == 1:  # it fits
+        return resident
+    return readers_first(share_counters(fuse_layer_backward(stream_layer(program, target), target)))
+
+
+def _member_fusions(target: Target) -> Sequence[Pass]:
+    """The passes for the Program of one member: those whose kernels are generated."""
+    return (
+        flatten_rows,
+        remove_dead_code,
+        fuse_elementwise,
+        sink_reshapes,
+        remove_dead_code,
+        fuse_column_sums,
+        partial(fuse_row_products, target=target),
+        fuse_rows,
+        fuse_products,
+        fuse_gathers,
+        fuse_one_block,
+        partial(fuse_horizontally, target=target),
+        readers_first,
+    )
+
+
+def has_generated_kernel(equation: Equation) -> bool:
+    """Whether a GPU computes an equation of one member by a generated kernel."""
+    fused = equation.form not in ("", CONVOLUTION, CONV_POOL)
+    return fused or is_loops(equation) or is_product(equation)

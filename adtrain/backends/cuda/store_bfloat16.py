@@ -1,0 +1,128 @@
+"""bfloat16 between operations: the operands of large bfloat16 products are bfloat16 in memory.
+
+matmul(x, w)    ->    matmul_bfloat16(to_bfloat16(x), to_bfloat16(w))
+
+A conversion is an elementwise equation beside the equation that computes its argument, so it joins that kernel: an
+epilogue stores the rounded activation or gradient. All products that read an array share its copy. If an operand is a
+reshape, the argument of the reshape is converted.
+
+If an array is read by such products, by comparisons with 0 and by sums over its rows only, these read the copy as well
+and the float32 array is never stored. So the mask of relu follows from the rounded activation, and the gradient of a
+bias sums rounded gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from adtrain.backends.cuda.forms.column_sum_fusion import sums_columns
+from adtrain.backends.cuda.forms.horizontal_fusion import MAX_FLOPS
+from adtrain.core.array import Array
+from adtrain.core.primitive import PRIMITIVES, Trait
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import cuda_kernels
+from adtrain.core.target import Target
+from adtrain.core.types import ArrayType, Shape
+
+BITS = np.dtype(np.uint16)
+"""The type of an array of bfloat16: uint16 with the bits."""
+ROW = 8
+"""Kernels need rows of multiples of 16 bytes, which are ROW elements. M and N are padded to such multiples, not K."""
+
+
+def store_bfloat16(program: Program, target: Target) -> Program:
+    """``program`` with bfloat16 copies of the operands of large bfloat16 products, if the GPU has kernels for them."""
+    products = {e: shapes for e in program.equations if (shapes := _stored_shapes(e, target))}
+    reshapes = {v: e for e in program.equations if e.has(Trait.RESHAPE) for v in e.outputs}
+    operands = dict.fromkeys(v for e in products for v in e.inputs)
+    sources = {v: reshapes[v].inputs[0] if v in reshapes else v for v in operands}
+    copies = {v: Variable(ArrayType(v.type.shape, BITS), v.device) for v in (*operands, *sources.values())}
+    replaced = {v for v in operands if v not in program.outputs and _needs_copy_only(program, v, products)}
+    padded: dict[tuple[Variable, Shape], Variable] = {}
+    equations: list[Equation] = []
+    made: set[Variable] = set()
+
+    def convert(v: Variable, beside: Equation) -> None:
+        if v in made:
+            return
+        made.add(v)
+        source = sources.get(v, v)
+        if source is not v:
+            convert(source, beside)
+            equations.append(replace(reshapes[v], inputs=(copies[source],), outputs=(copies[v],)))
+        else:
+            equations.append(_beside(beside, "to_bfloat16", v, copies[v]))
+
+    def operand(v: Variable, shape: Shape, beside: Equation) -> Variable:
+        convert(v, beside)
+        if shape == v.type.shape:
+            return copies[v]
+        if (v, shape) not in padded:
+            out = padded[v, shape] = Variable(ArrayType(shape, BITS), v.device)
+            high = tuple(after - before for before, after in zip(v.type.shape, shape, strict=True))
+            none = (0,) * len(shape)
+            equations.append(_beside(beside, "pad", copies[v], out, low=none, high=high, gaps=none, value=0))
+        return padded[v, shape]
+
+    for e in program.equations:
+        if e in products:
+            inputs = tuple(operand(v, shape, e) for v, shape in zip(e.inputs, products[e], strict=True))
+            equations += _product(e, inputs)
+        elif read := replaced.intersection(e.inputs):
+            for v in read:  # an input of the program may have no copy yet
+                convert(v, e)
+            floats = {v: Variable(v.type, v.device) for v in read}
+            equations += [_beside(e, "from_bfloat16", copies[v], own) for v, own in floats.items()]
+            equations.append(replace(e, inputs=tuple(floats.get(v, v) for v in e.inputs)))
+        else:
+            equations.append(e)
+        for v in e.outputs:
+            if v in copies:
+                convert(v, e)
+    return replace(program, equations=tuple(equations))
+
+
+def _beside(e: Equation, name: str, v: Variable, out: Variable, **params: object) -> Equation:
+    """An equation of a primitive, with the scope and phase of `e`."""
+    return Equation(PRIMITIVES[name], (v,), params, (out,), e.scope, e.phase)
+
+
+def _product(e: Equation, inputs: tuple[Variable, ...]) -> list[Equation]:
+    """The product of the copies, and a slice that removes padding from its result."""
+    primitive, (out,) = PRIMITIVES["matmul_bfloat16"], e.outputs
+    (found,) = primitive.output_types([v.type for v in inputs], e.params)
+    if found == out.type:
+        return [replace(e, primitive=primitive, inputs=inputs)]
+    whole = Variable(found, out.device)
+    shape = out.type.shape
+    part = _beside(e, "slice", whole, out, starts=(0,) * len(shape), stops=shape, steps=(1,) * len(shape))
+    return [replace(e, primitive=primitive, inputs=inputs, outputs=(whole,)), part]
+
+
+def _stored_shapes(e: Equation, target: Target) -> tuple[Shape, ...]:
+    """The padded shapes of the operands of a large bfloat16 product; () if it is none, or if it has no kernel."""
+    if not e.has(Trait.MATMUL) or e.params["precision"] != "bfloat16" or e.inputs[0].type.dtype != np.float32:
+        return ()
+    if e.cost.flops <= MAX_FLOPS:
+        return ()
+    a, b = (v.type.shape for v in e.inputs)
+    if e.params["transpose_a"]:
+        a = (*a[:-1], -(-a[-1] // ROW) * ROW)
+    if not e.params["transpose_b"]:
+        b = (*b[:-1], -(-b[-1] // ROW) * ROW)
+    types = ArrayType(a, BITS), ArrayType(b, BITS)
+    return (a, b) if cuda_kernels("matmul_bfloat16", target, *types, **e.params) else ()
+
+
+def _needs_copy_only(program: Program, v: Variable, products: Collection[Equation]) -> bool:
+    """Whether all readers of ``v`` can read the copy."""
+    readers = program.readers[v]
+    return all(e in products or _compares_with_zero(e, program.constants) or sums_columns(e) for e in readers)
+
+
+def _compares_with_zero(e: Equation, constants: Mapping[Variable, Array]) -> bool:
+    zeros = {v for v, x in constants.items() if v.size == 1 and x.item() == 0}
+    return e.primitive.name == "less" and not zeros.isdisjoint(e.inputs)
