@@ -21,7 +21,7 @@ from adtrain.core.types import ArrayType
 from adtrain.ops.index import scatter_add_p, scatter_along_axis_p, take_p
 from adtrain.ops.normalisation import standardize_p
 from adtrain.ops.pool import Windows, avg_pool2d_put_p, max_pool2d_p, max_pool2d_pick_p, max_pool2d_put_p
-from adtrain.passes.fuse_elementwise import fuse_elementwise
+from adtrain.passes.fuse_elementwise import fuse_loops
 
 N = 2**28
 """Approximate number of elements of the arguments."""
@@ -66,7 +66,7 @@ class Fused:
     """A function of elementwise operations as one kernel, launched without the overhead of a staged function."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
-        self.staged = stage(f, [fuse_elementwise])
+        self.staged = stage(f, [fuse_loops])
         self.known: dict[Any, tuple[Runnable, list[int], ArrayType]] = {}
 
     def __call__(self, *arrays: Array) -> Array:

@@ -80,7 +80,7 @@ def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, m
 
     program = stage(bfloat16_gradients, passes.SIMPLIFY).program(*map(ad.array, arrays))
     program = store_bfloat16(program, H200)
-    for improve in (passes.fuse_elementwise, passes.remove_dead_code, passes.fuse_products):
+    for improve in (passes.fuse_loops, passes.remove_dead_code, passes.fuse_product):
         program = improve(program)
     known = dict(zip(program.inputs, arrays, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
     names = set()

@@ -14,7 +14,7 @@ from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
 from adtrain import config, passes
 from adtrain.backends.cuda.codegen.resident_forms import fused
 from adtrain.backends.cuda.forms.cluster_shards import ClusterShards, cluster_shards
-from adtrain.backends.cuda.forms.resident_layer import THREADS, resident_layer
+from adtrain.backends.cuda.forms.resident_layer import resident_layer
 from adtrain.backends.cuda.fusions import fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
@@ -175,7 +175,7 @@ def test_blocks_exchange_the_outputs_of_the_layer_where_another_operation_needs_
 
 def test_the_loss_and_its_gradient_are_rows_without_barriers_between_them() -> None:
     shards = shards_of(2, "model.layers=[{linear: 64}, relu, {linear: 10}]", "data.batch_size=64")
-    last = fused(shards.segments[-1], THREADS)
+    last = fused(shards.segments[-1])
     arrays = [e for e in last.equations if not e.has(Trait.RESHAPE) and max(v.size for v in e.outputs) > 1]
     assert [e.name for e in arrays] == ["row_fused", "product"]
     assert {"log_softmax", "argmax", "exp"} <= {*primitive_names(arrays[0])}

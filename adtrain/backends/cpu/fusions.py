@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from adtrain.backends.cpu.forms.batchwise import fuse_batchwise
-from adtrain.backends.cpu.forms.updates import fuse_updates
+from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion
+from adtrain.backends.cpu.forms.updates import UpdateFusion
 from adtrain.passes.batchwise import item_kernel
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
-from adtrain.passes.fuse_elementwise import fuse_elementwise
+from adtrain.passes.fuse_elementwise import fuse_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
-from adtrain.passes.fuse_products import fuse_products
+from adtrain.passes.fuse_products import fuse_product
+from adtrain.passes.fusion import FusionPass
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.readers_first import readers_first
 
@@ -23,10 +24,10 @@ FUSIONS = (
     partial(fuse_maxpool_gradients, has_kernel=lambda e: item_kernel(e) is not None, all_readers=False),
     remove_dead_code,
     keep_derivatives,
-    fuse_elementwise,
-    fuse_products,
-    fuse_batchwise,
-    fuse_updates,
+    fuse_loops,
+    fuse_product,
+    FusionPass(BatchwiseFusion),
+    FusionPass(UpdateFusion),
     readers_first,
 )
 """The passes that fuse several equations into one function, for the CPU."""

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 
 from adtrain.backends.cuda.choose_precision import choose_precision
-from adtrain.backends.cuda.forms.column_sum_fusion import fuse_column_sums
-from adtrain.backends.cuda.forms.conv_pool import fuse_pooling
-from adtrain.backends.cuda.forms.convolution import fuse_convolutions
-from adtrain.backends.cuda.forms.gather import fuse_gathers
-from adtrain.backends.cuda.forms.grouped_products_fusion import group_products
-from adtrain.backends.cuda.forms.horizontal_fusion import fuse_horizontally, is_product
+from adtrain.backends.cuda.forms.column_sum_fusion import ColumnSumFusion
+from adtrain.backends.cuda.forms.conv_pool import PoolingFusion
+from adtrain.backends.cuda.forms.convolution import ConvolutionFusion
+from adtrain.backends.cuda.forms.gather import GatherFusion
+from adtrain.backends.cuda.forms.grouped_products_fusion import GroupedProductsFusion
+from adtrain.backends.cuda.forms.horizontal_fusion import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.layer_backward_fusion import fuse_layer_backward
-from adtrain.backends.cuda.forms.one_block_fusion import fuse_one_block
+from adtrain.backends.cuda.forms.one_block_fusion import OneBlockFusion
 from adtrain.backends.cuda.forms.resident_steps_fusion import fuse_resident_steps
-from adtrain.backends.cuda.forms.row_fused_fusion import fuse_rows
-from adtrain.backends.cuda.forms.row_products_fusion import fuse_row_products
-from adtrain.backends.cuda.forms.share_member_launches import share_counters, share_first_launch
+from adtrain.backends.cuda.forms.row_fused_fusion import RowFusedFusion
+from adtrain.backends.cuda.forms.row_products_fusion import RowProductsFusion
+from adtrain.backends.cuda.forms.share_member_launches import FirstLaunchFusion, share_counters
 from adtrain.backends.cuda.forms.streamed_layer_fusion import stream_layer
 from adtrain.backends.cuda.forms.tile_weights import tile_weights
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
@@ -31,11 +31,12 @@ from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.distribute_members import distribute_members
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
-from adtrain.passes.fuse_elementwise import fuse_elementwise, is_loops
+from adtrain.passes.fuse_elementwise import fuse_loops, is_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
-from adtrain.passes.fuse_products import fuse_products
+from adtrain.passes.fuse_products import fuse_product
 from adtrain.passes.fuse_recurrent_gradients import fuse_recurrent_gradients
+from adtrain.passes.fusion import FusionPass
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.sink_reshapes import sink_reshapes
@@ -51,12 +52,12 @@ def fusions(target: Target) -> Sequence[Pass]:
         return (
             partial(distribute_members, fusions=(*SIMPLIFY, *_member_fusions(target)), generated=has_generated_kernel),
             remove_dead_code,
-            fuse_elementwise,
+            fuse_loops,
             sink_reshapes,
             remove_dead_code,
-            fuse_products,
-            fuse_gathers,
-            share_first_launch,
+            fuse_product,
+            FusionPass(GatherFusion, target),
+            FusionPass(FirstLaunchFusion, target),
             partial(_fuse_layers, target=target),
         )
     return (
@@ -72,20 +73,20 @@ def fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_bias_gradients, target=target),
         remove_dead_code,
         keep_derivatives,
-        fuse_elementwise,
+        fuse_loops,
         sink_reshapes,
         remove_dead_code,
-        fuse_column_sums,
-        partial(fuse_row_products, target=target),
-        fuse_rows,
-        fuse_products,
+        FusionPass(ColumnSumFusion, target),
+        FusionPass(RowProductsFusion, target),
+        FusionPass(RowFusedFusion, target),
+        fuse_product,
         partial(tile_weights, target=target),
-        fuse_convolutions,
-        partial(fuse_pooling, target=target),
-        fuse_gathers,
-        fuse_one_block,
-        partial(group_products, target=target),
-        partial(fuse_horizontally, target=target),
+        FusionPass(ConvolutionFusion, target),
+        FusionPass(PoolingFusion, target),
+        FusionPass(GatherFusion, target),
+        FusionPass(OneBlockFusion, target),
+        FusionPass(GroupedProductsFusion, target),
+        FusionPass(HorizontalFusion, target),
         readers_first,
     )
 
@@ -106,16 +107,16 @@ def _member_fusions(target: Target) -> Sequence[Pass]:
     return (
         flatten_rows,
         remove_dead_code,
-        fuse_elementwise,
+        fuse_loops,
         sink_reshapes,
         remove_dead_code,
-        fuse_column_sums,
-        partial(fuse_row_products, target=target),
-        fuse_rows,
-        fuse_products,
-        fuse_gathers,
-        fuse_one_block,
-        partial(fuse_horizontally, target=target),
+        FusionPass(ColumnSumFusion, target),
+        FusionPass(RowProductsFusion, target),
+        FusionPass(RowFusedFusion, target),
+        fuse_product,
+        FusionPass(GatherFusion, target),
+        FusionPass(OneBlockFusion, target),
+        FusionPass(HorizontalFusion, target),
         readers_first,
     )
 

@@ -23,7 +23,7 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.export.c.text import statement
 from adtrain.export.c.training_equations import WRITERS, Statement
-from adtrain.passes import SIMPLIFY, fuse_elementwise, readers_first
+from adtrain.passes import SIMPLIFY, fuse_loops, readers_first
 from adtrain.passes.arena import Arena
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes
@@ -88,7 +88,7 @@ def _traced(experiment: Experiment) -> tuple[Program, list[str]]:
     state = experiment.random_initial_state("cpu")
     examples = experiment.train
     images, labels = (array(np.zeros((batch, *x.shape[1:]), x.dtype)) for x in (examples.images, examples.labels))
-    staged = stage(step, (*SIMPLIFY, fuse_elementwise, readers_first), donate=(0,))
+    staged = stage(step, (*SIMPLIFY, fuse_loops, readers_first), donate=(0,))
     names = [f"layer_{path}" for part in (state.params, state.statistics) for path in tree.paths(part)]
     names += [f"optimizer_{path}" for path in tree.paths(state.optimizer)]
     names = [re.sub(r"\W", "_", each) for each in names]

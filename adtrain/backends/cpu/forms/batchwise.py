@@ -6,34 +6,34 @@ backward pass with the sums over the batch that give bias gradients.
 
 from __future__ import annotations
 
-from functools import partial
-
-from adtrain.core.fused import BATCHWISE, fuse
-from adtrain.core.program import Equation, Program
+from adtrain.core.fused import BATCHWISE
+from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
 from adtrain.passes.batchwise import Batchwise, batchwise
+from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 MIN_ITEMS = 8
 """With fewer items there is too little work for several threads."""
 
 
-def fuse_batchwise(program: Program) -> Program:
-    """One `batchwise` equation for each connected group of equations on the same number of items."""
-    groups = Groups(program, MAX_EQUATIONS)
-    found = [batchwise(e) for e in program.equations]
-    for i, e in enumerate(program.equations):
-        consumer = found[i]
-        if consumer is None or consumer.count < MIN_ITEMS:
-            continue
-        for v, flag in zip(e.inputs, consumer.flags, strict=True):
-            p = groups.producer.get(v)
-            producer = None if p is None else found[p]
-            if p is None or producer is None or not flag or producer.sums or producer.count != consumer.count:
-                continue
-            a, b = groups.of[p], groups.of[i]
-            if _same_phase(program.equations[p], e) and groups.can_merge(a, b) and _by_item_only(groups, found, a, b):
-                groups.merge(a, b)
-    return groups.rewritten(partial(fuse, BATCHWISE))
+class BatchwiseFusion(Fusion):
+    """Each connected group of equations on the same number of items."""
+
+    form = BATCHWISE
+    limit = MAX_EQUATIONS
+
+    def __init__(self, program: Program, target: Target | None = None) -> None:
+        super().__init__(program, target)
+        self.found = [batchwise(e) for e in program.equations]
+
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        source, consumer, e = self.found[producer], self.found[reader], groups.equations[reader]
+        if source is None or consumer is None or consumer.count < MIN_ITEMS:
+            return False
+        if source.sums or source.count != consumer.count or not _same_phase(groups.equations[producer], e):
+            return False
+        return _by_item_only(groups, self.found, groups.of[producer], groups.of[reader])
 
 
 def _same_phase(a: Equation, b: Equation) -> bool:

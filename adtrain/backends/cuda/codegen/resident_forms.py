@@ -9,19 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from adtrain.backends.cuda.codegen.block_steps import WARP, Names, Step, StepRule, lanes_for
 from adtrain.backends.cuda.codegen.index_forms import overlapped_take
 from adtrain.backends.cuda.codegen.one_block_forms import REDUCTIONS, form_of, matmul, reduction
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
-from adtrain.backends.cuda.forms.row_fused_fusion import merged_rows
+from adtrain.backends.cuda.forms.resident_layer import THREADS
+from adtrain.backends.cuda.forms.row_fused_fusion import RowFusion
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import PRODUCT, ROW_FUSED, body_of, fuse
+from adtrain.core.fused import PRODUCT, ROW_FUSED, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.batchwise import Batchwise, rowwise
-from adtrain.passes.fuse_products import fuse_epilogues
+from adtrain.passes.fuse_products import EpilogueFusion
+from adtrain.passes.fusion import FusionPass
 
 BESIDE = 8
 """Vectors of columns that a warp reduces side by side."""
@@ -33,14 +34,29 @@ VECTOR, TILE = 4, 16
 """Elements of a vector. Rows and columns of the tile of a warp (`WarpTile` in `gemm/warp_products.cuh`)."""
 
 
-def fused(segment: Program, threads: int) -> Program:
+class _RowsInBlock(RowFusion):
+    """Row-wise equations without products, which a thread block computes for all rows."""
+
+    form = ROW_FUSED
+
+    def row_wise(self) -> list[Batchwise | None]:
+        return [_by_row(e) for e in self.program.equations]
+
+
+class _ShortProducts(EpilogueFusion):
+    """The products whose epilogue runs on the registers of the threads that computed them."""
+
+    form = PRODUCT
+
+    def takes(self, product: Equation, epilogue: Equation) -> bool:
+        return _is_short(product, THREADS)
+
+
+def fused(segment: Program) -> Program:
     """The equations of a segment, with rows and products fused."""
-    found = [_by_row(e) for e in segment.equations]
-    groups = merged_rows(segment, found, range(len(found)))
-    rows = groups.rewritten(partial(fuse, ROW_FUSED))
-    equations = [x for e in rows.equations for x in _unless_rows(e, threads)]
-    program = replace(rows, equations=tuple(equations))
-    return fuse_epilogues(program, PRODUCT, lambda product, reader: _is_short(product, threads))
+    rows = FusionPass(_RowsInBlock)(segment)
+    equations = [x for e in rows.equations for x in _unless_rows(e)]
+    return FusionPass(_ShortProducts)(replace(rows, equations=tuple(equations)))
 
 
 def _by_row(equation: Equation) -> Batchwise | None:
@@ -50,13 +66,13 @@ def _by_row(equation: Equation) -> Batchwise | None:
     return None if equation.has(Trait.MATMUL) else rowwise(equation)
 
 
-def _unless_rows(equation: Equation, threads: int) -> Sequence[Equation]:
+def _unless_rows(equation: Equation) -> Sequence[Equation]:
     """The equation. If it fuses rows that do not fit in registers: the equations in it."""
     if equation.form != ROW_FUSED:
         return (equation,)
     body = body_of(equation)
     names = dict.fromkeys((*body.inputs, *body.outputs), "")
-    return (equation,) if rows_in_block(body, names, threads) else body.equations
+    return (equation,) if rows_in_block(body, names, THREADS) else body.equations
 
 
 def resident_form(equation: Equation) -> StepRule:

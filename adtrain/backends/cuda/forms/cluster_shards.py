@@ -19,7 +19,7 @@ from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 from adtrain.passes.batchwise import rowwise
-from adtrain.passes.fuse_elementwise import elementwise, fuse_elementwise
+from adtrain.passes.fuse_elementwise import elementwise, fuse_loops
 
 BLOCK_FORMS = FORMS | {"standardize"}
 """The primitives that a block can compute, besides elementwise ones, reshapes and matrix products."""
@@ -242,7 +242,7 @@ class _Divider:
         found = []
         for own, inputs in zip(members, read, strict=True):
             outputs = tuple(v for e in own if not e.has(Trait.RESHAPE) for v in e.outputs if v in needed)
-            found.append(fuse_elementwise(Program(tuple(inputs), {}, tuple(own), outputs)))
+            found.append(fuse_loops(Program(tuple(inputs), {}, tuple(own), outputs)))
         return found
 
     def _with_views(self, equations: Sequence[Equation]) -> Sequence[Equation]:

@@ -6,17 +6,16 @@ Each thread block computes some columns from all rows, so such a kernel can shar
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from math import prod
 
-from adtrain.core.fused import COLUMN_SUM, LOOPS, fuse
+from adtrain.core.fused import COLUMN_SUM, LOOPS
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Variable
 from adtrain.core.types import Shape
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_products import reads_by_element
+from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
 MIN_ELEMENTS = 1 << 16
@@ -34,52 +33,44 @@ MAX_COLUMNS = 1 << 30
 """Maximum columns of a sum: the kernel counts them, and those of the last block, in 32 bits."""
 
 
-def fuse_column_sums(program: Program) -> Program:
-    """One `column_sum` equation for a sum over rows, the loops that only it reads, and the loops that read it.
+class ColumnSumFusion(Fusion):
+    """A sum over rows, the loops that only it reads, and the loops that read it.
 
     A broadcast that only it reads is fused too, and the reshape between sequences and their rows. A sum that no loops
     read, such as a gradient for other ranks, becomes one too, so that it can share a launch.
     """
-    groups = Groups(program)
-    readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
-    reader = {v: j for j, e in enumerate(program.equations) for v in e.inputs}
 
-    def merge(a: int, b: int) -> None:
-        if groups.can_merge(groups.of[a], groups.of[b]):
-            groups.merge(groups.of[a], groups.of[b])
+    form = COLUMN_SUM
 
-    def own_producers(v: Variable, columns: int) -> list[int]:
-        """The loops or broadcast that compute `v`, and before them the reshape to `v`, if nothing else reads `v`."""
-        p = groups.producer.get(v)
-        if p is None or readers[v] > 1 or len(program.equations[p].outputs) > 1:
-            return []
-        e = program.equations[p]
-        if e.has(Trait.RESHAPE) and row_axes(e.inputs[0].type.shape, columns) is not None:
-            found = own_producers(e.inputs[0], columns)
-            return [p, *found] if found else []
-        return [p] if _is_loops(e) or e.has(Trait.BROADCAST) else []
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        source, e = groups.equations[producer], groups.equations[reader]
+        if self.readers[value] > 1:
+            return False
+        if sums_columns(source):
+            return len(groups.members[groups.of[reader]]) == 1 and _is_loops(e) and reads_by_element(e, value)
+        sums = _sums_in(groups, reader)
+        joins = len(sums) == 1 and not _sums_in(groups, producer) and (e in sums or e.has(Trait.RESHAPE))
+        return joins and self._is_own(groups, source, sums[0])
 
-    for i, e in enumerate(program.equations):
-        if not sums_columns(e):
-            continue
-        (x,), (total,) = e.inputs, e.outputs
-        for p in own_producers(x, total.size):
-            merge(p, i)
-        j = reader.get(total)
-        if j is None or readers[total] > 1 or len(groups.members[groups.of[j]]) > 1:
-            continue
-        if _is_loops(program.equations[j]) and reads_by_element(program.equations[j], total):
-            merge(i, j)
-    fused = groups.rewritten(partial(fuse, COLUMN_SUM))
-    alone = {
-        e
-        for e in fused.equations
-        if sums_columns(e)
-        and e.inputs[0].size <= MAX_ALONE
-        and not any(map(_is_loops, fused.readers.get(e.outputs[0], ())))
-    }
-    equations = (fuse(COLUMN_SUM, [e], e.outputs) if e in alone else e for e in fused.equations)
-    return replace(fused, equations=tuple(equations))
+    def _is_own(self, groups: Groups, source: Equation, total: Equation) -> bool:
+        """Whether loops, a broadcast, or a reshape of their result, compute the argument of a sum for it alone."""
+        if len(source.outputs) > 1:
+            return False
+        if not source.has(Trait.RESHAPE):
+            return _is_loops(source) or source.has(Trait.BROADCAST)
+        (x,) = source.inputs
+        if row_axes(x.type.shape, total.outputs[0].size) is None or self.readers[x] > 1 or x not in groups.producer:
+            return False
+        return self._is_own(groups, groups.equations[groups.producer[x]], total)
+
+    def alone(self, equation: Equation, readers: Sequence[Equation]) -> bool:
+        return sums_columns(equation) and equation.inputs[0].size <= MAX_ALONE and not any(map(_is_loops, readers))
+
+
+def _sums_in(groups: Groups, equation: int) -> list[Equation]:
+    """The sums of columns in the group of an equation."""
+    members = (groups.equations[i] for i in groups.members[groups.of[equation]])
+    return [e for e in members if sums_columns(e)]
 
 
 def column_blocks(equation: Equation) -> int:

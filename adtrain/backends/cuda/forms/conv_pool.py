@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 from adtrain.core.fused import CONV_POOL, CONVOLUTION, body_of, fuse
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
+from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
 
-def fuse_pooling(program: Program, target: Target) -> Program:
-    """One `conv_pool` equation for a convolution and the max pooling that alone reads it, where a kernel for both
-    should be faster than two kernels."""
-    groups = Groups(program)
-    reads = Counter((*program.outputs, *(v for e in program.equations for v in e.inputs)))
-    for i, e in enumerate(program.equations):
-        p = groups.producer.get(e.inputs[0]) if e.has(Trait.MAX_POOL) else None
-        if p is not None and reads[e.inputs[0]] == 1 and _has_kernel(program.equations[p], e, target):
-            groups.merge(p, i)
-    return groups.rewritten(_fused)
+class PoolingFusion(Fusion):
+    """A convolution and the max pooling that alone reads it, where a kernel for both should be faster than two."""
+
+    form = CONV_POOL
+
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        pool = groups.equations[reader]
+        alone = pool.has(Trait.MAX_POOL) and self.readers[value] == 1
+        return alone and _has_kernel(groups.equations[producer], pool, self.target)
+
+    def fused(self, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
+        convolution, pool = equations
+        return fuse(CONV_POOL, [*body_of(convolution).equations, pool], pool.outputs)
 
 
 def _has_kernel(convolution: Equation, pool: Equation, target: Target) -> bool:
@@ -36,8 +39,3 @@ def _has_kernel(convolution: Equation, pool: Equation, target: Target) -> bool:
         return False
     name = f"{product.primitive.name}+{pool.primitive.name}"
     return bool(cuda_kernels(name, target, *(v.type for v in product.inputs), **product.params, **pool.params))
-
-
-def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-    convolution, pool = equations
-    return fuse(CONV_POOL, [*body_of(convolution).equations, pool], pool.outputs)

@@ -6,84 +6,58 @@ result transposed, such as images divided into patches.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
-
 from adtrain.backends.cuda.forms.one_block_fusion import is_small
-from adtrain.core.fused import GATHER, fuse, renamed
+from adtrain.core.fused import GATHER
 from adtrain.core.primitive import Trait
-from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program import Equation, Variable
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_products import reads_by_element
+from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
 MAX_COPIED_ROW = 1 << 14
 """Elements of a row. Each reader of a shorter row gathers it by itself."""
 
 
-def fuse_gathers(program: Program) -> Program:
-    """One `gather` equation for loops, the gathers that only they read, the gather of the row of indices, and the
-    transpose that reads the result."""
-    program = _copy_rows(program)
-    groups = Groups(program)
-    readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
-    for i, e in enumerate(program.equations):
-        if not by_element(e):
-            continue
-        for v in dict.fromkeys(e.inputs):
-            p = groups.producer.get(v)
-            if p is None or readers[v] > 1 or not _gathers_rows(program.equations[p]) or not reads_by_element(e, v):
-                continue
-            if is_small(e) and is_small(program.equations[p]):
-                continue  # `fuse_one_block` fuses both
-            if groups.can_merge(groups.of[p], groups.of[i]):
-                groups.merge(groups.of[p], groups.of[i])
-                indices = program.equations[p].inputs[1]
-                q = groups.producer.get(indices)
-                if q is None or readers[indices] > 1 or not _gathers_one_row(program.equations[q]):
-                    continue
-                if groups.can_merge(groups.of[q], groups.of[i]):
-                    groups.merge(groups.of[q], groups.of[i])
-    for i, e in enumerate(program.equations):
+class GatherFusion(Fusion):
+    """Loops, the gathers that only they read, the gather of the row of indices, and the transpose that reads the loops.
+
+    Each reader of a short row of indices gathers it by itself.
+    """
+
+    form = GATHER
+
+    def copied(self, producer: Equation, reader: Equation) -> bool:
+        return _is_short_row(producer) and not _is_short_row(reader)
+
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        source, e = groups.equations[producer], groups.equations[reader]
+        if self.readers[value] > 1:
+            return False
+        if by_element(e):
+            # `one_block` has both if both are small.
+            return _gathers_rows(source) and reads_by_element(e, value) and not (is_small(e) and is_small(source))
+        if _gathers_rows(e) and len(groups.members[groups.of[reader]]) > 1:
+            return value is e.inputs[1] and _gathers_one_row(source)
+        return self._is_transposed(e) and self._gathers(groups, producer)
+
+    def _is_transposed(self, e: Equation) -> bool:
+        """Whether an equation is a transpose, or a reshape that only a transpose reads."""
         if e.primitive.name == "transpose":
-            _merge_transpose(groups, readers, i)
-    return groups.rewritten(partial(fuse, GATHER))
+            return True
+        readers = self.program.readers.get(e.outputs[0], ())
+        return (
+            e.has(Trait.RESHAPE) and self.readers[e.outputs[0]] == len(readers) == 1 and self._is_transposed(readers[0])
+        )
+
+    def _gathers(self, groups: Groups, i: int) -> bool:
+        """Whether the group of an equation with one result has loops and a gather of rows."""
+        members = [groups.equations[k] for k in groups.members[groups.of[i]]]
+        return len(members) > 1 and len(groups.equations[i].outputs) == 1 and any(map(_gathers_rows, members))
 
 
-def _merge_transpose(groups: Groups, readers: Mapping[Variable, int], i: int) -> None:
-    """Merge a transpose, and a reshape before it, into the group of a gather whose result only they read."""
-    path = [i]
-    while True:
-        (v, *_) = groups.equations[path[-1]].inputs
-        p = groups.producer.get(v)
-        if p is None or readers[v] > 1 or len(groups.equations[p].outputs) > 1:
-            return
-        path.append(p)
-        if not groups.equations[p].has(Trait.RESHAPE):
-            break
-    members = [groups.equations[j] for j in groups.members[groups.of[p]]]
-    if any(_gathers_rows(e) for e in members) and len(members) > 1:
-        for j in path[-2::-1]:
-            if not groups.can_merge(groups.of[p], groups.of[j]):
-                return
-            groups.merge(groups.of[p], groups.of[j])
-
-
-def _copy_rows(program: Program) -> Program:
-    """Give each reader of a short gathered row a gather of its own."""
-    rows = {e.outputs[0]: e for e in program.equations if _gathers_one_row(e) and e.outputs[0].size <= MAX_COPIED_ROW}
-    equations: list[Equation] = []
-    needed = set(program.outputs)
-    for e in program.equations:
-        copies = {
-            v: Variable(v.type, v.device) for v in dict.fromkeys(e.inputs) if v in rows and e.outputs[0] not in rows
-        }
-        equations += [replace(rows[v], outputs=(copy,), phase=e.phase) for v, copy in copies.items()]
-        equations.append(renamed(e, copies) if copies else e)
-        needed.update(equations[-1].inputs)
-    return replace(program, equations=tuple(e for e in equations if e.outputs[0] not in rows or e.outputs[0] in needed))
+def _is_short_row(equation: Equation) -> bool:
+    return _gathers_one_row(equation) and equation.outputs[0].size <= MAX_COPIED_ROW
 
 
 def _gathers_rows(equation: Equation) -> bool:

@@ -12,17 +12,17 @@ have two launches for little work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from adtrain.backends.cuda.forms.horizontal_fusion import MAX_K, MAX_POINTERS, is_product, product_lengths
-from adtrain.core.fused import COLUMN_SUM, GROUPED_PRODUCTS, fuse, renamed
+from adtrain.core.fused import COLUMN_SUM, GROUPED_PRODUCTS, renamed
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import Shape
+from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
 CAPABILITY = (9, 0)
@@ -35,38 +35,43 @@ MIN_NARROW = 32
 """Minimum columns of a narrow product, which has fewer than MIN_LENGTH. They need not be a multiple of VECTOR. With
 fewer columns most of a tile would be empty."""
 MIN_FLOPS = 1 << 32
-"""Minimum FLOPs of a group. Products of fewer share a launch with other equations (`fuse_horizontally`)."""
+"""Minimum FLOPs of a group. Products of fewer share a launch with other equations (`fuse_horizontal`)."""
 MAX_ELEMENTS = 1 << 30
 """Maximum elements of a matrix. The offsets in `gemm_bf16x3.cuh` have 32 bits, and exceed the end by up to a tile."""
 MAX_PRODUCTS = 40
 """Maximum products of a group: their pointers are arguments of the kernel."""
 
 
-def group_products(program: Program, target: Target) -> Program:
-    """One `grouped_products` equation for the long products whose results no other equation reads."""
-    if not _product_groups(program, target):
-        return program
-    program = _with_shared_views(program)
-    needed = {v for e in program.equations for v in e.inputs}
-    sums = [i for i, e in enumerate(program.equations) if e.form == COLUMN_SUM and needed.isdisjoint(e.outputs)]
-    groups = Groups(program)
-    for products in _product_groups(program, target):
-        added = _as_many_as_fit(program, products, sums)
-        sums = [i for i in sums if i not in added]
-        for i in (*products[1:], *added):  # no value leaves the group, so there is no cycle
-            groups.merge(groups.of[products[0]], groups.of[i])
-    return groups.rewritten(partial(fuse, GROUPED_PRODUCTS))
+class GroupedProductsFusion(Fusion):
+    """The long products whose results no other equation reads, and sums of columns beside them."""
 
+    form = GROUPED_PRODUCTS
 
-def _product_groups(program: Program, target: Target) -> list[list[int]]:
-    """The positions of the products of each group: long ones whose results no other equation reads."""
-    if target.capability != CAPABILITY:
-        return []
-    needed = {v for e in program.equations for v in e.inputs}
-    most = target.multiprocessors // 2
-    found = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs) and 0 < _tiles(e) < most]
-    groups = [found[first : first + MAX_PRODUCTS] for first in range(0, len(found), MAX_PRODUCTS)]
-    return [g for g in groups if len(g) > 1 and sum(program.equations[i].cost.flops for i in g) >= MIN_FLOPS]
+    @classmethod
+    def runs_on(cls, target: Target) -> bool:
+        return target.capability == CAPABILITY
+
+    def prepared(self) -> Program:
+        return _with_shared_views(self.program) if self._product_groups() else self.program
+
+    def together(self, groups: Groups) -> Iterable[Iterable[int]]:
+        sums = [i for i in self._unread() if self.program.equations[i].form == COLUMN_SUM]
+        for products in self._product_groups():
+            added = _as_many_as_fit(self.program, products, sums)
+            sums = [i for i in sums if i not in added]
+            yield (*products, *added)
+
+    def _unread(self) -> list[int]:
+        """The positions of the equations whose results no other equation reads."""
+        needed = {v for e in self.program.equations for v in e.inputs}
+        return [i for i, e in enumerate(self.program.equations) if needed.isdisjoint(e.outputs)]
+
+    def _product_groups(self) -> list[list[int]]:
+        """The positions of the products of each group."""
+        equations, most = self.program.equations, self.target.multiprocessors // 2
+        found = [i for i in self._unread() if 0 < _tiles(equations[i]) < most]
+        groups = [found[first : first + MAX_PRODUCTS] for first in range(0, len(found), MAX_PRODUCTS)]
+        return [g for g in groups if len(g) > 1 and sum(equations[i].cost.flops for i in g) >= MIN_FLOPS]
 
 
 def _with_shared_views(program: Program) -> Program:

@@ -8,17 +8,19 @@ thread block, such as the schedule, moves to the level with the most work among 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+
+import numpy as np
 
 from adtrain.backends.cuda.forms.column_sum_fusion import column_blocks
 from adtrain.backends.cuda.forms.one_block_fusion import is_small
-from adtrain.core.fused import COLUMN_SUM, HORIZONTAL, ONE_BLOCK, PRODUCT, fuse
+from adtrain.core.fused import COLUMN_SUM, HORIZONTAL, ONE_BLOCK, PRODUCT
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
+from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
 WAVES = 3
@@ -40,48 +42,54 @@ MAX_POINTERS = 480
 """Maximum pointers of a launch; a kernel's 4 KiB of arguments hold 512."""
 
 
-def fuse_horizontally(program: Program, target: Target) -> Program:
-    """One `horizontal` equation for each group of independent equations."""
-    max_blocks = WAVES * target.multiprocessors
-    groups = Groups(program)
-    needed = {v for e in program.equations for v in e.inputs}
-    # In order, the equations whose results no other one reads.
-    last = {i: None for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs)}
-    long = {i for i in last if _long_tiles(program.equations[i])}
-    enough = sum(_long_tiles(program.equations[i]) for i in long) >= target.multiprocessors
-    _merge(groups, last, max_blocks, long if enough else frozenset())
-    by_level: dict[int, list[int]] = {}
-    for i, level in enumerate(_levels(program, max_blocks)):
-        if i not in last:
-            by_level.setdefault(level, []).append(i)
-    for members in by_level.values():
-        _merge(groups, members, max_blocks)
-    return groups.rewritten(partial(fuse, HORIZONTAL))
+class HorizontalFusion(Fusion):
+    """Independent equations, each with thread blocks of its own."""
 
+    form = HORIZONTAL
 
-def _merge(groups: Groups, independent: Iterable[int], max_blocks: int, long: Collection[int] = ()) -> None:
-    """Merge independent equations, in their order, into launches of at most ``max_blocks`` blocks.
+    def __init__(self, program: Program, target: Target | None = None) -> None:
+        super().__init__(program, target)
+        self.max_blocks = WAVES * self.target.multiprocessors
+        needed = {v for e in program.equations for v in e.inputs}
+        # In order, the equations whose results no other one reads.
+        self.last = [i for i, e in enumerate(program.equations) if needed.isdisjoint(e.outputs)]
+        self.long = {e: tiles for i in self.last if (tiles := _long_tiles(e := program.equations[i]))}
+        """The products longer than MAX_K that may share a launch, and their blocks."""
+        if sum(self.long.values()) < self.target.multiprocessors:
+            self.long = {}
 
-    Args:
-        long: the products longer than MAX_K that may share a launch.
-    """
-    first: int | None = None
-    blocks = 0
-    pointers: set[Variable] = set()
-    dtypes: set[str] = set()  # of products; a kernel supports one
-    for i in independent:
-        e = groups.equations[i]
-        own = _long_tiles(e) if i in long else blocks_in_launch(e)
-        if own is None:
-            continue
-        dtype = {v.type.dtype.name for v in e.inputs[:1] if is_product(e)}
-        operands = {*e.inputs, *e.outputs}
-        fits = blocks + own <= max_blocks and len(pointers | operands) <= MAX_POINTERS
-        if first is not None and fits and len(dtypes | dtype) <= 1 and groups.can_merge(groups.of[first], i):
-            groups.merge(groups.of[first], i)
+    def together(self, groups: Groups) -> Iterable[Iterable[int]]:
+        last = set(self.last)
+        by_level: dict[int, list[int]] = {}
+        for i, level in enumerate(_levels(self.program, self.max_blocks)):
+            if i not in last:
+                by_level.setdefault(level, []).append(i)
+        for positions in (self.last, *by_level.values()):
+            yield from self._launches(positions)
+
+    def _launches(self, positions: Iterable[int]) -> Iterator[Sequence[int]]:
+        """The equations in order, divided into launches of at most `max_blocks` blocks."""
+        launch: list[int] = []
+        blocks = 0
+        pointers: set[Variable] = set()
+        dtypes: set[np.dtype] = set()  # of products; a kernel supports one
+        for i in positions:
+            e = self.program.equations[i]
+            own = self._blocks(e)
+            if own is None:
+                continue
+            dtype = {e.inputs[0].type.dtype} if is_product(e) else set()
+            operands = {*e.inputs, *e.outputs}
+            fits = blocks + own <= self.max_blocks and len(pointers | operands) <= MAX_POINTERS
+            if launch and not (fits and len(dtypes | dtype) <= 1):
+                yield launch
+                launch, blocks, pointers, dtypes = [], 0, set(), set()
+            launch.append(i)
             blocks, pointers, dtypes = blocks + own, pointers | operands, dtypes | dtype
-        else:
-            first, blocks, pointers, dtypes = i, own, operands, dtype
+        yield launch
+
+    def _blocks(self, equation: Equation) -> int | None:
+        return self.long.get(equation) or blocks_in_launch(equation)
 
 
 def _levels(program: Program, max_blocks: int) -> list[int]:

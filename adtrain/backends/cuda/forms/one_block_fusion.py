@@ -6,13 +6,14 @@ biases and their updates.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
-from adtrain.core.fused import ONE_BLOCK, fuse, renamed
+from adtrain.core.fused import ONE_BLOCK
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 BY_INDEX = frozenset(("take", "take_along_axis", "scatter_along_axis", "one_hot"))
@@ -26,42 +27,44 @@ LOADS_IN_FLIGHT, VECTOR = 4, 4
 """Elements of a sum that a thread loads at once: of one sum, or of neighbouring sums."""
 
 
-def fuse_one_block(program: Program) -> Program:
-    """One `one_block` equation for each connected group of small equations between the same large ones."""
-    program, copies = _copy_reshapes(program)
-    depth = depths(program)
-    joins = [is_small(e) or not copies.isdisjoint(e.outputs) for e in program.equations]
-    groups = Groups(program, MAX_EQUATIONS)
-    for i, e in enumerate(program.equations):
-        for v in e.inputs:
-            p = groups.producer.get(v)
-            if p is None or depth[p] != depth[i] or not (joins[p] and joins[i]):
-                continue
-            if groups.can_merge(groups.of[p], groups.of[i]):
-                groups.merge(groups.of[p], groups.of[i])
-    return groups.rewritten(partial(fuse, ONE_BLOCK))
+class OneBlockFusion(Fusion):
+    """Each connected group of small equations between the same large ones.
 
+    A small equation that reads the reshape of a small one's result computes the reshape itself.
+    """
 
-def _copy_reshapes(program: Program) -> tuple[Program, set[Variable]]:
-    """Give each small reader of a reshape between small equations a reshape of its own; the outputs of the copies."""
-    depth = dict(zip(program.equations, depths(program), strict=True))
-    producer = {v: e for e in program.equations for v in e.outputs}
-    equations: list[Equation] = []
-    copied: set[Variable] = set()
-    needed = set(program.outputs)
-    for e in program.equations:
-        copies: dict[Variable, Variable] = {}
-        for v in dict.fromkeys(e.inputs) if is_small(e) else ():
-            view = producer.get(v)
-            source = producer.get(view.inputs[0]) if view is not None and view.has(Trait.RESHAPE) else None
-            if view is not None and source is not None and is_small(source) and depth[source] == depth[e]:
-                copies[v] = Variable(v.type, v.device)
-                equations.append(replace(view, outputs=(copies[v],)))
-        copied.update(copies.values())
-        equations.append(renamed(e, copies) if copies else e)
-        needed.update(equations[-1].inputs)
-    used = tuple(e for e in equations if not e.has(Trait.RESHAPE) or not needed.isdisjoint(e.outputs))
-    return replace(program, equations=used), copied
+    form = ONE_BLOCK
+    limit = MAX_EQUATIONS
+
+    def copied(self, producer: Equation, reader: Equation) -> bool:
+        return is_small(reader) and self._is_between(producer, reader)
+
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        same_depth = self.depths[producer] == self.depths[reader]
+        return same_depth and all(self._is_member(groups.equations[i]) for i in (producer, reader))
+
+    def _is_member(self, e: Equation) -> bool:
+        return is_small(e) or any(is_small(reader) and self._is_between(e, reader) for reader in self._readers(e))
+
+    def _is_between(self, view: Equation, reader: Equation) -> bool:
+        """Whether an equation is a reshape of a small equation's result, at the depth of a reader."""
+        source = self.producer.get(view.inputs[0]) if view.has(Trait.RESHAPE) else None
+        return source is not None and is_small(source) and self.depth_of[source] == self.depth_of[reader]
+
+    def _readers(self, e: Equation) -> Sequence[Equation]:
+        return self.program.readers.get(e.outputs[0], ())
+
+    @cached_property
+    def depths(self) -> Sequence[int]:
+        return depths(self.program)
+
+    @cached_property
+    def depth_of(self) -> Mapping[Equation, int]:
+        return dict(zip(self.program.equations, self.depths, strict=True))
+
+    @cached_property
+    def producer(self) -> Mapping[Variable, Equation]:
+        return {v: e for e in self.program.equations for v in e.outputs}
 
 
 def is_small(equation: Equation) -> bool:

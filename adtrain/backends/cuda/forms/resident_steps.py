@@ -56,8 +56,8 @@ def resident_steps(equation: Equation, target: Target) -> Kernel:
     assert blocks is not None, "the pass has found that the layer fits"
     shards = cluster_shards(body, layer, blocks)
     assert shards is not None, "the pass has found that a cluster can divide the step"
-    segments = [fused(segment, THREADS) for segment in shards.segments]
-    shards = replace(shards, segments=segments, rest=fused(shards.rest, THREADS))
+    segments = [fused(segment) for segment in shards.segments]
+    shards = replace(shards, segments=segments, rest=fused(shards.rest))
     return _Writer(body, layer, blocks, shards, target.shared).kernel()
 
 

@@ -7,20 +7,20 @@ itself, and the gradient of a norm reads the gradient (B, 1, F) of a mean over t
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 from math import prod
 
 from adtrain.backends.cuda.forms.one_block_fusion import is_small
-from adtrain.core.fused import LOOPS, ROW_FUSED, fuse
+from adtrain.core.fused import LOOPS, ROW_FUSED
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.target import Target
 from adtrain.core.types import Shape
 from adtrain.passes.batchwise import Batchwise, rowwise
 from adtrain.passes.flatten_rows import flat_shape
 from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 MIN_ROWS = 32
@@ -37,27 +37,68 @@ ROW_FORMS = frozenset(("sum", "max", "min", "argmax", "softmax", "log_softmax", 
 """Primitives along rows that may share a kernel with equations on sequences."""
 
 
-def fuse_rows(program: Program) -> Program:
-    """One `row_fused` equation for each connected group of row-wise equations too large for one thread block."""
-    found = _row_wise(program)
-    sequences = _on_sequences(program, found)
-    for i, whole in sequences.items():
-        found[i] = _rows_of_sequences(program.equations[i], whole)
+class RowFusion(Fusion):
+    """Each connected group of row-wise equations, which pass rows to one another.
 
-    def fits(members: Sequence[int]) -> bool:
-        shapes = {sequences[i] for i in members if i in sequences}
-        return not shapes or (len(shapes) == 1 and all(_in_registers(program.equations[i], *shapes) for i in members))
+    Attributes:
+        found: how each equation works row by row.
+        single: the positions of equations of which a kernel computes at most one.
+    """
 
-    groups = merged_rows(program, found, range(len(found)), fits=fits)
-    worth = [m for m in groups.members.values() if _saves_launches([program.equations[i] for i in m])]
-    chosen = {i for members in worth for i in members}
-    return merged_rows(program, found, chosen, fits=fits).rewritten(partial(fuse, ROW_FUSED))
+    limit = MAX_EQUATIONS
+    single: Collection[int] = ()
+
+    def __init__(self, program: Program, target: Target | None = None) -> None:
+        super().__init__(program, target)
+        self.found = self.row_wise()
+
+    def row_wise(self) -> list[Batchwise | None]:
+        """How each equation works row by row; None for one that has no part in such a kernel."""
+        raise NotImplementedError
+
+    def fits_rows(self, members: Sequence[int]) -> bool:
+        """Whether one kernel can compute the equations at these positions."""
+        return True
+
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        rows, consumer, e = self.found[producer], self.found[reader], groups.equations[reader]
+        if rows is None or consumer is None or rows.count != consumer.count:
+            return False
+        if not any(flag for v, flag in zip(e.inputs, consumer.flags, strict=True) if v is value):
+            return False
+        # A reshape inside the kernel is not stored, so another kernel could not read it.
+        if groups.equations[producer].has(Trait.RESHAPE) and self.readers[value] > 1:
+            return False
+        if e.has(Trait.RESHAPE) and len(groups.members[groups.of[reader]]) == 1:
+            return False
+        a, b = groups.of[producer], groups.of[reader]
+        both = groups.members[a] + groups.members[b]
+        singles = sum(i in self.single for i in both) if self.single else 0
+        return singles <= 1 and self.fits_rows(both) and _by_row_only(groups, self.found, a, b)
 
 
-def _saves_launches(equations: Sequence[Equation]) -> bool:
-    """Whether the group saves launches that a single thread block for all of it would not save."""
-    launches = [e for e in equations if not e.has(Trait.RESHAPE)]
-    return len(launches) > 1 and not all(map(is_small, launches))
+class RowFusedFusion(RowFusion):
+    """Row-wise equations too large for one thread block."""
+
+    form = ROW_FUSED
+
+    def row_wise(self) -> list[Batchwise | None]:
+        found = _row_wise(self.program)
+        self.sequences = _on_sequences(self.program, found)
+        for i, whole in self.sequences.items():
+            found[i] = _rows_of_sequences(self.program.equations[i], whole)
+        return found
+
+    def fits_rows(self, members: Sequence[int]) -> bool:
+        shapes = {self.sequences[i] for i in members if i in self.sequences}
+        if not shapes:
+            return True
+        return len(shapes) == 1 and all(_in_registers(self.program.equations[i], *shapes) for i in members)
+
+    def saves(self, equations: Sequence[Equation]) -> bool:
+        """Whether the group saves launches that a single thread block for all of it would not save."""
+        launches = [e for e in equations if not e.has(Trait.RESHAPE)]
+        return len(launches) > 1 and not all(map(is_small, launches))
 
 
 def shared_inputs(body: Program) -> set[Variable]:
@@ -142,45 +183,6 @@ def _narrow_product(equation: Equation) -> Batchwise | None:
     if b.size > MAX_WEIGHT or min(b.type.shape) > MAX_NARROW:
         return None
     return Batchwise(a.type.shape[0], (True, False), False)
-
-
-def merged_rows(
-    program: Program,
-    found: list[Batchwise | None],
-    allowed: Collection[int],
-    single: Collection[int] = (),
-    fits: Callable[[Sequence[int]], bool] = lambda members: True,
-) -> Groups:
-    """Groups of the `allowed` equations that pass rows to one another, and fit into a kernel.
-
-    A group has at most one of the `single` ones.
-    """
-    groups = Groups(program, MAX_EQUATIONS)
-    readers = Counter((*program.outputs, *(v for e in program.equations for v in dict.fromkeys(e.inputs))))
-    for i, e in enumerate(program.equations):
-        consumer = found[i]
-        if consumer is None or i not in allowed or e.has(Trait.RESHAPE):
-            continue
-        sources = [v for v, flag in zip(e.inputs, consumer.flags, strict=True) if flag]
-        while sources:
-            v = sources.pop()
-            p = groups.producer.get(v)
-            producer = found[p] if p is not None and p in allowed else None
-            if p is None or producer is None or producer.count != consumer.count:
-                continue
-            view = program.equations[p].has(Trait.RESHAPE)
-            if view and readers[v] > 1:
-                continue  # a reshape inside the kernel is not stored, so other kernels could not read it
-            a, b = groups.of[p], groups.of[i]
-            if a == b:
-                continue
-            both = groups.members[a] + groups.members[b]
-            singles = sum(i in single for i in both) if single else 0
-            if singles <= 1 and fits(both) and groups.can_merge(a, b) and _by_row_only(groups, found, a, b):
-                groups.merge(a, b)
-                if view:
-                    sources.append(program.equations[p].inputs[0])
-    return groups
 
 
 def _by_row_only(groups: Groups, found: list[Batchwise | None], a: int, b: int) -> bool:

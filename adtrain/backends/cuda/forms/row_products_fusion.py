@@ -14,16 +14,15 @@ from dataclasses import replace
 from math import prod
 
 from adtrain.backends.cuda.forms.one_block_fusion import FORMS as SMALL_FORMS
-from adtrain.backends.cuda.forms.row_fused_fusion import merged_rows
-from adtrain.core.fused import ROW_PRODUCTS, body_of, fuse, renamed
+from adtrain.backends.cuda.forms.row_fused_fusion import RowFusion
+from adtrain.core.fused import ROW_PRODUCTS, body_of, fuse
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.batchwise import Batchwise, rowwise
-from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import by_element
-from adtrain.passes.fuse_products import fuse_products
+from adtrain.passes.fuse_products import fuse_product
 
 ROWS = 16
 """Rows of a thread block: those of a tensor-core instruction."""
@@ -49,16 +48,32 @@ STRIP, STEP = 32, 16
 """Columns and K of a warp's tile; a weight's lengths are multiples of them."""
 
 
-def fuse_row_products(program: Program, target: Target) -> Program:
-    """One `row_products` equation for each connected group of row-wise equations with wide products."""
-    if target.capability < MIN_CAPABILITY:
-        return program
-    program = _with_own_views(program)
-    found = _without_epilogues(program, [_by_row(e, target) for e in program.equations])
-    attention = {i for i, e in enumerate(program.equations) if e.primitive.name in ATTENTION}
-    groups = merged_rows(program, found, range(len(found)), attention)
-    chosen = {i for m in groups.members.values() if _is_chain([program.equations[i] for i in m], target) for i in m}
-    return merged_rows(program, found, chosen, attention).rewritten(_fused)
+class RowProductsFusion(RowFusion):
+    """Each connected group of row-wise equations with wide products.
+
+    Each reader of a reshape computes it: inside a kernel a reshape is not stored.
+    """
+
+    form = ROW_PRODUCTS
+
+    @classmethod
+    def runs_on(cls, target: Target) -> bool:
+        return target.capability >= MIN_CAPABILITY
+
+    def copied(self, producer: Equation, reader: Equation) -> bool:
+        return producer.has(Trait.RESHAPE) and not reader.has(Trait.RESHAPE)
+
+    def row_wise(self) -> list[Batchwise | None]:
+        equations = self.program.equations
+        self.single = {i for i, e in enumerate(equations) if e.primitive.name in ATTENTION}
+        return _without_epilogues(self.program, [_by_row(e, self.target) for e in equations])
+
+    def saves(self, equations: Sequence[Equation]) -> bool:
+        return _is_chain(equations, self.target)
+
+    def fused(self, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
+        chain = fuse(ROW_PRODUCTS, equations, needed)
+        return replace(chain, params={**chain.params, "body": fuse_product(chain.params["body"])})
 
 
 def fits(count: int, target: Target) -> bool:
@@ -110,19 +125,6 @@ def shared_by_blocks(body: Program) -> set[Variable]:
 
 def _inner(body: Program) -> list[Equation]:
     return [e for fused in body.equations for e in body_of(fused).equations]
-
-
-def _with_own_views(program: Program) -> Program:
-    """The program with a reshape of its own for each reader of a reshape: inside a kernel a reshape is not stored."""
-    views = {e.outputs[0]: e for e in program.equations if e.has(Trait.RESHAPE)}
-    equations: list[Equation] = []
-    for e in program.equations:
-        copies = {
-            v: Variable(v.type, v.device) for v in dict.fromkeys(e.inputs) if v in views and e.outputs[0] not in views
-        }
-        equations += [replace(views[v], outputs=(copy,), phase=e.phase) for v, copy in copies.items()]
-        equations.append(renamed(e, copies) if copies else e)
-    return remove_dead_code(replace(program, equations=tuple(equations)))
 
 
 def _by_row(e: Equation, target: Target) -> Batchwise | None:
@@ -188,7 +190,7 @@ def _without_epilogues(program: Program, found: list[Batchwise | None]) -> list[
     return [None if is_epilogue(e) else each for e, each in both]
 
 
-def _is_chain(equations: list[Equation], target: Target) -> bool:
+def _is_chain(equations: Sequence[Equation], target: Target) -> bool:
     """Whether the equations are several launches, and some are products. With more blocks than multiprocessors one must
     be an attention: its gradient is faster in a kernel of its own."""
     launches = [e for e in equations if not e.has(Trait.RESHAPE)]
@@ -199,8 +201,3 @@ def _is_chain(equations: list[Equation], target: Target) -> bool:
         return True
     attention = any(e.primitive.name == "self_attention" for e in launches)
     return attention and sum(e.inputs[1].size for e in products) <= MAX_CROWDED_WEIGHTS
-
-
-def _fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-    chain = fuse(ROW_PRODUCTS, equations, needed)
-    return replace(chain, params={**chain.params, "body": fuse_products(chain.params["body"])})

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from adtrain.backends.cuda.forms.horizontal_fusion import MAX_POINTERS, blocks_in_launch, is_product
 from adtrain.backends.cuda.forms.one_block_fusion import BY_INDEX, is_small
 from adtrain.core.fused import HORIZONTAL, fuse, per_member_p, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
 
-def share_first_launch(program: Program) -> Program:
-    """One launch for the small elementwise equations and gathers that read inputs only, such as counters."""
-    groups = Groups(program)
-    first: int | None = None
-    for i, e in enumerate(program.equations):
-        simple = by_element(e) or e.primitive.name in BY_INDEX
-        if not simple or not is_small(e) or any(v in groups.producer for v in e.inputs):
-            continue
-        if first is None:
-            first = i
-        elif groups.can_merge(groups.of[first], groups.of[i]):
-            groups.merge(groups.of[first], groups.of[i])
-    return groups.rewritten(partial(fuse, HORIZONTAL), anchor=min)
+class FirstLaunchFusion(Fusion):
+    """The small elementwise equations and gathers that read inputs only, such as counters."""
+
+    form = HORIZONTAL
+    early = True
+
+    def together(self, groups: Groups) -> Iterable[Iterable[int]]:
+        small = ((i, e) for i, e in enumerate(groups.equations) if is_small(e))
+        simple = ((i, e) for i, e in small if by_element(e) or e.primitive.name in BY_INDEX)
+        yield [i for i, e in simple if groups.producer.keys().isdisjoint(e.inputs)]
 
 
 def share_counters(program: Program) -> Program:
