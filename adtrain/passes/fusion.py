@@ -28,6 +28,8 @@ class Fusion:
         limit: maximum equations of a kernel.
         early: whether a fused equation stands at the position of its first member, not of its last one. So arguments
             of the first member need not stay in memory.
+        in_order: whether groups merge in the order of the equations. Otherwise the merge that saves the most bytes in
+            memory comes first.
         program: the Program.
         target: the GPU.
     """
@@ -35,6 +37,7 @@ class Fusion:
     form: ClassVar[str]
     limit: ClassVar[float] = math.inf
     early: ClassVar[bool] = False
+    in_order: ClassVar[bool] = False
 
     def __init__(self, program: Program, target: Target | None = None) -> None:
         self.program, self._target = program, target
@@ -118,17 +121,22 @@ class FusionPass:
 def _merged(rules: Fusion, allowed: Collection[int]) -> Groups:
     """Groups of the equations at the ``allowed`` positions."""
     groups = Groups(rules.program, rules.limit)
-    changed = True
-    while changed:  # a merge may permit another one
-        changed = False
-        for i in sorted(allowed):
-            for v in dict.fromkeys(groups.equations[i].inputs):
-                p = groups.producer.get(v)
-                if p is None or p not in allowed or groups.of[p] == groups.of[i]:
-                    continue
-                if rules.joins(groups, p, i, v) and groups.can_merge(groups.of[p], groups.of[i]):
-                    groups.merge(groups.of[p], groups.of[i])
-                    changed = True
+    edges = [
+        (p, i, v)
+        for i in sorted(allowed)
+        for v in dict.fromkeys(groups.equations[i].inputs)
+        if (p := groups.producer.get(v)) is not None and p in allowed
+    ]
+    if not rules.in_order:
+        edges.sort(key=lambda edge: -edge[2].nbytes)
+    merged = True
+    while merged:  # a merge may permit another one
+        merged = False
+        for p, i, v in edges:
+            a, b = groups.of[p], groups.of[i]
+            if a != b and rules.joins(groups, p, i, v) and groups.can_merge(a, b):
+                groups.merge(a, b)
+                merged = True
     for positions in rules.together(groups):
         _merge_independent(groups, positions)
     return groups
