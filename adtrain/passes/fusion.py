@@ -87,6 +87,38 @@ class Fusion:
         return Counter((*self.program.outputs, *read))
 
 
+_OF_USERS: dict[str, list[type[Fusion]]] = {"cpu": [], "cuda": []}
+
+
+def register_fusion(fusion: type[Fusion], backend: str) -> None:
+    """Let ``backend`` fuse equations to those of a form of the user. It comes before the device's own forms, after the
+    fusion of elementwise equations. The kernels of the form are registered under its name; see `registry.register`.
+
+    Args:
+        backend: "cpu" or "cuda".
+
+    Raises:
+        ValueError: there is no such backend, or it has such a fusion already.
+    """
+    if backend not in _OF_USERS:
+        raise ValueError(f"register_fusion: found backend {backend!r}, expected 'cpu' or 'cuda'")
+    if any(fusion.form == other.form for other in _OF_USERS[backend]):
+        raise ValueError(f"register_fusion: {backend!r} already has a fusion of the form {fusion.form!r}")
+    _OF_USERS[backend].append(fusion)
+
+
+def forget_fusion(fusion: type[Fusion]) -> None:
+    """Remove a fusion from all backends."""
+    for fusions in _OF_USERS.values():
+        if fusion in fusions:
+            fusions.remove(fusion)
+
+
+def fusions_of_users(backend: str) -> Sequence[type[Fusion]]:
+    """What `register_fusion` has added to "cpu" or "cuda"."""
+    return tuple(_OF_USERS[backend])
+
+
 @dataclass(frozen=True)
 class FusionPass:
     """The pass for one form."""
