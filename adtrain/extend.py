@@ -31,6 +31,8 @@ the CPU, by its reference. `register` adds kernels, whose sources may lie anywhe
 
     register("triple", "cuda", triple_kernels)
 
+A `Fusion` says which equations a kernel computes together; `register_fusion` lets a device use it.
+
 `custom_op` does all this in one call, for operations that need one kernel on each device.
 """
 
@@ -41,5 +43,16 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.core.trace import bind
+from adtrain.passes.fusion import Fusion, register_fusion
 
-__all__ = ["CKernel", "CudaKernel", "CudaLaunch", "Primitive", "Target", "bind", "register"]
+__all__ = [
+    "CKernel",
+    "CudaKernel",
+    "CudaLaunch",
+    "Fusion",
+    "Primitive",
+    "Target",
+    "bind",
+    "register",
+    "register_fusion",
+]

@@ -28,9 +28,9 @@ import adtrain as ad
 from adtrain import nn, ops, optim, passes
 from adtrain.backends.cpu.codegen import generate, workspace
 from adtrain.backends.cpu.compiler import load
-from adtrain.backends.cpu.fusions import FUSIONS
+from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.compiler import Source, architecture, compile_source
-from adtrain.backends.cuda.fusions import fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
@@ -141,12 +141,12 @@ def measured(kind: str, size: int, compiled: Collection[str]) -> dict[str, Any]:
     clock.seconds["trace, the rest"] = clock.now() - started - sum(clock.seconds.values())
     found: dict[str, Any] = {"kind": kind, "equations": len(program.equations)}
     program = _improved(program, passes.SIMPLIFY, "", clock)
-    cpu = _improved(program, FUSIONS, "CPU, ", clock)
+    cpu = _improved(program, cpu_fusions(), "CPU, ", clock)
     with clock.phase("CPU, plan_memory"):
         plan = plan_memory(cpu, workspace)
     with clock.phase("CPU, generate C"):
         generated = generate(cpu, plan)
-    gpu, lowering = _improved(program, fusions(H200), "GPU, ", clock), Lowering(H200)
+    gpu, lowering = _improved(program, gpu_fusions(H200), "GPU, ", clock), Lowering(H200)
     with clock.phase("GPU, lower and generate CUDA"):
         launches = [launch for e in gpu.equations for launch in lowering.launches(e)]
     with clock.phase("GPU, plan repeated runs"):

@@ -10,14 +10,14 @@ import numpy as np
 import adtrain as ad
 import adtrain.lowering.cuda  # the passes for a GPU ask for the kernels that it registers
 from adtrain import nn, ops, optim, passes
-from adtrain.backends.cpu.fusions import FUSIONS
-from adtrain.backends.cuda.fusions import fusions
+from adtrain.backends.cpu.fusions import cpu_fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import Pass, stage
 from adtrain.core.target import H200, Target
 
-ALL: tuple[Pass, ...] = (*passes.SIMPLIFY, *FUSIONS)
-ON_GPU: tuple[Pass, ...] = (*passes.SIMPLIFY, *fusions(H200))
+ALL: tuple[Pass, ...] = (*passes.SIMPLIFY, *cpu_fusions())
+ON_GPU: tuple[Pass, ...] = (*passes.SIMPLIFY, *gpu_fusions(H200))
 """All passes for a GPU, an H200."""
 OPTIMIZERS: dict[str, optim.Optimizer] = {"sgd": optim.SGD(lr=0.1, momentum=0.9), "adam": optim.Adam(lr=0.001)}
 BATCH = 9
@@ -115,7 +115,7 @@ def update_arguments(length: int, dtype: str) -> list[np.ndarray]:
 
 def for_gpu(program: Program, target: Target = H200) -> Program:
     """``program`` after all passes for a GPU."""
-    for improve in (*passes.SIMPLIFY, *fusions(target)):
+    for improve in (*passes.SIMPLIFY, *gpu_fusions(target)):
         program = improve(program)
     return program
 

@@ -10,7 +10,7 @@ import pytest
 from adtrain import ops
 from adtrain.backends.cpu import CpuBackend, numpy_program
 from adtrain.backends.cpu.compiled_program import CompiledProgram
-from adtrain.backends.cpu.fusions import FUSIONS
+from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.core.array import Value
 from adtrain.core.fused import LOOPS, fuse
 from adtrain.core.program import Program
@@ -42,7 +42,7 @@ def test_compiled_program_reports_the_memory_it_allocates() -> None:
     def g(x: Value, w: Value) -> Any:
         return ops.softmax(ops.relu(x @ w) @ w + 0.5), ops.sum(x)
 
-    program = stage(g, (*SIMPLIFY, *FUSIONS)).program(X, X)
+    program = stage(g, (*SIMPLIFY, *cpu_fusions())).program(X, X)
     said, made = CpuBackend().memory(program), CompiledProgram(program)
     constants = sum(x.nbytes for x in made.constants)
     fresh = sum(np.empty(*made_type).nbytes for _, made_type in made.fresh)

@@ -16,7 +16,7 @@ from test_cpu_programs import values_and_gradients
 from adtrain import ops, passes
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
-from adtrain.backends.cuda.fusions import fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES
@@ -91,7 +91,7 @@ def test_launches_of_the_case_table_are_within_the_limits(target: Target) -> Non
     lowering, found = Lowering(target), []
     for program in case_programs("float64" if TARGETS.index(target) % 2 else "float32"):
         fused = program
-        for improve in (*passes.SIMPLIFY, *fusions(target)):
+        for improve in (*passes.SIMPLIFY, *gpu_fusions(target)):
             fused = improve(fused)
         for equation in (*program.equations, *fused.equations):
             found += [text for plan in plans(lowering, equation) for text in problems(plan, target)]

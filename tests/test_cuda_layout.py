@@ -15,7 +15,7 @@ import adtrain as ad
 import adtrain.sweeps.step
 from adtrain import config, ops, passes
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
-from adtrain.backends.cuda.fusions import fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
@@ -221,7 +221,7 @@ def sweep_step_on_data(order: str) -> tuple[Program, list[np.ndarray]]:
     *args, rows = step_arguments(group, 2)
     args = [*args[:3], *(x[:IMAGES] for x in args[3:])]
     args = [*tree.map(lambda x: array(np.array(x)), args), array(rng.integers(0, IMAGES, rows.shape))]
-    improve = (*passes.SIMPLIFY, *fusions(BY_MEMBER))
+    improve = (*passes.SIMPLIFY, *gpu_fusions(BY_MEMBER))
     program = stage(sweep_step(group.experiment), improve, donate=DONATED).program(*args)
     return program, [x.numpy() for x in tree.flatten(args)[0]]
 

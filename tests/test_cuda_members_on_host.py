@@ -11,7 +11,7 @@ from test_cuda_steps_on_host import TOLERANCE, computed, drawn
 
 import adtrain.sweeps.step
 from adtrain import config, passes
-from adtrain.backends.cuda.fusions import fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
 from adtrain.core.array import Placeholder
@@ -45,7 +45,7 @@ def step_program(count: int, order: str) -> Program:
     cfg = config.load("mlp-small", [LAYERS, "data.batch_size=32", sweep])
     (group,) = groups_of(cfg, members_of(cfg))
     arguments = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), step_arguments(group, count))
-    improve = (*passes.SIMPLIFY, *fusions(BY_MEMBER))
+    improve = (*passes.SIMPLIFY, *gpu_fusions(BY_MEMBER))
     return stage(sweep_step(group.experiment), improve, donate=DONATED).program(*arguments)
 
 

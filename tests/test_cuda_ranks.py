@@ -14,7 +14,7 @@ from training_runs import write_config
 from adtrain import config, training
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
 from adtrain.backends.cuda.forms.join_horizontals import join_one_blocks
-from adtrain.backends.cuda.fusions import fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.core import tree
@@ -47,7 +47,7 @@ def step(name: str, *settings: str) -> Program:
 
 
 def placed_for_gpus() -> list[Pass]:
-    passes = (*SIMPLIFY, *fusions(H200), join_one_blocks)
+    passes = (*SIMPLIFY, *gpu_fusions(H200), join_one_blocks)
     place = partial(place_collectives, early_updates=True)
     return [fold_collectives, partial(optimize_regions, passes=passes), place, place_views]
 

@@ -15,7 +15,7 @@ from adtrain import config, passes
 from adtrain.backends.cuda.codegen.resident_forms import fused
 from adtrain.backends.cuda.forms.cluster_shards import ClusterShards, cluster_shards
 from adtrain.backends.cuda.forms.resident_layer import resident_layer
-from adtrain.backends.cuda.fusions import fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
@@ -44,7 +44,7 @@ def step_program(count: int, *settings: str, order: str = "own", target: Target 
     cfg = config.load("mlp-small", [*SMALL, *settings, sweep])
     (group,) = groups_of(cfg, members_of(cfg))
     arguments = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), step_arguments(group, count))
-    improve = (*passes.SIMPLIFY, *fusions(target))
+    improve = (*passes.SIMPLIFY, *gpu_fusions(target))
     return stage(sweep_step(group.experiment), improve, donate=DONATED).program(*arguments)
 
 

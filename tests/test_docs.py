@@ -28,9 +28,9 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]]
 SUCCESSIVE = "docs/how-to/python.md"
 """Each of its snippets continues the one before."""
-PLUGINS = ("docs/how-to/own-layer.md", "docs/how-to/own-kernel.md")
-"""Their programs are plug-ins, which `test_docs_plugins.py` runs."""
-FRAGMENTS = {"docs/add-an-op.md": 5}
+PLUGINS = ("docs/how-to/own-layer.md", "docs/how-to/own-kernel.md", "docs/add-a-fusion.md")
+"""Their programs are plug-ins, which `test_docs_plugins.py` and `test_fusion.py` run."""
+FRAGMENTS = {"docs/add-a-fusion.md": 1, "docs/add-an-op.md": 5}
 """The documents with snippets that are not complete programs, and the number of these snippets."""
 MEASURED = ("train", "predict")
 """Commands whose numbers vary. Their lines are compared without numbers, and may come in another order."""

@@ -13,7 +13,7 @@ from test_pooling_epilogue import LAYERS, PAIRS, Layer, alone, arguments, pooled
 
 import adtrain as ad
 from adtrain import ops, passes
-from adtrain.backends.cuda.fusions import fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.core.array import array
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
@@ -70,7 +70,7 @@ def test_gradients_equal_those_of_two_launches(gpu: Any) -> None:
     x, w, bias = arguments(((140, 32, 26, 26), 64, 0))
     v = np.random.default_rng(2).standard_normal((140, 64, 12, 12)).astype(np.float32)
     args = [array(a, device="gpu") for a in (np.nan_to_num(x, posinf=1), w, bias, v)]
-    passes_of_gpu = fusions(gpu.lowering.target)
+    passes_of_gpu = gpu_fusions(gpu.lowering.target)
     apart = (*passes.SIMPLIFY, *(f for f in passes_of_gpu if getattr(f, "func", f).__name__ != "fuse_conv_pool"))
     together = [stage(gradients, improve) for improve in (passes.ALL, apart)]
     assert ["conv_pool" in names(f.program(*args)) for f in together] == [True, False]

@@ -28,6 +28,11 @@ class Variable:
         """Number of elements."""
         return math.prod(self.type.shape)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.size * self.type.dtype.itemsize
+
 
 @dataclass(frozen=True, eq=False)
 class Equation:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from adtrain import training
-from adtrain.backends.cpu.fusions import FUSIONS
+from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.config import Config
 from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError
@@ -22,7 +22,7 @@ from adtrain.text import counted
 
 TRACE = "trace"
 """The name of the Program before the first pass."""
-PASSES = (*SIMPLIFY, *FUSIONS)
+PASSES = (*SIMPLIFY, *cpu_fusions())
 SIMPLIFIED = SIMPLIFY[-1].__name__
 """The last pass before those that fuse equations."""
 

@@ -51,7 +51,7 @@ def rowwise(equation: Equation) -> Batchwise | None:
 
 def kernels(equation: Equation) -> tuple[CKernel, ...]:
     """The C functions of `equation`'s primitive."""
-    return c_kernels(equation.primitive.name)
+    return c_kernels(equation.name)
 
 
 def item_rule(equation: Equation) -> Batchwise:

@@ -28,6 +28,8 @@ class Fusion:
         limit: maximum equations of a kernel.
         early: whether a fused equation stands at the position of its first member, not of its last one. So arguments
             of the first member need not stay in memory.
+        in_order: whether groups merge in the order of the equations. Otherwise the merge that saves the most bytes in
+            memory comes first.
         program: the Program.
         target: the GPU.
     """
@@ -35,6 +37,7 @@ class Fusion:
     form: ClassVar[str]
     limit: ClassVar[float] = math.inf
     early: ClassVar[bool] = False
+    in_order: ClassVar[bool] = False
 
     def __init__(self, program: Program, target: Target | None = None) -> None:
         self.program, self._target = program, target
@@ -84,6 +87,38 @@ class Fusion:
         return Counter((*self.program.outputs, *read))
 
 
+_OF_USERS: dict[str, list[type[Fusion]]] = {"cpu": [], "cuda": []}
+
+
+def register_fusion(fusion: type[Fusion], backend: str) -> None:
+    """Let ``backend`` fuse equations to those of a form of the user. It comes before the device's own forms, after the
+    fusion of elementwise equations. The kernels of the form are registered under its name; see `registry.register`.
+
+    Args:
+        backend: "cpu" or "cuda".
+
+    Raises:
+        ValueError: there is no such backend, or it has such a fusion already.
+    """
+    if backend not in _OF_USERS:
+        raise ValueError(f"register_fusion: found backend {backend!r}, expected 'cpu' or 'cuda'")
+    if any(fusion.form == other.form for other in _OF_USERS[backend]):
+        raise ValueError(f"register_fusion: {backend!r} already has a fusion of the form {fusion.form!r}")
+    _OF_USERS[backend].append(fusion)
+
+
+def forget_fusion(fusion: type[Fusion]) -> None:
+    """Remove a fusion from all backends."""
+    for fusions in _OF_USERS.values():
+        if fusion in fusions:
+            fusions.remove(fusion)
+
+
+def fusions_of_users(backend: str) -> Sequence[type[Fusion]]:
+    """What `register_fusion` has added to "cpu" or "cuda"."""
+    return tuple(_OF_USERS[backend])
+
+
 @dataclass(frozen=True)
 class FusionPass:
     """The pass for one form."""
@@ -118,17 +153,22 @@ class FusionPass:
 def _merged(rules: Fusion, allowed: Collection[int]) -> Groups:
     """Groups of the equations at the ``allowed`` positions."""
     groups = Groups(rules.program, rules.limit)
-    changed = True
-    while changed:  # a merge may permit another one
-        changed = False
-        for i in sorted(allowed):
-            for v in dict.fromkeys(groups.equations[i].inputs):
-                p = groups.producer.get(v)
-                if p is None or p not in allowed or groups.of[p] == groups.of[i]:
-                    continue
-                if rules.joins(groups, p, i, v) and groups.can_merge(groups.of[p], groups.of[i]):
-                    groups.merge(groups.of[p], groups.of[i])
-                    changed = True
+    edges = [
+        (p, i, v)
+        for i in sorted(allowed)
+        for v in dict.fromkeys(groups.equations[i].inputs)
+        if (p := groups.producer.get(v)) is not None and p in allowed
+    ]
+    if not rules.in_order:
+        edges.sort(key=lambda edge: -edge[2].nbytes)
+    merged = True
+    while merged:  # a merge may permit another one
+        merged = False
+        for p, i, v in edges:
+            a, b = groups.of[p], groups.of[i]
+            if a != b and rules.joins(groups, p, i, v) and groups.can_merge(a, b):
+                groups.merge(a, b)
+                merged = True
     for positions in rules.together(groups):
         _merge_independent(groups, positions)
     return groups

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from adtrain.core.fused import LOOPS, OVERWRITES, per_member_p
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import has_kernels
 from adtrain.passes.fuse_elementwise import by_element
 
 
@@ -32,6 +33,8 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
         return _overwrites_members(equation, argument, result)
     if equation.form in OVERWRITES:
         return OVERWRITES[equation.form](equation, argument, result)
+    if has_kernels(equation.form, "cpu") or has_kernels(equation.form, "cuda"):  # a user's kernel: nothing is known
+        return argument not in equation.inputs
     if equation.form and equation.form != LOOPS:
         return read_once(equation, argument, result)
     if argument not in equation.inputs:

@@ -182,7 +182,7 @@ def _overwritable(equation: Equation, out: Variable, root: dict[Variable, Variab
     if by_element(equation):
         parts = {root[v] for v in equation.inputs if nbytes(v) != nbytes(root[v])}  # they are read at other places
         return [v for v in equation.inputs if root[v] not in parts]
-    kernels = c_kernels(equation.primitive.name) if out.device == "cpu" else ()
+    kernels = c_kernels(equation.name) if out.device == "cpu" else ()
     pairs = kernels[0].in_place if len(kernels) == 1 else ()
     allowed = [equation.inputs[argument] for result, argument in pairs if equation.outputs[result] is out]
     return [v for v in allowed if roots.count(root[v]) == 1]

@@ -12,7 +12,7 @@ from typing import Any
 from adtrain import passes
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.fusions import fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate as Kernel
 from adtrain.backends.cuda.lower import Lowering
@@ -82,7 +82,7 @@ def set_target(capability: tuple[int, int], multiprocessors: int) -> None:
 
 def fused(program: Program) -> Program:
     """The Program after all passes for a GPU."""
-    for improve in (*passes.SIMPLIFY, *fusions(lowering.target)):
+    for improve in (*passes.SIMPLIFY, *gpu_fusions(lowering.target)):
         program = improve(program)
     return program
 

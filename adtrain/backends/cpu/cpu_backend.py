@@ -16,7 +16,7 @@ from adtrain.backends.cpu import compiled_program, compiler, numpy_program
 from adtrain.backends.cpu.codegen import supported
 from adtrain.backends.cpu.compiled_program import CompiledProgram, Lowered
 from adtrain.backends.cpu.compiler import CompilerError
-from adtrain.backends.cpu.fusions import FUSIONS
+from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
 from adtrain.core import communicator, dlpack, poison
 from adtrain.core.backend import Executable, Memory
@@ -25,6 +25,7 @@ from adtrain.core.fused import body_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program
 from adtrain.core.types import ArrayType
+from adtrain.passes.fusion import fusions_of_users
 
 
 class CpuBackend:
@@ -54,7 +55,7 @@ class CpuBackend:
         return [as_declared(primitive.name, x, output) for x, output in zip(found, outputs, strict=True)]
 
     def fuse(self, program: Program) -> Program:
-        for fusion in FUSIONS:
+        for fusion in cpu_fusions():
             program = fusion(program)
         return program
 
@@ -67,11 +68,11 @@ class CpuBackend:
     def lowering_key(self) -> str | None:
         """The ranks that share memory: what a `Lowered` depends on beside the Program.
 
-        None while memory is poisoned: its plan has guard zones.
+        None while memory is poisoned: its plan has guard zones. None with fusions of the user, which may change.
         """
         ranks = communicator.current()
         shared = f"rank {ranks.rank} of {ranks.size}" if ranks.shares_memory else ""
-        return None if poison.active() else shared
+        return None if poison.active() or fusions_of_users("cpu") else shared
 
     def compile(self, program: Program, lowered: Lowered | None = None) -> Executable:
         if lowered is None and (lacking := _without_kernel(program)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion
 from adtrain.backends.cpu.forms.updates import UpdateFusion
+from adtrain.core.staging import Pass
 from adtrain.passes.batchwise import item_kernel
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
@@ -13,21 +15,24 @@ from adtrain.passes.fuse_elementwise import fuse_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_products import fuse_product
-from adtrain.passes.fusion import FusionPass
+from adtrain.passes.fusion import FusionPass, fusions_of_users
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.readers_first import readers_first
 
-FUSIONS = (
-    flatten_rows,
-    fuse_map_reduce,
-    remove_dead_code,
-    partial(fuse_maxpool_gradients, has_kernel=lambda e: item_kernel(e) is not None, all_readers=False),
-    remove_dead_code,
-    keep_derivatives,
-    fuse_loops,
-    fuse_product,
-    FusionPass(BatchwiseFusion),
-    FusionPass(UpdateFusion),
-    readers_first,
-)
-"""The passes that fuse several equations into one function, for the CPU."""
+
+def cpu_fusions() -> Sequence[Pass]:
+    """The passes that fuse several equations into one function, for the CPU."""
+    return (
+        flatten_rows,
+        fuse_map_reduce,
+        remove_dead_code,
+        partial(fuse_maxpool_gradients, has_kernel=lambda e: item_kernel(e) is not None, all_readers=False),
+        remove_dead_code,
+        keep_derivatives,
+        fuse_loops,
+        *map(FusionPass, fusions_of_users("cpu")),
+        fuse_product,
+        FusionPass(BatchwiseFusion),
+        FusionPass(UpdateFusion),
+        readers_first,
+    )

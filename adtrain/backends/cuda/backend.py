@@ -14,7 +14,7 @@ import pycuda
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.forms.join_horizontals import join_one_blocks
 from adtrain.backends.cuda.forms.peer_exchanges_fusion import fuse_exchanges
-from adtrain.backends.cuda.fusions import fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import SLOT_BYTES
 from adtrain.backends.cuda.runtime import peer_memory
@@ -41,6 +41,7 @@ from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.static_key import params_key
 from adtrain.core.types import ArrayType, dtype_of
+from adtrain.passes.fusion import fusions_of_users
 
 
 class Buffer:
@@ -132,7 +133,7 @@ class CudaBackend:
         return found
 
     def fuse(self, program: Program) -> Program:
-        for fusion in fusions(self.lowering_of(program).target):
+        for fusion in gpu_fusions(self.lowering_of(program).target):
             program = fusion(program)
         return program
 
@@ -156,8 +157,9 @@ class CudaBackend:
         return CudaProgram(self, program, lowered)
 
     def lowering_key(self) -> str | None:
-        """The device. None, so that nothing is cached, if choices depend on measured times or memory is poisoned."""
-        if poison.active() or self.lowering.measured or self.tuner.uses_times():
+        """The device. None, so that nothing is cached, if choices depend on measured times, memory is poisoned, or
+        the user has fusions."""
+        if poison.active() or self.lowering.measured or self.tuner.uses_times() or fusions_of_users("cuda"):
             return None
         return f"{self.device.target} {self.device.architecture}"
 

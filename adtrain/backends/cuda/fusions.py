@@ -36,13 +36,13 @@ from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_products import fuse_product
 from adtrain.passes.fuse_recurrent_gradients import fuse_recurrent_gradients
-from adtrain.passes.fusion import FusionPass
+from adtrain.passes.fusion import FusionPass, fusions_of_users
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.sink_reshapes import sink_reshapes
 
 
-def fusions(target: Target) -> Sequence[Pass]:
+def gpu_fusions(target: Target) -> Sequence[Pass]:
     """The passes that fuse several equations into one kernel launch, for a GPU."""
 
     def has_kernel(e: Equation) -> bool:
@@ -74,6 +74,7 @@ def fusions(target: Target) -> Sequence[Pass]:
         remove_dead_code,
         keep_derivatives,
         fuse_loops,
+        *(FusionPass(fusion, target) for fusion in fusions_of_users("cuda")),
         sink_reshapes,
         remove_dead_code,
         FusionPass(ColumnSumFusion, target),

@@ -132,7 +132,7 @@ class Lowering:
 
     def _of_rule(self, e: Equation, name: str = "", params: Mapping[str, Any] | None = None) -> Sequence[CudaKernel]:
         types = (v.type for v in e.inputs)
-        return cuda_kernels(name or e.primitive.name, self.target, *types, **e.params, **(params or {}))
+        return cuda_kernels(name or e.name, self.target, *types, **e.params, **(params or {}))
 
     def _generated(self, equation: Equation) -> list[Kernel]:
         """The generated kernels of an equation, to launch in order; none where it has kernels of files."""

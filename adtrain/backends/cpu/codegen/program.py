@@ -89,7 +89,7 @@ def supported(equation: Equation) -> bool:
     """Whether there is C for an equation with its shapes."""
     if equation.form == MAP_REDUCE:
         return True
-    if equation.form:
+    if equation.form and not kernels(equation):
         return all(map(supported, equation.params["body"].equations))
     if equation.is_view or equation.has(Trait.COLLECTIVE) or elementwise(equation):
         return True

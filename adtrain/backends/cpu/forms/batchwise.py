@@ -21,6 +21,7 @@ class BatchwiseFusion(Fusion):
     """Each connected group of equations on the same number of items."""
 
     form = BATCHWISE
+    in_order = True
     limit = MAX_EQUATIONS
 
     def __init__(self, program: Program, target: Target | None = None) -> None:

@@ -55,6 +55,7 @@ class RowProductsFusion(RowFusion):
     """
 
     form = ROW_PRODUCTS
+    in_order = True  # so that the layers of a network have equal kernels: vit at batch 128 takes 1.2% less time
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:

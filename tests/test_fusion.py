@@ -1,0 +1,117 @@
+"""Fusions of users, outside the package: docs/add-a-fusion.md as a user would follow it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from program_samples import for_gpu
+
+from adtrain import ops
+from adtrain.backends.cpu.fusions import cpu_fusions
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
+from adtrain.core.backend import backend
+from adtrain.core.registry import forget
+from adtrain.core.staging import stage
+from adtrain.core.target import H200
+from adtrain.extend import Fusion, register_fusion
+from adtrain.passes import SIMPLIFY
+from adtrain.passes.fusion import forget_fusion, with_copies
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-fusion.md"
+
+
+def sum_of_squares(x: Any) -> Any:
+    return ops.sum(ops.square(x))
+
+
+@pytest.fixture
+def document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[dict[str, Any]]:
+    """The names of the document's program, which has run."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"^```python\n(from .*?)^```", DOCUMENT.read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {"__name__": "sum_of_squares"}
+    try:
+        exec(compile(code, DOCUMENT.name, "exec"), names)
+        assert capsys.readouterr().out == "array(14., float32)\n"
+        yield names
+    finally:
+        forget_fusion(names["SumOfSquares"])
+        forget("sum_of_squares")
+
+
+def on_cpu(f: Any, *args: Any) -> Any:
+    return stage(f, (*SIMPLIFY, *cpu_fusions())).program(*args)
+
+
+@pytest.mark.compiled
+def test_equations_of_a_users_form_run_by_the_users_kernel(document: dict[str, Any]) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 50)).astype(np.float32)
+    program = on_cpu(sum_of_squares, x)
+    assert [e.name for e in program.equations] == ["sum_of_squares"]
+    assert [e.name for e in program.equations[0].params["body"].equations] == ["square", "sum"]
+    executable = backend("cpu").compile(program)
+    assert executable.kernels[0][0].name.startswith("sum_of_squares")
+    (found,), _ = executable.run([x])
+    np.testing.assert_allclose(found, np.square(x.astype(np.float64)).sum(), rtol=1e-6)
+
+
+def test_a_gpu_launches_the_users_kernel(document: dict[str, Any]) -> None:
+    x = np.ones((40, 50), np.float32)
+    (equation,) = for_gpu(stage(sum_of_squares, ()).program(x)).equations
+    (launch,) = Lowering(H200).launches(equation)
+    assert isinstance(launch, LaunchPlan)
+    assert (launch.name, launch.numbers, launch.size.blocks) == ("sum_of_squares", (2000,), (1, 1, 1))
+
+
+def test_a_value_that_others_read_is_not_fused_away(document: dict[str, Any]) -> None:
+    def f(x: Any) -> Any:
+        squares = ops.square(x)
+        return ops.sum(squares), squares
+
+    assert "sum_of_squares" not in [e.name for e in on_cpu(f, np.ones(9, np.float32)).equations]
+
+
+def test_programs_are_not_stored_while_a_user_has_fusions(document: dict[str, Any]) -> None:
+    assert backend("cpu").lowering_key() is None
+
+
+def test_without_the_users_fusion_nothing_of_it_is_left() -> None:
+    names = [e.name for e in on_cpu(sum_of_squares, np.ones(9, np.float32)).equations]
+    assert "sum_of_squares" not in names
+    assert backend("cpu").lowering_key() is not None
+
+
+class Twice(Fusion):
+    form = "twice"
+
+
+def test_a_wrong_backend_and_a_second_fusion_of_a_form_are_refused() -> None:
+    with pytest.raises(ValueError, match="register_fusion: found backend 'gpu', expected 'cpu' or 'cuda'"):
+        register_fusion(Twice, "gpu")
+    register_fusion(Twice, "cpu")
+    try:
+        with pytest.raises(ValueError, match="register_fusion: 'cpu' already has a fusion of the form 'twice'"):
+            register_fusion(Twice, "cpu")
+    finally:
+        forget_fusion(Twice)
+
+
+def test_each_reader_of_a_copied_equation_has_one_of_its_own() -> None:
+    def f(x: Any) -> Any:
+        y = ops.exp(x)
+        return ops.sum(y), ops.max(y), ops.square(y)
+
+    program = stage(f, ()).program(np.ones(5, np.float32))
+    copied = with_copies(program, lambda e, reader: e.name == "exp" and reader.name in ("sum", "max"))
+    assert sorted(e.name for e in copied.equations) == ["exp", "exp", "exp", "max", "square", "sum"]
+    of_all = with_copies(program, lambda e, reader: e.name == "exp")
+    assert sorted(e.name for e in of_all.equations) == ["exp", "exp", "exp", "max", "square", "sum"]
+    assert {v: e.name for e in of_all.equations for v in e.outputs}.keys() >= set(of_all.outputs)
