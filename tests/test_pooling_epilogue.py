@@ -85,7 +85,7 @@ def always(
 @pytest.fixture
 def pooling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever can have a pooling epilogue has one."""
-    monkeypatch.setitem(registry._CUDA_RULES, "conv2d+max_pool2d", always)
+    monkeypatch.setitem(registry._CUDA_RULES, "conv_pool", always)
 
 
 def arguments(layer: Layer) -> list[np.ndarray]:
@@ -234,7 +234,7 @@ def test_the_rule_pools_float32_in_all_precisions() -> None:
     window = Window((1, 1), (0, 0), (1, 1), 1)
     for precision in PRECISIONS:
         params: dict[str, Any] = {"window": window, "precision": precision}
-        (kernel,) = cuda_kernels("conv2d+max_pool2d", H200, x, w, **params, windows=PAIRS)
+        (kernel,) = cuda_kernels("conv_pool", H200, x, w, **params, windows=PAIRS)
         assert kernel.launches[0].file == cuda_kernels("conv2d", H200, x, w, **params)[0].launches[0].file
     x, w = (ArrayType(each.shape, np.dtype("float64")) for each in (x, w))
-    assert not cuda_kernels("conv2d+max_pool2d", H200, x, w, window=window, precision="full", windows=PAIRS)
+    assert not cuda_kernels("conv_pool", H200, x, w, window=window, precision="full", windows=PAIRS)

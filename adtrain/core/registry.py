@@ -24,7 +24,7 @@ def register(primitive: str, backend: str, kernels: CKernel | tuple[CKernel, ...
     """Register the kernels that compute ``primitive`` on ``backend``.
 
     Args:
-        primitive: its name. Two names joined by "+" are a fused pair: "conv2d+max_pool2d".
+        primitive: its name, or the form of fused equations.
         backend: "cpu" or "cuda".
         kernels: for "cpu" a C kernel, or several: one that works on items and one for all threads, say. For "cuda" a
             rule that returns candidates.

@@ -110,7 +110,7 @@ class Lowering:
         """See `candidates`."""
         if equation.form == CONV_POOL:
             product, pool = computing(equation), equation.params["body"].equations[-1]
-            return [*self._of_rule(product, f"{product.primitive.name}+{pool.primitive.name}", pool.params)]
+            return [*self._of_rule(product, CONV_POOL, pool.params)]
         if equation.form in PRODUCTS:
             return [*self._of_rule(computing(equation))]
         return [*self._of_rule(equation), *calls(equation, self.libraries)]

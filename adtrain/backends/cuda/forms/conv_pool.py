@@ -37,5 +37,7 @@ def _has_kernel(convolution: Equation, pool: Equation, target: Target) -> bool:
     operands = [v for e in epilogue for v in e.inputs if v not in computed]
     if any(math.prod(v.type.shape[-2:]) > 1 for v in operands):
         return False
-    name = f"{product.primitive.name}+{pool.primitive.name}"
-    return bool(cuda_kernels(name, target, *(v.type for v in product.inputs), **product.params, **pool.params))
+    if product.name != "conv2d":
+        return False
+    types = (v.type for v in product.inputs)
+    return bool(cuda_kernels(CONV_POOL, target, *types, **product.params, **pool.params))
