@@ -169,13 +169,28 @@ def test_the_rules_have_no_cycle() -> None:
     assert not cycle(MAY_IMPORT)
 
 
-def test_modules_of_core_import_one_another_without_a_cycle() -> None:
-    files = {path: names for path, names in modules().items() if path.startswith("core/")}
-    core = {f"adtrain.{path[:-3].replace('/', '.')}": names for path, names in files.items()}
-    assert not any("typing.TYPE_CHECKING" in names for names in core.values())
+PARTS = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"backends"}
+
+
+@pytest.mark.parametrize("part", sorted(PARTS | {"backends/cpu", "backends/cuda/runtime", "backends/cuda/tuner"}))
+def test_modules_of_a_part_import_one_another_without_a_cycle(part: str) -> None:
+    """Imports for types count too."""
+    files = {path: names for path, names in modules().items() if path.startswith(f"{part}/")}
+    dotted = {f"adtrain.{path[:-3].replace('/', '.')}".removesuffix(".__init__"): n for path, n in files.items()}
     # "from adtrain.core import tree" is the module; "from adtrain.core.tree import map" is a name in it.
-    inside = {module: {n if n in core else n.rpartition(".")[0] for n in names} for module, names in core.items()}
-    assert not cycle({module: names & set(core) for module, names in inside.items()})
+    inside = {module: {n if n in dotted else n.rpartition(".")[0] for n in names} for module, names in dotted.items()}
+    assert not cycle({module: names & set(dotted) for module, names in inside.items()})
+
+
+@pytest.mark.parametrize("part", ["forms", "lower", "runtime", "tuner", "vendor"])
+def test_no_part_of_the_cuda_backend_imports_backend_py(part: str) -> None:
+    for path, names in modules().items():
+        if path.startswith(f"backends/cuda/{part}"):
+            assert not any(name.startswith("adtrain.backends.cuda.backend") for name in names), path
+
+
+def test_core_imports_nothing_for_types_only() -> None:
+    assert not any("typing.TYPE_CHECKING" in n for path, n in modules().items() if path.startswith("core/"))
 
 
 CPU_STEP = """
