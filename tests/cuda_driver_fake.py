@@ -21,10 +21,10 @@ BLOCKS_AT_ONCE, BEST_THREADS, MAX_THREADS = 8, 256, 1024
 
 
 class Launched(NamedTuple):
-    """A launch: the kernel, its attributes, and 64 bits of each argument; no arguments where pointers to them are
-    given, because their number is not."""
+    """A launch: the handle of the kernel, its attributes, and 64 bits of each argument; no arguments where pointers to
+    them are given, because their number is not."""
 
-    kernel: str
+    function: int
     attributes: tuple[str, ...]
     arguments: tuple[int, ...]
 
@@ -36,6 +36,7 @@ class Gpu:
         loaded: the cubins, in the order in which they were loaded.
         launched: the launches that ran, those of a graph each time that the graph ran.
         captured: the launches of the graph that is being captured; None outside of a capture.
+        names: of the kernels, by handle.
     """
 
     def __init__(self) -> None:
@@ -45,13 +46,21 @@ class Gpu:
         self.graphs: list[list[Launched]] = []
         self.names: list[str] = []
 
-    def load(self, cubin: bytes) -> int:
+    def module(self, cubin: bytes) -> Any:
+        """PyCUDA's module, and its functions."""
         self.loaded.append(bytes(cubin))
-        return len(self.loaded)
+        return SimpleNamespace(get_function=self._function)
 
-    def function(self, name: str) -> int:
+    def _function(self, name: str) -> Any:
         self.names.append(name)
-        return len(self.names) - 1
+        launched = Launched(len(self.names) - 1, (), ())
+        return SimpleNamespace(
+            get_attribute=lambda attribute: MAX_THREADS,
+            prepared_async_call=lambda grid, block, stream, *arguments: self._add(launched),
+        )
+
+    def _add(self, launched: Launched) -> None:
+        (self.launched if self.captured is None else self.captured).append(launched)
 
     def launch(self, config: Any, function: Any, pointers: int, packed: int) -> None:
         arguments: tuple[int, ...] = ()
@@ -60,8 +69,7 @@ class Gpu:
             count = ctypes.c_size_t.from_address(size or 0).value // 8
             arguments = tuple((ctypes.c_uint64 * count).from_address(at or 0))
         attributes = tuple(x.id.name.removeprefix("CU_LAUNCH_ATTRIBUTE_") for x in config.attrs)
-        found = Launched(self.names[int(function)], attributes, arguments)
-        (self.launched if self.captured is None else self.captured).append(found)
+        self._add(Launched(int(function), attributes, arguments))
 
     def begin_capture(self) -> None:
         self.captured = []
@@ -108,7 +116,9 @@ def _pycuda(gpu: Gpu) -> ModuleType:
         compute_capability=lambda: H200.capability,
         get_attribute=attributes.__getitem__,
     )
-    module.Stream = lambda flags: SimpleNamespace(handle=next(handles), synchronize=lambda: None)
+    module.function_attribute = SimpleNamespace(MAX_THREADS_PER_BLOCK=0)
+    module.module_from_buffer = gpu.module
+    module.Stream = lambda flags=0: SimpleNamespace(handle=next(handles), synchronize=lambda: None)
     module.Event = lambda: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None, query=lambda: True)
     module.DeviceMemoryPool = lambda: SimpleNamespace(allocate=Memory, managed_bytes=0)
     module.PageLockedMemoryPool = lambda: SimpleNamespace(allocate=np.empty)
@@ -126,9 +136,6 @@ def _driver_functions(gpu: Gpu) -> dict[str, Any]:
     return {
         "cuDeviceGet": lambda ordinal: ordinal,
         "cuDeviceGetAttribute": lambda attribute, device: H200.shared,
-        "cuModuleLoadData": gpu.load,
-        "cuModuleGetFunction": lambda module, name: driver.CUfunction(gpu.function(name.decode())),
-        "cuFuncGetAttribute": lambda attribute, function: MAX_THREADS,
         "cuFuncSetAttribute": lambda function, attribute, value: None,
         "cuOccupancyMaxActiveBlocksPerMultiprocessor": lambda function, threads, shared: BLOCKS_AT_ONCE,
         "cuOccupancyMaxPotentialBlockSize": lambda function, of_shared, shared, limit: [0, BEST_THREADS],
@@ -137,6 +144,8 @@ def _driver_functions(gpu: Gpu) -> dict[str, Any]:
         "cuStreamIsCapturing": lambda stream: active,
         "cuStreamEndCapture": lambda stream: gpu.end_capture(),
         "cuStreamSynchronize": lambda stream: None,
+        "cuGraphGetNodes": lambda graph, count: [gpu.graphs[graph], count],
+        "cuGraphKernelNodeGetParams": lambda node: SimpleNamespace(func=driver.CUfunction(node.function)),
         "cuGraphInstantiate": lambda graph, flags: graph,
         "cuGraphDestroy": lambda graph: None,
         "cuGraphExecDestroy": lambda graph: None,

@@ -15,8 +15,8 @@ FILES = [
     path for path in sorted(FOLDER.rglob("*.py")) if "pycuda" in path.read_text() or "cuda.bindings" in path.read_text()
 ]
 METHODS = {
-    "compute_capability", "free_held", "get_attribute", "get_device_pointer", "query", "retain_primary_context",
-    "time_since", "total_memory",
+    "compute_capability", "free_held", "get_attribute", "get_device_pointer", "get_function", "prepared_async_call",
+    "query", "retain_primary_context", "time_since", "total_memory",
 }  # fmt: skip
 """Methods of PyCUDA's objects that can fail."""
 CANNOT_FAIL = {"cuda.get_version", "cuda.get_driver_version"}

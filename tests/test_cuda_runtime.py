@@ -32,7 +32,7 @@ found = {}
 def note(name, f, *args):
     before = len(gpu.launched)
     results = f(*args)
-    found[name] = [launch._asdict() for launch in gpu.launched[before:]]
+    found[name] = [{"kernel": gpu.names[x.function], **x._asdict()} for x in gpu.launched[before:]]
     return results
 
 def ones(shape):

@@ -42,17 +42,17 @@ def launch_shapes() -> dict[str, Any]:
     out = gpu.empty(equation.outputs[0].type)
     addresses = [*(x.buffer.address for x in args), out.address]
     launch = Launch(device, task)
-    rule, kernel = launch.alone, device.kernel(task.source, task.name)
+    rule = launch.alone.shape
     grid = {
         Shape((blocks * device.multiprocessors, 1, 1), (threads, 1, 1), 0): None
         for threads in THREADS
         for blocks in BLOCKS
-        if threads <= kernel.max_threads
+        if threads <= launch.kernel.max_threads
     }
-    graphs, ms = Graphs(device), {shape: list[float]() for shape in (rule.shape, *grid)}
+    graphs, ms = Graphs(device), {shape: list[float]() for shape in (rule, *grid)}
 
     def milliseconds(shape: Shape) -> float:
-        launch.alone = ShapedLaunch(kernel, shape, rule.format)
+        launch.alone = ShapedLaunch(launch.kernel, shape)
 
         def record() -> None:
             for _ in range(LAUNCHES):
@@ -77,7 +77,7 @@ def launch_shapes() -> dict[str, Any]:
             "blocks": shape.grid[0],
             "time": Timing(found, LAUNCHES).record(),
             "gbytes_per_s": 3 * 4 * ELEMENTS / np.median(found) * 1e-6,
-            "rule": shape == rule.shape,
+            "rule": shape == rule,
         }
         for shape, found in ms.items()
     ]

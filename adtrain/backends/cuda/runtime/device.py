@@ -17,8 +17,9 @@ from cuda.bindings import driver
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.launch_plan import WorkSize
 from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, translated
-from adtrain.backends.cuda.runtime.loaded_kernel import LoadedKernel, load_module
+from adtrain.backends.cuda.runtime.loaded_kernel import LoadedKernel
 from adtrain.core import poison
 from adtrain.core.errors import DeviceError, ShapeError
 from adtrain.core.target import Target
@@ -184,15 +185,19 @@ class Device:
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         return int(checked(driver.cuDeviceGetAttribute(attribute, checked(driver.cuDeviceGet(ordinal)))))
 
-    def kernel(self, source: Source, name: str) -> LoadedKernel:
-        """A kernel of a source, compiled and loaded at first use."""
+    def kernel(self, source: Source, name: str, format: str, size: WorkSize) -> LoadedKernel:
+        """A kernel of a source, compiled and loaded at first use. For `format` and `size` see `LoadedKernel`."""
         found = self.kernels.get((source, name))
         if found is None:
             if source not in self.modules:
-                self.modules[source] = compiler.load_cubin(source, self.architecture, load_module)
-            found = LoadedKernel(self.modules[source], name, self.multiprocessors, self.shared)
+                self.modules[source] = compiler.load_cubin(source, self.architecture, self._module)
+            found = LoadedKernel(self.modules[source], name, format, size, self.multiprocessors, self.shared)
             self.kernels[source, name] = found
         return found
+
+    @translated()
+    def _module(self, cubin: bytes) -> Any:
+        return cuda.module_from_buffer(cubin)
 
     @translated()
     def allocate(self, size: int) -> Any:

@@ -18,6 +18,7 @@ import pycuda.driver as cuda
 from cuda.bindings import driver
 
 from adtrain.backends.cuda.compiler import file_source
+from adtrain.backends.cuda.launch_plan import WorkSize
 from adtrain.backends.cuda.peer_window import (
     BLOCKS,
     CHUNK,
@@ -112,8 +113,8 @@ class PeerMemory:
         self.windows = windows
         ranks = communicator.current()
         source = file_source("index/peer_exchange.cu", (), tuple(macros(ranks.size).items()))
-        self.kernel = device.kernel(source, "peer_exchange")
-        self.format = "PP" + "P" * ranks.size + "qqq"
+        one_block = WorkSize(blocks=(1, 1, 1), threads=THREADS)
+        self.kernel = device.kernel(source, "peer_exchange", "PP" + "P" * ranks.size + "qqq", one_block)
         device.windows = (*map(int, windows), ranks.rank)
         # At most one for each multiprocessor of every rank: blocks wait for those of the peers, so all run at once.
         self.blocks = min(BLOCKS, int(communicator.all_gathered(np.array([device.target.multiprocessors])).min()))
@@ -121,7 +122,7 @@ class PeerMemory:
 
     def enqueue(self, name: str, sent: int, received: int, size: int, stream: Any) -> None:
         blocks = max(1, min(self.blocks, -(-size // CHUNK)))
-        launch = ShapedLaunch(self.kernel, Shape((blocks, 1, 1), (THREADS, 1, 1), 0), self.format)
+        launch = ShapedLaunch(self.kernel, Shape((blocks, 1, 1), (THREADS, 1, 1), 0))
         launch(stream, (sent, received, *self.device.windows, size, name == "all_gather"))
 
 

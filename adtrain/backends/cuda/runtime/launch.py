@@ -21,7 +21,6 @@ class Launch:
     """
 
     def __init__(self, device: Device, plan: LaunchPlan) -> None:
-        kernel = device.kernel(plan.source, plan.name)
         self.plan, self.device = plan, device
         self.checked, self.empty = plan.checked, plan.size.empty
         if self.empty:
@@ -29,10 +28,11 @@ class Launch:
         self.windows = device.windows if plan.peers else ()
         numbers = "".join("d" if isinstance(x, float) else "q" for x in plan.numbers) + "q" * plan.repeats
         format = "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked + len(self.windows))
-        shape = kernel.shape(plan.size)
-        self.alone = ShapedLaunch(kernel, shape, format, Start.TOGETHER if plan.cooperative else Start.AFTER)
-        spread = kernel.spread(shape) if device.overlaps and not plan.cooperative else None
-        self.early = None if spread is None else ShapedLaunch(kernel, spread, format, Start.EARLY)
+        self.kernel = device.kernel(plan.source, plan.name, format, plan.size)
+        shape = self.kernel.shape(plan.size)
+        self.alone = ShapedLaunch(self.kernel, shape, Start.TOGETHER if plan.cooperative else Start.AFTER)
+        spread = self.kernel.spread(shape) if device.overlaps and not plan.cooperative else None
+        self.early = None if spread is None else ShapedLaunch(self.kernel, spread, Start.EARLY)
 
     @property
     def ran(self) -> KernelRun:

@@ -1,18 +1,21 @@
-"""Kernels of a loaded cubin: the shapes of their launches, and the one way to launch them."""
+"""Kernels of a module of PyCUDA: the shapes of their launches, the one way to launch them, and how to capture it."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
+import pycuda.driver as cuda
 from cuda.bindings import driver
 
 from adtrain.backends.cuda.launch_plan import WorkSize
-from adtrain.backends.cuda.runtime.errors import checked
+from adtrain.backends.cuda.runtime.errors import checked, translated
 
 WARP = 32
 DEFAULT_SHARED = 48 << 10
@@ -38,27 +41,29 @@ class Start(Enum):
     TOGETHER = "after all work before it is complete, and all at the same time, so that they can wait for each other"
 
 
-def load_module(cubin: bytes) -> Any:
-    """The loaded module of a cubin."""
-    return checked(driver.cuModuleLoadData(cubin))
-
-
 class LoadedKernel:
     """A kernel of a loaded module, with its launch shapes on a GPU.
 
+    Args:
+        format: the types of its arguments, for `struct`, of ARGUMENT_BYTES each.
+        size: one that it can be launched with.
+
     Attributes:
-        function: its handle.
+        function: its handle in the driver API.
         max_threads: threads of a block, at most.
         shared: bytes of dynamic shared memory that a block may have.
         shapes: the launch shapes found so far.
         multiprocessors, multiprocessor_shared: of the GPU, and bytes of shared memory of each.
     """
 
-    def __init__(self, module: Any, name: str, multiprocessors: int, multiprocessor_shared: int) -> None:
+    @translated()
+    def __init__(
+        self, module: Any, name: str, format: str, size: WorkSize, multiprocessors: int, multiprocessor_shared: int
+    ) -> None:
         self.multiprocessors, self.multiprocessor_shared = multiprocessors, multiprocessor_shared
-        self.function = checked(driver.cuModuleGetFunction(module, name.encode()))
-        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
-        self.max_threads = int(checked(driver.cuFuncGetAttribute(most, self.function)))
+        function, self.format = module.get_function(name), format
+        self.max_threads: int = function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
+        self.function = _handle(function, format, size)
         self.shared = DEFAULT_SHARED
         self.shapes: dict[WorkSize, Shape] = {}
 
@@ -121,23 +126,19 @@ class LoadedKernel:
 
 
 class ShapedLaunch:
-    """A launch of a kernel in one shape, of which the stream and the values of the arguments are open.
+    """A launch of a kernel in one shape, of which the stream and the values of the arguments are open."""
 
-    Args:
-        format: the types of the arguments, for `struct`, of ARGUMENT_BYTES each.
-    """
-
-    def __init__(self, kernel: LoadedKernel, shape: Shape, format: str, start: Start = Start.AFTER) -> None:
-        self.function, self.shape, self.format = kernel.function, shape, format
+    def __init__(self, kernel: LoadedKernel, shape: Shape, start: Start = Start.AFTER) -> None:
+        self.function, self.shape, self.format = kernel.function, shape, kernel.format
         config = self.config = driver.CUlaunchConfig()
         (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = shape
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         if start is not Start.AFTER:
             config.attrs, config.numAttrs = [_attribute(start)], 1
-        size = struct.calcsize(format)
+        size = struct.calcsize(kernel.format)
         self.packed, self.size = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
         at = ctypes.addressof(self.packed)
-        self.each = (ctypes.c_void_p * len(format))(*range(at, at + size, ARGUMENT_BYTES))
+        self.each = (ctypes.c_void_p * len(kernel.format))(*range(at, at + size, ARGUMENT_BYTES))
         self.whole = (ctypes.c_void_p * 5)(ARGUMENTS_AT, at, ARGUMENTS_SIZE, ctypes.addressof(self.size), ARGUMENTS_END)
         # A launch of blocks that wait for each other takes a pointer to each argument. Others take the buffer, because
         # they may have structs as arguments.
@@ -149,6 +150,41 @@ class ShapedLaunch:
         struct.pack_into(self.format, self.packed, 0, *arguments)
         self.config.hStream = driver.CUstream(stream.handle)
         checked(driver.cuLaunchKernelEx(self.config, self.function, *self.pointers))
+
+
+def captured(stream: Any, work: Callable[[], None]) -> Any:
+    """The graph of what ``work()`` launches and copies on a stream of the driver API.
+
+    Raises:
+        DeviceError: it cannot be captured.
+    """
+    collecting = gc.isenabled()
+    gc.disable()  # freeing memory may synchronize, which ends the capture
+    try:
+        checked(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        try:
+            work()
+        except BaseException:
+            driver.cuStreamEndCapture(stream)  # its error follows from the first one
+            raise
+        return checked(driver.cuStreamEndCapture(stream))
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@translated()
+def _handle(function: Any, format: str, size: WorkSize) -> Any:
+    """The handle of a function of PyCUDA, which does not show it: that of a launch that is captured and never runs."""
+    stream = cuda.Stream(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+    function.arg_format, function.texrefs = format, ()
+    shape = (1, 1, 1) if size.elements else size.blocks, (size.threads or 1, 1, 1)
+    launch = partial(function.prepared_async_call, *shape, stream, *(0 for _ in format))
+    graph = captured(driver.CUstream(stream.handle), launch)
+    (node,), _ = checked(driver.cuGraphGetNodes(graph, 1))
+    handle = driver.CUfunction(int(checked(driver.cuGraphKernelNodeGetParams(node)).func))
+    checked(driver.cuGraphDestroy(graph))
+    return handle
 
 
 def _attribute(start: Start) -> Any:
