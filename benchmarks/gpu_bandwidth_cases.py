@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from adtrain import ops
-from adtrain.backends.cuda.backend import Buffer, CudaBackend
-from adtrain.backends.cuda.runtime.runnable import Runnable
+from adtrain.backends.cuda.backend import CudaBackend
+from adtrain.backends.cuda.runtime.device import Buffer
+from adtrain.backends.cuda.runtime.launch import Runnable
 from adtrain.core.array import Array, Value
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage
@@ -78,7 +79,7 @@ class Fused:
             self.known[key] = Runnable(gpu.device, gpu.lowering, equation), order, equation.outputs[0].type
         work, order, type_ = self.known[key]
         found = gpu.empty(type_)
-        work([*(arrays[i].buffer.address for i in order), found.address], 0, 0)
+        work.enqueue([*(arrays[i].buffer.address for i in order), found.address], 0, 0)
         return Array(found, type_.shape, type_.dtype, "gpu")
 
 

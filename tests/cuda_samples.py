@@ -18,7 +18,6 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES, Case
 from adtrain.core.array import Value
-from adtrain.core.errors import DeviceError
 from adtrain.core.fused import (
     BACK_TO_BACK,
     COLUMN_SUM,
@@ -46,9 +45,6 @@ TARGETS = (
 )
 """A GPU of each compute capability that kernels are compiled for; shared memory of a block from the CUDA C++
 Programming Guide, table "Technical Specifications per Compute Capability"."""
-
-TENSOR_CORES = (8, 0)
-"""The lowest capability with kernels for products in tf32 and bfloat16."""
 
 DTYPES = ("float32", "float64")
 
@@ -261,11 +257,7 @@ def all_candidates(lowering: Lowering, equation: Equation) -> Iterator[tuple[Can
     """
     generated = is_loops(equation) or equation.primitive in GENERATED
     for kernel in [None] if generated else lowering.candidates(equation):
-        try:
-            launches = lowering.launches(equation, kernel)
-        except DeviceError:
-            assert lowering.target.capability < TENSOR_CORES, f"{equation.name} has no kernel"
-            continue
+        launches = lowering.launches(equation, kernel)
         yield kernel, [x for x in launches if isinstance(x, LaunchPlan) and not x.size.empty]
 
 

@@ -107,7 +107,7 @@ def execute(gpu: Any, run: Run) -> None:
 
 def compute(gpu: Any, equation: Equation, kernel: Candidate | None, inputs: Sequence[Any]) -> Sequence[Any]:
     """The outputs by this candidate, or by the one that runs where nothing is measured."""
-    from adtrain.backends.cuda.runtime.runnable import Runnable
+    from adtrain.backends.cuda.runtime.launch import Runnable
 
     (first, *_) = equation.outputs
     if equation.has(Trait.RESHAPE):
@@ -115,7 +115,7 @@ def compute(gpu: Any, equation: Equation, kernel: Candidate | None, inputs: Sequ
     work = Runnable(gpu.device, gpu.lowering, equation, kernel)
     outputs = [gpu.empty(v.type) for v in equation.outputs]
     scratch = gpu.device.allocate(work.scratch)
-    work([b.address for b in (*inputs, *outputs)], int(scratch), gpu.flags.address)
+    work.enqueue([b.address for b in (*inputs, *outputs)], int(scratch), gpu.device.flags.address)
     gpu.device.synchronize()
     return outputs
 

@@ -22,8 +22,7 @@ from waiting import PATIENCE
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compile_processes import CompileProcesses
-from adtrain.backends.cuda.compile_queue import CompileQueue
+from adtrain.backends.cuda.compile_workers import CompileProcesses, CompileQueue
 from adtrain.backends.cuda.compiler import ARCHITECTURES, Compiled, CudaCompilerError, Source, architecture, file_source
 from adtrain.backends.cuda.nvrtc import Nvrtc, Request
 from adtrain.backends.cuda.peer_window import macros

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from thread_ranks import ThreadRank, on_ranks
 
-from adtrain.backends.cuda.copy_exchange import Copy, Step, Write, own_copy, steps
-from adtrain.backends.cuda.peer_window import window_bytes
+from adtrain.backends.cuda.peer_window import Copy, Step, Write, own_copy, steps, window_bytes
 
 EXCHANGES = 20
 SIZE = 3000

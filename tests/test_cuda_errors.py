@@ -16,7 +16,7 @@ FILES = [
 ]
 METHODS = {
     "compute_capability", "free_held", "get_attribute", "get_device_pointer", "get_function", "prepared_async_call",
-    "query", "retain_primary_context", "set_attribute", "time_since", "total_memory",
+    "query", "retain_primary_context", "time_since", "total_memory",
 }  # fmt: skip
 """Methods of PyCUDA's objects that can fail."""
 CANNOT_FAIL = {"cuda.get_version", "cuda.get_driver_version"}

@@ -116,9 +116,8 @@ def test_large_float32_products_use_bf16x3_on_an_a100_fp16x2_on_hopper_and_fma_o
     assert found == {gpu: tensor_cores.get(gpu, MmaKind.FMA) for gpu in KIBIBYTES}
 
 
-def test_gpus_before_ampere_use_fma_and_have_no_kernels_for_rounded_products() -> None:
-    assert mma_kinds(4, "full", (7, 5)) == mma_kinds(8, "full", (7, 5)) == (MmaKind.FMA,)
-    assert mma_kinds(4, "tf32", (7, 5)) == mma_kinds(4, "bfloat16", (7, 5)) == ()
+def test_gpus_before_ampere_use_fma_in_every_precision() -> None:
+    assert {mma_kinds(itemsize, p, (7, 5)) for itemsize in (4, 8) for p in PRECISIONS} == {(MmaKind.FMA,)}
 
 
 def test_float64_is_full_in_every_precision() -> None:

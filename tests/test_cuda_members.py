@@ -110,6 +110,7 @@ def check(equation: Equation, target: Target) -> None:
 
 
 BY_PRIMITIVE = pytest.mark.parametrize("name", sorted(equations()))
+BY_TARGET = pytest.mark.parametrize("target", TARGETS, ids=lambda target: "sm_{}{}".format(*target.capability))
 
 
 @BY_PRIMITIVE
@@ -122,12 +123,19 @@ def test_the_kernel_does_not_depend_on_the_number_of_members(name: str) -> None:
 
 @pytest.mark.exhaustive
 @BY_PRIMITIVE
-@pytest.mark.parametrize(
-    "target", [x for x in TARGETS if x.capability >= (8, 0)], ids=lambda target: "sm_{}{}".format(*target.capability)
-)
+@BY_TARGET
 def test_no_kernel_of_any_gpu_depends_on_the_number_of_members(name: str, target: Target) -> None:
     for equation in equations()[name]:
         check(equation, target._replace(by_member=True))
+
+
+@pytest.mark.parametrize("by_member", [False, True])
+@BY_TARGET
+def test_every_gpu_has_a_kernel_for_every_primitive(target: Target, by_member: bool) -> None:
+    lowering = Lowering(target._replace(by_member=by_member))
+    for each in equations().values():
+        for equation in each:
+            assert lowering.launches(equation), equation
 
 
 def test_the_samples_have_kernels_that_are_chosen_by_size() -> None:

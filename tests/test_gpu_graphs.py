@@ -80,15 +80,15 @@ def test_a_program_accepts_arguments_at_new_addresses(gpu: Any) -> None:
 def test_an_error_while_recording_names_the_operation(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from adtrain.backends.cuda.runtime.launch import Launch
 
-    record = Launch.record
+    enqueue = Launch.enqueue
 
     def waiting(launch: Launch, *args: Any) -> None:
-        record(launch, *args)
+        enqueue(launch, *args)
         gpu.device.synchronize()
 
     f = stage(lambda x: ops.softmax(x), SIMPLIFY)
     with monkeypatch.context() as patched:
-        patched.setattr(Launch, "record", waiting)
+        patched.setattr(Launch, "enqueue", waiting)
         with pytest.raises(DeviceError, match=r"^softmax cannot be recorded in a CUDA graph: "):
             f(ad.array(np.ones((4, 8)), device="gpu"))
     np.testing.assert_allclose(f(ad.array(np.ones((4, 8)), device="gpu")).numpy(), 1 / 8)
@@ -105,14 +105,14 @@ def test_early_launches_spread_over_all_multiprocessors(
     if not gpu.device.overlaps:
         pytest.skip("launches of this GPU do not start early")
     early = []
-    record = Launch.record
+    enqueue = Launch.enqueue
 
     def noting(launch: Launch, *args: Any) -> None:
         if not launch.empty and launch.early is not None:
-            early.append((launch.queried, launch.early))
-        record(launch, *args)
+            early.append((launch.early.function, launch.early.shape))
+        enqueue(launch, *args)
 
-    monkeypatch.setattr(Launch, "record", noting)
+    monkeypatch.setattr(Launch, "enqueue", noting)
     after_steps(prepare(tmp_path, layers=LAYERS), (1,))
     assert early
     for function, ((blocks, _, _), (threads, _, _), shared) in early:

@@ -24,9 +24,7 @@ TWO_GPUS = pytest.mark.skipif(
 )
 EXCHANGES = """
 import numpy as np
-from adtrain.backends.cuda.runtime import peer_memory
-from adtrain.backends.cuda.runtime.copy_engines import CopyEngines
-from adtrain.backends.cuda.runtime.exchanges import Exchanges
+from adtrain.backends.cuda.runtime.exchanges import CopyEngines, Exchanges, connected
 from adtrain.core import communicator
 from adtrain.core.backend import backend
 from adtrain.core.types import ArrayType
@@ -34,7 +32,7 @@ from adtrain.distributed.session import joined
 
 with joined(60, print, lambda error: (str(error), 2)):
     ranks, gpu = communicator.current(), backend("gpu")
-    peers = peer_memory.connected(gpu.device)
+    peers = connected(gpu.device)
     exchanges, copies = Exchanges(gpu.device, [peers]), CopyEngines(peers)
     memory = gpu.device.reserve(ranks.size * 5_000_000)
     copies.map(memory, ranks.size * 5_000_000)
@@ -63,8 +61,7 @@ TRAINING = """
 import runpy
 from functools import cached_property
 from adtrain.backends.cuda.backend import CudaBackend
-from adtrain.backends.cuda.runtime.copy_engines import CopyEngines
-from adtrain.backends.cuda.runtime.exchanges import Exchanges
+from adtrain.backends.cuda.runtime.exchanges import CopyEngines, Exchanges
 
 # NCCL refuses two ranks on one GPU.
 found = cached_property(lambda self: Exchanges(self.device, [self.peers], CopyEngines(self.peers)))

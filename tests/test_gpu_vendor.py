@@ -60,7 +60,7 @@ def equation_of(primitive: Primitive, arrays: Sequence[np.ndarray], **params: An
 def computed(gpu: Any, call: LibraryCall, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """The call's result. Launched alone and recorded in a graph, which runs twice, it has the same bits."""
     from adtrain.backends.cuda.runtime.graph import Graphs
-    from adtrain.backends.cuda.runtime.runnable import Runnable
+    from adtrain.backends.cuda.runtime.launch import Runnable
 
     work = Runnable(gpu.device, gpu.lowering, call.equation, call)
     inputs = [gpu.from_numpy(x) for x in arrays]
@@ -71,9 +71,9 @@ def computed(gpu: Any, call: LibraryCall, arrays: Sequence[np.ndarray]) -> np.nd
         out = gpu.empty(call.equation.outputs[0].type)
         given = [b.address for b in (*inputs, out)], int(memory), 0
         if started == "alone":
-            work(*given)
+            work.enqueue(*given)
         else:
-            graphs.run(out.address, partial(work.record, *given))
+            graphs.run(out.address, partial(work.enqueue, *given))
         found.append(gpu.to_numpy(out))
     assert len({x.tobytes() for x in found}) == 1
     return found[0]

@@ -123,6 +123,12 @@ def imported_modules(tree: ast.Module, package: str) -> set[str]:
     return found
 
 
+def imported_at_once(path: Path) -> set[str]:
+    """Dotted names of the imports that run when a module is imported."""
+    at_once: list[ast.stmt] = [x for x in parsed(path).body if isinstance(x, (ast.Import, ast.ImportFrom))]
+    return imported_modules(ast.Module(at_once, []), "adtrain")
+
+
 def part_of(module: str) -> str:
     """The part that a module's dotted name belongs to; "adtrain" for a name that `adtrain/__init__.py` defines."""
     name = module.split(".")[1] if "." in module else "adtrain"
@@ -169,13 +175,43 @@ def test_the_rules_have_no_cycle() -> None:
     assert not cycle(MAY_IMPORT)
 
 
-def test_modules_of_core_import_one_another_without_a_cycle() -> None:
-    files = {path: names for path, names in modules().items() if path.startswith("core/")}
-    core = {f"adtrain.{path[:-3].replace('/', '.')}": names for path, names in files.items()}
-    assert not any("typing.TYPE_CHECKING" in names for names in core.values())
+PARTS = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"backends"}
+
+
+@pytest.mark.parametrize("part", sorted(PARTS | {"backends/cpu", "backends/cuda/runtime", "backends/cuda/tuner"}))
+def test_modules_of_a_part_import_one_another_without_a_cycle(part: str) -> None:
+    """Imports for types count too."""
+    files = {path: names for path, names in modules().items() if path.startswith(f"{part}/")}
+    dotted = {f"adtrain.{path[:-3].replace('/', '.')}".removesuffix(".__init__"): n for path, n in files.items()}
     # "from adtrain.core import tree" is the module; "from adtrain.core.tree import map" is a name in it.
-    inside = {module: {n if n in core else n.rpartition(".")[0] for n in names} for module, names in core.items()}
-    assert not cycle({module: names & set(core) for module, names in inside.items()})
+    inside = {module: {n if n in dotted else n.rpartition(".")[0] for n in names} for module, names in dotted.items()}
+    assert not cycle({module: names & set(dotted) for module, names in inside.items()})
+
+
+def test_modules_of_the_backends_can_be_imported_in_any_order() -> None:
+    """No cycle among the imports that run when a module is imported, of which each also runs those of its packages."""
+    dotted = {}
+    for path in modules():
+        if path.startswith("backends/"):
+            name = f"adtrain.{path[:-3].replace('/', '.')}".removesuffix(".__init__")
+            dotted[name] = imported_at_once(PACKAGE / path)
+    imports: dict[str, set[str]] = {}
+    for module, names in dotted.items():
+        parents = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 2)}
+        own = {".".join(module.split(".")[:i]) for i in range(1, module.count(".") + 1)}
+        imports[module] = parents & set(dotted) - own
+    assert not cycle(imports)
+
+
+@pytest.mark.parametrize("part", ["forms", "lower", "runtime", "tuner", "vendor"])
+def test_no_part_of_the_cuda_backend_imports_backend_py(part: str) -> None:
+    for path, names in modules().items():
+        if path.startswith(f"backends/cuda/{part}"):
+            assert not any(name.startswith("adtrain.backends.cuda.backend") for name in names), path
+
+
+def test_core_imports_nothing_for_types_only() -> None:
+    assert not any("typing.TYPE_CHECKING" in n for path, n in modules().items() if path.startswith("core/"))
 
 
 CPU_STEP = """
@@ -217,9 +253,7 @@ def test_a_third_party_package_is_imported_by_its_part_only() -> None:
 
 def test_torch_and_jax_are_imported_inside_functions_only() -> None:
     for path in PACKAGE.rglob("*.py"):
-        at_once: list[ast.stmt] = [x for x in parsed(path).body if isinstance(x, (ast.Import, ast.ImportFrom))]
-        imported = imported_modules(ast.Module(at_once, []), "adtrain")
-        assert {name.split(".")[0] for name in imported}.isdisjoint(ONLY_IN_FUNCTIONS), path
+        assert {name.split(".")[0] for name in imported_at_once(path)}.isdisjoint(ONLY_IN_FUNCTIONS), path
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def exchange() -> dict[str, str]:
 
 def nccl_version() -> str:
     """NCCL's version. Raises DeviceError where it, or nccl4py, is missing."""
-    from adtrain.backends.cuda.nccl_library import version
+    from adtrain.backends.cuda.runtime import libraries
 
-    return version()
+    return libraries.nccl_version()
 
 
 def peak(device: str, measure: bool) -> roofline.Roofline | None:

@@ -53,7 +53,8 @@ def matmul_precision(precision: str) -> Iterator[None]:
     Operands are rounded to nearest, ties to even. Sums and results are float32. float64 is not rounded. On the CPU
     rounded products run by NumPy, for comparison with a GPU.
 
-    "tf32" and "bfloat16" permit rounding. On a GPU a jitted function rounds only the products that become faster.
+    "tf32" and "bfloat16" permit rounding. On a GPU a jitted function rounds only the products that become faster. A
+    GPU of a compute capability below 8.0 computes most products in full precision.
 
         with ops.matmul_precision("tf32"):
             y = ops.matmul(x, w)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,22 +16,16 @@ from adtrain.backends.cuda.forms.peer_exchanges_fusion import fuse_exchanges
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import SLOT_BYTES
-from adtrain.backends.cuda.runtime import peer_memory
-from adtrain.backends.cuda.runtime.copy_engines import CopyEngines
-from adtrain.backends.cuda.runtime.device import Device
+from adtrain.backends.cuda.runtime.device import Buffer, Device
 from adtrain.backends.cuda.runtime.dlpack_exchange import ALIGNMENT, Borrowed, DlpackExchange
 from adtrain.backends.cuda.runtime.errors import translated
-from adtrain.backends.cuda.runtime.exchanges import Exchanges
-from adtrain.backends.cuda.runtime.flags import Flags
+from adtrain.backends.cuda.runtime.exchanges import CopyEngines, Exchanges, Nccl, PeerMemory, connected
+from adtrain.backends.cuda.runtime.launch import Runnable
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.backends.cuda.runtime.nccl import Nccl
-from adtrain.backends.cuda.runtime.peer_memory import PeerMemory
 from adtrain.backends.cuda.runtime.program import CudaProgram, Lowered
 from adtrain.backends.cuda.runtime.properties import identity, properties
-from adtrain.backends.cuda.runtime.runnable import Runnable
-from adtrain.backends.cuda.tuner.autotune import Tuner
+from adtrain.backends.cuda.tuner.autotune import Tuner, share_choices
 from adtrain.backends.cuda.tuner.gpu_trial import GpuBench
-from adtrain.backends.cuda.tuner.shared_choices import share_choices
 from adtrain.backends.cuda.vendor import installed
 from adtrain.core import communicator, dlpack, poison
 from adtrain.core.backend import Memory
@@ -42,22 +35,6 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.static_key import params_key
 from adtrain.core.types import ArrayType, dtype_of
 from adtrain.passes.fusion import fusions_of_users
-
-
-class Buffer:
-    """Contiguous elements on the GPU. Several buffers may share memory."""
-
-    __slots__ = ("address", "dtype", "memory", "shape")
-
-    def __init__(self, memory: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.memory = memory
-        self.address = int(memory)
-        self.shape = shape
-        self.dtype = dtype
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
 
 
 class CudaBackend:
@@ -77,7 +54,6 @@ class CudaBackend:
     def __init__(self) -> None:
         self.device = Device()
         self.dlpack_exchange = DlpackExchange(self.device)
-        self.flags = Flags()
         self.lowering = Lowering(self.device.target, installed())
         self.lowering_by_member = Lowering(self.device.target._replace(by_member=True))
         self.tuner = Tuner(self.lowering, GpuBench(self.device, self.lowering, self.identity()))
@@ -86,7 +62,7 @@ class CudaBackend:
     @cached_property
     def peers(self) -> PeerMemory | None:
         """The memory of the GPUs of other ranks, if it can be mapped. All ranks map it at the same time."""
-        return peer_memory.connected(self.device)
+        return connected(self.device)
 
     @cached_property
     def exchanges(self) -> Exchanges:
@@ -112,10 +88,10 @@ class CudaBackend:
         work = self._runnable(primitive, buffers, params, outputs)
         results = [self.empty(t) for t in outputs]
         memory = self.device.allocate(work.scratch) if work.scratch else 0
-        addresses = [b.address for b in (*buffers, *results)]
-        work(addresses, int(memory), self.flags.address if work.checked else 0)
+        addresses, flags = [b.address for b in (*buffers, *results)], self.device.flags
+        work.enqueue(addresses, int(memory), flags.address if work.checked else 0)
         if work.checked:
-            self.flags.names[0] = primitive.name
+            flags.names[0] = primitive.name
             self.synchronize()
         return results
 
@@ -149,12 +125,13 @@ class CudaBackend:
         return self.lowering_by_member if program.by_member else self.lowering
 
     def compile(self, program: Program, lowered: Lowered | None = None) -> CudaProgram:
+        lowering = self.lowering_of(program)
         if lowered is None:
             self._tune(program)
             share_choices(self.lowering, program.equations)
         else:
-            self.lowering_of(program).planned.update(lowered.plans)
-        return CudaProgram(self, program, lowered)
+            lowering.planned.update(lowered.plans)
+        return CudaProgram(program, self.device, lowering, self.empty, lambda: self.exchanges, lowered)
 
     def lowering_key(self) -> str | None:
         """The device. None, so that nothing is cached, if choices depend on measured times, memory is poisoned, or
@@ -195,7 +172,7 @@ class CudaBackend:
 
         def wait() -> np.ndarray:
             elements = download()
-            self.flags.check()
+            self.device.flags.check()
             elements.flags.writeable = False
             return elements
 
@@ -233,7 +210,7 @@ class CudaBackend:
             ShapeError: an index was out of range.
         """
         self.device.synchronize()
-        self.flags.check()
+        self.device.flags.check()
 
     @contextmanager
     def side_by_side(self, count: int) -> Iterator[Sequence[Callable[[], AbstractContextManager[None]]]]:
@@ -245,7 +222,7 @@ class CudaBackend:
             for lane in lanes:
                 with self.device.using(lane):
                     self.device.synchronize()
-        self.flags.check()
+        self.device.flags.check()
 
     @translated()
     def device_name(self) -> str:

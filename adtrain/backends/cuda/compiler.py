@@ -22,8 +22,7 @@ import numpy as np
 
 from adtrain import includes
 from adtrain.assets import asset_path
-from adtrain.backends.cuda.compile_processes import CompileProcesses
-from adtrain.backends.cuda.compile_queue import CompileQueue
+from adtrain.backends.cuda.compile_workers import CompileProcesses, CompileQueue
 from adtrain.backends.cuda.nvrtc import Nvrtc, NvrtcError
 from adtrain.cache import digest, open_cache
 from adtrain.codegen.expressions import c_type

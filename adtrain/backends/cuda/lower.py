@@ -9,9 +9,22 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
-from adtrain.backends.cuda import forms  # noqa: F401  defines the forms
 from adtrain.backends.cuda.codegen.part import Kernel, for_members
 from adtrain.backends.cuda.codegen.product import matmul_of
+from adtrain.backends.cuda.forms import (  # noqa: F401  define the forms
+    back_to_back,
+    column_sum,
+    grouped_products,
+    layer_backward,
+    map_reduce,
+    one_block,
+    peer_exchanges,
+    resident_steps,
+    row_fused,
+    row_products,
+    streamed_layer,
+    tiled_product,
+)
 from adtrain.backends.cuda.forms.form import kernel_form
 from adtrain.backends.cuda.forms.horizontal import horizontal
 from adtrain.backends.cuda.forms.horizontal_fusion import MAX_K

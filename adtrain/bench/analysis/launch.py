@@ -30,7 +30,7 @@ def launch_shapes() -> dict[str, Any]:
     from adtrain.backends.cuda.launch_plan import LaunchPlan
     from adtrain.backends.cuda.runtime.graph import Graphs
     from adtrain.backends.cuda.runtime.launch import Launch
-    from adtrain.backends.cuda.runtime.loaded_kernel import Shape
+    from adtrain.backends.cuda.runtime.loaded_kernel import Shape, ShapedLaunch
 
     gpu: Any = backend("gpu")
     device = gpu.device
@@ -42,22 +42,21 @@ def launch_shapes() -> dict[str, Any]:
     out = gpu.empty(equation.outputs[0].type)
     addresses = [*(x.buffer.address for x in args), out.address]
     launch = Launch(device, task)
-    rule, most = launch.shape, device.kernel(task.source, task.name).max_threads
+    rule = launch.alone.shape
     grid = {
         Shape((blocks * device.multiprocessors, 1, 1), (threads, 1, 1), 0): None
         for threads in THREADS
         for blocks in BLOCKS
-        if threads <= most
+        if threads <= launch.kernel.max_threads
     }
     graphs, ms = Graphs(device), {shape: list[float]() for shape in (rule, *grid)}
-    launch.early = None  # no programmatic dependent launch: consecutive launches of a sample must not overlap
 
     def milliseconds(shape: Shape) -> float:
-        launch.shape = shape
+        launch.alone = ShapedLaunch(launch.kernel, shape)
 
         def record() -> None:
             for _ in range(LAUNCHES):
-                launch.record(addresses, 0, 0)
+                launch.enqueue(addresses, 0, 0)  # without overlap of consecutive launches
 
         graphs.run(shape, record)  # keeps the device busy while the timed launches are enqueued
         before = device.event()

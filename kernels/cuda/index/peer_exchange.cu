@@ -4,7 +4,7 @@
 // In the next round it reads its chunks from the peers' windows. It writes to a chunk again two rounds later. By then each peer
 // has begun the round between, and so has read the chunk.
 //
-// Block b waits for block b of the peers. All blocks fit on each GPU at the same time (peer_memory.py): else the blocks that run on
+// Block b waits for block b of the peers. All blocks fit on each GPU at the same time (exchanges.py): else the blocks that run on
 // two GPUs could wait for blocks that have not begun.
 //
 // Macros (peer_window.py): BLOCKS: the most blocks of a grid. CHUNK: bytes of a chunk. Others: peer_window.cuh.

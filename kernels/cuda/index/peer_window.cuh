@@ -2,7 +2,7 @@
 // its number.
 //
 // A window has chunks (peer_exchange.cu), slots and a counter of launches (peer_exchanges.cuh), flags of blocks, and flags of copy
-// engines (copy_exchange.py). Exchanges through windows run one after another, in the same order and with the same grids on all
+// engines (peer_window.py). Exchanges through windows run one after another, in the same order and with the same grids on all
 // ranks.
 //
 // Macros (peer_window.py): RANKS. MAX_BLOCKS: the most blocks of a grid. FLAGS_AT: the byte of a window where its flags start.

@@ -84,36 +84,79 @@ standardize_team(const T *x, T *y, T *means, T *variances, int64_t rows, int64_t
     }
 }
 
-// The moments of vectors first, first + step, ... < count. A vector has W elements; vector i is at x + i * distance. LOADS
-// vectors are processed at a time: their mean, then the deviations from it, so that no digits cancel.
-template <int W>
-static __device__ __forceinline__ Moments of_run(const T *x, int64_t first, int64_t count, int64_t step, int64_t distance,
-                                                 Moments found) {
-    constexpr int LOADS = 64 / sizeof(T) / W > 8 ? 8 : 64 / sizeof(T) / W;
-    for (int64_t r = first; r < count; r += LOADS * step) {
+// The vectors of a thread, one after another: those of a column of elements.
+struct Column {
+    const T *at;
+    int64_t step;
+
+    __device__ __forceinline__ const T *next() {
+        const T *from = at;
+        at += step;
+        return from;
+    }
+};
+
+// The same for every THREADS-th vector of runs of `length` vectors, which start `pitch` elements apart.
+struct Runs {
+    const T *at;
+    int64_t index, length, step, to_next_run;
+    int forward;
+
+    __device__ __forceinline__ Runs(const T *x, int64_t length, int64_t pitch) : length(length) {
+        const int run = length < THREADS ? threadIdx.x / (int)length : 0;
+        const int runs = length > THREADS ? 0 : THREADS / (int)length; // that THREADS vectors are, besides `forward` vectors
+        index = threadIdx.x - run * length;
+        forward = THREADS - runs * (int)min(length, (int64_t)THREADS);
+        at = x + run * pitch + index * WIDTH;
+        step = runs * pitch + forward * WIDTH;
+        to_next_run = pitch - length * WIDTH;
+    }
+
+    __device__ __forceinline__ const T *next() {
+        const T *from = at;
+        at += step, index += forward;
+        if (index >= length) at += to_next_run, index -= length;
+        return from;
+    }
+};
+
+// The moments of `count` vectors of W elements and those that were `found` before. LOADS vectors are processed at a time: their
+// mean, then the deviations from it, so that no digits cancel.
+template <int W, typename Vectors>
+static __device__ __forceinline__ Moments moments_of(Vectors vectors, int count, Moments found) {
+    constexpr int LOADS = 8;
+    for (; count > 0; count -= LOADS) {
         Vector<T, W> v[LOADS];
-        T sum = 0, squares = 0;
-        int real = 0;
+        #pragma unroll
+        for (int k = 0; k < LOADS; k++) {
+            const T *from = vectors.next();
+            if (k < count) v[k] = load<T, W>(from);
+        }
+        const T first = v[0].lane[0], size = (T)(min(count, LOADS) * W);
+        T sums[W] = {}, squares[W] = {}; // by lane, so that additions need not wait for one another
         #pragma unroll
         for (int k = 0; k < LOADS; k++)
-            if (r + k * step < count) v[k] = load<T, W>(x + (r + k * step) * distance), real = k + 1;
+            if (k < count)
+                #pragma unroll
+                for (int i = 0; i < W; i++) v[k].lane[i] -= first, sums[i] += v[k].lane[i];
+        #pragma unroll
+        for (int i = 1; i < W; i++) sums[0] += sums[i];
+        const T mean = sums[0] / size;
         #pragma unroll
         for (int k = 0; k < LOADS; k++)
-            #pragma unroll
-            for (int i = 0; i < W; i++) sum += k < real ? v[k].lane[i] - v[0].lane[0] : (T)0;
-        const T mean = v[0].lane[0] + sum / (T)(real * W);
+            if (k < count)
+                #pragma unroll
+                for (int i = 0; i < W; i++)
+                    v[k].lane[i] -= mean, squares[i] = fma(v[k].lane[i], v[k].lane[i], squares[i]);
         #pragma unroll
-        for (int k = 0; k < LOADS; k++)
-            #pragma unroll
-            for (int i = 0; i < W; i++) squares += k < real ? (v[k].lane[i] - mean) * (v[k].lane[i] - mean) : (T)0;
-        found = MergeMoments::of(found, {(T)(real * W), mean, squares});
+        for (int i = 1; i < W; i++) squares[0] += squares[i];
+        found = MergeMoments::of(found, {size, first + mean, squares[0]});
     }
     return found;
 }
 
 // The moments of parts, to scratch[o * parts + part]. A block has `across` neighbouring outputs of one index of k0. With one
-// output each warp reads runs of r1 elements by vectors, or the block reads them where there are fewer runs than warps. With
-// WARP outputs a thread reads elements of stride k1.
+// output it reads runs of r1 elements by vectors. With WARP outputs a thread reads elements of stride k1.
 KERNEL __launch_bounds__(THREADS, 2)
 standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1, int64_t r1, int64_t across, int64_t parts,
                   int64_t chunk, char *scratch) {
@@ -124,18 +167,19 @@ standardize_parts(const T *x, T *, T *, T *, int64_t k0, int64_t r0, int64_t k1,
     const int64_t outer = tile / tiles, begin = part * chunk, end = min(begin + chunk, r0);
     Moments found = {0, 0, 0};
     if (across == 1) {
-        const int64_t column = tile % tiles;
-        const int team = chunk < THREADS / WARP ? THREADS : WARP; // of a run
-        for (int64_t i = begin + threadIdx.x / team; i < end; i += THREADS / team)
-            found = of_run<WIDTH>(x + ((outer * r0 + i) * k1 + column) * r1, threadIdx.x % team, r1 / WIDTH, team, WIDTH,
-                                  found);
-        found = over_block<MergeMoments>(found);
+        const int64_t column = tile % tiles, length = r1 / WIDTH;
+        const int count = ((end - begin) * length + THREADS - 1 - threadIdx.x) / THREADS;
+        const Runs runs(x + ((outer * r0 + begin) * k1 + column) * r1, length, k1 * r1);
+        found = over_block<MergeMoments>(moments_of<WIDTH>(runs, count, found));
         if (threadIdx.x == 0) ((Moments *)scratch)[blockIdx.x] = found;
         return;
     }
     const int64_t column = tile % tiles * WARP + lane;
-    if (column < k1 && begin < end)
-        found = of_run<1>(x + (outer * r0 + begin) * k1 + column, warp, end - begin, THREADS / WARP, k1, found);
+    if (column < k1 && begin < end) {
+        const Column elements = {x + (outer * r0 + begin + warp) * k1 + column, THREADS / WARP * k1};
+        const int count = (end - begin + THREADS / WARP - 1 - warp) / (THREADS / WARP);
+        found = moments_of<1>(elements, count, found);
+    }
     of_warp[warp][lane] = found;
     __syncthreads();
     if (warp == 0 && column < k1) {

@@ -1,4 +1,4 @@
-"""The GPU of this process: context, streams, memory pools, and loaded kernels."""
+"""The GPU of this process: context, streams, memory, and loaded kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +17,11 @@ from cuda.bindings import driver
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.launch_plan import WorkSize
 from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, translated
-from adtrain.backends.cuda.runtime.guarded import Guarded
-from adtrain.backends.cuda.runtime.loaded_kernel import Loaded, LoadedKernel
+from adtrain.backends.cuda.runtime.loaded_kernel import LoadedKernel
 from adtrain.core import poison
-from adtrain.core.errors import DeviceError
+from adtrain.core.errors import DeviceError, ShapeError
 from adtrain.core.target import Target
 
 NON_BLOCKING = 1
@@ -28,6 +29,76 @@ NON_BLOCKING = 1
 
 UPLOAD_CHUNK = 4 << 20
 """Maximum bytes of one copy of an upload. Later chunks reuse page-locked memory, which is slow to allocate."""
+
+FLAGS = 1024
+"""Number of flags for indices out of range."""
+
+
+class Buffer:
+    """Contiguous elements on the GPU. Several buffers may share memory."""
+
+    __slots__ = ("address", "dtype", "memory", "shape")
+
+    def __init__(self, memory: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.memory = memory
+        self.address = int(memory)
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class Guarded:
+    """``size`` bytes of ``memory`` between two guard zones; see `poison`. `int()` is their address."""
+
+    def __init__(self, memory: Any, size: int) -> None:
+        self.memory, self.size = memory, size
+
+    def __int__(self) -> int:
+        return int(self.memory) + poison.GUARD
+
+    @translated()
+    def intact(self) -> bool:
+        """Whether the zones still hold what they were filled with. The device must have finished."""
+        zone = np.empty(poison.GUARD, np.uint8)
+        for address in (int(self.memory), int(self) + self.size):
+            cuda.memcpy_dtoh(zone, address)
+            if (zone != poison.BYTE).any():
+                return False
+        return True
+
+
+class Flags:
+    """FLAGS int32 flags that kernels set where an index is out of range, and the name of each flag's operation.
+
+    They are in mapped host memory, so that reading them takes no copy. Flag 0 is for operations that run eagerly;
+    Programs reserve the others.
+    """
+
+    @translated()
+    def __init__(self) -> None:
+        self.values = cuda.pagelocked_zeros(FLAGS, np.int32, mem_flags=cuda.host_alloc_flags.DEVICEMAP)
+        self.address = int(self.values.base.get_device_pointer())
+        self.names = [""]
+
+    def reserve(self, name: str) -> int:
+        """The address of a new flag for an operation. When all are taken, it is that of the last one."""
+        if len(self.names) < FLAGS:
+            self.names.append(name)
+        return self.address + (len(self.names) - 1) * self.values.itemsize
+
+    def check(self) -> None:
+        """Call after the device has been synchronized.
+
+        Raises:
+            ShapeError: a flag is set. All are cleared.
+        """
+        if self.values.any():
+            name = self.names[int(np.argmax(self.values))]
+            self.values[:] = 0
+            raise ShapeError(f"{name}: an index is out of range")
 
 
 class Lane(NamedTuple):
@@ -50,6 +121,7 @@ class Device:
         uploads: page-locked memory that the device may still read, and the event after which it does not.
         overlaps: whether a launch may start while the previous one ends (programmatic dependent launch).
         shared: bytes of shared memory of a multiprocessor.
+        flags: those of indices out of range.
         windows: the addresses of the windows of all ranks, and this rank's number; empty before they are connected.
             As arguments of a kernel they are the struct Windows of kernels/cuda/index/peer_window.cuh.
 
@@ -80,8 +152,9 @@ class Device:
         self.multiprocessors: int = self.device.get_attribute(attribute.MULTIPROCESSOR_COUNT)
         self.shared: int = self.device.get_attribute(attribute.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
         self.target = Target(capability, self.multiprocessors, self._shared_per_block(ordinal))
+        self.flags = Flags()
+        self.modules: dict[Source, Any] = {}
         self.kernels: dict[tuple[Source, str], LoadedKernel] = {}
-        self.sources: dict[Source, Loaded] = {}
 
     @property
     def stream(self) -> Any:
@@ -112,15 +185,19 @@ class Device:
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         return int(checked(driver.cuDeviceGetAttribute(attribute, checked(driver.cuDeviceGet(ordinal)))))
 
-    def kernel(self, source: Source, name: str) -> LoadedKernel:
-        """A kernel of a source, compiled and loaded at first use."""
+    def kernel(self, source: Source, name: str, format: str, size: WorkSize) -> LoadedKernel:
+        """A kernel of a source, compiled and loaded at first use. For `format` and `size` see `LoadedKernel`."""
         found = self.kernels.get((source, name))
         if found is None:
-            if source not in self.sources:
-                self.sources[source] = compiler.load_cubin(source, self.architecture, Loaded)
-            found = LoadedKernel(self.sources[source], name, self.multiprocessors, self.shared)
+            if source not in self.modules:
+                self.modules[source] = compiler.load_cubin(source, self.architecture, self._module)
+            found = LoadedKernel(self.modules[source], name, format, size, self.multiprocessors, self.shared)
             self.kernels[source, name] = found
         return found
+
+    @translated()
+    def _module(self, cubin: bytes) -> Any:
+        return cuda.module_from_buffer(cubin)
 
     @translated()
     def allocate(self, size: int) -> Any:

@@ -9,6 +9,7 @@ from cuda.bindings import driver
 
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import checked, translated
+from adtrain.backends.cuda.runtime.graph import order
 from adtrain.core import dlpack
 from adtrain.core.dlpack import Tensor
 from adtrain.core.errors import DTypeError, ShapeError
@@ -72,7 +73,7 @@ class DlpackExchange:
         if number == NO_WAIT:
             number = LEGACY_STREAM
         else:
-            _wait(number, int(self.device.stream.handle))
+            order(driver.CUstream(self.device.stream.handle), driver.CUstream(number))
         return Lent(memory, number, self)
 
     def borrow(self, x: Any) -> Tensor:
@@ -104,16 +105,8 @@ class DlpackExchange:
             if stream is None:
                 self.in_use.append((memory, self.device.event()))
             elif stream in (LEGACY_STREAM, PER_THREAD_STREAM):
-                _wait(int(self.device.stream.handle), stream)
+                order(driver.CUstream(stream), driver.CUstream(self.device.stream.handle))
             else:  # the stream may have been destroyed
                 checked(driver.cuCtxSynchronize())
         while self.in_use and self.in_use[0][1].query():
             self.in_use.popleft()
-
-
-def _wait(stream: int, other: int) -> None:
-    """Let further work on a stream wait for the work so far on another one."""
-    event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
-    checked(driver.cuEventRecord(event, driver.CUstream(other)))
-    checked(driver.cuStreamWaitEvent(driver.CUstream(stream), event, 0))
-    checked(driver.cuEventDestroy(event))  # after the wait, says the driver's manual

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from itertools import pairwise
@@ -12,6 +11,7 @@ from cuda.bindings import driver
 
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import checked
+from adtrain.backends.cuda.runtime.loaded_kernel import captured
 
 MAX_GRAPHS = 8
 """Graphs that are kept: the most recently used."""
@@ -46,20 +46,7 @@ class Graphs:
         checked(driver.cuGraphLaunch(graph, self.stream))
 
     def _record(self, work: Callable[[], None]) -> Any:
-        collecting = gc.isenabled()
-        gc.disable()  # freeing memory may synchronize, which ends the capture
-        try:
-            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-            checked(driver.cuStreamBeginCapture(self.stream, mode))
-            try:
-                work()
-            except BaseException:
-                driver.cuStreamEndCapture(self.stream)  # its error follows from the first one
-                raise
-            graph = checked(driver.cuStreamEndCapture(self.stream))
-        finally:
-            if collecting:
-                gc.enable()
+        graph = captured(self.stream, work)
         recorded = checked(driver.cuGraphInstantiate(graph, 0))
         checked(driver.cuGraphDestroy(graph))
         return recorded
@@ -102,4 +89,4 @@ def order(first: Any, then: Any) -> None:
     event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
     checked(driver.cuEventRecord(event, first))
     checked(driver.cuStreamWaitEvent(then, event, 0))
-    checked(driver.cuEventDestroy(event))
+    checked(driver.cuEventDestroy(event))  # after the wait, says the driver's manual

@@ -1,108 +1,105 @@
-"""Launches of a `LaunchPlan` on a device, eagerly or captured in a graph."""
+"""The launches of one equation on a device, kernels or library calls, eagerly or captured in a graph."""
 
 from __future__ import annotations
 
-import ctypes
-import struct
-
-from cuda.bindings import driver
-
 from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.runtime.device import Device
-from adtrain.backends.cuda.runtime.errors import checked, translated
+from adtrain.backends.cuda.runtime.loaded_kernel import ShapedLaunch, Start
+from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core.backend import KernelRun
-
-ARGUMENTS_END, ARGUMENTS_AT, ARGUMENTS_SIZE = 0, 1, 2
-"""CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE: kernel arguments packed in one buffer."""
-ARGUMENT_BYTES = 8
+from adtrain.core.program import Equation
 
 
 class Launch:
-    """A plan with its loaded kernel and launch shape. Only the addresses are open.
+    """A plan with its loaded kernel. Only the addresses are open.
 
     Attributes:
-        early: the shape of a launch that may start before the previous kernel has ended, or None; see
-            `LoadedKernel.spread`.
-        format: the types of the arguments, for `struct`.
+        alone: the launch that starts when all work before it is complete.
+        early: the one that may start before the previous kernel has ended; see `LoadedKernel.spread`. None if it should
+            not.
     """
 
     def __init__(self, device: Device, plan: LaunchPlan) -> None:
-        kernel = device.kernel(plan.source, plan.name)
-        self.plan = plan
-        self.device = device
-        self.operands = plan.operands
-        self.scratch, self.checked = plan.scratch, plan.checked
-        self.numbers = plan.numbers
-        self.empty = plan.size.empty
+        self.plan, self.device = plan, device
+        self.checked, self.empty = plan.checked, plan.size.empty
         if self.empty:
             return
-        self.shape = kernel.shape(plan.size)
-        self.early = kernel.spread(self.shape) if device.overlaps and not plan.cooperative else None
-        self.function, self.queried = kernel.function, kernel.queried
-        numbers = "".join("d" if isinstance(x, float) else "q" for x in plan.numbers)
         self.windows = device.windows if plan.peers else ()
-        numbers += "q" * plan.repeats
-        self.format = "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked + len(self.windows))
+        numbers = "".join("d" if isinstance(x, float) else "q" for x in plan.numbers) + "q" * plan.repeats
+        format = "P" * len(plan.operands) + numbers + "P" * (plan.scratch + plan.checked + len(self.windows))
+        self.kernel = device.kernel(plan.source, plan.name, format, plan.size)
+        shape = self.kernel.shape(plan.size)
+        self.alone = ShapedLaunch(self.kernel, shape, Start.TOGETHER if plan.cooperative else Start.AFTER)
+        spread = self.kernel.spread(shape) if device.overlaps and not plan.cooperative else None
+        self.early = None if spread is None else ShapedLaunch(self.kernel, spread, Start.EARLY)
 
-    def __call__(self, addresses: list[int], scratch: int, flag: int) -> None:
-        """Launch on the stream.
+    @property
+    def ran(self) -> KernelRun:
+        """The kernel's name, file and macros, and the launch shape."""
+        source, (grid, block, shared) = self.plan.source, self.alone.shape
+        tunables = [option.removeprefix("-D") for option in source.options if option.startswith("-D")]
+        name = " ".join([self.plan.name, source.name, *tunables])
+        return KernelRun(name, {"grid": list(grid), "block": list(block), "shared_bytes": shared})
+
+    def enqueue(self, addresses: list[int], scratch: int, flag: int, overlap: bool = False, runs: int = 1) -> None:
+        """Launch on the stream, which may be captured.
 
         Args:
             addresses: those of the equation's inputs and outputs.
             scratch: the address of its scratch memory.
             flag: the address of its flag for indices out of range.
+            overlap: whether it may start while the previous kernel ends: programmatic dependent launch.
+            runs: how many runs a plan that `repeats` computes.
         """
         if self.empty:
             return
-        if self.plan.cooperative:
-            self.record(addresses, scratch, flag)
-            return
-        function = self.function
-        function.arg_format = self.format
-        function.texrefs = ()
-        grid, block, shared = self.shape
-        arguments = self._arguments(addresses, scratch, flag)
-        with translated():
-            function.prepared_async_call(grid, block, self.device.stream, *arguments, shared_size=shared)
+        plan = self.plan
+        last = [runs] * plan.repeats + [scratch] * plan.scratch + [flag] * plan.checked
+        launch = self.early if overlap and self.early is not None else self.alone
+        launch(self.device.stream, [*(addresses[i] for i in plan.operands), *plan.numbers, *last, *self.windows])
 
-    @property
-    def ran(self) -> KernelRun:
-        """The kernel's name, file and macros, and the launch shape."""
-        source, (grid, block, shared) = self.plan.source, self.shape
-        tunables = [option.removeprefix("-D") for option in source.options if option.startswith("-D")]
-        name = " ".join([self.plan.name, source.name, *tunables])
-        return KernelRun(name, {"grid": list(grid), "block": list(block), "shared_bytes": shared})
 
-    def record(self, addresses: list[int], scratch: int, flag: int, overlap: bool = True, runs: int = 1) -> None:
-        """Launch on the stream, which may be captured: with programmatic dependent launch (PTX: griddepcontrol), or
-        cooperatively.
+class LibraryLaunch:
+    """A library call on a device's stream; see `Launch`.
 
-        Without `overlap` it starts when all work before it is complete. A plan that `repeats` computes `runs` runs. It
-        takes the driver API, as PyCUDA has no launch attributes.
-        """
-        if self.empty:
-            return
-        packed = ctypes.create_string_buffer(struct.pack(self.format, *self._arguments(addresses, scratch, flag, runs)))
-        size, start = ctypes.c_size_t(struct.calcsize(self.format)), ctypes.addressof(packed)
-        extra = (ctypes.c_void_p * 5)(ARGUMENTS_AT, start, ARGUMENTS_SIZE, ctypes.addressof(size), ARGUMENTS_END)
-        each = (ctypes.c_void_p * len(self.format))(*range(start, start + size.value, ARGUMENT_BYTES))
-        config = driver.CUlaunchConfig()
-        early = self.early if overlap else None
-        (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = early or self.shape
-        config.blockDimX, config.blockDimY, config.blockDimZ = block
-        config.hStream = driver.CUstream(self.device.stream.handle)
-        attribute, kinds = driver.CUlaunchAttribute(), driver.CUlaunchAttributeID
-        if self.plan.cooperative:
-            attribute.id, attribute.value.cooperative = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1
-            config.attrs, config.numAttrs = [attribute], 1
-        elif early is not None:
-            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [attribute], 1
-        # A cooperative launch takes a pointer to each argument. Other kernels may have structs as arguments.
-        pointers, buffer = (ctypes.addressof(each), 0) if self.plan.cooperative else (0, ctypes.addressof(extra))
-        checked(driver.cuLaunchKernelEx(config, self.queried, pointers, buffer))
+    Raises:
+        DeviceError: the library does not offer the call, or cannot be loaded.
+    """
 
-    def _arguments(self, addresses: list[int], scratch: int, flag: int, runs: int = 1) -> list[int | float]:
-        last = [runs] * self.plan.repeats + [scratch] * self.scratch + [flag] * self.checked + list(self.windows)
-        return [*(addresses[i] for i in self.operands), *self.numbers, *last]
+    checked = empty = False
+
+    def __init__(self, device: Device, call: LibraryCall) -> None:
+        call.prepare()
+        self.call, self.device = call, device
+        self.ran = KernelRun(call.label, {})
+
+    def enqueue(self, addresses: list[int], scratch: int, flag: int, overlap: bool = False, runs: int = 1) -> None:
+        """Enqueue the call's work on the stream, which may be captured."""
+        self.call.enqueue(addresses, scratch, self.device.stream.handle)
+
+
+class Runnable:
+    """An equation's launches on a device.
+
+    Args:
+        kernel: the candidate, by default the chosen one.
+
+    Raises:
+        DeviceError: there is no kernel for it.
+    """
+
+    def __init__(self, device: Device, lowering: Lowering, equation: Equation, kernel: Candidate | None = None) -> None:
+        self.launches = [
+            LibraryLaunch(device, plan) if isinstance(plan, LibraryCall) else Launch(device, plan)
+            for plan in lowering.launches(equation, kernel)
+        ]
+        self.scratch = lowering.scratch(equation, kernel)
+        self.checked = any(launch.checked for launch in self.launches)
+        self.kernels = [launch.ran for launch in self.launches if not launch.empty]
+
+    def enqueue(self, addresses: list[int], scratch: int, flag: int, overlap: bool = False, runs: int = 1) -> None:
+        """Launch on the stream, which may be captured. Without `overlap` the first launch waits for all work before."""
+        for launch in self.launches:
+            launch.enqueue(addresses, scratch, flag, overlap, runs)
+            overlap = True

@@ -1,4 +1,4 @@
-"""The versions of NVIDIA's installed libraries, as the libraries report them."""
+"""NVIDIA's installed libraries, and their versions as the libraries report them. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from adtrain.core.errors import DeviceError
+
+INSTALL_NCCL = "pip install 'adtrain[multi-gpu]'"
 VENDOR = ("cublas", "cublasLt", "cudnn")
 """Those that kernels are compared with; the last two are candidates where their Python packages are installed."""
 
@@ -52,6 +55,28 @@ def version(name: str) -> str | None:
     parts = [ctypes.c_int() for _ in range(3)]  # major, minor, patch
     failed = [getattr(library, f"{name}GetProperty")(i, ctypes.byref(part)) for i, part in enumerate(parts)]
     return None if any(failed) else ".".join(str(part.value) for part in parts)
+
+
+def nccl() -> Any:
+    """NCCL, by the raw layer of nccl4py: the module nccl.bindings.nccl.
+
+    Raises:
+        DeviceError: nccl4py, or NCCL itself, is missing.
+    """
+    try:
+        from nccl.bindings import nccl
+
+        nccl.get_version()
+    except (ImportError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise DeviceError(f"several ranks on GPUs need NCCL and nccl4py: {INSTALL_NCCL} ({reason})") from None
+    return nccl
+
+
+def nccl_version() -> str:
+    """NCCL's version, such as "2.28.9". Raises DeviceError as `nccl` does."""
+    number = int(nccl().get_version())
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def _loaded(name: str) -> Any:

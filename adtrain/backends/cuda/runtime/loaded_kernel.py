@@ -1,9 +1,15 @@
-"""Loaded kernels, and the shapes of their launches."""
+"""Kernels of a module of PyCUDA: the shapes of their launches, the one way to launch them, and how to capture it."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import struct
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pycuda.driver as cuda
 from cuda.bindings import driver
@@ -14,6 +20,9 @@ from adtrain.backends.cuda.runtime.errors import checked, translated
 WARP = 32
 DEFAULT_SHARED = 48 << 10
 """Bytes of dynamic shared memory that a kernel may have without opting in."""
+ARGUMENTS_END, ARGUMENTS_AT, ARGUMENTS_SIZE = 0, 1, 2
+"""CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE: kernel arguments packed in one buffer."""
+ARGUMENT_BYTES = 8
 
 
 class Shape(NamedTuple):
@@ -24,23 +33,23 @@ class Shape(NamedTuple):
     shared: int
 
 
-class Loaded:
-    """A cubin loaded twice: by PyCUDA, for eager launches, and by the driver API, for occupancy and graph launches.
+class Start(Enum):
+    """When the blocks of a launch start."""
 
-    PyCUDA does not expose the handles of its functions.
-    """
-
-    @translated()
-    def __init__(self, cubin: bytes) -> None:
-        self.module = cuda.module_from_buffer(cubin)
-        self.queried = checked(driver.cuModuleLoadData(cubin))
+    AFTER = "after all work before it is complete"
+    EARLY = "while the kernel before it may still run (PTX: griddepcontrol)"
+    TOGETHER = "after all work before it is complete, and all at the same time, so that they can wait for each other"
 
 
 class LoadedKernel:
-    """A kernel of a loaded cubin, with its launch shapes on a GPU.
+    """A kernel of a loaded module, with its launch shapes on a GPU.
+
+    Args:
+        format: the types of its arguments, for `struct`, of ARGUMENT_BYTES each.
+        size: one that it can be launched with.
 
     Attributes:
-        function, queried: the function of PyCUDA, and of the driver API.
+        function: its handle in the driver API.
         max_threads: threads of a block, at most.
         shared: bytes of dynamic shared memory that a block may have.
         shapes: the launch shapes found so far.
@@ -48,12 +57,13 @@ class LoadedKernel:
     """
 
     @translated()
-    def __init__(self, loaded: Loaded, name: str, multiprocessors: int, multiprocessor_shared: int) -> None:
-        self.name = name
+    def __init__(
+        self, module: Any, name: str, format: str, size: WorkSize, multiprocessors: int, multiprocessor_shared: int
+    ) -> None:
         self.multiprocessors, self.multiprocessor_shared = multiprocessors, multiprocessor_shared
-        self.function = loaded.module.get_function(name)
-        self.queried = checked(driver.cuModuleGetFunction(loaded.queried, name.encode()))
-        self.max_threads: int = self.function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
+        function, self.format = module.get_function(name), format
+        self.max_threads: int = function.get_attribute(cuda.function_attribute.MAX_THREADS_PER_BLOCK)
+        self.function = _handle(function, format, size)
         self.shared = DEFAULT_SHARED
         self.shapes: dict[WorkSize, Shape] = {}
 
@@ -67,7 +77,7 @@ class LoadedKernel:
     def at_once(self, shape: Shape) -> int:
         """Blocks that are resident on one multiprocessor at once."""
         threads = prod(shape.block)
-        return int(checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.queried, threads, shape.shared)))
+        return int(checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shape.shared)))
 
     def _strided(self, size: WorkSize) -> Shape:
         """The shape for a grid-stride loop: blocks of the best occupancy, at most as many as are resident at once.
@@ -102,19 +112,90 @@ class LoadedKernel:
         self._allow(shared)
         return shape._replace(shared=shared)
 
-    @translated()
     def _allow(self, shared: int) -> None:
         """Let a block have ``shared`` bytes of dynamic shared memory."""
         if shared <= self.shared:
             return
-        self.function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        checked(driver.cuFuncSetAttribute(self.queried, attribute, shared))
+        checked(driver.cuFuncSetAttribute(self.function, attribute, shared))
         self.shared = shared
 
     def _best_threads(self, shared: int) -> int:
-        _, threads = checked(driver.cuOccupancyMaxPotentialBlockSize(self.queried, None, shared, 0))
+        _, threads = checked(driver.cuOccupancyMaxPotentialBlockSize(self.function, None, shared, 0))
         return int(threads)
+
+
+class ShapedLaunch:
+    """A launch of a kernel in one shape, of which the stream and the values of the arguments are open."""
+
+    def __init__(self, kernel: LoadedKernel, shape: Shape, start: Start = Start.AFTER) -> None:
+        self.function, self.shape, self.format = kernel.function, shape, kernel.format
+        config = self.config = driver.CUlaunchConfig()
+        (config.gridDimX, config.gridDimY, config.gridDimZ), block, config.sharedMemBytes = shape
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        if start is not Start.AFTER:
+            config.attrs, config.numAttrs = [_attribute(start)], 1
+        size = struct.calcsize(kernel.format)
+        self.packed, self.size = ctypes.create_string_buffer(size), ctypes.c_size_t(size)
+        at = ctypes.addressof(self.packed)
+        self.each = (ctypes.c_void_p * len(kernel.format))(*range(at, at + size, ARGUMENT_BYTES))
+        self.whole = (ctypes.c_void_p * 5)(ARGUMENTS_AT, at, ARGUMENTS_SIZE, ctypes.addressof(self.size), ARGUMENTS_END)
+        # A launch of blocks that wait for each other takes a pointer to each argument. Others take the buffer, because
+        # they may have structs as arguments.
+        together = start is Start.TOGETHER
+        self.pointers = (ctypes.addressof(self.each), 0) if together else (0, ctypes.addressof(self.whole))
+
+    def __call__(self, stream: Any, arguments: Sequence[int | float]) -> None:
+        """Launch on a stream of PyCUDA, which may be captured."""
+        struct.pack_into(self.format, self.packed, 0, *arguments)
+        self.config.hStream = driver.CUstream(stream.handle)
+        checked(driver.cuLaunchKernelEx(self.config, self.function, *self.pointers))
+
+
+def captured(stream: Any, work: Callable[[], None]) -> Any:
+    """The graph of what ``work()`` launches and copies on a stream of the driver API.
+
+    Raises:
+        DeviceError: it cannot be captured.
+    """
+    collecting = gc.isenabled()
+    gc.disable()  # freeing memory may synchronize, which ends the capture
+    try:
+        checked(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        try:
+            work()
+        except BaseException:
+            driver.cuStreamEndCapture(stream)  # its error follows from the first one
+            raise
+        return checked(driver.cuStreamEndCapture(stream))
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@translated()
+def _handle(function: Any, format: str, size: WorkSize) -> Any:
+    """The handle of a function of PyCUDA, which does not show it: that of a launch that is captured and never runs."""
+    stream = cuda.Stream(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+    function.arg_format, function.texrefs = format, ()
+    shape = (1, 1, 1) if size.elements else size.blocks, (size.threads or 1, 1, 1)
+    launch = partial(function.prepared_async_call, *shape, stream, *(0 for _ in format))
+    graph = captured(driver.CUstream(stream.handle), launch)
+    (node,), _ = checked(driver.cuGraphGetNodes(graph, 1))
+    handle = driver.CUfunction(int(checked(driver.cuGraphKernelNodeGetParams(node)).func))
+    checked(driver.cuGraphDestroy(graph))
+    return handle
+
+
+def _attribute(start: Start) -> Any:
+    """The launch attribute for a start."""
+    attribute, kinds = driver.CUlaunchAttribute(), driver.CUlaunchAttributeID
+    if start is Start.TOGETHER:
+        attribute.id, attribute.value.cooperative = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, 1
+    else:
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute
 
 
 def _warps(threads: int) -> int:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan
+from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.runtime.device import Buffer, Device, Guarded
 from adtrain.backends.cuda.runtime.dlpack_exchange import Borrowed
-from adtrain.backends.cuda.runtime.exchanges import ExchangeWork
+from adtrain.backends.cuda.runtime.exchanges import Exchanges, ExchangeWork
 from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
-from adtrain.backends.cuda.runtime.guarded import Guarded
+from adtrain.backends.cuda.runtime.launch import Runnable
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.backends.cuda.runtime.runnable import Runnable
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core import poison
 from adtrain.core.backend import KernelRun
@@ -26,9 +27,6 @@ from adtrain.core.timeline import during
 from adtrain.core.types import ArrayType
 from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.places import nbytes
-
-if TYPE_CHECKING:
-    from adtrain.backends.cuda.backend import Buffer, CudaBackend
 
 RUNS_PER_GRAPH = 10, 1
 """Consecutive runs in one graph, so that launches overlap from one run to the next as well."""
@@ -52,21 +50,33 @@ class Lowered(NamedTuple):
 
 
 class CudaProgram:
-    """A Program with its memory and its launches."""
+    """A Program with its memory and its launches.
 
-    def __init__(self, backend: CudaBackend, program: Program, lowered: Lowered | None = None) -> None:
-        self.backend, self.device = backend, backend.device
-        lowering = backend.lowering_of(program)
+    Args:
+        empty: makes a buffer with undefined elements.
+        exchanges: those with other ranks. It is called if the Program has any.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        device: Device,
+        lowering: Lowering,
+        empty: Callable[[ArrayType], Buffer],
+        exchanges: Callable[[], Exchanges],
+        lowered: Lowered | None = None,
+    ) -> None:
+        self.device, self.lowering, self.empty, self.exchanges = device, lowering, empty, exchanges
         self.layout = layout = Layout(program, lowering) if lowered is None else lowered.layout
         self.memory = layout.memory
         self.arena = self.device.reserve(layout.arena_bytes)
         self.base = int(self.arena)
         self.constants = [x.buffer for x in program.constants.values()]
-        self.prefetched = [backend.empty(v.type) for v in layout.inputs[len(program.inputs) :]]
+        self.prefetched = [empty(v.type) for v in layout.inputs[len(program.inputs) :]]
         returned = {x.at: layout.outputs[x.at] for x in layout.results if x.where == "output"}
         self.large = {at: v.type for at, v in returned.items() if nbytes(v) >= LARGE}
         self.large_outputs: list[dict[int, Buffer]] = []
-        self.owned = {at: backend.empty(layout.outputs[at].type) for at in layout.owned if at not in self.large}
+        self.owned = {at: empty(layout.outputs[at].type) for at in layout.owned if at not in self.large}
         self.copied = [at for at in returned if at in self.owned]
         outputs = [self.owned[at].address if at in self.owned else 0 for at in range(len(layout.outputs))]
         # By address number; see `Layout`. Those of the Program's inputs and large outputs are set before each run.
@@ -75,7 +85,6 @@ class CudaProgram:
         self.first_output = len(self.addresses)
         self.addresses += [*outputs, *(self.base + byte for byte in layout.arena)]
 
-        self.lowering = lowering
         self.joined_later = {e.inputs[0] for e in program.equations if e.primitive is exchange_done_p}
         self.flagged: dict[Equation, int] = {}
         self.equations = program.equations
@@ -98,11 +107,11 @@ class CudaProgram:
                 work: Runnable | ExchangeWork
                 if e.has(Trait.COLLECTIVE):
                     memory = (self.arena, self.layout.arena_bytes) if e in sent_from_arena else ()
-                    work = ExchangeWork(self.backend.exchanges, e, *memory)
+                    work = ExchangeWork(self.exchanges(), e, *memory)
                 else:
                     work = Runnable(self.device, self.lowering, e)
                 found[e] = work
-                self.flagged[e] = self.backend.flags.reserve(_label(e)) if work.checked else 0
+                self.flagged[e] = self.device.flags.reserve(_label(e)) if work.checked else 0
         return found
 
     @property
@@ -158,7 +167,7 @@ class CudaProgram:
             DeviceError: an equation, which it names, cannot be captured.
         """
         addresses = list(self.addresses)
-        exchanges: dict[Variable, Any] = {}  # events of exchanges that are not joined yet
+        joins: dict[Variable, Callable[[], None]] = {}  # of exchanges that are not waited for yet
         overlap = True
         in_launch = times if self.layout.in_one_launch else 1
         times //= in_launch
@@ -168,9 +177,9 @@ class CudaProgram:
                 given = [addresses[i] + offset for i, offset in operands]
                 try:
                     if isinstance(work, ExchangeWork):
-                        exchanges[equation.outputs[0]] = work.start(given)
+                        joins[equation.outputs[0]] = work.start(given)
                     else:
-                        work.record(given, self.base + byte, self.flagged[equation], overlap, in_launch)
+                        work.enqueue(given, self.base + byte, self.flagged[equation], overlap, in_launch)
                         overlap = overlap or bool(work.launches)
                 except DeviceError as error:
                     raise DeviceError(f"{_label(equation)} cannot be recorded in a CUDA graph: {error}") from None
@@ -178,7 +187,7 @@ class CudaProgram:
                     reason = "it waits for the device"
                     raise DeviceError(f"{_label(equation)} cannot be recorded in a CUDA graph: {reason}")
                 for v in self._to_join(equation, after_each is not None):
-                    self.backend.exchanges.join(exchanges.pop(v))
+                    joins.pop(v)()
                     overlap = False
                 if after_each is not None:
                     after_each()
@@ -228,11 +237,11 @@ class CudaProgram:
             if all(getrefcount(buffer.memory) == 2 for buffer in buffers.values()):  # the buffer and the argument
                 return buffers, False
         if len(self.large_outputs) <= RETURNED_SETS:
-            self.large_outputs.append({at: self.backend.empty(type_) for at, type_ in self.large.items()})
+            self.large_outputs.append({at: self.empty(type_) for at, type_ in self.large.items()})
         return self.large_outputs[-1], len(self.large_outputs) > RETURNED_SETS
 
     def _copy(self, buffer: Buffer) -> Buffer:
-        copied = self.backend.empty(ArrayType(buffer.shape, buffer.dtype))
+        copied = self.empty(ArrayType(buffer.shape, buffer.dtype))
         self.device.copy(buffer.address, copied.address, buffer.nbytes)
         return copied
 

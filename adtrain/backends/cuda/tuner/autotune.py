@@ -5,6 +5,7 @@ Nothing here needs a GPU: a `Bench` compiles, runs and times candidates.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -17,9 +18,11 @@ from adtrain.backends.cuda.lower import Candidate, Lowering, fastest, problem, p
 from adtrain.backends.cuda.tuner import cache as tuning_cache
 from adtrain.backends.cuda.tuner.measure import Trial, described, measure
 from adtrain.cache import digest
+from adtrain.core import communicator
 from adtrain.core.errors import OutOfMemory
 from adtrain.core.fused import CONV_POOL
 from adtrain.core.program import Equation
+from adtrain.passes.place_collectives import exchanges_data
 
 REPORT_SECONDS = 1.0
 """Least seconds between two progress reports."""
@@ -172,6 +175,24 @@ def tuning_problems(lowering: Lowering, equations: Iterable[Equation]) -> Iterat
         if key not in seen:
             seen.add(key)
             yield TuningProblem(equation, kernels, lowering)
+
+
+def share_choices(lowering: Lowering, equations: Sequence[Equation]) -> None:
+    """Take over rank 0's choice for each problem of the equations, if exchanges are among them: other candidates can
+    give other bits.
+
+    Then all ranks compile them, at the same time. Ranks whose shards of a short batch have other sizes have other
+    problems, for which their own choices stay. They also stay for problems without a `problem_text`.
+    """
+    if communicator.current().size == 1 or not any(map(exchanges_data, equations)):
+        return
+    problems = list(tuning_problems(lowering, equations))
+    own = [[problem_text(x.equation), lowering.chosen(x.equation).label] for x in problems]
+    of_first = json.loads(communicator.gathered_texts(json.dumps(own))[0])
+    chosen = dict(map(tuple, of_first))
+    for tuned, (name, label) in zip(problems, own, strict=True):
+        if name is not None and chosen.get(name, label) != label:
+            lowering.measured[problem(tuned.equation)] = {chosen[name]: 0.0}
 
 
 def singles(equations: Iterable[Equation]) -> Iterator[Equation]:

@@ -14,7 +14,7 @@ from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.runtime.device import Device
 from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.runtime.graph import Graphs
-from adtrain.backends.cuda.runtime.runnable import Runnable
+from adtrain.backends.cuda.runtime.launch import Runnable
 from adtrain.backends.cuda.tuner.reference import arguments, expected
 from adtrain.core.errors import DeviceError
 from adtrain.core.program import Equation
@@ -103,7 +103,7 @@ class Prepared:
         self.count = 0
 
     def launch(self) -> None:
-        self.runnable(*self.arguments)
+        self.runnable.enqueue(*self.arguments)
 
     def microseconds(self) -> float:
         """One launch, among many in one CUDA graph, which hides the host's time for a launch."""
@@ -118,7 +118,7 @@ class Prepared:
 
     def _record(self) -> None:
         for _ in range(self.count):
-            self.runnable.record(*self.arguments)
+            self.runnable.enqueue(*self.arguments, overlap=True)
 
     def _since(self, before: Any) -> float:
         """Microseconds from an event to the end of the stream's work."""

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
-from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.conv.problem import ConvProblem
-from adtrain.lowering.cuda.gemm.cost_model import FMA_LANES, TILED, Gathers, ranked
+from adtrain.lowering.cuda.gemm.cost_model import FMA_LANES, TILED, Gathers, mma_kinds, ranked
 from adtrain.lowering.cuda.gemm.matmul import MANY_MEMBERS
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
-from adtrain.lowering.cuda.gemm.tiles import Tile
+from adtrain.lowering.cuda.gemm.tiles import MmaKind, Tile
 
 MAX_TILES = 6
 """Candidate tiles for one convolution."""
@@ -21,7 +20,7 @@ MEMBER_ROWS, MEMBER_PIXELS = 32, 1 << 12
 """The rows of a product, and the pixels that are its columns, for which the tile and the splits are chosen in a Program
 by member. There the rows can be the filters of all members, and the pixels those of all members' images."""
 FMA_SPEED, MMA_SPEED = 0.6, 1.1
-"""Throughput of a multiprocessor for float32 and for rounded operands; 1 is the float32 FMA peak."""
+"""Throughput of a multiprocessor by FMA and by mma; 1 is the float32 FMA peak."""
 TILE_STEP, FIXED_K = 16, 32
 """Granularity of a tile's rows and columns; a tile's fixed cost, as the K whose products take as long."""
 MAX_TILE, GATHERED = 128, 1.6
@@ -52,10 +51,10 @@ class ImplicitGemm:
     @property
     def cycles(self) -> float:
         """An estimate of the time of the best tile."""
-        full = self.problem.precision == FULL
+        kinds = mma_kinds(self.problem.dtype.itemsize, self.problem.precision, self.target.capability)
         *sides, k = self.lengths
         m, n = (-(-length // TILE_STEP) * TILE_STEP for length in sides)
-        products = m * n * (k + FIXED_K) / (FMA_LANES * (FMA_SPEED if full else MMA_SPEED))
+        products = m * n * (k + FIXED_K) / (FMA_LANES * (FMA_SPEED if MmaKind.FMA in kinds else MMA_SPEED))
         gathered = n * -(-m // MAX_TILE) * k / GATHERED
         start = TILED.start
         if self.gathers is Gathers.ELEMENTS:

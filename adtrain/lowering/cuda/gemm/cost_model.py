@@ -63,6 +63,8 @@ TILED = Costs(start=3800, second_pass=2500, per_split=100, bytes_per_cycle=4000)
 PACKED = Costs(start=3800, bytes_per_cycle=2000)
 BF16X3 = Costs(start=6000, tile_end=3000, second_pass=3500, bytes_per_cycle=3000)
 
+TENSOR_CORES = (8, 0)
+"""The first compute capability whose tensor cores take tf32, bfloat16 and float64."""
 FMA_LANES = 128
 """float32 FMA units of a multiprocessor."""
 A100, A100_FMA_LANES = (8, 0), 64
@@ -96,13 +98,17 @@ MAX_BF16X3_K = 256
 
 
 def mma_kinds(itemsize: int, precision: str, capability: tuple[int, int]) -> tuple[MmaKind, ...]:
-    """The kinds for elements of ``itemsize`` bytes and a precision ("full", "tf32", "bfloat16"); may be empty."""
-    tensor_cores = capability >= (8, 0)
+    """The kinds for elements of ``itemsize`` bytes and a precision ("full", "tf32", "bfloat16").
+
+    A rounded precision permits rounding: GPUs whose tensor cores take neither format compute it by FMA, unrounded.
+    """
+    if capability < TENSOR_CORES:
+        return (MmaKind.FMA,)
     if itemsize == 8:
-        return (MmaKind.FMA, MmaKind.FP64) if tensor_cores else (MmaKind.FMA,)
+        return MmaKind.FMA, MmaKind.FP64
     if precision == FULL:
-        return (MmaKind.FMA, MmaKind.BF16X3) if tensor_cores else (MmaKind.FMA,)
-    return (MmaKind.TF32 if precision == "tf32" else MmaKind.BFLOAT16,) if tensor_cores else ()
+        return MmaKind.FMA, MmaKind.BF16X3
+    return (MmaKind.TF32 if precision == "tf32" else MmaKind.BFLOAT16,)
 
 
 @lru_cache(maxsize=4096)

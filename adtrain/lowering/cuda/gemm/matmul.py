@@ -13,7 +13,7 @@ from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.precision import FULL
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
-from adtrain.lowering.cuda.gemm.cost_model import AnyTile, product_cycles, ranked
+from adtrain.lowering.cuda.gemm.cost_model import TENSOR_CORES, AnyTile, product_cycles, ranked
 from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
 from adtrain.lowering.cuda.gemm.short_k import ShortKGemm
 from adtrain.lowering.cuda.gemm.split_k import split_k_scratch, split_k_sum
@@ -180,7 +180,7 @@ def _by_member(
     if len(a.shape) == 2:
         m = n = SHARED_LENGTH
     plain = target._replace(by_member=False)
-    if a.dtype.itemsize == 4 and target.capability >= (8, 0) and precision == FULL and k <= MAX_MEMBER_K:
+    if a.dtype.itemsize == 4 and target.capability >= TENSOR_CORES and precision == FULL and k <= MAX_MEMBER_K:
         rows, columns = (next((x for x in (16, 32) if length <= x), 64) for length in (m, n))
         small = SmallTile(*MEMBER_TILES[rows, columns]).for_k(k)
         return BlockGemm(lengths, a.dtype, small, 1, transposed)
@@ -203,7 +203,7 @@ def member_gemms(
     _, m, n, k = lengths
     if max(m, n, k) > MAX_LENGTH:
         return []
-    if a.dtype.itemsize == 4 and target.capability >= (8, 0) and precision == FULL:
+    if a.dtype.itemsize == 4 and target.capability >= TENSOR_CORES and precision == FULL:
         rows, columns = (next((x for x in (16, 32) if length <= x), 64) for length in (m, n))
         arguments = MEMBER_TILES[rows, columns] if k <= MAX_MEMBER_K else LONG_MEMBER_TILE
         if transposed == (True, False) and rows == 64 and n >= MIN_WIDE and k <= MAX_MEMBER_K:

@@ -1,14 +1,21 @@
-"""Processes that compile by NVRTC beside this one. If one fails, this process compiles its source."""
+"""The threads and processes that compile: a thread takes the largest source that waits, and lets a process compile it.
+
+If a process fails, this one compiles its source.
+"""
 
 from __future__ import annotations
 
 import atexit
+import heapq
+import itertools
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from threading import Lock
+from threading import Lock, Thread, main_thread
 
 from adtrain.backends.cuda import nvrtc
 from adtrain.backends.cuda.nvrtc import Nvrtc, Request
@@ -16,6 +23,40 @@ from adtrain.child_process import end, started
 
 MAX_PROCESSES = 16
 """Maximum processes that compile, this one included."""
+
+
+class CompileQueue:
+    """Runs functions in as many threads as there are processors. A thread ends when no function waits."""
+
+    def __init__(self) -> None:
+        self.most = os.cpu_count() or 1
+        self.lock, self.numbers = Lock(), itertools.count()
+        self.waiting: list[tuple[int, int, Future[None], Callable[[], None]]] = []
+        self.threads = 0
+
+    def submit(self, size: int, function: Callable[[], None]) -> Future[None]:
+        """Call a function when a thread is free. Functions of larger `size` come first."""
+        future = Future[None]()
+        with self.lock:
+            heapq.heappush(self.waiting, (-size, next(self.numbers), future, function))
+            if start := self.threads < self.most:
+                self.threads += 1
+        if start:
+            Thread(target=self._run).start()
+        return future
+
+    def _run(self) -> None:
+        # At the end of the process the main thread ends first; then nobody needs the results.
+        while main_thread().is_alive():
+            with self.lock:
+                if not self.waiting:
+                    self.threads -= 1
+                    return
+                *_, future, function = heapq.heappop(self.waiting)
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
 
 
 class CompileProcesses:
