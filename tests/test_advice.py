@@ -22,15 +22,20 @@ PACKAGE = Path(adtrain.__file__).parent
 COMMAND = re.compile(rf"\badtrain ({'|'.join(main.COMMANDS)})\b([^;:,()\n]*)")
 BEFORE_A_PATH = re.compile(r"(\badtrain (?!data fetch)[a-z]+( [a-z]+)? |--(resume|plugin|data|output-dir) )$")
 """The end of a text before a path or a name of the user; the names of data sets need no quotes."""
+MAY_ADVISE = re.compile(r"adtrain( (?!import)|\[)|--[a-z]")
+"""Is in every file with a message that these tests look at. To parse the other files takes most of the time."""
 VALUE = "VALUE"
 
 
 @cache
 def messages() -> list[tuple[str, list[str | ast.expr]]]:
-    """The texts in the code that have several words, with their places: parts of text, and what is put between them."""
+    """The texts of several words in files that may advise, with their places: parts, and what is put between them."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        code = path.read_text(encoding="utf-8")
+        if MAY_ADVISE.search(code) is None:
+            continue
+        tree = ast.parse(code)
         inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
         for node in ast.walk(tree):
             place = f"{path.relative_to(PACKAGE.parent)}:{getattr(node, 'lineno', 0)}"

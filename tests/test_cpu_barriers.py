@@ -7,18 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 from memory_tokens import Bytes, bytes_of, workspace_of
 from program_samples import ALL, OPTIMIZERS, in_all_forms, training_program
 from random_programs import graphs, program_of
+from sweeps import check_examples, examples
 
 from adtrain import ops
 from adtrain.backends.cpu.codegen import generate, loops, program, workspace
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.passes.plan_memory import plan_memory
-
-quickly = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Call(NamedTuple):
@@ -77,11 +75,13 @@ def few_elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(loops, "FEW_ELEMENTS", request.param)
 
 
-@quickly
-@given(graphs.graphs())
-def test_random_programs_have_the_barriers_they_need(few_elements: None, graph: Any) -> None:
-    for form in in_all_forms(program_of(graph)):
-        assert_barriers_hold(form)
+@examples(plain=10, all=50)
+def test_random_programs_have_the_barriers_they_need(few_elements: None, examples: int) -> None:
+    def check(graph: Any) -> None:
+        for form in in_all_forms(program_of(graph)):
+            assert_barriers_hold(form)
+
+    check_examples(examples, check, graphs.graphs())
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

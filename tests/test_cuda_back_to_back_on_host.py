@@ -126,8 +126,11 @@ def feed_forward_gradients(*given: Any) -> Any:
     return out, pullback(out)
 
 
-def test_a_layer_and_its_gradient_share_the_tiles(host: Host) -> None:
-    *given, _ = of_lengths(256, 128, 256, 128, (True, True))
+@pytest.mark.parametrize(
+    "lengths", [(256, 64, 128, 64), pytest.param((256, 128, 256, 128), marks=pytest.mark.exhaustive)]
+)
+def test_a_layer_and_its_gradient_share_the_tiles(lengths: tuple[int, int, int, int], host: Host) -> None:
+    *given, _ = of_lengths(*lengths, (True, True))
     target = FEW._replace(multiprocessors=4)
     program = for_gpu(stage(feed_forward_gradients, ()).program(*given), target)
     assert names(program).count("weight_tiles") == 1

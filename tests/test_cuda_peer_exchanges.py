@@ -167,7 +167,7 @@ RANKS = pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.e
     "optimizer",
     [
         pytest.param("optimizer={sgd: {lr: 0.1}}", marks=pytest.mark.exhaustive),
-        SETTINGS[1],
+        pytest.param(SETTINGS[1], marks=pytest.mark.exhaustive),
         "optimizer={adam: {lr: 0.01}}",
     ],
 )
