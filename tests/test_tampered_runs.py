@@ -26,6 +26,7 @@ from adtrain.sweeps import ensemble, member_run
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.session import Session, reopened
 from adtrain.training import RunFolder, Trust, model_file
+from adtrain.training.checkpoint import fetch
 
 
 @pytest.fixture(scope="module")
@@ -271,5 +272,5 @@ def test_a_class_whose_name_is_no_text_has_its_escape(run: Path) -> None:
     experiment = training.prepare(config.load(run / "config.yaml"))
     named = replace(experiment, data=replace(experiment.data, classes=("a\udcff", "b", "c"), class_type="str"))
     copy = Path(shutil.copytree(run, run.parent / "one"))
-    RunFolder(copy).write_model(named, named.initial_state("cpu"))
+    RunFolder(copy).write_model(named, fetch(named.initial_state("cpu"))())
     assert model_file.load(copy).classes == (r"a\udcff", "b", "c")

@@ -12,7 +12,7 @@ from adtrain.training.checks import check_precision, check_whole_batches
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
 from adtrain.training.data_section import Arrays, data_options, with_input
 from adtrain.training.endings import Interrupted, NotFinite, Result
-from adtrain.training.evaluation import evaluate
+from adtrain.training.evaluation import Evaluation
 from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import continuation
@@ -36,6 +36,7 @@ __all__ = [
     "Checkpoint",
     "ClassScore",
     "Epoch",
+    "Evaluation",
     "Examples",
     "Experiment",
     "Interrupted",
@@ -63,7 +64,6 @@ __all__ = [
     "continuation",
     "copied",
     "data_options",
-    "evaluate",
     "evaluation_step",
     "on_device",
     "outline",

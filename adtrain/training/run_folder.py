@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
 from itertools import count
@@ -16,9 +16,18 @@ from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.core.timeline import during
-from adtrain.files import append_line, locked_by, read_file, read_regular, remove_temporaries, unwritable, write_atomic
+from adtrain.files import (
+    Content,
+    append_line,
+    locked_by,
+    read_file,
+    read_regular,
+    remove_temporaries,
+    unwritable,
+    write_atomic,
+)
 from adtrain.training import model_file, trust
-from adtrain.training.checkpoint import Checkpoint, encode
+from adtrain.training.checkpoint import Checkpoint, encode, fetch
 from adtrain.training.endings import Result
 from adtrain.training.experiment import Experiment
 from adtrain.training.metrics import METRICS, Epoch, Interval, Line, ResumedAt, Stopped, StopReason, Tested
@@ -124,9 +133,10 @@ class RunFolder:
         append_line(self.path / METRICS, json.dumps(plain(record), allow_nan=False))
 
     def write_model(self, experiment: Experiment, state: TrainState) -> None:
+        """Write the model of a state on the host."""
         write_atomic(self.path / MODEL, model_file.encode(experiment, state))
 
-    def write_checkpoint(self, content: bytes, best: bool) -> None:
+    def write_checkpoint(self, content: Content, best: bool) -> None:
         """Write last.safetensors, and best.safetensors if it is `best`, after the metrics so far have reached the disk.
 
         Where possible the two are hard links to one file until the next checkpoint, so that it is written once.
@@ -172,14 +182,15 @@ class Recorder(Observer):
         self.folder.append_metrics(interval)
 
     @during("write")
-    def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
+    def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> None:
         self.folder.append_metrics(epoch)
-        self.folder.write_model(self.experiment, state)
-        self.model_step = epoch.step
 
     @during("write")
     def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
         self.folder.write_checkpoint(encode(self.experiment, checkpoint), best)
+        if checkpoint.progress.evaluated:
+            self.folder.write_model(self.experiment, checkpoint.state)
+            self.model_step = checkpoint.progress.step
 
     @during("write")
     def stopped(self, reason: StopReason, progress: Progress) -> None:
@@ -188,7 +199,7 @@ class Recorder(Observer):
     @during("write")
     def finished(self, result: Result) -> None:
         if result.restored or self.model_step != result.steps:
-            self.folder.write_model(self.experiment, result.state)
+            self.folder.write_model(self.experiment, fetch(result.state)())
         self.folder.append_metrics(Tested(result.epochs, result.steps, result.test, single_numbers(result.metrics)))
 
 

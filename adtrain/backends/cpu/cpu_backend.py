@@ -102,7 +102,7 @@ class CpuBackend:
     def from_dlpack(self, x: Any) -> np.ndarray:
         return dlpack.imported(x)
 
-    def from_numpy(self, elements: np.ndarray) -> np.ndarray:
+    def from_numpy(self, elements: np.ndarray, donated: Sequence[np.ndarray] = ()) -> np.ndarray:
         return elements
 
     def to_numpy(self, buffer: np.ndarray) -> np.ndarray:

@@ -134,10 +134,7 @@ class CudaProgram:
     ) -> tuple[Sequence[Buffer], Sequence[float]]:
         self.finish()
         for i in self.layout.overwritten:
-            # References: the list and getrefcount's argument. With more, the buffer or its memory is used elsewhere
-            # and must not change. Memory of another library must not change either.
-            used = getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2
-            if used or isinstance(buffers[i].memory, Borrowed):
+            if used_elsewhere(buffers, i):
                 buffers[i] = self._copy(buffers[i])
         large, keep = self._large_outputs()
         for i, buffer in enumerate(buffers):
@@ -244,6 +241,13 @@ class CudaProgram:
         copied = self.empty(ArrayType(buffer.shape, buffer.dtype))
         self.device.copy(buffer.address, copied.address, buffer.nbytes)
         return copied
+
+
+def used_elsewhere(buffers: Sequence[Buffer], i: int) -> bool:
+    """Whether a buffer in a list must not change: it or its memory is used elsewhere, or belongs to another library."""
+    # References: the list and getrefcount's argument.
+    used = getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2
+    return used or isinstance(buffers[i].memory, Borrowed)
 
 
 def _another(buffer: Buffer) -> Buffer:
