@@ -393,7 +393,7 @@ def test_the_report_sorts_operations_by_time_and_summarises_the_rest() -> None:
     assert len(table) == 1 + MAX_ROWS + 2
     assert table[-2].startswith("5 more rows")
     assert table[-2].split()[-2:] == ["15.000", "50.0%"]
-    assert table[-1] == "sum of operations 30.000 ms, 95.0% of the median step"
+    assert table[-1] == "sum 30.000 ms, 95.0% of the mean step of 31.579 ms"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,10 @@ from adtrain.passes.places import nbytes
 RUNS_PER_GRAPH = 10, 1
 """Consecutive runs in one graph, so that launches overlap from one run to the next as well."""
 
+MOST_LAUNCHES = 2000
+"""Launches in a graph of several runs. A Program with more gets a graph of one run, because recording takes longer: 27 us
+a launch. Its runs are so long that their overlap saves less than 1%."""
+
 RUNS_PER_LAUNCH = 100, 10, 1
 """Consecutive runs in one launch, for a Program whose launch computes several runs. So it reads and writes once what it
 keeps on chip."""
@@ -93,6 +97,11 @@ class CudaProgram:
         self.placed = tuple(distinct)
         compiler.begin(dict.fromkeys(found), self.device.architecture)
         self.repeats = layout.repeats
+        if layout.in_one_launch:
+            self.runs_at_once: Sequence[int] = RUNS_PER_LAUNCH
+        else:
+            launches = sum(len(lowering.launches(e)) for e in program.equations)
+            self.runs_at_once = [n for n in RUNS_PER_GRAPH if n == 1 or n * launches <= MOST_LAUNCHES]
         self.results = [(x.where, x.at, v.type.shape) for x, v in zip(layout.results, program.outputs, strict=True)]
         self.graphs = Graphs(self.device)
         self.marks: Marks | None = None
@@ -146,7 +155,7 @@ class CudaProgram:
         if timed:
             seconds = self._timed(key)
         else:
-            for at_once in RUNS_PER_LAUNCH if self.layout.in_one_launch else RUNS_PER_GRAPH:
+            for at_once in self.runs_at_once:
                 runs, times = divmod(times, at_once)
                 for _ in range(runs):
                     self.graphs.run((key, at_once), partial(self._record, at_once))
