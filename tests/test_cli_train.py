@@ -112,7 +112,7 @@ def test_a_run_writes_its_files_and_prints_a_report(cfg: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].startswith("test    loss ")
     assert lines[-1] == f"runs/tiny: {', '.join(FILES)}"
-    assert "sum of operations" in result.stdout
+    assert " of the mean step of " in result.stdout
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
 
 

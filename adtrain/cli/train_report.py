@@ -91,7 +91,8 @@ def _operations(rows: Sequence[OperationTime], width: int, max_rows: int | None)
 
 def _sum_line(summary: Summary) -> str:
     operations, ratio = summary.ops_sum_ms, summary.ops_to_step_ratio
-    assert operations and ratio, "both are there if operations were timed"
+    assert operations is not None
+    assert ratio is not None
     return f"sum {operations:.3f} ms, {ratio:.1%} of the mean step of {operations / ratio:.3f} ms"
 
 

@@ -21,9 +21,8 @@ from adtrain.training.model_file import TrainedModel
 from adtrain.training.observer import Observer
 from adtrain.training.preparation import outline, prepare, read_ahead
 from adtrain.training.progress import Progress
-from adtrain.training.recorded_run import run_in_folder
 from adtrain.training.resumption import Resumed, resume
-from adtrain.training.run_folder import Recorder, RunFolder
+from adtrain.training.run_folder import Recorder, RunFolder, run_in_folder
 from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
 from adtrain.training.summary import Summary, summarize

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import config, optim
+from adtrain import config, optim, version
 from adtrain.augment import Augmentation
 from adtrain.config import Config
 from adtrain.core import tree
@@ -83,6 +83,16 @@ class Experiment:
     @property
     def test(self) -> Split:
         return self.data.test
+
+    def identity(self, device: str) -> dict[str, str]:
+        """Texts that are equal on all ranks, by what they describe: version, device, config, digests of the data."""
+        splits = {"training set": self.train, "test set": self.test}
+        of_data = {
+            name: "\n".join([f"{len(split)} examples", *(f"{x} sha256 {y}" for x, y in split.digests.items())])
+            for name, split in splits.items()
+        }
+        common = {"version of adtrain": version.__version__, "kind of device": device, "config": self.config_text}
+        return {**common, **of_data}
 
     @property
     def digests(self) -> dict[str, str]:

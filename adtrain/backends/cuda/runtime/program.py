@@ -32,8 +32,8 @@ RUNS_PER_GRAPH = 10, 1
 """Consecutive runs in one graph, so that launches overlap from one run to the next as well."""
 
 MOST_LAUNCHES = 2000
-"""Launches in a graph of several runs. A Program with more gets a graph of one run, because recording takes longer: 27 us
-a launch. Its runs are so long that their overlap saves less than 1%."""
+"""Launches in a graph of several runs; with more, a graph has one run. Recording takes about 30 us a launch, and the
+overlap of so long runs saves less than 1%."""
 
 RUNS_PER_LAUNCH = 100, 10, 1
 """Consecutive runs in one launch, for a Program whose launch computes several runs. So it reads and writes once what it
