@@ -231,7 +231,7 @@ def test_damaged_lines_of_metrics_are_skipped_with_one_warning(run: Path, caplog
     lines = training.read_metrics(run)
     assert training.read_metrics(copy) == lines[1:]
     (warning,) = caplog.messages
-    assert warning.startswith(f"adtrain: {copy}/metrics.jsonl:1: found no valid JSON (")
+    assert warning.startswith(f"adtrain: warning: {copy}/metrics.jsonl:1: found no valid JSON (")
     assert warning.endswith("; this line is skipped, and 1 more")
 
 

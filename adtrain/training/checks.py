@@ -118,7 +118,7 @@ def warn_of_lost_digits(cfg: Config, net: Network, data_set: DataSet) -> None:
     if lossy := lossy_channels(labels, data_set.target_std):
         names = first_names([printable(data_set.targets[i]) for i in lossy], MOST_NAMES)
         reason = "float32 loses the last digits of these numbers; data.normalize_targets: true subtracts the mean first"
-        _log.warning("adtrain: %s: target %s: %s", visible(str(cfg.data.path or data_set.name)), names, reason)
+        _log.warning("adtrain: warning: %s: target %s: %s", visible(str(cfg.data.path or data_set.name)), names, reason)
 
 
 def check_metrics(cfg: Config, task: Task) -> None:

@@ -65,7 +65,7 @@ def files(path: Path) -> list[Path]:
 def warn_of_changes(paths: Sequence[Path], changes: str) -> None:
     """Log what was done to the images in these files."""
     others = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-    _log.warning("adtrain: %s%s: %s", visible(str(paths[0])), others, changes)
+    _log.warning("adtrain: warning: %s%s: %s", visible(str(paths[0])), others, changes)
 
 
 def read(
