@@ -74,7 +74,7 @@ class Cache:
                 path.unlink()
             except FileNotFoundError:  # deleted by another process
                 continue
-            _log.warning("adtrain: %s: is damaged and will be rebuilt", path)
+            _log.warning("adtrain: warning: %s: is damaged and will be rebuilt", path)
         return None
 
     def remove(self, key: str, suffix: str) -> None:
@@ -186,7 +186,7 @@ def reason(error: OSError | RuntimeError) -> str:
 @functools.cache
 def _process_folder(cause: str) -> Path:
     """A folder that is deleted when the process ends; warns that nothing is cached, because of `cause`."""
-    _log.warning("adtrain: compiled code is not cached for the next run (%s)", cause)
+    _log.warning("adtrain: warning: compiled code is not cached for the next run (%s)", cause)
     folder = tempfile.mkdtemp(prefix="adtrain-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

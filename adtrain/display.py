@@ -25,7 +25,7 @@ class ProgressLines(Observer):
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         self.epochs = epochs
 
-    def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
+    def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> None:
         text = scores.text(epoch.train)
         if epoch.validation is not None:
             text += f", validation {scores.text(epoch.validation)}"
@@ -94,7 +94,7 @@ class ProgressBars(ProgressLines):
         if self.bar is not None:
             self.bar.set_postfix_str(scores.short_text(interval.train), refresh=False)
 
-    def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
+    def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> None:
         self.close()
         super().epoch_done(epoch, state)
 

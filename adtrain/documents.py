@@ -31,7 +31,7 @@ def find(kind: str, key: str, read: Callable[[Any], T]) -> T | None:
         path = found
         return read(json.loads(path.read_bytes()))
     except (OSError, ValueError, RecursionError) as error:
-        _log.warning("adtrain: %s: ignored, because it cannot be read (%s)", path, error)
+        _log.warning("adtrain: warning: %s: ignored, because it cannot be read (%s)", path, error)
         if path != cache.folder:
             path.unlink(missing_ok=True)
         return None

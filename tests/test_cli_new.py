@@ -195,3 +195,15 @@ def test_a_table_without_anything_to_learn_is_an_error_with_its_place(
 ) -> None:
     (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")
     assert message in one_line(run("new", tmp_path / "x.csv", expect=2))
+
+
+def test_a_warning_about_the_data_is_given_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the path is relative, and the data are read for the proposal and for its check."""
+    rows = [f"{i},{3 * i + 1}" for i in range(60)]
+    (tmp_path / "leaky.csv").write_text("\n".join(["area,price", *rows]) + "\n")
+    monkeypatch.chdir(tmp_path)
+    run("new", "leaky.csv")
+    (message,) = caplog.messages
+    assert "column area leaks what is to be predicted" in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from forked_commands import CLOSED, FULL, Case, Commands
 from training_runs import write_config
 
+import adtrain
 from adtrain.cli.main import USAGE, cli
 from adtrain.cli.streams import BROKEN_PIPE
 
@@ -64,7 +66,7 @@ def test_a_usage_error_has_its_exit_code_although_nobody_reads_the_message(comma
 def test_a_signal_ends_a_command_whose_output_nobody_reads(commands: Commands, folder: Path, tmp_path: Path) -> None:
     before, file = sorted(folder.rglob("*")), tmp_path / "messages"
     interrupted = {
-        "eval run": "adtrain.training.evaluate",
+        "eval run": "adtrain.training.Evaluation",
         "report run -o new.html": "os.fsync",  # the page is written, and not yet in its place
         "bench --op relu": "numpy.random.default_rng",
         "data fetch fashion-mnist --mirror http://127.0.0.1:9": "urllib.request.urlopen",
@@ -73,7 +75,7 @@ def test_a_signal_ends_a_command_whose_output_nobody_reads(commands: Commands, f
     for arguments, function, err in [("eval run", interrupted["eval run"], CLOSED), *cases]:
         assert commands.run(Case(arguments, CLOSED, err, f"signalled({function!r}, {signal.SIGINT:d})")) == 130
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signalled = f"signalled('adtrain.training.evaluate', {number:d})"
+        signalled = f"signalled('adtrain.training.Evaluation', {number:d})"
         assert commands.run(Case("eval run", CLOSED, str(file), signalled)) == 128 + number
     lines = [line for line in file.read_text().splitlines() if line and not line.startswith("bench: ")]
     assert lines == ["adtrain: interrupted"] * len(interrupted)  # the other signals need no message
@@ -87,3 +89,14 @@ def test_a_repeated_warning_is_printed_once(commands: Commands, folder: Path) ->
     assert commands.run(Case("sweep seeds.yaml --dry-run", str(folder / "plan"), str(printed))) == 0
     (line,) = (x for x in printed.read_text().splitlines() if "warning" in x)
     assert "found softmax, but the loss cross_entropy takes logits" in line
+
+
+def test_every_warning_of_the_package_says_that_it_is_one() -> None:
+    texts = []
+    for path in Path(adtrain.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "warning":
+                first = node.args[0].values[0] if isinstance(node.args[0], ast.JoinedStr) else node.args[0]
+                texts.append(first.value if isinstance(first, ast.Constant) else "")
+    assert len(texts) > 20
+    assert [text for text in texts if text and not str(text).startswith("adtrain: warning: ")] == []

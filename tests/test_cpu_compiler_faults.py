@@ -63,7 +63,7 @@ def test_a_damaged_cache_file_is_rebuilt_with_one_warning(
     if suffix == ".o":
         workshop.only(".so").unlink()
     assert entry() == 16
-    assert caplog.messages == [f"adtrain: {path}: is damaged and will be rebuilt"]
+    assert caplog.messages == [f"adtrain: warning: {path}: is damaged and will be rebuilt"]
     assert workshop.only(suffix).read_bytes() == good
 
 
@@ -103,7 +103,7 @@ def test_an_untrusted_cache_folder_is_not_used_and_warned_about_once(
     cause = spoil(workshop, monkeypatch)
     assert (entry(), entry()) == (16, 16)
     assert workshop.compiled() == ["program.c", "scale.c"]  # this process keeps them
-    assert caplog.messages == [f"adtrain: compiled code is not cached for the next run ({cause})"]
+    assert caplog.messages == [f"adtrain: warning: compiled code is not cached for the next run ({cause})"]
     assert not workshop.cache.is_dir() or list(workshop.cache.iterdir()) == []
 
 
@@ -116,7 +116,7 @@ def test_a_temporary_cache_is_removed_with_its_process(workshop: Workshop, monke
     process = workshop.start()
     out, err = process.communicate()
     assert out == "16\n"
-    assert err == f"adtrain: compiled code is not cached for the next run ({workshop.cache}: File exists)\n"
+    assert err == f"adtrain: warning: compiled code is not cached for the next run ({workshop.cache}: File exists)\n"
     assert list(temporary.iterdir()) == []
 
 
@@ -194,7 +194,7 @@ def test_with_a_full_cache_the_library_is_compiled_in_a_temporary_folder(
     assert entry() == 16
     assert entry("int entry(int x) { return x; }", []) == 5
     assert caplog.messages == [
-        f"adtrain: compiled code is not cached for the next run ({workshop.cache}: No space left on device)"
+        f"adtrain: warning: compiled code is not cached for the next run ({workshop.cache}: No space left on device)"
     ]
     assert not list(workshop.cache.iterdir())
 
@@ -241,7 +241,7 @@ def test_a_cached_library_that_does_not_serve_is_compiled_anew_once(
     workshop.compiled()
     path = cached(workshop, source)
     assert entry() == 16
-    assert caplog.messages == [f"adtrain: {path}: {problem}; it will be rebuilt"]
+    assert caplog.messages == [f"adtrain: warning: {path}: {problem}; it will be rebuilt"]
     assert workshop.compiled() == ["program.c", "scale.c"]
     assert entry() == 16
     assert workshop.compiled() == []
@@ -296,7 +296,7 @@ def test_a_relative_home_is_not_used(
     monkeypatch.setenv("HOME", home)
     assert entry() == 16
     cause = f"HOME={home}: expected an absolute path"
-    assert caplog.messages == [f"adtrain: compiled code is not cached for the next run ({cause})"]
+    assert caplog.messages == [f"adtrain: warning: compiled code is not cached for the next run ({cause})"]
     assert not (workshop.folder / "home").exists()
     found = CliRunner().invoke(cli, ["data", "fetch", "kmnist"])
     assert (found.exit_code, found.stderr) == (2, f"adtrain: error: the folder of fetched data sets: {cause}\n")

@@ -86,7 +86,7 @@ def test_more_threads_than_processors_are_reduced_with_one_warning(
     with caplog.at_level(logging.WARNING):
         assert [usable(100_000), usable(100_000), usable(3), usable(2)] == [3, 3, 3, 2]
     usable.cache_clear()
-    line = "adtrain: 100000 threads are set for OpenMP; using 3, one for each processor of this process"
+    line = "adtrain: warning: 100000 threads are set for OpenMP; using 3, one for each processor of this process"
     assert [record.getMessage() for record in caplog.records] == [line]
 
 

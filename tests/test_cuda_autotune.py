@@ -133,8 +133,8 @@ def test_the_fastest_right_candidate_is_chosen_and_wrong_ones_are_named(
     assert chosen is FAST
     assert set(timed) == {"slow", "fast"}
     wrong, refused = caplog.messages
-    assert wrong == "adtrain: broken: not used for argmax float32[5, 64], its result is wrong"
-    assert refused == "adtrain: refused: not used for argmax float32[5, 64] (too many registers)"
+    assert wrong == "adtrain: warning: broken: not used for argmax float32[5, 64], its result is wrong"
+    assert refused == "adtrain: warning: refused: not used for argmax float32[5, 64] (too many registers)"
 
 
 def test_a_wrong_first_candidate_is_not_used(
@@ -143,7 +143,7 @@ def test_a_wrong_first_candidate_is_not_used(
     """The first candidate is not the oracle."""
     set_candidates(monkeypatch, BROKEN, SLOW, FAST)
     assert tune(equation, Mode.FULL)[0] is FAST
-    assert caplog.messages == ["adtrain: broken: not used for argmax float32[5, 64], its result is wrong"]
+    assert caplog.messages == ["adtrain: warning: broken: not used for argmax float32[5, 64], its result is wrong"]
 
 
 def test_a_candidate_that_is_wrong_on_gradients_only_is_not_used(
@@ -151,7 +151,7 @@ def test_a_candidate_that_is_wrong_on_gradients_only_is_not_used(
 ) -> None:
     set_candidates(monkeypatch, SLOW, INEXACT, FAST)
     assert tune(equation, Mode.FULL)[0] is FAST
-    assert caplog.messages == ["adtrain: inexact: not used for argmax float32[5, 64], its result is wrong"]
+    assert caplog.messages == ["adtrain: warning: inexact: not used for argmax float32[5, 64], its result is wrong"]
 
 
 def test_without_a_right_candidate_the_first_is_chosen_and_nothing_is_stored(
@@ -264,7 +264,8 @@ def test_the_first_candidate_is_chosen_where_arguments_do_not_fit_in_memory(
     made.tune([equation])
     assert made.lowering.chosen(equation) is SLOW
     assert gpu.finished == 1
-    assert caplog.messages == ["adtrain: argmax float32[5, 64]: its candidates are not measured (out of memory)"]
+    (message,) = caplog.messages
+    assert message == "adtrain: warning: argmax float32[5, 64]: its candidates are not measured (out of memory)"
 
 
 def test_a_product_with_an_epilogue_has_the_candidates_and_the_choice_of_the_product() -> None:

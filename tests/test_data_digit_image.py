@@ -157,7 +157,7 @@ def test_a_photograph_is_inverted_and_centred_for_a_network_of_mnist(
     found = inputs.read(tmp_path / "x.png", of_mnist).images
     np.testing.assert_array_equal(found[0], centred(pixels, 28, 28, "").image)
     assert caplog.messages == [
-        f"adtrain: {tmp_path}/x.png: inverted, because its background is light, unlike in training "
+        f"adtrain: warning: {tmp_path}/x.png: inverted, because its background is light, unlike in training "
         "(--invert no keeps it); digit scaled and centred as in MNIST"
     ]
     as_it_is = inputs.read(tmp_path / "x.png", of_mnist, ImageOptions("no", "no")).images

@@ -77,7 +77,8 @@ def test_a_validation_folder_without_a_test_folder_is_the_test_part_with_a_warni
     found = data.load(path=root)
     assert (found.test.images[:, 0, 0, 0].tolist(), found.validation_rows) == ([1, 1], 0)
     (message,) = caplog.messages
-    assert message == f"adtrain: {root}: found no folder test; val, which has validation images, is the test part"
+    reason = "found no folder test; val, which has validation images, is the test part"
+    assert message == f"adtrain: warning: {root}: {reason}"
 
 
 def test_other_files_in_the_folder_of_a_class_are_skipped_with_one_line(
@@ -88,7 +89,7 @@ def test_other_files_in_the_folder_of_a_class_are_skipped_with_one_line(
     assert len(image_folder.read(folder, Options()).train.labels) == 4
     (message,) = caplog.messages
     first = folder / "cat" / "notes.txt"
-    assert message == f"adtrain: {folder}: skipped 2 files of other types than PNG and JPEG, such as {first}"
+    assert message == f"adtrain: warning: {folder}: skipped 2 files of other types than PNG and JPEG, such as {first}"
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_broken_image_is_an_error_unless_skip_broken_is_set(
     assert sorted([*found.train.labels, *found.test.labels]) == [0, 0, 1]
     (skipped,) = found.skipped
     assert skipped.startswith(f"{path}: ")
-    assert caplog.messages == [f"adtrain: skipped {skipped}"]
+    assert caplog.messages == [f"adtrain: warning: skipped {skipped}"]
 
 
 def test_links_may_not_lead_out_of_the_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

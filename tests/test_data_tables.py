@@ -127,7 +127,7 @@ def test_an_unseen_category_is_zeros_with_one_warning(tmp_path: Path, caplog: py
     found = load(train, test_path=str(test))
     assert np.asarray(found.test.images)[:, :, 0, 0].tolist() == [[0, 0], [0, 0], [0, 1], [0, 0]]
     assert caplog.messages == [
-        f"adtrain: {test}: found 'Paris' and 1 more in column city (3 rows), which no training row has: "
+        f"adtrain: warning: {test}: found 'Paris' and 1 more in column city (3 rows), which no training row has: "
         "the column's features are 0"
     ]
 
@@ -136,7 +136,7 @@ def test_rows_with_empty_cells_are_left_out_with_one_warning(tmp_path: Path, cap
     found = load(write(tmp_path / "x.csv", ADULTS), label="kind", missing="drop")
     assert features(found).tolist() == [[22, 1, 1], [41, 1, 2]]
     assert caplog.messages == [
-        f"adtrain: {tmp_path}/x.csv: left out 2 of 4 rows with an empty cell, the first in line 3"
+        f"adtrain: warning: {tmp_path}/x.csv: left out 2 of 4 rows with an empty cell, the first in line 3"
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from training_runs import prepare
 import adtrain as ad
 from adtrain import ops, training
 from adtrain.core import tree
-from adtrain.core.array import Value
+from adtrain.core.array import Value, from_numpy
 from adtrain.core.errors import DeviceError, OutOfMemory
 from adtrain.core.staging import stage
 from adtrain.passes import SIMPLIFY
+from adtrain.training import loop, trainer
+from adtrain.training.examples import Streamed
+from adtrain.training.not_finite import FiniteCheck
 from adtrain.training.step import empty_log, repeated
 
 __all__ = ["gpu"]
@@ -54,6 +58,59 @@ def test_fused_steps_have_the_same_bits_for_any_number_of_steps_per_graph(gpu: A
     for calls in ((ROWS,), (13, 7)):
         for x, y in zip(after_steps(experiment, calls), one_by_one, strict=True):
             assert x.tobytes() == y.tobytes()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_graphs_of_the_first_epoch_serve_in_all_epochs(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    from adtrain.backends.cuda.runtime.graph import Graphs
+
+    recorded, after_epochs = list[object](), list[int]()
+    record = Graphs._record
+
+    def counted(graphs: Graphs, work: Callable[[], None]) -> Any:
+        recorded.append(work)
+        return record(graphs, work)
+
+    monkeypatch.setattr(Graphs, "_record", counted)
+    if streamed:
+        monkeypatch.setattr(trainer, "on_device", Streamed)
+
+    class Epochs(training.Observer):
+        def epoch_done(self, epoch: training.Epoch, state: object) -> None:
+            after_epochs.append(len(recorded))
+
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 0.0)  # one step a call
+    training.run(prepare(tmp_path, "data.validation=0.2", "training.epochs=4", layers=LAYERS), "gpu", [Epochs()])
+    assert len(after_epochs) == 4
+    assert len(set(after_epochs)) == 1
+
+
+def test_a_donated_array_is_written_over_only_if_no_other_array_lies_there(gpu: Any) -> None:
+    x = from_numpy(np.zeros(300, np.float32), "gpu")
+    address = x.buffer.address
+    x = from_numpy(np.ones(300, np.float32), "gpu", donated=x)
+    assert x.buffer.address == address
+    same_memory = ops.reshape(x, (3, 100))
+    y = from_numpy(np.full(300, 2.0, np.float32), "gpu", donated=x)
+    assert y.buffer.address != address
+    np.testing.assert_array_equal(same_memory.numpy(), np.ones((3, 100)))
+    assert from_numpy(np.zeros(3), "gpu", donated=y).shape == (3,)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_number_that_is_not_finite_is_found_anywhere_in_the_state(gpu: Any, tmp_path: Path, bad: float) -> None:
+    experiment = prepare(tmp_path, layers=LAYERS)
+    check, good = FiniteCheck(experiment, "gpu"), experiment.initial_state("cpu")
+    leaves, structure = tree.flatten(tree.map(lambda x: x.numpy(), good))
+    assert check(tree.map(lambda x: x.to("gpu"), good))()
+    for i, x in enumerate(leaves):
+        if x.dtype.kind == "f":
+            changed = x.copy()
+            changed.reshape(-1)[-1] = bad
+            state = tree.unflatten(structure, [*leaves[:i], changed, *leaves[i + 1 :]])
+            assert not check(tree.map(lambda x: ad.array(x, device="gpu"), state))()
 
 
 @pytest.mark.parametrize("times", [1, 3, 10, 21])

@@ -25,7 +25,7 @@ from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.custom_op import OWN_OPS
 from adtrain.data import DataError
-from adtrain.training import model_file, recorded_run
+from adtrain.training import model_file, run_folder
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 __all__ = ["no_plugins"]
@@ -619,7 +619,7 @@ def test_a_stopped_run_says_how_to_continue_with_its_plugins(here: Path, monkeyp
     def stopped(*_: object) -> NoReturn:
         raise DataError("the data are gone")
 
-    monkeypatch.setattr(recorded_run, "run", stopped)
+    monkeypatch.setattr(run_folder, "run", stopped)
     assert train(write_plugged(here), "--output-dir", "run", expect=2) == (
         f"the data are gone; continue with: adtrain train --resume run --plugin {here}/mine.py"
     )

@@ -21,7 +21,7 @@ from adtrain import training as training_package
 from adtrain.config import load
 from adtrain.distributed.launch import start
 from adtrain.training import RunFolder, checkpoint
-from adtrain.training.recorded_run import run_in_folder
+from adtrain.training.run_folder import run_in_folder
 
 pytestmark = pytest.mark.compiled
 LONG = ["--set", "training.epochs=1000000", "--set", "training.checkpoint_every=20"]

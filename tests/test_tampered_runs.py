@@ -26,6 +26,7 @@ from adtrain.sweeps import ensemble, member_run
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.session import Session, reopened
 from adtrain.training import RunFolder, Trust, model_file
+from adtrain.training.checkpoint import fetch
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +231,7 @@ def test_damaged_lines_of_metrics_are_skipped_with_one_warning(run: Path, caplog
     lines = training.read_metrics(run)
     assert training.read_metrics(copy) == lines[1:]
     (warning,) = caplog.messages
-    assert warning.startswith(f"adtrain: {copy}/metrics.jsonl:1: found no valid JSON (")
+    assert warning.startswith(f"adtrain: warning: {copy}/metrics.jsonl:1: found no valid JSON (")
     assert warning.endswith("; this line is skipped, and 1 more")
 
 
@@ -271,5 +272,5 @@ def test_a_class_whose_name_is_no_text_has_its_escape(run: Path) -> None:
     experiment = training.prepare(config.load(run / "config.yaml"))
     named = replace(experiment, data=replace(experiment.data, classes=("a\udcff", "b", "c"), class_type="str"))
     copy = Path(shutil.copytree(run, run.parent / "one"))
-    RunFolder(copy).write_model(named, named.initial_state("cpu"))
+    RunFolder(copy).write_model(named, fetch(named.initial_state("cpu"))())
     assert model_file.load(copy).classes == (r"a\udcff", "b", "c")

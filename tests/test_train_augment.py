@@ -130,8 +130,8 @@ def test_evaluation_is_not_augmented_and_training_draws_in_the_scope_augment(tmp
     state = experiment.initial_state("cpu")
     assert experiment.validation is not None
     scores = [
-        training.evaluate(
-            e.evaluation_step, e.network.task, state.params, {}, training.on_device(experiment.validation, "cpu")
+        training.Evaluation(e.evaluation_step, e.network.task, training.on_device(experiment.validation, "cpu")).score(
+            state.params, {}
         )
         for e in (experiment, plain)
     ]

@@ -12,8 +12,11 @@ from training_runs import prepare
 
 from adtrain import training
 from adtrain.core import tree
+from adtrain.core.array import Array, from_numpy
+from adtrain.core.errors import TraceError
+from adtrain.core.types import ArrayType
 from adtrain.data import Split
-from adtrain.training import examples, trainer
+from adtrain.training import Observer, TrainState, evaluation, examples, loop, step, trainer
 from adtrain.training.examples import Examples, Resident, Streamed
 
 ROWS = 5
@@ -90,3 +93,37 @@ def test_a_split_that_needs_a_copy_is_streamed_if_too_large(monkeypatch: pytest.
     assert examples.held_bytes(strided, "cpu") == 2 * examples.CHUNK_BYTES + strided.labels.nbytes
     found = streamed.batches(np.array([[2, 1], [0, 3]]))
     np.testing.assert_array_equal(found[1].numpy()[found[2].numpy()], [[2, 1], [0, 3]])
+
+
+@pytest.mark.parametrize("kind", [Resident, Streamed])
+def test_what_later_epochs_upload_gets_the_memory_of_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Callable[[Split, str], Examples]
+) -> None:
+    """So the launches that a GPU has recorded for the steps and the evaluation serve in all epochs."""
+    uploads: list[tuple[ArrayType, ArrayType | None]] = []
+    of_epochs: list[int] = []
+
+    def noted(x: np.ndarray, device: str, donated: Array | None = None) -> Array:
+        type_ = None if donated is None else ArrayType(donated.shape, donated.dtype)
+        uploads.append((ArrayType(x.shape, x.dtype), type_))
+        return from_numpy(x, device, donated)
+
+    class Epochs(Observer):
+        def epoch_done(self, epoch: training.Epoch, state: Callable[[], TrainState]) -> None:
+            of_epochs.append(len(uploads))
+
+    for module in (examples, evaluation, loop, step):
+        monkeypatch.setattr(module, "from_numpy", noted)
+    monkeypatch.setattr(trainer, "on_device", kind)
+    training.run(prepare(tmp_path, "data.validation=0.2", "training.epochs=4"), "cpu", [Epochs()])
+    first, *_, last = of_epochs
+    assert len(uploads[first:last]) >= 3 * 8
+    for found, donated in uploads[first:last]:
+        assert found == donated
+
+
+def test_the_memory_of_an_array_that_is_given_for_another_one_cannot_be_used_any_more() -> None:
+    before = from_numpy(np.zeros(3), "cpu")
+    np.testing.assert_array_equal(from_numpy(np.ones(3), "cpu", donated=before).numpy(), np.ones(3))
+    with pytest.raises(TraceError, match="was donated"):
+        before.numpy()

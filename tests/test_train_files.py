@@ -17,7 +17,7 @@ from adtrain import config, training
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
-from adtrain.training import Experiment, Recorder, RunFolder, TrainState, model_file
+from adtrain.training import Experiment, Recorder, RunFolder, TrainState, checkpoint, model_file
 from adtrain.training.metrics import ResumedAt
 
 CONVOLUTIONAL = "[conv2d: {out_channels: 2, kernel_size: 3}, batch_norm2d, flatten, linear: 3]"
@@ -54,14 +54,9 @@ def test_a_loaded_model_equals_the_saved_one(run: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(a.numpy(), b.numpy())
     assert (trained.classes, trained.image_shape) == (("0", "1", "2"), (1, 6, 6))
     assert (trained.network.mean, trained.network.std) == (experiment.network.mean, experiment.network.std)
-    test = training.evaluate(
-        trained.evaluation_step,
-        trained.network.task,
-        trained.params,
-        trained.statistics,
-        training.on_device(experiment.test, "cpu"),
-    )
-    assert test == result.test
+    examples = training.on_device(experiment.test, "cpu")
+    evaluation = training.Evaluation(trained.evaluation_step, trained.network.task, examples)
+    assert evaluation.score(trained.params, trained.statistics) == result.test
 
 
 def test_the_resolved_config_trains_to_the_same_bytes(run: Path, tmp_path: Path) -> None:
@@ -364,5 +359,5 @@ def test_written_files_respect_the_umask(tmp_path: Path) -> None:
 
 def test_encoding_an_initial_state_is_deterministic(tmp_path: Path) -> None:
     experiment = prepare(tmp_path)
-    state: TrainState = experiment.initial_state("cpu")
+    state: TrainState = checkpoint.fetch(experiment.initial_state("cpu"))()
     assert model_file.encode(experiment, state) == model_file.encode(experiment, state)

@@ -15,7 +15,8 @@ from training_runs import write_config
 from adtrain import config, ops, optim, training
 from adtrain.config import ConfigError
 from adtrain.core import tree
-from adtrain.training import RunFolder, model_file
+from adtrain.training import Experiment, RunFolder, model_file
+from adtrain.training.checkpoint import fetch
 from adtrain.training.run_folder import LAST, Recorder
 from adtrain.training.sharding import Sharding
 from adtrain.training.trainer import Start
@@ -62,6 +63,11 @@ CASES = {
 EXHAUSTIVE = ("empty shards", "batch norm over all shards, empty shards, two ranks")
 
 
+def encoded(experiment: Experiment, result: training.Result) -> bytes:
+    """The bytes of the model's file."""
+    return b"".join(model_file.encode(experiment, fetch(result.state)()))
+
+
 def trained(
     path: Path, ranks: int, settings: Sequence[str], shares_memory: bool = False
 ) -> list[tuple[bytes, training.Result]]:
@@ -70,7 +76,7 @@ def trained(
     def run(rank: ThreadRank) -> tuple[bytes, training.Result]:
         experiment = training.prepare(config.load(path, settings))
         result = training.run(experiment)
-        return model_file.encode(experiment, result.state), result
+        return encoded(experiment, result), result
 
     return on_ranks(ranks, run, shares_memory)
 
@@ -193,7 +199,7 @@ def test_a_run_resumed_on_other_numbers_of_ranks_continues_with_the_same_bytes(t
             result = training.run(experiment, "cpu", [*recorders, Counting()], start, lambda: taken[0] >= steps)
         except training.Interrupted:
             return b""
-        return model_file.encode(experiment, result.state)
+        return encoded(experiment, result)
 
     for ranks, steps in ((2, 4), (1, 9), (2, 1000)):
         found = on_ranks(ranks, lambda rank, steps=steps: part(rank, steps), ranks > 1)  # type: ignore[misc]

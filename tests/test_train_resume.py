@@ -357,7 +357,8 @@ def test_the_path_of_a_warm_start_is_made_absolute(
 def test_the_frequency_of_state_copies_and_log_readings_does_not_change_the_result(
     uninterrupted: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "COPY_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "COPY_SHARE", 1e9)
     monkeypatch.setattr(trainer, "LOG_ROWS", 2)
     assert train(uninterrupted, RunFolder.create(uninterrupted, tmp_path / "marked"))
     check_same(tmp_path / "marked", tmp_path / "uninterrupted")

@@ -34,7 +34,7 @@ def loss_of(experiment: Experiment, state: TrainState, rows: np.ndarray) -> floa
     """The loss of these rows of the test part."""
     examples = training.on_device(experiment.test.take(rows), "cpu")
     step, task = experiment.evaluation_step, experiment.network.task
-    return training.evaluate(step, task, state.params, state.statistics, examples).loss
+    return training.Evaluation(step, task, examples).score(state.params, state.statistics).loss
 
 
 @pytest.mark.parametrize("loss", WEIGHTED)
@@ -104,7 +104,7 @@ def evaluated(run: Path) -> Score:
     """The score of a run as `adtrain eval` computes it."""
     model = model_file.load(run)
     examples, task = training.on_device(model.test_split(), "cpu"), model.network.task
-    return training.evaluate(model.evaluation_step, task, model.params, model.statistics, examples)
+    return training.Evaluation(model.evaluation_step, task, examples).score(model.params, model.statistics)
 
 
 HOSTILE = {
@@ -162,6 +162,6 @@ def test_the_accuracy_is_the_share_of_correct_predictions(tmp_path: Path, loss: 
     state = state._replace(params=tree.map(lambda x: ad.array(x.numpy() * 40), state.params))
     examples = training.on_device(experiment.test, "cpu")
     step, task = experiment.evaluation_step, experiment.network.task
-    score = training.evaluate(step, task, state.params, state.statistics, examples)
+    score = training.Evaluation(step, task, examples).score(state.params, state.statistics)
     rows = predictions(experiment.network, state.params, state.statistics, experiment.test.images, "cpu")
     assert score._asdict()["accuracy"] == (rows.argmax(axis=1) == experiment.test.labels).mean()

@@ -14,9 +14,10 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.hooks import Call, Hook, hook
+from adtrain.core.staging import stage
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.training import Experiment, Mode, TrainState, copied, evaluation_step
-from adtrain.training.step import empty_log, random_state, repeated, zero_totals
+from adtrain.training.step import all_finite, empty_log, random_state, repeated, zero_totals
 
 CONVOLUTIONAL = (
     "[conv2d: {out_channels: 4, kernel_size: 3}, batch_norm2d, relu, max_pool2d: 2, flatten, dropout: 0.5, linear: 3]"
@@ -199,3 +200,13 @@ def test_every_operation_has_the_scope_and_phase_of_its_layer(tmp_path: Path) ->
         "0.linear", "1.relu", "2.linear", "input", "random", "loss", "accuracy", "optimizer"
     }  # fmt: skip
     assert {phase for scope, phase in where.seen if scope == "optimizer"} == {"update"}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_check_of_a_state_finds_one_number_that_is_not_finite(bad: float) -> None:
+    """A GPU runs this function as a Program."""
+    good = TrainState({"w": ad.array(np.ones((3, 4), np.float32))}, {"m": ad.array(np.ones(2))}, {"step": ad.array(7)})
+    assert all_finite(good).numpy()
+    assert not all_finite(good._replace(statistics={"m": ad.array([1.0, bad])})).numpy()
+    assert not stage(all_finite)(good._replace(params={"w": ad.array([[1.0, bad]])})).numpy()
+    assert all_finite(TrainState({}, {}, {"step": ad.array(7)})).numpy()

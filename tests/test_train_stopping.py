@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from adtrain.training import (
     loop,
     trainer,
 )
+from adtrain.training.not_finite import FiniteCheck
 
 __all__ = ["no_plugins"]
 
@@ -82,14 +84,15 @@ def check_state(found: Checkpoint, experiment: Experiment) -> None:
 
 
 @pytest.mark.parametrize(
-    ("copy_seconds", "options"),
-    [(1.0, {}), (0.0, {}), (1.0, {"every_step_checked": True})],
-    ids=["", "marked", "debug"],
+    ("check_seconds", "copies", "options"),
+    [(1.0, True, {}), (0.0, True, {}), (0.0, False, {}), (1.0, True, {"every_step_checked": True})],
+    ids=["", "checked", "checked, not copied", "debug"],
 )
 def test_the_state_before_the_first_bad_step_is_kept_to_the_last_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy_seconds: float, options: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check_seconds: float, copies: bool, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(trainer, "COPY_SECONDS", copy_seconds)
+    monkeypatch.setattr(trainer, "CHECK_SECONDS", check_seconds)
+    monkeypatch.setattr(trainer, "COPY_SHARE", 0.02 if copies else -1e9)
     experiment = prepare(tmp_path, *GROWING, layers=DEEP)
     message, last = overflow(experiment, **options)
     assert 6 < last.progress.step < 54
@@ -97,6 +100,26 @@ def test_the_state_before_the_first_bad_step_is_kept_to_the_last_bit(
     assert where in message
     assert message.endswith("; training stopped: lower the optimizer's lr, or set training.clip_norm")
     check_state(last, experiment)
+
+
+def test_a_training_that_no_observer_saves_goes_back_over_several_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = prepare(tmp_path, *GROWING, "training.final_model=last", layers=DEEP)
+    message, last = overflow(experiment)
+    assert last.progress.epoch > 2
+    monkeypatch.setattr(trainer, "COPY_SHARE", -1.0)  # no copy but those for checkpoints
+    copied: list[int] = []
+    begin = trainer._Training._fetch_state
+
+    def counted(run: Any) -> Any:
+        copied.append(run.progress.step)
+        return begin(run)
+
+    monkeypatch.setattr(trainer._Training, "_fetch_state", counted)
+    with pytest.raises(NotFinite) as error:
+        training.run(experiment)
+    assert (str(error.value), copied) == (message, [])
 
 
 @pytest.mark.compiled
@@ -135,7 +158,7 @@ def test_a_non_finite_gradient_is_found_although_the_loss_is_finite(tmp_path: Pa
 
 def test_a_nondeterministic_device_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([False])
-    monkeypatch.setattr(trainer, "finite", lambda state: next(answers, True))
+    monkeypatch.setattr(FiniteCheck, "__call__", lambda self, state: partial(next, answers, True))
     with pytest.raises(AdtrainError, match="is not deterministic"):
         training.run(prepare(tmp_path))
 
@@ -155,9 +178,8 @@ def test_early_stopping_ends_the_run_and_gives_back_the_best_epoch(tmp_path: Pat
     assert best.progress.validation is not None
     assert result.best.value == best.progress.validation.loss
     examples = training.on_device(experiment.test, "cpu")
-    assert result.test == training.evaluate(
-        experiment.evaluation_step, experiment.network.task, result.state.params, result.state.statistics, examples
-    )
+    evaluation = training.Evaluation(experiment.evaluation_step, experiment.network.task, examples)
+    assert result.test == evaluation.score(result.state.params, result.state.statistics)
 
 
 def test_early_stopping_remembers_the_best_across_resumptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +201,7 @@ def test_early_stopping_remembers_the_best_across_resumptions(tmp_path: Path, mo
 
 def test_an_observer_ends_the_training_after_an_epoch(tmp_path: Path) -> None:
     class Ending(Recorder):
-        def epoch_done(self, epoch: training.Epoch, state: TrainState) -> bool:
+        def epoch_done(self, epoch: training.Epoch, state: Callable[[], TrainState]) -> bool:
             return epoch.epoch == 2
 
     first, second = Ending(), Recorder()

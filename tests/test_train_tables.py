@@ -137,7 +137,7 @@ def test_new_rows_are_classified_as_rows_of_the_training_table(
     assert [x["index"] for x in predictions] == list(range(len(table) + 1))
     assert np.mean([x["class"] == row[5] for x, row in zip(predictions, table, strict=False)]) > 0.8
     unseen = "found 'Paris' in column city (1 row), which no training row has: the column's features are 0"
-    assert caplog.messages == [f"adtrain: {new}: {unseen}"]
+    assert caplog.messages == [f"adtrain: warning: {new}: {unseen}"]
     trained = model_file.load(made / "run")
     assert trained.encoder is not None
     names_of_features = ("hours", "city=Berlin", "city=Oslo", "city=Rome", "zone=1", "zone=2", "price")

@@ -38,7 +38,7 @@ class EpochMetrics(Observer):
     def interval_done(self, interval: Interval) -> None:
         self.learning_rate = interval.learning_rate
 
-    def epoch_done(self, epoch: Epoch, state: TrainState) -> bool:
+    def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> bool:
         row: Metrics = {"epoch": epoch.epoch, "step": epoch.step}
         for split in SPLITS:
             score = plain(getattr(epoch, split)) or {}

@@ -75,7 +75,7 @@ def command(
     started = perf_counter()
     examples = training.on_device(test, device)
     step, task = trained.evaluation_step, trained.network.task
-    score = training.evaluate(step, task, trained.params, trained.statistics, examples)
+    score = training.Evaluation(step, task, examples).score(trained.params, trained.statistics)
     seconds = perf_counter() - started
     epoch = note_epoch(run)
     model = trained.network, trained.params, trained.statistics

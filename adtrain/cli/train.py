@@ -38,7 +38,6 @@ from adtrain.display import ProgressLines
 from adtrain.distributed.session import agreed, same_everywhere
 from adtrain.table import terminal_width
 from adtrain.training import RunFolder, tensorboard
-from adtrain.training.identity import identity
 
 MOST_PROFILED_STEPS = 10_000
 
@@ -178,7 +177,7 @@ def command(
                 device = resolve_tuned_device(device, autotune, display.close)
                 training.check_precision(cfg, device)
                 experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
-            same_everywhere(lambda: identity(experiment, device))
+            same_everywhere(lambda: experiment.identity(device))
             notes = [] if experiment.batch_note is None else [experiment.batch_note]
             if epochs is not None and steps is None and experiment.epochs < epochs:
                 end = f"epoch {experiment.epochs} of {epochs}"
@@ -199,7 +198,7 @@ def command(
             experiment, folder, start, notes = agreed(
                 lambda: training.resume(run, settings, longer, override, step_mode, trust)
             )
-        same_everywhere(lambda: identity(experiment, device))
+        same_everywhere(lambda: experiment.identity(device))
         training.check_precision(experiment.config, device)
         for note in notes:
             progress(note)

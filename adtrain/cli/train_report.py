@@ -90,8 +90,10 @@ def _operations(rows: Sequence[OperationTime], width: int, max_rows: int | None)
 
 
 def _sum_line(summary: Summary) -> str:
-    ratio = summary.ops_to_step_ratio
-    return f"sum of operations {summary.ops_sum_ms:.3f} ms, {ratio:.1%} of the median step"
+    operations, ratio = summary.ops_sum_ms, summary.ops_to_step_ratio
+    assert operations is not None
+    assert ratio is not None
+    return f"sum {operations:.3f} ms, {ratio:.1%} of the mean step of {operations / ratio:.3f} ms"
 
 
 def _rate(value: float | None) -> str:

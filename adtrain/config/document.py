@@ -47,6 +47,7 @@ from adtrain.config.values import (
     Text,
     Unit,
 )
+from adtrain.data.csv_file import is_table
 from adtrain.data.options import MISSING_VALUES
 from adtrain.data.text_file import is_text
 from adtrain.option_types import Fraction, NonNegative, Positive, Shape, Size
@@ -142,8 +143,7 @@ class Data(Section):
         """What the data consist of: "sequences" of a text, "rows" of a table, or "images"."""
         if self.is_text:
             return "sequences"
-        is_table = self.path is not None and (self.format == "csv" or self.path.lower().endswith((".csv", ".tsv")))
-        return "rows" if is_table else "images"
+        return "rows" if self.path is not None and is_table(self.path, self.format) else "images"
 
     @model_validator(mode="after")
     def _check_sources(self) -> Data:

@@ -228,12 +228,20 @@ def returned_no_array(name: str, x: Any) -> DTypeError:
     return DTypeError(f"{name}: the function returned a value of type {kind}, expected adtrain arrays: ad.array(...)")
 
 
-def from_numpy(x: np.ndarray, device: str) -> Array:
+def from_numpy(x: np.ndarray, device: str, donated: Value | None = None) -> Array:
     """A NumPy array as an Array. On the CPU nothing is copied if it is contiguous and aligned, and then ``x`` must not
-    be written to any more."""
+    be written to any more.
+
+    ``donated`` cannot be used after the call. On a GPU the result lies in its memory if the types are equal and no
+    other array lies there. So a Program gets the same addresses again, and need not record its launches anew.
+    """
     elements = np.require(x, requirements=("C", "A")).view()
     elements.flags.writeable = False
-    return Array(find_device(device).from_numpy(elements), elements.shape, elements.dtype, device)
+    buffers = []
+    if isinstance(donated, Array) and donated.device == device:
+        buffers.append(donated.buffer)
+        del donated.buffer
+    return Array(find_device(device).from_numpy(elements, buffers), elements.shape, elements.dtype, device)
 
 
 def from_dlpack(x: Any) -> Array:

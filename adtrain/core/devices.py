@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,8 +31,11 @@ class Transfers(Protocol):
         """A buffer in the memory of another package's array on this device."""
         ...
 
-    def from_numpy(self, elements: np.ndarray) -> Any:
-        """A buffer with the elements of a C-contiguous host array, which must not be written to any more."""
+    def from_numpy(self, elements: np.ndarray, donated: Sequence[Any] = ()) -> Any:
+        """A buffer with the elements of a C-contiguous host array, which must not be written to any more.
+
+        ``donated`` is empty, or has one buffer whose memory may be used if nothing else refers to it.
+        """
         ...
 
     def to_numpy(self, buffer: Any) -> np.ndarray:
@@ -40,7 +43,10 @@ class Transfers(Protocol):
         ...
 
     def fetch(self, buffer: Any) -> Callable[[], np.ndarray]:
-        """Start a copy to the host, in order with the device's other work; the function returned waits for it."""
+        """Start a copy to the host, in order with the device's other work; the function returned waits for it.
+
+        The elements of a GPU are in page-locked memory, which is free for another copy when they are given up.
+        """
         ...
 
 

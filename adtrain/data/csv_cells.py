@@ -158,11 +158,11 @@ class _ColumnReader:
         if self._emptied and self.has_categories and self.learning:
             listed = first_names([f"{quoted(text)} ({count:,})" for text, count in self._emptied.items()])
             advice = "data.missing_values: [] reads such texts as categories"
-            _log.warning("adtrain: %s: %s: read %s as empty cells; %s", place, self._name, listed, advice)
+            _log.warning("adtrain: warning: %s: %s: read %s as empty cells; %s", place, self._name, listed, advice)
         if self._rounded is not None:
             reason = f"float64 loses the last digits of {self._rounded[:40]} and others"
             advice = "subtract a constant from them, or leave the column out by data.drop"
-            _log.warning("adtrain: %s: %s: %s; %s", place, self._name, reason, advice)
+            _log.warning("adtrain: warning: %s: %s: %s; %s", place, self._name, reason, advice)
 
     @property
     def _name(self) -> str:

@@ -36,6 +36,11 @@ Line = tuple[int, list[str]]
 """The number of a line in the file, and its values."""
 
 
+def is_table(path: Path | str, format_: str | None) -> bool:
+    """Whether the file is read as a table: `format_` says so, or without a format its name ends in .csv or .tsv."""
+    return format_ == "csv" or (format_ is None and Path(path).suffix.lower() in (".csv", ".tsv"))
+
+
 @dataclass(frozen=True)
 class Opened:
     """An open table: its first line, whether that has the names of the columns, and the lines with values."""

@@ -146,7 +146,7 @@ def _cells(
     rows = np.concatenate([np.zeros(0, np.int64), *kept])
     if first_dropped:
         what = f"{count - len(rows):,} of {count:,} rows with an empty cell, the first in line {first_dropped}"
-        _log.warning("adtrain: %s: left out %s", visible(str(table.path)), what)
+        _log.warning("adtrain: warning: %s: left out %s", visible(str(table.path)), what)
     if not len(rows):
         found = f"an empty cell in each of {count:,} rows" if count else "no rows"
         raise DataError(f"{table.path}: found {found}, expected one per example")

@@ -318,7 +318,7 @@ def _warn_of_classes(classes: tuple[str, ...], train: Split, test: Split, place:
         names = first_names([printable(classes[i]) for i in unseen])
         kinds = "class" if len(unseen) == 1 else "classes"
         what = f"{counted(int(np.isin(test.labels, unseen).sum()), 'test examples')} of {kinds} {names}"
-        _log.warning("adtrain: %s: found %s, without a training example", visible(place), what)
+        _log.warning("adtrain: warning: %s: found %s, without a training example", visible(place), what)
 
 
 def _warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
@@ -329,7 +329,8 @@ def _warn_of_leaks(columns: Columns | None, train: Split, place: str) -> None:
     for i, what in leaks(_cells(train.images), train.labels):
         name = printable(str(i) if columns is None else columns.features[i].title)
         advice = "leave it out if it is not known at the time of a prediction"
-        _log.warning("adtrain: %s: column %s leaks what is to be predicted: %s; %s", visible(place), name, what, advice)
+        problem = f"column {name} leaks what is to be predicted: {what}"
+        _log.warning("adtrain: warning: %s: %s; %s", visible(place), problem, advice)
 
 
 def _warn_of_lost_digits(images: Images, std: Sequence[float], encoder: TableEncoder | None, place: str) -> None:
@@ -339,7 +340,7 @@ def _warn_of_lost_digits(images: Images, std: Sequence[float], encoder: TableEnc
         names = [printable(features[i]) if features else str(i) for i in lossy]
         what = f"{'column' if features else 'channel'} {first_names(names)}"
         reason = "float32 loses the last digits of these numbers; data.normalize: true subtracts the mean first"
-        _log.warning("adtrain: %s: %s: %s", visible(place), what, reason)
+        _log.warning("adtrain: warning: %s: %s: %s", visible(place), what, reason)
 
 
 def _with_images(split: Split, images: np.ndarray | FileArray) -> Split:

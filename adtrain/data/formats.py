@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from adtrain.data import csv_table, idx_folder, image_folder, npz, text_file
+from adtrain.data import csv_file, csv_table, idx_folder, image_folder, npz, text_file
 from adtrain.data.columns import Columns
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.options import FileFormat, Options
@@ -96,8 +96,11 @@ def format_of(path: Path, given: FileFormat | None = None) -> Format:
         raise DataError(
             f"{path}: found neither IDX files nor subfolders, expected train-images-idx3-ubyte or a folder per class"
         )
-    named = {".npz": NPZ, ".csv": CSV, ".tsv": CSV}.get(path.suffix.lower())
-    format_ = TEXT if text_file.is_text(path, given) else CSV if given == "csv" else named
+    format_ = NPZ if path.suffix.lower() == ".npz" else None
+    if text_file.is_text(path, given):
+        format_ = TEXT
+    elif csv_file.is_table(path, given):
+        format_ = CSV
     if format_ is None or not path.is_file():
         if not path.is_file():
             found = "neither a file nor a folder" if path.exists() else "nothing"

@@ -118,7 +118,8 @@ def _decompressed(stream: Stream, path: Path, count: int) -> bytearray | memoryv
     if (cached := cache.content(key, ".bin")) is not None:
         if len(cached) == count:
             return cached
-        _log.warning("adtrain: the cached content of %s has another length; the file is decompressed again", path)
+        problem = f"the cached content of {path} has another length"
+        _log.warning("adtrain: warning: %s; the file is decompressed again", problem)
         cache.remove(key, ".bin")
     content = _read_at_most(stream, count + 1)
     if cache.lasting and len(content) == count:

@@ -39,7 +39,7 @@ def read(folder: Path, options: Options) -> Parts:
         train, test, validation = folder, None, None
     elif test is None and validation is not None:
         note = "found no folder test; %s, which has validation images, is the test part"
-        _log.warning(f"adtrain: %s: {note}", visible(str(folder)), visible(validation.name))
+        _log.warning(f"adtrain: warning: %s: {note}", visible(str(folder)), visible(validation.name))
         test, validation = validation, None
     reader = _Reader(options)
     names = set[str]()
@@ -52,9 +52,8 @@ def read(folder: Path, options: Options) -> Parts:
     training, held_out, tested = files(train), files(validation), files(test)
     if reader.others:
         first, count = visible(str(reader.others[0])), counted(len(reader.others), "files")
-        _log.warning(
-            "adtrain: %s: skipped %s of other types than PNG and JPEG, such as %s", visible(str(folder)), count, first
-        )
+        what = f"skipped {count} of other types than PNG and JPEG, such as {first}"
+        _log.warning("adtrain: warning: %s: %s", visible(str(folder)), what)
     part, kept = reader.read_part([*training, *held_out], train)
     return Parts(
         part,
@@ -156,4 +155,4 @@ class _Reader:
         if not self.options.skip_broken:
             raise DataError(f"{error}; data.skip_broken: true skips such images") from error
         self.skipped.append(str(error))
-        _log.warning("adtrain: skipped %s", visible(error))
+        _log.warning("adtrain: warning: skipped %s", visible(error))

@@ -145,7 +145,7 @@ def _numbers(codes: np.ndarray, column: Column, found: Column, place: str) -> np
         what = f"found {quoted(texts[unseen[0]])}{f' and {others:,} more' if others else ''}"
         where = f"in column {printable(column.title)} ({counted(len(unseen), 'rows')})"
         reason = "which no training row has: the column's features are 0"
-        _log.warning("adtrain: %s: %s %s, %s", visible(place), what, where, reason)
+        _log.warning("adtrain: warning: %s: %s %s, %s", visible(place), what, where, reason)
     return numbers
 
 

@@ -16,7 +16,7 @@ from adtrain.data import Images
 from adtrain.metrics import confusion_matrix
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.training import model_file, sampling
-from adtrain.training.evaluation import class_names, predictions, summed
+from adtrain.training.evaluation import Evaluation, class_names, predictions
 from adtrain.training.examples import on_device
 from adtrain.training.model_file import TrainedModel
 from adtrain.training.tasks import Multilabel, NextClass, Regression
@@ -110,7 +110,7 @@ def predict(run: Path, device: str, trust: Trust = NONE) -> AnyPredictions:
     task = trained.network.task
     if isinstance(task, (Regression, Multilabel)):
         examples = on_device(test, device)
-        sums = summed(trained.evaluation_step, task, trained.params, trained.statistics, examples).of_task
+        sums = Evaluation(trained.evaluation_step, task, examples).sums(trained.params, trained.statistics).of_task
         if isinstance(task, Multilabel):
             return LabelPredictions(trained.targets, task.by_label(sums))
         rows = predictions(trained.network, trained.params, trained.statistics, test.images, device)

@@ -18,6 +18,7 @@ from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.run import rungs_of
 from adtrain.sweeps.session import Session
 from adtrain.sweeps.wave import WaveState
+from adtrain.training.checkpoint import fetch
 from adtrain.training.endings import Result
 from adtrain.training.metrics import METRICS, Epoch, Tested
 from adtrain.training.run_folder import CONFIG, RunFolder, write_plugins
@@ -104,7 +105,7 @@ def write_run(
     write_atomic(path / CONFIG, experiment.config_text.encode())
     write_atomic(path / METRICS, b"")
     write_plugins(experiment.config, path)
-    run.write_model(experiment, state)
+    run.write_model(experiment, fetch(state)())
     best = experiment.best_start
     seconds = 0.0
     per_epoch = experiment.steps_per_epoch

@@ -12,7 +12,7 @@ from adtrain.training.checks import check_precision, check_whole_batches
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
 from adtrain.training.data_section import Arrays, data_options, with_input
 from adtrain.training.endings import Interrupted, NotFinite, Result
-from adtrain.training.evaluation import evaluate
+from adtrain.training.evaluation import Evaluation
 from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.loop import continuation
@@ -21,9 +21,8 @@ from adtrain.training.model_file import TrainedModel
 from adtrain.training.observer import Observer
 from adtrain.training.preparation import outline, prepare, read_ahead
 from adtrain.training.progress import Progress
-from adtrain.training.recorded_run import run_in_folder
 from adtrain.training.resumption import Resumed, resume
-from adtrain.training.run_folder import Recorder, RunFolder
+from adtrain.training.run_folder import Recorder, RunFolder, run_in_folder
 from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore, Score
 from adtrain.training.step import TrainState, copied, evaluation_step, train_step
 from adtrain.training.summary import Summary, summarize
@@ -36,6 +35,7 @@ __all__ = [
     "Checkpoint",
     "ClassScore",
     "Epoch",
+    "Evaluation",
     "Examples",
     "Experiment",
     "Interrupted",
@@ -63,7 +63,6 @@ __all__ = [
     "continuation",
     "copied",
     "data_options",
-    "evaluate",
     "evaluation_step",
     "on_device",
     "outline",

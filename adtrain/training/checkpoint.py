@@ -50,11 +50,6 @@ def fetch(state: TrainState) -> Callable[[], TrainState]:
     return lambda: tree.map(lambda wait: wait(), waits)
 
 
-def finite(state: TrainState) -> bool:
-    """Whether a checkpoint's state contains only finite numbers."""
-    return all(np.isfinite(x).all() for x in tree.leaves(state))
-
-
 @dataclass(frozen=True)
 class CheckpointFile:
     """A checkpoint file with its metadata; `load` reads the arrays."""
@@ -90,13 +85,13 @@ class CheckpointFile:
         return Checkpoint(state, self.progress)
 
 
-def encode(experiment: Experiment, checkpoint: Checkpoint) -> bytes:
-    """The content of a checkpoint file.
+def encode(experiment: Experiment, checkpoint: Checkpoint) -> Sequence[bytes | memoryview]:
+    """The content of a checkpoint file, in parts.
 
     Weights and running statistics have the same names as in model.safetensors. The names of the optimizer's arrays
     begin with `optimizer.`.
     """
-    return tensor_file.encode(named_state(checkpoint.state), metadata.of_checkpoint(experiment, checkpoint.progress))
+    return tensor_file.parts(named_state(checkpoint.state), metadata.of_checkpoint(experiment, checkpoint.progress))
 
 
 def read(path: Path) -> CheckpointFile:

@@ -14,6 +14,7 @@ from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.config.problems import found
 from adtrain.core import tree
+from adtrain.core.array import array
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
@@ -32,6 +33,9 @@ _log = logging.getLogger(__name__)
 
 MOST_NAMES = 8
 """The most names of targets in an error."""
+
+NEGLIGIBLE = 1e-6
+"""A change below this fraction of the largest output is rounding."""
 
 
 def check_precision(cfg: Config, device: str) -> None:
@@ -114,7 +118,7 @@ def warn_of_lost_digits(cfg: Config, net: Network, data_set: DataSet) -> None:
     if lossy := lossy_channels(labels, data_set.target_std):
         names = first_names([printable(data_set.targets[i]) for i in lossy], MOST_NAMES)
         reason = "float32 loses the last digits of these numbers; data.normalize_targets: true subtracts the mean first"
-        _log.warning("adtrain: %s: target %s: %s", visible(str(cfg.data.path or data_set.name)), names, reason)
+        _log.warning("adtrain: warning: %s: target %s: %s", visible(str(cfg.data.path or data_set.name)), names, reason)
 
 
 def check_metrics(cfg: Config, task: Task) -> None:
@@ -228,3 +232,18 @@ def check_last_batch(cfg: Config, net: Network, count: int) -> None:
             f"found {batch_size}, which leaves 1 of {count} images for the last batch, "
             f"expected another size: layer {name} ({layer.kind()}) needs 2 images per batch",
         )
+
+
+def sees_later(experiment: Experiment) -> tuple[int, int] | None:
+    """A position and a later one that the initial network's output at it depends on; None if there is none.
+
+    Two sequences that differ in the last position only are compared. A dependence through weights of 0 is not found.
+    """
+    length = experiment.image_shape[-1]
+    inputs = np.zeros((2, 1, 1, length), np.float32)
+    inputs[1, ..., -1] = len(experiment.data.classes) - 1
+    state = experiment.random_initial_state("cpu")
+    outputs, _ = experiment.network.outputs(state.params, state.statistics, array(inputs), nn.Mode(training=False))
+    first, second = outputs.numpy()
+    changed = np.abs(first - second).max(axis=-1) > NEGLIGIBLE * np.abs(first).max()
+    return (int(changed.argmax()), length - 1) if changed[:-1].any() else None

@@ -31,7 +31,7 @@ class Result:
         metrics: those of `training.metrics` on the test split, by name.
         epochs, steps: totals, including those before a resumption.
         images: images trained on since the start or the resumption.
-        train_seconds: seconds in the loop over batches since then, without evaluation.
+        train_seconds: the sum of `step_seconds`. See `Summary`.
         step_seconds: seconds of each step since then. Steps whose metrics were read together share their mean time,
             from the upload of their indices to the reading of their metrics.
     """

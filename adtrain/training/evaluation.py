@@ -11,7 +11,7 @@ import numpy as np
 from adtrain import config, nn
 from adtrain.config import Config
 from adtrain.core import communicator
-from adtrain.core.array import Value, array
+from adtrain.core.array import Value, array, from_numpy
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Images, Split
@@ -21,7 +21,7 @@ from adtrain.training.examples import Examples
 from adtrain.training.network import Network
 from adtrain.training.scores import Score
 from adtrain.training.sharding import Sharding
-from adtrain.training.step import EvaluationStep, repeated, zero_totals
+from adtrain.training.step import EvaluationStep, Totals, repeated, zero_totals
 from adtrain.training.tasks import Task
 
 BATCH_SIZE, ROWS = 250, 40
@@ -39,85 +39,86 @@ class Sums(NamedTuple):
     of_task: Sequence[float]
 
 
-def evaluate(
-    step: EvaluationStep,
-    task: Task,
-    params: nn.Params,
-    statistics: nn.State,
-    examples: Examples,
-    name: str = "test",
-    before_batches: Callable[[], None] = lambda: None,
-    sharding: Sharding | None = None,
-) -> Score:
-    """The score of the model on all of `examples`; arguments and errors are those of `summed`.
+class Evaluation:
+    """Evaluates models of one network on a split. It keeps its memory, so recorded launches serve every evaluation.
 
-    Raises AdtrainError, which names the split by `name`, also where the loss is not finite.
+    Args:
+        step: the `evaluation_step` of an experiment or a trained model.
+        task: that of its network.
+        name: of the split, for errors.
+        sharding: shard s of S has the batches s, s + S, ...; all ranks get the same sums.
     """
-    sums = summed(step, task, params, statistics, examples, name, before_batches, sharding)
-    loss = mean_loss(sums.loss, sums.weight)
-    if not math.isfinite(loss):
-        raise AdtrainError(f"the loss on the {name} examples is {loss}: the model's numbers have overflowed")
-    return task.score(loss, sums.of_task, len(examples), lambda: examples.split.labels)
 
+    def __init__(
+        self, step: EvaluationStep, task: Task, examples: Examples, name: str = "test", sharding: Sharding | None = None
+    ) -> None:
+        self.step, self.task, self.examples, self.name, self.sharding = step, task, examples, name, sharding
+        self._totals: Totals | None = None  # of the last evaluation
 
-def summed(
-    step: EvaluationStep,
-    task: Task,
-    params: nn.Params,
-    statistics: nn.State,
-    examples: Examples,
-    name: str = "test",
-    before_batches: Callable[[], None] = lambda: None,
-    sharding: Sharding | None = None,
-) -> Sums:
-    """The sums over all of `examples`; `step` is the `evaluation_step` of an experiment or a trained model, and `task`
-    that of its network.
+    def score(
+        self, params: nn.Params, statistics: nn.State, before_batches: Callable[[], None] = lambda: None
+    ) -> Score:
+        """The score of a model on the split. Arguments and errors are those of `sums`.
 
-    `before_batches` is called before every BATCHES_AT_ONCE batches. Its exceptions end the evaluation. With `sharding`,
-    shard s of S has the batches s, s + S, ...; all ranks get the same sums.
-    Raises AdtrainError, which names the split by `name`, where the split is empty.
-    """
-    count = len(examples)
-    if not count:
-        raise AdtrainError(f"the {name} split is empty")
-    batches = [np.arange(start, min(start + BATCH_SIZE, count)) for start in range(0, count, BATCH_SIZE)]
+        Raises AdtrainError also where the loss is not finite.
+        """
+        sums = self.sums(params, statistics, before_batches)
+        loss = mean_loss(sums.loss, sums.weight)
+        if not math.isfinite(loss):
+            raise AdtrainError(f"the loss on the {self.name} examples is {loss}: the model's numbers have overflowed")
+        return self.task.score(loss, sums.of_task, len(self.examples), lambda: self.examples.split.labels)
 
-    def totals_of(batches: Sequence[np.ndarray], before_batches: Callable[[], None] = lambda: None) -> np.ndarray:
-        """The sums of these batches."""
-        totals = zero_totals(task, examples.device)
-        for group in examples.groups(batches, ROWS):
-            totals = totals._replace(position=array(np.int64(group.position), device=examples.device))
+    def sums(self, params: nn.Params, statistics: nn.State, before_batches: Callable[[], None] = lambda: None) -> Sums:
+        """The sums over the split.
+
+        `before_batches` is called before every BATCHES_AT_ONCE batches. Its exceptions end the evaluation.
+        Raises AdtrainError where the split is empty.
+        """
+        count, sharding = len(self.examples), self.sharding
+        if not count:
+            raise AdtrainError(f"the {self.name} split is empty")
+        batches = [np.arange(start, min(start + BATCH_SIZE, count)) for start in range(0, count, BATCH_SIZE)]
+        if sharding is None:
+            found = self._sums_of(batches, params, statistics, before_batches)
+        else:
+            own = []
+            for shard in sharding.local:
+                before_batches()  # as often on all ranks
+                own.append(self._sums_of(batches[shard :: sharding.shards], params, statistics, lambda: None))
+            found = np.add.accumulate(communicator.all_gathered(np.array(own)).reshape(sharding.shards, -1))[-1]
+        loss, weight, *of_task = found.tolist()
+        return Sums(loss, weight, of_task)
+
+    def _sums_of(
+        self,
+        batches: Sequence[np.ndarray],
+        params: nn.Params,
+        statistics: nn.State,
+        before_batches: Callable[[], None],
+    ) -> np.ndarray:
+        device = self.examples.device
+        totals, self._totals = zero_totals(self.task, device, donated=self._totals), None
+        for group in self.examples.groups(batches, ROWS):
+            position = from_numpy(np.asarray(group.position, np.int64), device, donated=totals.position)
+            totals = totals._replace(position=position)
             for done in range(0, group.steps, BATCHES_AT_ONCE):
                 before_batches()
                 times = min(BATCHES_AT_ONCE, group.steps - done)
-                totals = repeated(step, times, (totals,), params, statistics, *group.inputs)
+                totals = repeated(self.step, times, (totals,), params, statistics, *group.inputs)
+        self._totals = totals
         return np.array([float(totals.loss), float(totals.weight), *totals.sums.numpy().reshape(-1).tolist()])
 
-    if sharding is None:
-        sums = totals_of(batches, before_batches)
-    else:
-        own = []
-        for shard in sharding.local:
-            before_batches()  # as often on all ranks
-            own.append(totals_of(batches[shard :: sharding.shards]))
-        sums = np.add.accumulate(communicator.all_gathered(np.array(own)).reshape(sharding.shards, -1))[-1]
-    loss, weight, *of_task = sums.tolist()
-    return Sums(loss, weight, of_task)
+    def begin_compiling(self, params: nn.Params, statistics: nn.State) -> None:
+        """Begin to compile what evaluates full batches of the split."""
+        if isinstance(self.step, Staged) and len(self.examples):
+            batch = np.arange(min(BATCH_SIZE, len(self.examples)))
+            for group in self.examples.groups([batch], ROWS):
+                self.step.compile(zero_totals(self.task, self.examples.device), params, statistics, *group.inputs)
 
 
 def mean_loss(total: float, weight: float) -> float:
     """The mean loss of a split, from the sums of its losses and of their weights; 0 where all weights are 0."""
     return total / weight if weight else 0.0
-
-
-def begin_compiling(
-    step: EvaluationStep, task: Task, params: nn.Params, statistics: nn.State, examples: Examples
-) -> None:
-    """Begin to compile what `evaluate` runs for its full batches; the arguments are those of `evaluate`."""
-    if isinstance(step, Staged) and len(examples):
-        batch = np.arange(min(BATCH_SIZE, len(examples)))
-        for group in examples.groups([batch], ROWS):
-            step.compile(zero_totals(task, examples.device), params, statistics, *group.inputs)
 
 
 def metrics_of(cfg: Config, task: Task) -> dict[str, Metric]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby, islice
 from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.core.array import Array, array, from_numpy
+from adtrain.core.array import Array, from_numpy
 from adtrain.core.backend import backend
+from adtrain.core.types import Shape
 from adtrain.data import Rows, Split
 from adtrain.data.file_array import FileArray
 from adtrain.data.memory import machine_memory
@@ -41,6 +42,7 @@ class Examples(ABC):
 
     def __init__(self, split: Split, device: str) -> None:
         self.split, self.device = split, device
+        self._of_groups: dict[Shape, list[Array]] = {}
 
     def __len__(self) -> int:
         return len(self.split)
@@ -57,8 +59,17 @@ class Examples(ABC):
         """Group consecutive batches of indices by size; the groups fill one order of `rows` rows after the other.
 
         `batches` may be endless: at most one group is prepared ahead. `part` selects the indices of each batch that are
-        used here; `BatchGroup.size` is that of the whole batch.
+        used here; `BatchGroup.size` is that of the whole batch. The next group may be written over a group, also by
+        another call.
         """
+
+    def _upload(self, order: np.ndarray, *chunk: np.ndarray) -> list[Array]:
+        """The arrays of a group on the device, in the memory of the last group with such an order, where possible."""
+        arrays = order, *chunk
+        before: Sequence[Array | None] = self._of_groups.get(order.shape, (None,) * len(arrays))
+        found = [from_numpy(x, self.device, old) for x, old in zip(arrays, before, strict=True)]
+        self._of_groups[order.shape] = found
+        return found
 
 
 class Resident(Examples):
@@ -78,8 +89,10 @@ class Resident(Examples):
         self.images, self.labels = from_numpy(np.asarray(images), device), from_numpy(labels, device)
 
     def batches(self, indices: np.ndarray) -> StepInputs:
-        rows = indices if self.row_numbers is None else self.row_numbers[indices]
-        return self.images, self.labels, from_numpy(rows, self.device)
+        return self.images, self.labels, from_numpy(self._rows(indices), self.device)
+
+    def _rows(self, indices: np.ndarray) -> np.ndarray:
+        return indices if self.row_numbers is None else self.row_numbers[indices]
 
     def groups(
         self, batches: Iterable[np.ndarray], rows: int, part: Callable[[np.ndarray], np.ndarray] = lambda batch: batch
@@ -88,15 +101,17 @@ class Resident(Examples):
             group = [part(batch) for batch in group]
             order = np.zeros((rows, len(group[0])), np.int64)
             order[position : position + len(group)] = group
-            yield BatchGroup(position, len(group), size, self.batches(order))
+            (given,) = self._upload(self._rows(order))
+            yield BatchGroup(position, len(group), size, (self.images, self.labels, given))
 
 
 class Streamed(Examples):
     """A split that is too large for the device: a thread gathers the next chunk while the last one is in use."""
 
     def batches(self, indices: np.ndarray) -> StepInputs:
-        images, labels = self._gather(indices.ravel(), indices.size)
-        return self._upload(images, labels, np.arange(indices.size).reshape(indices.shape))
+        arrays = (*self._gather(indices.ravel(), indices.size), np.arange(indices.size).reshape(indices.shape))
+        images, labels, order = (from_numpy(x, self.device) for x in arrays)
+        return images, labels, order
 
     def groups(
         self, batches: Iterable[np.ndarray], rows: int, part: Callable[[np.ndarray], np.ndarray] = lambda batch: batch
@@ -118,7 +133,8 @@ class Streamed(Examples):
                 yield self._group(*ahead)
 
     def _group(self, position: int, size: int, count: int, order: np.ndarray, chunk: Future[Chunk]) -> BatchGroup:
-        return BatchGroup(position, count, size, self._upload(*chunk.result(), order))
+        given, images, labels = self._upload(order, *chunk.result())
+        return BatchGroup(position, count, size, (images, labels, given))
 
     def _gather(self, indices: np.ndarray, capacity: int) -> Chunk:
         """The examples at these indices, followed by unused rows up to `capacity`."""
@@ -127,9 +143,6 @@ class Streamed(Examples):
         labels = np.zeros((capacity, *self.split.labels.shape[1:]), self.split.labels.dtype)
         labels[: len(indices)] = self.split.labels[indices]
         return images, labels
-
-    def _upload(self, images: np.ndarray, labels: np.ndarray, order: np.ndarray) -> StepInputs:
-        return from_numpy(images, self.device), from_numpy(labels, self.device), array(order, device=self.device)
 
 
 def on_device(split: Split, device: str) -> Examples:

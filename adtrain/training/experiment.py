@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import config, optim
+from adtrain import config, optim, version
 from adtrain.augment import Augmentation
 from adtrain.config import Config
 from adtrain.core import tree
-from adtrain.core.array import Array, Placeholder, array
+from adtrain.core.array import Array, Placeholder, Value, array
 from adtrain.core.backend import Executable
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass, Staged, stage
+from adtrain.core.views import subview
 from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
 from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks
@@ -34,6 +35,7 @@ from adtrain.training.step import (
     LoggedStep,
     TrainState,
     TrainStep,
+    all_finite,
     empty_log,
     evaluation_step,
     logged_step,
@@ -81,6 +83,16 @@ class Experiment:
     @property
     def test(self) -> Split:
         return self.data.test
+
+    def identity(self, device: str) -> dict[str, str]:
+        """Texts that are equal on all ranks, by what they describe: version, device, config, digests of the data."""
+        splits = {"training set": self.train, "test set": self.test}
+        of_data = {
+            name: "\n".join([f"{len(split)} examples", *(f"{x} sha256 {y}" for x, y in split.digests.items())])
+            for name, split in splits.items()
+        }
+        common = {"version of adtrain": version.__version__, "kind of device": device, "config": self.config_text}
+        return {**common, **of_data}
 
     @property
     def digests(self) -> dict[str, str]:
@@ -194,23 +206,24 @@ class Experiment:
 
     def whole(self, state: TrainState) -> TrainState:
         """The whole state on the host, from this rank's part; the reverse of `divided`. All ranks call it together."""
-        return self._with_parameter_tree(state, Buckets.whole_state)
-
-    def without_padding(self, state: TrainState) -> TrainState:
-        """This rank's part of a state on the host, without the padding of vectors.
-
-        An optimizer updates the padding too. Without `eps` it divides 0 by 0 there.
-        """
-        return self._with_parameter_tree(state, Buckets.without_padding)
-
-    def _with_parameter_tree(self, state: TrainState, convert: Callable[..., Any]) -> TrainState:
-        """A divided state with parameters as a tree, and `convert` of the optimizer's state where it is divided."""
         if self.buckets is None:
             return state
         optimizer = state.optimizer
         if self.optimizer.elementwise:
-            optimizer = convert(self.buckets, optimizer, self.state_types.optimizer)
+            optimizer = self.buckets.whole_state(optimizer, self.state_types.optimizer)
         return TrainState(self.buckets.unflatten_numpy(state.params), state.statistics, optimizer)
+
+    def without_padding(self, state: TrainState) -> TrainState:
+        """This rank's part of a state on a device, without the padding of vectors.
+
+        An optimizer updates the padding too. Without `eps` it divides 0 by 0 there.
+        """
+        if self.buckets is None:
+            return state
+        optimizer = state.optimizer
+        if self.optimizer.elementwise:
+            optimizer = self.buckets.without_padding(optimizer, self.state_types.optimizer)
+        return TrainState(self.buckets.unflatten(state.params, subview), state.statistics, optimizer)
 
     def with_params(self, state: TrainState) -> TrainState:
         """A divided state on the device whose parameters are a tree, not vectors."""
@@ -255,6 +268,17 @@ class Experiment:
         if self.mode is Mode.EAGER:
             return step
         return stage(step, self.passes, donate=TOTALS, cache=self._program_cache("evaluation"))
+
+    @cached_property
+    def finite_check(self) -> Callable[[TrainState], Value]:
+        """Whether all numbers of a divided state on a device are finite, as bool (), in `mode`."""
+
+        def check(state: TrainState) -> Value:
+            return all_finite(self.without_padding(state))
+
+        if self.mode is Mode.EAGER:
+            return check
+        return stage(check, self.passes, cache=self._program_cache("finite check"))
 
     def _program_cache(self, name: str) -> PersistentProgramCache | None:
         """The cached Programs of the function `name`; None if they depend on code of the user or on ranks."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from adtrain.data import DataError, csv_table, digit_image, idx, images, npz, table_rows
+from adtrain.data import DataError, csv_file, csv_table, digit_image, idx, images, npz, table_rows
 from adtrain.data.csv_table import Cells
 from adtrain.data.rounding import as_float32
 from adtrain.data.statistics import PIXEL_MAX
@@ -18,7 +18,6 @@ from adtrain.text import visible
 from adtrain.training.data_section import data_options
 from adtrain.training.model_file import TrainedModel
 
-TABLES = (".csv", ".tsv")
 IDX_MAGIC = b"\0\0"
 MNIST = "mnist"
 """The data set whose images were made as `digit_image` makes them."""
@@ -66,7 +65,7 @@ def files(path: Path) -> list[Path]:
 def warn_of_changes(paths: Sequence[Path], changes: str) -> None:
     """Log what was done to the images in these files."""
     others = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-    _log.warning("adtrain: %s%s: %s", visible(str(paths[0])), others, changes)
+    _log.warning("adtrain: warning: %s%s: %s", visible(str(paths[0])), others, changes)
 
 
 def read(
@@ -85,11 +84,10 @@ def read(
     """
     if trained.config.data.is_text:
         raise DataError(f"{path}: the run was trained on text; adtrain predict reads text files")
-    suffix = path.suffix.lower()
-    if suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         found = np.asarray(npz.read_images(path, data_options(trained.config.data)))
         return Inputs(_typed(found, str(path), trained), np.arange(len(found)))
-    if suffix in TABLES or trained.config.data.format == "csv":
+    if csv_file.is_table(path, trained.config.data.format):
         if trained.encoder is None:
             expected = "expected images, or rows in .npz"
             raise DataError(f"{path}: found a table, but the run was not trained on one; {expected}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from adtrain import data
 from adtrain.core import tree
-from adtrain.core.array import array
+from adtrain.core.array import array, from_numpy
 from adtrain.core.backend import Executable
 from adtrain.core.staging import Staged
 from adtrain.training import agreement
@@ -26,18 +26,20 @@ REPORT_SECONDS = 0.1
 class StepLoop:
     """Takes steps on consecutive batches; one call to the device runs many of them.
 
-    `log` holds the metrics of the last steps. A new log begins every LOG_ROWS steps.
+    `log` holds the metrics of the last steps. It begins again every LOG_ROWS steps.
     """
 
-    def __init__(
-        self, experiment: Experiment, state: TrainState, examples: Examples, batches: Iterable[np.ndarray]
-    ) -> None:
-        self.step, self.task = experiment.logged_step, experiment.network.task
+    def __init__(self, experiment: Experiment, state: TrainState, examples: Examples) -> None:
+        self.step, self.experiment = experiment.logged_step, experiment
         self.state, self.log = state, empty_log(experiment.network.task, LOG_ROWS, examples.device)
         self.seed, self.examples = experiment.seed(examples.device), examples
-        self.groups, self.batches_left, self.steps_taken = examples.groups(batches, LOG_ROWS, experiment.part), 0, 0
-        self.experiment = experiment
         self.steps_per_report = 1
+        self.begin(())
+
+    def begin(self, batches: Iterable[np.ndarray]) -> None:
+        """Let the next steps be on these batches. The log begins again, in the same memory."""
+        self.groups = self.examples.groups(batches, LOG_ROWS, self.experiment.part)
+        self.batches_left = self.steps_taken = 0
 
     def compile(self, sizes: Iterable[int]) -> Sequence[Executable]:
         """Begin to compile the step for batches of these sizes.
@@ -67,8 +69,9 @@ class StepLoop:
             if not self.batches_left:
                 self.group = next(self.groups)
                 self.batches_left = self.group.steps
-                if not self.group.position:
-                    self.log = empty_log(self.task, LOG_ROWS, self.examples.device)
+                if not self.group.position:  # the old numbers stay in the rows until they are written
+                    first = from_numpy(np.zeros((), np.int64), self.examples.device, donated=self.log.position)
+                    self.log = self.log._replace(position=first)
             before, times = perf_counter(), min(self.steps_per_report, self.batches_left, count)
             arguments = self._arguments(self.group)
             self.state, self.log = repeated(self.step, times, arguments[:2], *arguments[2:])
@@ -90,7 +93,8 @@ def continuation(experiment: Experiment, state: TrainState, device: str = "cpu")
     epochs = (batches_of(experiment, experiment.epochs + i) for i in count(1))
     full = (indices for batches in epochs for indices in batches if len(indices) == experiment.full_batch)
     own = experiment.divided(tree.map(np.asarray, state))
-    loop = StepLoop(experiment, tree.map(lambda x: array(x, device=device), own), examples, full)
+    loop = StepLoop(experiment, tree.map(lambda x: array(x, device=device), own), examples)
+    loop.begin(full)
 
     def take_steps(times: int = 1) -> TrainState:
         for _ in loop.steps(times):

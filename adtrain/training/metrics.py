@@ -113,5 +113,5 @@ def read_lines(path: Path, kind: Any) -> list[Any]:
             damaged.append(str(error))
     if damaged:
         more = f", and {len(damaged) - 1:,} more" if len(damaged) > 1 else ""
-        _log.warning("adtrain: %s; this line is skipped%s", damaged[0], more)
+        _log.warning("adtrain: warning: %s; this line is skipped%s", damaged[0], more)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -124,13 +125,12 @@ class TrainedModel:
         return stage(evaluation_step(self.network), ALL, donate=TOTALS)
 
 
-def encode(experiment: Experiment, state: TrainState) -> bytes:
-    """The file's content: the same bytes for the same arrays and config.
+def encode(experiment: Experiment, state: TrainState) -> Sequence[bytes | memoryview]:
+    """The file's content in parts, from a state on the host: the same bytes for the same arrays and config.
 
     Tensors have the names that torch.nn.Sequential gives them.
     """
-    tensors = {name: x.numpy() for name, x in tensor_file.named(state.params, state.statistics).items()}
-    return tensor_file.encode(tensors, of_model(experiment))
+    return tensor_file.parts(tensor_file.named(state.params, state.statistics), of_model(experiment))
 
 
 def config_of(run: Path, trust: Trust = NONE, overrides: Overrides = ()) -> Config:

@@ -1,24 +1,50 @@
-"""Finds the operation and layer that produced the first NaN or infinity of a step."""
+"""Finds NaN and infinity in a state, and the operation and layer that produced the first one of a step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from adtrain.core import communicator
+from adtrain.core import communicator, tree
 from adtrain.core.array import Value
 from adtrain.core.primitive import Primitive
 from adtrain.core.scope import current_phase, current_scope
+from adtrain.core.staging import Staged
 from adtrain.core.trace import EvaluationTrace, base_trace
+from adtrain.training import agreement
 from adtrain.training.examples import Examples
 from adtrain.training.experiment import Experiment
 from adtrain.training.progress import Progress
 from adtrain.training.step import TrainState
 
 RESULT = {"forward": "result", "backward": "gradient", "update": "update"}
+
+
+class FiniteCheck:
+    """Whether a state on a device has only finite numbers, over all ranks. All ranks check together.
+
+    The call starts the check, so the next step may then overwrite the state. The function that it returns waits for
+    the answer.
+    """
+
+    def __init__(self, experiment: Experiment, device: str) -> None:
+        self.experiment, self.device = experiment, device
+
+    def begin_compiling(self, state: TrainState) -> None:
+        """Begin to compile the check of such states."""
+        if isinstance(self.experiment.finite_check, Staged):
+            self.experiment.finite_check.compile(state)
+
+    def __call__(self, state: TrainState) -> Callable[[], bool]:
+        if self.device == "cpu":  # NumPy needs no Program, which would take seconds to compile
+            numbers = tree.leaves(self.experiment.without_padding(state))
+            found = all(np.isfinite(x.numpy()).all() for x in numbers)
+            return lambda: not agreement.any_rank(not found)
+        wait = self.experiment.finite_check(state).fetch()
+        return lambda: not agreement.any_rank(not wait())
 
 
 class _FirstNotFinite(EvaluationTrace):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from adtrain.training.checkpoint import Checkpoint
 from adtrain.training.metrics import Epoch, Interval, StopReason
 from adtrain.training.progress import Progress
@@ -9,7 +11,10 @@ from adtrain.training.step import TrainState
 
 
 class Observer:
-    """Base class of observers of a run. Every method does nothing."""
+    """Base class of observers of a run. Every method does nothing.
+
+    The state is copied to the host for `checkpoint` only if an observer overrides it.
+    """
 
     def epoch_started(self, epoch: int, epochs: int, images: int) -> None:
         """Epoch `epoch` (from 1) of `epochs` begins, on `images` images: all, or the rest after a resumption."""
@@ -20,8 +25,8 @@ class Observer:
     def interval_done(self, interval: Interval) -> None:
         """The metrics of an interval have been read."""
 
-    def epoch_done(self, epoch: Epoch, state: TrainState) -> bool | None:
-        """An epoch and its validation are over. The next step overwrites `state`, so an observer must copy it.
+    def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> bool | None:
+        """An epoch and its validation are over. `state()` is the state on the device, which the next step overwrites.
 
         Returns True to end the training after this epoch.
         """

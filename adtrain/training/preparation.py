@@ -18,7 +18,7 @@ from adtrain.config.problems import PathParts
 from adtrain.core import communicator
 from adtrain.data import DataError, DataSet, Split
 from adtrain.data.columns import printable
-from adtrain.training import checks, network, text_network, trust
+from adtrain.training import checks, network, trust
 from adtrain.training.data_section import Arrays, read_data, takes_numbers, with_input, with_shape
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.sharding import Sharding
@@ -64,7 +64,7 @@ def of_data(cfg: Config, data_set: DataSet, mode: Mode = Mode.FUSED) -> Experime
     experiment = _experiment(cfg, data_set.with_train(train), validation, mode)
     checks.check_augmentations(experiment)
     checks.check_embeddings(experiment)
-    if cfg.data.is_text and (seen := text_network.sees_later(experiment)):
+    if cfg.data.is_text and (seen := checks.sees_later(experiment)):
         reason = f"the output at position {seen[0]} depends on the input at position {seen[1]}, which it has to predict"
         raise cfg.error_at(("model", "layers"), f"{reason}; expected layers that use earlier positions only")
     return experiment

@@ -63,7 +63,7 @@ class PersistentProgramCache:
             if not (isinstance(program, Program) and isinstance(result, TreeDef)):
                 raise ValueError("it holds no Program")
         except Exception as error:  # damaged content can raise any exception
-            _log.warning("adtrain: a cached Program cannot be read (%s); it is traced again", error)
+            _log.warning("adtrain: warning: a cached Program cannot be read (%s); it is traced again", error)
             cache.remove(name, SUFFIX)
             return None
         return program, result, lowered

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,8 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         proposed = csv_survey.propose(path, data_options(section))
         keys |= proposed.keys
         comments |= proposed.comments
-    found = _loaded(keys)
+    with _unwarned():  # `prepare` reads the data again, with the options of the config
+        found = _loaded(keys)
     examples = len(found.train)
     is_text = found.train.is_text
     if not len(found.test) and examples < 2:
@@ -94,6 +97,18 @@ def text(section: Data, given: Mapping[str, Any]) -> str:
         kind = "sequences"
     about = f"{_sizes(experiment.image_shape, is_text)}; {_predicted(found, multilabel)}"
     return "\n".join([f"# {counted(examples, kind)} of {about}", *lines])
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Let the readers of data log no warning."""
+    log = logging.getLogger(data.__name__)
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _loaded(keys: dict[str, Any]) -> DataSet:

@@ -1,11 +1,11 @@
-"""A run's folder: its config, metrics, model and checkpoints, and a summary once the run is over."""
+"""A run's folder: its config, metrics, model and checkpoints, and a summary once the run is over; trainings into it."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
 from itertools import count
@@ -14,12 +14,23 @@ from pathlib import Path
 from adtrain import plugins
 from adtrain.config import Config
 from adtrain.config.records import plain
+from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError
 from adtrain.core.timeline import during
-from adtrain.files import append_line, locked_by, read_file, read_regular, remove_temporaries, unwritable, write_atomic
+from adtrain.data import DataError
+from adtrain.files import (
+    Content,
+    append_line,
+    locked_by,
+    read_file,
+    read_regular,
+    remove_temporaries,
+    unwritable,
+    write_atomic,
+)
 from adtrain.training import model_file, trust
-from adtrain.training.checkpoint import Checkpoint, encode
-from adtrain.training.endings import Result
+from adtrain.training.checkpoint import Checkpoint, encode, fetch
+from adtrain.training.endings import NotFinite, Result
 from adtrain.training.experiment import Experiment
 from adtrain.training.metrics import METRICS, Epoch, Interval, Line, ResumedAt, Stopped, StopReason, Tested
 from adtrain.training.observer import Observer
@@ -27,7 +38,7 @@ from adtrain.training.progress import Progress
 from adtrain.training.scores import single_numbers
 from adtrain.training.step import TrainState
 from adtrain.training.summary import SUMMARY, Summary
-from adtrain.training.trainer import Start
+from adtrain.training.trainer import Start, run
 from adtrain.training.warm_start import MODEL
 
 CONFIG = "config.yaml"
@@ -124,9 +135,10 @@ class RunFolder:
         append_line(self.path / METRICS, json.dumps(plain(record), allow_nan=False))
 
     def write_model(self, experiment: Experiment, state: TrainState) -> None:
+        """Write the model of a state on the host."""
         write_atomic(self.path / MODEL, model_file.encode(experiment, state))
 
-    def write_checkpoint(self, content: bytes, best: bool) -> None:
+    def write_checkpoint(self, content: Content, best: bool) -> None:
         """Write last.safetensors, and best.safetensors if it is `best`, after the metrics so far have reached the disk.
 
         Where possible the two are hard links to one file until the next checkpoint, so that it is written once.
@@ -172,14 +184,15 @@ class Recorder(Observer):
         self.folder.append_metrics(interval)
 
     @during("write")
-    def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
+    def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> None:
         self.folder.append_metrics(epoch)
-        self.folder.write_model(self.experiment, state)
-        self.model_step = epoch.step
 
     @during("write")
     def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
         self.folder.write_checkpoint(encode(self.experiment, checkpoint), best)
+        if checkpoint.progress.evaluated:
+            self.folder.write_model(self.experiment, checkpoint.state)
+            self.model_step = checkpoint.progress.step
 
     @during("write")
     def stopped(self, reason: StopReason, progress: Progress) -> None:
@@ -188,8 +201,35 @@ class Recorder(Observer):
     @during("write")
     def finished(self, result: Result) -> None:
         if result.restored or self.model_step != result.steps:
-            self.folder.write_model(self.experiment, result.state)
+            self.folder.write_model(self.experiment, fetch(result.state)())
         self.folder.append_metrics(Tested(result.epochs, result.steps, result.test, single_numbers(result.metrics)))
+
+
+def run_in_folder(
+    folder: RunFolder,
+    experiment: Experiment,
+    device: str = "cpu",
+    observers: Sequence[Observer] = (),
+    start: Start | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    every_step_checked: bool = False,
+) -> Result:
+    """Train as `run` does, and write all files of the run but the summary, before `observers` are called.
+
+    With several ranks only rank 0 writes files and has observers. Raises the errors of `run`. DataError says how to
+    continue the run, NotFinite where its last good state is.
+    """
+    if communicator.current().rank:
+        return run(experiment, device, (), start, stop, every_step_checked)
+    recorder = Recorder(folder, experiment)
+    try:
+        result = run(experiment, device, [recorder, *observers], start, stop, every_step_checked)
+    except DataError as error:
+        raise DataError(f"{error}; {folder.advice(experiment.config)}") from None
+    except NotFinite as error:
+        raise NotFinite(f"{error}; the state before that step is in {folder.path / LAST}") from None
+    recorder.finished(result)
+    return result
 
 
 def plugin_options(cfg: Config) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -16,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from adtrain.core import communicator, tree
+from adtrain.core.array import Value
 from adtrain.core.types import Shape
+from adtrain.core.views import subview
 
 BUCKET_BYTES = 4 << 20
 """A bucket is full when its parameters have at least this number of bytes."""
@@ -180,17 +181,21 @@ class Buckets:
         return {name: gathered(x) if self._like_params(whole[name]) else x for name, x in state.items()}
 
     def without_padding(self, state: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
-        """The divided state, of its slices only the elements of parameters. See `whole_state`."""
+        """The divided state on a device, of its slices only the elements of parameters. See `whole_state`."""
 
-        def without(slices: Sequence[np.ndarray]) -> Any:
-            return [x[mask] for x, mask in zip(slices, self._of_parameters, strict=True)]
+        def without(slices: Sequence[Value]) -> Any:
+            return [part for x, bucket in zip(slices, self.buckets, strict=True) for part in self._parts(x, bucket)]
 
         return {name: without(x) if self._like_params(whole[name]) else x for name, x in state.items()}
 
-    @cached_property
-    def _of_parameters(self) -> list[np.ndarray]:
-        """Masks of this rank's slices: which elements belong to parameters, and not to padding."""
-        return self.slices(tree.unflatten(self.structure, [np.ones(shape, bool) for shape in self.shapes]))
+    def _parts(self, own: Value, bucket: Bucket) -> list[Value]:
+        """The elements of each parameter in this rank's slice of a bucket's vector."""
+        first, found = self.sharding.rank * own.size, []
+        for start, size in zip(bucket.starts, bucket.sizes, strict=True):
+            begin, end = max(start - first, 0), min(start + size - first, own.size)
+            if begin < end:
+                found.append(subview(own, begin, (end - begin,)))
+        return found
 
     def _like_params(self, x: Any) -> bool:
         return bool(tree.flatten(x)[1] == self.structure)

@@ -13,7 +13,7 @@ import numpy as np
 from adtrain import nn, ops, optim
 from adtrain.augment import Augmentation, Batch
 from adtrain.core import tree
-from adtrain.core.array import Value, array
+from adtrain.core.array import Value, array, from_numpy
 from adtrain.core.autodiff import value_and_grad
 from adtrain.core.scope import phase, scope
 from adtrain.core.staging import Staged
@@ -155,10 +155,11 @@ def empty_log(task: Task, rows: int, device: str) -> Log:
     return Log(array(np.int64(0), device=device), *columns)
 
 
-def zero_totals(task: Task, device: str) -> Totals:
-    """The totals before the first batch."""
+def zero_totals(task: Task, device: str, donated: Totals | None = None) -> Totals:
+    """The totals before the first batch, in the memory of totals that are not used afterwards."""
     zeros = np.int64(0), np.float64(0), np.float64(0), task.zero()
-    return Totals(*(array(zero, device=device) for zero in zeros))
+    before = (None,) * len(zeros) if donated is None else donated
+    return Totals(*(from_numpy(np.asarray(zero), device, old) for zero, old in zip(zeros, before, strict=True)))
 
 
 def repeated(step: Callable[..., Any], times: int, carry: tuple[Any, ...], *inputs: Any) -> Any:
@@ -209,6 +210,12 @@ def augment_batch(batch: Batch, augmentations: Sequence[Augmentation], rng: Valu
         for change in augmentations:
             batch = change(batch, rng)
         return batch
+
+
+def all_finite(state: TrainState) -> Value:
+    """Whether all numbers of a state are finite, as bool ()."""
+    found = [ops.all(ops.isfinite(x)) for x in tree.leaves(state) if x.dtype.kind == "f"]
+    return ops.all(ops.stack(found)) if found else ops.all(ops.isfinite(state.step))
 
 
 def copied(state: TrainState) -> TrainState:

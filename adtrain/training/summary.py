@@ -89,12 +89,16 @@ class Summary:
     """The content of summary.json. Times cover the training since the start or the resumption.
 
     Attributes:
+        train_seconds: those of the steps by wall clock, with the upload of their indices and the reading of their
+            metrics; without compilation, evaluation, the copy and check of the state, and files.
+        images_per_second: images trained on, divided by `train_seconds`.
         total_seconds: from the start of the process, or of the run where the process has several, to its end.
         metrics: those of `training.metrics`, by name.
         step_ms: None if no step was taken since the resumption.
         spans: what `total_seconds` went into, one activity after the other.
         ops, ops_sum_ms: of a profile, with times per step; empty or None if nothing was profiled.
-        ops_to_step_ratio: `ops_sum_ms` over the median of `step_ms`; over the profile's own step if that is None.
+        ops_to_step_ratio: `ops_sum_ms` over the mean time of a step of the training, or of the profile if no step was
+            taken since the resumption.
     """
 
     config: dict[str, Any]
@@ -159,7 +163,8 @@ def summarize(
     """The summary of a run that ends here. `spans` are by default those of the current timeline."""
     cfg, memory = experiment.config, _memory(experiment, device)
     step = _step_ms(result.step_seconds)
-    whole_ms = profiled_step_ms if step is None else step.median
+    steps = result.step_seconds
+    mean_ms = 1e3 * sum(steps) / len(steps) if steps else profiled_step_ms
     settings = cfg.model_dump(mode="json", exclude_none=True)
     shown = tuple(Span(*span) for span in (timeline.current().spans() if spans is None else spans))
     return Summary(
@@ -187,7 +192,7 @@ def summarize(
         metrics=cast(Any, result.metrics),
         ops=tuple(ops),
         ops_sum_ms=ops_sum_ms,
-        ops_to_step_ratio=ops_sum_ms / whole_ms if ops_sum_ms and whole_ms else None,
+        ops_to_step_ratio=ops_sum_ms / mean_ms if ops_sum_ms and mean_ms else None,
         versions={"adtrain": __version__, "python": platform.python_version(), "numpy": np.__version__},
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
@@ -69,7 +69,7 @@ class EventFiles(Observer):
         self.writer.add_scalar("images_per_second", interval.images_per_second, interval.step)
         self.writer.flush()  # makes the interval visible at once
 
-    def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
+    def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> None:
         if epoch.validation is not None:
             self._scalars("validation", epoch.validation._asdict() | epoch.metrics, epoch.step)
             self.writer.flush()

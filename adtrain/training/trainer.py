@@ -16,10 +16,10 @@ from adtrain.core.timeline import during
 from adtrain.data import DataError, Split
 from adtrain.metrics import MetricValue
 from adtrain.training import agreement, not_finite, scores
-from adtrain.training.checkpoint import Checkpoint, fetch, finite
+from adtrain.training.checkpoint import Checkpoint, fetch
 from adtrain.training.checks import warn_of_init_from
 from adtrain.training.endings import Ending, Interrupted, NotFinite, Result, ended
-from adtrain.training.evaluation import begin_compiling, evaluate, named_metrics
+from adtrain.training.evaluation import Evaluation, named_metrics
 from adtrain.training.examples import on_device
 from adtrain.training.experiment import LOG_ROWS, Experiment
 from adtrain.training.loop import StepLoop, batches_of
@@ -31,8 +31,12 @@ from adtrain.training.scores import Score
 from adtrain.training.step import TrainState
 from adtrain.training.tasks import host_sums
 
-COPY_SECONDS = 1.0
-"""The approximate time between two copies of the state, to which training can return if a number is not finite."""
+CHECK_SECONDS = 1.0
+"""The approximate time between two checks that all numbers of the state are finite."""
+
+COPY_SHARE = 0.02
+"""The largest part of the time for copies of the state that no checkpoint needs. Training returns to the last copy if a
+number is not finite."""
 
 
 class Start(NamedTuple):
@@ -67,14 +71,22 @@ def run(
         raise too_large(experiment, device) or error from None
 
 
+class _StateCheck(NamedTuple):
+    """The check of a state, and the copy of it, which have begun. The functions wait for them."""
+
+    finite: Callable[[], bool]
+    copy: Callable[[], TrainState] | None
+
+
 class _PendingMetrics(NamedTuple):
-    """An interval of steps whose metrics are being copied to the host, and with them the state after it, or None."""
+    """An interval of steps whose metrics are being copied to the host."""
 
     columns: Sequence[Callable[[], np.ndarray]]  # losses, the task's sums, learning rates
     row: int  # the first step's row in the columns
     batches: Sequence[np.ndarray]  # of indices
-    state: Callable[[], TrainState] | None
-    save: bool  # whether to write a checkpoint of the state
+    check: _StateCheck | None  # of the state after it
+    last: bool  # whether no step follows before the state after it is checked
+    save: bool  # whether to write a checkpoint of that state
 
 
 class _Training:
@@ -89,6 +101,8 @@ class _Training:
     ) -> None:
         self.experiment, self.device, self.observers = experiment, device, observers
         self.task = experiment.network.task
+        self.finite = not_finite.FiniteCheck(experiment, device)
+        self.saves = agreement.any_rank(any(type(x).checkpoint is not Observer.checkpoint for x in observers))
         self.stop, self.every_step_checked = lambda: agreement.any_rank(stop()), every_step_checked
         if start is None:
             if communicator.current().rank == 0:
@@ -103,11 +117,15 @@ class _Training:
         self.best_checkpoint = None if best is None else self._divided(best)
         self.progress = self.last_good.progress
         self.examples = on_device(experiment.train, device)
-        self.loop = self._step_loop(state, ())
+        self.evaluations: dict[str, Evaluation] = {}
+        self.loop = StepLoop(experiment, state, self.examples)
         self.ended_by_observer: Ending | None = None
         self.step_seconds: list[float] = []
         self.images = 0
-        self.copied_at = self.read_at = perf_counter()
+        self.copied_at = self.checked_at = self.read_at = perf_counter()
+        self.copy_seconds = 0.0
+        self.epoch_starts: list[Progress] = []
+        """The progress at the start of each epoch since `last_good`."""
 
     def _divided(self, checkpoint: Checkpoint) -> Checkpoint:
         return Checkpoint(self.experiment.divided(checkpoint.state), checkpoint.progress)
@@ -117,7 +135,7 @@ class _Training:
             try:
                 self._epoch()
             except DataError:  # a file changed while it was in use
-                self._publish_checkpoint()
+                self._publish(self.last_good)
                 raise
         progress, state = self.progress, self.loop.state
         if restored := self.best_checkpoint is not None and self.best_checkpoint.progress.step != progress.step:
@@ -130,7 +148,7 @@ class _Training:
             best=progress.best,
             train=progress.train,
             validation=progress.validation,
-            test=self._score(state, self.experiment.test, "test"),
+            test=self._score(state, "test"),
             metrics=self._metrics(state, self.experiment.test),
             epochs=progress.epochs_done,
             steps=progress.step,
@@ -138,9 +156,6 @@ class _Training:
             train_seconds=sum(self.step_seconds),
             step_seconds=self.step_seconds,
         )
-
-    def _step_loop(self, state: TrainState, batches: Sequence[np.ndarray]) -> StepLoop:
-        return StepLoop(self.experiment, state, self.examples, batches)
 
     def _epoch(self) -> None:
         """Train on the rest of the epoch, or up to the run's last step, and evaluate."""
@@ -150,14 +165,14 @@ class _Training:
         images = sum(map(len, batches))
         for observer in self.observers:
             observer.epoch_started(progress.epoch, self.experiment.epochs, images)
-        self.loop = self._step_loop(self.loop.state, batches)
+        self.loop.begin(batches)
         self._compile(sorted(set(map(len, batches)), reverse=True))
         with during("training"):
             self._steps(batches)
         validation = self.experiment.validation
         score, metrics = None, {}
         if validation is not None:
-            score = self._score(self.loop.state, validation, "validation")
+            score = self._score(self.loop.state, "validation")
             metrics = scores.single_numbers(self._metrics(self.loop.state, validation))
         self._finish_epoch(score, metrics, images, sum(self.step_seconds[first:]))
 
@@ -168,13 +183,14 @@ class _Training:
         compiled = self.loop.compile(sizes)
         state, experiment = self.loop.state, self.experiment
         if self.device == "gpu" and experiment.sharding is None and not self.step_seconds:
-            examples = on_device(experiment.validation or experiment.test, self.device)
-            begin_compiling(experiment.evaluation_step, self.task, state.params, state.statistics, examples)
+            name = "test" if experiment.validation is None else "validation"
+            self._evaluation(name).begin_compiling(state.params, state.statistics)
+            self.finite.begin_compiling(state)
         for executable in compiled:
             executable.finish()
 
     def _steps(self, batches: Sequence[np.ndarray]) -> None:
-        """Take the loop's steps, one for each of these batches. Then `last_good` is the state after them.
+        """Take the loop's steps, one for each of these batches. The state after them is finite.
 
         The metrics of an interval are read after the next steps have been issued, so that a GPU is never idle.
         """
@@ -191,8 +207,8 @@ class _Training:
                     pending = None
                 if stopping := self.stop():
                     break
-            with_state = stopping or save or end == len(batches)
-            pending = self._fetch_metrics(row, batches[first:done], with_state, save)
+            last = stopping or end == len(batches)
+            pending = self._fetch_metrics(row, batches[first:done], last, save and not stopping)
             if stopping:
                 break
         if pending is not None:
@@ -210,26 +226,50 @@ class _Training:
                 yield first, end, due and end < count
                 first = end
 
-    def _fetch_metrics(self, row: int, batches: Sequence[np.ndarray], with_state: bool, save: bool) -> _PendingMetrics:
-        """Start to copy the metrics of an interval, logged from `row` on, and with them the state if it is due."""
-        due = agreement.of_first_rank(perf_counter() - self.copied_at >= COPY_SECONDS)
-        if with_state := with_state or self.every_step_checked or bool(due):
-            self.copied_at = perf_counter()
+    def _fetch_metrics(self, row: int, batches: Sequence[np.ndarray], last: bool, save: bool) -> _PendingMetrics:
+        """Start to copy the metrics of an interval, logged from `row` on, and to check the state if that is due."""
         columns = [x.fetch() for x in self.loop.log[1:]]
-        return _PendingMetrics(columns, row, batches, fetch(self.loop.state) if with_state else None, save)
+        due = agreement.of_first_rank(perf_counter() - self.checked_at >= CHECK_SECONDS)
+        check = None
+        if not last and (save or due or self.every_step_checked):
+            check = self._begin_check(save)
+        return _PendingMetrics(columns, row, batches, check, last, save)
+
+    def _begin_check(self, save: bool) -> _StateCheck:
+        """Start to check the state, and to copy it to `save` it, or if the last copy was long enough ago."""
+        self.checked_at = perf_counter()
+        finite = self.finite(self.loop.state)
+        copy_due = agreement.of_first_rank((self.checked_at - self.copied_at) * COPY_SHARE >= self.copy_seconds)
+        return _StateCheck(finite, self._fetch_state() if save or copy_due else None)
+
+    def _fetch_state(self) -> Callable[[], TrainState]:
+        """Start to copy the state to the host; the function that is returned waits for it."""
+        begun = perf_counter()
+        found = fetch(self.loop.state)
+        begin_seconds = perf_counter() - begun
+
+        def wait() -> TrainState:
+            begun = perf_counter()
+            state = found()
+            self.copied_at = perf_counter()
+            self.copy_seconds = begin_seconds + self.copied_at - begun
+            return state
+
+        return wait
 
     def _finish_interval(self, pending: _PendingMetrics) -> None:
-        """Wait for the metrics and the state of an interval, check them, and report the interval.
+        """Wait for the metrics of an interval, check them, and report the interval.
 
-        The time of its steps ends when their metrics arrive. The copy and the check of the state follow.
+        The time of its steps ends when their metrics arrive. The check and the copy of the state follow.
         """
         sizes = list(map(len, pending.batches))
         images = sum(sizes)
         losses, sums, rates = (wait()[pending.row :][: len(sizes)] for wait in pending.columns)
         now = perf_counter()
         with during("checkpoint"):
-            state = None if pending.state is None else pending.state()
-            is_finite = bool(np.isfinite(losses).all()) and (state is None or self._finite(state))
+            check = self._begin_check(pending.save) if pending.last else pending.check
+            is_finite = (check is None or check.finite()) and bool(np.isfinite(losses).all())
+            state = None if check is None or check.copy is None or not is_finite else check.copy()
         if not is_finite:
             self._locate_not_finite(self.progress.step + len(sizes))
         self.progress = self.progress.after(losses.tolist(), host_sums(sums), sizes)
@@ -242,9 +282,9 @@ class _Training:
         for observer in self.observers:
             observer.interval_done(interval)
         if state is not None:
-            self.last_good = Checkpoint(state, self.progress)
+            self._keep(state)
             if pending.save:
-                self._publish_checkpoint()
+                self._publish(self.last_good)
 
     def _labels(self, batches: Sequence[np.ndarray]) -> np.ndarray:
         """The labels of the training examples in these batches."""
@@ -262,26 +302,37 @@ class _Training:
         done = Epoch(progress.epoch, progress.step, train, validation, seconds, speed, metrics)
         is_best = (best.epoch, best.value) != (progress.best.epoch, progress.best.value)
         self.progress = progress.after_evaluation(best, train, validation, self.experiment.steps_per_epoch)
-        self.last_good = Checkpoint(self.last_good.state, self.progress)
+        if self.last_good.progress.step == self.progress.step:
+            self._keep(self.last_good.state)
+        else:
+            self.epoch_starts.append(self.progress)
         if is_best and self.restores_best:
-            self.best_checkpoint = self.last_good
-        state = self.experiment.with_params(self.loop.state)
+            self.best_checkpoint = self._current()
         for observer in self.observers:
-            if observer.epoch_done(done, state):
+            if observer.epoch_done(done, lambda: self.experiment.with_params(self.loop.state)):
                 self.ended_by_observer = "callback"
-        self._publish_checkpoint(is_best)
+        if self.saves:
+            self._publish(self._current(), is_best)
 
-    def _score(self, state: TrainState, split: Split, name: str) -> Score:
+    def _score(self, state: TrainState, name: str) -> Score:
         def check_stop() -> None:
             if self.stop():
                 self._interrupt()
 
-        step = self.experiment.evaluation_step
         with during("evaluation"):
+            return self._evaluation(name).score(state.params, state.statistics, check_stop)
+
+    def _evaluation(self, name: str) -> Evaluation:
+        """The evaluation on the validation or test examples."""
+        if name not in self.evaluations:
+            experiment = self.experiment
+            split = experiment.validation if name == "validation" else experiment.test
+            assert split is not None
             examples = on_device(split, self.device)
-            return evaluate(
-                step, self.task, state.params, state.statistics, examples, name, check_stop, self.experiment.sharding
+            self.evaluations[name] = Evaluation(
+                experiment.evaluation_step, self.task, examples, name, experiment.sharding
             )
+        return self.evaluations[name]
 
     def _metrics(self, state: TrainState, split: Split) -> dict[str, MetricValue]:
         experiment = self.experiment
@@ -290,17 +341,26 @@ class _Training:
         trained = experiment.network, experiment.with_params(state).params, state.statistics
         return named_metrics(trained, experiment.metrics, experiment.data.classes, split, self.device)
 
-    def _finite(self, state: TrainState) -> bool:
-        """Whether the parts of the state on all ranks contain only finite numbers."""
-        return not agreement.any_rank(not finite(self.experiment.without_padding(state)))
+    def _keep(self, state: TrainState) -> None:
+        """Let `last_good` be this copy of the state at the present progress."""
+        self.last_good = Checkpoint(state, self.progress)
+        self.epoch_starts.clear()
 
-    def _publish_checkpoint(self, is_best: bool = False) -> None:
-        checkpoint = Checkpoint(self.experiment.whole(self.last_good.state), self.last_good.progress)
-        for observer in self.observers:
-            observer.checkpoint(checkpoint, is_best)
+    def _current(self) -> Checkpoint:
+        """The state at the present progress, which is finite; `last_good` from here on."""
+        if self.last_good.progress.step != self.progress.step:
+            with during("checkpoint"):
+                self._keep(self._fetch_state()())
+        return self.last_good
+
+    def _publish(self, checkpoint: Checkpoint, is_best: bool = False) -> None:
+        if self.saves:
+            checkpoint = Checkpoint(self.experiment.whole(checkpoint.state), checkpoint.progress)
+            for observer in self.observers:
+                observer.checkpoint(checkpoint, is_best)
 
     def _interrupt(self) -> NoReturn:
-        self._publish_checkpoint()
+        self._publish(self._current())
         for observer in self.observers:
             observer.stopped("interrupted", self.last_good.progress)
         raise Interrupted(self.last_good.progress)
@@ -310,23 +370,26 @@ class _Training:
 
         Steps are deterministic to the bit, so the repetition overflows in the same step as before.
         """
-        device, progress = self.device, self.last_good.progress
-        first = progress.step + 1
-        batches = list(batches_of(self.experiment, progress.epoch))[progress.batches :][: last - progress.step]
-        loop = self._step_loop(self.last_good.on_device(device), batches)
-        for batch in batches:
-            row = loop.row
-            for _ in loop.steps(1):
-                losses, sums, _ = (x.numpy()[row : row + 1] for x in loop.log[1:])
-            state = fetch(loop.state)()
-            if not (np.isfinite(losses).all() and self._finite(state)):
-                self._publish_checkpoint()
-                for observer in self.observers:
-                    observer.stopped("not_finite", progress)
-                before = self.last_good.on_device(device)
-                raise NotFinite(not_finite.message(self.experiment, before, self.examples, batch, progress, losses[0]))
-            progress = progress.after(losses.tolist(), host_sums(sums), [len(batch)])
-            self.last_good = Checkpoint(state, progress)
+        device, first = self.device, self.last_good.progress.step + 1
+        loop = StepLoop(self.experiment, self.last_good.on_device(device), self.examples)
+        for progress in (self.last_good.progress, *self.epoch_starts):
+            batches = list(batches_of(self.experiment, progress.epoch))[progress.batches :][: last - progress.step]
+            self.last_good = Checkpoint(self.last_good.state, progress)
+            loop.begin(batches)
+            for batch in batches:
+                row = loop.row
+                for _ in loop.steps(1):
+                    losses, sums, _ = (x.numpy()[row : row + 1] for x in loop.log[1:])
+                if not (self.finite(loop.state)() and np.isfinite(losses).all()):
+                    self._publish(self.last_good)
+                    for observer in self.observers:
+                        observer.stopped("not_finite", progress)
+                    before = self.last_good.on_device(device)
+                    raise NotFinite(
+                        not_finite.message(self.experiment, before, self.examples, batch, progress, losses[0])
+                    )
+                progress = progress.after(losses.tolist(), host_sums(sums), [len(batch)])
+                self.last_good = Checkpoint(fetch(loop.state)(), progress)
         raise AdtrainError(
             f"steps {first} to {last} produced NaN or infinity, but their repetition did not: "
             f"device {device} is not deterministic"

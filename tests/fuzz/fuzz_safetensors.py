@@ -32,10 +32,11 @@ def main() -> None:
         state = experiment.initial_state("cpu")
         begun = training.Progress.start(experiment.best_start, experiment.network.task)
         start = checkpoint.Checkpoint(checkpoint.fetch(state)(), begun)
-        for name, file in (
-            ("model", model_file.encode(experiment, state)),
+        for name, parts in (
+            ("model", model_file.encode(experiment, start.state)),
             ("last", checkpoint.encode(experiment, start)),
         ):
+            file = b"".join(parts)
             (corpus / name).write_bytes(file)
             (corpus / f"{name}-header").write_bytes(file[8:])
 

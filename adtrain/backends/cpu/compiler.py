@@ -82,7 +82,7 @@ def _load(cache: Cache, program_source: str, kernels: Collection[Source], functi
             try:
                 return _loaded(cached, functions)
             except OSError as error:
-                _log.warning("adtrain: %s; it will be rebuilt", reason(error))
+                _log.warning("adtrain: warning: %s; it will be rebuilt", reason(error))
                 cache.remove(key, ".so")
                 for object_key in objects:
                     cache.remove(object_key, ".o")
@@ -94,7 +94,7 @@ def _load(cache: Cache, program_source: str, kernels: Collection[Source], functi
             except (LinkError, OSError) as error:
                 if not reused:
                     raise
-                _log.warning("adtrain: %s; the kernels in the cache will be rebuilt", error)
+                _log.warning("adtrain: warning: %s; the kernels in the cache will be rebuilt", error)
                 for object_key in reused:  # one of them has other code
                     cache.remove(object_key, ".o")
                 return _built(cache, key, build, functions)

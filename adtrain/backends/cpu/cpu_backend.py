@@ -77,12 +77,13 @@ class CpuBackend:
     def compile(self, program: Program, lowered: Lowered | None = None) -> Executable:
         if lowered is None and (lacking := _without_kernel(program)):
             shapes = ", ".join(str(v.type) for v in lacking.inputs)
-            _say_once(f"adtrain: {lacking.primitive.name} of {shapes} has no compiled kernel; running on NumPy")
+            what = f"{lacking.primitive.name} of {shapes}"
+            _say_once(f"adtrain: warning: {what} has no compiled kernel; running on NumPy")
             return NumpyProgram(program)
         try:
             return CompiledProgram(program, lowered)
         except CompilerError as error:
-            _say_once(f"adtrain: {error}; running on NumPy")
+            _say_once(f"adtrain: warning: {error}; running on NumPy")
             return NumpyProgram(program)
 
     def memory(self, program: Program) -> Memory:
@@ -102,7 +103,7 @@ class CpuBackend:
     def from_dlpack(self, x: Any) -> np.ndarray:
         return dlpack.imported(x)
 
-    def from_numpy(self, elements: np.ndarray) -> np.ndarray:
+    def from_numpy(self, elements: np.ndarray, donated: Sequence[np.ndarray] = ()) -> np.ndarray:
         return elements
 
     def to_numpy(self, buffer: np.ndarray) -> np.ndarray:

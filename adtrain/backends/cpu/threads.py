@@ -40,8 +40,8 @@ def usable(wanted: int) -> int:
     processors = usable_cores() or wanted
     if wanted <= processors:
         return wanted
-    line = f"adtrain: {wanted} threads are set for OpenMP; using {processors}, one for each processor of this process"
-    logging.getLogger(__name__).warning(line)
+    used = f"using {processors}, one for each processor of this process"
+    logging.getLogger(__name__).warning("adtrain: warning: %d threads are set for OpenMP; %s", wanted, used)
     return processors
 
 

@@ -22,7 +22,7 @@ from adtrain.backends.cuda.runtime.errors import translated
 from adtrain.backends.cuda.runtime.exchanges import CopyEngines, Exchanges, Nccl, PeerMemory, connected
 from adtrain.backends.cuda.runtime.launch import Runnable
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.backends.cuda.runtime.program import CudaProgram, Lowered
+from adtrain.backends.cuda.runtime.program import CudaProgram, Lowered, used_elsewhere
 from adtrain.backends.cuda.runtime.properties import identity, properties
 from adtrain.backends.cuda.tuner.autotune import Tuner, share_choices
 from adtrain.backends.cuda.tuner.gpu_trial import GpuBench
@@ -159,13 +159,19 @@ class CudaBackend:
         self.dlpack_exchange.collect()
         return Buffer(self.device.allocate(type_.size * type_.dtype.itemsize), type_.shape, type_.dtype)
 
-    def from_numpy(self, elements: np.ndarray) -> Buffer:
-        buffer = self.empty(ArrayType(elements.shape, elements.dtype))
+    def from_numpy(self, elements: np.ndarray, donated: Sequence[Buffer] = ()) -> Buffer:
+        same = [(b.shape, b.dtype) for b in donated] == [(elements.shape, elements.dtype)]
+        if same and not used_elsewhere(donated, 0):
+            buffer = donated[0]
+        else:
+            buffer = self.empty(ArrayType(elements.shape, elements.dtype))
         self.device.upload(elements, buffer.address)
         return buffer
 
     def to_numpy(self, buffer: Buffer) -> np.ndarray:
-        return self.fetch(buffer)()
+        elements = self.fetch(buffer)().copy()
+        elements.flags.writeable = False
+        return elements
 
     def fetch(self, buffer: Buffer) -> Callable[[], np.ndarray]:
         download = self.device.download(buffer.address, buffer.shape, buffer.dtype)

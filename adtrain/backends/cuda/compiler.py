@@ -138,7 +138,8 @@ def load_cubin(source: Source, target: str, load: Callable[[bytes], T]) -> T:
     except (DeviceFault, OutOfMemory):
         raise
     except DeviceError as error:
-        _log.warning("adtrain: the cached code of %s does not load (%s); it will be rebuilt", source.name, error)
+        problem = f"the cached code of {source.name} does not load ({error})"
+        _log.warning("adtrain: warning: %s; it will be rebuilt", problem)
         open_cache("cuda").remove(fingerprint(source, target), ".cubin")
         return load(cubin(source, target))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from adtrain import nn, training
 from adtrain.bench.peers.races import Checked
 from adtrain.bench.peers.steps import Job
@@ -14,9 +16,9 @@ class Epochs(Observer):
     def __init__(self, job: Job) -> None:
         self.job, self.found = job, list[Checked]()
 
-    def epoch_done(self, epoch: Epoch, state: TrainState) -> None:
-        before = self.found[-1].seconds if self.found else 0.0
-        self.found.append(Checked(before + epoch.seconds, accuracy(self.job, state.params, state.statistics)))
+    def epoch_done(self, epoch: Epoch, state: Callable[[], TrainState]) -> None:
+        before, reached = self.found[-1].seconds if self.found else 0.0, state()
+        self.found.append(Checked(before + epoch.seconds, accuracy(self.job, reached.params, reached.statistics)))
 
 
 def run(job: Job, form: str) -> list[Checked]:
@@ -29,5 +31,6 @@ def accuracy(job: Job, params: nn.Params, statistics: nn.State) -> float:
     """The fraction of the test images that a model on the job's device gets right."""
     experiment = job.experiment
     examples = training.on_device(experiment.test, job.device)
-    score = training.evaluate(experiment.evaluation_step, experiment.network.task, params, statistics, examples)
+    evaluation = training.Evaluation(experiment.evaluation_step, experiment.network.task, examples)
+    score = evaluation.score(params, statistics)
     return float(score._asdict()["accuracy"])

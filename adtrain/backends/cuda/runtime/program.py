@@ -31,6 +31,10 @@ from adtrain.passes.places import nbytes
 RUNS_PER_GRAPH = 10, 1
 """Consecutive runs in one graph, so that launches overlap from one run to the next as well."""
 
+MOST_LAUNCHES = 2000
+"""Launches in a graph of several runs; with more, a graph has one run. Recording takes about 30 us a launch, and the
+overlap of so long runs saves less than 1%."""
+
 RUNS_PER_LAUNCH = 100, 10, 1
 """Consecutive runs in one launch, for a Program whose launch computes several runs. So it reads and writes once what it
 keeps on chip."""
@@ -93,6 +97,11 @@ class CudaProgram:
         self.placed = tuple(distinct)
         compiler.begin(dict.fromkeys(found), self.device.architecture)
         self.repeats = layout.repeats
+        if layout.in_one_launch:
+            self.runs_at_once: Sequence[int] = RUNS_PER_LAUNCH
+        else:
+            launches = sum(len(lowering.launches(e)) for e in program.equations)
+            self.runs_at_once = [n for n in RUNS_PER_GRAPH if n == 1 or n * launches <= MOST_LAUNCHES]
         self.results = [(x.where, x.at, v.type.shape) for x, v in zip(layout.results, program.outputs, strict=True)]
         self.graphs = Graphs(self.device)
         self.marks: Marks | None = None
@@ -134,10 +143,7 @@ class CudaProgram:
     ) -> tuple[Sequence[Buffer], Sequence[float]]:
         self.finish()
         for i in self.layout.overwritten:
-            # References: the list and getrefcount's argument. With more, the buffer or its memory is used elsewhere
-            # and must not change. Memory of another library must not change either.
-            used = getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2
-            if used or isinstance(buffers[i].memory, Borrowed):
+            if used_elsewhere(buffers, i):
                 buffers[i] = self._copy(buffers[i])
         large, keep = self._large_outputs()
         for i, buffer in enumerate(buffers):
@@ -149,7 +155,7 @@ class CudaProgram:
         if timed:
             seconds = self._timed(key)
         else:
-            for at_once in RUNS_PER_LAUNCH if self.layout.in_one_launch else RUNS_PER_GRAPH:
+            for at_once in self.runs_at_once:
                 runs, times = divmod(times, at_once)
                 for _ in range(runs):
                     self.graphs.run((key, at_once), partial(self._record, at_once))
@@ -244,6 +250,13 @@ class CudaProgram:
         copied = self.empty(ArrayType(buffer.shape, buffer.dtype))
         self.device.copy(buffer.address, copied.address, buffer.nbytes)
         return copied
+
+
+def used_elsewhere(buffers: Sequence[Buffer], i: int) -> bool:
+    """Whether a buffer in a list must not change: it or its memory is used elsewhere, or belongs to another library."""
+    # References: the list and getrefcount's argument.
+    used = getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2
+    return used or isinstance(buffers[i].memory, Borrowed)
 
 
 def _another(buffer: Buffer) -> Buffer:

@@ -155,7 +155,7 @@ class Tuner:
             try:
                 times = measure(tuned.equation, tuned.kernels, self.bench.trials(tuned.equation))
             except OutOfMemory as error:
-                _log.warning("adtrain: %s: its candidates are not measured (%s)", what, error)
+                _log.warning("adtrain: warning: %s: its candidates are not measured (%s)", what, error)
                 continue
             if times:
                 if (key := self.key(tuned)) is not None:

@@ -81,11 +81,11 @@ def _is_right(equation: Equation, kernel: Candidate, name: str, trial: Trial, ex
     except NotOffered:
         return False
     except AdtrainError as error:
-        _log.warning("adtrain: %s: not used for %s (%s)", name, described(equation), error)
+        _log.warning("adtrain: warning: %s: not used for %s (%s)", name, described(equation), error)
         return False
     if agree(found, expected, tolerance(equation)):
         return True
-    _log.warning("adtrain: %s: not used for %s, its result is wrong", name, described(equation))
+    _log.warning("adtrain: warning: %s: not used for %s, its result is wrong", name, described(equation))
     return False
 
 
