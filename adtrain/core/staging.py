@@ -169,7 +169,7 @@ class Staged:
                         buffers[i] = result
                     del result, results  # a buffer that is referenced elsewhere is not overwritten
         outputs = zip(results, compiled.program.outputs, strict=True)
-        return compiled.result.unflatten([Array(b, *v.type, v.device) for b, v in outputs])
+        return compiled.result.unflatten([Array(b, *v.stored, v.device) for b, v in outputs])
 
     def compile(self, *args: Any, **options: Any) -> Executable:
         """Trace for arguments of these types, and begin to compile; nothing is run."""

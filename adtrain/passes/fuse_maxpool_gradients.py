@@ -51,8 +51,8 @@ def _sink_masks(program: Program) -> Program:
             continue
         compare = producer[e.inputs[0]]
         (ct, at), (zero, _) = put.inputs, compare.inputs
-        mask = Variable(ArrayType(ct.type.shape, compare.outputs[0].type.dtype), ct.device)
-        masked = Variable(ct.type, ct.device)
+        mask = ct.like(ArrayType(ct.type.shape, compare.outputs[0].type.dtype))
+        masked = ct.like()
         equations += [
             replace(compare, inputs=(zero, pool.outputs[0]), outputs=(mask,)),
             replace(e, inputs=(mask, ct, e.inputs[2]), outputs=(masked,)),
