@@ -14,6 +14,7 @@ from adtrain import config, ops
 from adtrain.backends.cuda.fusions import by_batching_rules, fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.core.errors import DeviceError
 from adtrain.core.fused import renamed
 from adtrain.core.per_member import by_member
 from adtrain.core.primitive import Trait
@@ -82,7 +83,8 @@ def launches(target: Target, program: Program) -> list[LaunchPlan]:
 def kernel(plan: LaunchPlan) -> tuple[Any, ...]:
     """What decides on the numbers that a block adds, and on their order."""
     macros = tuple(option for option in plan.source.options if not option.startswith(SAME_SUMS))
-    return plan.name, macros, plan.size.threads, plan.size.shared
+    generated = (plan.source.text, plan.size.blocks[0]) if plan.source.name == f"{plan.name}.cu" else ()
+    return plan.name, macros, plan.size.threads, plan.size.shared, generated
 
 
 def mappings(equation: Equation) -> Iterator[tuple[bool, ...]]:
@@ -93,16 +95,32 @@ def mappings(equation: Equation) -> Iterator[tuple[bool, ...]]:
         yield from (tuple(i == own for i in range(count)) for own in (0, 1))
 
 
+def counts(equation: Equation, mapped: Sequence[bool]) -> Sequence[int]:
+    """Few, where members run one after another: so their launches are those of one. Indices have at most 32 bits."""
+    of_three = of_members(equation, mapped, 3).equations
+    if sum(e.primitive is equation.primitive for e in of_three) == 3:
+        return COUNTS[:2]
+    return [n for n in COUNTS if equation.name != "scatter_add" or n * equation.params["length"] < 1 << 32]
+
+
+def test_indices_of_too_many_members_have_no_kernel_rather_than_another_one() -> None:
+    equation = max(equations()["scatter_add"], key=lambda e: e.params["length"])
+    with pytest.raises(DeviceError, match="no kernel for the GPU"):
+        launches(H200._replace(by_member=True), of_members(equation, (True, True), 1000))
+
+
 def check(equation: Equation, target: Target) -> None:
     for mapped in mappings(equation):
-        found = [launches(target, of_members(equation, mapped, count)) for count in COUNTS]
+        numbers_of_members = counts(equation, mapped)
+        found = [launches(target, of_members(equation, mapped, count)) for count in numbers_of_members]
         chosen = [[*map(kernel, plans)] for plans in found]
         assert all(each == chosen[0] for each in chosen), (equation.inputs, mapped, chosen)
-        if equation.name == "scatter_add":  # its kernels have the numbers of the sort
+        if equation.primitive.name == "scatter_add":  # its kernels have the numbers of the sort
             continue
         for plans in zip(*found, strict=True):
             for numbers in zip(*(plan.numbers for plan in plans), strict=True):  # of members together, or the same
-                steps = {(x - numbers[0]) / (count - 1) for x, count in zip(numbers[1:], COUNTS[1:], strict=True)}
+                more = zip(numbers[1:], numbers_of_members[1:], strict=True)
+                steps = {(x - numbers[0]) / (count - 1) for x, count in more}
                 assert len(steps) == 1, (equation.inputs, mapped, plans[0].name, numbers)
 
 
