@@ -69,7 +69,7 @@ def of_members(equation: Equation, mapped: Sequence[bool], count: int) -> Progra
     own = {*equation.outputs, *(v for v, flag in zip(equation.inputs, mapped, strict=True) if flag)}
     variables = (*equation.inputs, *equation.outputs)
     e = renamed(equation, {v: Variable(v.type, v.device, count if v in own else 0) for v in variables})
-    return by_batching_rules(Program(tuple(dict.fromkeys(e.inputs)), {}, (e,), e.outputs))
+    return by_batching_rules(Program(tuple(dict.fromkeys(e.inputs)), {}, (e,), e.outputs), H200)
 
 
 def launches(target: Target, program: Program) -> list[LaunchPlan]:
