@@ -11,9 +11,10 @@ import pytest
 from cuda_samples import LARGE, MEDIUM, TARGETS, Large, Shaped, traced
 
 from adtrain import config, ops
-from adtrain.backends.cuda.fusions import by_batching_rules, fusions
+from adtrain.backends.cuda.fusions import by_batching_rules, gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.core import tree
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import renamed
 from adtrain.core.per_member import by_member
@@ -103,12 +104,6 @@ def counts(equation: Equation, mapped: Sequence[bool]) -> Sequence[int]:
     return [n for n in COUNTS if equation.name != "scatter_add" or n * equation.params["length"] < 1 << 32]
 
 
-def test_indices_of_too_many_members_have_no_kernel_rather_than_another_one() -> None:
-    equation = max(equations()["scatter_add"], key=lambda e: e.params["length"])
-    with pytest.raises(DeviceError, match="no kernel for the GPU"):
-        launches(H200._replace(by_member=True), of_members(equation, (True, True), 1000))
-
-
 def check(equation: Equation, target: Target) -> None:
     for mapped in mappings(equation):
         numbers_of_members = counts(equation, mapped)
@@ -153,6 +148,12 @@ def test_every_gpu_has_a_kernel_for_every_primitive(target: Target, by_member: b
             assert lowering.launches(equation), equation
 
 
+def test_indices_of_too_many_members_have_no_kernel_rather_than_another_one() -> None:
+    equation = max(equations()["scatter_add"], key=lambda e: e.params["length"])
+    with pytest.raises(DeviceError, match="no kernel for the GPU"):
+        launches(H200._replace(by_member=True), of_members(equation, (True, True), 1000))
+
+
 def test_the_samples_have_kernels_that_are_chosen_by_size() -> None:
     """Alone, an equation has another kernel among many rows."""
     assert len(equations()) > 20
@@ -175,7 +176,7 @@ def test_the_launches_of_a_step_do_not_depend_on_the_number_of_members(name: str
     cfg = config.load(name, [*settings, "sweep={training.seed: [0, 1]}"])
     (group,) = groups_of(cfg, members_of(cfg))
     target = H200._replace(by_member=True)
-    step = stage(sweep_step(group.experiment), (by_member, *SIMPLIFY, *fusions(target)), donate=DONATED)
+    step = stage(sweep_step(group.experiment), (by_member, *SIMPLIFY, *gpu_fusions(target)), donate=DONATED)
     found = []
     for count in COUNTS:
         arguments = tree.map(lambda x: Shaped(*x.shape, dtype=x.dtype), step_arguments(group, count))
