@@ -8,11 +8,14 @@ import numpy as np
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.core.fused import HORIZONTAL, fuse
 from adtrain.core.per_member import by_member, per_member
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
 from adtrain.passes import ALL_BY_MEMBER
+from adtrain.passes.places import overwrites
 from adtrain.passes.stack_members import stack_all_members, stack_members
+from adtrain.training.program_format import decoded, encoded
 
 AXES = (0, None, 1, None)
 
@@ -60,3 +63,23 @@ def test_batching_rules_compute_a_program_by_member_in_whole_or_in_part() -> Non
 def test_a_staged_function_of_members_equals_vmap_on_the_cpu() -> None:
     found = stage(per_member(member, AXES), ALL_BY_MEMBER)(*arguments())
     assert_near([found[name] for name in ("loss", "same", "weight")])
+
+
+def test_a_kept_program_by_member_has_the_same_members() -> None:
+    program = stage(per_member(member, AXES), (by_member,)).program(*arguments())
+    kept = decoded(encoded(program))
+    assert str(kept) == str(program)
+    assert [v.members for v in kept.inputs] == [3, 0, 0, 0]
+
+
+def test_a_value_that_all_members_share_is_not_overwritten_where_members_read_it() -> None:
+    def step(weights: Any, counter: Any) -> Any:
+        return per_member(lambda w: w * 2.0)(weights), counter + 1
+
+    program = stage(step, (by_member,)).program(ops.ones((3, 4)), ad.array(np.int64(0)))
+    doubled, counted = program.equations[-2:]
+    together = fuse(HORIZONTAL, [doubled, counted], program.outputs)
+    (weights, counter), (new_weights, new_counter) = program.inputs, program.outputs
+    assert overwrites(together, weights, new_weights)
+    assert overwrites(counted, counter, new_counter)
+    assert not overwrites(together, counter, new_counter)
