@@ -22,7 +22,8 @@ from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.plan import step_arguments
-from adtrain.sweeps.step import DONATED, sweep_step
+from adtrain.sweeps.step import DONATED, sweep_evaluation, sweep_step, zero_member_totals
+from adtrain.training.experiment import TOTALS
 
 __all__ = ["host"]
 
@@ -93,3 +94,20 @@ def test_the_kernels_of_convolutions_do_not_depend_on_the_number_of_members(own_
 
     expected = kernels(1)
     assert all(kernels(members) == expected for members in (2, 3, 40, 1000))
+
+
+def test_the_evaluation_of_members_matches_numpy(host: Host) -> None:
+    host.lowering = Lowering(BY_MEMBER)
+    cfg = config.load("smoke", [LAYERS, "sweep={training.seed: {range: 2}}"])
+    (group,) = groups_of(cfg, members_of(cfg))
+    improve = (passes.by_member, *passes.SIMPLIFY, *gpu_fusions(BY_MEMBER))
+    network, rng = group.experiment.network, np.random.default_rng(0)
+    state, _, _, images, labels, _ = step_arguments(group, 2)
+    arguments = zero_member_totals(network.task, 2, "cpu"), state.params, state.statistics, images, labels
+    rows = Placeholder((2, 32), np.dtype("int64"), "cpu")
+    given = *tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), arguments), rows
+    program = stage(sweep_evaluation(network), improve, donate=TOTALS).program(*given)
+    assert program.members == 2
+    known = [np.zeros_like(x) if v.stored.shape == () else x for v in program.inputs for x in [drawn(v, rng)]]
+    found = results(program, known, host)
+    assert [x.shape for x in found] == [v.stored.shape for v in program.outputs]
