@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, Strict
 
+from adtrain.core.options import words
 from adtrain.data import options
 from adtrain.option_types import Bounds, Expected, Size
 
@@ -99,7 +100,7 @@ WarmUp = Annotated[float, Bounds(ge=0, lt=2**31), Expected("a number in [0, 2^31
 
 def one_of(literal: Any) -> Any:
     """The Literal type with the description `one of none, tanh`."""
-    return Annotated[literal, Expected(f"one of {', '.join(get_args(literal))}")]
+    return Annotated[literal, Expected(words(literal))]
 
 
 if TYPE_CHECKING:
