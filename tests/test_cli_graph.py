@@ -8,11 +8,21 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from report_runs import command, one_line
+
+from adtrain import config
+from adtrain.backends.cpu.fusions import cpu_fusions
+from adtrain.backends.cuda.fusions import gpu_fusions
+from adtrain.backends.cuda.targets import TARGETS
+from adtrain.core.staging import Pass
+from adtrain.core.target import H200
+from adtrain.passes import SIMPLIFY
+from adtrain.training.preparation import outline
 
 needs_graphviz = pytest.mark.skipif(shutil.which("dot") is None, reason="needs Graphviz")
 VARIANTS: list[list[str]] = [[], ["--horizontal"], ["--program"], ["--program", "--detail", "--after", "readers_first"]]
@@ -53,6 +63,24 @@ def test_a_step_as_text_has_a_line_for_each_equation(tmp_path: Path) -> None:
     assert re.search(
         r"^0.linear.matmul: float32\[64, 16\] = matmul\(input, 0.weight, .*  # forward 0.linear$", simplified, re.M
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ([], cpu_fusions()),
+        (["--device", "cpu"], cpu_fusions()),
+        (["--device", "gpu"], gpu_fusions(H200)),
+        (["--device", "gpu", "--arch", "sm_75"], gpu_fusions(TARGETS["sm_75"])),
+    ],
+)
+def test_the_fusions_are_those_of_the_device(options: list[str], passes: Sequence[Pass], tmp_path: Path) -> None:
+    text = written(tmp_path, "step.txt", "--program", "--after", "readers_first", *options).decode()
+    program = outline(config.load("smoke")).step_program(passes=())
+    for improve in (*SIMPLIFY, *passes):
+        program = improve(program)
+    found = re.findall(r"^(?!return)\S.* = (\S+)\(", text, re.M)
+    assert found == [equation.primitive.name for equation in program.equations]
 
 
 @pytest.mark.parametrize("options", VARIANTS)
@@ -109,6 +137,12 @@ def test_a_mistake_is_a_one_line_error_and_writes_nothing(
     [
         (["--after", "trace"], "--after needs --program"),
         (["--detail"], "--detail needs --program"),
+        (["--device", "gpu"], "--device needs --program"),
+        (["--program", "--arch", "sm_80"], "--arch needs --device gpu"),
+        (
+            ["--program", "--device", "gpu", "--arch", "sm_7"],
+            "found 'sm_7', expected sm_75, sm_80",
+        ),
         (["--program", "--horizontal"], "--horizontal draws layers, found --program"),
     ],
 )

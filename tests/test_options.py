@@ -26,7 +26,7 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
-def annotations() -> list[Any]:
+def annotated_options() -> list[Any]:
     """The annotations of the options of all layers, losses and others, where a config has the values of Python."""
     found = {}
     for family, kinds in FAMILIES.items():
@@ -43,7 +43,7 @@ def annotations() -> list[Any]:
     return [pytest.param(hint, id=name) for name, hint in in_both.items()]
 
 
-@pytest.mark.parametrize("hint", annotations())
+@pytest.mark.parametrize("hint", annotated_options())
 def test_a_config_and_python_accept_the_same_values(hint: Any) -> None:
     in_config = TypeAdapter(option_type(hint))
     for value in VALUES:
@@ -167,13 +167,14 @@ def test_a_class_of_a_plugin_is_checked_by_its_annotations_in_python() -> None:
         rate: Positive = 1.0
 
     make: Any = BoundedLoss
+    make_optimizer: Any = BoundedOptimizer
     try:
         assert make(share=0.25).share == 0.25
         for wrong in (1, "a", math.nan):
             with pytest.raises(OptionError, match=r"^bounded_loss: share is .*, expected a number in \(0, 1\)$"):
                 make(share=wrong)
         with pytest.raises(OptionError, match=r"^bounded_optimizer: rate is 0, expected a number in \(0, 3\.4e38\]$"):
-            BoundedOptimizer(0.1, rate=0)
+            make_optimizer(0.1, rate=0)
     finally:
         del FAMILIES["loss"]["bounded_loss"], FAMILIES["optimizer"]["bounded_optimizer"]
 
