@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from program_samples import ALL, ON_GPU
 from report_runs import command, one_line
 
 from adtrain import config
-from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.targets import TARGETS
 from adtrain.core.staging import Pass
-from adtrain.core.target import H200
 from adtrain.passes import SIMPLIFY
 from adtrain.training.preparation import outline
 
@@ -68,19 +67,35 @@ def test_a_step_as_text_has_a_line_for_each_equation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "passes"),
     [
-        ([], cpu_fusions()),
-        (["--device", "cpu"], cpu_fusions()),
-        (["--device", "gpu"], gpu_fusions(H200)),
-        (["--device", "gpu", "--arch", "sm_75"], gpu_fusions(TARGETS["sm_75"])),
+        ([], ALL),
+        (["--device", "cpu"], ALL),
+        (["--device", "gpu"], ON_GPU),
+        (["--device", "gpu", "--arch", "sm_75"], (*SIMPLIFY, *gpu_fusions(TARGETS["sm_75"]))),
     ],
 )
 def test_the_fusions_are_those_of_the_device(options: list[str], passes: Sequence[Pass], tmp_path: Path) -> None:
     text = written(tmp_path, "step.txt", "--program", "--after", "readers_first", *options).decode()
-    program = outline(config.load("smoke")).step_program(passes=())
-    for improve in (*SIMPLIFY, *passes):
+    assert equations_in(text) == equations_after(passes, "smoke")
+
+
+def test_a_process_of_its_own_shows_the_fusions_of_a_gpu(tmp_path: Path) -> None:
+    """The kernels that the passes ask for are registered by the command."""
+    options = ["--program", "--device", "gpu", "--after", "readers_first", "-o", str(tmp_path / "step.txt")]
+    subprocess.run([sys.executable, "-m", "adtrain", "graph", "lenet5", *options], check=True, capture_output=True)
+    assert equations_in((tmp_path / "step.txt").read_text()) == equations_after(ON_GPU, "lenet5")
+
+
+def equations_in(text: str) -> list[str]:
+    """The primitives of a Program's text, without those in bodies."""
+    return re.findall(r"^(?!return)\S.* = (\S+)\(", text, re.M)
+
+
+def equations_after(passes: Sequence[Pass], name: str) -> list[str]:
+    """The primitives of a config's step after passes."""
+    program = outline(config.load(name)).step_program(passes=())
+    for improve in passes:
         program = improve(program)
-    found = re.findall(r"^(?!return)\S.* = (\S+)\(", text, re.M)
-    assert found == [equation.primitive.name for equation in program.equations]
+    return [equation.primitive.name for equation in program.equations]
 
 
 @pytest.mark.parametrize("options", VARIANTS)

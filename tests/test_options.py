@@ -28,7 +28,7 @@ VALUES: list[Any] = [
 
 def annotated_options() -> list[Any]:
     """The annotations of the options of all layers, losses and others, where a config has the values of Python."""
-    found = {}
+    found: dict[str, Any] = {}
     for family, kinds in FAMILIES.items():
         for kind, spec in kinds.items():
             if spec not in CONTAINERS:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from adtrain import config, graphs, training
-from adtrain.backends.cuda.targets import TARGETS
+from adtrain.backends.cuda.targets import TARGETS, target_of
 from adtrain.cli.names import ConfigName
 from adtrain.cli.options import FilePath, plugin_option, set_option
 from adtrain.cli.output import progress
@@ -73,7 +73,7 @@ def command(
         raise click.UsageError("--horizontal draws layers, found --program")
     cfg = training.with_input(config.load(config_path, overrides, plugins))
     if program:
-        target = TARGETS[arch or "sm_90"] if device == "gpu" else None
+        target = target_of(arch or "sm_90") if device == "gpu" else None
         graph = graphs.step_graph(cfg, after or graphs.SIMPLIFIED, detail, target)
     else:
         graph = graphs.network_graph(cfg, horizontal)

@@ -15,3 +15,10 @@ TARGETS = {
 }
 """Shared memory of a block is that of the CUDA C++ Programming Guide, table "Technical Specifications per Compute
 Capability"."""
+
+
+def target_of(architecture: str) -> Target:
+    """The GPU of an architecture. The kernels are registered for which the passes of a GPU ask."""
+    import adtrain.lowering.cuda  # noqa: F401
+
+    return TARGETS[architecture]
