@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain import config, graphs, nn, ops, training
+from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.graphs.formats import FORMATS, Graph
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
 from adtrain.graphs.network import network_picture
 from adtrain.graphs.picture import Box, Picture
 from adtrain.graphs.roles import MOST_SCALARS, Roles
-from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.passes import SIMPLIFY
 
 SVG = "{http://www.w3.org/2000/svg}"
