@@ -95,7 +95,7 @@ def equations_after(passes: Sequence[Pass], name: str) -> list[str]:
     program = outline(config.load(name)).step_program(passes=())
     for improve in passes:
         program = improve(program)
-    return [equation.primitive.name for equation in program.equations]
+    return [equation.name for equation in program.equations]
 
 
 @pytest.mark.parametrize("options", VARIANTS)
