@@ -13,7 +13,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 from adtrain.core.array import Value
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import OptionError, ShapeError
+from adtrain.core.options import check_option
 from adtrain.core.precision import FULL, precision_of
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
@@ -24,6 +25,7 @@ from adtrain.ops.conv_batching import conv2d_batch, input_grad_batch, weight_gra
 from adtrain.ops.conv_reference import conv2d_reference, input_grad_reference, weight_grad_reference
 from adtrain.ops.elementwise import add
 from adtrain.ops.windows import LIMIT, Padding, Pairs, pad_image, paddings, per_axis
+from adtrain.option_types import Size
 
 IntPair = int | Sequence[int]
 
@@ -238,14 +240,14 @@ def conv_paddings(
 ) -> Pairs:
     """`paddings` of a convolution. "same" needs stride 1, as in PyTorch."""
     if padding == "same" and set(stride) != {1}:
-        raise ShapeError(f'{name}: padding "same" needs stride 1, found stride {tuple(stride)}')
+        raise OptionError(f'{name}: padding "same" needs stride 1, found stride {tuple(stride)}')
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     return paddings(name, padding, lengths, spans, stride)
 
 
 def check_output_padding(name: str, extra: tuple[int, ...], stride: tuple[int, ...]) -> None:
-    if any(not 0 <= e < s for e, s in zip(extra, stride, strict=True)):
-        raise ShapeError(f"{name}: output_padding {extra} must be at least 0 and less than the stride {stride}")
+    if any(e >= s for e, s in zip(extra, stride, strict=True)):
+        raise OptionError(f"{name}: output_padding is {extra}, expected less than the stride {stride}")
 
 
 def _window(name: str, stride: IntPair, padding: IntPair, dilation: IntPair, groups: int) -> Window:
@@ -253,10 +255,8 @@ def _window(name: str, stride: IntPair, padding: IntPair, dilation: IntPair, gro
         per_axis(name, option, value, 2)
         for option, value in (("stride", stride), ("padding", padding), ("dilation", dilation))
     )
-    window = Window((sh, sw), (ph, pw), (dh, dw), groups)
-    if min(*window.stride, *window.dilation, groups) < 1 or min(window.padding) < 0:
-        raise ShapeError(f"{name}: stride, dilation and groups must be at least 1 and padding at least 0: {window}")
-    return window
+    check_option(name, "groups", groups, Size)
+    return Window((sh, sw), (ph, pw), (dh, dw), groups)
 
 
 def _add_bias(out: Value, bias: ArrayLike) -> Value:

@@ -217,8 +217,6 @@ def adaptive_avg_pool2d(x: ArrayLike, output_size: int | Sequence[int]) -> Value
     if value.ndim != 4 or 0 in value.shape[2:]:
         raise ShapeError(f"adaptive_avg_pool2d: found shape {value.shape}, expected (N, C, H, W) with H, W > 0")
     rows, columns = per_axis("adaptive_avg_pool2d", "output_size", output_size, 2)
-    if min(rows, columns) < 1:
-        raise ShapeError(f"adaptive_avg_pool2d: found output size {(rows, columns)}, expected at least 1")
     if rows * columns >= LIMIT or max(rows * value.shape[2], columns * value.shape[3]) >= LIMIT:
         raise ShapeError(f"adaptive_avg_pool2d: output size {(rows, columns)} needs 2^31 elements or more")
     if rows == columns == 1:

@@ -16,7 +16,8 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.autodiff import vjp
 from adtrain.core.batching_rules import folded_beside
-from adtrain.core.errors import DTypeError, OptionError, ShapeError
+from adtrain.core.checked_arguments import checked_options
+from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.rewrites import WITH_WEIGHT_GRADIENTS
 from adtrain.core.trace import bind
@@ -216,6 +217,7 @@ def _or_zeros(op: str, what: str, given: ArrayLike | None, shape: Shape, like: V
     return value
 
 
+@checked_options
 def rnn(
     x: ArrayLike,
     weight_ih: ArrayLike,
@@ -241,14 +243,13 @@ def rnn(
         The hidden states of all steps (N, L, H), and the last one computed (N, H).
 
     Raises:
-        ShapeError: a shape does not fit, or L is 0. OptionError: another nonlinearity.
+        ShapeError: a shape does not fit, or L is 0. OptionError: an option has another value.
     """
-    if nonlinearity not in ("tanh", "relu"):
-        raise OptionError(f"rnn: nonlinearity is {nonlinearity!r}, expected 'tanh' or 'relu'")
     output, h = _run("rnn", f"rnn_{nonlinearity}", x, weight_ih, weight_hh, (bias_ih, bias_hh), (h0,), reverse)
     return output, h
 
 
+@checked_options
 def lstm(
     x: ArrayLike,
     weight_ih: ArrayLike,
@@ -272,6 +273,7 @@ def lstm(
     return output, h, c
 
 
+@checked_options
 def gru(
     x: ArrayLike,
     weight_ih: ArrayLike,

@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
+from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import ShapeError
-from adtrain.core.options import is_integer, shown
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops import attention_reference
-from adtrain.ops.attention import checked_options, composed, forward_flops, grad_flops, gradient_rule
+from adtrain.ops.attention import composed, forward_flops, grad_flops, gradient_rule, parameters
 from adtrain.ops.broadcasting import reshape
 from adtrain.ops.common import ArrayLike, as_value, require_float
+from adtrain.ops.random import Stream
 from adtrain.ops.shape import transpose
+from adtrain.option_types import Fraction, Number, Size
 
 
 def _shape(x: Any, *more: Any, heads: int, **params: Any) -> tuple[ArrayType, ArrayType]:
@@ -90,14 +92,15 @@ self_attention_grad_p: Primitive = Primitive(
 )
 
 
+@checked_options
 def self_attention(
     x: ArrayLike,
-    heads: int,
+    heads: Size,
     causal: bool = False,
-    scale: float | None = None,
-    dropout: float = 0.0,
+    scale: Number | None = None,
+    dropout: Fraction = 0.0,
     rng: ArrayLike | None = None,
-    stream: int = 0,
+    stream: Stream = 0,
 ) -> Value:
     """`attention` of several heads whose q, k and v are side by side in one array, as one projection computes them.
 
@@ -116,10 +119,10 @@ def self_attention(
     """
     value = as_value(x)
     require_float("self_attention", value)
-    if not is_integer(heads, 1) or value.ndim < 2 or value.shape[-1] % (3 * heads) or value.shape[-2] == 0:
+    if value.ndim < 2 or value.shape[-1] % (3 * heads) or value.shape[-2] == 0:
         raise ShapeError(
-            f"self_attention: found shape {value.shape} and {shown(heads)} heads, expected (..., length, 3 heads width)"
+            f"self_attention: found shape {value.shape} and {heads} heads, expected (..., length, 3 heads width)"
         )
     width = value.shape[-1] // (3 * heads)
-    more, params = checked_options("self_attention", width, causal, scale, dropout, rng, stream, value.dtype)
+    more, params = parameters("self_attention", width, causal, scale, dropout, rng, stream, value.dtype)
     return bind(self_attention_p, value, *more, heads=heads, **params)[0]

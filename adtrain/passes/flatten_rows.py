@@ -13,12 +13,14 @@ from math import prod
 from adtrain.core.fused import renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 
 
+@keeps(Results.EXACT)
 def flatten_rows(program: Program) -> Program:
     """Rewrite equations over the leading axes of sequences to equations over rows, with reshapes around them.
 
