@@ -8,10 +8,13 @@ public operations and ``op``, so that it can be differentiated, mapped and stage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adtrain.core.array import Value
+from adtrain.core.axes import items
+from adtrain.core.primitive import Primitive
+from adtrain.core.types import ArrayType
 
 
 def member_count(mapped: Sequence[bool], args: Sequence[Value]) -> int:
@@ -47,51 +50,49 @@ def elementwise(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value,
     return op(*same, **params)
 
 
-def trailing_axes(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
-    """A primitive that works along the last axes, whatever the number of axes before them."""
-    return op(*all_mapped(mapped, args), **params)
+def by_axes(
+    primitive: Primitive, op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any
+) -> Any:
+    """Any primitive, by its `Axes`.
 
-
-def shifted_axes(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
-    """A primitive that works along the axes in its parameter ``axis`` or ``axes``, which shift by one."""
-    if "axis" in params:
-        params["axis"] += 1
-    else:
-        params["axes"] = tuple(i + 1 for i in params["axes"])
-    return op(*all_mapped(mapped, args), **params)
-
-
-def folded(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
-    """A primitive that treats the items along axis 0 alike: the items of all members become one axis.
-
-    A parameter ``shape`` is the shape of the output.
+    The members are one more leading axis of all values. If there can be none, but the items along axis 0 are treated
+    alike, the items of all members become those of one. Otherwise one member runs after another.
     """
+    types = [ArrayType(x.shape[1:] if m else x.shape, x.dtype) for x, m in zip(args, mapped, strict=True)]
+    axes = primitive.related_axes(types, params)
+    if axes.leading:
+        count, shifted = member_count(mapped, args), _shifted(params)
+        of_all = primitive.related_axes([ArrayType((count, *x.shape), x.dtype) for x in types], shifted)
+        if of_all.renamed() == axes.with_leading().renamed():
+            return op(*all_mapped(mapped, args), **shifted)
+    found = items(axes, [x.shape for x in types], [x.shape for x in primitive.output_types(types, params)])
+    if found is None or found.sums or any(m and not flag for m, flag in zip(mapped, found.flags, strict=True)):
+        return loop(op, mapped, *args, **params)
+    return _folded(op, mapped, found.flags, *args, **params)
+
+
+def _shifted(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters for values with one more leading axis."""
+    shifted = dict(params)
+    if "axis" in params:
+        shifted["axis"] += 1
+    if "axes" in params:
+        shifted["axes"] = tuple(i + 1 for i in params["axes"])
+    return shifted
+
+
+def _folded(
+    op: Callable[..., Any], mapped: Sequence[bool], by_item: Sequence[bool], /, *args: Value, **params: Any
+) -> Any:
+    """The items of all members as those of one. A parameter ``shape`` is the shape of the output."""
     count = member_count(mapped, args)
     if "shape" in params:
-        items, *rest = params["shape"]
-        params["shape"] = (count * items, *rest)
-    out = op(*map(fold, all_mapped(mapped, args)), **params)
+        length, *rest = params["shape"]
+        params["shape"] = (count * length, *rest)
+    own = [i for i, flag in enumerate(by_item) if flag]
+    repeated = dict(zip(own, all_mapped([mapped[i] for i in own], [args[i] for i in own]), strict=True))
+    out = op(*(fold(repeated[i]) if i in repeated else x for i, x in enumerate(args)), **params)
     return unfold(out, count) if isinstance(out, Value) else tuple(unfold(x, count) for x in out)
-
-
-def folded_beside(*weights: int) -> Callable[..., Any]:
-    """`folded` for a primitive whose arguments at these positions, such as weights, serve all items.
-
-    If one of these is mapped, members run one after another.
-    """
-
-    def rule(op: Callable[..., Any], mapped: Sequence[bool], /, *args: Value, **params: Any) -> Any:
-        if any(mapped[i] for i in weights):
-            return loop(op, mapped, *args, **params)
-        items = [i for i in range(len(args)) if i not in weights]
-
-        def of_items(*given: Value, **params: Any) -> Any:
-            by_position = dict(zip(items, given, strict=True))
-            return op(*(by_position.get(i, x) for i, x in enumerate(args)), **params)
-
-        return folded(of_items, [mapped[i] for i in items], *(args[i] for i in items), **params)
-
-    return rule
 
 
 def fold(x: Value) -> Value:

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import Any, NamedTuple, TypeAlias
 
 from adtrain.core.array import Value
+from adtrain.core.axes import Axes, aligned, parsed, whole
 from adtrain.core.errors import ShapeError
 from adtrain.core.types import ArrayType
 
@@ -98,8 +99,11 @@ class Primitive:
         traits: see `Trait`.
         joint_vjp: in place of ``vjp``, one rule for all arguments. Its pullback returns a tuple with one cotangent, or
             None, for each argument.
-        batch: how `vmap` runs it for all members at once, see `adtrain.core.batching_rules`. Elementwise primitives
-            need none. Without it the members run one after another.
+        batch: how `vmap` runs it for all members at once, see `adtrain.core.batching_rules`. By default it follows from
+            ``axes``; where it does not, the members run one after another.
+        axes: how the axes of the outputs relate to those of the arguments: a text such as "*mk,kn->*mn"
+            (`adtrain.core.axes.parsed`), or a function of the same arguments as ``shape`` that returns a text or an
+            `Axes`. By default those of an elementwise primitive are aligned, and those of another one not related.
 
     Raises:
         ValueError: there is a primitive of that name.
@@ -116,6 +120,7 @@ class Primitive:
     traits: tuple[Trait, ...] = ()
     joint_vjp: Callable[..., Callable[[Any], Sequence[Value | None]]] | None = None
     batch: Callable[..., Any] | None = None
+    axes: str | Callable[..., str | Axes] | None = None
     differentiable: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -143,6 +148,25 @@ class Primitive:
             if math.prod(n or 1 for n in x.shape) * x.dtype.itemsize >= MOST_BYTES:
                 raise ShapeError(f"{self.name}: found the result {x}, expected one of fewer than 2^63 bytes")
         return types
+
+    def related_axes(self, args: Sequence[Any], params: Mapping[str, Any]) -> Axes:
+        """How the axes of the outputs relate to those of such arguments (arrays or ArrayTypes).
+
+        Raises:
+            ShapeError: the primitive's ``axes`` do not fit its arguments and outputs.
+        """
+        given, found = [x.shape for x in args], [x.shape for x in self.output_types(args, params)]
+        ranks = [len(shape) for shape in given], [len(shape) for shape in found]
+        if self.axes is None:
+            return whole(*ranks) if self.expression is None else aligned(given, found)
+        stated = self.axes(*args, **params) if callable(self.axes) else self.axes
+        try:
+            axes = parsed(stated, *ranks) if isinstance(stated, str) else stated
+        except ValueError as error:
+            raise ShapeError(f"{self.name}: {error}; expected a text for shapes {given} -> {found}") from None
+        if tuple([len(labels) for labels in side] for side in (axes.arguments, axes.results)) != ranks:
+            raise ShapeError(f"{self.name}: found axes {axes}, expected labels for shapes {given} -> {found}")
+        return axes
 
     def cost(self, args: Sequence[Any], params: Mapping[str, Any]) -> Cost:
         """FLOPs and bytes of one run on such arguments (arrays or ArrayTypes)."""

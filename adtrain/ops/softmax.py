@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
-from adtrain.core.batching_rules import shifted_axes
+from adtrain.core.axes import along
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.types import ArrayType
@@ -45,7 +45,7 @@ softmax_p: Primitive = Primitive(
     [lambda out, x, axis: lambda ct: out * (ct - sum(ct * out, axis, keepdims=True))],
     _flops,
     traits=(Trait.ALONG_AXIS,),
-    batch=shifted_axes,
+    axes=lambda x, axis: along(x.ndim, (axis,)),
 )
 log_softmax_p: Primitive = Primitive(
     "log_softmax",
@@ -54,7 +54,7 @@ log_softmax_p: Primitive = Primitive(
     [lambda out, x, axis: lambda ct: ct - exp(out) * sum(ct, axis, keepdims=True)],
     _flops,
     traits=(Trait.ALONG_AXIS,),
-    batch=shifted_axes,
+    axes=lambda x, axis: along(x.ndim, (axis,)),
 )
 
 
