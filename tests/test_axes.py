@@ -255,30 +255,36 @@ def test_an_axis_that_a_fused_equation_uses_in_two_ways_is_not_related() -> None
 
 
 def test_items_and_rows() -> None:
-    def found(name: str, *shapes: tuple[int, ...], rows: int = 0, **params: Any) -> Items | None:
+    def equation(name: str, *shapes: tuple[int, ...], **params: Any) -> Equation:
         types = [ArrayType(shape, np.dtype(np.float32)) for shape in shapes]
         outputs = PRIMITIVES[name].output_types(types, params)
         given, results = (tuple(Variable(t, "cpu") for t in side) for side in (types, outputs))
-        e = Equation(PRIMITIVES[name], given, params, results)
+        return Equation(PRIMITIVES[name], given, params, results)
+
+    def found(name: str, *shapes: tuple[int, ...], rows: int = 0, **params: Any) -> Items | None:
+        e = equation(name, *shapes, **params)
         return e.rows(rows) if rows else e.items
 
     product: dict[str, Any] = {"transpose_a": False, "transpose_b": False, "precision": "full"}
     assert found("matmul", (3, 4), (4, 5), **product) == Items(3, (True, False))
     assert found("matmul", (2, 3, 4), (2, 4, 5), **product) == Items(2, (True, True))
-    assert found("matmul", (4, 3), (4, 5), **{**product, "transpose_a": True}) == Items(4, (True, True), sums=True)
     assert found("add", (3, 4), ()) == Items(3, (True, False))
     assert found("softmax", (3, 4), axis=1) == Items(3, (True,))
     assert found("softmax", (3, 4), axis=0) is None
-    assert found("sum", (3, 4), axes=(0,)) == Items(3, (True,), sums=True)
-    assert found("max", (3, 4), axes=(0,)) is None
+    assert found("sum", (3, 4), axes=(0,)) is None
     assert found("transpose", (3, 4, 2), axes=(1, 0, 2)) is None
     assert found("reshape", (3, 4, 2), shape=(3, 8)) == Items(3, (True,))
     assert found("reshape", (3, 4, 2), shape=(12, 2)) is None
     assert found("reshape", (3, 4, 2), shape=(12, 2), rows=12) == Items(12, (True,))
     assert found("add", (3, 4, 2), (3, 4, 2), rows=12) == Items(12, (True, True))
     assert found("add", (3, 4, 2), (3, 4, 2), rows=5) is None
+    assert found("flip", (3, 4, 2), axes=(1,)) == Items(3, (True,))
+    assert found("flip", (3, 4, 2), axes=(1,), rows=12) is None
     assert found("standardize", (3, 4, 2), axes=(2,), eps=1e-5, rows=12) == Items(12, (True,))
     assert found("standardize", (3, 4, 2), axes=(1, 2), eps=1e-5, rows=12) is None
+    assert equation("sum", (3, 4), axes=(0, 1)).summed_items == Items(3, (True,))
+    assert equation("max", (3, 4), axes=(0, 1)).summed_items is None
+    assert equation("matmul", (4, 3), (4, 5), **{**product, "transpose_a": True}).summed_items == Items(4, (True, True))
 
 
 @pytest.mark.parametrize("axes", ["nc->nc", "*n.c->*n", "n->n,n", lambda x: Axes((("n", "c"),), (("n",),))])

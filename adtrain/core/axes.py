@@ -75,31 +75,34 @@ class Axes:
 
 @dataclass(frozen=True)
 class Items:
-    """How an operation works item by item. An item is an index of axis 0 of the results.
+    """How an operation works item by item. An item is an index of axis 0.
 
     Attributes:
         count: the number of items.
-        flags: for each argument True if item n of the results needs item n of it; False if it may need all of it.
-        sums: the results are sums over the items of the arguments instead, and have no items themselves.
+        flags: for each argument True if item n of the results, or of what is summed, needs item n of it; False if it
+            may need all of it.
     """
 
     count: int
     flags: tuple[bool, ...]
-    sums: bool = False
 
 
 def items(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape]) -> Items | None:
-    """How an operation on values of these shapes works item by item, or sums over items; None if it does neither."""
+    """How an operation on values of these shapes works item by item; None if it does not."""
     firsts = {labels[0] if labels else "" for labels in axes.results}
     if len(firsts) == 1 and "" not in firsts:
         (label,) = firsts
         flags = tuple(labels[:1] == (label,) for labels in axes.arguments)
         elsewhere = any(label in "".join(x) for x, flag in zip(axes.arguments, flags, strict=True) if not flag)
-        if not elsewhere:
-            return Items(results[0][0], flags)
+        return None if elsewhere else Items(results[0][0], flags)
+    return None
+
+
+def summed_items(axes: Axes, arguments: Sequence[Shape]) -> Items | None:
+    """How an operation sums over items, the indices of axis 0 of some arguments; None if it does not."""
     for labels, shape in zip(axes.arguments, arguments, strict=True):
         if labels and labels[0] in axes.added:
-            return Items(shape[0], tuple(x[:1] == labels[:1] for x in axes.arguments), sums=True)
+            return Items(shape[0], tuple(x[:1] == labels[:1] for x in axes.arguments))
     return None
 
 
@@ -116,9 +119,11 @@ def rows(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape], count
 
 
 def _leading(labels: Labels, shape: Shape, count: int) -> str | None:
-    """The labels of the first axes that have ``count`` elements; None if there are no such axes."""
+    """The labels of the first axes that have ``count`` elements; None if there are none, or one has no label."""
     found = row_axes(shape, count)
-    return None if found is None else "".join(labels[:found])
+    if found is None or any(n != 1 and not label for n, label in zip(shape[:found], labels, strict=False)):
+        return None
+    return "".join(labels[:found])
 
 
 def row_axes(shape: Shape, count: int) -> int | None:

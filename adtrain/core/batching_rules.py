@@ -66,7 +66,7 @@ def by_axes(
         if of_all.renamed() == axes.with_leading().renamed():
             return op(*all_mapped(mapped, args), **shifted)
     found = items(axes, [x.shape for x in types], [x.shape for x in primitive.output_types(types, params)])
-    if found is None or found.sums or any(m and not flag for m, flag in zip(mapped, found.flags, strict=True)):
+    if found is None or any(m and not flag for m, flag in zip(mapped, found.flags, strict=True)):
         return loop(op, mapped, *args, **params)
     return _folded(op, mapped, found.flags, *args, **params)
 

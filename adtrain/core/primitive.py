@@ -51,8 +51,6 @@ class Trait(Enum):
     """Combines the elements along the parameter ``axes``."""
     GATHER = auto()
     """Selects slices of its first argument along the parameter ``axis``, at the indices in its second."""
-    ALONG_AXIS = auto()
-    """Works along the parameter ``axis`` or ``axes``, independently of the other axes."""
     MAX_POOL = auto()
     """Max pooling. The outputs are the maxima and their positions."""
     MAX_POOL_GRAD = auto()

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from adtrain.core.array import Array
-from adtrain.core.axes import Axes, Items, items, rows
+from adtrain.core.axes import Axes, Items, items, rows, summed_items
 from adtrain.core.primitive import VIEWS, Cost, Primitive, Trait
 from adtrain.core.static_key import Identity
 from adtrain.core.types import ArrayType, Shape
@@ -71,8 +71,13 @@ class Equation:
 
     @cached_property
     def items(self) -> Items | None:
-        """How it works item by item, or sums over items; None if it does neither. An item is an index of axis 0."""
+        """How it works item by item; None if it does not. An item is an index of axis 0."""
         return items(self.axes, *self._shapes)
+
+    @cached_property
+    def summed_items(self) -> Items | None:
+        """How it sums over items of its inputs; None if it does not."""
+        return summed_items(self.axes, self._shapes[0])
 
     def rows(self, count: int) -> Items | None:
         """How it works by ``count`` rows; None if it does not. See `adtrain.core.axes.rows`."""

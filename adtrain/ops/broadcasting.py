@@ -79,7 +79,7 @@ sum_p: Primitive = Primitive(
     accurate_sum,
     [lambda out, x, axes: partial(spread, shape=x.shape, axes=axes)],
     lambda x, axes: x.size,
-    traits=(Trait.REDUCTION, Trait.ALONG_AXIS),
+    traits=(Trait.REDUCTION,),
     axes=lambda x, axes: without(x.ndim, axes, added=True),
 )
 

@@ -162,7 +162,6 @@ take_along_axis_p: Primitive = Primitive(
     [lambda out, x, indices, axis: partial(_scatter_along_axis, indices=indices, axis=axis, length=x.shape[axis])],
     no_flops,
     reads=lambda x, indices, axis: (indices.size, indices.size),
-    traits=(Trait.ALONG_AXIS,),
     axes=_take_along_axes,
 )
 scatter_along_axis_p: Primitive = Primitive(
@@ -171,7 +170,6 @@ scatter_along_axis_p: Primitive = Primitive(
     _scatter_along_reference,
     [lambda out, ct, indices, axis, length: lambda u: bind(take_along_axis_p, u, indices, axis=axis)],
     lambda ct, indices, axis, length: ct.size,
-    traits=(Trait.ALONG_AXIS,),
     axes=_scatter_along_axes,
 )
 

@@ -12,7 +12,7 @@ from adtrain.core.array import Value
 from adtrain.core.axes import along
 from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import ShapeError
-from adtrain.core.primitive import Primitive, Trait
+from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import accurate_sum, keep_axes, reshape
@@ -71,7 +71,6 @@ standardize_p: Primitive = Primitive(
     _standardize_reference,
     [_standardize_vjp],
     lambda x, axes, eps: 6 * x.size,
-    traits=(Trait.ALONG_AXIS,),
     axes=lambda x, axes, eps: along(x.ndim, axes, results=3),
 )
 

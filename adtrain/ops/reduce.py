@@ -79,7 +79,7 @@ def _extreme(name: str, cpu: Callable[..., Any]) -> Primitive:
         reference,
         [_extreme_vjp],
         lambda x, axes: x.size,
-        traits=(Trait.REDUCTION, Trait.ALONG_AXIS),
+        traits=(Trait.REDUCTION,),
         axes=lambda x, axes: without(x.ndim, axes),
     )
 
@@ -101,7 +101,6 @@ argmax_p: Primitive = Primitive(
     lambda x, axis: ArrayType(_without(x.shape, (axis,)), np.dtype(np.int64)),
     lambda x, axis: np.argmax(x, axis=axis),
     flops=lambda x, axis: x.size,
-    traits=(Trait.ALONG_AXIS,),
     axes=lambda x, axis: without(x.ndim, (axis,)),
 )
 

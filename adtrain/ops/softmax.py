@@ -9,7 +9,7 @@ import numpy as np
 from adtrain.core.array import Value
 from adtrain.core.axes import along
 from adtrain.core.errors import ShapeError
-from adtrain.core.primitive import Primitive, Trait
+from adtrain.core.primitive import Primitive
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import accurate_sum, along_axis
 from adtrain.ops.common import ArrayLike, require_float
@@ -44,7 +44,6 @@ softmax_p: Primitive = Primitive(
     _softmax_reference,
     [lambda out, x, axis: lambda ct: out * (ct - sum(ct * out, axis, keepdims=True))],
     _flops,
-    traits=(Trait.ALONG_AXIS,),
     axes=lambda x, axis: along(x.ndim, (axis,)),
 )
 log_softmax_p: Primitive = Primitive(
@@ -53,7 +52,6 @@ log_softmax_p: Primitive = Primitive(
     _log_softmax_reference,
     [lambda out, x, axis: lambda ct: ct - exp(out) * sum(ct, axis, keepdims=True)],
     _flops,
-    traits=(Trait.ALONG_AXIS,),
     axes=lambda x, axis: along(x.ndim, (axis,)),
 )
 
