@@ -11,6 +11,7 @@ Row by row, item by item, by column, by pair, by member, and most rules of `vmap
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -136,31 +137,34 @@ def letters(count: int) -> Labels:
     return tuple(chr(ord("a") + i) for i in range(count))
 
 
-def parsed(text: str, arguments: Sequence[int], results: Sequence[int]) -> Axes:
+def parsed(text: str, arguments: Sequence[int], results: Sequence[int]) -> Axes | None:
     """The relation that a text such as "*mk,kn->*mn" says, for arguments and results of these numbers of axes.
 
-    A letter is a label, "." an axis without one. "*" stands for all other axes, which have labels of their own, counted
-    from the last one.
-
-    Raises:
-        ValueError: the text does not fit.
+    A small letter is a label, "." an axis without one. "*" stands for all other axes, which have labels of their own,
+    counted from the last one. None: the text does not fit.
     """
     sides = [part.split(",") if part else [] for part in text.split("->")]
-    given, found = (
-        [_expanded(x, n) for x, n in zip(*side, strict=True)] for side in zip(sides, (arguments, results), strict=True)
-    )
-    labels = {label for x in given for label in x} - {label for x in found for label in x} - {""}
-    leading = all(part.startswith("*") for side in sides for part in side)
-    return Axes(tuple(given), tuple(found), frozenset(labels), leading)
+    if [len(side) for side in sides] != [len(arguments), len(results)]:
+        return None
+    parts = zip((*sides[0], *sides[1]), (*arguments, *results), strict=True)
+    values = [_expanded(part, n) for part, n in parts]
+    found = [x for x in values if x is not None]
+    if len(found) < len(values):
+        return None
+    given, made = tuple(found[: len(arguments)]), tuple(found[len(arguments) :])
+    added = frozenset(label for x in given for label in x) - {label for x in made for label in x} - {""}
+    return Axes(given, made, added, leading=all(part.startswith("*") for side in sides for part in side))
 
 
-def _expanded(text: str, count: int) -> Labels:
+def _expanded(text: str, count: int) -> Labels | None:
     before, star, after = text.partition("*")
     others = count - len(before) - len(after)
-    if others < 0 or (others and not star):
-        raise ValueError(f"axes {text!r} for a value of {count} axes")
+    if others < 0 or (others and not star) or not re.fullmatch("[a-z.]*", before + after):
+        return None
     middle = [chr(ord("A") + i) for i in reversed(range(others))]
-    return tuple("" if letter == "." else letter for letter in (*before, *middle, *after))
+    labels = tuple("" if letter == "." else letter for letter in (*before, *middle, *after))
+    named = [label for label in labels if label]
+    return labels if len(set(named)) == len(named) else None
 
 
 def aligned(arguments: Sequence[Shape], results: Sequence[Shape]) -> Axes:

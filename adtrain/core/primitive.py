@@ -158,12 +158,10 @@ class Primitive:
         if self.axes is None:
             return whole(*ranks) if self.expression is None else aligned(given, found)
         stated = self.axes(*args, **params) if callable(self.axes) else self.axes
-        try:
-            axes = parsed(stated, *ranks) if isinstance(stated, str) else stated
-        except ValueError as error:
-            raise ShapeError(f"{self.name}: {error}; expected a text for shapes {given} -> {found}") from None
-        if tuple([len(labels) for labels in side] for side in (axes.arguments, axes.results)) != ranks:
-            raise ShapeError(f"{self.name}: found axes {axes}, expected labels for shapes {given} -> {found}")
+        axes = parsed(stated, *ranks) if isinstance(stated, str) else stated
+        if not isinstance(axes, Axes) or _ranks(axes) != ranks:
+            shapes = " -> ".join(", ".join(map(str, side)) for side in (given, found))
+            raise ShapeError(f"{self.name}: axes {stated!r} do not fit the shapes {shapes}")
         return axes
 
     def cost(self, args: Sequence[Any], params: Mapping[str, Any]) -> Cost:
@@ -180,6 +178,11 @@ class Primitive:
         if self.view:
             return [0 for _ in args]
         return self.reads(*args, **params) if self.reads else [x.size for x in args]
+
+
+def _ranks(axes: Axes) -> tuple[list[int], list[int]]:
+    """The numbers of axes of arguments and results."""
+    return [len(labels) for labels in axes.arguments], [len(labels) for labels in axes.results]
 
 
 def no_flops(*args: Any, **params: Any) -> int:
