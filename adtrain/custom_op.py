@@ -146,7 +146,7 @@ def custom_op(
             or a function that returns such a text. A letter marks axes that move together: an output at index m is the
             same function of the arguments at index m. Over a letter of arguments alone the output is a sum. "." is an
             axis that is used in another way. "*" stands for all leading axes, of which there may then be any number;
-            options ``axis`` and ``axes`` count from the first of these.
+            options ``axis`` and ``axes`` count from the first of these, or, if negative, from the last axis.
 
     Raises:
         OptionError: there is an operation of that name, a source file is missing, or ``axes`` is neither a text nor a

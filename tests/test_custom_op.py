@@ -278,6 +278,18 @@ def test_members_run_at_once_where_the_axes_of_an_operation_allow_it(axes: str |
     assert len(shapes) == runs
 
 
+@pytest.mark.parametrize("axis", [1, -1])
+def test_an_axis_of_an_operation_counts_beside_the_members(axis: int) -> None:
+    op = custom_op(
+        "test_axis_of_members",
+        shape=lambda x, axis: ad.ArrayType(x.shape, x.dtype),
+        numpy=lambda x, axis: x.cumsum(axis),
+        axes="*.->*.",
+    )
+    x = np.random.default_rng(0).normal(size=(3, 2, 4))
+    np.testing.assert_array_equal(ad.vmap(lambda x: op(x, axis=axis))(ad.array(x)).numpy(), x.cumsum(-1))
+
+
 def test_axes_that_do_not_fit_an_operation_are_told() -> None:
     with pytest.raises(ad.OptionError, match="custom_op test_axes_kind: axes is 3, expected a text such as"):
         custom_op("test_axes_kind", shape=lambda x: x, numpy=lambda x: x, axes=cast(Any, 3))

@@ -31,7 +31,8 @@ class Axes:
         arguments: the labels of each argument.
         results: the labels of each result.
         added: labels of arguments over which the results are sums.
-        leading: all values may have more leading axes, which move together; parameters `axis` and `axes` then shift.
+        leading: all values may have more leading axes, which move together. Parameters ``axis`` and ``axes`` count from
+            the first one, or, if negative, from the last axis.
     """
 
     arguments: tuple[Labels, ...]
@@ -90,13 +91,13 @@ class Items:
 
 def items(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape]) -> Items | None:
     """How an operation on values of these shapes works item by item; None if it does not."""
-    firsts = {labels[0] if labels else "" for labels in axes.results}
-    if len(firsts) == 1 and "" not in firsts:
-        (label,) = firsts
-        flags = tuple(labels[:1] == (label,) for labels in axes.arguments)
-        elsewhere = any(label in "".join(x) for x, flag in zip(axes.arguments, flags, strict=True) if not flag)
-        return None if elsewhere else Items(results[0][0], flags)
-    return None
+    firsts = {labels[:1] for labels in axes.results}
+    if len(firsts) > 1 or firsts <= {(), ("",)}:
+        return None
+    (first,) = firsts
+    flags = tuple(labels[:1] == first for labels in axes.arguments)
+    elsewhere = any(first[0] in "".join(x) for x, flag in zip(axes.arguments, flags, strict=True) if not flag)
+    return None if elsewhere else Items(results[0][0], flags)
 
 
 def summed_items(axes: Axes, arguments: Sequence[Shape]) -> Items | None:
@@ -146,8 +147,8 @@ def parsed(text: str, arguments: Sequence[int], results: Sequence[int]) -> Axes 
     sides = [part.split(",") if part else [] for part in text.split("->")]
     if [len(side) for side in sides] != [len(arguments), len(results)]:
         return None
-    parts = zip((*sides[0], *sides[1]), (*arguments, *results), strict=True)
-    values = [_expanded(part, n) for part, n in parts]
+    counts = (*arguments, *results)
+    values = [_expanded(part, n) for part, n in zip((*sides[0], *sides[1]), counts, strict=True)]
     found = [x for x in values if x is not None]
     if len(found) < len(values):
         return None

@@ -72,13 +72,14 @@ def by_axes(
 
 
 def _shifted(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters for values with one more leading axis."""
-    shifted = dict(params)
-    if "axis" in params:
-        shifted["axis"] += 1
-    if "axes" in params:
-        shifted["axes"] = tuple(i + 1 for i in params["axes"])
-    return shifted
+    """The parameters for values with one more leading axis. An axis that counts from the last one stays as it is."""
+
+    def shifted(axis: Any) -> Any:
+        if isinstance(axis, tuple):
+            return tuple(map(shifted, axis))
+        return axis + 1 if isinstance(axis, int) and axis >= 0 else axis
+
+    return {name: shifted(value) if name in ("axis", "axes") else value for name, value in params.items()}
 
 
 def _folded(

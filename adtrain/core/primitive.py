@@ -147,13 +147,19 @@ class Primitive:
                 raise ShapeError(f"{self.name}: found the result {x}, expected one of fewer than 2^63 bytes")
         return types
 
-    def related_axes(self, args: Sequence[Any], params: Mapping[str, Any]) -> Axes:
+    def related_axes(
+        self, args: Sequence[Any], params: Mapping[str, Any], outputs: Sequence[ArrayType] | None = None
+    ) -> Axes:
         """How the axes of the outputs relate to those of such arguments (arrays or ArrayTypes).
+
+        Args:
+            outputs: their types, where these are known.
 
         Raises:
             ShapeError: the primitive's ``axes`` do not fit its arguments and outputs.
         """
-        given, found = [x.shape for x in args], [x.shape for x in self.output_types(args, params)]
+        given = [x.shape for x in args]
+        found = [x.shape for x in (self.output_types(args, params) if outputs is None else outputs)]
         ranks = [len(shape) for shape in given], [len(shape) for shape in found]
         if self.axes is None:
             return whole(*ranks) if self.expression is None else aligned(given, found)

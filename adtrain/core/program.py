@@ -67,7 +67,8 @@ class Equation:
     @cached_property
     def axes(self) -> Axes:
         """How the axes of its outputs relate to those of its inputs."""
-        return self.primitive.related_axes([v.type for v in self.inputs], self.params)
+        types, outputs = ([v.type for v in variables] for variables in (self.inputs, self.outputs))
+        return self.primitive.related_axes(types, self.params, outputs)
 
     @cached_property
     def items(self) -> Items | None:

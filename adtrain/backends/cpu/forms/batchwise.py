@@ -39,22 +39,23 @@ class BatchwiseFusion(Fusion):
             return False
         if self.sums[producer] or source.count != consumer.count or not _same_phase(groups.equations[producer], e):
             return False
-        return _by_item_only(groups, self.sums, groups.of[producer], groups.of[reader])
+        return self._by_item_only(groups, groups.of[producer], groups.of[reader])
+
+    def _by_item_only(self, groups: Groups, a: int, b: int) -> bool:
+        """Whether group `b` reads group `a` item by item. Within each of the two this is so already."""
+        for i in groups.members[b]:
+            found = self.found[i]
+            assert found is not None
+            for v, flag in zip(groups.equations[i].inputs, found.flags, strict=True):
+                p = groups.producer.get(v)
+                if p is not None and groups.of[p] == a and (not flag or self.sums[p]):
+                    return False
+        return True
 
 
 def _same_phase(a: Equation, b: Equation) -> bool:
     """Whether both belong to one phase. The loss and its gradient count as one."""
     return a.phase == b.phase or a.scope == b.scope == "loss"
-
-
-def _by_item_only(groups: Groups, sums: list[bool], a: int, b: int) -> bool:
-    """Whether group `b` reads group `a` item by item. Within each of the two this is so already."""
-    for i in groups.members[b]:
-        for v, flag in zip(groups.equations[i].inputs, item_rule(groups.equations[i]).flags, strict=True):
-            p = groups.producer.get(v)
-            if p is not None and groups.of[p] == a and (not flag or sums[p]):
-                return False
-    return True
 
 
 def by_item(equation: Equation) -> Items | None:
