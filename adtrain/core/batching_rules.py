@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adtrain.core.array import Value
-from adtrain.core.axes import items
+from adtrain.core.axes import Items, items
 from adtrain.core.primitive import Primitive
+from adtrain.core.static_key import params_key
 from adtrain.core.types import ArrayType
 
 
@@ -58,17 +59,34 @@ def by_axes(
     The members are one more leading axis of all values. If there can be none, but the items along axis 0 are treated
     alike, the items of all members become those of one. Otherwise one member runs after another.
     """
-    types = [ArrayType(x.shape[1:] if m else x.shape, x.dtype) for x, m in zip(args, mapped, strict=True)]
-    axes = primitive.related_axes(types, params)
-    if axes.leading:
-        count, shifted = member_count(mapped, args), _shifted(params)
-        of_all = primitive.related_axes([ArrayType((count, *x.shape), x.dtype) for x in types], shifted)
-        if of_all.renamed() == axes.with_leading().renamed():
-            return op(*all_mapped(mapped, args), **shifted)
-    found = items(axes, [x.shape for x in types], [x.shape for x in primitive.output_types(types, params)])
+    types = tuple(ArrayType(x.shape[1:] if m else x.shape, x.dtype) for x, m in zip(args, mapped, strict=True))
+    key = primitive, types, params_key(params)
+    if key not in _WAYS:
+        if len(_WAYS) == MAX_WAYS:
+            _WAYS.clear()
+        _WAYS[key] = _way(primitive, types, params)
+    leading, found = _WAYS[key]
+    if leading:
+        return op(*all_mapped(mapped, args), **_shifted(params))
     if found is None or any(m and not flag for m, flag in zip(mapped, found.flags, strict=True)):
         return loop(op, mapped, *args, **params)
     return _folded(op, mapped, found.flags, *args, **params)
+
+
+MAX_WAYS = 1 << 12
+_WAYS: dict[Any, tuple[bool, Items | None]] = {}
+"""What `_way` has returned."""
+
+
+def _way(primitive: Primitive, types: Sequence[ArrayType], params: Mapping[str, Any]) -> tuple[bool, Items | None]:
+    """Whether values of these types may have one more leading axis; how the primitive works item by item."""
+    outputs = primitive.output_types(types, params)
+    axes = primitive.related_axes(types, params, outputs)
+    found = items(axes, [x.shape for x in types], [x.shape for x in outputs])
+    if not axes.leading:
+        return False, found
+    of_two = primitive.related_axes([ArrayType((2, *x.shape), x.dtype) for x in types], _shifted(params))
+    return of_two.renamed() == axes.with_leading().renamed(), found
 
 
 def _shifted(params: Mapping[str, Any]) -> dict[str, Any]:

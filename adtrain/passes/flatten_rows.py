@@ -90,12 +90,12 @@ def flat_shape(shape: Shape) -> Shape:
 
 def _flattened(e: Equation, leading: set[Shape]) -> list[Equation] | None:
     """The equation over rows, and reshapes of its arguments and results; None if it does not work row by row."""
-    along = "axes" in e.params and len(e.inputs) == 1
+    along = "axes" in e.params and e.axes.leading and len(e.inputs) == 1
     whole = e.inputs[0].type.shape if along else e.outputs[0].type.shape
     if whole[:-1] not in leading:
         return None
     if along:
-        axes = _flat_axes(e, whole)
+        axes = _flat_axes(e, len(whole))
         if axes is None:
             return None
         params = {**e.params, "axes": axes}
@@ -114,11 +114,11 @@ def _flattened(e: Equation, leading: set[Shape]) -> list[Equation] | None:
     return [*before, replace(e, inputs=tuple(inputs), outputs=tuple(outputs), params=params), *after]
 
 
-def _flat_axes(e: Equation, whole: Shape) -> tuple[int, ...] | None:
+def _flat_axes(e: Equation, ndim: int) -> tuple[int, ...] | None:
     """The axes of the same equation over rows, if it works by row, or reduces over all of them; otherwise None."""
-    (labels,), by_row = e.axes.arguments, e.rows(prod(whole[:-1]))
-    if by_row is not None and by_row.flags == (True,):
-        return tuple(axis - len(whole) + 2 for axis in e.params["axes"])
+    (labels,), axes = e.axes.arguments, e.params["axes"]
+    if set(axes) <= {ndim - 1}:
+        return (1,) * len(axes)
     return (0,) if labels[-1] and e.axes.results == (labels[-1:],) else None
 
 
