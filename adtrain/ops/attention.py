@@ -14,7 +14,7 @@ import numpy as np
 
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
-from adtrain.core.batching_rules import loop, trailing_axes
+from adtrain.core.axes import Axes, whole
 from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.precision import matmul_precision, precision_of
@@ -103,9 +103,20 @@ def gradient_rule(f: Callable[..., Value], inputs: int) -> Callable[..., Any]:
     return rule
 
 
-def _batch(op: Any, mapped: Any, *args: Value, dropout: float, **params: Any) -> Any:
-    """The members are one more leading axis. With dropout each draws its own numbers, so they run one by one."""
-    return (loop if dropout else trailing_axes)(op, mapped, *args, dropout=dropout, **params)
+def _axes(q: Any, k: Any, v: Any, *more: Any, causal: bool, dropout: float, **params: Any) -> str | Axes:
+    """Dropout draws a number for each position, and a causal query attends to keys up to its own position."""
+    if dropout:
+        return whole([x.ndim for x in (q, k, v, *more)], [q.ndim, q.ndim - 1])
+    query = "." if causal else "q"
+    return f"*{query}.,*..,*.v{',*.' * len(more)}->*{query}v,*{query}"
+
+
+def _grad_axes(q: Any, k: Any, v: Any, *more: Any, causal: bool, dropout: float, **params: Any) -> str | Axes:
+    if dropout:
+        return whole([x.ndim for x in (q, k, v, *more)], [x.ndim for x in (q, k, v)])
+    query, key = (".", ".") if causal else ("q", "k")
+    masks = f",*{key}" * (len(more) - 3)
+    return f"*{query}.,*{key}.,*{key}.,*{query}.,*{query},*{query}.{masks}->*{query}.,*{key}.,*{key}."
 
 
 def _pairs(q: Any, k: Any, causal: bool) -> int:
@@ -126,7 +137,7 @@ def grad_flops(q: Any, k: Any, *more: Any, causal: bool, **params: Any) -> int:
 
 
 attention_p: Primitive = Primitive(
-    "attention", _shape, attention_reference.attention, flops=forward_flops, joint_vjp=_rule, batch=_batch
+    "attention", _shape, attention_reference.attention, flops=forward_flops, joint_vjp=_rule, axes=_axes
 )
 """Of q, k, v, then a mask (bool) and a random state (uint32) if there are any. The outputs are the result and the
 logsumexp of the scores of each query, infinity for a query without a key."""
@@ -137,7 +148,7 @@ attention_grad_p: Primitive = Primitive(
     attention_reference.attention_grad,
     flops=grad_flops,
     joint_vjp=gradient_rule(composed, 3),
-    batch=_batch,
+    axes=_grad_axes,
 )
 """The cotangents of q, k and v. The arguments are q, k, v, both outputs of `attention`, the cotangent of the first,
 then mask and random state."""

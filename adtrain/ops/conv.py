@@ -93,6 +93,11 @@ def _flops(g_shape: Sequence[int], w_shape: Sequence[int]) -> int:
     return 2 * n * o * rows * columns * c * kernel[0] * kernel[1]
 
 
+def of_groups(window: Window, one: str, several: str) -> str:
+    """How axes are related in a convolution of one group of channels, or of several."""
+    return one if window.groups == 1 else several
+
+
 conv2d_p: Primitive = Primitive(
     "conv2d",
     _conv_shape,
@@ -108,6 +113,7 @@ conv2d_p: Primitive = Primitive(
     lambda x, w, window, precision: _flops(_conv_shape(x, w, window).shape, w.shape),
     traits=(Trait.CONVOLUTION,),
     batch=conv2d_batch,
+    axes=lambda x, w, window, precision: of_groups(window, "nc..,oc..->no..", "n...,....->n..."),
 )
 input_grad_p: Primitive = Primitive(
     "conv2d_input_grad",
@@ -122,6 +128,7 @@ input_grad_p: Primitive = Primitive(
     lambda g, w, window, size, precision: _flops(g.shape, w.shape),
     traits=(Trait.CONVOLUTION,),
     batch=input_grad_batch,
+    axes=lambda g, w, window, **_: of_groups(window, "no..,oc..->nc..", "n...,....->n..."),
 )
 weight_grad_p: Primitive = Primitive(
     "conv2d_weight_grad",
@@ -135,6 +142,7 @@ weight_grad_p: Primitive = Primitive(
     ],
     lambda x, g, window, size, precision: _flops(g.shape, _weight_grad_shape(x, g, window, size).shape),
     batch=weight_grad_batch,
+    axes=lambda x, g, window, **_: of_groups(window, "nc..,no..->oc..", "n...,n...->...."),
 )
 
 

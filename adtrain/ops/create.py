@@ -29,6 +29,7 @@ full_p: Primitive = Primitive(
     flops=no_flops,
     view=True,
     traits=(Trait.BROADCAST,),
+    axes="->*",
 )
 
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import numpy as np
 
 from adtrain.core.array import Array, Value, array
-from adtrain.core.batching_rules import trailing_axes
 from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, no_flops
@@ -67,7 +66,7 @@ random_uniform_p: Primitive = Primitive(
     _uniform_shape,
     uniform_numbers,
     flops=no_flops,
-    batch=trailing_axes,
+    axes=lambda rng, shape, **_: f"*.->*{'.' * len(shape)}",
 )
 """Numbers of ``shape`` for each state: (..., 4) to (..., *shape)."""
 

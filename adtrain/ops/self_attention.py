@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.array import Value
+from adtrain.core.axes import Axes, whole
+from adtrain.core.batching_rules import loop
 from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import ShapeError
 from adtrain.core.primitive import Primitive
@@ -78,8 +80,23 @@ def _of_heads(flops: Callable[..., int]) -> Callable[..., int]:
     return f
 
 
+def _axes(x: Any, *more: Any, dropout: float, **params: Any) -> str | Axes:
+    """Dropout draws a number for each position. Heads, columns and rows of a sequence are read in other ways."""
+    return whole([x.ndim for x in (x, *more)], [x.ndim, x.ndim]) if dropout else "*..->*..,*.."
+
+
+def _grad_axes(x: Any, *more: Any, dropout: float, **params: Any) -> str | Axes:
+    return whole([x.ndim for x in (x, *more)], [x.ndim]) if dropout else "*..,*..,*..,*..->*.."
+
+
 self_attention_p: Primitive = Primitive(
-    "self_attention", _shape, _reference, flops=_of_heads(forward_flops), joint_vjp=_rule
+    "self_attention",
+    _shape,
+    _reference,
+    flops=_of_heads(forward_flops),
+    joint_vjp=_rule,
+    batch=loop,
+    axes=_axes,
 )
 """`attention` of an array (..., length, 3 heads width) with the rows of q, k and v side by side."""
 
@@ -89,6 +106,8 @@ self_attention_grad_p: Primitive = Primitive(
     _grad_reference,
     flops=_of_heads(grad_flops),
     joint_vjp=gradient_rule(_composed_heads, 1),
+    batch=loop,
+    axes=_grad_axes,
 )
 
 

@@ -25,6 +25,7 @@ exchange_done_p: Primitive = Primitive(
     flops=no_flops,
     view=True,
     traits=(Trait.RESHAPE,),
+    axes=lambda received, sent: f"*,{'.' * sent.ndim}->*",
 )
 """``exchange_done(received, sent)``: waits for the exchange that writes ``received``, and returns it. Until then the
 memory of both is in use."""
