@@ -10,9 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from adtrain.core.axes import Axes, aligned
+from adtrain.core.batching_rules import loop
 from adtrain.core.costs import reads
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program_axes import axes_of_body
 from adtrain.core.types import ArrayType
 
 
@@ -40,7 +43,13 @@ def _reads(*args: Any, form: str, body: Program) -> Sequence[int]:
     return [min(found[v], v.size) for v in body.inputs]
 
 
-fused_p: Primitive = Primitive("fused", _shape, _reference, flops=_flops, reads=_reads)
+def _axes(*args: Any, body: Program, form: str = "") -> Axes:
+    if form == LOOPS:
+        return aligned([v.type.shape for v in body.inputs], [v.type.shape for v in body.outputs])
+    return axes_of_body(body)
+
+
+fused_p: Primitive = Primitive("fused", _shape, _reference, flops=_flops, reads=_reads, batch=loop, axes=_axes)
 """Equations that run as one kernel. Its parameters are ``form``, the kind of kernel, and ``body``, the equations."""
 
 LOOPS = "loops"

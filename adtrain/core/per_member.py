@@ -18,6 +18,7 @@ from adtrain.core.array import Value
 from adtrain.core.batching_rules import move_axes
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.program import Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.staging_trace import Symbol
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
@@ -35,6 +36,7 @@ split_members_p: Primitive = Primitive(
     flops=no_flops,
     view=True,
     traits=(Trait.MEMBERS,),
+    axes=".*->*",
 )
 """A mapped value, from the array with the members along axis 0."""
 
@@ -45,6 +47,7 @@ stack_members_p: Primitive = Primitive(
     flops=no_flops,
     view=True,
     traits=(Trait.MEMBERS,),
+    axes="*->.*",
 )
 """The array with the members along axis 0, from a mapped value."""
 
@@ -79,6 +82,7 @@ def _of_all(x: Value, count: int) -> Value:
     return Value._ops.broadcast_to(x, (count, *x.shape))
 
 
+@keeps(Results.EXACT)
 def by_member(program: Program) -> Program:
     """``program`` without the views at its ends: its inputs and outputs are the mapped values themselves."""
     names: dict[Variable, Variable] = {}

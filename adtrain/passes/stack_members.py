@@ -16,7 +16,7 @@ from adtrain.core.per_member import split_members_p, stack_members_p
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.scope import at
-from adtrain.core.staging import Pass
+from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.staging_trace import StagingTrace
 from adtrain.core.trace import base_trace, bind
 
@@ -61,6 +61,7 @@ def stack_members(
     return replace(program, constants=constants, equations=tuple(equations))
 
 
+@keeps(Results.ROUNDING)
 def stack_all_members(program: Program) -> Program:
     """``program`` computed by batching rules alone: no variable is mapped."""
     found = stack_members(program, stays=lambda e: False)

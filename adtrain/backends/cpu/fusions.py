@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion
+from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion, item_kernel
 from adtrain.backends.cpu.forms.updates import UpdateFusion
 from adtrain.core.staging import Pass
 from adtrain.passes import SIMPLIFY
-from adtrain.passes.batchwise import item_kernel
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fuse_elementwise import fuse_loops

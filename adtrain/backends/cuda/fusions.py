@@ -26,7 +26,7 @@ from adtrain.core.fused import CONV_POOL, CONVOLUTION
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
-from adtrain.core.staging import Pass
+from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.target import Target
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
@@ -87,6 +87,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     )
 
 
+@keeps(Results.ROUNDING)
 def by_batching_rules(program: Program, target: Target) -> Program:
     """``program`` with batching rules for the equations that have no generated kernel.
 
@@ -104,6 +105,7 @@ def by_batching_rules(program: Program, target: Target) -> Program:
     return remove_dead_code(stack_members(program, stays, rule_of, of_rules))
 
 
+@keeps(Results.EXACT)
 def _fuse_layers(program: Program, target: Target) -> Program:
     """The last passes of a Program by member. If its first layer fits on chip, a step is one equation.
 

@@ -6,10 +6,14 @@ backward pass with the sums over the batch that give bias gradients.
 
 from __future__ import annotations
 
+from adtrain.core.axes import Items
 from adtrain.core.fused import BATCHWISE
+from adtrain.core.kernel import CKernel, value_for
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.registry import c_kernels
 from adtrain.core.target import Target
-from adtrain.passes.batchwise import Batchwise, batchwise
+from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
@@ -26,15 +30,27 @@ class BatchwiseFusion(Fusion):
 
     def __init__(self, program: Program, target: Target | None = None) -> None:
         super().__init__(program, target)
-        self.found = [batchwise(e) for e in program.equations]
+        self.found = [by_item(e) for e in program.equations]
+        self.sums = [sums_items(e) for e in program.equations]
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         source, consumer, e = self.found[producer], self.found[reader], groups.equations[reader]
         if source is None or consumer is None or consumer.count < MIN_ITEMS:
             return False
-        if source.sums or source.count != consumer.count or not _same_phase(groups.equations[producer], e):
+        if self.sums[producer] or source.count != consumer.count or not _same_phase(groups.equations[producer], e):
             return False
-        return _by_item_only(groups, self.found, groups.of[producer], groups.of[reader])
+        return self._by_item_only(groups, groups.of[producer], groups.of[reader])
+
+    def _by_item_only(self, groups: Groups, a: int, b: int) -> bool:
+        """Whether group `b` reads group `a` item by item. Within each of the two this is so already."""
+        for i in groups.members[b]:
+            found = self.found[i]
+            assert found is not None
+            for v, flag in zip(groups.equations[i].inputs, found.flags, strict=True):
+                p = groups.producer.get(v)
+                if p is not None and groups.of[p] == a and (not flag or self.sums[p]):
+                    return False
+        return True
 
 
 def _same_phase(a: Equation, b: Equation) -> bool:
@@ -42,16 +58,41 @@ def _same_phase(a: Equation, b: Equation) -> bool:
     return a.phase == b.phase or a.scope == b.scope == "loss"
 
 
-def _by_item_only(groups: Groups, found: list[Batchwise | None], a: int, b: int) -> bool:
-    """Whether group `b` reads group `a` item by item. Within each of the two this is so already."""
-    for i in groups.members[b]:
-        consumer = found[i]
-        assert consumer is not None
-        for v, flag in zip(groups.equations[i].inputs, consumer.flags, strict=True):
-            p = groups.producer.get(v)
-            if p is not None and groups.of[p] == a:
-                producer = found[p]
-                assert producer is not None
-                if not flag or producer.sums:
-                    return False
-    return True
+def by_item(equation: Equation) -> Items | None:
+    """How a thread computes `equation` item by item, or adds items for it; None if it does neither."""
+    if by_element(equation) or equation.has(Trait.RESHAPE):
+        return equation.items
+    kernel = item_kernel(equation)
+    return None if kernel is None else _items(kernel, equation)
+
+
+def item_rule(equation: Equation) -> Items:
+    """How an equation works item by item."""
+    found = by_item(equation)
+    assert found is not None
+    return found
+
+
+def sums_items(equation: Equation) -> bool:
+    """Whether the outputs are sums over the items."""
+    kernel = item_kernel(equation)
+    return kernel is not None and kernel.sums
+
+
+def item_kernel(equation: Equation) -> CKernel | None:
+    """The C function that computes one item of `equation`."""
+    return next((k for k in kernels(equation) if not k.team and _on_items(k, equation)), None)
+
+
+def kernels(equation: Equation) -> tuple[CKernel, ...]:
+    """The C functions that compute `equation`. A function on items does so where the equation has items."""
+    found = c_kernels(equation.name)
+    return tuple(k for k in found if not _on_items(k, equation) or _items(k, equation) is not None)
+
+
+def _on_items(kernel: CKernel, equation: Equation) -> bool:
+    return bool(value_for(kernel.items, *(v.type for v in equation.inputs), **equation.params))
+
+
+def _items(kernel: CKernel, equation: Equation) -> Items | None:
+    return equation.summed_items if kernel.sums else equation.items

@@ -14,12 +14,14 @@ from adtrain.backends.cuda.forms.resident_layer import resident_layer
 from adtrain.core.fused import RESIDENT_STEPS, fused_p, launched_together
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 
 MIN_CAPABILITY = (9, 0)
 """The first compute capability with clusters."""
 
 
+@keeps(Results.EXACT)
 def fuse_resident_steps(program: Program, target: Target) -> Program:
     """The step of all members as one equation, if their first layer can stay on chip. Else the Program, unchanged."""
     body = None if target.capability < MIN_CAPABILITY else step_of_member(program)
