@@ -9,17 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from program_samples import for_gpu
+from program_samples import Step, for_gpu, fused_of
 
 from adtrain import ops
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.backend import backend
+from adtrain.core.fused import fuse
 from adtrain.core.registry import forget
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
+from adtrain.core.types import ArrayType
 from adtrain.extend import Fusion, register_fusion
+from adtrain.ops.broadcasting import reshape_p, sum_p
+from adtrain.ops.elementwise import square_p
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.fusion import forget_fusion, with_copies
 
@@ -87,6 +91,16 @@ def test_without_the_users_fusion_nothing_of_it_is_left() -> None:
     names = [e.name for e in on_cpu(sum_of_squares, np.ones(9, np.float32)).equations]
     assert "sum_of_squares" not in names
     assert backend("cpu").lowering_key() is not None
+
+
+def test_a_kernel_gets_the_parameters_of_the_equations_in_a_body() -> None:
+    steps: list[Step] = [(sum_p, (0,), {"axes": (1,)}), (reshape_p, (1,), {"shape": (4, 1)}), (square_p, (2,), {})]
+    x = ArrayType((4, 5), np.dtype(np.float32))
+    one = fused_of("sum_of_squares", [x], steps, [3])
+    assert one.kernel_params == {"axes": (1,)}  # not the shape, which a view needs
+    two = fused_of("sum_of_squares", [x], [*steps, (sum_p, (3,), {"axes": (0,)})], [4])
+    assert two.kernel_params == {"axes": ((1,), (0,))}
+    assert fuse("outer", [one], one.outputs).kernel_params == one.kernel_params
 
 
 class Twice(Fusion):

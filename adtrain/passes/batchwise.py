@@ -32,7 +32,7 @@ def batchwise(equation: Equation) -> Batchwise | None:
     kernel = item_kernel(equation)
     if found is not None or kernel is None:
         return found
-    flags = value_for(kernel.items, *(v.type for v in equation.inputs), **equation.params)
+    flags = value_for(kernel.items, *(v.type for v in equation.inputs), **equation.kernel_params)
     assert flags is not None
     lengths = {v.type.shape[0] for v, flag in zip(equation.inputs, flags, strict=True) if flag}
     if not kernel.sums:
@@ -50,7 +50,7 @@ def rowwise(equation: Equation) -> Batchwise | None:
 
 
 def kernels(equation: Equation) -> tuple[CKernel, ...]:
-    """The C functions of `equation`'s primitive."""
+    """The C functions of `equation`'s primitive or form."""
     return c_kernels(equation.name)
 
 
@@ -65,7 +65,7 @@ def item_kernel(equation: Equation) -> CKernel | None:
     """The C function that computes one item of `equation`."""
     types = [v.type for v in equation.inputs]
     functions = [k for k in kernels(equation) if not k.team]
-    return next((k for k in functions if value_for(k.items, *types, **equation.params) is not None), None)
+    return next((k for k in functions if value_for(k.items, *types, **equation.kernel_params) is not None), None)
 
 
 def _without_kernel(equation: Equation) -> Batchwise | None:

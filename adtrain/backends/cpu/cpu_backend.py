@@ -25,6 +25,7 @@ from adtrain.core.fused import body_of
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program
 from adtrain.core.types import ArrayType
+from adtrain.passes.batchwise import kernels
 from adtrain.passes.fusion import fusions_of_users
 
 
@@ -142,7 +143,7 @@ class CpuBackend:
 def _without_kernel(program: Program) -> Equation | None:
     """The first equation, also inside fused ones, that has no C kernel."""
     for equation in program.equations:
-        if equation.form:
+        if equation.form and not kernels(equation):
             if found := _without_kernel(body_of(equation)):
                 return found
         elif not supported(equation):
