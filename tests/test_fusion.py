@@ -15,6 +15,7 @@ from adtrain import ops
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.core import registry
 from adtrain.core.backend import backend
 from adtrain.core.fused import fuse
 from adtrain.core.registry import forget
@@ -65,6 +66,19 @@ def test_equations_of_a_users_form_run_by_the_users_kernel(document: dict[str, A
     assert executable.kernels[0][0].name.startswith("sum_of_squares")
     (found,), _ = executable.run([x])
     np.testing.assert_allclose(found, np.square(x.astype(np.float64)).sum(), rtol=1e-6)
+
+
+@pytest.mark.compiled
+def test_a_users_kernel_needs_no_kernels_of_the_equations_in_the_body(
+    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.ones((4, 5), np.float32)
+    program = on_cpu(sum_of_squares, x)
+    monkeypatch.delitem(registry._C_KERNELS, "sum")
+    executable = backend("cpu").compile(program)
+    assert executable.kernels[0][0].name.startswith("sum_of_squares")
+    (found,), _ = executable.run([x])
+    assert found == 20
 
 
 def test_a_gpu_launches_the_users_kernel(document: dict[str, Any]) -> None:

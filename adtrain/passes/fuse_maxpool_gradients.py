@@ -7,8 +7,8 @@ pass can process one element of each window:
     sum(put(g, at)) = sum(g)                                         over the images and their pixels
     conv2d_input_grad(put(g, at), w), conv2d_weight_grad(x, put(g, at))   have kernels that visit the maxima only
 
-The last two are for finite values: the kernels leave out the products of zeros with w and x. Where w or x is infinite
-or NaN, these are NaN in eager code.
+The last two become fused equations, whose bodies have both operations. They are for finite values: the kernels leave
+out the products of zeros with w and x. Where w or x is infinite or NaN, these are NaN in eager code.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _on_pooled(e: Equation, put: dict[Variable, Equation], has_kernel: Callable[
     if i is None or source is None:
         return e
     before, after = e.inputs[:i], e.inputs[i + 1 :]
-    spread = Variable(e.inputs[i].type, e.inputs[i].device)  # the other readers may read another one
+    spread = Variable(e.inputs[i].type, e.inputs[i].device)
     body = [replace(source, outputs=(spread,)), replace(e, inputs=(*before, spread, *after))]
     found = fuse(e.name + OF_POOLED, body, e.outputs, (*before, *source.inputs, *after))
     return found if has_kernel(found) else e

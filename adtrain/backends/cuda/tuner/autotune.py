@@ -205,5 +205,5 @@ def singles(equations: Iterable[Equation]) -> Iterator[Equation]:
 
 
 def _text(equation: Equation) -> str:
-    params = " ".join(f"{name}={value}" for name, value in equation.params.items())
+    params = " ".join(f"{name}={value}" for name, value in equation.kernel_params.items())
     return f"{described(equation)} {params}".rstrip()
