@@ -12,8 +12,14 @@ from test_passes_gpu import evaluated
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda.launch_plan import LaunchPlan
+from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.array import array
 from adtrain.core.staging import stage
+from adtrain.core.target import H200
+from adtrain.core.trace import bind
+from adtrain.ops.conv import Window, weight_grad_p
+from adtrain.passes.fuse_bias_gradients import BIAS_AXES
 
 
 def gradients(padding: int, x: Any, w: Any, b: Any, v: Any, c: Any) -> Any:
@@ -67,3 +73,16 @@ def test_joined_gradients_are_those_of_eager_code() -> None:
     assert "conv2d_weight_grad_sum" in names(program)
     for found, expected in zip(evaluated(program, arrays), f(*map(array, arrays)), strict=True):
         np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-5 * np.abs(expected.numpy()).max())
+
+
+def test_a_kernel_gets_an_array_twice_that_is_image_and_gradient() -> None:
+    def f(x: Any) -> Any:
+        window = Window((1, 1), (0, 0), (1, 1), 1)
+        return bind(weight_grad_p, x, x, window=window, size=(1, 1), precision="full"), ops.sum(x, BIAS_AXES)
+
+    (e,) = stage(f, ON_GPU).program(array(np.ones((256, 1, 8, 8), np.float32))).equations
+    assert e.name == "conv2d_weight_grad_sum"
+    assert len(e.inputs) == 2
+    (launch, *_) = Lowering(H200).launches(e)
+    assert isinstance(launch, LaunchPlan)
+    assert len(launch.operands) == 4
