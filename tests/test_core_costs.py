@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from program_samples import fused_of
 from sparse_pool_samples import conv_problem, equation
 
 from adtrain import ops
@@ -15,6 +16,8 @@ from adtrain.core.costs import costs
 from adtrain.core.fused import BATCHWISE, LOOPS, fuse
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
+from adtrain.core.types import ArrayType
+from adtrain.ops.elementwise import square_p
 
 TABLE = array(np.zeros((1000, 6), np.float32))
 INDICES = array(np.zeros(4, np.int64))
@@ -77,3 +80,8 @@ def test_a_gradient_of_a_pooled_gradient_has_the_flops_of_elements_that_are_not_
     pooled, spread = 2 * 8 * 3 * 3, 2 * 8 * 7 * 6
     assert cost.flops == 2 * pooled * 3 * 3 * 5 + (pooled if form.endswith("sum") else 0)
     assert cost.bytes < 4 * spread + 4 * 2 * 3 * 9 * 10  # it does not write or read the spread gradient
+
+
+def test_a_form_of_a_user_counts_all_flops_whatever_its_name() -> None:
+    x = ArrayType((4, 6), np.dtype(np.float32))
+    assert fused_of("square_pooled", [x], [(square_p, (0,), {}), (square_p, (1,), {})], [2]).cost.flops == 2 * 24

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from adtrain.core.costs import reads
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 
@@ -32,10 +32,11 @@ def _reference(*buffers: Any, body: Program, form: str = "") -> Any:
 
 
 def _flops(*args: Any, body: Program, form: str = "") -> int:
-    if not form.removesuffix(WITH_SUM).endswith(OF_POOLED):
+    first, *others = body.equations
+    named = {e.name + OF_POOLED for e in others}
+    if not first.has(Trait.MAX_POOL_GRAD) or form.removesuffix(WITH_SUM) not in named:
         return sum(e.cost.flops for e in body.equations)
-    put, *others = body.equations
-    (pooled, _), (spread,) = put.inputs, put.outputs
+    (pooled, _), (spread,) = first.inputs, first.outputs
     return sum(e.cost.flops * pooled.size // spread.size if spread in e.inputs else e.cost.flops for e in others)
 
 

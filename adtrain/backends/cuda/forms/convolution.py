@@ -19,6 +19,6 @@ class ConvolutionFusion(EpilogueFusion):
         """Each input of the epilogue has the shape of the images, or one value for a whole channel."""
         shape = epilogue.outputs[0].type.shape
         by_channel = all(v.type.shape == shape or math.prod(v.type.shape[-2:]) == 1 for v in epilogue.inputs)
-        if product.form.endswith(OF_POOLED):
-            product = body_of(product).equations[-1]
-        return product.has(Trait.CONVOLUTION) and by_channel
+        computing = body_of(product).equations[-1]
+        own = product is computing or product.form == computing.name + OF_POOLED
+        return own and computing.has(Trait.CONVOLUTION) and by_channel
