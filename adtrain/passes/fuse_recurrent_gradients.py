@@ -24,7 +24,7 @@ GRAD = "_grad"
 """The end of the name of a recurrent primitive's gradient."""
 
 
-@keeps(Results.ROUNDING)
+@keeps(Results.EXACT)
 def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
     """Compute a recurrent layer's gradient with those by weight_hh and biases, where the GPU has a kernel for all."""
     producer = {v: e for e in program.equations for v in e.outputs}
