@@ -124,7 +124,7 @@ def _bytes(equation: Equation, memory: str, items: int) -> int:
     """The bytes of "scratch", "prepared" or "collected" that the equation's kernel needs for `items` items."""
     if by_element(equation) or equation.has(Trait.RESHAPE):
         return 0
-    return int(value_for(getattr(_kernel(equation), memory), *_types(equation, items), **equation.params))
+    return int(value_for(getattr(_kernel(equation), memory), *_types(equation, items), **equation.kernel_params))
 
 
 def _types(equation: Equation, items: int) -> list[Any]:
