@@ -13,7 +13,7 @@ from test_cuda_members_on_host import BY_MEMBER
 from test_cuda_steps_on_host import computed
 
 from adtrain import config, passes
-from adtrain.backends.cuda.codegen.resident_forms import fused
+from adtrain.backends.cuda.codegen.resident_rules import fused
 from adtrain.backends.cuda.forms.cluster_shards import ClusterShards, cluster_shards
 from adtrain.backends.cuda.forms.resident_layer import resident_layer
 from adtrain.backends.cuda.fusions import gpu_fusions

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_POINTERS, HorizontalFusion, blocks_in_launch
+from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, HorizontalFusion, blocks_in_launch
 from adtrain.backends.cuda.forms.streamed_layer_fusion import streamed_equations, update_and_product
 from adtrain.core.fused import HORIZONTAL, LOOPS, PEER_EXCHANGES, PRODUCT, body_of, fuse, launched_together, renamed
 from adtrain.core.program import Equation, Program, Variable
