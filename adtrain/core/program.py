@@ -169,7 +169,7 @@ class Program:
         """The variables that differ between members."""
         return frozenset(v for v in self.names if v.members)
 
-    @property
+    @cached_property
     def members(self) -> int:
         """The number of members of a Program by member. 0 for any other one."""
         return max((v.members for v in self.mapped), default=0)
