@@ -1,8 +1,11 @@
-"""Batch-wise equations: item n of an output needs item n of the inputs only. An item is an index of axis 0."""
+"""Batch-wise equations: item n of an output needs item n of the inputs only. An item is an index of axis 0, or some
+neighbouring ones."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.primitive import Trait
@@ -28,6 +31,8 @@ class Batchwise:
 
 def batchwise(equation: Equation) -> Batchwise | None:
     """How the C kernels compute `equation` batch-wise, or None if they do not."""
+    if equation.has(Trait.RESHAPE):
+        return _reshaped(equation)
     found = _without_kernel(equation)
     kernel = item_kernel(equation)
     if found is not None or kernel is None:
@@ -38,6 +43,19 @@ def batchwise(equation: Equation) -> Batchwise | None:
     if not kernel.sums:
         lengths |= {v.type.shape[0] for v in equation.outputs}
     return Batchwise(lengths.pop(), flags, kernel.sums) if len(lengths) == 1 else None
+
+
+def is_divisible(equation: Equation) -> bool:
+    """Whether several neighbouring items can be one item."""
+    if by_element(equation) or equation.has(Trait.RESHAPE):
+        return True
+    kernel = item_kernel(equation)
+    return kernel is not None and kernel.several_items and not equation.has(Trait.GATHER)
+
+
+def item_count(equations: Sequence[Equation]) -> int:
+    """The number of items of the equations of one group. It divides the number of each."""
+    return min(item_rule(e).count for e in equations)
 
 
 def rowwise(equation: Equation) -> Batchwise | None:
@@ -66,6 +84,14 @@ def item_kernel(equation: Equation) -> CKernel | None:
     types = [v.type for v in equation.inputs]
     functions = [k for k in kernels(equation) if not k.team]
     return next((k for k in functions if value_for(k.items, *types, **equation.params) is not None), None)
+
+
+def _reshaped(equation: Equation) -> Batchwise | None:
+    """A reshape has the items that both shapes can be divided into: (B, S, F) and (B S, F) have B."""
+    (x,), (y,) = equation.inputs, equation.outputs
+    if not x.type.shape or not y.type.shape:
+        return None
+    return Batchwise(gcd(x.type.shape[0], y.type.shape[0]), (True,), False)
 
 
 def _without_kernel(equation: Equation) -> Batchwise | None:

@@ -61,8 +61,21 @@ def _pad_items(x: Any, low: Ints, high: Ints, gaps: Ints, value: float) -> tuple
     return (True,) if x.shape and low[0] == high[0] == gaps[0] == 0 else None
 
 
+def _concatenated_items(*xs: Any, axis: int) -> tuple[bool, ...] | None:
+    return (True,) * len(xs) if axis > 0 else None
+
+
 register("transpose", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.transpose), _transpose_items))
 register("flip", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.flip), items_outside_axes))
-register("concatenate", "cpu", CKernel("copy.c", "copy_team", _numbers(layouts.concatenate), team=True, each=True))
+register(
+    "concatenate",
+    "cpu",
+    (
+        CKernel(
+            "copy.c", "copy", _numbers(layouts.concatenate), items=_concatenated_items, several_items=True, each=True
+        ),
+        CKernel("copy.c", "copy_team", _numbers(layouts.concatenate), team=True, each=True),
+    ),
+)
 register("slice", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.slice), _slice_items))
 register("pad", "cpu", item_and_team("copy.c", "pad", _pad_numbers, _pad_items))

@@ -6,15 +6,29 @@ backward pass with the sums over the batch that give bias gradients.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from adtrain.core.fused import BATCHWISE
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.passes.batchwise import Batchwise, batchwise
+from adtrain.passes.batchwise import Batchwise, batchwise, is_divisible
+from adtrain.passes.fuse_products import ProductFusion
 from adtrain.passes.fusion import Fusion
-from adtrain.passes.groups import MAX_EQUATIONS, Groups
+from adtrain.passes.groups import Groups
 
 MIN_ITEMS = 8
 """With fewer items there is too little work for several threads."""
+MIN_COARSE_ITEMS = 64
+"""Minimum items if equations on more items are computed with them."""
+MAX_EQUATIONS = 1024
+"""Maximum equations of a group. Each is a call in the group's function, which compilers do not inline."""
+
+
+class LargeProductFusion(ProductFusion):
+    """A matrix product with an epilogue, unless `BatchwiseFusion` may take the product."""
+
+    def takes(self, product: Equation, epilogue: Equation) -> bool:
+        return super().takes(product, epilogue) and batchwise(product) is None
 
 
 class BatchwiseFusion(Fusion):
@@ -27,19 +41,33 @@ class BatchwiseFusion(Fusion):
     def __init__(self, program: Program, target: Target | None = None) -> None:
         super().__init__(program, target)
         self.found = [batchwise(e) for e in program.equations]
+        self.divisible = [is_divisible(e) for e in program.equations]
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         source, consumer, e = self.found[producer], self.found[reader], groups.equations[reader]
         if source is None or consumer is None or consumer.count < MIN_ITEMS:
             return False
-        if source.sums or source.count != consumer.count or not _same_phase(groups.equations[producer], e):
+        if source.sums or not _same_phase(groups.equations[producer], e):
             return False
-        return _by_item_only(groups, self.found, groups.of[producer], groups.of[reader])
+        a, b = groups.of[producer], groups.of[reader]
+        return self._have_common_items(groups, a, b) and _by_item_only(groups, self.found, a, b)
+
+    def _have_common_items(self, groups: Groups, a: int, b: int) -> bool:
+        """Whether the items of one group are those of the other, or some neighbours of these."""
+        (few, _), (many, fine) = sorted((self._count(groups.members[group]), group) for group in (a, b))
+        if few == many:
+            return True
+        divisible = many % few == 0 and all(self.divisible[i] for i in groups.members[fine])
+        return few >= MIN_COARSE_ITEMS and divisible
+
+    def _count(self, members: Sequence[int]) -> int:
+        """The number of items of a group."""
+        return min(rule.count for i in members if (rule := self.found[i]) is not None)
 
 
 def _same_phase(a: Equation, b: Equation) -> bool:
-    """Whether both belong to one phase. The loss and its gradient count as one."""
-    return a.phase == b.phase or a.scope == b.scope == "loss"
+    """Whether both belong to one phase. The loss and its gradient count as one, and so does what is in no layer."""
+    return a.phase == b.phase or a.scope == b.scope in ("", "loss")
 
 
 def _by_item_only(groups: Groups, found: list[Batchwise | None], a: int, b: int) -> bool:
