@@ -12,9 +12,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from adtrain.core.axes import Axes, aligned
 from adtrain.core.costs import reads
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program_axes import axes_of_body
 from adtrain.core.types import ArrayType
 
 
@@ -42,7 +44,13 @@ def _reads(*args: Any, body: Program, form: str = "") -> Sequence[int]:
     return [min(found[v], v.size) for v in body.inputs]
 
 
-fused_p: Primitive = Primitive("fused", _shape, _reference, flops=_flops, reads=_reads)
+def _axes(*args: Any, body: Program, form: str = "") -> Axes:
+    if form == LOOPS:
+        return aligned([v.type.shape for v in body.inputs], [v.type.shape for v in body.outputs])
+    return axes_of_body(body)
+
+
+fused_p: Primitive = Primitive("fused", _shape, _reference, flops=_flops, reads=_reads, axes=_axes)
 """Equations that run as one kernel. Its parameters are ``form``, the kind of kernel, and ``body``, the equations."""
 
 LOOPS = "loops"
@@ -147,8 +155,23 @@ def _per_member_reads(*args: Any, body: Program, count: int, mapped: Sequence[bo
     return [min(count * n, x.size) for n, x in zip(found, args, strict=True)]
 
 
+def _per_member_axes(*args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0) -> Axes:
+    own, stacked = axes_of_body(body), [True] * (len(body.outputs) - shared) + [False] * shared
+    all_members = own.with_leading()
+    arguments, results = (
+        tuple(x if m else y for x, y, m in zip(*side, strict=True))
+        for side in ((all_members.arguments, own.arguments, mapped), (all_members.results, own.results, stacked))
+    )
+    return Axes(arguments, results)
+
+
 per_member_p: Primitive = Primitive(
-    "per_member", _per_member_shape, _per_member_reference, flops=_per_member_flops, reads=_per_member_reads
+    "per_member",
+    _per_member_shape,
+    _per_member_reference,
+    flops=_per_member_flops,
+    reads=_per_member_reads,
+    axes=_per_member_axes,
 )
 """The body of one member, computed for `count` members. `mapped` is true for inputs that differ between members. The
 last `shared` outputs are the same for all members. Mapped inputs and the other outputs have the members along axis 0.

@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from adtrain.core.array import Array
+from adtrain.core.axes import Axes, Items, items, outer_items, rows, summed_items
 from adtrain.core.primitive import VIEWS, Cost, Primitive, Trait
 from adtrain.core.static_key import Identity
-from adtrain.core.types import ArrayType
+from adtrain.core.types import ArrayType, Shape
 
 
 class Variable:
@@ -62,6 +63,35 @@ class Equation:
     def cost(self) -> Cost:
         """FLOPs and bytes of one run."""
         return self.primitive.cost([v.type for v in self.inputs], self.params)
+
+    @cached_property
+    def axes(self) -> Axes:
+        """How the axes of its outputs relate to those of its inputs."""
+        types, outputs = ([v.type for v in variables] for variables in (self.inputs, self.outputs))
+        return self.primitive.related_axes(types, self.params, outputs)
+
+    @cached_property
+    def items(self) -> Items | None:
+        """How it works item by item; None if it does not. An item is an index of axis 0."""
+        return items(self.axes, *self._shapes)
+
+    @cached_property
+    def outer_items(self) -> Items | None:
+        """As `items`, but if axis 0 joins several axes, an item is an index of the first. See `adtrain.core.axes`."""
+        return outer_items(self.axes, *self._shapes)
+
+    @cached_property
+    def summed_items(self) -> Items | None:
+        """How it sums over items of its inputs; None if it does not."""
+        return summed_items(self.axes, self._shapes[0])
+
+    def rows(self, count: int) -> Items | None:
+        """How it works by ``count`` rows; None if it does not. See `adtrain.core.axes.rows`."""
+        return rows(self.axes, *self._shapes, count)
+
+    @property
+    def _shapes(self) -> tuple[Sequence[Shape], Sequence[Shape]]:
+        return [v.type.shape for v in self.inputs], [v.type.shape for v in self.outputs]
 
     @property
     def is_view(self) -> bool:

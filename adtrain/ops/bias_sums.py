@@ -11,7 +11,7 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.rewrites import WITH_BIAS_GRADIENT
 from adtrain.core.types import ArrayType
 from adtrain.ops.broadcasting import sum_p
-from adtrain.ops.conv import weight_grad_p
+from adtrain.ops.conv import of_groups, weight_grad_p
 from adtrain.ops.conv_pooled import conv2d_weight_grad_pooled_p
 from adtrain.ops.rounding import rounded
 
@@ -33,6 +33,7 @@ conv2d_weight_grad_sum_p = Primitive(
     _weight_types,
     lambda x, g, **params: (weight_grad_p.reference(x, g, **params), _summed(g)),
     flops=lambda x, g, **params: weight_grad_p.cost([x, g], params).flops + g.size,
+    axes=lambda *_, window, **params: of_groups(window, "nc..,no..->oc..,o", "n...,n...->....,."),
 )
 """(x, g; window, size, precision): conv2d_weight_grad(x, g, ...), and the sum of g for each channel."""
 
@@ -50,6 +51,7 @@ conv2d_weight_grad_pooled_sum_p = Primitive(
         _summed(rounded(g, params["precision"])),
     ),
     flops=lambda x, g, where, **params: conv2d_weight_grad_pooled_p.cost([x, g, where], params).flops + g.size,
+    axes=lambda *_, window, **params: of_groups(window, "nc..,no..,no..->oc..,o", "n...,n...,n...->....,."),
 )
 """(x, g, where; window, windows, shape, size, precision): conv2d_weight_grad_pooled(x, g, where, ...), and the sum of g
 for each channel, rounded as for the weight gradient."""

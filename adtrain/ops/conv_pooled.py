@@ -16,7 +16,7 @@ from typing import Any
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.rewrites import POOLED_GRADIENT
 from adtrain.core.types import ArrayType
-from adtrain.ops.conv import input_grad_p, weight_grad_p
+from adtrain.ops.conv import input_grad_p, of_groups, weight_grad_p
 from adtrain.ops.pool import max_pool2d_put_p
 
 
@@ -46,6 +46,7 @@ conv2d_input_grad_pooled_p = Primitive(
     _input_grad(input_grad_p.reference, max_pool2d_put_p.reference),
     flops=lambda g, where, w, **_: 2 * g.size * w.shape[1] * w.shape[2] * w.shape[3],
     traits=(Trait.CONVOLUTION,),
+    axes=lambda *_, window, **params: of_groups(window, "no..,no..,oc..->nc..", "n...,n...,....->n..."),
 )
 """(g, where, w; window, windows, shape, size, precision):
 conv2d_input_grad(max_pool2d_put(g, where, windows, shape), w, ...)."""
@@ -55,6 +56,7 @@ conv2d_weight_grad_pooled_p = Primitive(
     _weight_grad(weight_grad_p.shape, _put_type),
     _weight_grad(weight_grad_p.reference, max_pool2d_put_p.reference),
     flops=lambda x, g, where, window, windows, shape, size, precision: 2 * g.size * x.shape[1] * size[0] * size[1],
+    axes=lambda *_, window, **params: of_groups(window, "nc..,no..,no..->oc..", "n...,n...,n...->...."),
 )
 """(x, g, where; window, windows, shape, size, precision):
 conv2d_weight_grad(x, max_pool2d_put(g, where, windows, shape), ...)."""

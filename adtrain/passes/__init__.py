@@ -8,7 +8,7 @@ from functools import partial
 
 from adtrain.core.backend import backend
 from adtrain.core.program import Program
-from adtrain.core.staging import Pass
+from adtrain.core.staging import Pass, Results, keeps
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
@@ -34,11 +34,13 @@ SIMPLIFY = (fold_collectives, fold_constants, simplify_reshapes, merge_common_su
 """The passes that remove work without changing any bit of the results."""
 
 
+@keeps(Results.EXACT)
 def by_member(program: Program) -> Program:
     """Mark a Program whose arrays have a leading axis of members: the bits of one must not depend on the others."""
     return replace(program, by_member=True)
 
 
+@keeps(Results.FINITE)
 def fuse(program: Program) -> Program:
     """``program`` after the fusion passes of the device that it runs on."""
     return backend(_device(program)).fuse(program)
@@ -50,14 +52,17 @@ def passes_of_ranks(passes: Sequence[Pass]) -> Sequence[Pass]:
     return fold_collectives, optimize, _fuse_exchanges, place_collectives_of_device, place_views
 
 
+@keeps(Results.EXACT)
 def _fuse_region(program: Program) -> Program:
     return backend(_device(program)).fuse_region(program)
 
 
+@keeps(Results.EXACT)
 def _fuse_exchanges(program: Program) -> Program:
     return backend(_device(program)).fuse_exchanges(program)
 
 
+@keeps(Results.EXACT)
 def place_collectives_of_device(program: Program) -> Program:
     """``program`` after `place_collectives`, with early updates where exchanges run beside kernels."""
     return place_collectives(program, backend(_device(program)).overlaps_exchanges)

@@ -19,12 +19,13 @@ from adtrain.core.fused import per_member_p, renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.scope import at
-from adtrain.core.staging import Pass
+from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.staging_trace import StagingTrace
 from adtrain.core.trace import base_trace, bind
 from adtrain.core.types import ArrayType
 
 
+@keeps(Results.ROUNDING)
 def distribute_members(program: Program, fusions: Sequence[Pass], generated: Callable[[Equation], bool]) -> Program:
     """``program`` with the equations of the fused bodies in place of its `per_member` equations.
 

@@ -6,19 +6,20 @@ residual additions and their gradients work on rows of F elements. As equations 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 from adtrain.core.fused import renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.simplify_reshapes import simplify_reshapes
 
 
+@keeps(Results.EXACT)
 def flatten_rows(program: Program) -> Program:
     """Rewrite equations over the leading axes of sequences to equations over rows, with reshapes around them.
 
@@ -91,12 +92,13 @@ def flat_shape(shape: Shape) -> Shape:
 
 def _flattened(e: Equation, leading: set[Shape]) -> list[Equation] | None:
     """The equation over rows, and reshapes of its arguments and results; None if it does not work row by row."""
-    whole = e.inputs[0].type.shape if e.has(Trait.ALONG_AXIS) else e.outputs[0].type.shape
+    along = "axes" in e.params and e.axes.leading and len(e.inputs) == 1
+    whole = e.inputs[0].type.shape if along else e.outputs[0].type.shape
     if whole[:-1] not in leading:
         return None
-    if e.has(Trait.ALONG_AXIS):
+    if along:
         axes = _flat_axes(e, len(whole))
-        if axes is None or len(e.inputs) > 1:
+        if axes is None:
             return None
         params = {**e.params, "axes": axes}
     elif elementwise(e):
@@ -115,11 +117,11 @@ def _flattened(e: Equation, leading: set[Shape]) -> list[Equation] | None:
 
 
 def _flat_axes(e: Equation, ndim: int) -> tuple[int, ...] | None:
-    """The axes of the same equation over rows: the last axis, or for a sum all leading ones."""
-    axes: Sequence[int] = e.params.get("axes", ())
-    if tuple(axes) == (ndim - 1,):
-        return (1,)
-    return (0,) if e.has(Trait.REDUCTION) and tuple(axes) == tuple(range(ndim - 1)) else None
+    """The axes of the same equation over rows, if it works by row, or reduces over all of them; otherwise None."""
+    (labels,), axes = e.axes.arguments, e.params["axes"]
+    if set(axes) <= {ndim - 1}:
+        return (1,) * len(axes)
+    return (0,) if labels[-1] and e.axes.results == (labels[-1:],) else None
 
 
 def _row_shape(shape: Shape, leading: Shape) -> Shape | None:

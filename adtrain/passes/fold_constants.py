@@ -7,12 +7,14 @@ from dataclasses import replace
 from adtrain.core.array import Array
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.trace import EvaluationTrace
 
 MAX_ELEMENTS = 4096
 """Larger results stay equations: recomputing them costs less than the memory to store them."""
 
 
+@keeps(Results.EXACT)
 def fold_constants(program: Program) -> Program:
     """Replace equations whose inputs are all constants by constants, unless the results are large."""
     constants: dict[Variable, Array] = dict(program.constants)

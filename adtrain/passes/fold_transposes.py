@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.passes.dead_code import remove_dead_code
 
 
+@keeps(Results.ROUNDING)
 def fold_transposes(program: Program) -> Program:
     """``program`` without transposes of the matrices that products read or write.
 

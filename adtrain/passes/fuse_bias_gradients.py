@@ -12,6 +12,7 @@ from dataclasses import replace
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.rewrites import WITH_BIAS_GRADIENT
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.passes.groups import Groups
 
@@ -19,6 +20,7 @@ BIAS_AXES = (0, 2, 3)
 """The axes that the gradient of a bias is summed over."""
 
 
+@keeps(Results.EXACT)
 def fuse_bias_gradients(program: Program, target: Target) -> Program:
     """One equation for a weight gradient and a bias gradient, where the GPU has a kernel for both."""
     groups = Groups(program)

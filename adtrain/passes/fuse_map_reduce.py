@@ -14,6 +14,7 @@ from dataclasses import replace
 from adtrain.core.fused import MAP_REDUCE, fuse
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
 from adtrain.passes.groups import MAX_EQUATIONS, producers_first
 from adtrain.passes.pair_axes import MAX_WIDTH, Pair, pair_axes
@@ -22,6 +23,7 @@ REDUCTIONS = ("sum", "max", "min", "logsumexp")
 """The reductions that map-reduce kernels compute, beside matrix products with a thin array."""
 
 
+@keeps(Results.EXACT)
 def fuse_map_reduce(program: Program) -> Program:
     """One `map_reduce` equation for all reductions of pairs that can run together.
 

@@ -19,9 +19,11 @@ from dataclasses import replace
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.rewrites import POOLED_GRADIENT
+from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
 
 
+@keeps(Results.FINITE)
 def fuse_maxpool_gradients(program: Program, has_kernel: Callable[[Equation], bool], all_readers: bool) -> Program:
     """Let equations that read a spread gradient read the pooled gradient instead. (Spread: with zeros between.)
 

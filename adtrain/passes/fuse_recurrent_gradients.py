@@ -15,9 +15,11 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.rewrites import WITH_WEIGHT_GRADIENTS
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 
 
+@keeps(Results.ROUNDING)
 def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
     """Compute a recurrent layer's gradient with those by weight_hh and biases, where the GPU has a kernel for all."""
     producer = {v: e for e in program.equations for v in e.outputs}

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from adtrain.core.fused import fuse, renamed
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results
 from adtrain.core.target import Target
 from adtrain.passes.groups import Groups
 
@@ -123,6 +124,8 @@ def fusions_of_users(backend: str) -> Sequence[type[Fusion]]:
 class FusionPass:
     """The pass for one form."""
 
+    results: ClassVar = Results.EXACT
+    """The body of a fused equation has the equations that it replaces."""
     fusion: type[Fusion]
     target: Target | None = None
 

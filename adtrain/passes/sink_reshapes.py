@@ -11,9 +11,11 @@ from dataclasses import replace
 from adtrain.core.fused import LOOPS
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
 
 
+@keeps(Results.EXACT)
 def sink_reshapes(program: Program) -> Program:
     """Swap loops and the reshape of a matrix product, where nothing else reads the reshape or the product."""
     producer = {v: e for e in program.equations for v in e.outputs}

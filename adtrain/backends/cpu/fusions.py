@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion, LargeProductFusion
+from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion, LargeProductFusion, item_kernel
 from adtrain.backends.cpu.forms.updates import UpdateFusion
 from adtrain.core.staging import Pass
-from adtrain.passes.batchwise import item_kernel
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_transposes import fold_transposes

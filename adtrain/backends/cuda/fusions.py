@@ -24,7 +24,7 @@ from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.fused import CONV_POOL, CONVOLUTION
 from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
-from adtrain.core.staging import Pass
+from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.target import Target
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.dead_code import remove_dead_code
@@ -94,6 +94,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     )
 
 
+@keeps(Results.EXACT)
 def _fuse_layers(program: Program, target: Target) -> Program:
     """The last passes of a Program by member. If its first layer fits on chip, a step is one equation.
 

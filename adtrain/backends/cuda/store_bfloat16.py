@@ -24,6 +24,7 @@ from adtrain.core.array import Array
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType, Shape
 
@@ -33,6 +34,7 @@ ROW = 8
 """Kernels need rows of multiples of 16 bytes, which are ROW elements. M and N are padded to such multiples, not K."""
 
 
+@keeps(Results.EXACT)
 def store_bfloat16(program: Program, target: Target) -> Program:
     """``program`` with bfloat16 copies of the operands of large bfloat16 products, if the GPU has kernels for them."""
     products = {e: shapes for e in program.equations if (shapes := _stored_shapes(e, target))}

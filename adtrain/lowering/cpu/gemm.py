@@ -43,12 +43,11 @@ def _is_small(rows: int, k: int, n: int, itemsize: int) -> bool:
     return rows >= MIN_ROWS and k <= MAX_DEPTH // itemsize and 0 < k * n * itemsize <= MAX_WEIGHTS
 
 
-def _rows(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[bool, ...] | None:
-    """Items of a product of rows with a small matrix."""
+def _by_row(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> bool:
+    """Whether it is a product of many rows with a small matrix."""
     if len(a.shape) != 2 or transpose_a:
-        return None
-    n = b.shape[0 if transpose_b else 1]
-    return (True, False) if _is_small(a.shape[0], a.shape[1], n, a.dtype.itemsize) else None
+        return False
+    return _is_small(a.shape[0], a.shape[1], b.shape[0 if transpose_b else 1], a.dtype.itemsize)
 
 
 def _row_numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[int, ...]:
@@ -63,14 +62,12 @@ def _prepared(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: s
     return k * _padded(n, a.dtype.itemsize)
 
 
-def _summed_rows(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[bool, ...] | None:
-    """Items of a small product that is a sum over rows of both factors."""
+def _sums_rows(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> bool:
+    """Whether it is a small product that is a sum over many rows of both factors."""
     if len(a.shape) != 2 or not transpose_a or transpose_b:
-        return None
+        return False
     rows, m = a.shape
-    n = b.shape[1]
-    small = rows >= MIN_ROWS and 0 < m * _padded(n, a.dtype.itemsize) <= MAX_WEIGHTS
-    return (True, True) if small else None
+    return rows >= MIN_ROWS and 0 < m * _padded(b.shape[1], a.dtype.itemsize) <= MAX_WEIGHTS
 
 
 def _sum_numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[int, ...]:
@@ -89,13 +86,12 @@ def _collected(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: 
     return int(a.shape[-1]) * _padded(b.shape[-1], a.dtype.itemsize)
 
 
-def _matrices(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[bool, ...] | None:
-    """Items of products of many small matrices."""
+def _by_matrix(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> bool:
+    """Whether it is products of many small matrices."""
     if len(a.shape) < 3 or a.shape[0] < MIN_MATRICES:
-        return None
+        return False
     _, m, n, k, _, _ = _numbers(a, b, transpose_a, transpose_b, precision)
-    small = k <= MAX_DEPTH // a.dtype.itemsize and max(m * k, k * n, m * n) * a.dtype.itemsize <= MAX_WEIGHTS
-    return (True, True) if small else None
+    return k <= MAX_DEPTH // a.dtype.itemsize and max(m * k, k * n, m * n) * a.dtype.itemsize <= MAX_WEIGHTS
 
 
 def _matrix_scratch(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> int:
@@ -114,12 +110,12 @@ register(
     "cpu",
     (
         CKernel("gemm.c", "gemm", _numbers, team=True, scratch=_scratch),
-        CKernel("gemm_items.c", "gemm_rows", _row_numbers, items=_rows, several_items=True, prepared=_prepared),
+        CKernel("gemm_items.c", "gemm_rows", _row_numbers, items=_by_row, several_items=True, prepared=_prepared),
         CKernel(
             "gemm_items.c",
             "gemm_sum",
             _sum_numbers,
-            items=_summed_rows,
+            items=_sums_rows,
             several_items=True,
             sums=True,
             scratch=_sum_scratch,
@@ -129,7 +125,7 @@ register(
             "gemm_items.c",
             "gemm_matrices",
             _numbers,
-            items=_matrices,
+            items=_by_matrix,
             several_items=True,
             scratch=_matrix_scratch,
         ),

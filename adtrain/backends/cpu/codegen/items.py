@@ -17,6 +17,7 @@ from typing import Any
 from adtrain.backends.cpu.codegen.loops import item_loops, some_item_loops
 from adtrain.backends.cpu.codegen.sums_over_items import SumsOverItems
 from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.backends.cpu.forms.batchwise import is_divisible, item_count, item_kernel, item_rule, sums_items
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import body_of
 from adtrain.core.kernel import CKernel, value_for
@@ -24,7 +25,6 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import ArrayType
 from adtrain.passes.arena import Arena, aligned_to_cache_line
-from adtrain.passes.batchwise import is_divisible, item_count, item_kernel, item_rule
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.places import nbytes
 
@@ -159,7 +159,7 @@ def _types(equation: Equation, count: int, items: int) -> list[Any]:
 def _by_item(body: Program) -> set[Variable]:
     """The values that are read or computed item by item."""
     read = {v for e in body.equations for v, flag in zip(e.inputs, item_rule(e).flags, strict=True) if flag}
-    return read.union(*(e.outputs for e in body.equations if not item_rule(e).sums))
+    return read.union(*(e.outputs for e in body.equations if not sums_items(e)))
 
 
 def _steps(body: Program) -> tuple[int, int, int]:
@@ -235,7 +235,7 @@ def _addresses(
     born: dict[Variable, int] = {}
     ends: dict[Variable, int] = {}
     for i, e in enumerate(body.equations):
-        if item_rule(e).sums:
+        if sums_items(e):
             continue
         for v in e.outputs:
             if v in outputs:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from adtrain.backends.cpu.build import Source
 from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.backends.cpu.forms.batchwise import kernels
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.kernel import value_for
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.batchwise import kernels
 
 MAX_AHEAD = 8
 """As in kernels/cpu/gemm.h."""

@@ -18,12 +18,12 @@ from adtrain.backends.cpu.codegen.map_reduce import emit_map_reduce
 from adtrain.backends.cpu.codegen.products import emit_product
 from adtrain.backends.cpu.codegen.ranges import Range, Ranges
 from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.backends.cpu.forms.batchwise import by_item, kernels
 from adtrain.codegen.expressions import pointer
 from adtrain.core.fused import BATCHWISE, HORIZONTAL, MAP_REDUCE, PRODUCT, body_of
 from adtrain.core.kernel import value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.batchwise import batchwise, kernels
 from adtrain.passes.fuse_elementwise import by_element, elementwise
 from adtrain.passes.places import Place, nbytes
 from adtrain.passes.plan_memory import MemoryPlan
@@ -113,7 +113,7 @@ def _emitted_as_items(equation: Equation) -> bool:
     if equation.primitive.name in ("matmul", "reshape") or elementwise(equation):
         return False
     candidates = kernels(equation)
-    return bool(candidates) and not any(k.team for k in candidates) and batchwise(equation) is not None
+    return bool(candidates) and not any(k.team for k in candidates) and by_item(equation) is not None
 
 
 def generate(program: Program, plan: MemoryPlan) -> Generated:
@@ -260,7 +260,7 @@ def _alone(equation: Equation) -> bool:
     if by_element(equation):
         return by_one_thread(body_of(equation))
     candidates = kernels(equation)
-    return bool(candidates) and not any(k.team for k in candidates) and batchwise(equation) is None
+    return bool(candidates) and not any(k.team for k in candidates) and by_item(equation) is None
 
 
 def _range(v: Variable, plan: MemoryPlan) -> Range:

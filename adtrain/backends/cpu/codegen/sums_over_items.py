@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from adtrain.backends.cpu.codegen.text import Writer
+from adtrain.backends.cpu.forms.batchwise import sums_items
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core.fused import LOOPS
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.arena import aligned_to_cache_line
-from adtrain.passes.batchwise import item_rule
 from adtrain.passes.places import nbytes
 
 PARTS, PARTS_OF_LARGE = 16, 8
@@ -22,7 +22,7 @@ TOTAL_BYTES = 8
 
 
 def _sums(body: Program) -> list[Equation]:
-    return [e for e in body.equations if e.form != LOOPS and item_rule(e).sums]
+    return [e for e in body.equations if e.form != LOOPS and sums_items(e)]
 
 
 def _most_parts(equation: Equation) -> int:

@@ -15,12 +15,12 @@ from adtrain.backends.cuda.codegen.index_forms import overlapped_take
 from adtrain.backends.cuda.codegen.one_block_forms import REDUCTIONS, form_of, matmul, reduction
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.backends.cuda.forms.resident_layer import THREADS
-from adtrain.backends.cuda.forms.row_fused_fusion import RowFusion
+from adtrain.backends.cuda.forms.row_fused_fusion import RowFusion, rowwise
 from adtrain.codegen.expressions import c_type
+from adtrain.core.axes import Items
 from adtrain.core.fused import PRODUCT, ROW_FUSED, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.passes.batchwise import Batchwise, rowwise
 from adtrain.passes.fuse_products import EpilogueFusion
 from adtrain.passes.fusion import FusionPass
 
@@ -39,7 +39,7 @@ class _RowsInBlock(RowFusion):
 
     form = ROW_FUSED
 
-    def row_wise(self) -> list[Batchwise | None]:
+    def row_wise(self) -> list[Items | None]:
         return [_by_row(e) for e in self.program.equations]
 
 
@@ -59,11 +59,9 @@ def fused(segment: Program) -> Program:
     return FusionPass(_ShortProducts)(replace(rows, equations=tuple(equations)))
 
 
-def _by_row(equation: Equation) -> Batchwise | None:
+def _by_row(equation: Equation) -> Items | None:
     """How it works row by row; None if it does not."""
-    if equation.has(Trait.GATHER):
-        return Batchwise(equation.outputs[0].size, (False, True), False) if takes_numbers(equation) else None
-    return None if equation.has(Trait.MATMUL) else rowwise(equation)
+    return equation.items if takes_numbers(equation) else rowwise(equation)
 
 
 def _unless_rows(equation: Equation) -> Sequence[Equation]:

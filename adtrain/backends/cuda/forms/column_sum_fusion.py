@@ -85,11 +85,12 @@ def row_axes(shape: Shape, columns: int) -> int | None:
 
 
 def sums_columns(e: Equation) -> bool:
+    """Whether an equation is a sum over the rows of a matrix: over the first axes of its argument."""
     if e.primitive.name != "sum" or not e.outputs[0].type.shape:
         return False
-    shape, axes = e.inputs[0].type.shape, tuple(e.params["axes"])
-    rows, columns = prod(shape[: len(axes)]), prod(shape[len(axes) :])
-    leading = axes == tuple(range(len(axes)))
+    (labels,), (kept,), columns = e.axes.arguments, e.axes.results, e.outputs[0].size
+    rows = prod(e.inputs[0].type.shape[: -len(kept)])
+    leading = labels[-len(kept) :] == kept
     fits = rows * columns > MIN_ELEMENTS and rows <= MAX_ROWS and columns <= MAX_COLUMNS
     return leading and fits and columns % VECTOR == 0 and e.inputs[0].type.dtype.name == "float32"
 

@@ -22,6 +22,7 @@ from adtrain.backends.cuda.forms.streamed_layer_fusion import (
 from adtrain.core.fused import LAYER_BACKWARD, PRODUCT, body_of, fuse, per_member_p, renamed
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 
 BLOCK_INPUTS = 64, 32, 16
@@ -71,6 +72,7 @@ def layer_backward_of(equation: Equation) -> LayerBackward:
     return LayerBackward(of_inputs, of_weights)
 
 
+@keeps(Results.EXACT)
 def fuse_layer_backward(program: Program, target: Target) -> Program:
     """The Program with `layer_backward` equations."""
     if target.capability < MIN_CAPABILITY:

@@ -23,6 +23,7 @@ from adtrain.core.fused import (
 )
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.passes.fuse_elementwise import by_element, is_loops
 from adtrain.passes.groups import Groups
 from adtrain.passes.places import nbytes
@@ -35,6 +36,7 @@ GATHERED_BYTES = 64 << 10
 """The most bytes that a rank sends in all these all-gathers together."""
 
 
+@keeps(Results.EXACT)
 def fuse_exchanges(program: Program, limit: int) -> Program:
     """``program`` with one `peer_exchanges` equation for all updates between exchanges, and for short all-gathers.
 

@@ -15,6 +15,7 @@ from adtrain.backends.cuda.forms.resident_layer import resident_layer
 from adtrain.core.fused import HORIZONTAL, RESIDENT_STEPS, fused_p, per_member_p, renamed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 
@@ -22,6 +23,7 @@ MIN_CAPABILITY = (9, 0)
 """The first compute capability with clusters."""
 
 
+@keeps(Results.EXACT)
 def fuse_resident_steps(program: Program, target: Target) -> Program:
     """The step of all members as one equation, if their first layer can stay on chip. Else the Program, unchanged."""
     step = None if target.capability < MIN_CAPABILITY else step_of_members(program)

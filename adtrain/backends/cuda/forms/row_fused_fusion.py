@@ -11,13 +11,13 @@ from collections.abc import Collection, Sequence
 from math import prod
 
 from adtrain.backends.cuda.forms.one_block_fusion import is_small
+from adtrain.core.axes import Items
 from adtrain.core.fused import LOOPS, ROW_FUSED
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.core.types import Shape
-from adtrain.passes.batchwise import Batchwise, rowwise
 from adtrain.passes.flatten_rows import flat_shape
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion
@@ -35,6 +35,8 @@ MIN_IN_REGISTERS = 64
 """Minimum elements of a row that threads hold in registers."""
 ROW_FORMS = frozenset(("sum", "max", "min", "argmax", "softmax", "log_softmax", "standardize"))
 """Primitives along rows that may share a kernel with equations on sequences."""
+BY_INDEX = frozenset(("take_along_axis", "scatter_along_axis"))
+"""Other primitives along rows that the generators of row-wise kernels have code for."""
 
 
 class RowFusion(Fusion):
@@ -52,7 +54,7 @@ class RowFusion(Fusion):
         super().__init__(program, target)
         self.found = self.row_wise()
 
-    def row_wise(self) -> list[Batchwise | None]:
+    def row_wise(self) -> list[Items | None]:
         """How each equation works row by row; None for one that has no part in such a kernel."""
         raise NotImplementedError
 
@@ -82,11 +84,11 @@ class RowFusedFusion(RowFusion):
 
     form = ROW_FUSED
 
-    def row_wise(self) -> list[Batchwise | None]:
+    def row_wise(self) -> list[Items | None]:
         found = _row_wise(self.program)
         self.sequences = _on_sequences(self.program, found)
         for i, whole in self.sequences.items():
-            found[i] = _rows_of_sequences(self.program.equations[i], whole)
+            found[i] = self.program.equations[i].rows(prod(whole[:-1]))
         return found
 
     def fits_rows(self, members: Sequence[int]) -> bool:
@@ -106,7 +108,7 @@ def shared_inputs(body: Program) -> set[Variable]:
     return {v for e in body.equations for v, by_row in zip(e.inputs, _required(e).flags, strict=True) if not by_row}
 
 
-def _row_wise(program: Program) -> list[Batchwise | None]:
+def _row_wise(program: Program) -> list[Items | None]:
     """How each equation works row by row. Loops with one result that read a large product do not: they become its
     epilogue. An epilogue with several results would write more than the product."""
     wide = {v for e in program.equations if e.has(Trait.MATMUL) and _by_row(e) is None for v in e.outputs}
@@ -117,7 +119,7 @@ def _row_wise(program: Program) -> list[Batchwise | None]:
     return [None if is_epilogue(e) else _by_row(e) for e in program.equations]
 
 
-def _on_sequences(program: Program, found: list[Batchwise | None]) -> dict[int, Shape]:
+def _on_sequences(program: Program, found: list[Items | None]) -> dict[int, Shape]:
     """The shape of the sequences of each elementwise equation on sequences, and each reshape to or from their rows.
 
     Equations that work item by item (`found`), or can join a product or the gather of rows, are left out.
@@ -134,12 +136,6 @@ def _on_sequences(program: Program, found: list[Batchwise | None]) -> dict[int, 
             if rows == flat_shape(whole):
                 shapes[i] = whole
     return shapes
-
-
-def _rows_of_sequences(e: Equation, whole: Shape) -> Batchwise:
-    """How an equation on sequences of shape `whole` works row by row. It reads an argument of another shape whole."""
-    flags = tuple(v.type.shape in (whole, (*whole[:-1], 1), flat_shape(whole)) for v in e.inputs)
-    return Batchwise(prod(whole[:-1]), flags, False)
 
 
 def _is_long(e: Equation) -> bool:
@@ -160,32 +156,35 @@ def _in_registers(e: Equation, whole: Shape) -> bool:
     return e.primitive.name in ROW_FORMS and read == {flat}
 
 
-def _required(equation: Equation) -> Batchwise:
+def _required(equation: Equation) -> Items:
     found = _by_row(equation)
     assert found is not None
     return found
 
 
-def _by_row(equation: Equation) -> Batchwise | None:
+def _by_row(equation: Equation) -> Items | None:
     e = equation
-    found = _narrow_product(e) if e.has(Trait.MATMUL) else rowwise(e)
+    found = e.items if _is_narrow_product(e) else rowwise(e)
     if found is None or found.count < MIN_ROWS:
         return None
     by_row = [v for v, flag in zip(e.inputs, found.flags, strict=True) if flag]
     return found if all(0 < v.size <= MAX_WIDTH * found.count for v in (*by_row, *e.outputs)) else None
 
 
-def _narrow_product(equation: Equation) -> Batchwise | None:
+def rowwise(equation: Equation) -> Items | None:
+    """How an equation works row by row; None if it does not, or the generators of rows have no code for it."""
+    e = equation
+    return e.items if by_element(e) or e.has(Trait.RESHAPE) or e.primitive.name in ROW_FORMS | BY_INDEX else None
+
+
+def _is_narrow_product(equation: Equation) -> bool:
+    if not equation.has(Trait.MATMUL) or equation.params["precision"] != FULL:
+        return False
     a, b = equation.inputs
-    params = equation.params
-    if len(a.type.shape) != 2 or params["transpose_a"] or params["precision"] != FULL or a is b:
-        return None
-    if b.size > MAX_WEIGHT or min(b.type.shape) > MAX_NARROW:
-        return None
-    return Batchwise(a.type.shape[0], (True, False), False)
+    return len(a.type.shape) == 2 and a is not b and b.size <= MAX_WEIGHT and min(b.type.shape) <= MAX_NARROW
 
 
-def _by_row_only(groups: Groups, found: list[Batchwise | None], a: int, b: int) -> bool:
+def _by_row_only(groups: Groups, found: list[Items | None], a: int, b: int) -> bool:
     """Whether no value of two groups is computed or read by row in one equation and read whole in another."""
     read_whole: set[Variable] = set()
     rows: set[Variable] = set()

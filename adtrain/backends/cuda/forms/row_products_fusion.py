@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from adtrain.backends.cuda.forms.one_block_fusion import FORMS as SMALL_FORMS
-from adtrain.backends.cuda.forms.row_fused_fusion import RowFusion
+from adtrain.backends.cuda.forms.row_fused_fusion import RowFusion, rowwise
+from adtrain.core.axes import Items
 from adtrain.core.fused import ROW_PRODUCTS, body_of, fuse
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
-from adtrain.passes.batchwise import Batchwise, rowwise
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_products import fuse_product
 
@@ -36,8 +35,6 @@ MAX_CROWDED_WEIGHTS = 1 << 14
 """Maximum elements of all weights of a chain with more blocks than multiprocessors."""
 MAX_BLOCKS = 8
 """Maximum blocks for each multiprocessor."""
-FORMS = SMALL_FORMS | {"standardize"}
-"""The primitives that the generator of row-wise kernels has code for, besides products and elementwise ones."""
 ATTENTION = {"self_attention": 1, "self_attention_grad": 4}
 """The primitives that work on sequences, and their number of arguments without mask and random numbers."""
 MAX_LENGTH = 16
@@ -64,7 +61,7 @@ class RowProductsFusion(RowFusion):
     def copied(self, producer: Equation, reader: Equation) -> bool:
         return producer.has(Trait.RESHAPE) and not reader.has(Trait.RESHAPE)
 
-    def row_wise(self) -> list[Batchwise | None]:
+    def row_wise(self) -> list[Items | None]:
         equations = self.program.equations
         self.single = {i for i, e in enumerate(equations) if e.primitive.name in ATTENTION}
         return _without_epilogues(self.program, [_by_row(e, self.target) for e in equations])
@@ -128,19 +125,16 @@ def _inner(body: Program) -> list[Equation]:
     return [e for fused in body.equations for e in body_of(fused).equations]
 
 
-def _by_row(e: Equation, target: Target) -> Batchwise | None:
+def _by_row(e: Equation, target: Target) -> Items | None:
     """How an equation works row by row, where such a kernel computes it; None elsewhere."""
     if e.has(Trait.MATMUL):
-        count = e.outputs[0].type.shape[0]
-        small = not _is_crowded(count, target) or e.inputs[1].size <= MAX_CROWDED_WEIGHTS
-        found = Batchwise(count, (True, False), False) if is_wide_product(e) and small else None
-    elif by_element(e) or e.has(Trait.RESHAPE) or e.primitive.name in FORMS:
-        found = rowwise(e)
+        small = not _is_crowded(e.outputs[0].type.shape[0], target) or e.inputs[1].size <= MAX_CROWDED_WEIGHTS
+        found = e.items if is_wide_product(e) and small else None
     else:
-        found = None
+        found = rowwise(e)
     length = _length_of_sequences(e)
     if length:
-        found = Batchwise(prod(e.inputs[0].type.shape[:-1]), (True,) * len(e.inputs), False)
+        found = Items(prod(e.inputs[0].type.shape[:-1]), (True,) * len(e.inputs))
     elif found is not None and _is_on_sequences(e):
         length = e.outputs[0].type.shape[1]
         found = replace(found, count=found.count * length)
@@ -177,7 +171,7 @@ def _is_on_sequences(e: Equation) -> bool:
     return all(v.type.shape == shape for v in e.outputs) and not any(x and x[0] in leading for x in others)
 
 
-def _without_epilogues(program: Program, found: list[Batchwise | None]) -> list[Batchwise | None]:
+def _without_epilogues(program: Program, found: list[Items | None]) -> list[Items | None]:
     """``found`` with None for elementwise equations that have one result and read a product outside of chains.
 
     They become its epilogue. An epilogue with several results would write more than the product.

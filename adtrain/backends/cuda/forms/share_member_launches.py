@@ -9,6 +9,7 @@ from adtrain.backends.cuda.forms.horizontal_fusion import MAX_POINTERS, blocks_i
 from adtrain.backends.cuda.forms.one_block_fusion import BY_INDEX, is_small
 from adtrain.core.fused import HORIZONTAL, fuse, per_member_p, renamed
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
@@ -26,6 +27,7 @@ class FirstLaunchFusion(Fusion):
         yield [i for i, e in simple if groups.producer.keys().isdisjoint(e.inputs)]
 
 
+@keeps(Results.EXACT)
 def share_counters(program: Program) -> Program:
     """Put counters into the first `per_member` equation that reads results of others; they become `shared` results.
 

@@ -25,6 +25,7 @@ from adtrain.backends.cuda.forms.resident_steps_fusion import step_of_members
 from adtrain.core.fused import GATHER, HORIZONTAL, STREAMED_LAYER, body_of, fuse, per_member_p, renamed
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 
 MIN_CAPABILITY = (8, 0)
@@ -92,6 +93,7 @@ def streamed_layer_of(equation: Equation) -> StreamedLayer:
     return StreamedLayer(backward, forward)
 
 
+@keeps(Results.EXACT)
 def stream_layer(program: Program, target: Target) -> Program:
     """The Program with two `streamed_layer` equations, if its first layer is suitable. Else the Program, unchanged."""
     step = None if target.capability < MIN_CAPABILITY else step_of_members(program)

@@ -15,6 +15,7 @@ from adtrain.backends.cuda.forms.tiled_product_fusion import TiledProduct, is_fl
 from adtrain.backends.cuda.forms.weight_tiles import weight_tiles_p, with_tiles_p
 from adtrain.core.fused import BACK_TO_BACK, TILED_PRODUCT, fuse, renamed
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.passes.groups import Groups
 
@@ -24,6 +25,7 @@ MAX_WEIGHTS = MAX_POINTERS // 2
 """Maximum matrices of weights of an equation: they and their tiles are arguments of a kernel."""
 
 
+@keeps(Results.EXACT)
 def tile_weights(program: Program, target: Target) -> Program:
     """The Program with a `back_to_back` equation for each suitable pair of products, and a `tiled_product` equation for
     each other suitable product."""
