@@ -19,20 +19,12 @@ MADE_BY_PASSES = {
     "to_bfloat16",
     "from_bfloat16",
     "matmul_bfloat16",
-    "conv2d_input_grad_pooled",
-    "conv2d_weight_grad_pooled",
-    "conv2d_weight_grad_pooled_sum",
-    "conv2d_weight_grad_sum",
-    "rnn_tanh_weight_grad",
-    "rnn_relu_weight_grad",
-    "lstm_weight_grad",
-    "gru_weight_grad",
+    "fused",
     "per_member",
     "fusion_barrier",
     "exchange_done",
     "subview",
     "concat_view",
-    "fused",
 }  # the tests of passes and Programs cover these
 EXEMPT = {"arange", "ones", "ones_like", "zeros", "zeros_like", "full", "matmul_precision", "rng_state"}
 

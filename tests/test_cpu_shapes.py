@@ -316,7 +316,6 @@ def integers(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 def pooled(draw: Draw) -> Iterator[tuple[str, Function]]:
     """Gradients of a convolution behind a pooling, most of them by kernels that visit live windows only."""
-    pytest.importorskip("adtrain.ops.conv_pooled")
     for n, c, o, size, kernel, padding, window, stride in [
         (1, 1, 1, 6, 4, 0, 2, 2), (9, 3, 5, 9, 3, 1, 2, 2), (8, 2, 33, 11, 5, 0, 3, 2), (7, 16, 3, 8, 1, 0, 2, 2),
         (2, 8, 8, 12, 3, 1, 2, 1), (3, 4, 17, 7, 3, 0, 5, 5), (8, 5, 2, (5, 34), 3, 1, (1, 2), (1, 2)),

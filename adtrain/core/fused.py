@@ -14,7 +14,7 @@ import numpy as np
 
 from adtrain.core.axes import Axes, aligned
 from adtrain.core.costs import reads
-from adtrain.core.primitive import Primitive
+from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.program_axes import axes_of_body
 from adtrain.core.types import ArrayType
@@ -34,7 +34,12 @@ def _reference(*buffers: Any, body: Program, form: str = "") -> Any:
 
 
 def _flops(*args: Any, body: Program, form: str = "") -> int:
-    return sum(e.cost.flops for e in body.equations)
+    first, *others = body.equations
+    named = {e.name + OF_POOLED for e in others}
+    if not first.has(Trait.MAX_POOL_GRAD) or form.removesuffix(WITH_SUM) not in named:
+        return sum(e.cost.flops for e in body.equations)
+    (pooled, _), (spread,) = first.inputs, first.outputs
+    return sum(e.cost.flops * pooled.size // spread.size if spread in e.inputs else e.cost.flops for e in others)
 
 
 def _reads(*args: Any, body: Program, form: str = "") -> Sequence[int]:
@@ -71,6 +76,16 @@ CONVOLUTION = "convolution"
 
 CONV_POOL = "conv_pool"
 """A convolution with an elementwise epilogue and max pooling; only the pooled result is written."""
+
+OF_POOLED = "_pooled"
+"""With the name of a convolution's gradient before it: that gradient, after `max_pool2d_put` has spread a pooled one.
+The kernel reads the pooled gradient, and skips the zeros between its elements."""
+
+WITH_SUM = "_sum"
+"""With the name of a weight gradient before it: that gradient and the bias gradient, which sums what both read."""
+
+WEIGHT_GRAD = "_weight_grad"
+"""With the name of a recurrent primitive before it: its gradient, and those by weight_hh and biases."""
 
 BATCHWISE = "batchwise"
 """Equations that work on one item of the batch at a time (an item is an index of axis 0). A CPU thread computes all of
@@ -187,13 +202,18 @@ PRODUCTS = (PRODUCT, CONVOLUTION, CONV_POOL)
 """The first equation of the body is a product or convolution; the others are its epilogue."""
 
 
-def fuse(form: str, equations: Sequence[Equation], needed: Collection[Variable]) -> Equation:
+def fuse(
+    form: str, equations: Sequence[Equation], needed: Collection[Variable], inputs: tuple[Variable, ...] = ()
+) -> Equation:
     """Fuse several equations into one of ``form``, with the outputs that are ``needed``.
 
     Its scope joins their scopes by "+". Its phase is that of the equation with the most FLOPs.
+
+    Args:
+        inputs: the arguments in the order of a kernel, by default in that of the equations that read them.
     """
     computed = {v for e in equations for v in e.outputs}
-    inputs = tuple(dict.fromkeys(v for e in equations for v in e.inputs if v not in computed))
+    inputs = inputs or tuple(dict.fromkeys(v for e in equations for v in e.inputs if v not in computed))
     outputs = tuple(v for e in equations for v in e.outputs if v in needed)
     body = Program(inputs, {}, tuple(equations), outputs)
     scopes = dict.fromkeys(scope for e in equations for scope in e.scope.split("+") if scope)

@@ -60,6 +60,20 @@ class Equation:
         return self.form or self.primitive.name
 
     @cached_property
+    def kernel_params(self) -> Mapping[str, Any]:
+        """The parameters for the kernels of `name`: of a fused equation those of the equations in its body.
+
+        Views have no part in it. Where equations have different values of a parameter, the value is a tuple of all.
+        """
+        if not self.form:
+            return self.params
+        found: dict[str, list[Any]] = {}
+        for e in self.params["body"].equations:
+            for name, value in {} if e.is_view else e.kernel_params.items():
+                found.setdefault(name, []).append(value)
+        return {name: xs[0] if all(x == xs[0] for x in xs) else tuple(xs) for name, xs in found.items()}
+
+    @cached_property
     def cost(self) -> Cost:
         """FLOPs and bytes of one run."""
         return self.primitive.cost([v.type for v in self.inputs], self.params)

@@ -13,16 +13,19 @@ Axis: TypeAlias = tuple[Variable, int]
 
 
 def axes_of_body(body: Program) -> Axes:
-    """Axes of inputs and outputs move together if all equations between them relate them."""
+    """Axes of inputs and outputs move together if all equations between them relate them. An axis of inputs is added if
+    the outputs are sums over it of what is computed at each index."""
     outputs = {(v, i) for v in body.outputs for i in range(len(v.type.shape))}
-    found = (axes for axes in joined(related_axes(body.equations)) if not outputs.isdisjoint(axes))
-    together = [axes for axes in found if _move_together(body, axes)]
-    labels = {axis: label for label, axes in zip(letters(len(together)), together, strict=True) for axis in axes}
+    found = joined(related_axes(body.equations))
+    together = [axes for axes in found if not outputs.isdisjoint(axes) and _move_together(body, axes)]
+    added = [axes for axes in found if outputs.isdisjoint(axes) and _are_added(body, axes)]
+    names = letters(len(together) + len(added))
+    labels = {axis: label for label, axes in zip(names, (*together, *added), strict=True) for axis in axes}
     given, results = (
         tuple(tuple(labels.get((v, i), "") for i in range(len(v.type.shape))) for v in variables)
         for variables in (body.inputs, body.outputs)
     )
-    return Axes(given, results)
+    return Axes(given, results, frozenset(names[len(together) :]))
 
 
 def related_axes(equations: Iterable[Equation]) -> Iterator[tuple[Axis, Axis]]:
@@ -49,6 +52,26 @@ def _move_together(body: Program, own: set[Axis]) -> bool:
             elif not labels[at[y]] or read - {labels[at[y]]} or not mixed.isdisjoint(e.inputs):
                 return False
     return True
+
+
+def _are_added(body: Program, own: set[Axis]) -> bool:
+    """Whether each output of a body is a sum over these axes of a function of the inputs at each index."""
+    at = dict(own)
+    if len(at) < len(own):
+        return False
+    for e in body.equations:
+        axes = e.axes.undivided()
+        read = {labels[at[v]] for v, labels in zip(e.inputs, axes.arguments, strict=True) if v in at}
+        for y, labels in zip(e.outputs, axes.results, strict=True):
+            if y in at:
+                follows = bool(labels[at[y]]) and read <= {labels[at[y]]}
+            elif read:
+                follows = len(read) == 1 and read <= axes.added and y in body.outputs and y not in body.readers
+            else:
+                follows = y not in body.outputs
+            if not follows:
+                return False
+    return bool(body.outputs)
 
 
 def joined(pairs: Iterable[tuple[Axis, Axis]]) -> list[set[Axis]]:

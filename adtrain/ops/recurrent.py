@@ -18,7 +18,6 @@ from adtrain.core.autodiff import vjp
 from adtrain.core.checked_arguments import checked_options
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, Trait
-from adtrain.core.rewrites import WITH_WEIGHT_GRADIENTS
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
 from adtrain.ops.broadcasting import reshape
@@ -66,10 +65,6 @@ class _Rules:
     def grad_axes(self, *args: Any, reverse: bool) -> str:
         return _by_sequence(args, self.grad_shape(*args, reverse=reverse), [1])
 
-    def weight_grad_axes(self, *args: Any, reverse: bool) -> str:
-        n = self.cell.biases
-        return _by_sequence(args, self.weight_grad_shape(*args, reverse=reverse), [1], range(n, 2 * n + 1))
-
     def flops(self, first: Any, weight: Any, *others: Any, reverse: bool) -> int:
         (sums, hidden), sequence = weight.shape, next(x for x in (first, *others) if len(x.shape) == 3)
         return int(sequence.shape[0] * sequence.shape[1] * sums * (2 * hidden + FLOPS_A_GATE))
@@ -110,22 +105,6 @@ class _Rules:
 
         return lambda cts: _composed(f, args, cts)
 
-    def weight_grad_shape(self, *args: Any, reverse: bool) -> tuple[ArrayType, ...]:
-        found = self.grad_shape(*args, reverse=reverse)
-        weight, dtype = args[1].shape, found[0].dtype
-        biases = [ArrayType(weight[:1], dtype)] * self.cell.biases
-        return (*found[: self.cell.biases], ArrayType(weight, dtype), *biases, *found[2 * self.cell.biases + 1 :])
-
-    def weight_grad_reference(self, *args: Any, reverse: bool) -> Any:
-        found, n = self.grad_reference(*args, reverse=reverse), self.cell.biases
-        ds, before, *totals = found[n - 1 : 2 * n + 1]
-        weight = ds.reshape(-1, ds.shape[-1]).T @ before.reshape(-1, before.shape[-1])
-        return (*found[:n], weight, *(total.sum(0) for total in totals), *found[2 * n + 1 :])
-
-    def weight_grad_flops(self, *args: Any, reverse: bool) -> int:
-        ds, weight = self.grad_shape(*args, reverse=reverse)[0], args[1]
-        return self.flops(*args, reverse=reverse) + 2 * ds.size * int(weight.shape[1])
-
 
 def _by_sequence(args: Sequence[Any], types: Sequence[Any], weights: Sequence[int], sums: Sequence[int] = ()) -> str:
     """Sequences move together: axis 0 of all arguments but the weights, and of all results but the sums."""
@@ -141,8 +120,6 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
 
     ``cell(x, weight_hh, *biases, *initial states)`` is `recurrent_cells.run`. ``cell_grad(ct_h, weight_hh[, ct_c],
     *initial states, *outputs[, ct])`` is `recurrent_cells.run_grad`; ct_h and ct_c are cotangents of the last states.
-    ``cell_weight_grad`` has the same arguments. In place of the hidden states before the steps it returns the cotangent
-    of weight_hh, and in place of the sums over the steps those of the biases.
     """
     rules = _Rules(cell)
     forward = Primitive(
@@ -163,15 +140,6 @@ def _primitives(cell: Cell) -> tuple[Primitive, Primitive]:
         axes=rules.grad_axes,
         traits=(Trait.RECURRENT,),
     )
-    # A pass substitutes it for the gradient, a product and sums in optimised Programs, so it has no derivative.
-    with_weight = Primitive(
-        f"{cell.name}_weight_grad",
-        rules.weight_grad_shape,
-        rules.weight_grad_reference,
-        flops=rules.weight_grad_flops,
-        axes=rules.weight_grad_axes,
-    )
-    WITH_WEIGHT_GRADIENTS[grad] = (cell.biases, with_weight)
     return forward, grad
 
 

@@ -33,7 +33,7 @@ def overwrites(equation: Equation, argument: Variable, result: Variable) -> bool
         return _overwrites_members(equation, argument, result)
     if equation.form in OVERWRITES:
         return OVERWRITES[equation.form](equation, argument, result)
-    if has_kernels(equation.form, "cpu") or has_kernels(equation.form, "cuda"):  # a user's kernel: nothing is known
+    if has_kernels(equation.form, "cpu") or has_kernels(equation.form, "cuda"):  # a kernel in a file: nothing is known
         return argument not in equation.inputs
     if equation.form and equation.form != LOOPS:
         return read_once(equation, argument, result)

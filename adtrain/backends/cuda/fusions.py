@@ -47,7 +47,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
     """The passes that fuse several equations into one kernel launch, for a GPU."""
 
     def has_kernel(e: Equation) -> bool:
-        return bool(cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params))
+        return bool(cuda_kernels(e.name, target, *(v.type for v in e.inputs), **e.kernel_params))
 
     if target.by_member:  # the others decide by the sizes of arrays
         return (

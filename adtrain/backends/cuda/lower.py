@@ -42,7 +42,7 @@ from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gem
 from adtrain.passes.fuse_elementwise import is_loops
 
 Problem: TypeAlias = "tuple[Any, ...]"
-"""What candidates are measured for: a primitive, the types of its arguments, and its parameters."""
+"""What candidates are measured for: the name of an equation, the types of its arguments, and its parameters."""
 
 Candidate: TypeAlias = "CudaKernel | LibraryCall"
 """One of several ways to compute an equation."""
@@ -145,7 +145,7 @@ class Lowering:
 
     def _of_rule(self, e: Equation, name: str = "", params: Mapping[str, Any] | None = None) -> Sequence[CudaKernel]:
         types = (v.type for v in e.inputs)
-        return cuda_kernels(name or e.name, self.target, *types, **e.params, **(params or {}))
+        return cuda_kernels(name or e.name, self.target, *types, **e.kernel_params, **(params or {}))
 
     def _generated(self, equation: Equation) -> list[Kernel]:
         """The generated kernels of an equation, to launch in order; none where it has kernels of files."""
@@ -213,13 +213,12 @@ def fastest(labels: Sequence[str], times: Mapping[str, float]) -> str:
 def problem(equation: Equation) -> Problem:
     """The key of measured times. A product with an epilogue has the key of the product."""
     equation = computing(equation)
-    return equation.primitive, tuple(v.type for v in equation.inputs), params_key(equation.params)
+    return equation.name, tuple(v.type for v in equation.inputs), params_key(equation.kernel_params)
 
 
 def problem_text(equation: Equation) -> str | None:
     """The problem as a text that is the same in all processes; None where a parameter has no such text."""
-    primitive, *types_and_params = problem(equation)
     try:
-        return lasting_text((primitive.name, *types_and_params))
+        return lasting_text(problem(equation))
     except ValueError:
         return None

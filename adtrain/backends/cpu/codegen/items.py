@@ -145,7 +145,7 @@ def _bytes(equation: Equation, memory: str, count: int, items: int) -> int:
     """The bytes of "scratch", "prepared" or "collected" that the equation's kernel needs for `items` items."""
     if by_element(equation) or equation.has(Trait.RESHAPE):
         return 0
-    return int(value_for(getattr(_kernel(equation), memory), *_types(equation, count, items), **equation.params))
+    return int(value_for(getattr(_kernel(equation), memory), *_types(equation, count, items), **equation.kernel_params))
 
 
 def _types(equation: Equation, count: int, items: int) -> list[Any]:

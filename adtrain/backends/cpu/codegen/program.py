@@ -96,7 +96,7 @@ def supported(equation: Equation) -> bool:
     types = [v.type for v in equation.inputs]
     try:
         for kernel in kernels(equation):
-            value_for(kernel.numbers, *([0] if kernel.each else []), *types, **equation.params)
+            value_for(kernel.numbers, *([0] if kernel.each else []), *types, **equation.kernel_params)
     except NotImplementedError:
         return False
     return bool(kernels(equation))
@@ -223,7 +223,7 @@ class _Equations:
         candidates = kernels(equation)
         kernel = next((k for k in candidates if k.team), candidates[0])
         types = [v.type for v in equation.inputs]
-        need = value_for(kernel.scratch, *types, **equation.params)
+        need = value_for(kernel.scratch, *types, **equation.kernel_params)
         self.writer.scratch = max(self.writer.scratch, need)
         memory = ["team->scratch"] if need and not kernel.team else []
         pointers = [self.place(v) for v in (*equation.inputs, *equation.outputs)]

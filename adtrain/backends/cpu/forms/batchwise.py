@@ -132,7 +132,7 @@ def kernels(equation: Equation) -> tuple[CKernel, ...]:
 
 
 def _on_items(kernel: CKernel, equation: Equation) -> bool:
-    return bool(value_for(kernel.items, *(v.type for v in equation.inputs), **equation.params))
+    return bool(value_for(kernel.items, *(v.type for v in equation.inputs), **equation.kernel_params))
 
 
 def _items(kernel: CKernel, equation: Equation) -> Items | None:
