@@ -36,7 +36,7 @@ class LargeProductFusion(ProductFusion):
 
 
 class BatchwiseFusion(Fusion):
-    """Each connected group of equations on the same number of items."""
+    """Each connected group of equations on the same number of items, or on several times as many smaller ones."""
 
     form = BATCHWISE
     in_order = True
