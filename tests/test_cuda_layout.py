@@ -159,7 +159,7 @@ def bfloat16_step(monkeypatch: pytest.MonkeyPatch) -> tuple[Program, list[np.nda
     """A step whose products have bfloat16 operands in memory, as if they were large; and its arguments."""
     for name in ("store_bfloat16", "forms.horizontal_fusion"):
         monkeypatch.setattr(import_module(f"adtrain.backends.cuda.{name}"), "MAX_FLOPS", 0)
-    monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.horizontal_fusion"), "ELEMENTS", 1)
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.horizontal"), "ELEMENTS", 1)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.choose_precision"), "LAUNCH_CYCLES", -(10**9))
     rng = np.random.default_rng(0)
     x = array(rng.normal(size=(2200, 64)).astype(np.float32))

@@ -12,7 +12,7 @@ from npz_files import parts, write_npz
 from test_cuda_members_on_host import BY_MEMBER, as_on_a_gpu
 
 from adtrain import config, passes
-from adtrain.backends.cuda.codegen.resident_forms import fused
+from adtrain.backends.cuda.codegen.resident_rules import fused
 from adtrain.backends.cuda.forms.cluster_shards import ClusterShards, cluster_shards
 from adtrain.backends.cuda.forms.resident_layer import resident_layer
 from adtrain.backends.cuda.fusions import gpu_fusions

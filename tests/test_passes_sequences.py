@@ -12,8 +12,8 @@ from program_samples import ON_GPU, everywhere, for_gpu, names
 
 import adtrain as ad
 from adtrain import config, ops, passes
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_K
-from adtrain.backends.cuda.forms.row_products_fusion import ROWS
+from adtrain.backends.cuda.forms.horizontal import MAX_K
+from adtrain.backends.cuda.forms.row_products import ROWS
 from adtrain.cache import Cache
 from adtrain.core.fused import body_of, label
 from adtrain.core.program import Equation, Program

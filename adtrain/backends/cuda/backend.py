@@ -11,8 +11,8 @@ import numpy as np
 import pycuda
 
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.forms.join_horizontals import join_one_blocks
-from adtrain.backends.cuda.forms.peer_exchanges_fusion import fuse_exchanges
+from adtrain.backends.cuda.forms.horizontal import join_one_blocks
+from adtrain.backends.cuda.forms.peer_exchanges import fuse_exchanges
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import SLOT_BYTES

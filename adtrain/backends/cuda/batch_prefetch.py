@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_POINTERS, HorizontalFusion, blocks_in_launch
+from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, HorizontalFusion, blocks_in_launch
 from adtrain.backends.cuda.forms.streamed_layer_fusion import joined, streamed_equations
 from adtrain.core.fused import HORIZONTAL, LOOPS, PEER_EXCHANGES, PRODUCT, body_of, fuse, renamed
 from adtrain.core.program import Equation, Program, Variable

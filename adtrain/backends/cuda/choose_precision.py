@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adtrain.backends.cuda.forms.row_products_fusion import may_join
+from adtrain.backends.cuda.forms.row_products import may_join
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels

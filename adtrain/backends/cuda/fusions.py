@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 
 from adtrain.backends.cuda.choose_precision import choose_precision
-from adtrain.backends.cuda.forms.column_sum_fusion import ColumnSumFusion
-from adtrain.backends.cuda.forms.conv_pool import PoolingFusion
-from adtrain.backends.cuda.forms.convolution import ConvolutionFusion
+from adtrain.backends.cuda.forms.column_sum import ColumnSumFusion
+from adtrain.backends.cuda.forms.convolution import ConvolutionFusion, PoolingFusion
 from adtrain.backends.cuda.forms.gather import GatherFusion
-from adtrain.backends.cuda.forms.grouped_products_fusion import GroupedProductsFusion
-from adtrain.backends.cuda.forms.horizontal_fusion import HorizontalFusion, is_product
+from adtrain.backends.cuda.forms.grouped_products import GroupedProductsFusion
+from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.layer_backward_fusion import fuse_layer_backward
-from adtrain.backends.cuda.forms.one_block_fusion import OneBlockFusion
+from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.resident_steps_fusion import fuse_resident_steps
-from adtrain.backends.cuda.forms.row_fused_fusion import RowFusedFusion
-from adtrain.backends.cuda.forms.row_products_fusion import RowProductsFusion
+from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
+from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.share_member_launches import FirstLaunchFusion, share_counters
 from adtrain.backends.cuda.forms.streamed_layer_fusion import stream_layer
 from adtrain.backends.cuda.forms.tile_weights import tile_weights

@@ -26,8 +26,7 @@ from adtrain.backends.cuda.forms import (  # noqa: F401  define the forms
     tiled_product,
 )
 from adtrain.backends.cuda.forms.form import kernel_form
-from adtrain.backends.cuda.forms.horizontal import horizontal
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_K
+from adtrain.backends.cuda.forms.horizontal import MAX_K, horizontal
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError

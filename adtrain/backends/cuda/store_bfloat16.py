@@ -18,8 +18,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from adtrain.backends.cuda.forms.column_sum_fusion import sums_columns
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_FLOPS
+from adtrain.backends.cuda.forms.column_sum import sums_columns
+from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
 from adtrain.core.array import Array
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable

@@ -1,4 +1,4 @@
-"""What the families of C functions share: the two forms of a function, and how a primitive divides into items."""
+"""What the families of C functions share: the two kinds of functions, and how a primitive divides into items."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.backends.cuda.forms.one_block_fusion import FORMS
+from adtrain.backends.cuda.forms.one_block import IN_ONE_BLOCK
 from adtrain.backends.cuda.forms.resident_layer import ResidentLayer, carried
-from adtrain.backends.cuda.forms.row_fused_fusion import rowwise
+from adtrain.backends.cuda.forms.row_fused import rowwise
 from adtrain.core.fused import body_of, single_equations
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
@@ -21,7 +21,7 @@ from adtrain.core.program_axes import joined, related_axes
 from adtrain.core.types import ArrayType
 from adtrain.passes.fuse_elementwise import elementwise, fuse_loops
 
-BLOCK_FORMS = FORMS | {"standardize"}
+IN_BLOCK = IN_ONE_BLOCK | {"standardize"}
 """The primitives that a block can compute, besides elementwise ones, reshapes and matrix products."""
 
 
@@ -58,7 +58,7 @@ def cluster_shards(body: Program, layer: ResidentLayer, blocks: int) -> ClusterS
     """How a cluster of so many blocks divides a member's Program; None if it cannot."""
     own = (layer.gather, layer.forward, layer.backward)
     equations = [x for e in body.equations if e not in own for x in single_equations(e)]
-    if not all(map(_has_form, equations)):
+    if not all(map(_has_rule, equations)):
         return None
     axes = _axes_of_units(body, layer)
     if blocks == 1 or axes is None or not all(_is_local(e, axes) or _adds_units(e, axes) for e in equations):
@@ -98,13 +98,13 @@ def _adds_units(equation: Equation, axes: Mapping[Variable, int]) -> bool:
     return sums and len(labels) == 1 and labels <= equation.axes.added
 
 
-def _has_form(equation: Equation) -> bool:
+def _has_rule(equation: Equation) -> bool:
     """Whether a thread block can compute an equation."""
     e = equation
     if e.has(Trait.MATMUL):
         one_transposed = not (e.params["transpose_a"] and e.params["transpose_b"])
         return len(e.inputs[0].type.shape) == 2 and one_transposed and e.params["precision"] == FULL
-    return e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in BLOCK_FORMS
+    return e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in IN_BLOCK
 
 
 def _ancestors(equations: Sequence[Equation], last: Sequence[Equation]) -> set[Equation]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from adtrain.backends.cuda.forms.horizontal_fusion import MAX_POINTERS, blocks_in_launch, is_product
-from adtrain.backends.cuda.forms.one_block_fusion import BY_INDEX, is_small
+from adtrain.backends.cuda.codegen.index_rules import BY_INDEX
+from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, blocks_in_launch, is_product
+from adtrain.backends.cuda.forms.one_block import is_small
 from adtrain.core.fused import HORIZONTAL, fuse, per_member_p, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
