@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion, item_kernel
+from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion, LargeProductFusion, item_kernel
 from adtrain.backends.cpu.forms.updates import UpdateFusion
 from adtrain.core.staging import Pass
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
+from adtrain.passes.fold_transposes import fold_transposes
 from adtrain.passes.fuse_elementwise import fuse_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
@@ -22,6 +23,7 @@ from adtrain.passes.readers_first import readers_first
 def cpu_fusions() -> Sequence[Pass]:
     """The passes that fuse several equations into one function, for the CPU."""
     return (
+        fold_transposes,
         flatten_rows,
         fuse_map_reduce,
         remove_dead_code,
@@ -30,8 +32,9 @@ def cpu_fusions() -> Sequence[Pass]:
         keep_derivatives,
         fuse_loops,
         *map(FusionPass, fusions_of_users("cpu")),
-        fuse_product,
+        FusionPass(LargeProductFusion),
         FusionPass(BatchwiseFusion),
+        fuse_product,
         FusionPass(UpdateFusion),
         readers_first,
     )
