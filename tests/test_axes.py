@@ -242,6 +242,10 @@ def test_items_and_rows() -> None:
     assert found("flip", (3, 4, 2), axes=(1,), rows=12) is None
     assert found("standardize", (3, 4, 2), axes=(2,), eps=1e-5, rows=12) == Items(12, (True,))
     assert found("standardize", (3, 4, 2), axes=(1, 2), eps=1e-5, rows=12) is None
+    assert equation("reshape", (3, 4, 2), shape=(12, 2)).outer_items == Items(3, (True,))
+    assert equation("reshape", (12, 2), shape=(3, 4, 2)).outer_items == Items(3, (True,))
+    assert equation("reshape", (12, 2), shape=(8, 3)).outer_items is None
+    assert equation("add", (3, 4), ()).outer_items == Items(3, (True, False))
     assert equation("sum", (3, 4), axes=(0, 1)).summed_items == Items(3, (True,))
     assert equation("max", (3, 4), axes=(0, 1)).summed_items is None
     assert equation("matmul", (4, 3), (4, 5), **{**product, "transpose_a": True}).summed_items == Items(4, (True, True))

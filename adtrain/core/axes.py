@@ -100,6 +100,21 @@ def items(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape]) -> I
     return None if elsewhere else Items(results[0][0], flags)
 
 
+def outer_items(axes: Axes, arguments: Sequence[Shape], results: Sequence[Shape]) -> Items | None:
+    """As `items`, but if axis 0 of a value joins several axes, an item is an index of the first of them.
+
+    So a reshape between sequences (B, S, F) and rows (B S, F) has B items: S rows of the latter are one item.
+    """
+    given, made = (
+        tuple((*(x[:1] for x in labels[:1]), *labels[1:]) for labels in side) for side in (axes.arguments, axes.results)
+    )
+    found = items(replace(axes, arguments=given, results=made), arguments, results)
+    if found is None:
+        return None
+    read = (shape for shape, flag in zip(arguments, found.flags, strict=True) if flag)
+    return replace(found, count=min(shape[0] for shape in (*read, *results)))
+
+
 def summed_items(axes: Axes, arguments: Sequence[Shape]) -> Items | None:
     """How an operation sums over items, the indices of axis 0 of some arguments; None if it does not."""
     for labels, shape in zip(axes.arguments, arguments, strict=True):

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from adtrain.core.array import Array
-from adtrain.core.axes import Axes, Items, items, rows, summed_items
+from adtrain.core.axes import Axes, Items, items, outer_items, rows, summed_items
 from adtrain.core.primitive import VIEWS, Cost, Primitive, Trait
 from adtrain.core.static_key import Identity
 from adtrain.core.types import ArrayType, Shape
@@ -102,6 +102,11 @@ class Equation:
     def items(self) -> Items | None:
         """How it works item by item; None if it does not. An item is an index of axis 0."""
         return items(self.axes, *self._shapes)
+
+    @cached_property
+    def outer_items(self) -> Items | None:
+        """As `items`, but if axis 0 joins several axes, an item is an index of the first. See `adtrain.core.axes`."""
+        return outer_items(self.axes, *self._shapes)
 
     @cached_property
     def summed_items(self) -> Items | None:

@@ -14,6 +14,7 @@ from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_collectives import fold_collectives
 from adtrain.passes.fold_constants import fold_constants
+from adtrain.passes.fold_transposes import fold_transposes
 from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
 from adtrain.passes.fuse_elementwise import fuse_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
@@ -78,6 +79,7 @@ __all__ = [
     "flatten_rows",
     "fold_collectives",
     "fold_constants",
+    "fold_transposes",
     "fuse",
     "fuse_bias_gradients",
     "fuse_loops",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion, item_kernel
+from adtrain.backends.cpu.forms.batchwise import BatchwiseFusion, LargeProductFusion, item_kernel
 from adtrain.backends.cpu.forms.updates import UpdateFusion
 from adtrain.core.staging import Pass
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
+from adtrain.passes.fold_transposes import fold_transposes
 from adtrain.passes.fuse_elementwise import fuse_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
@@ -26,7 +27,7 @@ def cpu_fusions(by_member: bool = False) -> Sequence[Pass]:
 
     Batching rules compute a Program by member. A product over the rows of all members would depend on their number.
     """
-    first = (stack_all_members, *SIMPLIFY) if by_member else (flatten_rows,)
+    first = (stack_all_members, *SIMPLIFY, fold_transposes) if by_member else (fold_transposes, flatten_rows)
     return (
         *first,
         fuse_map_reduce,
@@ -36,8 +37,9 @@ def cpu_fusions(by_member: bool = False) -> Sequence[Pass]:
         keep_derivatives,
         fuse_loops,
         *map(FusionPass, fusions_of_users("cpu")),
-        fuse_product,
+        FusionPass(LargeProductFusion),
         FusionPass(BatchwiseFusion),
+        fuse_product,
         FusionPass(UpdateFusion),
         readers_first,
     )

@@ -29,6 +29,7 @@ from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.target import Target
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
+from adtrain.passes.fold_transposes import fold_transposes
 from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
 from adtrain.passes.fuse_elementwise import fuse_loops, is_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
@@ -55,6 +56,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
             partial(_fuse_layers, target=target),
         )
     return (
+        fold_transposes,
         flatten_rows,
         partial(choose_precision, target=target),
         partial(store_bfloat16, target=target),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from adtrain.core.kernel import CKernel
 from adtrain.core.registry import register
 from adtrain.lowering import layouts
 from adtrain.lowering.cpu.shapes import item_and_team
@@ -51,6 +50,6 @@ def _pad_numbers(x: Any, **params: Any) -> tuple[int | float, ...]:
 
 register("transpose", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.transpose)))
 register("flip", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.flip)))
-register("concatenate", "cpu", CKernel("copy.c", "copy_team", _numbers(layouts.concatenate), team=True, each=True))
+register("concatenate", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.concatenate), each=True))
 register("slice", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.slice)))
 register("pad", "cpu", item_and_team("copy.c", "pad", _pad_numbers))

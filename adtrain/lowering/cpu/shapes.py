@@ -17,11 +17,12 @@ def item_and_team(
     dtypes: Callable[..., tuple[np.dtype, ...]] | None = None,
     scratch: int = 0,
     checked: bool = False,
+    each: bool = False,
 ) -> tuple[CKernel, CKernel]:
     """The function ``name`` for items, and ``name_team``, which all threads call. ``scratch`` is for the latter."""
     return (
-        CKernel(file, name, numbers, dtypes, items=True, several_items=True, checked=checked),
-        CKernel(file, f"{name}_team", numbers, dtypes, team=True, scratch=scratch, checked=checked),
+        CKernel(file, name, numbers, dtypes, items=True, several_items=True, each=each, checked=checked),
+        CKernel(file, f"{name}_team", numbers, dtypes, team=True, scratch=scratch, each=each, checked=checked),
     )
 
 

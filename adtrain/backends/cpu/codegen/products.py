@@ -26,7 +26,7 @@ def emit_product(writer: Writer, equation: Equation, place: Callable[[Variable],
         epilogue = body_of(loops)
     (c,) = product.outputs
     target = place(c) if c in equation.outputs else "NULL"
-    (kernel,) = kernels(product)
+    (kernel,) = (k for k in kernels(product) if k.team)
     types = [v.type for v in product.inputs]
     source = Source(kernel.file, kernel.element_types(*types, **product.kernel_params))
     name = writer.name(kernel, product, types)

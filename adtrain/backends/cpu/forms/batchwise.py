@@ -6,6 +6,8 @@ backward pass with the sums over the batch that give bias gradients.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from adtrain.core.axes import Items
 from adtrain.core.fused import BATCHWISE
 from adtrain.core.kernel import CKernel, value_for
@@ -14,15 +16,27 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import c_kernels
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import by_element
+from adtrain.passes.fuse_products import ProductFusion
 from adtrain.passes.fusion import Fusion
-from adtrain.passes.groups import MAX_EQUATIONS, Groups
+from adtrain.passes.groups import Groups
 
 MIN_ITEMS = 8
 """With fewer items there is too little work for several threads."""
+MIN_COARSE_ITEMS = 64
+"""Minimum items if equations on more items are computed with them."""
+MAX_EQUATIONS = 1024
+"""Maximum equations of a group. Each is a call in the group's function, which compilers do not inline."""
+
+
+class LargeProductFusion(ProductFusion):
+    """A matrix product with an epilogue, unless `BatchwiseFusion` may take the product."""
+
+    def takes(self, product: Equation, epilogue: Equation) -> bool:
+        return super().takes(product, epilogue) and by_item(product) is None
 
 
 class BatchwiseFusion(Fusion):
-    """Each connected group of equations on the same number of items."""
+    """Each connected group of equations on the same number of items, or on several times as many smaller ones."""
 
     form = BATCHWISE
     in_order = True
@@ -32,14 +46,28 @@ class BatchwiseFusion(Fusion):
         super().__init__(program, target)
         self.found = [by_item(e) for e in program.equations]
         self.sums = [sums_items(e) for e in program.equations]
+        self.divisible = [is_divisible(e) for e in program.equations]
 
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         source, consumer, e = self.found[producer], self.found[reader], groups.equations[reader]
         if source is None or consumer is None or consumer.count < MIN_ITEMS:
             return False
-        if self.sums[producer] or source.count != consumer.count or not _same_phase(groups.equations[producer], e):
+        if self.sums[producer] or not _same_phase(groups.equations[producer], e):
             return False
-        return self._by_item_only(groups, groups.of[producer], groups.of[reader])
+        a, b = groups.of[producer], groups.of[reader]
+        return self._have_common_items(groups, a, b) and self._by_item_only(groups, a, b)
+
+    def _have_common_items(self, groups: Groups, a: int, b: int) -> bool:
+        """Whether the items of one group are those of the other, or some neighbours of these."""
+        (few, _), (many, fine) = sorted((self._count(groups.members[group]), group) for group in (a, b))
+        if few == many:
+            return True
+        divisible = many % few == 0 and all(self.divisible[i] for i in groups.members[fine])
+        return few >= MIN_COARSE_ITEMS and divisible
+
+    def _count(self, members: Sequence[int]) -> int:
+        """The number of items of a group."""
+        return min(found.count for i in members if (found := self.found[i]) is not None)
 
     def _by_item_only(self, groups: Groups, a: int, b: int) -> bool:
         """Whether group `b` reads group `a` item by item. Within each of the two this is so already."""
@@ -54,14 +82,14 @@ class BatchwiseFusion(Fusion):
 
 
 def _same_phase(a: Equation, b: Equation) -> bool:
-    """Whether both belong to one phase. The loss and its gradient count as one."""
-    return a.phase == b.phase or a.scope == b.scope == "loss"
+    """Whether both belong to one phase. The loss and its gradient count as one, and so does what is in no layer."""
+    return a.phase == b.phase or a.scope == b.scope in ("", "loss")
 
 
 def by_item(equation: Equation) -> Items | None:
     """How a thread computes `equation` item by item, or adds items for it; None if it does neither."""
     if by_element(equation) or equation.has(Trait.RESHAPE):
-        return equation.items
+        return equation.outer_items
     kernel = item_kernel(equation)
     return None if kernel is None else _items(kernel, equation)
 
@@ -71,6 +99,19 @@ def item_rule(equation: Equation) -> Items:
     found = by_item(equation)
     assert found is not None
     return found
+
+
+def item_count(equations: Sequence[Equation]) -> int:
+    """The number of items of the equations of one group. It divides the number of each."""
+    return min(item_rule(e).count for e in equations)
+
+
+def is_divisible(equation: Equation) -> bool:
+    """Whether several neighbouring items can be one item."""
+    if by_element(equation) or equation.has(Trait.RESHAPE):
+        return True
+    kernel = item_kernel(equation)
+    return kernel is not None and kernel.several_items and not equation.has(Trait.GATHER)
 
 
 def sums_items(equation: Equation) -> bool:
