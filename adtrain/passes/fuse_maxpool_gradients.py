@@ -95,7 +95,7 @@ def _on_pooled(e: Equation, put: dict[Variable, Equation], has_kernel: Callable[
     if i is None or source is None:
         return e
     before, after = e.inputs[:i], e.inputs[i + 1 :]
-    spread = Variable(e.inputs[i].type, e.inputs[i].device)
+    spread = e.inputs[i].like()
     body = [replace(source, outputs=(spread,)), replace(e, inputs=(*before, spread, *after))]
     found = fuse(e.name + OF_POOLED, body, e.outputs, (*before, *source.inputs, *after))
     return found if has_kernel(found) else e
