@@ -121,7 +121,7 @@ class Equation:
     def _shapes(self) -> tuple[Sequence[Shape], Sequence[Shape]]:
         return [v.type.shape for v in self.inputs], [v.type.shape for v in self.outputs]
 
-    @property
+    @cached_property
     def members(self) -> int:
         """How many members it computes. 0 if all members share its results."""
         return max((v.members for v in self.outputs), default=0)
