@@ -157,7 +157,7 @@ def test_repeated_runs_compute_the_same_as_single_runs(network: str, ahead: bool
 @pytest.fixture
 def bfloat16_step(monkeypatch: pytest.MonkeyPatch) -> tuple[Program, list[np.ndarray]]:
     """A step whose products have bfloat16 operands in memory, as if they were large; and its arguments."""
-    for name in ("store_bfloat16", "forms.horizontal_fusion"):
+    for name in ("store_bfloat16", "forms.horizontal"):
         monkeypatch.setattr(import_module(f"adtrain.backends.cuda.{name}"), "MAX_FLOPS", 0)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.horizontal"), "ELEMENTS", 1)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.choose_precision"), "LAUNCH_CYCLES", -(10**9))
