@@ -58,7 +58,7 @@ class BatchwiseFusion(Fusion):
         return self._have_common_items(groups, a, b) and self._by_item_only(groups, a, b)
 
     def _have_common_items(self, groups: Groups, a: int, b: int) -> bool:
-        """Whether the items of one group are those of the other, or some neighbours of these."""
+        """Whether both groups have the same items, or an item of one is several neighbouring items of the other."""
         (few, _), (many, fine) = sorted((self._count(groups.members[group]), group) for group in (a, b))
         if few == many:
             return True
@@ -82,7 +82,7 @@ class BatchwiseFusion(Fusion):
 
 
 def _same_phase(a: Equation, b: Equation) -> bool:
-    """Whether both belong to one phase. The loss and its gradient count as one, and so does what is in no layer."""
+    """Whether both belong to one phase. The loss and its gradient count as one phase. So do equations of no layer."""
     return a.phase == b.phase or a.scope == b.scope in ("", "loss")
 
 
