@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,11 +17,12 @@ from adtrain.backends.cpu import CpuBackend
 from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import ensemble, member_run, plan, ranking, wave
 from adtrain.sweeps.folder import SweepFolder
+from adtrain.sweeps.ranking import Criterion, OnTest
 from adtrain.sweeps.records import MemberEpoch, SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch, halving_epochs
 from adtrain.training import model_file
 from adtrain.training.evaluation import predictions
-from adtrain.training.scores import ClassScore
+from adtrain.training.scores import ClassScore, MultilabelScore
 
 SWEEP = "{training.seed: {range: 3}, optimizer.sgd.lr: [0.1, 1.23456789e+30], model.layers.0.linear: [8, 6]}"
 SETTINGS = SGD, "data.validation=0.2", "training.epochs=4", "data.batch_size=8"
@@ -196,9 +198,27 @@ def epochs(*losses: float | None) -> dict[int, MemberEpoch]:
     }
 
 
+def last(history: dict[int, dict[int, MemberEpoch]]) -> dict[int, MemberEpoch]:
+    """The last epochs of members, with their numbers."""
+    return {number: replace(of_member[max(of_member)], member=number) for number, of_member in history.items()}
+
+
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+def test_of_members_with_equal_values_the_one_with_the_lower_loss_comes_first(part: str) -> None:
+    by_f1 = Criterion.of(f"{part}_f1", higher_is_better=True)
+    losses = {0: 0.3, 1: 0.1, 2: 0.2}
+    of_loss = {number: MultilabelScore(loss, 0.5, 0.75) for number, loss in losses.items()}
+    models = {number: MemberEpoch(number, 1, score, score, None) for number, score in of_loss.items()}
+    tests = {number: OnTest(score) for number, score in of_loss.items()}
+    found = ranking.ranked(models, tests, dict.fromkeys(models, 0), by_f1, by_f1)
+    assert [number for number, *_ in found] == [1, 2, 0]
+
+
 def test_finished_members_are_ranked_by_their_values_whatever_their_epochs() -> None:
     history = {0: epochs(3.0, 2.0, 1.0), 1: epochs(0.5), 2: epochs(4.0, 0.7)}
-    found = ranking.ranked(history, dict.fromkeys(history), dict.fromkeys(history, 0), "train_loss")
+    by_loss = Criterion.of("train_loss", higher_is_better=False)
+    tests = dict.fromkeys(history, OnTest(None))
+    found = ranking.ranked(last(history), tests, dict.fromkeys(history, 0), by_loss, by_loss)
     assert found == [(1, "finished", 0.5), (2, "finished", 0.7), (0, "finished", 1.0)]
 
 
@@ -212,7 +232,8 @@ def test_dropped_members_are_ranked_by_the_rungs_they_survived_then_by_their_val
         5: epochs(None),
     }
     survived = {0: 2, 1: 1, 2: 1, 3: 1, 4: 0, 5: 0}
-    for metric in ("train_loss", "test_loss"):
-        found = ranking.ranked(history, {0: ClassScore(0.8, 0.5)}, survived, metric)
+    by_loss = Criterion.of("train_loss", higher_is_better=False)
+    for criterion in (by_loss, replace(by_loss, part="test")):
+        found = ranking.ranked(last(history), {0: OnTest(ClassScore(0.8, 0.5))}, survived, criterion, by_loss)
         assert [number for number, *_ in found] == [0, 2, 1, 4, 3, 5]
         assert [status for _, status, _ in found] == ["finished", *["dropped"] * 3, *["failed"] * 2]

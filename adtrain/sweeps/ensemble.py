@@ -61,13 +61,10 @@ def evaluate(session: Session, folder: SweepFolder, members: Sequence[int]) -> S
 
 def _summed(group: Group, params: nn.Params, statistics: nn.State, images: Any, device: str) -> np.ndarray:
     """The sum of the members' predictions for images (N, C, H, W): float64 (N, ...)."""
-    network = group.experiment.network
-
-    def of_member(params: nn.Params, statistics: nn.State, batch: Value) -> Value:
-        return network.task.predictions(network.outputs(params, statistics, batch, nn.Mode(training=False))[0])
+    predictions = group.experiment.network.predictions
 
     def of_batch(params: nn.Params, statistics: nn.State, batch: Value) -> Value:
-        found = vmap(of_member, (0, 0, None))(params, statistics, batch)
+        found = vmap(predictions, (0, 0, None))(params, statistics, batch)
         return ops.sum(ops.astype(found, np.float64), axis=0)
 
     step = stage(of_batch, ALL)

@@ -16,7 +16,7 @@ from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import append_line, locked_by, read_file, unwritable, write_atomic
 from adtrain.sweeps.members import Group
-from adtrain.sweeps.records import FORMAT, EpochLine, SweepData, SweepOptions, SweepResults
+from adtrain.sweeps.records import FORMAT, LAST_EPOCH_FORMAT, EpochLine, SweepData, SweepOptions, SweepResults
 from adtrain.sweeps.states import StateFiles
 from adtrain.training.metrics import read_lines
 from adtrain.training.preparation import with_absolute_paths
@@ -62,15 +62,18 @@ class SweepFolder:
 
     def config(self, trust: Trust = NONE) -> Config:
         """The config of the sweep. Raises ConfigError where `trust` does not allow to run one of its plug-ins."""
-        cfg = config.load(self.path / SWEEP_CONFIG, run_plugin=trust.run)
+        overrides = ["training.final_model=last"] if self.options.format == LAST_EPOCH_FORMAT else []
+        cfg = config.load(self.path / SWEEP_CONFIG, overrides, run_plugin=trust.run)
         trust.check(cfg.plugins)
         return cfg
 
     @property
     def options(self) -> SweepOptions:
         found: SweepOptions = records.parse(SweepOptions, read_file(self.path / OPTIONS), str(self.path / OPTIONS))
-        if found.format != FORMAT:
-            raise AdtrainError(f"{self.path / OPTIONS}: has format {found.format}; this version reads format {FORMAT}")
+        known = (LAST_EPOCH_FORMAT, FORMAT)
+        if found.format not in known:
+            expected = " and ".join(map(str, known))
+            raise AdtrainError(f"{self.path / OPTIONS}: has format {found.format}; this version reads {expected}")
         if list(found.halving) != sorted(set(found.halving)):
             raise AdtrainError(f"{self.path / OPTIONS}: halving: found {list(found.halving)}, expected rising epochs")
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,11 +18,12 @@ from adtrain.sweeps.members import Group
 from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.run import rungs_of
 from adtrain.sweeps.session import Session
-from adtrain.sweeps.wave import WaveState
+from adtrain.sweeps.wave import WaveState, best_of
 from adtrain.training.checkpoint import fetch
 from adtrain.training.endings import Result
 from adtrain.training.metrics import METRICS, Epoch, Tested
 from adtrain.training.run_folder import CONFIG, RunFolder, write_plugins
+from adtrain.training.scores import single_numbers
 from adtrain.training.step import TrainState
 from adtrain.training.summary import summarize
 
@@ -92,13 +94,13 @@ def write_run(
         return path
     group, state = member_state(session, folder, found.member, known)
     lines = folder.lines_of(session.groups)
-    scored_epochs = {x.epoch for line in lines for x in line.members if x.member == found.member and x.train}
-    if len(scored_epochs) < found.epochs:
-        what = f"found {len(scored_epochs)} epochs of member {found.member}, expected {found.epochs}"
+    of_epoch = {x.epoch: (x, line) for line in lines for x in line.members if x.member == found.member and x.train}
+    if len(of_epoch) < found.epochs:
+        what = f"found {len(of_epoch)} epochs of member {found.member}, expected {found.epochs}"
         raise AdtrainError(f"{folder.path / METRICS}: {what}: the file is damaged")
     experiment = group.of_member(session.members[found.member])
-    train, test, kind = found.train, found.test, experiment.network.task.score_kind
-    if not (isinstance(train, kind) and isinstance(test, kind)):
+    last, test, kind = of_epoch[max(of_epoch)][0], found.test, experiment.network.task.score_kind
+    if not (isinstance(last.train, kind) and isinstance(test, kind)):
         raise AdtrainError(f"{folder.path / RESULTS}: found no finite scores of member {found.member}, expected some")
     path.mkdir(parents=True, exist_ok=True)
     run = RunFolder(path)
@@ -106,34 +108,29 @@ def write_run(
     write_atomic(path / METRICS, b"")
     write_plugins(experiment.config, path)
     run.write_model(experiment, fetch(state)())
-    best = experiment.best_start
     seconds = 0.0
-    per_epoch = experiment.steps_per_epoch
-    for line in lines:
-        for scored in line.members:
-            if scored.member != found.member or scored.train is None:
-                continue
-            share = line.added_seconds / len(line.members)
-            seconds += share
-            step = min(scored.epoch * per_epoch, experiment.total_steps)
-            speed = len(experiment.train) / share if share else 0.0
-            run.append_metrics(Epoch(scored.epoch, step, scored.train, scored.validation, share, speed))
-            best = best.after(scored.epoch, scored.train, scored.validation, {})
+    for epoch, (scored, line) in sorted(of_epoch.items()):
+        share = line.added_seconds / len(line.members)
+        seconds += share
+        step = min(epoch * experiment.steps_per_epoch, experiment.total_steps)
+        speed = len(experiment.train) / share if share else 0.0
+        assert scored.train is not None
+        run.append_metrics(Epoch(epoch, step, scored.train, scored.validation, share, speed, scored.metrics))
     result = Result(
         state=state,
-        restored=False,
-        ended="finished",
-        best=best,
-        train=train,
-        validation=found.validation,
+        restored=found.model_epoch not in (None, found.epochs),
+        ended="finished" if found.epochs == experiment.epochs else "early_stopping",
+        best=best_of(experiment, {epoch: scored for epoch, (scored, _) in of_epoch.items()}, found.epochs),
+        train=last.train,
+        validation=last.validation,
         test=test,
-        metrics={},  # a sweep refuses `training.metrics`
+        metrics=cast(Any, found.metrics),
         epochs=found.epochs,
-        steps=experiment.total_steps,
+        steps=step,
         images=len(experiment.train) * found.epochs,
         train_seconds=seconds,
         step_seconds=(),
     )
-    run.append_metrics(Tested(found.epochs, experiment.total_steps, test))
+    run.append_metrics(Tested(found.epochs, step, test, single_numbers(found.metrics)))
     run.write_summary(summarize(experiment, result, session.device, [("training", 0.0, seconds)]))
     return path

@@ -127,7 +127,7 @@ def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> i
     memories = [backend(device).memory(x) for x in (program, evaluation)]
     largest = max(memory.values + memory.scratch for memory in memories)
     inputs = sum(nbytes(x) for x in arguments[:3]) + nbytes(arguments[5])
-    inputs += nbytes(arguments[0])  # the state after the last epoch: see `WaveTraining.last`
+    inputs += (1 + experiment.restores_best) * nbytes(arguments[0])  # `WaveTraining.last` and `best`
     data = held_bytes(group.whole, device) + held_bytes(experiment.test, device)
     return inputs + data + largest
 

@@ -18,7 +18,7 @@ from adtrain.sweeps.plan import GroupPlan, measured, plan, together_of
 from adtrain.sweeps.records import SweepOptions
 from adtrain.sweeps.run import SweepRun, Watch, halving_epochs
 from adtrain.sweeps.wave import Programs
-from adtrain.training.checks import check_precision
+from adtrain.training.checks import check_precision, other_metrics
 from adtrain.training.trust import Trust
 
 
@@ -65,9 +65,13 @@ class Session:
         """What is wrong with a metric that some members do not have; None where all have it."""
         part, _, metric = rank_by.partition("_")
         for group in self.groups:
-            fields = group.experiment.network.task.score_kind._fields
-            if metric not in fields or part not in ("train", "validation", "test"):
-                return f"found {found(rank_by)}, expected train_, validation_ or test_ with one of {', '.join(fields)}"
+            task = group.experiment.network.task
+            fields, others = task.score_kind._fields, other_metrics(group.experiment.config, task)
+            in_part = (*fields, *others) if part in ("validation", "test") else fields if part == "train" else ()
+            if metric not in in_part:
+                expected = f"expected train_, validation_ or test_ with one of {', '.join(fields)}"
+                expected += f", or validation_ or test_ with one of {', '.join(others)}" if others else ""
+                return f"found {found(rank_by)}, {expected}"
             if part == "validation" and group.experiment.validation is None:
                 return f"found {rank_by}, expected data.validation above 0 for it"
         return None
@@ -77,6 +81,9 @@ class Session:
         chosen = rank_by or config.build.sweep(self.config).rank_by or self.groups[0].experiment.best_by
         if (wrong := self._lacks(chosen)) is not None:
             raise self.config.error_at(("sweep", "rank_by"), wrong)
+        criterion = self.groups[0].criterion(chosen)
+        if halving and (wrong := self._lacks(str(self.groups[0].of_survival(criterion)))) is not None:
+            raise self.config.error_at(("sweep", "rank_by"), f"{wrong}, by which members are dropped")
         epochs = max(group.experiment.epochs for group in self.groups)
         return SweepOptions(halving_epochs(epochs, len(self.members)) if halving else (), chosen)
 

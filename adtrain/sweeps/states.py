@@ -19,8 +19,8 @@ from adtrain.training import tensor_file
 from adtrain.training.checkpoint import named_state
 from adtrain.training.step import TrainState
 
-TALLY, LAST = "tally.", "last."
-"""The prefixes of the names of a tally's arrays, and of the state after the last complete epoch."""
+TALLY, LAST, BEST = "tally.", "last.", "best."
+"""The prefixes of the names of a tally's arrays, and of the states after the last and after the best epoch."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class StateFiles:
         if state.tally is not None and state.last is not None:
             arrays |= tensor_file.named(state.tally, prefix=TALLY)
             arrays |= named_state(state.last, LAST)
+        if state.best is not None:
+            arrays |= named_state(state.best, BEST)
         about = _Metadata(state.members, state.epochs, state.batches, state.frozen)
         write_atomic(path, tensor_file.parts(arrays, about))
 
@@ -80,13 +82,16 @@ class StateFiles:
         parts = {"": named_state(state)}
         if about.batches:
             parts |= {TALLY: tensor_file.named(tally, prefix=TALLY), LAST: named_state(state, LAST)}
+        if experiment.restores_best and about.epochs < experiment.epochs:
+            parts[BEST] = named_state(state, BEST)
         expected = {name: x for names in parts.values() for name, x in names.items()}
         arrays = file.read(expected, "the sweep's members", finite=False)
 
         def of_part(like: Any, part: str) -> Any:
             return tree.unflatten(tree.flatten(like)[1], [arrays[name] for name in parts[part]])
 
-        found = WaveState(about.members, about.epochs, about.batches, of_part(state, ""), about.frozen)
+        best = of_part(state, BEST) if BEST in parts else None
+        found = WaveState(about.members, about.epochs, about.batches, of_part(state, ""), about.frozen, best)
         if not about.batches:
             return found
         return replace(found, tally=of_part(tally, TALLY), last=of_part(state, LAST))

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from adtrain.config.values import BestBy, Bool, Measured, Total
 from adtrain.training.scores import Score
+
+
+class ScoredEpoch(Protocol):
+    """A record of an epoch, of a run or of a member of a sweep. `metrics` are those of the validation part."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def train(self) -> Score | None: ...
+    @property
+    def validation(self) -> Score | None: ...
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
 
 
 @dataclass(frozen=True)
@@ -36,24 +50,32 @@ class Best:
     def after(
         self,
         epoch: int,
-        train: Score,
+        train: Score | None,
         validation: Score | None,
         metrics: Mapping[str, float],
         min_delta: float = 0.0,
     ) -> Best:
         """The record after `epoch` ended with these scores, and with `metrics` of the validation part.
 
-        Among equal epochs the first one counts.
+        Among equal epochs the first one counts. An epoch without the metric is no improvement.
         """
-        part, _, metric = self.by.partition("_")
-        score = train if part == "train" else validation
-        assert score is not None, "best_by names a validation metric, but there is no validation split"
-        value: float = getattr(score, metric) if metric in score._fields else metrics[metric]
+        value = self.measured(train, validation, metrics)
+        if value is None:
+            return replace(self, waited=self.waited + 1)
         if self._gain(value, self.to_beat) > min_delta:
             updated = replace(self, to_beat=value, waited=0)
         else:
             updated = replace(self, waited=self.waited + 1)
         return replace(updated, value=value, epoch=epoch) if self._gain(value, self.value) > 0 else updated
+
+    def measured(self, train: Score | None, validation: Score | None, metrics: Mapping[str, float]) -> float | None:
+        """The metric of an epoch; None if it was not measured."""
+        part, _, metric = self.by.partition("_")
+        score = train if part == "train" else validation
+        if score is not None and metric in score._fields:
+            found: float = getattr(score, metric)
+            return found
+        return metrics.get(metric) if part == "validation" else None
 
     def _gain(self, value: float, reference: float | None) -> float:
         """The improvement over `reference`: positive is better, whether high or low values are."""

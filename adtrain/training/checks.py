@@ -126,9 +126,7 @@ def check_metrics(cfg: Config, task: Task) -> None:
     fields, best_by = task.score_kind._fields, cfg.training.best_by
     if best_by is not None:
         part, _, metric = best_by.partition("_")
-        others = [x.kind for x in cfg.training.metrics or ()]
-        if isinstance(task, Classification):
-            others = [name for name in dict.fromkeys([*METRICS, *others]) if name not in ("confusion", *fields)]
+        others = other_metrics(cfg, task)
         if metric not in fields and not (part == "validation" and metric in others):
             expected = f"expected train_ or validation_ with one of {', '.join(fields)}"
             expected += f", or validation_ with one of {', '.join(others)}" if others else ""
@@ -138,6 +136,14 @@ def check_metrics(cfg: Config, task: Task) -> None:
         raise cfg.error_at(
             ("training", "metrics"), f"found {', '.join(x.kind for x in cfg.training.metrics)}, {reason}"
         )
+
+
+def other_metrics(cfg: Config, task: Task) -> list[str]:
+    """The metrics that can be measured beside those of the score, without the confusion matrix."""
+    names = [x.kind for x in cfg.training.metrics or ()]
+    if isinstance(task, Classification):
+        names = [*METRICS, *names]
+    return [name for name in dict.fromkeys(names) if name not in ("confusion", *task.score_kind._fields)]
 
 
 def check_memory(cfg: Config, net: Network) -> None:

@@ -65,9 +65,8 @@ class NotFinite(AdtrainError):
 
 def ended(experiment: Experiment, progress: Progress) -> Ending | None:
     """The reason why a training with this progress is over: "finished" or "early_stopping"; None if it is not over."""
-    stopping = experiment.config.training.early_stopping
     if progress.evaluated and progress.step >= experiment.total_steps:
         return "finished"
-    if progress.evaluated and stopping is not None and progress.best.waited >= stopping.patience:
+    if progress.evaluated and experiment.stops_early(progress.best):
         return "early_stopping"
     return None

@@ -24,11 +24,10 @@ from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
 from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks
 from adtrain.training import sharded_step, warm_start
-from adtrain.training.best import Best
-from adtrain.training.evaluation import metrics_of
+from adtrain.training.best import Best, ScoredEpoch
+from adtrain.training.evaluation import higher_is_better, metrics_of
 from adtrain.training.network import Network
 from adtrain.training.program_cache import PersistentProgramCache, targets
-from adtrain.training.scores import HIGHER_IS_BETTER
 from adtrain.training.sharding import Buckets, Sharding
 from adtrain.training.step import (
     EvaluationStep,
@@ -142,9 +141,18 @@ class Experiment:
     @property
     def best_start(self) -> Best:
         """The record of the best epoch before the first one ends."""
-        metric = self.best_by.partition("_")[2]
-        own = self.metrics.get(metric)
-        return Best.start(self.best_by, getattr(own, "higher_is_better", True) if own else metric in HIGHER_IS_BETTER)
+        return Best.start(self.best_by, higher_is_better(self.best_by.partition("_")[2], self.metrics))
+
+    def best_after(self, best: Best, epoch: ScoredEpoch) -> Best:
+        """The record of the best epoch after another one ended."""
+        stopping = self.config.training.early_stopping
+        min_delta = stopping.min_delta if stopping else 0.0
+        return best.after(epoch.epoch, epoch.train, epoch.validation, epoch.metrics, min_delta)
+
+    def stops_early(self, best: Best) -> bool:
+        """Whether early stopping ends a training with this record of the best epoch."""
+        stopping = self.config.training.early_stopping
+        return stopping is not None and best.waited >= stopping.patience
 
     @property
     def restores_best(self) -> bool:

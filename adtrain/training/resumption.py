@@ -178,14 +178,13 @@ def _with_best(run: Path, experiment: Experiment, last: Checkpoint) -> tuple[Sta
 
 def _best_of_metrics(run: Path, experiment: Experiment, progress: Progress) -> Best:
     """The record after the evaluated epochs, from the metrics; the empty record if their lines are not complete."""
-    best, stopping = experiment.best_start, experiment.config.training.early_stopping
-    part, _, metric = best.by.partition("_")
+    best = experiment.best_start
     evaluated = progress.epoch if progress.batches and progress.evaluated else progress.epoch - 1
     epochs = [x for x in read_metrics(run) if isinstance(x, Epoch) and x.step <= progress.step]
     if [x.epoch for x in epochs] != list(range(1, evaluated + 1)):
         return best
     for x in epochs:
-        if part == "validation" and (x.validation is None or metric not in (*x.validation._fields, *x.metrics)):
+        if best.measured(x.train, x.validation, x.metrics) is None:
             return experiment.best_start
-        best = best.after(x.epoch, x.train, x.validation, x.metrics, stopping.min_delta if stopping else 0.0)
+        best = experiment.best_after(best, x)
     return best

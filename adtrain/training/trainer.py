@@ -291,15 +291,14 @@ class _Training:
         return self.experiment.train.labels[np.concatenate(batches)]
 
     def _finish_epoch(self, validation: Score | None, metrics: dict[str, float], images: int, seconds: float) -> None:
-        progress, stopping = self.progress, self.experiment.config.training.early_stopping
+        progress = self.progress
         train = progress.score(
             self.task,
             lambda: self._labels(list(islice(batches_of(self.experiment, progress.epoch), progress.batches))),
         )
-        min_delta = stopping.min_delta if stopping else 0.0
-        best = progress.best.after(progress.epoch, train, validation, metrics, min_delta)
         speed = images / seconds if seconds else 0.0
         done = Epoch(progress.epoch, progress.step, train, validation, seconds, speed, metrics)
+        best = self.experiment.best_after(progress.best, done)
         is_best = (best.epoch, best.value) != (progress.best.epoch, progress.best.value)
         self.progress = progress.after_evaluation(best, train, validation, self.experiment.steps_per_epoch)
         if self.last_good.progress.step == self.progress.step:
