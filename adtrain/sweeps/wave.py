@@ -17,7 +17,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
 from adtrain.metrics import Metric, MetricValue
-from adtrain.passes import ALL, ALL_BY_MEMBER
+from adtrain.passes import ALL_BY_MEMBER
 from adtrain.sweeps.inputs import EpochInputs, WaveInputs
 from adtrain.sweeps.members import Group, Member
 from adtrain.sweeps.parts import Parts
@@ -112,13 +112,14 @@ def joined(states: Sequence[WaveState]) -> WaveState:
     """The states of several waves of a group, all after the same epoch, as one."""
     if len(states) == 1:
         return states[0]
-    state, best = (
-        None if parts[0] is None else tree.map(lambda *xs: np.concatenate(xs), *parts)
-        for parts in ([x.state for x in states], [x.best for x in states])
-    )
+
+    def together(parts: Sequence[TrainState]) -> Any:
+        return tree.map(lambda *xs: np.concatenate(xs), *parts)
+
+    state, best = together([x.state for x in states]), [x.best for x in states if x.best is not None]
     members = tuple(number for x in states for number in x.members)
     frozen = tuple(number for x in states for number in x.frozen)
-    return replace(states[0], members=members, frozen=frozen, state=state, best=best)
+    return replace(states[0], members=members, frozen=frozen, state=state, best=together(best) if best else None)
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class Programs:
         self.frozen: Staged = stage(frozen_states, ALL_BY_MEMBER, donate={2})
         self.chosen: Staged = stage(chosen_states, ALL_BY_MEMBER, donate={1})
         self.best: Staged = stage(chosen_states, ALL_BY_MEMBER, donate={2})
-        self.predictions: Staged = stage(sweep_predictions(group.experiment.network), ALL)
+        self.predictions: Staged = stage(sweep_predictions(group.experiment.network), ALL_BY_MEMBER)
 
 
 class WaveTraining:
@@ -358,19 +359,20 @@ class WaveTraining:
             return [{}] * self.count
         network, found = self.experiment.network, list[Mapping[str, MetricValue]]()
         held_bytes = rows.shape[-1] * prod(network.model.output_shape(network.input_shape)) * network.dtype.itemsize
-        size = max(1, MOST_PREDICTION_BYTES // held_bytes)
+        size = min(len(self.members), max(self.group.least_members, MOST_PREDICTION_BYTES // held_bytes))
         for first in range(0, self.count, size):
-            chosen = range(first, min(first + size, self.count))
-            for i, predictions in zip(chosen, self._predictions(examples, rows, chosen), strict=True):
-                labels = examples.split.labels[rows if rows.ndim == 1 else rows[i]]
-                finite, classes = np.isfinite(predictions).all(), self.experiment.data.classes
-                found.append(metrics_on(predictions, labels, self.metrics, classes) if finite else {})
+            begin = min(first, len(self.members) - size)  # the same number of members in each call
+            predictions = self._predictions(examples, rows, slice(begin, begin + size))
+            for i in range(first, min(first + size, self.count)):
+                of_member, labels = predictions[i - begin], examples.split.labels[rows if rows.ndim == 1 else rows[i]]
+                finite, classes = np.isfinite(of_member).all(), self.experiment.data.classes
+                found.append(metrics_on(of_member, labels, self.metrics, classes) if finite else {})
         return found
 
-    def _predictions(self, examples: Resident, rows: np.ndarray, members: range) -> np.ndarray:
+    def _predictions(self, examples: Resident, rows: np.ndarray, chosen: slice) -> np.ndarray:
         """The predictions of some members on rows as in `_evaluated`: (members, N, ...)."""
-        chosen, state = slice(members.start, members.stop), (self.state.params, self.state.statistics)
-        if len(members) < len(self.members):
+        state = self.state.params, self.state.statistics
+        if chosen != slice(0, len(self.members)):
             state = self._uploaded(tree.map(lambda x: x.numpy()[chosen], state))
         predictions = []
         for steps, (images, _, order) in self._batches(examples, rows if rows.ndim == 1 else rows[chosen]):
