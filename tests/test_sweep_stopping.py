@@ -15,7 +15,7 @@ from sweep_runs import SGD, after, bytes_of, run, session, trained
 from adtrain import training
 from adtrain.config import ConfigError
 from adtrain.metrics import METRICS, ByClass, ClassPredictions
-from adtrain.sweeps import member_run, wave
+from adtrain.sweeps import finished, wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import LAST_EPOCH_FORMAT, SweepResults
 from adtrain.sweeps.run import SweepInterrupted, Watch
@@ -66,18 +66,18 @@ def test_members_stop_when_their_loss_has_not_improved_and_end_with_their_best_e
     whole: tuple[SweepFolder, SweepResults], found: Session
 ) -> None:
     folder, results = whole
-    finished = [x for x in results.members if x.status == "finished"]
-    assert len(finished) == 6
-    assert len({x.epochs for x in finished}) > 1
-    assert any(x.model_epoch != x.epochs for x in finished)
-    ((group, state),) = member_run.final_states(found, folder)
-    for x in finished:
+    ended = [x for x in results.members if x.status == "finished"]
+    assert len(ended) == 6
+    assert len({x.epochs for x in ended}) > 1
+    assert any(x.model_epoch != x.epochs for x in ended)
+    ((group, state),) = finished.final_states(found, folder)
+    for x in ended:
         of_member = losses(folder, x.member)
         assert x.epochs == len(of_member) == stop_epoch(of_member)
         assert x.model_epoch == int(np.argmin(of_member)) + 1
         assert x.validation is not None
         assert x.value == x.validation.loss == min(of_member)
-    best = finished[0]
+    best = ended[0]
     until_best = trained(group, group.members, best.model_epoch)
     assert bytes_of(state, best.member) == bytes_of(until_best, best.member)
 
@@ -87,7 +87,7 @@ def test_the_run_of_a_member_is_that_of_a_training_alone(
 ) -> None:
     folder, results = whole
     best = results.members[0]
-    path = member_run.write_run(found, folder, best.member)
+    path = finished.write_run(found, folder, best.member)
     written = json.loads((path / "summary.json").read_text())
     experiment = training.prepare(found.members[best.member].config)
     alone = training.run(experiment)
@@ -108,7 +108,7 @@ def test_the_metrics_of_a_member_are_those_of_its_predictions(
 ) -> None:
     folder, results = whole
     for x in (results.members[0], results.members[5]):
-        model = model_file.load(member_run.write_run(found, folder, x.member))
+        model = model_file.load(finished.write_run(found, folder, x.member))
         test = model.test_split(None)
         rows = predictions(model.network, model.params, model.statistics, test.images, "cpu")
         given = ClassPredictions(rows, test.labels, model.classes)

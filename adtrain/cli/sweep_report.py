@@ -9,11 +9,10 @@ from typing import Any
 
 from adtrain.config.differences import rounded_text
 from adtrain.core.backend import backend
-from adtrain.sweeps import member_run
+from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.plan import GroupPlan, together_of
 from adtrain.sweeps.records import MemberResult, SweepResults
-from adtrain.sweeps.session import Session, described
+from adtrain.sweeps.session import GroupPlan, Session, described, together_of
 from adtrain.table import Column, render, terminal_width
 from adtrain.text import counted
 from adtrain.training import scores
@@ -136,7 +135,7 @@ def summary_lines(results: SweepResults, folder: SweepFolder) -> list[str]:
         f"sweep   {folder.path}",
     ]
     if results.members[0].status == "finished":
-        lines.append(f"best    {member_run.run_path(folder, results.members[0].member)}")
+        lines.append(f"best    {finished.run_path(folder, results.members[0].member)}")
     return lines
 
 

@@ -18,8 +18,8 @@ from adtrain.files import write_atomic
 from adtrain.report.curves import Curve, Panel
 from adtrain.report.plot import BOTTOM, TOP, Shape
 from adtrain.report.runs_page import KINDS
+from adtrain.sweeps.finished import finished_results, run_path
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.member_run import finished, run_path
 from adtrain.sweeps.records import EpochLine, MemberResult, SweepResults
 from adtrain.templates import environment, macro
 from adtrain.training import scores
@@ -161,7 +161,7 @@ def _curve(lines: Sequence[EpochLine], same: Sequence[MemberResult], kind: str, 
 
 def write(folder: SweepFolder, output: Path | None) -> Path:
     """Write the page of a sweep; returns its path, by default report.html in the sweep's folder."""
-    results = finished(folder)
+    results = finished_results(folder)
     page = output or folder.path / "report.html"
     best = run_path(folder, results.members[0].member) / "report.html"
     link = os.path.relpath(best, page.parent) if best.is_file() else None

@@ -18,7 +18,7 @@ from adtrain.config.files import varied
 from adtrain.data import DataSet, Split
 from adtrain.metrics import Metric
 from adtrain.optim.optimizer import is_zero
-from adtrain.sweeps.ranking import Criterion
+from adtrain.sweeps.records import Criterion
 from adtrain.text import counted
 from adtrain.training.checks import warn_of_init_from
 from adtrain.training.data_section import read_data

@@ -18,13 +18,11 @@ from adtrain.config.differences import rounded_text
 from adtrain.core import timeline
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
-from adtrain.sweeps import ranking
+from adtrain.sweeps import records
 from adtrain.sweeps.folder import DAMAGED, METRICS, SweepFolder
 from adtrain.sweeps.members import Group, Member
-from adtrain.sweeps.parts import Parts, side_by_side
-from adtrain.sweeps.ranking import OnTest
-from adtrain.sweeps.records import EpochLine, MemberEpoch, MemberResult, SweepOptions, SweepResults
-from adtrain.sweeps.wave import Programs, WaveState, WaveTraining, best_of, joined
+from adtrain.sweeps.records import EpochLine, MemberEpoch, MemberResult, OnTest, SweepOptions, SweepResults
+from adtrain.sweeps.wave import Parts, Programs, WaveState, WaveTraining, best_of, joined, side_by_side
 from adtrain.text import counted
 from adtrain.training import scores
 
@@ -102,7 +100,7 @@ class SweepRun:
                 self.folder.states.remove(rung - 2)
             self._expect_lines(alive, end)
             if not self._is_last(rung):
-                alive = ranking.survivors(alive, self._models(end), self.of_survival)
+                alive = records.survivors(alive, self._models(end), self.of_survival)
                 self.survived |= dict.fromkeys(alive, rung + 1)
                 self.watch.line(f"epoch {end}: keeps {len(alive)} of {len(self.members)} members")
         results = self._results()
@@ -235,7 +233,7 @@ class SweepRun:
         """The members in the order of their ranks."""
         of_group = {member.number: group.number for group in self.groups for member in group.members}
         models = self._models(self.rungs[-1])
-        ranked = ranking.ranked(models, self.tests, self.survived, self.criterion, self.of_survival)
+        ranked = records.ranked(models, self.tests, self.survived, self.criterion, self.of_survival)
         results = []
         for rank, (number, status, value) in enumerate(ranked, 1):
             model, test = models[number], self.tests[number] if status == "finished" else OnTest(None)

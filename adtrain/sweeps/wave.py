@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from adtrain.core import aligned, tree
 from adtrain.core.array import Array, array, from_numpy
+from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
@@ -20,9 +22,7 @@ from adtrain.metrics import Metric, MetricValue
 from adtrain.passes import ALL_BY_MEMBER
 from adtrain.sweeps.inputs import EpochInputs, WaveInputs
 from adtrain.sweeps.members import Group, Member
-from adtrain.sweeps.parts import Parts
-from adtrain.sweeps.ranking import OnTest
-from adtrain.sweeps.records import MemberEpoch
+from adtrain.sweeps.records import MemberEpoch, OnTest
 from adtrain.sweeps.step import (
     DONATED,
     Tally,
@@ -41,6 +41,49 @@ from adtrain.training.experiment import LOG_ROWS, TOTALS, Experiment
 from adtrain.training.loop import REPORT_SECONDS
 from adtrain.training.scores import Score, single_numbers
 from adtrain.training.step import TrainState
+
+T = TypeVar("T")
+Parts: TypeAlias = Generator[bool, None, T]
+"""Yields after each part: True if the next one waits for the device, False if it only starts more work."""
+
+
+def run_to_end(parts: Parts[T]) -> T:
+    """Run all parts of a job; returns its result."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def side_by_side(jobs: Sequence[Parts[bool]], device: str) -> bool:
+    """Run jobs to their ends, and return whether all results are True.
+
+    On a device that runs several Programs at a time, each job has its own stream. A part that waits for the device
+    runs when the others have started all they can. On other devices one job runs after the other.
+    """
+    if len(jobs) == 1:
+        return run_to_end(jobs[0])
+    with backend(device).side_by_side(len(jobs)) as streams:
+        if not streams:
+            return all(run_to_end(job) for job in jobs)
+        return _alternately(jobs, streams)
+
+
+def _alternately(jobs: Sequence[Parts[bool]], streams: Sequence[Callable[[], AbstractContextManager[None]]]) -> bool:
+    waiting = dict.fromkeys(range(len(jobs)), False)
+    results = []
+    while waiting:
+        for i in [i for i, waits in waiting.items() if not waits] or list(waiting):
+            with streams[i]():
+                try:
+                    waiting[i] = next(jobs[i])
+                except StopIteration as end:
+                    results.append(end.value)
+                    del waiting[i]
+    return all(results)
+
 
 MOST_PREDICTION_BYTES = 2**28
 """The most bytes of predictions that are held for metrics, unless those of one member have more."""
