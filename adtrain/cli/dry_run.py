@@ -10,7 +10,7 @@ from adtrain.bench.timing import roofline
 from adtrain.core.backend import backend
 from adtrain.text import counted, short
 from adtrain.training import Experiment, RunFolder
-from adtrain.training.memory import too_large
+from adtrain.training.costs import too_large
 
 
 def plan(experiment: Experiment, device: str, path: Path | None) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from adtrain.sweeps.run import rungs_of
 from adtrain.sweeps.session import Session
 from adtrain.sweeps.wave import WaveState, best_of
 from adtrain.training.checkpoint import fetch
-from adtrain.training.endings import Result
 from adtrain.training.evaluation import BATCH_SIZE, mean_loss
 from adtrain.training.experiment import Experiment
 from adtrain.training.metrics import METRICS, Epoch, Tested
@@ -34,6 +33,7 @@ from adtrain.training.scores import Score, single_numbers
 from adtrain.training.step import TrainState
 from adtrain.training.summary import summarize
 from adtrain.training.tasks import Regression
+from adtrain.training.trainer import Result
 
 
 def run_path(folder: SweepFolder, member: int) -> Path:

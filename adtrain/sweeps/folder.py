@@ -29,8 +29,7 @@ from adtrain.training import tensor_file
 from adtrain.training.checkpoint import named_state
 from adtrain.training.metrics import read_lines
 from adtrain.training.preparation import with_absolute_paths
-from adtrain.training.resumption import changed_data
-from adtrain.training.run_folder import create_numbered, plugin_options, write_plugins
+from adtrain.training.run_folder import changed_data, create_numbered, plugin_options, write_plugins
 from adtrain.training.step import TrainState
 from adtrain.training.trust import NONE, Trust
 

@@ -28,10 +28,10 @@ from adtrain.sweeps.run import SweepRun, Watch, halving_epochs
 from adtrain.sweeps.step import Settings, empty_tally, zero_member_totals
 from adtrain.sweeps.wave import Programs
 from adtrain.training.checks import check_precision, other_metrics
+from adtrain.training.costs import tree_bytes
 from adtrain.training.evaluation import BATCH_SIZE
 from adtrain.training.examples import held_bytes
 from adtrain.training.experiment import LOG_ROWS
-from adtrain.training.memory import nbytes
 from adtrain.training.trust import Trust
 
 MEMORY_SHARE = 0.8
@@ -136,8 +136,8 @@ def needed_bytes(group: Group, device: str, programs: Programs, count: int) -> i
     evaluation = programs.evaluation.program(*tree.map(on_device, _evaluation_arguments(group, arguments[0], count)))
     memories = [backend(device).memory(x) for x in (program, evaluation)]
     largest = max(memory.values + memory.scratch for memory in memories)
-    inputs = sum(nbytes(x) for x in arguments[:3]) + nbytes(arguments[5])
-    inputs += (1 + experiment.restores_best) * nbytes(arguments[0])  # `WaveTraining.last` and `best`
+    inputs = sum(tree_bytes(x) for x in arguments[:3]) + tree_bytes(arguments[5])
+    inputs += (1 + experiment.restores_best) * tree_bytes(arguments[0])  # `WaveTraining.last` and `best`
     data = held_bytes(group.whole, device) + held_bytes(experiment.test, device)
     return inputs + data + largest
 

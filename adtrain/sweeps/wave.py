@@ -34,11 +34,11 @@ from adtrain.sweeps.step import (
     sweep_step,
     zero_member_totals,
 )
-from adtrain.training.best import Best
 from adtrain.training.evaluation import BATCH_SIZE, mean_loss, metrics_on
 from adtrain.training.examples import Resident, StepInputs, on_device
 from adtrain.training.experiment import LOG_ROWS, TOTALS, Experiment
 from adtrain.training.loop import REPORT_SECONDS
+from adtrain.training.progress import Best
 from adtrain.training.scores import Score, single_numbers
 from adtrain.training.step import TrainState
 

@@ -24,7 +24,7 @@ from adtrain.data.rounding import lossy_channels
 from adtrain.data.split import chunks
 from adtrain.metrics import METRICS
 from adtrain.text import counted, first_names, visible
-from adtrain.training import embedded_columns, warm_start
+from adtrain.training import embedded_columns, tensor_file
 from adtrain.training.experiment import Experiment
 from adtrain.training.network import Network
 from adtrain.training.tasks import Classification, NextClass, Regression, Task
@@ -178,7 +178,7 @@ def warn_of_init_from(experiment: Experiment) -> None:
     if training.init_from is None:
         return
     path = Path(training.init_from)
-    before, now = warm_start.names_of(path), warm_start.Names(data_set.classes, data_set.targets, data_set.encoder)
+    before, now = tensor_file.names_of(path), tensor_file.Names(data_set.classes, data_set.targets, data_set.encoder)
     drawn = tree.leaves(experiment.random_initial_state("cpu").params)
     taken = tree.leaves(experiment.initial_state("cpu").params)
     kinds = "classes" if now.classes else "targets"

@@ -19,10 +19,10 @@ from adtrain.files import read_file
 from adtrain.metrics import ByClass
 from adtrain.option_types import Size
 from adtrain.percentiles import percentiles
-from adtrain.training.endings import Ending, Result
+from adtrain.training.costs import planned_peak
 from adtrain.training.experiment import Experiment, Mode
-from adtrain.training.memory import planned_peak
 from adtrain.training.scores import Score
+from adtrain.training.trainer import Ending, Result
 from adtrain.version import __version__
 
 SUMMARY = "summary.json"
