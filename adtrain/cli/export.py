@@ -25,7 +25,7 @@ from adtrain.data.rounding import offsets
 from adtrain.export import onnx_check, onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import expect_writable, write_atomic
-from adtrain.sweeps import member_run
+from adtrain.sweeps import finished
 from adtrain.sweeps.session import reopened
 from adtrain.text import short
 from adtrain.training import TrainedModel, Trust, model_file
@@ -107,7 +107,7 @@ def command(
     for path in (output, *options.files_beside(output)):
         expect_writable(path)
     if is_sweep(run):
-        run = member_run.write_run(*reopened(run, "cpu", trust), member)
+        run = finished.write_run(*reopened(run, "cpu", trust), member)
     elif member is not None:
         raise click.UsageError(f"--member is for a sweep, and {run} is none")
     trained = model_file.load(run, trust=trust)
