@@ -79,6 +79,7 @@ OPERATIONS: dict[str, tuple[Callable[[Value], Value], tuple[int, ...]]] = {
     "softmax": (lambda x: ops.softmax(x, axis=1) + ops.log_softmax(x, axis=2), (4, 6)),
     "running sums": (lambda x: ops.cumsum(x, axis=1) + ops.flip(x, (1, 2)), (4, 6)),
     "order": (lambda x: ops.sort(x, axis=2) + ops.astype(ops.argsort(x, axis=2), "float32"), (4, 6)),
+    "the first of an order": (lambda x: ops.topk(x, 2, axis=2)[0], (4, 2)),
     "the largest": (lambda x: ops.one_hot(ops.argmax(x, axis=2), 6) * x, (4, 6)),
     "indices": (lambda x: ops.take(x, np.array([3, 0, 0]), axis=1), (3, 6)),
     "indices along": (lambda x: ops.take_along_axis(x, ops.argmax(x, axis=2)[:, :, None], axis=2), (4, 1)),

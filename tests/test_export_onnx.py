@@ -198,19 +198,18 @@ def test_a_composed_layer_with_weights_is_exported_with_their_names() -> None:
 INPUT = {"Cast": 1, "Mul": 1, "Add": 1, "Reshape": 1}
 CLASSES = {"Softmax": 1, "Identity": 2}
 PACKAGED = {
-    "mlp": {"Reshape": 1, "Gemm": 3, "Relu": 2},
-    "lenet5": {"Conv": 2, "MaxPool": 2, "Reshape": 1, "Gemm": 3, "Relu": 4},
-    "cnn": {"Conv": 2, "MaxPool": 1, "Reshape": 1, "Gemm": 2, "Relu": 3},
+    "mlp": {"Gemm": 3, "Relu": 2},
+    "lenet5": {"Conv": 2, "MaxPool": 2, "Gemm": 3, "Relu": 4},
+    "cnn": {"Conv": 2, "MaxPool": 1, "Gemm": 2, "Relu": 3},
     "resnet": {
         "Conv": 6,
         "BatchNormalization": 6,
         "Relu": 5,
         "Add": 2,
         "GlobalAveragePool": 1,
-        "Reshape": 1,
         "Gemm": 1,
     },
-    "lstm": {"Reshape": 1, "Transpose": 1, "LSTM": 1, "Squeeze": 1, "Gemm": 1},
+    "lstm": {"Transpose": 1, "LSTM": 1, "Squeeze": 1, "Gemm": 1},
 }
 
 

@@ -40,6 +40,10 @@ class _Reader:
         """Whether one equation reads `v`, and the Program does not return it."""
         return len(self.readers.get(v, ())) == 1 and v not in self.outputs
 
+    def used(self, v: Variable) -> bool:
+        """Whether an equation reads `v`, or the Program returns it."""
+        return bool(self.readers.get(v)) or v in self.outputs
+
     def reader(self, v: Variable, *names: str) -> Equation | None:
         """The only equation that reads `v`, if it has one of the names."""
         e = self.readers[v][0] if self.only(v) else None
@@ -140,19 +144,25 @@ def _layer_norm(read: _Reader, e: Equation) -> Form | None:
     """layer_norm(x[, weight, bias]) over the last axes: `standardize`, and factors of the shape of these axes."""
     (x,), (y, *statistics) = e.inputs, e.outputs
     axes, shape = e.params["axes"], x.type.shape
-    if axes != tuple(range(len(shape) - len(axes), len(shape))) or any(read.readers.get(v) for v in statistics):
+    if axes != tuple(range(len(shape) - len(axes), len(shape))) or any(map(read.used, statistics)):
         return None
+    alone: Form = ("layer_norm", [e], [x])
     parts: list[Variable] = []
     equations = [e]
     for name in ("mul", "add"):
         reader = read.reader(y, name)
         spread = None if reader is None else read.maker(_other(reader, y), "broadcast_to")
         if reader is None or spread is None or not read.only(spread.outputs[0]):
-            return None
+            return alone
         if spread.inputs[0].type.shape != shape[-len(axes) :]:
-            return None
+            return alone
         parts, equations, y = [*parts, *spread.inputs], [*equations, spread, reader], reader.outputs[0]
     return "layer_norm", equations, [x, *parts]
+
+
+def _max_pool2d(read: _Reader, e: Equation) -> Form | None:
+    """max_pool2d(x) without the positions of the maxima."""
+    return None if read.used(e.outputs[1]) else ("max_pool2d", [e], e.inputs)
 
 
 def _mean(read: _Reader, e: Equation) -> Form | None:
@@ -208,7 +218,7 @@ def _recurrent(read: _Reader, e: Equation) -> Form | None:
     if back is None or product is None or flat is None or any(s is None or s.params["value"] for s in states):
         return None
     values = (products, back.inputs[0], product.inputs[0], *rest[count:])
-    if not all(map(read.only, values)) or any(read.readers.get(v) for v in e.outputs[1 + len(rest) - count :]):
+    if not all(map(read.only, values)) or any(map(read.used, e.outputs[1 + len(rest) - count :])):
         return None
     equations = [flat, product, back, *(s for s in states if s is not None), e]
     return f"{e.name}_layer", equations, [flat.inputs[0], product.inputs[1], weight_hh, *rest[:count]]
@@ -221,6 +231,7 @@ FORMS: Sequence[tuple[Callable[[_Reader, Equation], Form | None], Sequence[str]]
     (_convolution, ("conv2d", "conv2d_input_grad")),
     (_batch_norm, ("sub",)),
     (_layer_norm, ("standardize",)),
+    (_max_pool2d, ("max_pool2d",)),
     (_mean, ("sum",)),
     (_embedding, ("take",)),
 )
@@ -240,7 +251,7 @@ def recognize_forms(program: Program) -> Program:
             if form is not None and len(set(form[2])) == len(form[2]):
                 name, members, arguments = form
                 ordered = sorted(members, key=position.__getitem__)
-                needed = {v for v in ordered[-1].outputs if v in read.outputs or v in read.readers}
+                needed = set(filter(read.used, ordered[-1].outputs))
                 read.taken.update(ordered)
                 found[ordered[-1]] = fuse(name, ordered, needed, tuple(arguments))
     equations = [found.get(e, e) for e in program.equations if e in found or e not in read.taken]

@@ -299,13 +299,11 @@ def argmax(nodes: Nodes, e: Equation) -> str:
     return nodes.op("ArgMax", nodes.name(e.inputs[0]), axis=e.params["axis"], keepdims=0)
 
 
-def argsort(nodes: Nodes, e: Equation) -> Sequence[str]:
-    length = nodes.lengths[e.inputs[0]][-1]
-    name = nodes.graph.add(
-        f"{nodes.place}/TopK", "TopK", nodes.name(e.inputs[0]), nodes.constant("count", [length]), others=["order"],
-        largest=0, axis=-1,
-    )  # fmt: skip
-    return [nodes.op("Cast", f"{name}/order", to=ONNX_TYPES[e.outputs[0].type.dtype.name])]
+def argsort(nodes: Nodes, e: Equation) -> str:
+    count = nodes.constant("count", [e.params["count"]])
+    options = {"largest": int(e.params["descending"]), "axis": -1}
+    name = nodes.op("TopK", nodes.name(e.inputs[0]), count, others=["order"], **options)
+    return nodes.op("Cast", f"{name}/order", to=ONNX_TYPES[e.outputs[0].type.dtype.name])
 
 
 def cumsum(nodes: Nodes, e: Equation) -> str:
@@ -385,10 +383,10 @@ def _convolution(op: str, nodes: Nodes, e: Equation, **more: Any) -> str:
     return nodes.op(op, *map(nodes.name, e.inputs), **sizes, group=window.groups, **more)
 
 
-def max_pool2d(nodes: Nodes, e: Equation) -> Sequence[str]:
-    if e.outputs[1] in nodes.evaluation.program.readers:
+def max_pool2d(nodes: Nodes, e: Equation) -> str:
+    if not e.form:
         raise nodes.refused(e, " with positions")
-    return [nodes.op("MaxPool", nodes.name(e.inputs[0]), **_windows(e))]
+    return nodes.op("MaxPool", nodes.name(e.inputs[0]), **_windows(e))
 
 
 def avg_pool2d(nodes: Nodes, e: Equation) -> str:
@@ -396,7 +394,7 @@ def avg_pool2d(nodes: Nodes, e: Equation) -> str:
 
 
 def _windows(e: Equation) -> dict[str, Any]:
-    windows = e.params["windows"]
+    windows = e.kernel_params["windows"]
     return {"kernel_shape": windows.kernel, "strides": windows.stride, "pads": windows.padding * 2}
 
 
@@ -416,23 +414,13 @@ def batch_norm(nodes: Nodes, e: Equation) -> str:
 
 
 def layer_norm(nodes: Nodes, e: Equation) -> str:
-    x, *affine = e.inputs
-    axes = e.kernel_params["axes"]
+    """Of (N, groups, n) without factors, as group normalisation has it, instance normalisation."""
+    (x, *affine), axes, eps = e.inputs, e.kernel_params["axes"], e.kernel_params["eps"]
+    if not affine and len(x.type.shape) == 3 and axes == (2,):
+        ones_and_zeros = _ones_and_zeros(nodes, x.type.shape[1:2])
+        return nodes.op("InstanceNormalization", nodes.name(x), *ones_and_zeros, epsilon=eps)
     factors = list(map(nodes.name, affine)) or _ones_and_zeros(nodes, x.type.shape[-len(axes) :])
-    return nodes.op("LayerNormalization", nodes.name(x), *factors, axis=-len(axes), epsilon=e.kernel_params["eps"])
-
-
-def standardize(nodes: Nodes, e: Equation) -> Sequence[str]:
-    """Instance normalisation of (N, groups, n), as group normalisation has it; otherwise over the last axes."""
-    x, rank, axes = e.inputs[0], len(e.inputs[0].type.shape), e.params["axes"]
-    if any(v in nodes.evaluation.program.readers for v in e.outputs[1:]):
-        raise nodes.refused(e, " with mean and variance")
-    if rank == 3 and axes == (2,):
-        factors = _ones_and_zeros(nodes, x.type.shape[1:2])
-        return [nodes.op("InstanceNormalization", nodes.name(x), *factors, epsilon=e.params["eps"])]
-    if axes != tuple(range(rank - len(axes), rank)):
-        raise nodes.refused(e, " over other axes than the last ones")
-    return [layer_norm(nodes, e)]
+    return nodes.op("LayerNormalization", nodes.name(x), *factors, axis=-len(axes), epsilon=eps)
 
 
 def _ones_and_zeros(nodes: Nodes, shape: Sequence[int]) -> list[str]:
@@ -492,14 +480,12 @@ def recurrent(nodes: Nodes, e: Equation) -> Sequence[str]:
     if activation:
         options["activations"] = [activation.capitalize()]
     steps_first = nodes.op("Transpose", nodes.name(x), perm=[1, 0, 2])
-    name = nodes.graph.add(
-        f"{nodes.place}/{op.upper()}", op.upper(), steps_first,
-        *(nodes.constant(key, array[None]) for key, array in given.items()),
-        others=["h", "c"][: 1 + (cell == "lstm")], **options,
-    )  # fmt: skip
+    states = ["h", "c"] if cell == "lstm" else ["h"]
+    constants = [nodes.constant(key, array[None]) for key, array in given.items()]
+    name = nodes.op(op.upper(), steps_first, *constants, others=states, **options)
     axis = nodes.constant("direction", [1]), nodes.constant("direction", [0])
     steps = nodes.op("Transpose", nodes.op("Squeeze", name, axis[0]), perm=[1, 0, 2])
-    found = [steps, *(nodes.op("Squeeze", f"{name}/{state}", axis[1]) for state in "hc"[: 1 + (cell == "lstm")])]
+    found = [steps, *(nodes.op("Squeeze", f"{name}/{state}", axis[1]) for state in states)]
     return [found[inner.outputs.index(v)] for v in e.outputs]
 
 
@@ -537,10 +523,8 @@ NODES: dict[str, Translation] = {
     "cumsum": cumsum,
     "softmax": along_axis("Softmax"),
     "log_softmax": along_axis("LogSoftmax"),
-    "standardize": standardize,
     "matmul": matmul,
     "matmul_integers": matmul,
-    "max_pool2d": max_pool2d,
     "avg_pool2d": avg_pool2d,
     "attention": attention,
     "self_attention": self_attention,
@@ -549,6 +533,7 @@ NODES: dict[str, Translation] = {
     "conv2d": conv2d,
     "conv2d_input_grad": conv_transpose2d,
     "batch_norm": batch_norm,
+    "max_pool2d": max_pool2d,
     "layer_norm": layer_norm,
     "mean": mean,
     "adaptive_avg_pool2d": adaptive_avg_pool2d,
