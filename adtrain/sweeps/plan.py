@@ -15,7 +15,7 @@ from adtrain.core.array import Array, Placeholder, array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.core.errors import OutOfMemory
 from adtrain.core.kernel import MAX_GRID
-from adtrain.data.memory import machine_memory
+from adtrain.data.file_array import machine_memory
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.step import Settings, empty_tally, zero_member_totals
 from adtrain.sweeps.wave import Programs

@@ -10,7 +10,7 @@ from adtrain.training.best import Best
 from adtrain.training.checkpoint import Checkpoint
 from adtrain.training.checks import check_precision, check_whole_batches
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
-from adtrain.training.data_section import Arrays, data_options, with_input
+from adtrain.training.data_section import Arrays, with_input
 from adtrain.training.endings import Interrupted, NotFinite, Result
 from adtrain.training.evaluation import Evaluation
 from adtrain.training.examples import Examples, on_device
@@ -62,7 +62,6 @@ __all__ = [
     "check_whole_batches",
     "continuation",
     "copied",
-    "data_options",
     "evaluation_step",
     "on_device",
     "outline",

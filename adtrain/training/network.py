@@ -17,7 +17,7 @@ from adtrain.config.build import REGRESSION, is_own, takes_labels
 from adtrain.core.array import Value, array
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
-from adtrain.data.rounding import offsets
+from adtrain.data.statistics import offsets
 from adtrain.training.tasks import Classification, Multilabel, NextClass, Regression, Task
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value
 from adtrain.core.scope import scope
-from adtrain.data.rounding import offsets
+from adtrain.data.statistics import offsets
 from adtrain.metrics import Counts, r2
 from adtrain.training.scores import LARGEST_LOG, ClassScore, MultilabelScore, RegressionScore, Score, TextScore
 
