@@ -29,10 +29,11 @@ from adtrain.config.records import leaves
 from adtrain.config.source import Node
 from adtrain.config.values import LIMIT
 from adtrain.core.options import is_integer
+from adtrain.metrics import SCALES
 from adtrain.option_types import Expected
 
 MAX_MEMBERS = 100_000
-METRIC = re.compile("(train|validation|test)_(loss|accuracy|f1|rmse|mae|r2|perplexity)")
+METRIC = re.compile(f"(train|validation|test)_({'|'.join(SCALES)})")
 ORDERS = ("own", "shared")
 OPTIONS = ("rank_by", "order", "draw_seed")
 RANDOM = ("log_uniform", "uniform", "choice")
