@@ -666,4 +666,12 @@ def cleaned(text: str) -> str:
     return unicodedata.normalize("NFC", text.translate(BLANKS)).strip()
 
 
-FORMAT = Format("CSV", "a CSV file", CsvOptions, "rows", read, read_rows, (".csv", ".tsv"))
+FORMAT = Format(
+    name="CSV",
+    title="a CSV file",
+    suffixes=(".csv", ".tsv"),
+    options=CsvOptions,
+    examples="rows",
+    read=read,
+    read_rows=read_rows,
+)

@@ -15,7 +15,6 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from threading import Thread
@@ -211,17 +210,11 @@ def _read_bytes(path: Path, dimensions: tuple[int, ...]) -> np.ndarray | FileArr
     return array
 
 
-@dataclass(frozen=True)
-class IdxOptions:
-    """IDX files have no options."""
-
-
 FORMAT = Format(
-    "IDX",
-    "a folder of IDX files",
-    IdxOptions,
-    "images",
-    read_folder,
+    name="IDX",
+    title="a folder of IDX files",
+    examples="images",
+    read=read_folder,
     content="IDX files such as train-images-idx3-ubyte",
     is_content=is_idx_folder,
 )

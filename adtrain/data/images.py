@@ -255,11 +255,11 @@ class _Reader:
 
 
 FORMAT = Format(
-    "image folder",
-    "a folder of images",
-    ImageOptions,
-    "images",
-    read_folder,
+    name="image folder",
+    title="a folder of images",
+    options=ImageOptions,
+    examples="images",
+    read=read_folder,
     content="a subfolder for each class",
     is_content=lambda folder: any(entry.is_dir() for entry in folder.iterdir() if not entry.name.startswith(".")),
 )

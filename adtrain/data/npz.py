@@ -174,4 +174,12 @@ def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
     return info.header_offset + LOCAL_HEADER + int(name_length) + int(extra_length)
 
 
-FORMAT = Format("NPZ", "an NPZ file", ShapeOptions, "images", read, read_rows, (".npz",))
+FORMAT = Format(
+    name="NPZ",
+    title="an NPZ file",
+    suffixes=(".npz",),
+    options=ShapeOptions,
+    examples="images",
+    read=read,
+    read_rows=read_rows,
+)

@@ -115,36 +115,37 @@ class ShapeOptions:
     shape: Annotated[tuple[Size, Size, Size], Expected("a list of channels, height and width")] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Format:
     """A format of data.
 
     Attributes:
         name: in the descriptions of options; in lower case a value of `data.format`, if the format is one of files.
         title: in messages.
-        options: a dataclass whose fields are options of the config's data section. Its docstring says what they mean.
-        examples: what the data consist of, in reports.
-        read: reads a file or folder; the second argument is an object of `options`.
-        read_rows: reads the examples of a file without their labels, to predict them; None if there is no such file.
-        suffixes: of the names of files, in lower case; empty for a format of folders.
-        content: what a folder has, in messages.
+        suffixes: of the names of its files, in lower case; empty for a format of folders.
+        content: what its folders have, in messages.
         is_content: whether a folder has it.
+        options: a dataclass whose fields are options of the config's data section; its docstring says what they mean.
+        examples: what the data consist of, in reports.
+        read: reads a file or folder. The second argument has the fields of `options`.
+        read_rows: reads the examples of a file without their labels, to predict them; None if files have no such.
     """
 
     name: str
     title: str
-    options: type
-    examples: str
-    read: Callable[[Path, Any, Known], Parts]
-    read_rows: Callable[[Path, Any, Known], Cells | np.ndarray] | None = None
     suffixes: tuple[str, ...] = ()
     content: str = ""
     is_content: Callable[[Path], bool] = lambda folder: False
+    options: type | None = None
+    examples: str
+    read: Callable[[Path, Any, Known], Parts]
+    read_rows: Callable[[Path, Any, Known], Cells | np.ndarray] | None = None
 
     @property
     def takes(self) -> frozenset[str]:
         """The names of its options, beside those of every format."""
-        return frozenset(field.name for field in fields(self.options)) | ({"format"} if self.suffixes else frozenset())
+        own = () if self.options is None else fields(self.options)
+        return frozenset(field.name for field in own) | ({"format"} if self.suffixes else frozenset())
 
 
 def as_images(array: np.ndarray | FileArray, place: str, options: ShapeOptions) -> np.ndarray | FileArray:

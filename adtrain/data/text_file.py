@@ -105,4 +105,11 @@ def classes_of(text: str, classes: tuple[str, ...]) -> tuple[np.ndarray, list[st
     return numbers.astype(np.int32), unknown
 
 
-FORMAT = Format("text", "a text file", TextOptions, "sequences", read, suffixes=(".txt",))
+FORMAT = Format(
+    name="text",
+    title="a text file",
+    suffixes=(".txt",),
+    options=TextOptions,
+    examples="sequences",
+    read=read,
+)
