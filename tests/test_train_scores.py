@@ -17,7 +17,7 @@ from adtrain import config, metrics, training
 from adtrain.config import sweep_section
 from adtrain.core import tree
 from adtrain.metrics import ByClass
-from adtrain.report import page
+from adtrain.report import numbers, page
 from adtrain.report import predictions as reported
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.sweeps import member_run
@@ -151,6 +151,9 @@ def test_summary_report_evaluation_sweep_and_python_show_the_same_scores(
     shown = reported.predict(tmp_path / "run", "cpu")
     assert isinstance(shown, NumberPredictions)
     assert tuple(float(x) for (x,) in shown.scores) == trained.test[1:]
+    (row,) = numbers.by_target(shown)
+    cells = dict(zip(numbers.target_columns(shown), row, strict=True))
+    assert {name: cells[name] for name in expected} == {name: scores.value_text(name, found[name]) for name in expected}
     session = prepared(config.load(tmp_path / "run/config.yaml", ["sweep={training.seed: [0, 1]}"]), "cpu")
     sweep = sweep_run(session, tmp_path / "sweep")
     best = sweep.run().members[0]
