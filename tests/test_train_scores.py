@@ -17,7 +17,7 @@ from adtrain import config, metrics, training
 from adtrain.config import sweep_section
 from adtrain.core import tree
 from adtrain.metrics import ByClass
-from adtrain.report import numbers, page
+from adtrain.report import classes, numbers, page
 from adtrain.report import predictions as reported
 from adtrain.report.numbers import LabelPredictions, NumberPredictions
 from adtrain.sweeps import member_run
@@ -204,6 +204,15 @@ def test_summary_report_evaluation_sweep_and_python_show_the_same_scores_of_clas
     sweep = sweep_run(session, tmp_path / "sweep")
     best = sweep.run().members[0]
     assert evaluated(member_run.write_run(session, sweep.folder, None)) == best.test
+
+
+def test_the_accuracy_of_a_class_in_a_report_is_its_recall() -> None:
+    labels = np.zeros(10, np.int64)
+    predicted = np.eye(2)[[0, 1, 1, 1, 1, 1, 1, 1, 1, 1]]
+    (row,) = classes.by_class(reported.Predictions(np.zeros((10, 1, 1, 1)), labels, ("a", "b"), predicted))
+    recall = metrics.METRICS["recall"](metrics.ClassPredictions(predicted, labels, ("a", "b")))
+    assert isinstance(recall, ByClass)
+    assert row.accuracy == recall.by_class["a"]
 
 
 def test_every_score_of_a_task_has_a_scale_and_ranks_members() -> None:
