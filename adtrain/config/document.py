@@ -74,7 +74,7 @@ def _file_options() -> dict[str, Any]:
     found: dict[str, Any] = {}
     hints, meanings = get_type_hints(Options, include_extras=True), docstrings.attributes(Options)
     for option in fields(Options):
-        formats = ", ".join(x.name for x in FORMATS if option.name in x.takes - {"format"})
+        formats = ", ".join(x.name for x in FORMATS if option.name in x.own_options)
         meaning, default = meanings[option.name], option.default
         if formats:
             meaning, default = f"{formats}: {meaning}", None

@@ -151,7 +151,7 @@ def of_arrays(
 
     Raises DataError and DataOptionError as `load` does.
     """
-    formats.check_options(options, npz.FORMAT.takes - {"format"}, "arrays")
+    formats.check_options(options, npz.FORMAT.own_options, "arrays")
     return of_parts(arrays_as_parts(data, test_data, options), options, "data", "data", numbers=numbers, offset=offset)
 
 
@@ -220,7 +220,7 @@ def _class_type(found: Parts) -> ClassType:
 
 
 def _of_source(source: DataSource, options: Options, numbers: bool, offset: tuple[float, ...] | None) -> DataSet:
-    formats.check_options(options, npz.FORMAT.takes - {"format"}, f"the data set {source.kind()}")
+    formats.check_options(options, npz.FORMAT.own_options, f"the data set {source.kind()}")
     place = source.registered_at
     names = f"{place}: the training part", f"{place}: the test part"
     parts = arrays_as_parts(*source.load(), options, names)

@@ -142,10 +142,14 @@ class Format:
     read_rows: Callable[[Path, Any, Known], Cells | np.ndarray] | None = None
 
     @property
+    def own_options(self) -> frozenset[str]:
+        """The names of the fields of `options`."""
+        return frozenset(() if self.options is None else (field.name for field in fields(self.options)))
+
+    @property
     def takes(self) -> frozenset[str]:
         """The names of its options, beside those of every format."""
-        own = () if self.options is None else fields(self.options)
-        return frozenset(field.name for field in own) | ({"format"} if self.suffixes else frozenset())
+        return self.own_options | ({"format"} if self.suffixes else frozenset())
 
 
 def as_images(array: np.ndarray | FileArray, place: str, options: ShapeOptions) -> np.ndarray | FileArray:
