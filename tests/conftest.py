@@ -30,7 +30,7 @@ from adtrain.backends.cpu.numpy_program import NumpyProgram, memory
 from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
-from adtrain.cache import Cache
+from adtrain.cache import Cache, cache_home, digest
 from adtrain.core import devices
 
 # A shell starts a background job with SIGINT ignored. The commands that tests start and interrupt would inherit that.
@@ -60,7 +60,8 @@ QUICK = (
 """Options of C compilers in tests. Products and sums of kernels are fused as with -O3, which -Og does not do. Loops
 stay scalar: tests with the fixture `optimised` run vector instructions."""
 MAX_WORKERS = 4
-PYTEST_CACHE = Path(__file__).parents[1] / ".pytest_cache"
+COMPILED = cache_home() / "adtrain-tests"
+"""The folder of code that the tests compiled. All clones share it, because a key has all that the code depends on."""
 UNUSED_SECONDS = 2 * 86400
 """Compiled code that is unused for so long is deleted: a changed kernel leaves its old code behind."""
 NEEDS = {
@@ -128,8 +129,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def compiled_code() -> Cache:
-    """Code that the tests compiled. All workers share it, and the next run finds it."""
-    folder = PYTEST_CACHE / "compiled"
+    """Code of Programs that the tests compiled. All workers share it, and the next run finds it."""
+    return compiled("cpu")
+
+
+@pytest.fixture(scope="session")
+def emulated_code() -> Cache:
+    """The same of CUDA kernels that tests run on the CPU."""
+    return compiled("emulated")
+
+
+def compiled(kind: str) -> Cache:
+    """Code of one kind, without what was not used for UNUSED_SECONDS. Lookups take longer in larger folders."""
+    folder = COMPILED / kind
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in folder.iterdir():
         with suppress(FileNotFoundError):  # deleted by another worker
@@ -157,7 +169,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) ->
 def quick_compiler(compiled_code: Cache) -> Iterator[None]:
     """Programs, also of processes that tests start, are compiled in a fraction of the time, to slower code."""
     compiler = GIVEN_CC or next(filter(None, map(shutil.which, NAMES)), None)
-    script = compiled_code.folder / "quick-cc"
+    script = compiled_code.folder / f"quick-cc-{digest(str(compiler), QUICK)}"
     with pytest.MonkeyPatch.context() as patch:
         if compiler is not None:
             written = script.with_suffix(f".{os.getpid()}")  # another worker sees all of it or nothing

@@ -34,8 +34,8 @@ MIN_PRODUCTS = H200._replace(multiprocessors=2)
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) -> Host:
-    return Host(tmp_path_factory.mktemp("host"), compiled_code)
+def host(tmp_path_factory: pytest.TempPathFactory, emulated_code: Cache) -> Host:
+    return Host(tmp_path_factory.mktemp("host"), emulated_code)
 
 
 def computed(host: Host, work: Work) -> list[np.ndarray]:
