@@ -12,6 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # other workers have the other cores; r
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import ctypes
+import shlex
 import shutil
 import signal
 import time
@@ -26,6 +27,7 @@ from forked_commands import Commands
 from hypothesis import settings
 
 from adtrain.backends.cpu import CpuBackend
+from adtrain.backends.cpu.build import PROGRAM
 from adtrain.backends.cpu.numpy_program import NumpyProgram, memory
 from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.backends.cuda import compiler
@@ -57,8 +59,16 @@ QUICK = (
     " -fno-tree-copy-prop -fno-tree-dce -fno-tree-dominator-opts -fno-tree-forwprop -fno-tree-fre"
     " -fno-tree-loop-optimize -fno-tree-pta -fno-tree-sink -fno-tree-sra"
 )
-"""Options of C compilers in tests. Products and sums of kernels are fused as with -O3, which -Og does not do. Loops
-stay scalar: tests with the fixture `optimised` run vector instructions."""
+"""Options of C compilers for kernels in tests. Products and sums of kernels are fused as with -O3, which -Og and -O0 do
+not do. Loops stay scalar: tests with the fixture `optimised` run vector instructions."""
+QUICK_CC = """\
+#!/bin/sh
+case "$*" in
+*{program}*) exec {compiler} "$@" -O0 ;;
+*) exec {compiler} "$@" {quick} ;;
+esac
+"""
+"""The C compiler of tests. In the C of a Program nothing is fused, so it has the same results without optimization."""
 MAX_WORKERS = 4
 COMPILED = cache_home() / "adtrain-tests"
 """The folder of code that the tests compiled. All clones share it, because a key has all that the code depends on."""
@@ -169,11 +179,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, compiled_code: Cache) ->
 def quick_compiler(compiled_code: Cache) -> Iterator[None]:
     """Programs, also of processes that tests start, are compiled in a fraction of the time, to slower code."""
     compiler = GIVEN_CC or next(filter(None, map(shutil.which, NAMES)), None)
-    script = compiled_code.folder / f"quick-cc-{digest(str(compiler), QUICK)}"
+    text = QUICK_CC.format(compiler=compiler, program=shlex.join(PROGRAM), quick=QUICK)
+    script = compiled_code.folder / f"quick-cc-{digest(text)}"
     with pytest.MonkeyPatch.context() as patch:
         if compiler is not None:
             written = script.with_suffix(f".{os.getpid()}")  # another worker sees all of it or nothing
-            written.write_text(f'#!/bin/sh\nexec {compiler} "$@" {QUICK}\n')
+            written.write_text(text)
             written.chmod(0o755)
             written.replace(script)
             patch.setenv("CC", str(script))
