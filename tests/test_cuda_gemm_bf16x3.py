@@ -1,4 +1,4 @@
-"""`gemm/gemm_bf16x3.cu` without a GPU: when it is chosen, its accuracy, and compilation."""
+"""`gemm/gemm_bf16x3.cu` without a GPU: when it is chosen, and compilation. Its accuracy: test_cuda_shifted_conv.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packed_gemm_emulated import NOISE, OF_TENSOR_CORES, TWO_ROUNDINGS, errors, sequential_fma
-from shifted_conv_emulated import cases, in_bf16x3
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import architecture, file_source
@@ -20,7 +18,6 @@ from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 
 A100 = Target((8, 0), 108, 163 << 10)
 B200 = Target((10, 0), 148, 227 << 10)
-M, N = 48, 40
 FLAGS = ((False, False), (False, True), (True, False), (True, True))
 
 lengths = st.tuples(st.integers(1, 4), *[st.integers(1, 20000)] * 3)
@@ -59,18 +56,6 @@ def test_matrices_beyond_32_bit_offsets_have_other_kernels() -> None:
     assert bf16x3_choices(1, 1 << 20, 128, 1 << 10, H200) == []
     assert bf16x3_choices(1, 128, 1 << 20, 1 << 11, H200) == []
     assert bf16x3_choices(1, 1 << 19, 128, 1 << 10, H200)
-
-
-@pytest.mark.parametrize(("k", "splits"), [(128, 1), pytest.param(256, 2, marks=pytest.mark.exhaustive), (1024, 4)])
-@pytest.mark.parametrize("case", cases(M, N, 128))
-def test_bf16x3_wgmma_is_as_exact_as_sequential_fma(case: str, k: int, splits: int) -> None:
-    a, b = cases(M, N, k)[case]
-    length = k // splits
-    found = sum(in_bf16x3(a[:, i : i + length], b[i : i + length]) for i in range(0, k, length))
-    assert isinstance(found, np.ndarray)
-    (largest, norm), plain = errors(found, a, b), errors(sequential_fma(a, b), a, b)
-    assert largest <= max(NOISE * plain[0], OF_TENSOR_CORES)
-    assert norm <= max(NOISE * plain[1], TWO_ROUNDINGS)
 
 
 def test_other_gpus_have_other_kernels() -> None:
