@@ -16,10 +16,10 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from browser import BROWSERS, Browser, installed, started
@@ -31,7 +31,7 @@ from adtrain.backends.cpu.build import PROGRAM
 from adtrain.backends.cpu.numpy_program import NumpyProgram, memory
 from adtrain.backends.cpu.toolchain import NAMES
 from adtrain.backends.cuda import compiler
-from adtrain.backends.cuda.compiler import CudaCompilerError
+from adtrain.backends.cuda.compiler import CudaCompilerError, Source
 from adtrain.cache import Cache, cache_home, digest
 from adtrain.core import devices
 
@@ -70,6 +70,7 @@ esac
 """
 """The C compiler of tests. In the C of a Program nothing is fused, so it has the same results without optimization."""
 MAX_WORKERS = 4
+NvrtcLog: TypeAlias = "Callable[[Source, str], str]"
 COMPILED = cache_home() / "adtrain-tests"
 """The folder of code that the tests compiled. All clones share it, because a key has all that the code depends on."""
 UNUSED_SECONDS = 2 * 86400
@@ -147,6 +148,22 @@ def compiled_code() -> Cache:
 def emulated_code() -> Cache:
     """The same of CUDA kernels that tests run on the CPU."""
     return compiled("emulated")
+
+
+@pytest.fixture(scope="session")
+def nvrtc_log() -> NvrtcLog:
+    """Compiles a source for an architecture. What NVRTC says of it is kept, as compiled code is."""
+    cache = compiled("nvrtc")
+
+    def log(source: Source, target: str) -> str:
+        key = compiler.fingerprint(source, target)
+        if known := cache.find(key, ".txt"):
+            return known.read_text()
+        text = compiler.compile_source(source, target).log
+        cache.store(key, ".txt", text.encode())
+        return text
+
+    return log
 
 
 def compiled(kind: str) -> Cache:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conftest import NvrtcLog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import architecture, file_source
 from adtrain.core.target import H200, Target
 from adtrain.core.types import ArrayType
@@ -66,7 +66,7 @@ def test_other_gpus_have_other_kernels() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.needs_nvrtc
-def test_the_kernel_compiles_without_spills_or_serialized_wgmma() -> None:
+def test_the_kernel_compiles_without_spills_or_serialized_wgmma(nvrtc_log: NvrtcLog) -> None:
     sizes = (1021, 1022, 1024)
     ways = [(sizes[i % 3], width, FLAGS[i % 4]) for i, width in enumerate(BF16X3_WIDTHS)]
     ways += [(size, 128, FLAGS[i]) for i, size in enumerate(sizes)]
@@ -74,7 +74,7 @@ def test_the_kernel_compiles_without_spills_or_serialized_wgmma() -> None:
         gemm = Bf16x3Gemm(H200, (2, size, size, size), Bf16x3Tile(width), 1 + size % 2, transposed)
         launch = gemm.kernel().launches[0]
         source = file_source(launch.file, launch.dtypes, tuple(sorted(launch.definitions.items())))
-        log = compiler.compile_source(source, architecture(CAPABILITY)).log.splitlines()
+        log = nvrtc_log(source, architecture(CAPABILITY)).splitlines()
         wrong = [line for line in log if "spill" in line and " 0 bytes spill stores" not in line]
         wrong += [line for line in log if "serializ" in line or "setmaxnreg" in line]
         assert wrong == [], (size, width, transposed)
