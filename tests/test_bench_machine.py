@@ -18,7 +18,7 @@ def test_busy_cores_are_a_share_of_all_cores(tmp_path: Path, monkeypatch: pytest
     stat = tmp_path / "stat"
     stat.write_text(STAT.format(100, 1000))
     monkeypatch.setattr(machine, "PROC_STAT", stat)
-    monkeypatch.setattr(machine.time, "sleep", lambda _: stat.write_text(STAT.format(125, 1075)))
+    monkeypatch.setattr("time.sleep", lambda _: stat.write_text(STAT.format(125, 1075)))
     assert machine.busy_cores() == 0.25 * cores
 
 
