@@ -201,6 +201,7 @@ main.cli(["schema"])
 """A program that prints the help of all commands, and the JSON Schema."""
 
 
+@pytest.mark.exhaustive
 def test_help_and_schema_do_not_depend_on_how_python_optimises() -> None:
     plain, stripped = (
         subprocess.run([sys.executable, *option, "-c", TEXTS], capture_output=True, text=True)

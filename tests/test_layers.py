@@ -89,8 +89,6 @@ ONLY_IN = {
     "pandas": "api",
     "tqdm": "cli display.py",
     "PIL": "data report/pixels.py",
-    "psutil": "bench/timing",
-    "threadpoolctl": "bench/timing",
     "onnx": "export",
     "onnxruntime": "export",
     "pydantic": "config",

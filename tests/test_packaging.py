@@ -44,9 +44,7 @@ LOADED_WHEN_USED = {
     "onnxruntime",
     "pandas",
     "PIL",
-    "psutil",
     "resvg_py",
-    "threadpoolctl",
     "mpi4py",
     "nccl",
 }
