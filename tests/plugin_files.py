@@ -16,7 +16,7 @@ from adtrain.cli.main import cli
 from adtrain.config.specs import FAMILIES
 from adtrain.core import registry
 from adtrain.core.primitive import PRIMITIVES
-from adtrain.custom_op import OWN_OPS
+from adtrain.custom_ops import OWN_OPS
 
 LAYER = """\
 import adtrain as ad

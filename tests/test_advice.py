@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 
 import adtrain
 from adtrain import config
-from adtrain.cli import main
+from adtrain.cli import COMMANDS, main
 
 PACKAGE = Path(adtrain.__file__).parent
-COMMAND = re.compile(rf"\badtrain ({'|'.join(main.COMMANDS)})\b([^;:,()\n]*)")
+COMMAND = re.compile(rf"\badtrain ({'|'.join(COMMANDS)})\b([^;:,()\n]*)")
 BEFORE_A_PATH = re.compile(r"(\badtrain (?!data fetch)[a-z]+( [a-z]+)? |--(resume|plugin|data|output-dir) )$")
 """The end of a text before a path or a name of the user; the names of data sets need no quotes."""
 MAY_ADVISE = re.compile(r"adtrain( (?!import)|\[)|--[a-z]")

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from npz_files import write_npz
 from PIL import Image
 
-from adtrain.cli import main, output
+from adtrain.cli import COMMANDS, main, output
 from adtrain.text import visible
 
 NAMES = (
@@ -78,7 +78,7 @@ def assert_visible(result: Result) -> None:
     assert result.exit_code in (0, 2), result.stderr
 
 
-@pytest.mark.parametrize("name", main.COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_refused_name_is_one_line_without_control_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_refused_name_is_one_line_without_control_characters(
 
 
 def test_every_command_takes_a_hostile_name() -> None:
-    assert list(ARGUMENTS) == list(main.COMMANDS)
+    assert list(ARGUMENTS) == list(COMMANDS)
 
 
 def test_a_traceback_shows_names_escaped() -> None:

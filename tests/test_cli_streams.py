@@ -12,8 +12,9 @@ from forked_commands import CLOSED, FULL, Case, Commands
 from training_runs import write_config
 
 import adtrain
-from adtrain.cli.main import USAGE, cli
-from adtrain.cli.streams import BROKEN_PIPE
+from adtrain.cli.main import cli
+from adtrain.cli.output import BROKEN_PIPE
+from adtrain.signals import USAGE
 
 STEPS = ["--eager", "--steps", "2", "--profile-steps", "0", "--output-dir", "run"]
 

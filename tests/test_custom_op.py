@@ -24,7 +24,7 @@ from adtrain.core.array import Placeholder
 from adtrain.core.errors import OptionError, ShapeError, TraceError
 from adtrain.core.staging import stage
 from adtrain.core.target import H200
-from adtrain.custom_op import CustomOp, _file, custom_op
+from adtrain.custom_ops import CustomOp, _file, custom_op
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 __all__ = ["no_plugins"]

@@ -66,7 +66,7 @@ def third_party_imports() -> set[str]:
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 found.add(node.module.split(".")[0])
     # Each release of pydantic pins the pydantic_core that it needs.
-    return found - set(sys.stdlib_module_names) - {"adtrain", "adtrain_script", "pydantic_core"}
+    return found - set(sys.stdlib_module_names) - {"adtrain", "pydantic_core"}
 
 
 def modules_after(statement: str) -> set[str]:
@@ -104,7 +104,7 @@ def test_importing_the_commands_loads_no_optional_library() -> None:
 def test_help_imports_no_commands_module() -> None:
     loaded = modules_after("from adtrain.cli.main import cli\ntry: cli(['--help'])\nexcept SystemExit: pass")
     own = {name.removeprefix("adtrain.cli.") for name in loaded if name.startswith("adtrain.cli.")}
-    assert own == {"main", "output", "stop_signals", "streams"}
+    assert own == {"main", "output"}
     assert not loaded & {"pydantic", "yaml", "tqdm", "adtrain.config", "adtrain.training", "adtrain.bench"}
 
 

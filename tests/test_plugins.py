@@ -23,7 +23,7 @@ from adtrain.bench.steps import result as step
 from adtrain.cli import main
 from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError, OptionError
-from adtrain.custom_op import OWN_OPS
+from adtrain.custom_ops import OWN_OPS
 from adtrain.data import DataError
 from adtrain.training import model_file, run_folder
 

@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner
 from training_runs import write_config
 
-import adtrain_script
+from adtrain import signals
 from adtrain.backends.cpu.threads import ThreadLimit, require_threads
 from adtrain.backends.cpu.toolchain import CompilerKilled, find_compiler
 from adtrain.cache import open_cache
+from adtrain.cli import startup
 from adtrain.cli.main import NO_THREADS, cli, described
 
 
@@ -106,19 +107,19 @@ class RaiseAtImport:
             threading.Thread.start = forbidden
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, RaiseAtImport())
-from adtrain_script import main
+from adtrain.cli.startup import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
-    assert (done.returncode, done.stderr) == (2, adtrain_script.NO_THREADS)
+    done = subprocess.run([sys.executable, "-c", code, "schema"], capture_output=True)
+    assert (done.returncode, done.stderr) == (2, signals.NO_THREADS)
 
 
 @pytest.mark.parametrize(
     ("raised", "line"),
     [
-        ("OSError(24, 'Too many open files', 'numpy')", adtrain_script.NO_FILES),
-        ("MemoryError()", adtrain_script.NO_MEMORY),
-        ("ImportError('libx.so: failed to map segment from shared object')", adtrain_script.NO_MEMORY),
+        ("OSError(24, 'Too many open files', 'numpy')", startup.NO_FILES),
+        ("MemoryError()", startup.NO_MEMORY),
+        ("ImportError('libx.so: failed to map segment from shared object')", startup.NO_MEMORY),
     ],
 )
 def test_a_lack_of_descriptors_or_memory_during_the_imports_is_one_line(raised: str, line: bytes) -> None:
@@ -129,17 +130,22 @@ class RaiseAtImport:
         if name == "numpy":
             raise {raised}
 sys.meta_path.insert(0, RaiseAtImport())
-from adtrain_script import main
+from adtrain.cli.startup import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code, "schema"], capture_output=True)
     assert (done.returncode, done.stderr) == (2, line)
 
 
 def test_too_little_address_space_is_one_line() -> None:
-    started = ["sh", "-c", 'ulimit -v 100000 && exec "$0" -c "from adtrain_script import main; main()"', sys.executable]
+    started = [
+        "sh",
+        "-c",
+        'ulimit -v 100000 && exec "$0" -c "from adtrain.cli.startup import main; main()"',
+        sys.executable,
+    ]
     done = subprocess.run(started, capture_output=True)
-    assert (done.returncode, done.stderr) == (2, adtrain_script.NO_MEMORY)
+    assert (done.returncode, done.stderr) == (2, startup.NO_MEMORY)
 
 
 def test_a_library_without_memory_for_it_is_an_error_of_one_line() -> None:

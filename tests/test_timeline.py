@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import adtrain_script
+from adtrain.cli import startup
 from adtrain.core.timeline import SHORT_SECONDS, Timeline
 
-SCRIPT = "from adtrain_script import main; main()"
+SCRIPT = "from adtrain.cli.startup import main; main()"
 
 
 def test_the_spans_of_a_run_add_up_to_the_time_of_its_process(tmp_path: Path) -> None:
@@ -61,4 +61,4 @@ def test_a_short_activity_counts_as_part_of_the_one_before(monkeypatch: pytest.M
 def test_the_context_is_created_early_only_for_a_command_on_the_gpu(
     arguments: str, environment: dict[str, str], expected: bool
 ) -> None:
-    assert adtrain_script.wants_gpu(arguments.split(), environment) == expected
+    assert startup.wants_gpu(arguments.split(), environment) == expected

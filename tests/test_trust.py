@@ -13,8 +13,7 @@ from plugin_files import LAYER, forgetting, no_plugins, write_plugged
 import adtrain as ad
 from adtrain import plugins
 from adtrain.cli import main
-from adtrain.cli.names import ConfigName, RunPath
-from adtrain.cli.options import FilePath
+from adtrain.cli.options import ConfigName, FilePath, RunPath
 from adtrain.core.errors import AdtrainError
 
 __all__ = ["no_plugins"]

@@ -10,14 +10,13 @@ from typing import Any
 
 import click
 
-from adtrain.cli.options import LAUNCHING
+from adtrain.cli.options import LAUNCHING, Number, Whole
 from adtrain.cli.output import message, message_of_rank
-from adtrain.cli.stop_signals import end_on_signals
-from adtrain.cli.values import Number, Whole
 from adtrain.distributed.environment import place
 from adtrain.distributed.launch import launch
 from adtrain.distributed.session import joined
 from adtrain.plugins import named_errors
+from adtrain.signals import end_on_signals
 
 MOST_RANKS = 4096
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import click
 
 from adtrain import report
-from adtrain.cli.names import RunPath
-from adtrain.cli.notes import note_precision
-from adtrain.cli.options import FilePath, device_option, trust_options
-from adtrain.cli.output import progress, show
+from adtrain.cli.options import FilePath, RunPath, device_option, trust_options
+from adtrain.cli.output import note_precision, progress, show
 from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.files import write_atomic
@@ -21,7 +19,7 @@ from adtrain.training import Trust
 from adtrain.training.summary import SUMMARY
 
 
-@click.command(short_help="Write an HTML report of a run, or of several.")
+@click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
     "-o",

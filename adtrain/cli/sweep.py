@@ -10,9 +10,11 @@ from pathlib import Path
 import click
 
 from adtrain import config
-from adtrain.cli.names import ConfigName, RunPath
 from adtrain.cli.options import (
+    ConfigName,
     FilePath,
+    RunPath,
+    Whole,
     autotune_option,
     device_option,
     json_option,
@@ -22,13 +24,12 @@ from adtrain.cli.options import (
     set_option,
     trust_option,
 )
-from adtrain.cli.output import is_quiet, message, print_json, progress, show
-from adtrain.cli.stop_signals import stop_signals
+from adtrain.cli.output import is_quiet, is_silent, message, print_json, progress, show
 from adtrain.cli.sweep_report import plan_lines, plan_values, ranking_lines, summary_lines, time_line
-from adtrain.cli.values import Whole
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import place
+from adtrain.signals import stop_signals
 from adtrain.sweeps import member_run
 from adtrain.sweeps.folder import SweepFolder, refuse_used
 from adtrain.sweeps.members import with_seeds
@@ -186,7 +187,7 @@ def train_session(
     with folder.locked(), ExitStack() as stack:
         folder.write_data(session.digests)
         folder.truncate_metrics()
-        signals = stack.enter_context(stop_signals())
+        signals = stack.enter_context(stop_signals(is_silent()))
         run = session.run(folder, plans, Watch(stop=signals.stop_requested, line=progress))
         try:
             results = run.run()

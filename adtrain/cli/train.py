@@ -10,9 +10,11 @@ import click
 
 from adtrain import config, training
 from adtrain.cli import dry_run as planning
-from adtrain.cli.names import ConfigName, RunPath
 from adtrain.cli.options import (
+    ConfigName,
     FilePath,
+    RunPath,
+    Whole,
     autotune_option,
     json_option,
     plugin_option,
@@ -27,7 +29,6 @@ from adtrain.cli.ranks import ranks_options
 from adtrain.cli.repeat import repeat
 from adtrain.cli.train_report import MAX_ROWS, report
 from adtrain.cli.train_run import display_of, in_thread, new_folder, profile_and_summarize, run_training
-from adtrain.cli.values import Whole
 from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.config.sweep_section import MAX_MEMBERS
@@ -42,7 +43,7 @@ from adtrain.training import RunFolder, tensorboard
 MOST_PROFILED_STEPS = 10_000
 
 
-@click.command(short_help="Train the network that a config describes.")
+@click.command()
 @click.argument("config_path", metavar="[CONFIG]", required=False, type=ConfigName())
 @click.option("--resume", "run", type=RunPath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
 @click.option("--override", is_flag=True, help="Resume a run even if its config or data have changed.")

@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from adtrain import training
 from adtrain.bench.steps import profile
-from adtrain.cli.output import is_quiet, message, progress
-from adtrain.cli.stop_signals import stop_signals
+from adtrain.cli.output import is_quiet, is_silent, message, progress
 from adtrain.config import Config
 from adtrain.core import communicator
 from adtrain.core.status import status_handler
 from adtrain.core.timeline import during
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.session import AgreedExit, agreed
+from adtrain.signals import stop_signals
 from adtrain.training import Observer, RunFolder, agreement, tensorboard
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def run_training(
         progress("checking for NaN and infinity after each step, which is slow")
     with ExitStack() as stack:
         stack.callback(display.close)
-        signals = stack.enter_context(stop_signals())
+        signals = stack.enter_context(stop_signals(is_silent()))
         observers: list[Observer] = [display]
         if events:
             at = None if start is None else start.checkpoint.progress.step
