@@ -80,12 +80,12 @@ def display_of(cfg: Config, verbose: bool) -> Iterator[ProgressLines]:
         yield display
 
 
-def new_folder(experiment: training.Experiment, path: Path | None, name: str | None) -> RunFolder:
+def new_folder(experiment: training.Experiment, path: Path | None) -> RunFolder:
     """The new folder, created by rank 0."""
     if communicator.current().size == 1:
-        return RunFolder.create(experiment, path, name)
+        return RunFolder.create(experiment, path)
     first = communicator.current().rank == 0
-    created = agreed(lambda: RunFolder.create(experiment, path, name) if first else None)
+    created = agreed(lambda: RunFolder.create(experiment, path) if first else None)
     return RunFolder(Path(communicator.gathered_texts("" if created is None else str(created.path))[0]))
 
 
