@@ -61,7 +61,7 @@ def command(*arguments: str | Path, expect: int = 0) -> Result:
 
 def train(cfg: Path, folder: Path, *options: str) -> Path:
     """Train into `folder` in eager mode, which needs no compiler; returns the folder."""
-    command("train", cfg, "--device", "cpu", "--eager", "--output-dir", folder, "--profile-steps", "0", *options)
+    command("train", cfg, "--device", "cpu", "--eager", "--output-dir", folder, *options)
     return folder
 
 

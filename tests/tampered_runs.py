@@ -35,7 +35,7 @@ Choose = Callable[[int], int]
 
 def make(folder: Path) -> Path:
     """A small run with all its files, and a result of `adtrain bench` beside them."""
-    options = ("--epochs", "2", "--profile-steps", "2", "--set", "data.validation=0.2")
+    options = ("--epochs", "2", "--profile", "--set", "data.validation=0.2")
     run = train(write_config(folder), folder / "run", *options)
     (run / "result.json").write_bytes(RESULT.read_bytes())
     return run

@@ -25,7 +25,7 @@ def run(*arguments: str, expect: int = 0) -> Result:
 
 
 def train(cfg: Path, folder: Path, *options: str) -> None:
-    run("train", str(cfg), "--output-dir", str(folder), "--profile-steps", "0", *options)
+    run("train", str(cfg), "--output-dir", str(folder), *options)
 
 
 @pytest.fixture(scope="module")

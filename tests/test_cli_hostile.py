@@ -133,7 +133,7 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"model: {{input: [16], layers: [linear: {len(NAMES)}]}}\n"
         "loss: cross_entropy\noptimizer: {sgd: 0.1}\ntraining: {epochs: 1}\n"
     )
-    result = run("train", folder / "c.yaml", "--output-dir", folder / "".join(NAMES), "--profile-steps", "0", "--eager")
+    result = run("train", folder / "c.yaml", "--output-dir", folder / "".join(NAMES), "--eager")
     assert result.exit_code == 0, result.stderr
     assert_visible(result)
     return folder / "".join(NAMES)
@@ -263,7 +263,7 @@ def test_a_path_that_cannot_be_read_is_one_line(
 
 
 def test_null_is_no_path(hostile_run: Path, tmp_path: Path) -> None:
-    arguments = ("--set", "training.init_from=~", "--set", "data.test_path=~", "--profile-steps", "0", "--eager")
+    arguments = ("--set", "training.init_from=~", "--set", "data.test_path=~", "--eager")
     assert run("train", hostile_run / "config.yaml", "--output-dir", tmp_path, *arguments).exit_code == 0
 
 

@@ -99,7 +99,7 @@ def test_a_config_is_proposed_for(tmp_path: Path, kind: str) -> None:
 def test_the_config_of_a_table_trains_and_learns(tmp_path: Path) -> None:
     cfg = tmp_path / "trips.yaml"
     cfg.write_text(run("new", write_table(tmp_path / "trips.csv"), "--set", "drop=[id]").stdout)
-    options = ("--device", "cpu", "--eager", "--profile-steps", "0", "--output-dir", tmp_path / "run")
+    options = ("--device", "cpu", "--eager", "--output-dir", tmp_path / "run")
     shown = run("train", cfg, *options, "--set", "optimizer.adam.lr=0.02").stdout
     assert float(shown.split("accuracy ")[1].split("%")[0]) > 80
 

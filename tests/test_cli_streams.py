@@ -16,7 +16,7 @@ from adtrain.cli.main import cli
 from adtrain.cli.output import BROKEN_PIPE
 from adtrain.signals import USAGE
 
-STEPS = ["--eager", "--steps", "2", "--profile-steps", "0", "--output-dir", "run"]
+STEPS = ["--eager", "--steps", "2", "--output-dir", "run"]
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def digits(tmp_path: Path) -> str:
 
 
 def train(cfg: Path, *more: object) -> None:
-    call("train", cfg, "--device", "cpu", "--steps", 2, "--profile-steps", 0, "--output-dir", "run", *more)
+    call("train", cfg, "--device", "cpu", "--steps", 2, "--output-dir", "run", *more)
 
 
 def test_the_plugins_train_and_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

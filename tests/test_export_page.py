@@ -45,7 +45,7 @@ SEEN = "Array.from(view.getImageData(0, 0, width, height).data.filter((_, i) => 
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short training on MNIST."""
     folder = tmp_path_factory.mktemp("smoke") / "run"
-    command("train", "smoke", "--device", "cpu", "--eager", "--output-dir", folder, "--profile-steps", "0")
+    command("train", "smoke", "--device", "cpu", "--eager", "--output-dir", folder)
     return folder
 
 

@@ -85,7 +85,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (folder / f"{name}.csv").write_text("\n".join(["time,kind,price", *rows]) + "\n")
         text = TEXT.replace("PATH", str(folder / f"{name}.csv")).replace("OPTIONS", "target: price")
         (folder / f"{name}.yaml").write_text(text)
-        run("train", folder / f"{name}.yaml", "--output-dir", folder / name, "--profile-steps", "0", "--eager")
+        run("train", folder / f"{name}.yaml", "--output-dir", folder / name, "--eager")
         found[name] = folder / name
     return found
 
@@ -189,7 +189,7 @@ def test_rows_of_integers_are_numbers_and_not_pixels(tmp_path: Path) -> None:
         f"data: {{path: {path}, test: 0.2}}\nmodel: {{layers: [linear: 2]}}\nloss: cross_entropy\n"
         "optimizer: {sgd: 0.1}\ntraining: {epochs: 1}\n"
     )
-    run("train", tmp_path / "x.yaml", "--output-dir", tmp_path / "run", "--profile-steps", "0", "--eager")
+    run("train", tmp_path / "x.yaml", "--output-dir", tmp_path / "run", "--eager")
     model: Any = ad.load(tmp_path / "run", device="cpu")
     other = np.array([[300, 25.5, -1]])
     predicted = model.predict(other).probabilities

@@ -132,7 +132,7 @@ optimizer: {signed: 0.01}
 schedule: decay
 training: {epochs: 1, metrics: [brier]}
 """
-TRAIN = "train rings.yaml --device cpu --profile-steps 0 -q --output-dir run"
+TRAIN = "train rings.yaml --device cpu -q --output-dir run"
 RAISED = {
     "sys.exit(0)": "SystemExit: 0",
     "sys.exit('bye')": "SystemExit: bye",

@@ -53,7 +53,7 @@ def test_threads_that_openmp_could_not_start_are_an_error(
 
 @pytest.mark.compiled
 def test_a_training_without_threads_ends_with_one_line(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["train", str(cfg), "--steps", "1", "--profile-steps", "0", "--output-dir", "run"]
+    arguments = ["train", str(cfg), "--steps", "1", "--output-dir", "run"]
     limit_threads(monkeypatch, 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cfg.parent / "cold"))
     cold = CliRunner().invoke(cli, arguments)
@@ -154,7 +154,7 @@ def test_a_library_without_memory_for_it_is_an_error_of_one_line() -> None:
 
 
 def test_a_checkpoint_of_another_user_is_refused_in_one_line(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["train", str(cfg), "--eager", "--steps", "1", "--profile-steps", "0", "--output-dir", "run"]
+    arguments = ["train", str(cfg), "--eager", "--steps", "1", "--output-dir", "run"]
     assert CliRunner().invoke(cli, arguments).exit_code == 0
     open_file = os.open
 

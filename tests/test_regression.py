@@ -136,7 +136,7 @@ def test_the_commands_work_on_a_run_that_predicts_numbers(tmp_path: Path) -> Non
     use_columns(tmp_path, ["x", "y", "z", "price"])
     folder = tmp_path / "run"
     settings = ("--set", "data.normalize_targets=true", "--set", "data.validation=0.1", "--set", "training.epochs=30")
-    trained = run("train", str(path), "--output-dir", str(folder), "--profile-steps", "0", *settings)
+    trained = run("train", str(path), "--output-dir", str(folder), *settings)
     summary = json.loads((folder / "summary.json").read_text())
     assert list(summary["test"]) == ["loss", "rmse", "mae", "r2"]
     assert summary["best"]["by"] == "validation_rmse"
@@ -172,7 +172,7 @@ def test_an_exported_file_predicts_in_original_units(tmp_path: Path, target: str
         "model.layers=[linear: 2]",
     )
     options = [part for setting in (*settings, "training.epochs=40") for part in ("--set", setting)]
-    run("train", str(path), "--output-dir", str(tmp_path / "run"), "--profile-steps", "0", *options)
+    run("train", str(path), "--output-dir", str(tmp_path / "run"), *options)
     assert "same predictions" in run("export", str(tmp_path / "run"), str(tmp_path / "m.onnx")).stdout
     session = onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
     x, price = table()
@@ -220,7 +220,7 @@ def test_metrics_by_name_are_in_summary_eval_and_report(tmp_path: Path) -> None:
     ]
     options = [part for setting in settings for part in ("--set", setting)]
     folder = tmp_path / "run"
-    shown = run("train", str(path), "--output-dir", str(folder), "--profile-steps", "0", *options).stdout
+    shown = run("train", str(path), "--output-dir", str(folder), *options).stdout
     summary = json.loads((folder / "summary.json").read_text())
     metrics = summary["metrics"]
     assert list(metrics) == ["top5", "precision", "recall", "f1", "confusion"]

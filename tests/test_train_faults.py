@@ -43,7 +43,7 @@ def in_folder_of_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     run = folder / "run"
-    options = ["--eager", "--steps", "2", "--profile-steps", "0", "--output-dir", str(run)]
+    options = ["--eager", "--steps", "2", "--output-dir", str(run)]
     assert CliRunner().invoke(cli, ["train", str(write_config(folder)), *options]).exit_code == 0
     return run
 
@@ -78,7 +78,7 @@ def test_hangups_stay_ignored_where_the_caller_ignores_them(commands: Commands) 
 
 @pytest.mark.parametrize("streams", ["2>/dev/full", "<&- >&- 2>&-"])
 def test_a_training_ends_well_without_streams_to_write_to(streams: str) -> None:
-    arguments = "train tiny.yaml --epochs 1 --output-dir run --profile-steps 0"
+    arguments = "train tiny.yaml --epochs 1 --output-dir run"
     shell = ["/bin/sh", "-c", f'"$@" {arguments} {streams}', "sh", *COMMAND]
     assert subprocess.run(shell, stdout=subprocess.DEVNULL).returncode == 0
     assert last_line()["kind"] == "test"
@@ -148,7 +148,7 @@ def test_a_second_signal_ends_a_compiler_that_never_ends(monkeypatch: pytest.Mon
         ("report run", "run/summary.json", "run/summary.json: cannot be read (it is not a regular file)"),
         ("eval run", "run/model.safetensors", "run: found no model.safetensors"),
         (
-            "train --resume run --steps 9 --epochs 9 --eager --profile-steps 0 --quiet",
+            "train --resume run --steps 9 --epochs 9 --eager --quiet",
             "run/best.safetensors",
             "run/best.safetensors: cannot be written (it is a pipe that no process reads)",
         ),

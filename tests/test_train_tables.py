@@ -75,7 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(cfg: Path, folder: Path, *options: str) -> None:
-    run("train", cfg, "--output-dir", folder, "--profile-steps", "0", "--device", "cpu", "--eager", *options)
+    run("train", cfg, "--output-dir", folder, "--device", "cpu", "--eager", *options)
 
 
 def test_numbers_are_predicted_from_categories_and_empty_cells(made: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_eval_reads_another_table_with_the_options_of_the_run(made: Path, tmp_pa
 
 def test_a_resumed_run_has_the_same_bytes(made: Path, tmp_path: Path) -> None:
     train(made / "trips.yaml", tmp_path / "run", "--epochs", "2")
-    options = ("--epochs", "4", "--profile-steps", "0", "--device", "cpu", "--eager")
+    options = ("--epochs", "4", "--device", "cpu", "--eager")
     run("train", "--resume", tmp_path / "run", *options)
     for name in ("model.safetensors", "last.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (made / "run" / name).read_bytes()

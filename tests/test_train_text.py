@@ -78,7 +78,7 @@ def error_of(*arguments: str | Path) -> str:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run."""
     folder = tmp_path_factory.mktemp("text")
-    run("train", write_config(folder), "--output-dir", folder / "run", "--profile-steps", "0")
+    run("train", write_config(folder), "--output-dir", folder / "run")
     return folder / "run"
 
 
@@ -155,7 +155,7 @@ def test_a_stopped_and_resumed_run_has_the_same_bytes(tmp_path: Path, monkeypatc
 
 def test_a_text_that_changed_its_characters_is_not_resumed(tmp_path: Path) -> None:
     path, folder = write_config(tmp_path, generated(1500)), tmp_path / "run"
-    run("train", path, "--output-dir", folder, "--epochs", "1", "--profile-steps", "0")
+    run("train", path, "--output-dir", folder, "--epochs", "1")
     (tmp_path / "letters.txt").write_text(generated(1500).replace("a", "z"))
     assert "the data's classes: [" in error_of("train", "--resume", folder, "--epochs", "2")
 
@@ -231,7 +231,7 @@ def test_a_text_of_bytes_needs_no_encoding(tmp_path: Path) -> None:
     settings = ("data.format=text", "data.unit=byte", f"model.layers={layers}")
     options = [word for setting in settings for word in ("--set", setting)]
     folder = tmp_path / "run"
-    run("train", path, "--output-dir", folder, "--profile-steps", "0", "--epochs", "9", *options)
+    run("train", path, "--output-dir", folder, "--epochs", "9", *options)
     found = json.loads(
         run("sample", folder, "--prompt", "z", "--length", "6", "--temperature", "0.01", "--json").stdout
     )

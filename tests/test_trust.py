@@ -71,7 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_plugged(here, text=CODE)
     common = ("--device", "cpu", "--set", f"data.path={here / 'data'}")
     for arguments in (
-        ("train", str(path), "--output-dir", str(here / "run"), "--profile-steps", "0"),
+        ("train", str(path), "--output-dir", str(here / "run")),
         ("sweep", str(path), "--output-dir", str(here / "sweep"), "--set", "sweep={training.seed: [0]}"),
     ):
         with forgetting():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from adtrain import config
@@ -64,6 +65,25 @@ def _bounds(kind: click.IntRange | click.FloatRange) -> str:
     if kind.max is not None:
         return f" from {kind.min} to {kind.max}"
     return f" above {kind.min}" if kind.min_open else f" of at least {kind.min}"
+
+
+class HeadedCommand(click.Command):
+    """A command whose help has its options under headings: each with the names of options, without dashes.
+
+    Options that no heading has, such as --help, come last.
+    """
+
+    def __init__(self, *args: Any, headings: Mapping[str, str], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.headings = {heading: names.split() for heading, names in headings.items()}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        lines = {option.opts[-1].lstrip("-"): option.get_help_record(ctx) for option in options}
+        others = [name for name in lines if not any(name in names for names in self.headings.values())]
+        for heading, names in {**self.headings, "Other options": others}.items():
+            with formatter.section(heading):
+                formatter.write_dl([line for name in names if (line := lines[name]) is not None])
 
 
 class FilePath(click.Path):
@@ -312,3 +332,36 @@ def select_ops(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
         if name not in ops:
             raise click.UsageError(f"--op {name}: no such operation; {known(name, sorted(ops))}")
     return [row for row in rows if not names or row.op in names]
+
+
+def refusing(rule: Callable[..., tuple[Collection[str], str]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that refuses the options of a command that have no effect beside the others that are given.
+
+    Args:
+        rule: takes the command's parameters, and returns the names of those without an effect beside the others, and
+            the error for one of them, with `{}` for the option.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def checked(*args: Any, **parameters: Any) -> None:
+            refused, error = rule(**parameters)
+            ctx = click.get_current_context()
+            for parameter in ctx.command.params:
+                if parameter.name in refused and _is_given(ctx, parameter):
+                    is_option = isinstance(parameter, click.Option)
+                    name = parameter.opts[-1] if is_option else parameter.human_readable_name.strip("[]")
+                    raise click.UsageError(error.format(name))
+            command(*args, **parameters)
+
+        return checked
+
+    return decorate
+
+
+def _is_given(ctx: click.Context, parameter: click.Parameter) -> bool:
+    """Whether the command line has the parameter. Flags with a text as value may set the same variable."""
+    if ctx.get_parameter_source(str(parameter.name)) is not ParameterSource.COMMANDLINE:
+        return False
+    flag = getattr(parameter, "flag_value", None)
+    return not isinstance(flag, str) or ctx.params[str(parameter.name)] == flag

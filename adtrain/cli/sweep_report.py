@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
@@ -76,8 +77,8 @@ def time_line(plans: Sequence[GroupPlan], device: str, halving: Sequence[int]) -
     return f"time    {seconds:,.1f} s of training predicted{less}; a step takes {of_a_step} µs for each member"
 
 
-def ranking_lines(results: SweepResults, most: int | None) -> list[str]:
-    """The ranking as a table, with the columns that differ between members."""
+def ranking_lines(results: SweepResults, folder: SweepFolder, most: int) -> list[str]:
+    """The ranking of the best `most` members as a table, with the columns that differ between members."""
     keys = list(results.members[0].values)
     chosen = results.rank_by
     columns = [Column("rank"), Column("member", rank=1), Column(chosen.replace("_", " "))]
@@ -88,7 +89,8 @@ def ranking_lines(results: SweepResults, most: int | None) -> list[str]:
     shown = results.members[:most]
     lines = render(columns, [_row(x, keys, [chosen, *others]) for x in shown], terminal_width())
     if len(shown) < len(results.members):
-        lines.append(f"{len(results.members) - len(shown):,} more members; --all shows them")
+        command = f"adtrain report {shlex.quote(str(folder.path))}"
+        lines.append(f"{len(results.members) - len(shown):,} more members; {command} shows them")
     return lines
 
 
@@ -126,7 +128,7 @@ def summary_lines(results: SweepResults, folder: SweepFolder) -> list[str]:
     counts = {status: sum(x.status == status for x in results.members) for status in ("finished", "dropped", "failed")}
     told = ", ".join(f"{count:,} {status}" for status, count in counts.items() if count)
     lines = [
-        *_over_seeds(results),
+        *_seed_lines(results),
         f"members {told}",
         f"time    {results.seconds:,.1f} s in all, {results.train_seconds:,.1f} s training",
         f"sweep   {folder.path}",
@@ -136,14 +138,22 @@ def summary_lines(results: SweepResults, folder: SweepFolder) -> list[str]:
     return lines
 
 
-def _over_seeds(results: SweepResults) -> list[str]:
+def over_seeds(results: SweepResults) -> dict[str, dict[str, float]]:
     """Mean and sample standard deviation of the test scores, if the members differ in their seeds only."""
     found = [x.test for x in results.members if x.test is not None]
     if len(found) < 2 or set(results.members[0].values) != {"training.seed"}:
-        return []
-    lines = []
-    for title, of_values in (("mean", mean), ("sd", stdev)):
-        values = {name: of_values(getattr(score, name) for score in found) for name in found[0]._fields}
-        text = ", ".join(f"{name} {scores.value_text(name, x)}" for name, x in values.items())
-        lines.append(f"{title:<7} test {text}")
-    return lines
+        return {}
+    columns = {name: [getattr(score, name) for score in found] for name in found[0]._fields}
+    return {
+        "mean": {name: mean(values) for name, values in columns.items()},
+        "deviation": {name: stdev(values) for name, values in columns.items()},
+    }
+
+
+def _seed_lines(results: SweepResults) -> list[str]:
+    found = over_seeds(results)
+    texts = {
+        title: ", ".join(f"{name} {scores.value_text(name, x)}" for name, x in values.items())
+        for title, values in found.items()
+    }
+    return [f"mean    test {texts['mean']}", f"sd      test {texts['deviation']}"] if found else []

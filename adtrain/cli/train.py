@@ -3,48 +3,79 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
+from threading import Thread
+from typing import Any, TypeVar
 
 import click
 
 from adtrain import config, training
-from adtrain.cli import dry_run as planning
+from adtrain.bench.steps.profile import profile_steps
 from adtrain.cli.options import (
     ConfigName,
     FilePath,
+    HeadedCommand,
     RunPath,
     Whole,
     autotune_option,
     json_option,
     plugin_option,
     quiet_option,
+    refusing,
     resolve_tuned_device,
     set_option,
     trust_option,
     unresolved_device_option,
 )
-from adtrain.cli.output import is_quiet, print_json, progress, show
+from adtrain.cli.output import is_quiet, is_silent, message, print_json, progress, show
 from adtrain.cli.ranks import ranks_options
-from adtrain.cli.repeat import repeat
-from adtrain.cli.train_report import MAX_ROWS, report
-from adtrain.cli.train_run import display_of, in_thread, new_folder, profile_and_summarize, run_training
+from adtrain.cli.train_report import MAX_ROWS, operation_lines, plan_lines, plan_of, result_lines
 from adtrain.config import Config
 from adtrain.config.records import plain
 from adtrain.config.sweep_section import MAX_MEMBERS
-from adtrain.core import communicator, timeline
-from adtrain.core.status import report_status
+from adtrain.core import communicator
+from adtrain.core.status import report_status, status_handler
 from adtrain.core.timeline import during
-from adtrain.display import ProgressLines
-from adtrain.distributed.session import agreed, same_everywhere
+from adtrain.display import IntervalLines, ProgressLines, progress_display
+from adtrain.distributed.session import AgreedExit, agreed, same_everywhere
+from adtrain.signals import stop_signals
 from adtrain.table import terminal_width
-from adtrain.training import RunFolder, tensorboard
+from adtrain.training import Observer, RunFolder, agreement, tensorboard
 
-MOST_PROFILED_STEPS = 10_000
+T = TypeVar("T")
+
+PROFILED_STEPS = 10
 
 
-@click.command()
+def _without_effect(run: Path | None, seeds: int | None, dry_run: bool, **_: Any) -> tuple[Collection[str], str]:
+    """The parameters that have no effect in this use of the command, and the error for one of them."""
+    of_run = {"override", "copies"}
+    if run is not None:
+        return {"config_path", "seeds", "output_dir", "dry_run"}, "--resume RUN continues a run, and takes no {}"
+    if seeds is not None:
+        of_one = {"ranks", "timeout", "profile", "debug_nan", "events", "mode", "verbose"}
+        return of_run | of_one, "--seeds trains a sweep, and takes no {}"
+    if dry_run:
+        return {*of_run, "profile", "debug_nan", "events"}, "--dry-run trains nothing, and takes no {}"
+    return of_run, "{} is for --resume RUN only"
+
+
+HEADINGS = {
+    "What to train": "seed epochs steps set plugin seeds",
+    "Where": "device ranks timeout autotune",
+    "A stopped run": "resume override trust-plugins",
+    "Results": "output-dir tensorboard quiet verbose json",
+    "Checks and measurements": "dry-run profile debug-nan eager no-fuse",
+}
+"""The options of `train` in its help."""
+
+
+@click.command(cls=HeadedCommand, headings=HEADINGS)
 @click.argument("config_path", metavar="[CONFIG]", required=False, type=ConfigName())
+@refusing(_without_effect)
 @click.option("--resume", "run", type=RunPath(), metavar="RUN", help="Resume a run: its folder, or a checkpoint.")
 @click.option("--override", is_flag=True, help="Resume a run even if its config or data have changed.")
 @unresolved_device_option
@@ -67,25 +98,11 @@ MOST_PROFILED_STEPS = 10_000
 @set_option
 @plugin_option
 @trust_option
-@click.option(
-    "--profile-steps",
-    type=Whole(min=0, max=MOST_PROFILED_STEPS),
-    metavar="N",
-    default=10,
-    show_default=True,
-    help="Steps to profile after training; 0 for none.",
-)
+@click.option("--profile", is_flag=True, help="Time the operations of a step after the training, and print them.")
 @click.option("--debug-nan", is_flag=True, help="Check for NaN and infinity after each step; slow.")
 @click.option("--tensorboard", "events", is_flag=True, help="Write event files into RUN/tensorboard during the run.")
 @click.option(
-    "--repeat",
-    "repeats",
-    type=Whole(2, 1000),
-    metavar="N",
-    help="Train N times, from seed, seed + 1, ..., into runs/NAME-seed0, ... or DIR/seed0, ..., and tabulate the runs.",
-)
-@click.option(
-    "--members",
+    "--seeds",
     type=Whole(1, MAX_MEMBERS),
     metavar="N",
     help="Train N networks together, from seed, seed + 1, ..., as adtrain sweep does, into runs/NAME-sweep or DIR.",
@@ -94,7 +111,12 @@ MOST_PROFILED_STEPS = 10_000
 @click.option("--no-fuse", "mode", flag_value="staged", help="Run each operation as a separate kernel.")
 @click.option("--dry-run", is_flag=True, help="Check everything, show costs and memory; train and write nothing.")
 @quiet_option("run")
-@click.option("-v", "--verbose", is_flag=True, help="Also print the plan, metrics every hundred steps, all operations.")
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print more: the plan, metrics every hundred steps, times, memory and all operations.",
+)
 @json_option
 def command(
     config_path: str | None,
@@ -109,11 +131,10 @@ def command(
     overrides: tuple[str, ...],
     plugins: tuple[str, ...],
     copies: bool,
-    profile_steps: int,
+    profile: bool,
     debug_nan: bool,
     events: bool,
-    repeats: int | None,
-    members: int | None,
+    seeds: int | None,
     mode: str | None,
     dry_run: bool,
     verbose: bool,
@@ -124,29 +145,27 @@ def command(
     The run's folder gets config.yaml, metrics.jsonl, model.safetensors, checkpoints and summary.json. Ctrl-C or SIGTERM
     stops the training after the current steps. --resume RUN continues it; the result is the same as without the stop.
     """
-    of_run = {"--override": override, "--trust-plugins": copies}
-    _check_arguments(config_path, run, [name for name, given in of_run.items() if given], output_dir, repeats)
-    if dry_run and (run is not None or repeats is not None):
-        raise click.UsageError("--dry-run is for one new run, and takes no --resume or --repeat")
+    if config_path is None and run is None:
+        raise click.UsageError("found neither CONFIG nor --resume RUN")
+    if config_path is not None and config.is_run(config_path):
+        again = f"--resume {shlex.quote(config_path)} continues it"
+        again += f", {shlex.quote(f'{config_path}/config.yaml')} trains it again"
+        raise click.UsageError(f"{config_path}: found the folder of a run, expected a config; {again}")
     if verbose and is_quiet():
         raise click.UsageError("found both --quiet and --verbose, expected one of them")
-    if run is not None or members is not None or dry_run:
+    if profile and communicator.current().size > 1:
+        raise click.UsageError("--profile times the operations of one process, and takes no --ranks or mpiexec")
+    if run is not None or seeds is not None or dry_run:
         device = resolve_tuned_device(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
     longer = _settings(epochs=epochs, steps=steps)
     settings, step_mode = [*overrides, *_settings(seed=seed)], training.Mode(mode or "fused")
 
-    if members is not None:
-        alone = {"--resume": run, "--repeat": repeats, "--eager or --no-fuse": mode, "--debug-nan": debug_nan}
-        alone["--ranks or mpiexec"] = communicator.current().size > 1
-        if given := [name for name, value in {**alone, "--tensorboard": events}.items() if value]:
-            raise click.UsageError(f"--members trains a sweep, and takes no {given[0]}")
+    if seeds is not None:
         from adtrain.cli import sweep
 
-        sweep.train_seeds(
-            str(config_path), [*settings, *longer], plugins, members, device, output_dir, dry_run, as_json
-        )
+        sweep.train_seeds(str(config_path), [*settings, *longer], plugins, seeds, device, output_dir, dry_run, as_json)
         return
 
     def finish(
@@ -161,37 +180,7 @@ def command(
             if start is not None and first:
                 folder.reopen(experiment, start)
             result = run_training(experiment, folder, device, start, debug_nan, events and first, display)
-            return profile_and_summarize(experiment, folder, device, profile_steps, result)
-
-    def train(
-        cfg: Config, path: Path | None, name: str | None = None
-    ) -> tuple[RunFolder, training.Summary, training.Experiment]:
-        """Train in the new folder `path`, or runs/NAME; returns folder, summary and experiment."""
-        nonlocal device
-        if repeats is not None:
-            timeline.restart()
-        with display_of(cfg, verbose) as display:
-            report_status("reading the data")
-            with during("data"):
-                # The data are read while the libraries of the device are imported.
-                data = None if cfg.plugins else in_thread(lambda: training.read_ahead(cfg))
-                device = resolve_tuned_device(device, autotune, display.close)
-                training.check_precision(cfg, device)
-                experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
-            same_everywhere(lambda: experiment.identity(device))
-            notes = [] if experiment.batch_note is None else [experiment.batch_note]
-            if epochs is not None and steps is None and experiment.epochs < epochs:
-                end = f"epoch {experiment.epochs} of {epochs}"
-                notes.append(f"training.steps {cfg.training.steps} ends the training in {end}; --steps N overrides it")
-            if verbose:
-                plan = planning.plan(experiment, device, path, name)
-                notes += planning.lines(plan, experiment.config.data.examples)
-            if notes:
-                display.close()
-            for note in notes:
-                progress(note)
-            folder = new_folder(experiment, path, name)
-            return folder, finish(experiment, folder, None, display), experiment
+            return profile_and_summarize(experiment, folder, device, profile, result)
 
     if run is not None:
         with during("data"):
@@ -210,53 +199,133 @@ def command(
             cfg = agreed(lambda: config.load(str(config_path), [*settings, *longer], plugins))
         if dry_run:
             training.check_precision(cfg, device)
-            found = planning.plan(training.prepare(cfg, step_mode), device, output_dir)
+            found = plan_of(training.prepare(cfg, step_mode), device, output_dir)
             if as_json:
                 print_json(found)
-            else:
+            elif not is_quiet():
                 show(
                     f"{cfg.name}: no mistake found; nothing is trained or written",
-                    *planning.lines(found, cfg.data.examples),
+                    *plan_lines(found, cfg.data.examples),
                 )
             return
-        if repeats is not None:
-            seeds = range(cfg.training.seed, cfg.training.seed + repeats)
-            configs = [
-                config.load(str(config_path), [*settings, *longer, *_settings(seed=seed)], plugins) for seed in seeds
-            ]
-            repeat(configs, output_dir, lambda *arguments: train(*arguments)[:2], as_json)
-            return
-        folder, summary, experiment = train(cfg, output_dir)
+        with display_of(cfg, verbose) as display:
+            report_status("reading the data")
+            with during("data"):
+                # The data are read while the libraries of the device are imported.
+                data = None if cfg.plugins else in_thread(lambda: training.read_ahead(cfg))
+                device = resolve_tuned_device(device, autotune, display.close)
+                training.check_precision(cfg, device)
+                experiment = agreed(lambda: training.prepare(cfg, step_mode, read=data))
+            same_everywhere(lambda: experiment.identity(device))
+            notes = [] if experiment.batch_note is None else [experiment.batch_note]
+            if epochs is not None and steps is None and experiment.epochs < epochs:
+                end = f"epoch {experiment.epochs} of {epochs}"
+                notes.append(f"training.steps {cfg.training.steps} ends the training in {end}; --steps N overrides it")
+            if verbose:
+                plan = plan_of(experiment, device, output_dir)
+                notes += plan_lines(plan, experiment.config.data.examples)
+            if notes:
+                display.close()
+            for note in notes:
+                progress(note)
+            folder = new_folder(experiment, output_dir)
+            summary = finish(experiment, folder, None, display)
     if as_json:
         print_json(plain(summary))
         return
     if is_quiet():
         show(folder.path)
         return
-    rows = None if verbose else MAX_ROWS
-    lines = report(summary, len(experiment.test), terminal_width(), rows, experiment.config.data.examples)
-    show(*lines, "", f"{folder.path}: {', '.join(folder.files())}")
-
-
-def _check_arguments(
-    config_path: str | None, run: Path | None, of_run: list[str], output_dir: Path | None, repeats: int | None
-) -> None:
-    if (config_path is None) == (run is None):
-        raise click.UsageError(
-            "found neither CONFIG nor --resume RUN" if run is None else "--resume RUN takes no CONFIG"
-        )
-    if config_path is not None and config.is_run(config_path):
-        again = f"--resume {shlex.quote(config_path)} continues it"
-        again += f", {shlex.quote(f'{config_path}/config.yaml')} trains it again"
-        raise click.UsageError(f"{config_path}: found the folder of a run, expected a config; {again}")
-    if run is not None and output_dir is not None:
-        raise click.UsageError("--resume RUN continues in the run's own folder, and takes no --output-dir")
-    if run is not None and repeats is not None:
-        raise click.UsageError("--resume RUN continues a single run, and takes no --repeat")
-    if run is None and of_run:
-        raise click.UsageError(f"{of_run[0]} is for --resume RUN only")
+    if summary.ops:
+        show(*operation_lines(summary, terminal_width(), None if verbose else MAX_ROWS), "")
+    files = f": {', '.join(folder.files())}" if verbose else ""
+    lines = result_lines(summary, len(experiment.test), experiment.config.data.examples, verbose)
+    show(*lines, f"run     {folder.path}{files}")
 
 
 def _settings(**options: int | None) -> list[str]:
     """Options as overrides of the config's section `training`."""
     return [f"training.{name}={value}" for name, value in options.items() if value is not None]
+
+
+def run_training(
+    experiment: training.Experiment,
+    folder: RunFolder,
+    device: str,
+    start: training.Start | None,
+    check: bool,
+    events: bool,
+    display: ProgressLines,
+) -> training.Result:
+    """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
+    if check:
+        progress("checking for NaN and infinity after each step, which is slow")
+    with ExitStack() as stack:
+        stack.callback(display.close)
+        signals = stack.enter_context(stop_signals(is_silent()))
+        observers: list[Observer] = [display]
+        if events:
+            at = None if start is None else start.checkpoint.progress.step
+            files = tensorboard.EventFiles(folder.path / tensorboard.FOLDER, resumed_at=at)
+            observers.append(stack.enter_context(closing(files)))
+        stop = signals.stop_requested
+        advice = folder.advice(experiment.config)
+        try:
+            result = training.run_in_folder(folder, experiment, device, observers, start, stop, check)
+        except training.Interrupted as stopped:
+            display.close()
+            message(f"{stopped}; {advice}")
+            raise AgreedExit(agreement.largest(signals.exit_code)) from None
+    if agreement.any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
+        message(f"stopped before the summary; {advice}")
+        raise AgreedExit(agreement.largest(signals.exit_code))
+    return result
+
+
+def in_thread(function: Callable[[], T]) -> Callable[[], T]:
+    """Call a function in a thread; returns what waits for its result. The end of the process does not wait for it."""
+    future = Future[T]()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="adtrain-data", daemon=True).start()
+    return future.result
+
+
+@contextmanager
+def display_of(cfg: Config, verbose: bool) -> Iterator[ProgressLines]:
+    """The display of a training's progress, and of status messages before its first step."""
+    kind = IntervalLines if verbose else ProgressLines if is_quiet() else progress_display
+    with closing(kind(progress, cfg.data.examples)) as display, status_handler(display.show_status):
+        yield display
+
+
+def new_folder(experiment: training.Experiment, path: Path | None) -> RunFolder:
+    """The new folder, created by rank 0."""
+    if communicator.current().size == 1:
+        return RunFolder.create(experiment, path)
+    first = communicator.current().rank == 0
+    created = agreed(lambda: RunFolder.create(experiment, path) if first else None)
+    return RunFolder(Path(communicator.gathered_texts("" if created is None else str(created.path))[0]))
+
+
+def profile_and_summarize(
+    experiment: training.Experiment, folder: RunFolder, device: str, profile: bool, result: training.Result
+) -> training.Summary:
+    """Time the operations of a step with `profile`, and write the summary; returns the summary."""
+    with during("profile"):
+        ops = step_profile(experiment, result.state, device) if profile else {}
+    summary = training.summarize(experiment, result, device, **ops)
+    if communicator.current().rank == 0:
+        folder.write_summary(summary)
+    return summary
+
+
+def step_profile(experiment: training.Experiment, state: training.TrainState, device: str) -> dict[str, Any]:
+    """The times of the operations of a step that starts from `state`, as fields of a summary."""
+    measured = profile_steps(training.continuation(experiment, state, device), PROFILED_STEPS, device=device)
+    return {"ops": tuple(measured.rows), "ops_sum_ms": measured.ops_sum_ms, "profiled_step_ms": measured.step_ms}

@@ -70,7 +70,7 @@ def plan(group: Group, device: str, programs: Programs, most: int | None = None)
     """
     experiment, total = group.experiment, len(group.members)
     state = experiment.random_initial_state("cpu")
-    count = min(total, most or total, MAX_WAVE)
+    count = _even(total, min(total, most or total, MAX_WAVE))
     limit = _limit(device)
     needed = needed_bytes(group, device, programs, count)
     if needed > limit:
@@ -84,12 +84,16 @@ def plan(group: Group, device: str, programs: Programs, most: int | None = None)
         while high - low > max(1, low // 16):
             middle = (low + high) // 2
             low, high = (middle, high) if needed_bytes(group, device, programs, middle) <= limit else (low, middle)
-        waves = -(-total // low)
-        count = -(-total // waves)
+        count = _even(total, low)
         needed = needed_bytes(group, device, programs, count)
     sizes = tuple(min(count, total - first) for first in range(0, total, count))
     parameters = sum(prod(x.shape) for x in tree.leaves(state.params))
     return GroupPlan(group, sizes, parameters, needed, experiment.total_steps)
+
+
+def _even(total: int, most: int) -> int:
+    """The size of the largest of as few waves as possible, of at most `most` members, whose sizes are even."""
+    return -(-total // -(-total // most))
 
 
 def together_of(plans: Sequence[GroupPlan], device: str) -> list[list[GroupPlan]]:

@@ -55,18 +55,16 @@ class RunFolder:
         self.path = path
 
     @classmethod
-    def create(
-        cls, experiment: Experiment, path: Path | None = None, name: str | None = None, arrays: bytes | None = None
-    ) -> RunFolder:
+    def create(cls, experiment: Experiment, path: Path | None = None, arrays: bytes | None = None) -> RunFolder:
         """Create a folder with the resolved config and empty metrics: `path`, or else runs/NAME, runs/NAME-2, ...
 
-        NAME is `name`, or else the config's name. `arrays` is the content of arrays.npz, for data in no other file.
+        NAME is the config's name. `arrays` is the content of arrays.npz, for data in no other file.
         Raises AdtrainError where the folder cannot be written, `path` already holds a run, or `training.init_from` has
         no weights for the experiment.
         """
         _check_initial_weights(experiment)
         _ = experiment.digests  # read before the training, because a run that is stopped has to end soon
-        folder = cls(create_numbered(name or experiment.config.name) if path is None else _create_given(path))
+        folder = cls(create_numbered(experiment.config.name) if path is None else _create_given(path))
         metrics = folder.path / METRICS
         try:
             metrics.open("x").close()  # if two runs start in the same folder, only one succeeds
@@ -83,14 +81,14 @@ class RunFolder:
         return folder
 
     @staticmethod
-    def planned(experiment: Experiment, path: Path | None = None, name: str | None = None) -> Path:
+    def planned(experiment: Experiment, path: Path | None = None) -> Path:
         """The folder that `create` would make; nothing is written.
 
         Raises AdtrainError as `create` does, as far as this can be known before.
         """
         _check_initial_weights(experiment)
         if path is None:
-            path = next(path for path in _numbered(name or experiment.config.name) if not os.path.lexists(path))
+            path = next(path for path in _numbered(experiment.config.name) if not os.path.lexists(path))
         else:
             _refuse_existing(path)
         parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
