@@ -8,9 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner, Result
-
-from adtrain.cli import main
+from click.testing import Result
+from command_line import command
 
 
 class Elements(HTMLParser):
@@ -50,13 +49,6 @@ class Elements(HTMLParser):
         if tag == "h2":
             self.headings.append(data.strip())
         self.inside = "", ""
-
-
-def command(*arguments: str | Path, expect: int = 0) -> Result:
-    """Run `adtrain` with the arguments and check its exit code."""
-    result = CliRunner().invoke(main.cli, [*map(str, arguments)])
-    assert result.exit_code == expect, result.stderr
-    return result
 
 
 def train(cfg: Path, folder: Path, *options: str) -> Path:

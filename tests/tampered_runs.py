@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from report_runs import command, train
+from command_line import command
+from report_runs import train
 from training_runs import write_config
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "cpu-step-smoke.json"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 from idx_files import write_idx
 from npz_files import write_npz
 from PIL import Image
@@ -15,11 +16,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from training_runs import images_of, write_config, write_data
 
-from adtrain.cli import main
-
 
 def run(*arguments: str, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, [*arguments, "--device", "cpu"])
+    result = invoke(*arguments, "--device", "cpu")
     assert result.exit_code == expect, result.stderr
     return result
 

@@ -6,19 +6,16 @@ from types import SimpleNamespace
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from command_line import invoke
 
 from adtrain import docstrings
-from adtrain.cli import COMMANDS, main
+from adtrain.cli import COMMANDS
 from adtrain.cli.options import device_option
 from adtrain.cli.output import print_json
 from adtrain.config.specs import FAMILIES
 from adtrain.core.errors import AdtrainError
 from adtrain.signals import INTERRUPTED
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main.cli, arguments)
 
 
 @pytest.fixture
@@ -37,11 +34,11 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_and_takes_debug(name: str) -> None:
-    result = run(name, "--help")
+    result = invoke(name, "--help")
     assert result.exit_code == 0
     assert "--debug" in result.stdout
     assert f"adtrain {name}" in result.stdout
-    assert COMMANDS[name] in run("--help").stdout
+    assert COMMANDS[name] in invoke("--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -65,7 +62,7 @@ def test_an_error_is_one_line_on_stderr(
     failing: list[BaseException], error: BaseException, code: int, line: str
 ) -> None:
     failing.append(error)
-    result = run("fail")
+    result = invoke("fail")
     assert result.exit_code == code
     assert result.stderr.strip() == line
     assert result.stdout == ""
@@ -74,7 +71,7 @@ def test_an_error_is_one_line_on_stderr(
 @pytest.mark.parametrize("arguments", [("--debug", "fail"), ("fail", "--debug")])
 def test_debug_shows_the_traceback(failing: list[BaseException], arguments: tuple[str, ...]) -> None:
     failing.append(AdtrainError("the file is bad"))
-    result = run(*arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 2
     assert "Traceback" in result.stderr
     assert "adtrain: error: the file is bad" in result.stderr
@@ -82,24 +79,24 @@ def test_debug_shows_the_traceback(failing: list[BaseException], arguments: tupl
 
 def test_a_commands_own_exit_code_is_kept(failing: list[BaseException]) -> None:
     failing.append(SystemExit(1))
-    assert run("fail").exit_code == 1
+    assert invoke("fail").exit_code == 1
 
 
 def test_an_unknown_command_is_refused_with_the_nearest_name() -> None:
-    result = run("trian")
+    result = invoke("trian")
     assert result.exit_code == 2
     assert "adtrain: error: unknown command 'trian'; did you mean train? (see" in result.stderr
-    assert "did you mean" not in run("xyz").stderr
-    assert "unknown command 'mlp'; did you mean adtrain train mlp? (see" in run("mlp").stderr
+    assert "did you mean" not in invoke("xyz").stderr
+    assert "unknown command 'mlp'; did you mean adtrain train mlp? (see" in invoke("mlp").stderr
 
 
 @pytest.mark.parametrize("group", [(), ("data",), ("bench",)])
 def test_the_list_of_commands_has_whole_sentences(group: tuple[str, ...]) -> None:
-    assert "..." not in run(*group, "--help").stdout.partition("Commands:")[2]
+    assert "..." not in invoke(*group, "--help").stdout.partition("Commands:")[2]
 
 
 def test_no_command_shows_the_help_and_is_an_error() -> None:
-    result = run()
+    result = invoke()
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Commands:" in result.stderr
 

@@ -7,7 +7,8 @@ from typing import NoReturn
 
 import pytest
 from browser import Browser, assert_fits
-from report_runs import Elements, assert_needs_no_network, command, one_line, summary, train
+from command_line import command
+from report_runs import Elements, assert_needs_no_network, one_line, summary, train
 from training_runs import write_config
 
 from adtrain import report, training

@@ -11,7 +11,8 @@ import click
 import numpy as np
 import pytest
 from click.testing import Result
-from report_runs import command, one_line, summary
+from command_line import command
+from report_runs import one_line, summary
 from training_runs import write_config
 
 from adtrain.cli.main import accept_debug

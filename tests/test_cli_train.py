@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command_line import invoke
 from forked_commands import Case, Commands
 from training_runs import write_config
 from waiting import PATIENCE, wait_until
 
 from adtrain import config, training
-from adtrain.cli import main
 from adtrain.cli.train_report import MAX_ROWS, operation_lines, result_lines
 from adtrain.training import ClassScore, Summary, read_metrics
 from adtrain.training.metrics import Stopped
@@ -36,7 +36,7 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def train(*arguments: str | Path, expect: int = 0) -> Result:
-    result = CliRunner().invoke(main.cli, ["train", *map(str, arguments), "--device", "cpu"])
+    result = invoke("train", *map(str, arguments), "--device", "cpu")
     assert result.exit_code == expect, result.stderr
     return result
 

@@ -11,9 +11,10 @@ import c_programs
 import numpy as np
 import pytest
 from browser import Browser, assert_fits
+from command_line import command
 from PIL import Image
 from random_networks import with_arrays
-from report_runs import command, one_line
+from report_runs import one_line
 
 from adtrain import nn
 from adtrain.core.errors import AdtrainError

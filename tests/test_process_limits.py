@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from training_runs import write_config
 
 from adtrain import signals
@@ -19,7 +19,7 @@ from adtrain.backends.cpu.threads import ThreadLimit, require_threads
 from adtrain.backends.cpu.toolchain import CompilerKilled, find_compiler
 from adtrain.cache import open_cache
 from adtrain.cli import startup
-from adtrain.cli.main import NO_THREADS, cli, described
+from adtrain.cli.main import NO_THREADS, described
 
 
 def limit_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
@@ -56,7 +56,7 @@ def test_a_training_without_threads_ends_with_one_line(cfg: Path, monkeypatch: p
     arguments = ["train", str(cfg), "--steps", "1", "--output-dir", "run"]
     limit_threads(monkeypatch, 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cfg.parent / "cold"))
-    cold = CliRunner().invoke(cli, arguments)
+    cold = invoke(*arguments)
     assert (cold.exit_code, cold.stderr) == (2, f"adtrain: error: {NO_THREADS}\n")
 
 
@@ -155,7 +155,7 @@ def test_a_library_without_memory_for_it_is_an_error_of_one_line() -> None:
 
 def test_a_checkpoint_of_another_user_is_refused_in_one_line(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["train", str(cfg), "--eager", "--steps", "1", "--output-dir", "run"]
-    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    assert invoke(*arguments).exit_code == 0
     open_file = os.open
 
     def refused(path: Any, *options: Any, **more: Any) -> int:  # root may read every file
@@ -164,6 +164,6 @@ def test_a_checkpoint_of_another_user_is_refused_in_one_line(cfg: Path, monkeypa
         return open_file(path, *options, **more)
 
     monkeypatch.setattr(os, "open", refused)
-    found = CliRunner().invoke(cli, ["train", "--resume", "run"])
+    found = invoke("train", "--resume", "run")
     assert (found.exit_code, found.stdout) == (2, "")
     assert found.stderr == "adtrain: error: run/last.safetensors: cannot be read (Permission denied)\n"

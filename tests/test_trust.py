@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from command_line import invoke
 from plugin_files import LAYER, forgetting, no_plugins, write_plugged
 
 import adtrain as ad
@@ -26,10 +26,6 @@ if "{MARK}" in os.environ:
     raise RuntimeError("the plug-in runs")
 {LAYER}"""
 FOLDERS = ("run", "sweep", "sweep/members/0")
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main.cli, arguments)
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:

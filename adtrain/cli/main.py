@@ -30,10 +30,12 @@ from adtrain.signals import INTERRUPTED, USAGE, end_on_signals, let_signals_kill
 
 INTERNAL = 70
 REPLACED_OPTIONS = {
-    "adtrain train --repeat": "to train from N seeds, write --seeds N",
-    "adtrain train --members": "to train from N seeds, write --seeds N",
-    "adtrain train --profile-steps": "to time the operations of a step, write --profile",
-    "adtrain sweep --all": "adtrain report SWEEP shows all members",
+    "train": {
+        "--repeat": "to train from N seeds, write --seeds N",
+        "--members": "to train from N seeds, write --seeds N",
+        "--profile-steps": "to time the operations of a step, write --profile",
+    },
+    "sweep": {"--all": "adtrain report SWEEP shows all members"},
 }
 """What to write instead of an option of earlier versions."""
 NO_THREADS = (
@@ -168,7 +170,7 @@ def described(error: Exception) -> tuple[list[str], int]:
 
 def _advice(path: str, error: click.NoSuchOption) -> str:
     """The message for an option that another one replaces, or that a config has as a key; empty for others."""
-    if instead := REPLACED_OPTIONS.get(f"{path} {error.option_name}"):
+    if instead := REPLACED_OPTIONS.get(path.rpartition(" ")[2], {}).get(error.option_name):
         return f"No such option {error.option_name!r}; {instead}"
     if error.ctx is None or not any(param.name == "overrides" for param in error.ctx.command.params):
         return ""
