@@ -69,10 +69,6 @@ def test_a_run_named_without_its_folder_gets_a_hint(
     assert error == "digits: found nothing, expected the folder of a run; did you mean runs/digits?"
 
 
-def test_eval_refuses_full_autotuning_on_the_cpu(here: Path) -> None:
-    assert one_line(run("eval", "run", "--autotune", "full", expect=2)).startswith("--autotune full: only a GPU has")
-
-
 def test_eval_without_the_data_is_a_one_line_error(tmp_path: Path) -> None:
     cfg = write_config(tmp_path)
     train(cfg, tmp_path / "run", "--steps", "1")

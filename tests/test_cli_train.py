@@ -196,6 +196,10 @@ def test_the_resolved_config_trains_again_to_the_same_model_from_any_folder(
             ["--profile-steps", "0"],
             "No such option '--profile-steps'; to time the operations of a step, write",
         ),
+        (
+            ["--ranks", "2", "--profile"],
+            "--profile times the operations of one process, and takes no --ranks,",
+        ),
         (["--dry-run", "--profile"], "--dry-run trains nothing, and takes no --profile"),
         (["--seeds", "2", "--profile"], "--seeds trains a sweep, and takes no --profile"),
     ],

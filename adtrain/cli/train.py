@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
@@ -40,6 +41,7 @@ from adtrain.core import communicator
 from adtrain.core.status import report_status, status_handler
 from adtrain.core.timeline import during
 from adtrain.display import IntervalLines, ProgressLines, progress_display
+from adtrain.distributed.environment import place
 from adtrain.distributed.session import AgreedExit, agreed, same_everywhere
 from adtrain.signals import stop_signals
 from adtrain.table import terminal_width
@@ -50,9 +52,14 @@ T = TypeVar("T")
 PROFILED_STEPS = 10
 
 
-def _without_effect(run: Path | None, seeds: int | None, dry_run: bool, **_: Any) -> tuple[Collection[str], str]:
+def _without_effect(
+    run: Path | None, seeds: int | None, dry_run: bool, ranks: int | None, profile: bool, **_: Any
+) -> tuple[Collection[str], str]:
     """The parameters that have no effect in this use of the command, and the error for one of them."""
     of_run = {"override", "copies"}
+    process = place(os.environ)
+    if profile and (ranks is not None or (process is not None and process.size > 1)):
+        return {"profile"}, "{} times the operations of one process, and takes no --ranks, torchrun, mpiexec or srun"
     if run is not None:
         return {"config_path", "seeds", "output_dir", "dry_run"}, "--resume RUN continues a run, and takes no {}"
     if seeds is not None:
@@ -153,8 +160,6 @@ def command(
         raise click.UsageError(f"{config_path}: found the folder of a run, expected a config; {again}")
     if verbose and is_quiet():
         raise click.UsageError("found both --quiet and --verbose, expected one of them")
-    if profile and communicator.current().size > 1:
-        raise click.UsageError("--profile times the operations of one process, and takes no --ranks or mpiexec")
     if run is not None or seeds is not None or dry_run:
         device = resolve_tuned_device(device, autotune)
     if events:
