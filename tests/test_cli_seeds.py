@@ -108,9 +108,9 @@ def test_an_option_without_an_effect_is_refused(cfg: Path, name: str, given: lis
     assert {x.name for x in COMMANDS[name].params} >= taken
     assert parameters
     for parameter in parameters:
-        is_option = isinstance(parameter, click.Option)
-        option = [parameter.opts[-1]] if is_option else []
-        value = [] if is_option and parameter.is_flag else ["training.epochs=1" if parameter.multiple else "2"]
+        option = [parameter.opts[-1]] if isinstance(parameter, click.Option) else []
+        is_flag = getattr(parameter, "is_flag", False)
+        value = [] if is_flag else ["training.epochs=1" if parameter.multiple else "2"]
         error = one_line(command(name, *given, *option, *value, expect=2))
         shown = option[0] if option else "CONFIG"
         if parameter.name in ("run", "sweep") and not given[0].startswith("--"):

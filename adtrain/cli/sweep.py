@@ -32,7 +32,7 @@ from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import place
 from adtrain.signals import stop_signals
-from adtrain.sweeps import member_run
+from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder, refuse_used
 from adtrain.sweeps.members import with_seeds
 from adtrain.sweeps.run import SweepInterrupted, Watch
@@ -116,7 +116,7 @@ def command(
         session, folder = reopened(sweep, device, Trust(plugins, copies, override))
         if (results := folder.results()) is not None:
             if results.members[0].status == "finished":
-                member_run.write_run(session, folder, None)  # unless it is there: a full disk may have prevented it
+                finished.write_run(session, folder, None)  # unless it is there: a full disk may have prevented it
             raise AdtrainError(f"{sweep}: the sweep is finished")
         changed = folder.changed_data(session.digests)
         if changed and not override:
@@ -199,7 +199,7 @@ def train_session(
             message(f"stopped; {folder.advice(session.config)}")
             raise SystemExit(signals.exit_code) from None
     if results.members[0].status == "finished":
-        member_run.write_run(session, folder, None, run.final)
+        finished.write_run(session, folder, None, run.final)
     if as_json:
         print_json({"sweep": str(folder.path), **plain(results), **over_seeds(results)})
     elif is_quiet():

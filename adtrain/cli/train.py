@@ -45,7 +45,8 @@ from adtrain.distributed.environment import place
 from adtrain.distributed.session import AgreedExit, agreed, same_everywhere
 from adtrain.signals import stop_signals
 from adtrain.table import terminal_width
-from adtrain.training import Observer, RunFolder, agreement, tensorboard
+from adtrain.training import Observer, RunFolder, tensorboard
+from adtrain.training.loop import any_rank, largest
 
 T = TypeVar("T")
 
@@ -280,10 +281,10 @@ def run_training(
         except training.Interrupted as stopped:
             display.close()
             message(f"{stopped}; {advice}")
-            raise AgreedExit(agreement.largest(signals.exit_code)) from None
-    if agreement.any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
+            raise AgreedExit(largest(signals.exit_code)) from None
+    if any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
         message(f"stopped before the summary; {advice}")
-        raise AgreedExit(agreement.largest(signals.exit_code))
+        raise AgreedExit(largest(signals.exit_code))
     return result
 
 

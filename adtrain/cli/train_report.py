@@ -13,7 +13,7 @@ from adtrain.core.backend import backend
 from adtrain.table import Column, render
 from adtrain.text import counted, short
 from adtrain.training import Experiment, RunFolder, scores
-from adtrain.training.memory import too_large
+from adtrain.training.costs import too_large
 from adtrain.training.summary import Summary, model_text, operations_text
 
 COLUMNS = (
