@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_on_host import Host, host
-from program_samples import ON_GPU, fused_of
+from program_samples import ON_GPU, Step, fused_of
 
 from adtrain import config, ops, training
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
@@ -103,7 +103,7 @@ def test_parts_of_different_lengths_match_the_reference(
 def test_a_kernel_writes_results_that_are_reshapes_of_its_values_and_of_its_arguments(host: Host) -> None:
     double, matrix = np.dtype(np.float64), (2, 3)
     reshape, exp, total = (PRIMITIVES[name] for name in ("reshape", "exp", "sum"))
-    steps = [
+    steps: list[Step] = [
         (exp, [0], {}),
         (reshape, [1], {"shape": (6,)}),  # of a value that is no result
         (total, [2], {"axes": (0,)}),

@@ -218,7 +218,7 @@ def main() -> NoReturn:
         silence()
     divide_host(os.environ)
     if is_rank(os.environ):
-        let_signals_kill()  # until the ranks are connected: see ranks_options
+        let_signals_kill()  # until the ranks are connected: see train.ranks_options
     else:
         end_on_signals()
     print_warnings()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
+import sys
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -16,9 +18,11 @@ import click
 from adtrain import config, training
 from adtrain.bench.steps.profile import profile_steps
 from adtrain.cli.options import (
+    LAUNCHING,
     ConfigName,
     FilePath,
     HeadedCommand,
+    Number,
     RunPath,
     Whole,
     autotune_option,
@@ -31,8 +35,7 @@ from adtrain.cli.options import (
     trust_option,
     unresolved_device_option,
 )
-from adtrain.cli.output import is_quiet, is_silent, message, print_json, progress, show
-from adtrain.cli.ranks import ranks_options
+from adtrain.cli.output import is_quiet, is_silent, message, message_of_rank, print_json, progress, show
 from adtrain.cli.train_report import MAX_ROWS, operation_lines, plan_lines, plan_of, result_lines
 from adtrain.config import Config
 from adtrain.config.records import plain
@@ -42,8 +45,10 @@ from adtrain.core.status import report_status, status_handler
 from adtrain.core.timeline import during
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.environment import place
-from adtrain.distributed.session import AgreedExit, agreed, same_everywhere
-from adtrain.signals import stop_signals
+from adtrain.distributed.launch import launch
+from adtrain.distributed.session import AgreedExit, agreed, joined, same_everywhere
+from adtrain.plugins import named_errors
+from adtrain.signals import end_on_signals, stop_signals
 from adtrain.table import terminal_width
 from adtrain.training import Observer, RunFolder, tensorboard
 from adtrain.training.loop import any_rank, largest
@@ -51,6 +56,53 @@ from adtrain.training.loop import any_rank, largest
 T = TypeVar("T")
 
 PROFILED_STEPS = 10
+MOST_RANKS = 4096
+
+
+def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options to a command. It starts itself N times, or, where a launcher started it, runs as a rank."""
+
+    def is_launching(ctx: click.Context, param: click.Parameter, value: int | None) -> int | None:
+        ctx.meta[LAUNCHING] = value is not None and place(os.environ) is None
+        return value
+
+    @functools.wraps(command)
+    def as_rank(*args: Any, ranks: int | None, timeout: float, **options: Any) -> None:
+        found = place(os.environ)
+        if ranks is not None and found is None:
+            raise SystemExit(launch(ranks, sys.argv[1:], timeout, message))
+        if ranks is not None and found is not None and ranks != found.size:
+            raise click.UsageError(f"found --ranks {ranks}, but {found.launcher} started {found.size} processes")
+        with joined(timeout, message_of_rank, _described), named_errors():
+            end_on_signals()
+            command(*args, **options)
+
+    ranks_option = click.option(
+        "--ranks",
+        type=Whole(1, MOST_RANKS),
+        metavar="N",
+        is_eager=True,
+        callback=is_launching,
+        help="Train with N processes on this machine, each with a GPU of its own if it has GPUs. With data.shards set, "
+        "the result is the same for each N that divides it.",
+    )
+    timeout_option = click.option(
+        "--timeout",
+        type=Number(min=1),
+        metavar="S",
+        default=300.0,
+        show_default=True,
+        help="With several processes: end all of them if one does not answer for S seconds.",
+    )
+    decorated: Callable[..., None] = ranks_option(timeout_option(as_rank))
+    return decorated
+
+
+def _described(error: Exception) -> tuple[str, int]:
+    from adtrain.cli.main import described  # it imports the commands
+
+    lines, code = described(error)
+    return "\n".join(lines), code
 
 
 def _without_effect(

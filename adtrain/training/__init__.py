@@ -9,7 +9,7 @@ from __future__ import annotations
 from adtrain.training.checkpoint import Checkpoint
 from adtrain.training.checks import check_precision, check_whole_batches
 from adtrain.training.costs import LayerCost, StepCosts, step_costs
-from adtrain.training.data_section import Arrays, data_options, with_input
+from adtrain.training.data_section import Arrays, with_input
 from adtrain.training.evaluation import Evaluation
 from adtrain.training.examples import Examples, on_device
 from adtrain.training.experiment import Experiment, Mode
@@ -58,7 +58,6 @@ __all__ = [
     "check_whole_batches",
     "continuation",
     "copied",
-    "data_options",
     "evaluation_step",
     "on_device",
     "outline",

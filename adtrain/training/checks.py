@@ -18,10 +18,10 @@ from adtrain.core.array import array
 from adtrain.core.errors import ShapeError
 from adtrain.core.precision import PRECISIONS
 from adtrain.data import DataSet, Split
-from adtrain.data.columns import printable
-from adtrain.data.memory import machine_memory
-from adtrain.data.rounding import lossy_channels
+from adtrain.data.errors import printable
+from adtrain.data.file_array import machine_memory
 from adtrain.data.split import chunks
+from adtrain.data.statistics import lossy_channels
 from adtrain.metrics import METRICS
 from adtrain.text import counted, first_names, visible
 from adtrain.training import embedded_columns, tensor_file
