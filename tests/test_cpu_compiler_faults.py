@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from command_line import invoke
 from compiler_workshop import PROGRAM, Change, Workshop, entry, open_workshop
 from waiting import PATIENCE, wait_until
 
 from adtrain import cache
 from adtrain.backends.cpu import toolchain
 from adtrain.backends.cpu.compiler import CompilerError, describe
-from adtrain.cli.main import cli
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -297,7 +296,7 @@ def test_a_relative_home_is_not_used(
     cause = f"HOME={home}: expected an absolute path"
     assert caplog.messages == [f"adtrain: warning: compiled code is not cached for the next run ({cause})"]
     assert not (workshop.folder / "home").exists()
-    found = CliRunner().invoke(cli, ["data", "fetch", "kmnist"])
+    found = invoke("data", "fetch", "kmnist")
     assert (found.exit_code, found.stderr) == (2, f"adtrain: error: the folder of fetched data sets: {cause}\n")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_runs import command
+from command_line import command
 from sweep_runs import SGD, after, bytes_of, run, session, trained
 
 from adtrain import training
