@@ -379,6 +379,12 @@ def test_an_operation_without_c_is_refused_by_its_layer() -> None:
         source.generate(with_arrays(nn.Sequential(nn.Tanh(), nn.Residual(layer)), (5,)), Path("net.c"))
 
 
+def test_attention_with_a_mask_is_refused_by_its_layer() -> None:
+    layer = Composed(lambda x: ops.attention(x, x, x, mask=x[..., 0] > 0), (4, 5))
+    with pytest.raises(AdtrainError, match=r"composed: attention with a mask or dropout has no C"):
+        source.generate(with_arrays(nn.Sequential(nn.Tanh(), layer, nn.Flatten(), nn.Linear(2)), (4, 5)), Path("net.c"))
+
+
 def test_a_computed_index_out_of_range_is_refused_by_the_function(tmp_path: Path) -> None:
     layer = Composed(lambda x: ops.take(np.arange(4, dtype="float32"), ops.astype(x[:, 0], "int32"), axis=0), ())
     model = nn.Sequential(layer, nn.Reshape((1,)), nn.Linear(2))

@@ -51,6 +51,10 @@ class Evaluation:
     def images(self) -> Variable:
         return self.program.inputs[-1]
 
+    def is_plain_attention(self, e: Equation) -> bool:
+        """Whether attention has no mask, no dropout, and only one result that is read: what targets have."""
+        return len(e.inputs) <= 3 and not e.params["dropout"] and e.outputs[1] not in self.program.readers
+
     @cached_property
     def fixed(self) -> frozenset[Variable]:
         """The values that do not depend on the images."""

@@ -450,7 +450,7 @@ def attention(nodes: Nodes, e: Equation) -> Sequence[str]:
 
 def _attend(nodes: Nodes, e: Equation, q: str, k: str, v: str, rank: int, tokens: int) -> str:
     """softmax(q kᵀ scale) v. A causal query excludes later keys."""
-    if len(e.inputs) > 3 or e.params["dropout"] or e.outputs[1] in nodes.evaluation.program.readers:
+    if not nodes.evaluation.is_plain_attention(e):
         raise nodes.refused(e, " with a mask or dropout")
     q = nodes.op("Mul", q, nodes.constant("scale", float(e.params["scale"])))
     scores = nodes.op("MatMul", q, nodes.op("Transpose", k, perm=[*range(rank - 2), rank - 1, rank - 2]))

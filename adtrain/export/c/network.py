@@ -115,8 +115,10 @@ def write(code: Code, e: Equation, found: Evaluation) -> None:
         code.same(e.outputs[0], e.inputs[0])
         return
     writer = FORM_WRITERS.get(e.form) or (WRITERS["loops"] if by_element(e) else WRITERS.get(e.name))
-    if writer is None:
-        raise AdtrainError(f"{found.place_of(e)}: {e.name} has no C; FILE.safetensors holds the weights of any run")
+    with_more = "dropout" in e.params and not found.is_plain_attention(e)
+    if writer is None or with_more:
+        what = f"{e.name} with a mask or dropout" if with_more else e.name
+        raise AdtrainError(f"{found.place_of(e)}: {what} has no C; FILE.safetensors holds the weights of any run")
     for statement in writer(code, e):
         code.add(statement)
 
