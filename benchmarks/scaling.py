@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import median
 
 from adtrain.bench.peers.systems import ADTRAIN
-from adtrain.bench.scaling.measure import SCALINGS, run, scaling
-from adtrain.bench.scaling.request import PEERS, Request
+from adtrain.bench.scaling import SCALINGS, run, scaling
+from adtrain.bench.scaling_worker import PEERS, Request
 from adtrain.bench.text.scaling import COLUMNS, cells
 from adtrain.core.errors import AdtrainError
 from adtrain.table import render

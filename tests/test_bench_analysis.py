@@ -14,11 +14,9 @@ import training_runs
 
 from adtrain import config, training
 from adtrain.backends.cpu.naive import LABEL as NAIVE
-from adtrain.bench.analysis import ops as analysis_ops
-from adtrain.bench.analysis import steps as analysis_steps
-from adtrain.bench.analysis.ops import SIZED_OPS, LabelledDevice, compared, crossovers
-from adtrain.bench.analysis.result import config_row
-from adtrain.bench.peers.numpy_steps import naive_step
+from adtrain.bench import devices
+from adtrain.bench.devices import SIZED_OPS, LabelledDevice, compared, config_row, crossovers
+from adtrain.bench.peers.numpy_system import naive_step
 from adtrain.bench.text.analysis import tables
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.sampling import Timing
@@ -30,7 +28,7 @@ LABELS = ["cpu", "gpu", "gpu+copies"]
 @pytest.fixture(autouse=True)
 def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     bench_samples.shorten(monkeypatch)
-    monkeypatch.setattr(analysis_steps, "BATCHES", (8, 32, 128))
+    monkeypatch.setattr(devices, "BATCHES", (8, 32, 128))
     monkeypatch.setattr(sampling, "NOISY", math.inf)  # the marks of noisy times would widen the tables
 
 
@@ -43,7 +41,7 @@ def lines(found: dict[str, Any], width: int = 60) -> list[str]:
 
 def test_operation_has_times_and_speedups_at_each_size() -> None:
     op = replace(SIZED_OPS[0], sizes=(4, 8))
-    found = analysis_ops.measured(op, BOTH)
+    found = devices.measured(op, BOTH)
     assert [row["n"] for row in found["rows"]] == [4, 8]
     assert all(sorted(row["times"]) == sorted([NAIVE, *LABELS]) for row in found["rows"])
     assert all(sorted(row["speedups"]) == sorted([NAIVE, *LABELS[1:]]) for row in found["rows"])
@@ -54,8 +52,8 @@ def test_operation_has_times_and_speedups_at_each_size() -> None:
 
 
 def test_naive_loop_is_skipped_at_large_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis_ops, "NAIVE_FLOPS", 2 * 4**3)
-    found = analysis_ops.measured(replace(SIZED_OPS[0], sizes=(4, 8)), BOTH)
+    monkeypatch.setattr(devices, "NAIVE_FLOPS", 2 * 4**3)
+    found = devices.measured(replace(SIZED_OPS[0], sizes=(4, 8)), BOTH)
     assert [NAIVE in row["times"] for row in found["rows"]] == [True, False]
     assert lines({"operations": [found]})
 
@@ -63,9 +61,9 @@ def test_naive_loop_is_skipped_at_large_sizes(monkeypatch: pytest.MonkeyPatch) -
 def test_config_is_timed_whole_by_layer_and_over_batch_sizes(tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
     found = {
-        **analysis_steps.step(path, [], BOTH, naive_step),
-        "layers": analysis_steps.layers(path, [], BOTH),
-        "batches": analysis_steps.over_batches(path, [], BOTH),
+        **devices.step(path, [], BOTH, naive_step),
+        "layers": devices.layers(path, [], BOTH),
+        "batches": devices.over_batches(path, [], BOTH),
     }
     assert list(found["times"]) == [NAIVE, *LABELS]
     scopes = [row["layer"] for row in found["layers"]]
@@ -85,17 +83,17 @@ def test_layer_without_naive_loop_is_named(tmp_path: Path) -> None:
 
 
 def test_steps_are_timed_over_widths_and_depths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis_steps, "WIDTHS", (4, 8))
-    monkeypatch.setattr(analysis_steps, "DEPTHS", (1, 3))
+    monkeypatch.setattr(devices, "WIDTHS", (4, 8))
+    monkeypatch.setattr(devices, "DEPTHS", (1, 3))
     path = str(training_runs.write_config(tmp_path))
-    growing = [analysis_steps.over_widths(path, BOTH), analysis_steps.over_depths(path, BOTH)]
+    growing = [devices.over_widths(path, BOTH), devices.over_depths(path, BOTH)]
     assert [[row[x["over"]] for row in x["rows"]] for x in growing] == [[4, 8], [1, 3]]
     assert "hidden layers of 256: a step over the depth" in lines({"growing": growing})
 
 
 @pytest.mark.parametrize(("width", "depth", "linears"), [(16, 1, [16, 10]), (4, 3, [4, 4, 4, 10])])
 def test_hidden_layers_override_makes_the_network(tmp_path: Path, width: int, depth: int, linears: list[int]) -> None:
-    cfg = config.load(training_runs.write_config(tmp_path), [analysis_steps.hidden_layers(width, depth)])
+    cfg = config.load(training_runs.write_config(tmp_path), [devices.hidden_layers(width, depth)])
     layers = training.prepare(cfg).network.model.layers
     assert [layer.out_features for layer in layers[::2]] == linears  # type: ignore[attr-defined]
     assert [layer.kind() for layer in layers[1::2]] == ["relu"] * depth

@@ -9,9 +9,9 @@ from peer_marks import marked
 from adtrain import ops
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.bench.ops.sweep import PASSES
-from adtrain.bench.peers import adtrain_operations, comparison, op_cases, operations
-from adtrain.bench.peers.numpy_operations import BACKWARD, FORWARD
+from adtrain.bench.ops import PASSES
+from adtrain.bench.peers import adtrain_system, comparison, op_cases, operations
+from adtrain.bench.peers.numpy_system import BACKWARD, FORWARD
 from adtrain.bench.peers.op_cases import OpCase, OpRunner
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.core import devices
@@ -135,7 +135,7 @@ def test_unrolled_program_launches_every_run_on_a_gpu(case: OpCase, monkeypatch:
         functions["backward"] = pullback, [array(case.cotangent(), device="gpu")]
     for f, given in functions.values():
         program = stage(f, PASSES).program(*given)
-        equations = adtrain_operations.unrolled(program, 3).program(*given).equations
+        equations = adtrain_system.unrolled(program, 3).program(*given).equations
         assert sum(len(lowering.launches(e)) for e in equations) >= 3 * sum(
             len(lowering.launches(e)) for e in program.equations
         )

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from adtrain.bench.startup import measure, worker
-from adtrain.bench.startup.measure import Start, Task
-from adtrain.bench.text import startup
+from adtrain.bench import startup, startup_worker
+from adtrain.bench.startup import Start, Task
+from adtrain.bench.text import startup as startup_text
 from adtrain.cli import main
 from adtrain.core.errors import AdtrainError
 
@@ -32,13 +32,13 @@ def measured(monkeypatch: pytest.MonkeyPatch, peers: str, *failing: str) -> tupl
             seconds, {"imports": seconds / 2, "rest": seconds / 2}, None if name == "adtrain" else LOSSES[name]
         )
 
-    monkeypatch.setattr(measure, "run", run)
-    monkeypatch.setattr(measure, "first_steps", lambda name, *_: Start(1.0, {}, LOSSES[name]))
+    monkeypatch.setattr(startup, "run", run)
+    monkeypatch.setattr(startup, "first_steps", lambda name, *_: Start(1.0, {}, LOSSES[name]))
     monkeypatch.setattr("adtrain.bench.peers.systems.System.obstacle", lambda *_: None)
     arguments = ["bench", "startup", "smoke", "--device", "cpu", "--against", peers, "--samples", "2", "--json"]
     done = CliRunner().invoke(main.cli, arguments)
     result = json.loads(done.stdout)
-    return done.exit_code, result, list(startup.lines(result, 100))
+    return done.exit_code, result, list(startup_text.lines(result, 100))
 
 
 def test_systems_start_in_turns_cold_and_warm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_a_peer_with_another_loss_and_one_that_fails_are_named(monkeypatch: pyte
 
 
 def test_the_worker_prints_the_time_of_the_first_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    worker.main("numpy", "cpu", "smoke")
+    startup_worker.main("numpy", "cpu", "smoke")
     found = json.loads(capsys.readouterr().out)
     assert set(found["spans"]) == {"imports", "first steps"}
     assert found["loss"] > 0
@@ -68,4 +68,4 @@ def test_the_worker_prints_the_time_of_the_first_steps(capsys: pytest.CaptureFix
 
 def test_the_error_of_a_command_that_fails_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(AdtrainError, match=r"^nosuch: neither a file nor a packaged config"):
-        measure.run("adtrain", Task("nosuch", (), "cpu"), tmp_path, "cold")
+        startup.run("adtrain", Task("nosuch", (), "cpu"), tmp_path, "cold")

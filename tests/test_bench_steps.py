@@ -6,8 +6,7 @@ import bench_samples
 import pytest
 import training_runs
 
-from adtrain.bench.steps.memory import held_bytes
-from adtrain.bench.steps.modes import PHASES, ModeBench, bench_batches, bench_modes, record
+from adtrain.bench.step import PHASES, ModeBench, bench_batches, bench_modes, held_bytes, record
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.roofline import Roofline
 from adtrain.training.memory import planned_peak

@@ -11,13 +11,11 @@ import pytest
 import training_runs
 from click.testing import CliRunner, Result
 
-from adtrain.bench.analysis.limits import limits
-from adtrain.bench.ops import sweep
-from adtrain.bench.ops.table import BENCHES
-from adtrain.bench.steps import modes
+from adtrain.bench import ops, step
+from adtrain.bench.op_table import BENCHES
 from adtrain.bench.text import cells
 from adtrain.bench.timing import protocol, records
-from adtrain.bench.timing.roofline import Roofline
+from adtrain.bench.timing.roofline import Roofline, limits
 from adtrain.cli.main import cli
 
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
@@ -211,13 +209,13 @@ def test_usage_error_is_one_line_before_measuring(arguments: tuple[str, ...], me
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("module", [sweep, modes])
+@pytest.mark.parametrize("module", [ops, step])
 def test_interrupt_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     def interrupted(*args: Any, **given: Any) -> Callable[..., Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "alternate", interrupted)
-    given = ["--op", "relu"] if module is sweep else [str(training_runs.write_config(tmp_path))]
+    given = ["--op", "relu"] if module is ops else [str(training_runs.write_config(tmp_path))]
     before = set(tmp_path.iterdir())
     result = bench(*given, "--json-file", str(tmp_path / "out.json"))
     assert (result.exit_code, result.stdout) == (130, "")

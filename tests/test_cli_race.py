@@ -8,9 +8,9 @@ import training_runs
 from click.testing import CliRunner, Result
 
 from adtrain import training
-from adtrain.bench.peers import races, torch_races
-from adtrain.bench.peers.races import Checked
-from adtrain.bench.peers.steps import Job
+from adtrain.bench import race as races
+from adtrain.bench.peers import torch_system
+from adtrain.bench.peers.jobs import Checked, Job
 from adtrain.bench.timing import machine, roofline
 from adtrain.cli.main import cli
 
@@ -73,7 +73,7 @@ def test_a_peer_crops_at_every_position(tmp_path: Path) -> None:
     image = torch.arange(1.0, 37.0).reshape(1, 1, 6, 6)
     padded = torch.nn.functional.pad(image, [1] * 4)[0]
     expected = {tuple(padded[:, i : i + 6, j : j + 6].flatten().tolist()) for i in range(3) for j in range(3)}
-    cropped = torch_races._cropped(job)(image.expand(300, 1, 6, 6))
+    cropped = torch_system._cropped(job)(image.expand(300, 1, 6, 6))
     assert {tuple(each.flatten().tolist()) for each in cropped} == expected
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adtrain import ops
 from adtrain.backends.cpu import naive
-from adtrain.bench.analysis.ops import SIZED_OPS, SizedOp
+from adtrain.bench.devices import SIZED_OPS, SizedOp
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
 

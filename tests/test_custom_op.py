@@ -15,9 +15,8 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.bench import text
-from adtrain.bench.ops import sweep
-from adtrain.bench.ops.table import Bench
+from adtrain.bench import ops, text
+from adtrain.bench.op_table import Bench
 from adtrain.cache import open_cache
 from adtrain.cli.main import cli
 from adtrain.core.array import Placeholder
@@ -450,7 +449,7 @@ def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pyt
         timed.extend(benches)
         return {}
 
-    monkeypatch.setattr(sweep, "result", of)
+    monkeypatch.setattr(ops, "result", of)
     monkeypatch.setattr(text, "render", lambda *_: [])
     (tmp_path / "mine.py").write_text(FUNCTION + PLUGIN)
     for more in ((), ("--op", "squared"), ("--op", "tanh")):
@@ -458,14 +457,14 @@ def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pyt
         assert result.exit_code == 0, result.output
     assert [each.op for each in timed] == ["softsign", "squared", "squared", "tanh"]
     softsign, squared, *_ = timed
-    assert list(sweep.phases(softsign, sweep.sample(softsign, 64))) == ["forward", "backward x", "backward scale"]
-    assert [x.shape for x in sweep.sample(softsign, 64)] == [(64,), (64,)]
-    assert (list(sweep.phases(squared, sweep.sample(squared, 7))), squared.sizes["cpu"]) == (
+    assert list(ops.phases(softsign, ops.sample(softsign, 64))) == ["forward", "backward x", "backward scale"]
+    assert [x.shape for x in ops.sample(softsign, 64)] == [(64,), (64,)]
+    assert (list(ops.phases(squared, ops.sample(squared, 7))), squared.sizes["cpu"]) == (
         ["forward", "backward x"],
         (7,),
     )
     with pytest.raises(OptionError, match="the samples of squared have one size; give them a second parameter"):
-        sweep.sample(squared, 8)
+        ops.sample(squared, 8)
 
 
 def test_a_file_without_operations_and_a_missing_file_are_told(tmp_path: Path) -> None:

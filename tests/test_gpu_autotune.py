@@ -11,8 +11,8 @@ import pytest
 from gpu_parity import gpu
 
 from adtrain import ops
-from adtrain.bench.ops.candidates import measured
-from adtrain.bench.ops.table import BENCHES
+from adtrain.bench.candidates import measured
+from adtrain.bench.op_table import BENCHES
 from adtrain.core import registry
 from adtrain.core.array import array
 from adtrain.core.program import Equation, Variable

@@ -9,10 +9,9 @@ import pytest
 import training_runs
 from gpu_parity import gpu
 
-from adtrain.bench.ops import sweep
-from adtrain.bench.ops.table import BENCHES
-from adtrain.bench.steps.memory import held_bytes
-from adtrain.bench.steps.modes import bench_modes, record
+from adtrain.bench import ops
+from adtrain.bench.op_table import BENCHES
+from adtrain.bench.step import bench_modes, held_bytes, record
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.protocol import protocol
 from adtrain.bench.timing.roofline import Roofline
@@ -32,7 +31,7 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("op", ["matmul", "gelu", "sum", "softmax"])
 def test_rows_name_kernels_and_launch_shapes(op: str) -> None:
     each = next(each for each in BENCHES if each.op == op)
-    for row in sweep.rows(each, 512, device="gpu"):
+    for row in ops.rows(each, 512, device="gpu"):
         assert row.kernels
         for kernel in row.kernels:
             assert kernel.launch.keys() == {"grid", "block", "shared_bytes"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from adtrain.bench import compare as comparing
-from adtrain.bench.analysis import result as analysis
-from adtrain.bench.analysis.ops import SIZED_OPS
+from adtrain.bench import devices as analysis
+from adtrain.bench.devices import SIZED_OPS
 from adtrain.bench.peers import op_cases
 from adtrain.bench.peers import result as peers
 from adtrain.bench.peers.systems import Work, chosen
@@ -52,7 +52,7 @@ def against(
     if members is not None and not configs:
         raise click.UsageError("--members trains networks; give a CONFIG")
     set_autotune(device, autotune)
-    work: Work = "operations" if not configs else "steps" if members is None else "members"
+    work: Work = "operation" if not configs else "steps" if members is None else "members"
     choice = chosen(wanted, device, work)
     if configs:
         result = peers.of_configs(configs, overrides, device, choice, autotune, progress, members)

@@ -7,11 +7,10 @@ from functools import partial
 import click
 from tqdm import tqdm
 
-from adtrain.bench.ops import candidates as kernel_candidates
-from adtrain.bench.ops import sweep
-from adtrain.bench.ops.own import own_bench
-from adtrain.bench.ops.sweep import DTYPES
-from adtrain.bench.ops.table import BENCHES
+from adtrain.bench import candidates as kernel_candidates
+from adtrain.bench import ops as sweep
+from adtrain.bench.op_table import BENCHES
+from adtrain.bench.ops import DTYPES, own_bench
 from adtrain.cli.bench_arguments import Numbers
 from adtrain.cli.bench_output import Output, output_options
 from adtrain.cli.op_option import op_option, own_ops, select_ops

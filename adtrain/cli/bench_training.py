@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from adtrain import config
+from adtrain.bench import scaling as measure
+from adtrain.bench import scaling_worker
+from adtrain.bench import startup as startup_measure
+from adtrain.bench import step as steps
 from adtrain.bench.peers.systems import Choice, chosen
-from adtrain.bench.scaling import measure, request
-from adtrain.bench.startup import measure as startup_measure
-from adtrain.bench.steps import result as steps
 from adtrain.cli.bench_arguments import PEER_LIST, Numbers
 from adtrain.cli.bench_output import Output, check_writable, output_options
 from adtrain.cli.names import ConfigName, NameOf
@@ -29,7 +30,7 @@ from adtrain.cli.values import Whole
 from adtrain.files import write_atomic
 from adtrain.plugins import find
 
-RANK_PEERS = list(request.PEERS)
+RANK_PEERS = list(scaling_worker.PEERS)
 
 
 @click.command(short_help="Time the training step of a config, whole and by layer.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from adtrain.bench.peers import races
+from adtrain.bench import race
 from adtrain.bench.peers.systems import PEERS, Choice, chosen
 from adtrain.cli.bench_output import Output
 from adtrain.cli.names import ConfigName, NameOf
@@ -14,7 +14,7 @@ from adtrain.cli.options import FilePath, autotune_option, device_option, json_o
 from adtrain.cli.output import progress
 from adtrain.cli.values import Number, Whole
 
-RACERS = [name for peer in PEERS if peer.races for name in (peer.package, peer.name)]
+RACERS = [name for peer in PEERS if "race" in peer.works for name in (peer.package, peer.name)]
 
 
 @click.command(short_help="Time trainings until they reach a test accuracy.")
@@ -57,8 +57,8 @@ def command(
     """
     output = Output(as_json, json_file, None)
     set_autotune(device, autotune)
-    choice = chosen(wanted, device, "races") if wanted else Choice([], {})
-    result = races.result(config_path, overrides, device, target, seeds, choice, autotune, progress)
+    choice = chosen(wanted, device, "race") if wanted else Choice([], {})
+    result = race.result(config_path, overrides, device, target, seeds, choice, autotune, progress)
     output.write(result)
     if result["different"]:
         raise SystemExit(1)

@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from adtrain import training
-from adtrain.bench.steps import profile
+from adtrain.bench import profile
 from adtrain.cli.output import is_quiet, message, progress
 from adtrain.cli.stop_signals import stop_signals
 from adtrain.config import Config

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from adtrain.bench.page import blocks
 from adtrain.bench.page.curves import Line, figure
 from adtrain.bench.peers.systems import ADTRAIN
-from adtrain.bench.scaling.model import GPUS_PER_NODE, MOST_GPUS, fitted_start_us, weak_efficiency
+from adtrain.bench.scaling import GPUS_PER_NODE, MOST_GPUS, fitted_start_us, weak_efficiency
 from adtrain.bench.text.scaling import NUMBERS, cells
 from adtrain.report import parts
 

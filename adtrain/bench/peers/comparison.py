@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from adtrain.bench.peers.jobs import CHUNK
 from adtrain.bench.peers.op_cases import REPEATS, OpCase
 from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess
-from adtrain.bench.peers.steps import CHUNK
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.timing.sampling import Timing, ratio, round_robin
 from adtrain.core.precision import FULL

@@ -23,8 +23,7 @@ def runner(name: str, case: OpCase, phase: str, device: str) -> OpRunner:
         Unsupported: the system has no counterpart of it.
     """
     system = SYSTEMS[name]
-    assert system.operations is not None
-    found: OpRunner = load(system.operations).operation(case, phase, device, system.form)
+    found: OpRunner = load(system).operation(case, phase, device, system.form)
     return found
 
 

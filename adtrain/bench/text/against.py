@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from adtrain.bench.peers.steps import COMPARED
+from adtrain.bench.peers.jobs import COMPARED
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.text.cells import noise, protocol, time_cell, wrapped
 from adtrain.table import Column, render

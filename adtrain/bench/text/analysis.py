@@ -7,7 +7,7 @@ from typing import Any
 
 from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.backends.cpu.naive import OPTIMIZATION
-from adtrain.bench.analysis.ops import COPIES
+from adtrain.bench.devices import COPIES
 from adtrain.bench.text.cells import noise, protocol, time_cell, wrapped
 from adtrain.table import Column, render
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from adtrain.bench.steps.modes import PHASES
+from adtrain.bench.step import PHASES
 from adtrain.bench.text.cells import (
     INTERVAL,
     KERNELS,

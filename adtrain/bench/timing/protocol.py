@@ -13,7 +13,7 @@ from typing import Any
 
 import adtrain
 from adtrain.backends.cpu.threads import usable_cores
-from adtrain.bench.timing import roofline, sampling, statistics
+from adtrain.bench.timing import roofline, sampling
 from adtrain.bench.timing.machine import busy_cores, describe_cpu, is_busy
 from adtrain.bench.timing.roofline import Roofline
 from adtrain.core.backend import backend
@@ -62,7 +62,7 @@ def protocol(
             "operations": "the device's own: CUDA events" if device == "gpu" else "read by the compiled program",
             "steps": "the host's, until the device has finished",
         },
-        "confidence": statistics.CONFIDENCE,
+        "confidence": sampling.CONFIDENCE,
         "samples": [sampling.MIN_SAMPLES, sampling.MAX_SAMPLES],
         "min_sample_ms": min_sample_ms,
         "overhead_ms": sampling.overhead_ms(),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from adtrain.bench.steps.profile import Key
+from adtrain.bench.profile import Key
 from adtrain.bench.timing.sampling import Clock
 from adtrain.core.backend import backend
 from adtrain.core.costs import costs

@@ -1,28 +1,30 @@
-"""Times single operations over sizes: the forward pass, and each gradient by itself."""
+"""Single operations over sizes: the forward pass, and each gradient by itself."""
 
 from __future__ import annotations
 
 import inspect
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.bench.analysis.limits import limits
-from adtrain.bench.ops.table import Bench
+from adtrain.bench.op_table import ELEMENTS, Bench
 from adtrain.bench.timing.protocol import observed_load, protocol
-from adtrain.bench.timing.roofline import Roofline, known_or_measured
+from adtrain.bench.timing.roofline import Roofline, known_or_measured, limits
 from adtrain.bench.timing.sampling import Timing, alternate, rate, repeatedly
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.backend import Executable, KernelRun, backend
 from adtrain.core.costs import costs
-from adtrain.core.errors import AdtrainError, DTypeError
+from adtrain.core.errors import AdtrainError, DTypeError, OptionError
 from adtrain.core.primitive import Cost
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
+from adtrain.custom_op import OwnOp
 from adtrain.passes import fuse, merge_common_subexpressions, remove_dead_code, simplify_reshapes
+from adtrain.samplers import Sampler
 
 PASSES = (simplify_reshapes, merge_common_subexpressions, remove_dead_code, fuse)
 """The passes of a training step without `fold_constants`, because a gradient's residuals are constants here."""
@@ -199,3 +201,35 @@ class TimedProgram:
 
     def results(self) -> list[np.ndarray]:
         return [self.fetch(buffer) for buffer in self()]
+
+
+def own_bench(op: OwnOp) -> Bench:
+    """The operation on its samples: at the sizes of ELEMENTS if the samples have one, otherwise at their own.
+
+    Raises OptionError where it has no samples, or a size is asked for and its samples have one size only.
+    """
+    if op.samples is None:
+        raise OptionError(f"{op.place}: custom_op {op.name} has no samples to time it with; give samples=")
+    samples = op.samples
+    sized = len(inspect.signature(samples).parameters) > 1
+
+    def drawn(*size: int) -> list[np.ndarray]:
+        return [np.asarray(x) for x in samples(np.random.default_rng(0), *size)]
+
+    def inputs(n: int) -> tuple[Sampler, ...]:
+        arrays = drawn(n) if sized else drawn()
+        if not sized and n != sizes["cpu"][0]:
+            raise OptionError(f"{op.place}: the samples of {op.name} have one size; give them a second parameter")
+        return tuple(lambda rng, x=x: x for x in arrays)
+
+    largest = 0 if sized else max(x.size for x in drawn())
+    sizes = ELEMENTS if sized else {"cpu": (largest,), "gpu": (largest,)}
+    differentiable = op.custom is None or op.custom.has_vjp
+    return Bench(op.name, "samples", sizes, inputs, _named(op), differentiable)
+
+
+def _named(op: OwnOp) -> Callable[..., Any]:
+    """The operation with named parameters, which name the gradients."""
+    if op.custom is None:
+        return op.f
+    return wraps(op.custom.primitive.reference)(lambda *args: op.f(*args))

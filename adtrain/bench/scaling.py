@@ -1,4 +1,4 @@
-"""Weak and strong scaling of a config, and its exchanges alone."""
+"""Weak and strong scaling of a config, its exchanges alone, and a model of more GPUs than were measured."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import product
+from math import ceil, log2
 from statistics import median
 from typing import Any, NamedTuple
 
 from adtrain.bench.peers.systems import ADTRAIN
-from adtrain.bench.scaling.request import PEERS, Measured, Request
-from adtrain.bench.scaling.worker import SAMPLE_SECONDS, SAMPLES
+from adtrain.bench.scaling_worker import PEERS, SAMPLE_SECONDS, SAMPLES, Measured, Request
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.distributed.launch import end, start
@@ -118,7 +118,7 @@ def _check(ranks: Sequence[int], peers: Sequence[str], device: str) -> None:
 
 def run(request: Request, ranks: int, threads: int) -> Measured:
     """The measurement of a number of ranks. Raises AdtrainError with the last line of its output where it fails."""
-    worker = [sys.executable, "-m", "adtrain.bench.scaling.worker", json.dumps(request._asdict())]
+    worker = [sys.executable, "-m", "adtrain.bench.scaling_worker", json.dumps(request._asdict())]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = start(ranks, worker, {"OMP_NUM_THREADS": str(threads)}, **pipes)
     try:
@@ -158,3 +158,33 @@ def result(
         **found._asdict(),
         "points": [point._asdict() for point in found.points],
     }
+
+
+GPUS_PER_NODE = 8
+NODE_BYTES_PER_US = 344e3
+"""B1: of one GPU through NVLink, NCCL on H100."""
+NETWORK_BYTES_PER_US = 47e3
+"""B2: of one network card of 400 Gbit/s."""
+HOP_US = 14.0
+"""a2: the latency between two nodes; 8.5 to 14 were published."""
+MOST_GPUS = 1024
+
+
+def exchange_us(size: int, gpus: int, start_us: float = 0.0) -> float:
+    """Microseconds to exchange gradients of `size` bytes; `start_us` is a0."""
+    beside = min(gpus, GPUS_PER_NODE)
+    nodes = ceil(gpus / GPUS_PER_NODE)
+    inside = 2 * size * (beside - 1) / (beside * NODE_BYTES_PER_US)
+    between = 2 * size / beside * (nodes - 1) / (nodes * NETWORK_BYTES_PER_US)
+    return start_us + inside + between + 2 * ceil(log2(nodes)) * HOP_US
+
+
+def fitted_start_us(size: int, gpus: int, measured_us: float) -> float:
+    """a0, fitted to a measured time; 0 if the model without a0 is slower than the measurement."""
+    return max(0.0, measured_us - exchange_us(size, gpus))
+
+
+def weak_efficiency(step_us: float, size: int, gpus: int, start_us: float, hidden: float) -> float:
+    """The time of a step on one GPU divided by that on `gpus`, if the fraction `hidden` of each exchange is hidden."""
+    exposed = (1 - hidden) * exchange_us(size, gpus, start_us) if gpus > 1 else 0.0
+    return step_us / (step_us + exposed)

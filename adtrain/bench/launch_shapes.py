@@ -88,7 +88,7 @@ def candidates() -> dict[str, Any]:
     """Microseconds of each candidate for a matrix product, the fastest first, as JSON values. "taken" marks the
     tuner's choice, "rule" the choice without measurements."""
     from adtrain.backends.cuda.tuner.measure import distinct
-    from adtrain.bench.ops.candidates import of_equations
+    from adtrain.bench.candidates import of_equations
 
     args = [array(np.zeros((PRODUCT, PRODUCT), np.float32), device="gpu")] * 2
     (problem,) = of_equations(stage(ops.matmul).program(*args).equations)

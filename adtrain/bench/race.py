@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import mean, median, stdev
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from adtrain import config, training
 from adtrain.bench.peers import comparison
+from adtrain.bench.peers.jobs import Checked, Job
 from adtrain.bench.peers.processes import WorkerFailed, WorkerProcess, started
 from adtrain.bench.peers.result import Progress, conditions
-from adtrain.bench.peers.steps import Job
 from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice, load
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load
@@ -24,18 +24,10 @@ STEP_ONLY = ("schedule=constant", "data.augment=null")
 """Overrides for the comparison of the first losses, in which schedule and random numbers have no part."""
 
 
-class Checked(NamedTuple):
-    """The seconds of training until the end of an epoch, and the test accuracy there."""
-
-    seconds: float
-    accuracy: float
-
-
 def run(name: str, job: Job) -> list[Checked]:
     """Train in one system; its epochs. Raises Unsupported where it has no counterpart of something in the job."""
     system = SYSTEMS[name]
-    assert system.races is not None, "`chosen` leaves out systems without races"
-    return cast(list[Checked], load(system.races).run(job, system.form))
+    return cast(list[Checked], load(system).race(job, system.form))
 
 
 def result(

@@ -8,8 +8,8 @@ from typing import Any, cast
 from adtrain.backends.cuda.lower import fastest
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, tuning_problems
 from adtrain.backends.cuda.tuner.measure import described
-from adtrain.bench.ops.sweep import phases, sample
-from adtrain.bench.ops.table import Bench
+from adtrain.bench.op_table import Bench
+from adtrain.bench.ops import phases, sample
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import rate
 from adtrain.core.backend import backend

@@ -1,4 +1,7 @@
-"""Measures start-up: runs each system in processes with an empty cache folder, and again with the filled one."""
+"""The time from a command to the trained network, and that of peers from their import to their first steps.
+
+Each system runs in processes with an empty cache folder, and again with the filled one.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +128,7 @@ def run(name: str, task: Task, folder: Path, cache: str) -> Start:
 def first_steps(name: str, task: Task, folder: Path) -> Start:
     """The import of a system's package and its first steps, in a process of its own."""
     words = [name, task.device, task.config, *task.overrides]
-    answer = json.loads(_output(["adtrain.bench.startup.worker", *words], task.device, folder).splitlines()[-1])
+    answer = json.loads(_output(["adtrain.bench.startup_worker", *words], task.device, folder).splitlines()[-1])
     return Start(sum(answer["spans"].values()), answer["spans"], answer["loss"])
 
 

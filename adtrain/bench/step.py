@@ -1,24 +1,114 @@
-"""Times a config's training step in each mode: end to end, by layer and by operation."""
+"""The training step of a config in each mode: whole, by layer and by operation; its memory and its timeline."""
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 from time import perf_counter
 from typing import Any
 
-from adtrain.bench.analysis.limits import limits
-from adtrain.bench.steps.profile import Key, OpTimer, Totals
-from adtrain.bench.timing.roofline import Roofline
+from numpy.lib import tracemalloc_domain
+
+from adtrain import config, training
+from adtrain.bench.profile import Key, OpTimer, Totals
+from adtrain.bench.step_trace import trace_step
+from adtrain.bench.timing.protocol import observed_load, protocol
+from adtrain.bench.timing.roofline import Roofline, known_or_measured, limits
 from adtrain.bench.timing.sampling import Clock, Timing, Workload, alternate, rate
 from adtrain.core.backend import KernelRun, backend
 from adtrain.core.costs import costs
+from adtrain.core.errors import AdtrainError
 from adtrain.core.fused import label
 from adtrain.core.hooks import hook
 from adtrain.core.staging import Staged
 from adtrain.training import Experiment, Mode, continuation
 from adtrain.training.memory import planned_peak
+
+
+def result(
+    path: str, overrides: Sequence[str], device: str, batch_sizes: Sequence[int], progress: Callable[[str], object]
+) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
+    """The result as JSON values, and a function that runs one step in each mode and returns the timeline.
+
+    Args:
+        progress: called with a line for the user.
+
+    Raises:
+        AdtrainError: a batch size exceeds the number of training examples.
+        ConfigError, DataError: the config is wrong, or its batch size exceeds the number of training examples.
+    """
+    experiment, *others = _prepared(path, overrides, device, batch_sizes)
+    # First of all, because other arrays would count as well.
+    memory = {"planned_bytes": planned_peak(experiment, device), "held_bytes": held_bytes(experiment, device)}
+    load = observed_load(progress)
+    peak, precision = known_or_measured(device, progress), experiment.config.training.precision
+    conditions = protocol(device, load, peak, SAMPLE_MS)
+    progress(f"bench: timing steps of {experiment.config.name} in each mode, some seconds")
+    modes = bench_modes(experiment, device)
+    found = {
+        "kind": "config",
+        "protocol": conditions,
+        "config": experiment.config.name,
+        "precision": precision,
+        "batch_size": experiment.full_batch,
+        "memory": memory,
+        "modes": {name: record(mode, peak, precision) for name, mode in modes.items()},
+        "batch_sizes": bench_batches({e.full_batch: e for e in others}, peak, device) if others else {},
+    }
+    return found, lambda: {"traceEvents": _traced(experiment, modes, device), "otherData": conditions}
+
+
+def _prepared(path: str, overrides: Sequence[str], device: str, batch_sizes: Sequence[int]) -> list[Experiment]:
+    """The config's experiment, and one for each batch size."""
+    changes = [[], *([f"data.batch_size={n}"] for n in batch_sizes)]
+    configs = [config.load(path, [*overrides, *change]) for change in changes]
+    training.check_precision(configs[0], device)
+    first = training.prepare(configs[0])
+    if (size := configs[0].data.batch_size) > (count := len(first.train)):
+        expected = f"expected at most {count:,}, the number of training examples"
+        raise configs[0].error_at(("data", "batch_size"), f"found {size}, {expected}")
+    for n in batch_sizes:
+        if n > count:
+            raise AdtrainError(f"--batch-sizes {n}: there are {count:,} training examples")
+    return [first, *map(training.prepare, configs[1:])]
+
+
+def _traced(experiment: Experiment, modes: Mapping[str, ModeBench], device: str) -> list[dict[str, Any]]:
+    """The events of one step in each mode."""
+    events = []
+    for pid, (name, mode) in enumerate(modes.items(), 1):
+        same = replace(experiment, mode=Mode(name))
+        run_steps = training.continuation(same, same.initial_state(device), device)
+        run_steps(1)
+        kernels = {key: [kernel.name for kernel in found] for key, found in mode.kernels.items()}
+        events += trace_step(pid, name, run_steps, kernels, device)
+    return events
+
+
+def held_bytes(experiment: Experiment, device: str) -> int | None:
+    """Run steps and return the peak bytes of all arrays, data set included: on a GPU as this process has allocated them
+    so far, on the CPU by tracing NumPy's allocations."""
+    if device != "cpu":
+        continuation(experiment, experiment.initial_state(device), device)(2)
+        backend(device).synchronize()
+        return backend(device).allocated()
+    splits = [split for split in (experiment.train, experiment.validation, experiment.test) if split is not None]
+    data = sum(split.images.nbytes + split.labels.nbytes for split in splits)
+    tracemalloc.start()
+    try:
+        run_steps = continuation(experiment, experiment.initial_state(device), device)
+        run_steps(1)
+        arrays = tracemalloc.take_snapshot().filter_traces([tracemalloc.DomainFilter(True, tracemalloc_domain)])
+        between = sum(trace.size for trace in arrays.traces)
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        run_steps(2)
+        return data + between + tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
 
 BUDGET_MS = 6000.0
 """Target for all samples of a config together."""

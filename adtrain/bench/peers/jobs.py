@@ -1,4 +1,4 @@
-"""The training step of an experiment, the same work in each system.
+"""The training of an experiment, the same work in each system: of one network, or of many with other seeds.
 
 All systems start from the same weights and use the same batches. A step gathers its batch from the images, uint8 or
 float32, in the device's memory, normalises it, and runs forward pass, loss, backward pass, clipping and an update at a
@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain import data, nn, training
+from adtrain import config, data, nn, training
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Work, load
 from adtrain.core import tree
+from adtrain.sweeps.members import Group, groups_of, members_of
 
 CHUNK = {"cpu": 5, "gpu": 20}
 """Steps in one call, by device."""
@@ -40,6 +41,13 @@ class Runner(NamedTuple):
 
     losses: Callable[[], Sequence[Any]]
     run: Callable[[int], float]
+
+
+class Checked(NamedTuple):
+    """The seconds of training until the end of an epoch, and the test accuracy there."""
+
+    seconds: float
+    accuracy: float
 
 
 @dataclass(frozen=True)
@@ -94,9 +102,7 @@ def runner(name: str, job: Job, work: Work = "steps") -> Runner:
     if name != ADTRAIN and job.experiment.data.targets:
         raise Unsupported("no counterpart of numbers to predict (data.target)")
     system = SYSTEMS[name]
-    module = system.members if work == "members" else system.steps
-    assert module is not None, "`chosen` leaves out systems without it"
-    found: Runner = load(module).runner(job, system.form)
+    found: Runner = getattr(load(system), work)(job, system.form)
     return found
 
 
@@ -112,3 +118,47 @@ def leaves(layer: nn.Module) -> Iterator[nn.Module]:
                 yield from leaves(shortcut)
         case _:
             yield layer
+
+
+@dataclass(frozen=True)
+class MembersJob(Job):
+    """The input of every system. All arrays have a leading axis of members.
+
+    Attributes:
+        group: the members; `experiment` is that of the first one.
+    """
+
+    group: Group
+
+    @property
+    def count(self) -> int:
+        return len(self.group.members)
+
+    @cached_property
+    def orders(self) -> np.ndarray:
+        """Indices of batches: int64 (CHUNKS, CHUNK, members, batch)."""
+        size, steps = self.experiment.full_batch, CHUNKS * CHUNK[self.device]
+        found = np.empty((steps, self.count, size), np.int64)
+        for i, member in enumerate(self.group.members):
+            found[:, i] = list(islice(self._batches(self.group.data_seed(member)), steps))
+        return found.reshape(CHUNKS, CHUNK[self.device], self.count, size)
+
+    @cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        return by_path(self.initial_state.params)
+
+    @cached_property
+    def statistics(self) -> dict[str, np.ndarray]:
+        return by_path(self.initial_state.statistics)
+
+    @cached_property
+    def initial_state(self) -> training.TrainState:
+        """The states of all members before the first step, as NumPy arrays."""
+        states = [self.group.of_member(member).initial_state("cpu") for member in self.group.members]
+        return tree.map(lambda *xs: np.stack([x.numpy() for x in xs]), *states)
+
+
+def members_job(cfg: config.Config, device: str) -> MembersJob:
+    """The members of a config with a section `sweep`, which are one group."""
+    (group,) = groups_of(cfg, members_of(cfg))
+    return MembersJob(group.experiment, device, group)

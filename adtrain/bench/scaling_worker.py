@@ -1,6 +1,6 @@
 """One rank of a measurement: times steps, or exchanges alone. Rank 0 prints a line of JSON.
 
-Started N times as `python -m adtrain.bench.scaling.worker REQUEST`.
+Started N times as `python -m adtrain.bench.scaling_worker REQUEST`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,49 @@ import os
 import sys
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from adtrain.bench.peers.systems import ADTRAIN
-from adtrain.bench.scaling.request import Measured, Request
 from adtrain.distributed.environment import divide_host
+
+PEERS = {"torch-ddp": ("cpu", "gpu"), "torch-graph": ("gpu",)}
+"""The other systems, and the devices that they run on. torch-ddp: PyTorch's DistributedDataParallel, eager.
+torch-graph: PyTorch, with the whole step and an all-reduce of the gradients in one CUDA graph."""
+
+
+class Request(NamedTuple):
+    """Steps of a config, or with `exchange_bytes` the sum of a vector of that size over all ranks.
+
+    Attributes:
+        config: a path or a name.
+        batch_size: of all ranks together.
+        system: "adtrain", or a name in `PEERS`, which take steps only.
+    """
+
+    config: str
+    overrides: tuple[str, ...]
+    device: str
+    batch_size: int
+    exchange_bytes: int = 0
+    system: str = ADTRAIN
+
+    @classmethod
+    def from_text(cls, text: str) -> Request:
+        values = json.loads(text)
+        return cls(**{**values, "overrides": tuple(values["overrides"])})
+
+
+class Measured(NamedTuple):
+    """Microseconds of a step, or of the sum of a vector over all ranks, in each sample; the bytes of the gradients."""
+
+    ranks: int
+    batch_size: int
+    microseconds: tuple[float, ...]
+    gradient_bytes: int
+    device: str
+
 
 if TYPE_CHECKING:
     from adtrain.training import Experiment
@@ -49,7 +85,7 @@ def _experiment(request: Request) -> Experiment:
 def peer_steps(request: Request) -> Measured:
     """Time steps on full batches in another system."""
     from adtrain.bench.peers import torch_ranks
-    from adtrain.bench.peers.steps import Job
+    from adtrain.bench.peers.jobs import Job
 
     job = Job(_experiment(request), request.device)
     with torch_ranks.process_group(request.device, TIMEOUT) as ranks:

@@ -1,0 +1,395 @@
+"""Operations and training steps on the CPU and the GPU: times and speed-ups, and the sizes at which each is faster."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain import config, ops, training
+from adtrain.backends.cpu import naive
+from adtrain.bench import launch_shapes
+from adtrain.bench.peers.numpy_system import naive_step
+from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.step import SAMPLE_MS
+from adtrain.bench.timing.protocol import observed_load, protocol
+from adtrain.bench.timing.sampling import Timing, Workload, alternate, ratio, repeatedly
+from adtrain.core.array import Value, array
+from adtrain.core.backend import backend
+from adtrain.core.hooks import Hook, hook
+from adtrain.core.program import Program
+from adtrain.core.staging import Staged, stage
+from adtrain.data import Split
+from adtrain.passes import ALL
+from adtrain.samplers import Sampler, normal
+from adtrain.training.step import empty_log, repeated
+
+
+class Crossover(NamedTuple):
+    """Where the second device is faster: "always" or "never" at the measured sizes, "from" or "up to" the size `at`."""
+
+    wins: str
+    at: float | None = None
+
+    def __str__(self) -> str:
+        return self.wins if self.at is None else f"{self.wins} {self.at:,.0f}"
+
+
+def crossover(sizes: Sequence[float], speedups: Sequence[float]) -> Crossover:
+    """The size from which the speed-up is at least 1 up to the largest size, or from which it is below 1.
+
+    The logarithm of the speed-up is interpolated linearly in the logarithm of the size, which is exact where times are
+    powers of the size.
+
+    Args:
+        sizes: ascending, above 0.
+        speedups: at each size, the first device's time over the second's.
+    """
+    faster = [speedup >= 1 for speedup in speedups]
+    wins = faster[-1]
+    if all(faster) or not any(faster):
+        return Crossover("always" if wins else "never")
+    last = max(i for i, each in enumerate(faster) if each is not wins)
+    x0, x1, y0, y1 = (log(x) for x in (*sizes[last : last + 2], *speedups[last : last + 2]))
+    return Crossover("from" if wins else "up to", exp(x0 - y0 * (x1 - x0) / (y1 - y0)))
+
+
+NAIVE_FLOPS = 3e8
+"""Above this many FLOPs, or elements, the naive loop is skipped, because it would take too long."""
+
+COPIES = "+copies"
+"""Suffix of the label of times that include copying the arguments to the device, and the result back."""
+
+
+class LabelledDevice(NamedTuple):
+    """A device, and the label of its times. The first of several is the baseline."""
+
+    label: str
+    device: str
+
+
+@dataclass(frozen=True)
+class SizedOp:
+    """A public operation over sizes n.
+
+    Attributes:
+        what: the problem in words, in terms of n.
+        inputs: from n to functions that draw the inputs, which become float32.
+        naive: from the inputs to the output, by a naive loop.
+        work: from n to the number of FLOPs, or of elements if the operation only moves them.
+        sizes: the sizes, ascending.
+        options: keyword arguments of the operation.
+    """
+
+    op: str
+    what: str
+    inputs: Callable[[int], Sequence[Sampler]]
+    naive: Callable[..., np.ndarray]
+    work: Callable[[int], float]
+    sizes: Sequence[int]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def arrays(self, n: int) -> list[np.ndarray]:
+        """The inputs; the same at every call."""
+        rng = np.random.default_rng(zlib.crc32(f"{self.op}/{n}".encode()))
+        return [make(rng).astype(np.float32) for make in self.inputs(n)]
+
+    def __call__(self, *args: Value) -> Value:
+        found: Value = getattr(ops, self.op)(*args, **self.options)
+        return found
+
+
+def _convolution(image: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    sizes = naive.conv_sizes(image.shape, weight.shape, (1, 1), (0, 0))
+    return naive.call("conv2d", (sizes[0], sizes[4], sizes[7], sizes[8]), image, weight, *sizes)
+
+
+def _elements(name: str) -> Callable[..., np.ndarray]:
+    return lambda *xs: naive.call(name, xs[0].shape, *xs, xs[0].size)
+
+
+def _pool(x: np.ndarray) -> np.ndarray:
+    n, c, height, width = x.shape
+    return naive.call("max_pool2d", (n, c, height // 2, width // 2), x, n * c, height // 2, width // 2)
+
+
+VECTORS = tuple(2**k for k in range(8, 26, 3))
+SQUARES = tuple(2**k for k in range(4, 12))
+SIZED_OPS = (
+    SizedOp("matmul", "n x n by n x n", lambda n: [normal(n, n)] * 2, naive.matmul, lambda n: 2 * n**3, SQUARES),
+    SizedOp(
+        "conv2d", "n images 32x26x26 to 64, 3x3", lambda n: [normal(n, 32, 26, 26), normal(64, 32, 3, 3)],
+        _convolution, lambda n: 2 * n * 64 * 24 * 24 * 32 * 9, (1, 2, 4, 8, 16, 32, 64, 128),
+    ),
+    SizedOp("add", "n elements", lambda n: [normal(n)] * 2, _elements("add"), float, VECTORS),
+    SizedOp("exp", "n elements", lambda n: [normal(n)], _elements("exp"), float, VECTORS),
+    SizedOp("sum", "n elements", lambda n: [normal(n)], lambda x: naive.call("sum", (), x, x.size), float, VECTORS),
+    SizedOp(
+        "softmax", "n rows of 128", lambda n: [normal(n, 128)], lambda x: naive.call("softmax", x.shape, x, *x.shape),
+        lambda n: 128 * n, tuple(4**k for k in range(2, 9)),
+    ),
+    SizedOp(
+        "transpose", "n x n", lambda n: [normal(n, n)],
+        lambda x: naive.call("transpose", x.shape[::-1], x, *x.shape), lambda n: n * n, SQUARES,
+    ),
+    SizedOp(
+        "max_pool2d", "n images 64x24x24, 2x2", lambda n: [normal(n, 64, 24, 24)], _pool,
+        lambda n: n * 64 * 24 * 24, (1, 4, 16, 64, 256), {"kernel_size": 2},
+    ),
+)  # fmt: skip
+
+
+def measured(op: SizedOp, devices: Sequence[LabelledDevice]) -> dict[str, Any]:
+    """JSON values: times at each size, speed-ups over the first device, and where they cross 1."""
+    rows = [row(op, n, devices) for n in op.sizes]
+    return {"op": op.op, "what": op.what, "rows": rows, "crossover": crossovers(rows, "n")}
+
+
+def row(op: SizedOp, n: int, devices: Sequence[LabelledDevice]) -> dict[str, Any]:
+    """The times at one size, in interleaved samples: of a call from the host until the device has finished."""
+    inputs = op.arrays(n)
+    workloads: dict[str, Workload] = {}
+    if op.work(n) <= NAIVE_FLOPS:
+        workloads[naive.LABEL] = repeatedly(lambda: op.naive(*inputs))
+    for label, device in devices:
+        workloads[label] = _op_on(device, stage(op, ALL), inputs)
+        if label != devices[0].label:
+            workloads[label + COPIES] = _op_with_copies(device, stage(op, ALL), inputs)
+    return {"n": n, **compared(alternate(workloads), devices[0].label)}
+
+
+def _op_on(device: str, staged: Staged, inputs: Sequence[np.ndarray]) -> Workload:
+    args = [array(x, device=device) for x in inputs]
+    return repeatedly(lambda: staged(*args), backend(device).synchronize)
+
+
+def _op_with_copies(device: str, staged: Staged, inputs: Sequence[np.ndarray]) -> Workload:
+    return repeatedly(lambda: staged(*(array(x, device=device) for x in inputs)).numpy())
+
+
+def compared(times: Mapping[str, Timing], first: str) -> dict[str, Any]:
+    """JSON values: the times, and the speed-up of each over `first` with its 95% interval."""
+    speedups = {}
+    for label, timing in times.items():
+        if label != first:
+            found = ratio(times[first], timing)
+            low, high = found.interval_ms
+            speedups[label] = {"median": found.median_ms, "low": low, "high": high}
+    return {"times": {label: timing.record() for label, timing in times.items()}, "speedups": speedups}
+
+
+def crossovers(rows: Sequence[Mapping[str, Any]], size: str) -> dict[str, Any]:
+    """The crossover of each label's speed-ups, in numbers and in words ("says"); `size` is the key of a row's size."""
+    labels = dict.fromkeys(label for each in rows for label in each["speedups"] if label != naive.LABEL)
+    found: dict[str, Crossover] = {}
+    for label in labels:
+        speedups = [each["speedups"][label]["median"] for each in rows]
+        found[label] = crossover([each[size] for each in rows], speedups)
+    return {label: {**where._asdict(), "says": str(where)} for label, where in found.items()}
+
+
+NaiveStep = Callable[[training.Experiment], Callable[[], object]]
+"""From an experiment to a function that runs a training step by naive loops, on one thread."""
+
+BATCHES = (32, 128, 512, 2048)
+WIDTHS, DEPTHS = (64, 256, 1024, 4096), (1, 2, 4, 8, 16)
+WIDTH, DEPTH = 256, 2
+"""The fixed width, or depth, of the hidden layers while the other one varies."""
+
+LAYER_STEPS = 9
+"""A layer's time is the median over this many steps."""
+
+
+def hidden_layers(width: int, depth: int) -> str:
+    """The override of a config's layers: `depth` hidden linear layers with relu, and 10 classes."""
+    hidden = f"{{linear: {width}}}, relu, " * depth
+    return f"model.layers=[{hidden}{{linear: 10}}]"
+
+
+def step(
+    name: str, overrides: Sequence[str], devices: Sequence[LabelledDevice], naive_step: NaiveStep | None = None
+) -> dict[str, Any]:
+    """The step of a config: by naive loops if given, on each device, and with copies of each batch to the device and of
+    the loss back."""
+    experiment = training.prepare(config.load(name, overrides))
+    workloads = {naive.LABEL: repeatedly(naive_step(experiment))} if naive_step else {}
+    workloads |= _workloads(experiment, devices)
+    for label, device in devices[1:]:
+        workloads[label + COPIES] = _with_copies(experiment, device)
+    about = {"config": experiment.config.name, "overrides": list(overrides), "batch_size": experiment.full_batch}
+    return {**about, **compared(alternate(workloads, min_sample_ms=SAMPLE_MS), devices[0].label)}
+
+
+def over_batches(name: str, overrides: Sequence[str], devices: Sequence[LabelledDevice]) -> dict[str, Any]:
+    """The step of a config at each batch size in BATCHES, up to the number of images."""
+    experiment = training.prepare(config.load(name, overrides))
+    sizes = [size for size in BATCHES if size <= len(experiment.train)]
+    changes = [(size, [*overrides, f"data.batch_size={size}"]) for size in sizes]
+    return {"of": experiment.config.name, **_over("batch", name, changes, devices)}
+
+
+def over_widths(name: str, devices: Sequence[LabelledDevice]) -> dict[str, Any]:
+    """The config's step with DEPTH hidden layers of several widths."""
+    changes = [(width, [hidden_layers(width, DEPTH)]) for width in WIDTHS]
+    return {"of": f"{DEPTH} hidden layers", **_over("width", name, changes, devices)}
+
+
+def over_depths(name: str, devices: Sequence[LabelledDevice]) -> dict[str, Any]:
+    """The config's step with several numbers of hidden layers of WIDTH."""
+    changes = [(depth, [hidden_layers(WIDTH, depth)]) for depth in DEPTHS]
+    return {"of": f"hidden layers of {WIDTH}", **_over("depth", name, changes, devices)}
+
+
+def layers(name: str, overrides: Sequence[str], devices: Sequence[LabelledDevice]) -> list[dict[str, Any]]:
+    """The milliseconds of each layer, all phases together, with a kernel for each operation."""
+    experiment = training.prepare(config.load(name, overrides), training.Mode.STAGED)
+    by_label = {label: dict(_layer_times(experiment, device)) for label, device in devices}
+    first = devices[0].label
+    return [
+        {"layer": scope, "ms": {label: found.get(scope, 0.0) for label, found in by_label.items()}}
+        for scope in by_label[first]
+    ]
+
+
+def _over(
+    what: str, name: str, changes: Sequence[tuple[int, Sequence[str]]], devices: Sequence[LabelledDevice]
+) -> dict[str, Any]:
+    rows = []
+    for size, overrides in changes:
+        experiment = training.prepare(config.load(name, overrides))
+        found = alternate(_workloads(experiment, devices), min_sample_ms=SAMPLE_MS)
+        rows.append({what: size, **compared(found, devices[0].label)})
+    return {"over": what, "rows": rows, "crossover": crossovers(rows, what)}
+
+
+def _workloads(experiment: training.Experiment, devices: Sequence[LabelledDevice]) -> dict[str, Workload]:
+    """On each device, steps as in training, with the data set on the device."""
+
+    def on(device: str) -> Workload:
+        run_steps = training.continuation(experiment, experiment.initial_state(device), device)
+
+        def workload(times: int) -> None:
+            run_steps(times)
+            backend(device).synchronize()
+
+        return workload
+
+    return {label: on(device) for label, device in devices}
+
+
+def _with_copies(experiment: training.Experiment, device: str) -> Workload:
+    """Steps that each copy a batch of uint8 images and int64 labels to the device, and the loss back."""
+    size, train = experiment.full_batch, experiment.train
+    batch = Split(np.ascontiguousarray(train.images[:size]), np.ascontiguousarray(train.labels[:size]))
+    state, seed, task = experiment.initial_state(device), experiment.seed(device), experiment.network.task
+
+    def workload(times: int) -> None:
+        nonlocal state
+        for _ in range(times):
+            given = training.on_device(batch, device).batches(np.arange(size)[None])
+            state, log = repeated(experiment.logged_step, 1, (state, empty_log(task, 1, device)), seed, *given)
+            log.loss.numpy()
+
+    return workload
+
+
+class _LayerTimer(Hook):
+    """Sums up the seconds of a Program's equations by scope."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def program(self, program: Program, seconds: Sequence[float]) -> None:
+        for equation, elapsed in zip(program.equations, seconds, strict=True):
+            self.seconds[equation.scope] += elapsed
+
+
+def _layer_times(experiment: training.Experiment, device: str) -> Iterator[tuple[str, float]]:
+    """Scope and milliseconds by the device's clock, in the order of the first run."""
+    run_steps = training.continuation(experiment, experiment.initial_state(device), device)
+    run_steps(1)
+    timers = []
+    for _ in range(LAYER_STEPS):
+        timers.append(_LayerTimer())
+        with hook(timers[-1]):
+            run_steps(1)
+    for scope in timers[0].seconds:
+        yield scope, median(timer.seconds[scope] for timer in timers) * 1e3
+
+
+BASE_CONFIG = "mlp"
+"""The packaged config whose layers are replaced to vary width and depth."""
+
+Progress = Callable[[str], object]
+
+
+def of_configs(
+    names: Sequence[str], overrides: Sequence[str], devices: Sequence[str], progress: Progress
+) -> dict[str, Any]:
+    """The result for configs, as JSON values; `progress` is called with lines for the user.
+
+    Raises:
+        ConfigError, DataError: a config is wrong. All are checked before the first is measured.
+    """
+    for name in names:
+        cfg = config.load(name, overrides)
+        training.check_whole_batches(cfg)
+        for device in devices:
+            training.check_precision(cfg, device)
+        training.prepare(cfg)
+    load = observed_load(progress)
+    rows = [config_row(name, overrides, _labelled(devices), progress) for name in names]
+    return _result({"configs": rows}, devices, load)
+
+
+def of_operations(ops: Sequence[SizedOp], whole: bool, devices: Sequence[str], progress: Progress) -> dict[str, Any]:
+    """The result for operations, as JSON values; if `whole`, also for networks of varying width and depth, and for
+    launch shapes and kernel candidates of a GPU."""
+    rows, load = [], observed_load(progress)
+    for op in ops:
+        progress(f"bench: {op.op} at {len(op.sizes)} sizes")
+        rows.append(measured(op, _labelled(devices)))
+    found: dict[str, Any] = {"operations": rows}
+    if whole:
+        progress("bench: networks that grow")
+        found["growing"] = [over(BASE_CONFIG, _labelled(devices)) for over in (over_widths, over_depths)]
+        if "gpu" in devices:
+            progress("bench: launch shapes and candidates")
+            found |= {"launch": launch_shapes.launch_shapes(), "candidates": launch_shapes.candidates()}
+    return _result(found, devices, load)
+
+
+def config_row(
+    name: str, overrides: Sequence[str], devices: Sequence[LabelledDevice], progress: Progress = str
+) -> dict[str, Any]:
+    """The step of a config: whole, by layer and over batch sizes."""
+    progress(f"bench: {name}, by naive loops and on {', '.join(each.label for each in devices)}")
+    try:
+        whole = step(name, overrides, devices, naive_step)
+    except Unsupported as reason:
+        whole = {**step(name, overrides, devices), "without_naive": str(reason)}
+    return {
+        **whole,
+        "layers": layers(name, overrides, devices),
+        "batches": over_batches(name, overrides, devices),
+    }
+
+
+def _labelled(devices: Sequence[str]) -> list[LabelledDevice]:
+    return [LabelledDevice(device, device) for device in devices]
+
+
+def _result(found: dict[str, Any], devices: Sequence[str], load: float | None) -> dict[str, Any]:
+    conditions = {
+        **protocol(devices[-1], load),
+        "clock": dict.fromkeys(("operations", "steps"), "the host's, until the device has finished"),
+        "devices": {device: backend(device).device_name() for device in devices},
+        "naive": f"{naive.LABEL}: {backend('cpu').compiler_name()}, {naive.OPTIMIZATION}",
+    }
+    return {"kind": "analysis", "protocol": conditions, **found}
