@@ -15,11 +15,13 @@ import training_runs
 from adtrain import config, training
 from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.bench import devices
-from adtrain.bench.devices import SIZED_OPS, LabelledDevice, compared, config_row, crossovers
-from adtrain.bench.peers.numpy_system import naive_step
-from adtrain.bench.text.analysis import tables
+from adtrain.bench.devices import SIZED_OPS, Devices, LabelledDevice, SizedRow, compared, config_row, crossovers
+from adtrain.bench.result import plain
+from adtrain.bench.text import parts
 from adtrain.bench.timing import sampling
+from adtrain.bench.timing.protocol import protocol
 from adtrain.bench.timing.sampling import Timing
+from adtrain.bench.view import Ratio
 
 BOTH = [LabelledDevice("cpu", "cpu"), LabelledDevice("gpu", "cpu")]
 LABELS = ["cpu", "gpu", "gpu+copies"]
@@ -32,9 +34,10 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "NOISY", math.inf)  # the marks of noisy times would widen the tables
 
 
-def lines(found: dict[str, Any], width: int = 60) -> list[str]:
-    json.dumps(found, allow_nan=False)
-    report = list(tables(found, width))
+def lines(width: int = 60, **found: Any) -> list[str]:
+    result = Devices(protocol=protocol("cpu", None), **found)
+    json.dumps(result.to_json(), allow_nan=False)
+    report = list(parts(result.view().parts, width))
     assert max(map(len, report)) <= width
     return report
 
@@ -42,11 +45,11 @@ def lines(found: dict[str, Any], width: int = 60) -> list[str]:
 def test_operation_has_times_and_speedups_at_each_size() -> None:
     op = replace(SIZED_OPS[0], sizes=(4, 8))
     found = devices.measured(op, BOTH)
-    assert [row["n"] for row in found["rows"]] == [4, 8]
-    assert all(sorted(row["times"]) == sorted([NAIVE, *LABELS]) for row in found["rows"])
-    assert all(sorted(row["speedups"]) == sorted([NAIVE, *LABELS[1:]]) for row in found["rows"])
-    assert list(found["crossover"]) == LABELS[1:]
-    report = lines({"operations": [found]})
+    assert [row.n for row in found.rows] == [4, 8]
+    assert all(sorted(row.times) == sorted([NAIVE, *LABELS]) for row in found.rows)
+    assert all(sorted(row.speedups) == sorted([NAIVE, *LABELS[1:]]) for row in found.rows)
+    assert list(found.crossover) == LABELS[1:]
+    report = lines(operations=[found])
     heading = report[report.index("matmul: n x n by n x n") + 1]
     assert heading.split() == ["n", "naive", "cpu", "gpu", "+copies", "x", "gpu", "x", "+copies"]
 
@@ -54,31 +57,27 @@ def test_operation_has_times_and_speedups_at_each_size() -> None:
 def test_naive_loop_is_skipped_at_large_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "NAIVE_FLOPS", 2 * 4**3)
     found = devices.measured(replace(SIZED_OPS[0], sizes=(4, 8)), BOTH)
-    assert [NAIVE in row["times"] for row in found["rows"]] == [True, False]
-    assert lines({"operations": [found]})
+    assert [NAIVE in row.times for row in found.rows] == [True, False]
+    assert lines(operations=[found])
 
 
 def test_config_is_timed_whole_by_layer_and_over_batch_sizes(tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
-    found = {
-        **devices.step(path, [], BOTH, naive_step),
-        "layers": devices.layers(path, [], BOTH),
-        "batches": devices.over_batches(path, [], BOTH),
-    }
-    assert list(found["times"]) == [NAIVE, *LABELS]
-    scopes = [row["layer"] for row in found["layers"]]
+    found = config_row(path, [], BOTH)
+    assert list(found.times) == [NAIVE, *LABELS]
+    scopes = [row.layer for row in found.layers]
     assert [x for x in scopes if x in ("0.linear", "1.relu", "2.linear")] == ["0.linear", "1.relu", "2.linear"]
-    assert all(row["ms"].keys() == {"cpu", "gpu"} for row in found["layers"])
-    assert [row["batch"] for row in found["batches"]["rows"]] == [8, 32], "there are 90 images"
-    assert "ms of each layer, with a kernel for each operation" in lines({"configs": [found]})
+    assert all(row.ms.keys() == {"cpu", "gpu"} for row in found.layers)
+    assert [row.batch for row in found.batches.rows] == [8, 32], "there are 90 images"
+    assert "ms of each layer, with a kernel for each operation" in lines(configs=[found])
 
 
 def test_layer_without_naive_loop_is_named(tmp_path: Path) -> None:
     path = str(training_runs.write_config(tmp_path))
     found = config_row(path, ["model.layers=[{linear: 4}, gelu, {linear: 3}]"], BOTH)
-    assert list(found["times"]) == LABELS
+    assert list(found.times) == LABELS
     assert f"{NAIVE} skipped: no counterpart of gelu in plain NumPy" in " ".join(
-        " ".join(lines({"configs": [found]})).split()
+        " ".join(lines(configs=[found])).split()
     )
 
 
@@ -87,8 +86,8 @@ def test_steps_are_timed_over_widths_and_depths(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(devices, "DEPTHS", (1, 3))
     path = str(training_runs.write_config(tmp_path))
     growing = [devices.over_widths(path, BOTH), devices.over_depths(path, BOTH)]
-    assert [[row[x["over"]] for row in x["rows"]] for x in growing] == [[4, 8], [1, 3]]
-    assert "hidden layers of 256: a step over the depth" in lines({"growing": growing})
+    assert [[row.size for row in x.rows] for x in growing] == [[4, 8], [1, 3]]
+    assert "hidden layers of 256: a step over the depth" in lines(growing=growing)
 
 
 @pytest.mark.parametrize(("width", "depth", "linears"), [(16, 1, [16, 10]), (4, 3, [4, 4, 4, 10])])
@@ -102,7 +101,8 @@ def test_hidden_layers_override_makes_the_network(tmp_path: Path, width: int, de
 def test_speedups_are_ratios_within_rounds() -> None:
     times = {"cpu": Timing([4.0, 8, 12, 16, 20, 24]), "gpu": Timing([1.0, 2, 3, 4, 5, 6]), NAIVE: Timing([8.0] * 6)}
     found = compared(times, "cpu")
-    assert found["speedups"]["gpu"] == {"median": 4, "low": 4, "high": 4}
-    assert found["speedups"][NAIVE]["median"] == pytest.approx(14 / 8)
-    rows = [{"n": n, "speedups": {"gpu": {"median": x}, NAIVE: {"median": 9.0}}} for n, x in ((1, 0.5), (4, 2))]
-    assert crossovers(rows, "n") == {"gpu": {"wins": "from", "at": pytest.approx(2), "says": "from 2"}}
+    assert found["speedups"]["gpu"] == Ratio(4, 4, 4)
+    assert found["speedups"][NAIVE].median == pytest.approx(14 / 8)
+    sized = ((n, {"gpu": Ratio(x, x, x), NAIVE: Ratio(9.0, 9.0, 9.0)}) for n, x in ((1, 0.5), (4, 2.0)))
+    rows = [SizedRow(n=n, times={}, speedups=speedups) for n, speedups in sized]
+    assert plain(crossovers(rows)) == {"gpu": {"wins": "from", "at": pytest.approx(2), "says": "from 2"}}

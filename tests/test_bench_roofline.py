@@ -47,7 +47,7 @@ def test_measured_roofline_is_stored_and_shown(tmp_path: Path) -> None:
     assert found["gflops_per_s"].keys() == {"float32", "float64"}
     known = roofline.known("cpu")
     assert known is not None
-    assert known._asdict() == found
+    assert vars(known) == found
     assert "measured    copy " in run("devices").stdout
 
 

@@ -15,6 +15,7 @@ from adtrain.bench.timing.sampling import (
     MIN_SAMPLE_MS,
     MIN_SAMPLES,
     WARMUP_RUNS,
+    Time,
     Timing,
     alternate,
     measure,
@@ -109,10 +110,7 @@ def test_device_is_synchronized_once_a_sample() -> None:
 
 def test_record_lists_outliers_and_keeps_them_in_the_median() -> None:
     found = Timing([1.0] * 5 + [1.01] * 4 + [9.0], repeats=3).record()
-    assert found == {
-        "median_ms": pytest.approx(1.005), "low_ms": 1.0, "high_ms": 1.01, "p20_ms": 1.0, "p80_ms": pytest.approx(1.01),
-        "samples": 10, "repeats": 3, "outliers": [9.0], "noisy": False,
-    }  # fmt: skip
+    assert found == Time(1.005, 1.0, 1.01, 1.0, 1.01, 10, 3, [9.0], False)
 
 
 def test_wide_interval_is_noisy() -> None:

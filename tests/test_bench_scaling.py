@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from adtrain.bench import page, scaling
 from adtrain.bench.scaling_worker import Measured, Request
-from adtrain.bench.text.scaling import cells
 from adtrain.core.errors import AdtrainError, OptionError
 
 
@@ -32,7 +33,17 @@ def test_efficiency_and_hidden_exchanges(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [p.efficiency for p in on_gpus] == [1.0, pytest.approx(2 / 3)]
     (one,) = scaling.scaling("mlp", [], "gpu", 120, [2], ["torch-graph"], ["weak"]).points
     assert (one.system, one.weak, one.step_us, one.exchange_us) == ("torch-graph", True, 150.0, 0.0)
-    assert cells(found.points[-1]._asdict()) == ["adtrain", "strong", "2", "120", "90.0", "100.0", "", "133.3%"]
+    cells = [column.text(found.points[-1]) for column in scaling.COLUMNS]
+    assert cells == [
+        "adtrain",
+        "strong",
+        "2",
+        "120",
+        "90.0",
+        "100.0",
+        "",
+        "133.3%",
+    ]
 
 
 def test_the_page_draws_the_points_and_marks_the_model_as_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +56,7 @@ def test_the_page_draws_the_points_and_marks_the_model_as_arithmetic(monkeypatch
     monkeypatch.setattr(scaling, "find_spec", lambda package: object())  # as if PyTorch were installed
     result = scaling.result("mlp", [], "cpu", 120, [1, 2], ["torch-ddp"], lambda line: None)
     assert "Arithmetic" not in page.render(result)
-    result["protocol"]["device"] = "gpu"
-    shown = page.render(result)
+    shown = page.render(replace(result, protocol=replace(result.protocol, device="gpu")))
     assert shown.count("<svg") == 3
     assert "Arithmetic, not measured" in shown
 

@@ -16,7 +16,7 @@ import training_runs
 from click.testing import CliRunner, Result
 from waiting import PATIENCE, wait_until
 
-from adtrain.bench import page
+from adtrain.bench import compare, page
 from adtrain.bench.peers import comparison, systems
 from adtrain.bench.peers.processes import WorkerProcess
 from adtrain.bench.timing import roofline
@@ -45,7 +45,7 @@ def quick(running: dict[str, WorkerProcess], monkeypatch: pytest.MonkeyPatch) ->
             running[name] = WorkerProcess(name, *arguments)
         return nullcontext({name: running[name] for name in names})
 
-    monkeypatch.setattr("adtrain.bench.peers.result.started", started)
+    monkeypatch.setattr("adtrain.bench.against.started", started)
 
 
 def bench(*arguments: str, columns: int = 100) -> Result:
@@ -62,7 +62,7 @@ def test_ratios_are_shown_and_each_skipped_peer_with_its_reason(
     result = bench("against", "numpy, jax,torch-graph", path, "--device", "cpu", *files)
     assert result.exit_code == 0, result.output
     found = json.loads(file.read_text())
-    assert (tmp_path / "found.html").read_text() == page.render(found)
+    assert (tmp_path / "found.html").read_text() == page.render(compare.parse(found, ""))
     (row,) = found["steps"]
     assert (found["kind"], row["batch_size"], row["precision"]) == ("against", 16, "float32")
     assert list(row["times"]) == ["adtrain", "numpy"]

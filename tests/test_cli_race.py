@@ -11,6 +11,7 @@ from adtrain import training
 from adtrain.bench import race as races
 from adtrain.bench.peers import torch_system
 from adtrain.bench.peers.jobs import Checked, Job
+from adtrain.bench.result import plain
 from adtrain.bench.timing import machine, roofline
 from adtrain.cli.main import cli
 
@@ -24,7 +25,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def race(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "120"}).invoke(cli, ["race", *arguments, "--device", "cpu"])
+    return CliRunner(env={"COLUMNS": "120"}).invoke(cli, ["bench", "race", *arguments, "--device", "cpu"])
 
 
 def test_the_accuracies_are_those_of_the_trained_models(tmp_path: Path) -> None:
@@ -41,16 +42,16 @@ def test_the_accuracies_are_those_of_the_trained_models(tmp_path: Path) -> None:
         seconds = [epoch["seconds"] for epoch in run["epochs"]]
         assert len(seconds) == 3
         assert seconds == sorted(seconds)
-    (line,) = (line for line in result.stdout.splitlines() if line.startswith("adtrain"))
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("adtrain  "))
     assert f"{found['systems']['adtrain']['reached']} of 2" in line
 
 
 def test_a_run_reaches_the_target_in_its_first_epoch_of_that_accuracy() -> None:
-    found = races._summary([EPOCHS, EPOCHS[:1]], 0, 0.8)
+    found = plain(races._summary([EPOCHS, EPOCHS[:1]], 0, 0.8))
     assert [run["seconds"] for run in found["runs"]] == [2.0, None]
     assert (found["reached"], found["seconds"]["median"]) == (1, 2.0)
     assert found["accuracy"]["mean"] == pytest.approx(0.6)
-    assert races._summary([EPOCHS], 0, 0.9)["seconds"] is None
+    assert races._summary([EPOCHS], 0, 0.9).seconds is None
 
 
 @pytest.mark.needs_torch

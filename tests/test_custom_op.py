@@ -17,6 +17,7 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.bench import ops, text
 from adtrain.bench.op_table import Bench
+from adtrain.bench.timing.protocol import protocol
 from adtrain.cache import open_cache
 from adtrain.cli.main import cli
 from adtrain.core.array import Placeholder
@@ -445,9 +446,9 @@ def test_a_wrong_registration_of_a_function_is_told_in_one_line(tmp_path: Path, 
 def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[Bench] = []
 
-    def of(benches: list[Bench], *_: object) -> dict[str, Any]:
+    def of(benches: list[Bench], *_: object) -> ops.Ops:
         timed.extend(benches)
-        return {}
+        return ops.Ops(protocol=protocol("cpu", None), ops=[])
 
     monkeypatch.setattr(ops, "result", of)
     monkeypatch.setattr(text, "render", lambda *_: [])

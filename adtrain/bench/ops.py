@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import inspect
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
 from adtrain.bench.op_table import ELEMENTS, Bench
+from adtrain.bench.page import charts, roofline
+from adtrain.bench.page.charts import Line
+from adtrain.bench.page.roofline import Dot
+from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.timing.protocol import observed_load, protocol
-from adtrain.bench.timing.roofline import Roofline, known_or_measured, limits
-from adtrain.bench.timing.sampling import Timing, alternate, rate, repeatedly
+from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
+from adtrain.bench.timing.sampling import Time, Timing, alternate, repeatedly
+from adtrain.bench.view import (
+    KERNELS,
+    MS,
+    RANGE,
+    RATES,
+    TEXT,
+    Column,
+    Note,
+    Part,
+    Picture,
+    Section,
+    Table,
+    Tiles,
+    Unit,
+    View,
+    cache_note,
+    joined,
+    milliseconds,
+    of_peak,
+    rate,
+)
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.backend import Executable, KernelRun, backend
@@ -24,6 +51,7 @@ from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.custom_op import OwnOp
 from adtrain.passes import fuse, merge_common_subexpressions, remove_dead_code, simplify_reshapes
+from adtrain.report.plot import Point
 from adtrain.samplers import Sampler
 
 PASSES = (simplify_reshapes, merge_common_subexpressions, remove_dead_code, fuse)
@@ -48,19 +76,118 @@ class BenchRow(NamedTuple):
     cost: Cost
     kernels: Sequence[KernelRun]
 
-    def record(self, peak: Roofline) -> dict[str, Any]:
-        """JSON values: FLOPs and bytes of one run, rates, and the share of the device's roofline."""
-        ms = self.timing.median_ms
-        return {
-            **{name: getattr(self, name) for name in ("op", "variant", "n", "size", "phase", "dtype")},
-            "time": self.timing.record(),
-            "flops": self.cost.flops,
-            "bytes": self.cost.bytes,
-            "gflops_per_s": rate(self.cost.flops, ms),
-            "gbytes_per_s": rate(self.cost.bytes, ms),
-            **limits(*self.cost, ms, peak, self.dtype)._asdict(),
-            "kernels": [kernel._asdict() for kernel in self.kernels],
+    def record(self, peak: Roofline) -> OpTime:
+        """The row of a result."""
+        return OpTime(
+            op=self.op,
+            variant=self.variant,
+            n=self.n,
+            size=self.size,
+            phase=self.phase,
+            dtype=self.dtype,
+            time=self.timing.record(),
+            kernels=list(self.kernels),
+            **vars(rates(*self.cost, self.timing.median_ms, peak, self.dtype)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpTime(Rates):
+    """The time of one operation at one size in one phase; FLOPs and bytes are those of one run."""
+
+    op: str
+    variant: str
+    n: int
+    size: str
+    phase: str
+    dtype: str
+    time: Time
+    kernels: list[KernelRun]
+
+    @property
+    def name(self) -> str:
+        return joined(self.op, self.variant)
+
+
+COLUMNS: tuple[Column[OpTime], ...] = (
+    Column("operation", lambda row: row.name, Unit(left=True, breaks="_")),
+    Column("size", lambda row: row.size, TEXT),
+    Column("phase", lambda row: row.phase, TEXT, rank=1),
+    Column("ms", lambda row: row.time, MS),
+    Column("95% interval", lambda row: row.time, RANGE, rank=7),
+    Column("p20-p80", lambda row: f"{milliseconds(row.time.p20_ms)}-{milliseconds(row.time.p80_ms)}", rank=9,
+           where="text"),
+    *RATES[:2],
+    Column("of peak", of_peak, rank=2, bar=lambda row: (min(row.of_roofline or 0.0, 1.0), "")),
+    *KERNELS,
+)  # fmt: skip
+PHASE_COLOURS = ("forward", "backward", "update", "series-4", "series-6")
+MAX_CURVES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ops(TimedResult):
+    """The result of `adtrain bench ops`."""
+
+    kind = "ops"
+    ops: list[OpTime]
+
+    def times(self) -> Iterator[NamedTime]:
+        for row in self.ops:
+            dtype = "" if row.dtype == "float32" else row.dtype
+            yield named(joined(row.op, row.variant, row.size, row.phase, dtype), row.time)
+
+    def view(self) -> View:
+        rows, peak = self.ops, self.protocol.roofline
+        largest: dict[tuple[str, str, str], OpTime] = {}
+        for row in sorted(rows, key=lambda row: row.n):
+            largest[row.op, row.variant, row.phase] = row
+        worst = sorted(largest.values(), key=lambda row: row.of_roofline or float("inf"))
+        best = {
+            "GFLOP/s": max((row.gflops_per_s or 0.0 for row in rows), default=0.0),
+            "GB/s": max((row.gbytes_per_s or 0.0 for row in rows), default=0.0),
         }
+        tiles = [("operations", f"{len({row.op for row in rows})}"), ("times", f"{len(rows)}")]
+        first = Note("The operations furthest from the peak come first.")
+        table = partial(Table, COLUMNS, kind="operations")
+        parts: list[Part] = [Tiles([*tiles, *((f"most {unit}", f"{most:,.1f}") for unit, most in best.items())])]
+        if peak:
+            parts.append(Section("Roofline", [Picture(lambda: _roofline(rows, peak))], where="page"))
+        parts += [
+            Section("At the largest size", [table(worst), first], where="page"),
+            Section("Share of the peak over the size", list(_curves(worst, rows)), where="page"),
+            Section("At every size", [table(rows, cache_note(rows))], folded=f"{len(rows)} times"),
+        ]
+        return View("Operations", parts)
+
+
+def _roofline(rows: Sequence[OpTime], peak: Roofline) -> Markup:
+    groups: dict[str, list[Dot]] = {"forward": [], "backward": []}
+    for row in rows:
+        of = of_peak(row)
+        of += " of peak" if of.endswith("%") else ""
+        tooltip = f"{row.name} {row.size}, {row.phase}: {rate(row.gflops_per_s or 0.0)} GFLOP/s, {of}"
+        groups[row.phase.split()[0]].append(Dot(row.op, tooltip, row.flops, row.bytes, row.time.median_ms))
+    return roofline.figures(groups, peak, rows[0].dtype)
+
+
+def _curves(order: Iterable[OpTime], rows: Sequence[OpTime]) -> Iterator[Part]:
+    """A chart for each operation that was timed at several sizes, with a line for each phase."""
+    drawn: list[Callable[[], Markup]] = []
+    for op, variant in dict.fromkeys((row.op, row.variant) for row in order):
+        points: dict[str, list[Point]] = {}
+        for row in sorted(rows, key=lambda row: row.n):
+            if (row.op, row.variant) == (op, variant) and row.of_roofline:
+                points.setdefault(row.phase, []).append((row.n, row.of_roofline * 100))
+        several = {phase: found for phase, found in points.items() if len(found) > 1}
+        lines = [Line(phase, PHASE_COLOURS[i % len(PHASE_COLOURS)], several[phase]) for i, phase in enumerate(several)]
+        if lines:
+            drawn.append(partial(charts.figure, joined(op, variant), "n", "% of peak", lines, level=100.0))
+    shown, hidden = drawn[:MAX_CURVES], drawn[MAX_CURVES:]
+    yield Picture(lambda: charts.figures([draw() for draw in shown]))
+    if hidden:
+        summary = f"{len(hidden)} more operations"
+        yield Picture(lambda: charts.details(summary, charts.figures([draw() for draw in hidden])))
 
 
 def result(
@@ -71,8 +198,8 @@ def result(
     strict: bool,
     progress: Callable[[str], object],
     track: Callable[[Sequence[tuple[Bench, int]]], Iterable[tuple[Bench, int]]],
-) -> dict[str, Any]:
-    """The result of `adtrain bench ops`, as JSON values.
+) -> Ops:
+    """The result of `adtrain bench ops`.
 
     Args:
         sizes: of the arrays, by default each bench's own.
@@ -106,7 +233,7 @@ def result(
         progress(f"bench: {len(refused)} operations do not take {dtype} and are left out: {', '.join(refused)}")
     if not found:
         raise AdtrainError(f"--dtype {dtype}: none of these operations takes it")
-    return {"kind": "ops", "protocol": conditions, "ops": [row.record(peak) for row in found]}
+    return Ops(protocol=conditions, ops=[row.record(peak) for row in found])
 
 
 def rows(each: Bench, n: int, dtype: str = "float32", device: str = "cpu") -> list[BenchRow]:

@@ -7,21 +7,149 @@ warm-up and evaluation are not counted. After each epoch adtrain computes the te
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean, median, stdev
-from typing import Any, cast
+from typing import cast
 
 from adtrain import config, training
 from adtrain.bench.peers import comparison
+from adtrain.bench.peers.comparison import Progress, conditions
 from adtrain.bench.peers.jobs import Checked, Job
 from adtrain.bench.peers.processes import WorkerFailed, WorkerProcess, started
-from adtrain.bench.peers.result import Progress, conditions
 from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice, load
+from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load
+from adtrain.bench.view import ERROR, FACTOR, TEXT, Column, Note, Section, Table, Unit, View, absent
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")
 """Overrides for the comparison of the first losses, in which schedule and random numbers have no part."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The distribution of numbers."""
+
+    median: float
+    min: float
+    max: float
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training from a seed. `seconds` until the target is None where it was not reached."""
+
+    seed: int
+    epochs: list[Checked]
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemRuns:
+    """The trainings of a system.
+
+    Attributes:
+        reached: the number of trainings that reached the target.
+        seconds: until the target, of those that reached it.
+        train_seconds: of whole trainings.
+        accuracy: at the end.
+    """
+
+    reached: int
+    seconds: Spread | None
+    train_seconds: Spread
+    accuracy: Spread
+    runs: list[Run]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Race(TimedResult):
+    """The result of `adtrain bench race`.
+
+    Attributes:
+        off: relative errors of the first losses, by system.
+        different: systems with other first losses than adtrain's; they did not race.
+    """
+
+    kind = "race"
+    config: str
+    overrides: list[str]
+    target: float
+    systems: dict[str, SystemRuns]
+    off: dict[str, float]
+    different: list[str]
+    skipped: dict[str, str]
+    failed: dict[str, str]
+
+    def times(self) -> Iterator[NamedTime]:
+        what = ", ".join([self.config, *self.overrides])
+        for name, system in self.systems.items():
+            reached = [run.seconds * 1e3 for run in system.runs if run.seconds is not None]
+            for goal, ms in (
+                (f"until {self.target:.2%}", reached),
+                ("whole training", [run.epochs[-1].seconds * 1e3 for run in system.runs]),
+            ):
+                if ms:
+                    yield of_samples(f"{what}: {name}, {goal}", ms)
+
+    def view(self) -> View:
+        what = ", ".join([self.config, *self.overrides])
+        about = (
+            f"{what}: seconds of training until a test accuracy of {self.target:.2%}, checked after each epoch; "
+            "compilation and evaluation are not counted"
+        )
+        notes = absent(self.skipped, self.failed)
+        notes += [f"{name}: other first losses than adtrain's, so it did not race" for name in self.different]
+        return View(
+            f"Time of {self.config} to {self.target:.2%}",
+            [
+                Note(about),
+                Note("accuracy: mean at the end; ratio: a system's median time over adtrain's"),
+                Section("Systems", [Table(self._systems(), list(self.systems.items()))]),
+                Section("Seeds", [Table(list(self._seeds()), self._by_seed(), notes)]),
+            ],
+        )
+
+    def _systems(self) -> Sequence[Column[tuple[str, SystemRuns]]]:
+        own = self.systems[ADTRAIN].seconds if ADTRAIN in self.systems else None
+
+        def seconds(title: str, field: str, rank: int = 0) -> Column[tuple[str, SystemRuns]]:
+            return Column(title, lambda row: row[1].seconds and getattr(row[1].seconds, field), SECONDS, rank)
+
+        def accuracy(title: str, field: str, rank: int = 0) -> Column[tuple[str, SystemRuns]]:
+            return Column(title, lambda row: getattr(row[1].accuracy, field), ACCURACY, rank)
+
+        def ratio(row: tuple[str, SystemRuns]) -> float | None:
+            found = row[1].seconds
+            return found.median / own.median if found and own and own.median and row[0] != ADTRAIN else None
+
+        return (
+            Column("system", lambda row: row[0], TEXT),
+            Column("reached", lambda row: f"{row[1].reached} of {len(row[1].runs)}"),
+            seconds("median s", "median"),
+            seconds("min", "min", rank=1),
+            seconds("max", "max", rank=1),
+            Column("ratio", ratio, FACTOR),
+            accuracy("accuracy", "mean"),
+            accuracy("deviation", "deviation", rank=2),
+            accuracy("lowest", "min", rank=2),
+            Column("loss error", lambda row: self.off.get(row[0]), ERROR, rank=3),
+        )
+
+    def _seeds(self) -> Iterator[Column[Sequence[Run]]]:
+        yield Column("seed", lambda runs: runs[0].seed)
+        for i, name in enumerate(self.systems):
+            yield Column(f"{name} s", lambda runs, i=i: runs[i].seconds, SECONDS)  # type: ignore[misc]
+            yield Column("accuracy", lambda runs, i=i: runs[i].epochs[-1].accuracy, ACCURACY)  # type: ignore[misc]
+
+    def _by_seed(self) -> list[Sequence[Run]]:
+        return list(zip(*(each.runs for each in self.systems.values()), strict=False))
+
+
+SECONDS, ACCURACY = Unit("{:.4g}".format), Unit("{:.2%}".format)
 
 
 def run(name: str, job: Job) -> list[Checked]:
@@ -39,8 +167,8 @@ def result(
     choice: Choice,
     autotune: str,
     progress: Progress,
-) -> dict[str, Any]:
-    """The race of a config as JSON values: `seeds` trainings in each system, from training.seed on, in turns.
+) -> Race:
+    """The race of a config: `seeds` trainings in each system, from training.seed on, in turns.
 
     Raises:
         ConfigError, DataError: the config is wrong, or its task has no accuracy.
@@ -61,18 +189,17 @@ def result(
             progress(f"race: {', '.join(names)}: comparing the first losses")
             checked = comparison.compare_losses(workers, name, [*overrides, *STEP_ONLY], precision)
         systems, failed = _trained(workers, name, overrides, range(first, first + seeds), checked, progress)
-    return {
-        "kind": "race",
-        "protocol": conditions(device, load, choice),
-        "config": cfg.name,
-        "overrides": list(overrides),
-        "target": target,
-        "systems": {system: _summary(runs, first, target) for system, runs in systems.items()},
-        "off": dict(checked.errors),
-        "different": list(checked.different),
-        "skipped": {**choice.skipped, **checked.skipped},
-        "failed": {**checked.failed, **failed},
-    }
+    return Race(
+        protocol=conditions(device, load, choice),
+        config=cfg.name,
+        overrides=list(overrides),
+        target=target,
+        systems={system: _summary(runs, first, target) for system, runs in systems.items()},
+        off=dict(checked.errors),
+        different=list(checked.different),
+        skipped={**choice.skipped, **checked.skipped},
+        failed={**checked.failed, **failed},
+    )
 
 
 def _trained(
@@ -103,28 +230,21 @@ def _trained(
     return systems, failed
 
 
-def _summary(runs: Sequence[Sequence[Checked]], first: int, target: float) -> dict[str, Any]:
-    """The runs of a system, and what they have in common. `seconds` is None where the target was not reached."""
+def _summary(runs: Sequence[Sequence[Checked]], first: int, target: float) -> SystemRuns:
+    """The runs of a system, and what they have in common."""
     reached = [next((each.seconds for each in epochs if each.accuracy >= target), None) for epochs in runs]
     times = [seconds for seconds in reached if seconds is not None]
-    return {
-        "reached": len(times),
-        "seconds": _spread(times) if times else None,
-        "train_seconds": _spread([epochs[-1].seconds for epochs in runs]),
-        "accuracy": _spread([epochs[-1].accuracy for epochs in runs]),
-        "runs": [
-            {"seed": first + i, "epochs": [each._asdict() for each in epochs], "seconds": reached[i]}
-            for i, epochs in enumerate(runs)
+    return SystemRuns(
+        reached=len(times),
+        seconds=_spread(times) if times else None,
+        train_seconds=_spread([epochs[-1].seconds for epochs in runs]),
+        accuracy=_spread([epochs[-1].accuracy for epochs in runs]),
+        runs=[
+            Run(first + i, list(epochs), seconds) for i, (epochs, seconds) in enumerate(zip(runs, reached, strict=True))
         ],
-    }
+    )
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _spread(values: Sequence[float]) -> Spread:
     deviation = stdev(values) if len(values) > 1 else 0.0
-    return {
-        "median": median(values),
-        "min": min(values),
-        "max": max(values),
-        "mean": mean(values),
-        "deviation": deviation,
-    }
+    return Spread(median(values), min(values), max(values), mean(values), deviation)

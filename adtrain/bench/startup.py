@@ -10,18 +10,21 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench.peers.comparison import LOSS_TOLERANCE
 from adtrain.bench.peers.processes import environment
 from adtrain.bench.peers.systems import ADTRAIN, Choice
+from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.protocol import observed_load, protocol
+from adtrain.bench.view import TEXT, Column, Note, Table, Unit, View, absent
 from adtrain.core.errors import AdtrainError
 from adtrain.training.summary import SUMMARY
 
@@ -59,10 +62,72 @@ class Task(NamedTuple):
     device: str
 
 
-def result(
-    task: Task, precision: str, peers: Choice, samples: int, progress: Callable[[str], object]
-) -> dict[str, Any]:
-    """The measurements as JSON values: `samples` rounds of all systems, each cold and warm, and the first losses.
+@dataclass(frozen=True)
+class Starts:
+    """The starts of a system with "cold" (empty) or "warm" (filled) caches: medians, and the seconds of each."""
+
+    system: str
+    cache: str
+    seconds: float
+    samples: list[float]
+    spans: dict[str, float]
+
+    @property
+    def caches(self) -> str:
+        return {"cold": "empty", "warm": "filled"}.get(self.cache, self.cache)
+
+    @property
+    def activities(self) -> str:
+        """The seconds of each activity, longest first."""
+        longest = sorted(self.spans.items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {seconds:.2f}" for name, seconds in longest if seconds >= MIN_SECONDS)
+
+
+MIN_SECONDS = 0.02
+"""Shorter activities are not listed."""
+
+COLUMNS: tuple[Column[Starts], ...] = (
+    Column("system", lambda row: row.system, TEXT),
+    Column("caches", lambda row: row.caches, TEXT),
+    Column("seconds", lambda row: row.seconds, Unit("{:.2f}".format), bar=lambda row: (row.seconds, "")),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Startup(TimedResult):
+    """The result of `adtrain bench startup`.
+
+    Attributes:
+        losses: of the first step, by system.
+        different: systems whose first loss is not adtrain's.
+    """
+
+    kind = "startup"
+    config: str
+    starts: list[Starts]
+    losses: dict[str, float]
+    different: list[str]
+    skipped: dict[str, str]
+    failed: dict[str, str]
+
+    def times(self) -> Iterator[NamedTime]:
+        for row in self.starts:
+            yield of_samples(f"{row.system}, {row.caches} caches", [seconds * 1e3 for seconds in row.samples])
+
+    def view(self) -> View:
+        notes = [f"{row.system}, {row.caches}: {row.activities}" for row in self.starts]
+        notes += absent(self.skipped, self.failed)
+        notes += [f"{name}: the first loss is {self.losses[name]:.6g}, expected adtrain's" for name in self.different]
+        about = (
+            f"Start-up of {self.config}: medians of {self.protocol.samples[0]} processes. adtrain trains to the end; "
+            "the seconds are those of the whole process. A peer imports its package and takes its first steps; the "
+            "seconds leave out the start of Python."
+        )
+        return View(f"Start-up of {self.config}", [Note(about), Table(COLUMNS, self.starts, notes)])
+
+
+def result(task: Task, precision: str, peers: Choice, samples: int, progress: Callable[[str], object]) -> Startup:
+    """The measurements: `samples` rounds of all systems, each cold and warm, and the first losses.
 
     Raises AdtrainError where adtrain itself fails; a peer that fails is left out with its reason.
     """
@@ -88,25 +153,23 @@ def result(
                 failed[name] = str(error)
     tolerance, reference = LOSS_TOLERANCE[precision], losses.get(ADTRAIN, 0.0)
     conditions = protocol(task.device, load)
-    conditions["samples"] = [samples, samples]
-    return {
-        "kind": "startup",
-        "protocol": conditions,
-        "config": task.config,
-        "starts": [record(*key, starts) for key, starts in measured.items() if key[0] not in failed],
-        "losses": losses,
-        "different": [name for name, x in losses.items() if not abs(x - reference) <= tolerance * abs(reference)],
-        "skipped": dict(peers.skipped),
-        "failed": failed,
-    }
+    return Startup(
+        protocol=replace(conditions, samples=(samples, samples)),
+        config=task.config,
+        starts=[record(*key, starts) for key, starts in measured.items() if key[0] not in failed],
+        losses=losses,
+        different=[name for name, x in losses.items() if not abs(x - reference) <= tolerance * abs(reference)],
+        skipped=dict(peers.skipped),
+        failed=failed,
+    )
 
 
-def record(name: str, cache: str, starts: Sequence[Start]) -> dict[str, Any]:
-    """The medians of a system's seconds and spans, as JSON values."""
+def record(name: str, cache: str, starts: Sequence[Start]) -> Starts:
+    """The medians of a system's seconds and spans."""
     activities = dict.fromkeys(activity for start in starts for activity in start.spans)
     spans = {activity: median(start.spans.get(activity, 0.0) for start in starts) for activity in activities}
     seconds = [start.seconds for start in starts]
-    return {"system": name, "cache": cache, "seconds": median(seconds), "samples": seconds, "spans": spans}
+    return Starts(name, cache, median(seconds), seconds, spans)
 
 
 def run(name: str, task: Task, folder: Path, cache: str) -> Start:

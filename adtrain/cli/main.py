@@ -44,9 +44,11 @@ COMMANDS = {
     "data": "Inspect, fetch and verify data sets.",
     "devices": "Show the devices that training can run on.",
     "gradcheck": "Check every derivative against finite differences.",
-    "race": "Time trainings until they reach a test accuracy.",
     "bench": "Time operations and training steps.",
 }
+MOVED = {"race": "bench race"}
+"""Commands of earlier versions, and what to write."""
+
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 NO_THREADS = (
     "the system does not let this process start a thread; raise its limits (ulimit -u, -v), or end other processes"
@@ -134,6 +136,8 @@ def unknown_command(name: str) -> str:
     from adtrain.config.files import packaged
     from adtrain.config.problems import known
 
+    if name in MOVED:
+        return f"unknown command {name!r}; write adtrain {MOVED[name]}"
     if name in packaged() or os.path.isfile(name):
         return f"unknown command {name!r}; did you mean adtrain train {shlex.quote(name)}?"
     return f"unknown command {name!r}; {known(name, COMMANDS, 'commands')}"

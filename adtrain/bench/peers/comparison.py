@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +12,14 @@ import numpy as np
 from adtrain.bench.peers.jobs import CHUNK
 from adtrain.bench.peers.op_cases import REPEATS, OpCase
 from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess
-from adtrain.bench.peers.systems import ADTRAIN
+from adtrain.bench.peers.systems import ADTRAIN, Choice
+from adtrain.bench.timing.machine import thread_count
+from adtrain.bench.timing.protocol import Protocol, protocol
 from adtrain.bench.timing.sampling import Timing, ratio, round_robin
 from adtrain.core.precision import FULL
+
+Progress = Callable[[str], object]
+"""Gets lines for the user."""
 
 
 class Budget(NamedTuple):
@@ -67,18 +74,6 @@ class Comparison(NamedTuple):
             return {}
         peers = [name for name in self.times if name != ADTRAIN and name not in self.different]
         return {name: ratio(self.times[name], self.times[ADTRAIN]) for name in peers}
-
-    def record(self) -> dict[str, Any]:
-        """JSON values. `ratios` have no unit: median, 95% confidence interval, 20th and 80th percentile."""
-        return {
-            "times": {name: timing.record() for name, timing in self.times.items()},
-            "ratios": {name: _ratio_record(timing) for name, timing in self.ratios.items()},
-            "peak_mib": dict(self.peak_mib),
-            "off": dict(self.errors),
-            "different": list(self.different),
-            "skipped": dict(self.skipped),
-            "failed": dict(self.failed),
-        }
 
 
 def compare_steps(
@@ -159,6 +154,8 @@ def _timed(
     return {name: Timing(ms[name], repeats[name]) for name in workers}, peaks
 
 
-def _ratio_record(found: Timing) -> dict[str, float]:
-    low, high = found.interval_ms
-    return {"median": found.median_ms, "low": low, "high": high, "p20": found.p20_ms, "p80": found.p80_ms}
+def conditions(device: str, load: float | None, choice: Choice) -> Protocol:
+    """The protocol, with threads and the versions of the peers."""
+    found = protocol(device, load)
+    versions = {package: version(package) for package in {peer.package for peer in choice.runnable}}
+    return replace(found, threads=thread_count(), versions=found.versions | versions)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from math import comb
 from time import perf_counter, sleep
-from typing import TypeAlias, TypedDict
+from typing import TypeAlias
 
+from adtrain.config.values import Milliseconds
 from adtrain.percentiles import percentiles
 
 Clock: TypeAlias = Callable[[], float]
@@ -36,14 +37,20 @@ NOISY = 0.05
 """A time whose interval is wider than this share of its median is marked as noisy."""
 
 
-class TimingRecord(TypedDict):
-    """A `Timing` as JSON values."""
+@dataclass(frozen=True)
+class Time:
+    """A `Timing` in a result.
 
-    median_ms: float
-    low_ms: float
-    high_ms: float
-    p20_ms: float
-    p80_ms: float
+    Attributes:
+        low_ms, high_ms: the confidence interval of the median.
+        outliers: samples that are far from the others; they count in the median.
+    """
+
+    median_ms: Milliseconds
+    low_ms: Milliseconds
+    high_ms: Milliseconds
+    p20_ms: Milliseconds
+    p80_ms: Milliseconds
     samples: int
     repeats: int
     outliers: list[float]
@@ -80,20 +87,13 @@ class Timing:
         low, high = self.interval_ms
         return high - low > NOISY * self.median_ms
 
-    def record(self) -> TimingRecord:
-        """Outliers are listed, and count in the median. Raises ValueError for fewer than 6 samples."""
+    def record(self) -> Time:
+        """The time in a result. Raises ValueError for fewer than 6 samples."""
         low, high = self.interval_ms
-        return {
-            "median_ms": self.median_ms,
-            "low_ms": low,
-            "high_ms": high,
-            "p20_ms": self.p20_ms,
-            "p80_ms": self.p80_ms,
-            "samples": len(self.ms),
-            "repeats": self.repeats,
-            "outliers": list(outliers(self.ms)),
-            "noisy": self.noisy,
-        }
+        return Time(
+            self.median_ms, low, high, self.p20_ms, self.p80_ms, len(self.ms), self.repeats, list(outliers(self.ms)),
+            self.noisy,
+        )  # fmt: skip
 
     def _percentile(self, percent: float) -> float:
         return percentiles(self.ms, [percent])[0]
