@@ -44,12 +44,12 @@ def test_systems_start_in_turns_cold_and_warm(monkeypatch: pytest.MonkeyPatch) -
     code, result, text = measured(monkeypatch, "torch-eager")
     assert code == 0
     assert [(x["system"], x["cache"], x["samples"], x["seconds"]) for x in result["starts"]] == [
-        ("adtrain", "cold", [1.0, 5.0], 3.0),
-        ("adtrain", "warm", [2.0, 6.0], 4.0),
-        ("torch-eager", "cold", [3.0, 7.0], 5.0),
-        ("torch-eager", "warm", [4.0, 8.0], 6.0),
+        ("adtrain", "cold", [1.0, 7.0], 4.0),
+        ("adtrain", "warm", [2.0, 8.0], 5.0),
+        ("torch-eager", "cold", [3.0, 5.0], 4.0),
+        ("torch-eager", "warm", [4.0, 6.0], 5.0),
     ]
-    assert "adtrain, empty: imports 1.50, rest 1.50" in text
+    assert "adtrain, empty: imports 2.00, rest 2.00" in text
 
 
 def test_a_peer_with_another_loss_and_one_that_fails_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

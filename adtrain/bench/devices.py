@@ -23,7 +23,7 @@ from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.step import SAMPLE_MS
 from adtrain.bench.timing.protocol import Protocol, observed_load, protocol
-from adtrain.bench.timing.sampling import Time, Timing, Workload, alternate, ratio, repeatedly
+from adtrain.bench.timing.sampling import Time, Timing, Workload, alternate, in_turns, ratio, repeatedly
 from adtrain.bench.view import (
     FACTOR,
     MS,
@@ -523,7 +523,11 @@ def over_depths(name: str, devices: Sequence[LabelledDevice]) -> Growth:
 def layers(name: str, overrides: Sequence[str], devices: Sequence[LabelledDevice]) -> list[LayerTimes]:
     """The milliseconds of each layer, all phases together, with a kernel for each operation."""
     experiment = training.prepare(config.load(name, overrides), training.Mode.STAGED)
-    by_label = {label: dict(_layer_times(experiment, device)) for label, device in devices}
+    timers = in_turns({label: _timed_step(experiment, device) for label, device in devices}, LAYER_STEPS)
+    by_label = {
+        label: {scope: median(each[scope] for each in found) * 1e3 for scope in found[0]}
+        for label, found in timers.items()
+    }
     first = devices[0].label
     return [
         LayerTimes(scope, {label: found.get(scope, 0.0) for label, found in by_label.items()})
@@ -585,17 +589,19 @@ class _LayerTimer(Hook):
             self.seconds[equation.scope] += elapsed
 
 
-def _layer_times(experiment: training.Experiment, device: str) -> Iterator[tuple[str, float]]:
-    """Scope and milliseconds by the device's clock, in the order of the first run."""
+def _timed_step(experiment: training.Experiment, device: str) -> Callable[[], Mapping[str, float]]:
+    """A function that takes a step, and returns the seconds of each scope by the device's clock, in the order in which
+    they run."""
     run_steps = training.continuation(experiment, experiment.initial_state(device), device)
     run_steps(1)
-    timers = []
-    for _ in range(LAYER_STEPS):
-        timers.append(_LayerTimer())
-        with hook(timers[-1]):
+
+    def step() -> Mapping[str, float]:
+        timer = _LayerTimer()
+        with hook(timer):
             run_steps(1)
-    for scope in timers[0].seconds:
-        yield scope, median(timer.seconds[scope] for timer in timers) * 1e3
+        return timer.seconds
+
+    return step
 
 
 BASE_CONFIG = "mlp"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from markupsafe import Markup
 
 from adtrain import ops
 from adtrain.bench.page import charts
-from adtrain.bench.timing.sampling import Time, Timing
+from adtrain.bench.timing.sampling import Time, Timing, in_turns
 from adtrain.bench.view import RATE, TEXT, Column, Picture, Section, Table, Unit
 from adtrain.core.array import Array, array
 from adtrain.core.backend import backend
@@ -143,7 +144,7 @@ def launch_shapes() -> Shapes:
         for blocks in BLOCKS
         if threads <= launch.kernel.max_threads
     }
-    graphs, ms = Graphs(device), {shape: list[float]() for shape in (rule, *grid)}
+    graphs = Graphs(device)
 
     def milliseconds(shape: LaunchShape) -> float:
         launch.alone = ShapedLaunch(launch.kernel, shape)
@@ -159,9 +160,7 @@ def launch_shapes() -> Shapes:
         after.synchronize()
         return float(after.time_since(before)) / LAUNCHES
 
-    for _ in range(SAMPLES):
-        for shape, found in ms.items():
-            found.append(milliseconds(shape))
+    ms = in_turns({shape: partial(milliseconds, shape) for shape in (rule, *grid)}, SAMPLES)
     expected = args[0].numpy() + args[1].numpy()
     if not np.array_equal(Array(out, *equation.outputs[0].type, "gpu").numpy(), expected):
         raise DeviceError("add: the result depends on the launch shape")

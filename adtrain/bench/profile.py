@@ -119,24 +119,29 @@ def profile_steps(
         run_steps(1)
         finish()
     repeats, _ = sampling.sample_length(run_steps, finish, clock, sampling.MIN_SAMPLE_MS, MAX_REPEATS)
-    whole: list[float] = []
     timers: list[OpTimer] = []
-    for _ in range(steps):
+
+    def whole() -> float:
         start = clock()
         run_steps(repeats)
         finish()
-        whole.append(clock() - start)
+        return (clock() - start) * 1e3 / repeats
+
+    def by_operation() -> float:
         timers.append(OpTimer(clock))
         with hook(timers[-1]):
             run_steps(1)
         if timers[-1].totals != timers[0].totals:
             raise ValueError("profile_steps: two steps ran different primitives, expected the same in every step")
+        return sum(timers[-1].seconds.values()) * 1e3
+
+    samples = sampling.in_turns({"whole": whole, "by operation": by_operation}, steps)
     totals = timers[0].totals
     ms = {key: median(timer.seconds[key] for timer in timers) * 1e3 for key in totals}
     total = sum(ms.values())
     return OpsProfile(
         [_row(key, totals[key], ms[key], total) for key in totals],
-        Timing([seconds * 1e3 / repeats for seconds in whole], repeats),
+        Timing(samples["whole"], repeats),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean, median, stdev
 from typing import cast
 
@@ -16,11 +17,12 @@ from adtrain import config, training
 from adtrain.bench.peers import comparison
 from adtrain.bench.peers.comparison import Progress, conditions
 from adtrain.bench.peers.jobs import Checked, Job
-from adtrain.bench.peers.processes import WorkerFailed, WorkerProcess, started
+from adtrain.bench.peers.processes import WorkerProcess, started
 from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice, load
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load
+from adtrain.bench.timing.sampling import in_turns
 from adtrain.bench.view import ERROR, FACTOR, TEXT, Column, Note, Section, Table, Unit, View, absent
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")
@@ -212,22 +214,17 @@ def _trained(
 ) -> tuple[dict[str, list[list[Checked]]], dict[str, str]]:
     """The epochs of each system and seed, and why systems failed."""
     gone = {*checked.skipped, *checked.failed, *checked.different} - {ADTRAIN}
-    systems: dict[str, list[list[Checked]]] = {name: [] for name in workers if name not in gone}
     failed: dict[str, str] = {}
-    for seed in seeds:
-        for system in list(systems):
-            try:
-                found = workers[system].ask("race", config_name=name, overrides=[*overrides, f"training.seed={seed}"])
-            except WorkerFailed as reason:
-                if system == ADTRAIN:
-                    raise
-                failed[system] = str(reason)
-                del systems[system]
-                continue
-            epochs = [Checked(*each) for each in found["epochs"]]
-            systems[system].append(epochs)
-            progress(f"race: seed {seed}, {system}: {epochs[-1].accuracy:.2%} after {epochs[-1].seconds:.3f} s")
-    return systems, failed
+
+    def trained(system: str, left: Iterator[int]) -> list[Checked]:
+        seed = next(left)
+        found = workers[system].ask("race", config_name=name, overrides=[*overrides, f"training.seed={seed}"])
+        epochs = [Checked(*each) for each in found["epochs"]]
+        progress(f"race: seed {seed}, {system}: {epochs[-1].accuracy:.2%} after {epochs[-1].seconds:.3f} s")
+        return epochs
+
+    samples = {system: partial(trained, system, iter(seeds)) for system in workers if system not in gone}
+    return in_turns(samples, len(seeds), failed), failed
 
 
 def _summary(runs: Sequence[Sequence[Checked]], first: int, target: float) -> SystemRuns:

@@ -12,6 +12,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -24,6 +26,7 @@ from adtrain.bench.peers.processes import environment
 from adtrain.bench.peers.systems import ADTRAIN, Choice
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.timing.protocol import observed_load, protocol
+from adtrain.bench.timing.sampling import in_turns
 from adtrain.bench.view import TEXT, Column, Note, Table, Unit, View, absent
 from adtrain.core.errors import AdtrainError
 from adtrain.training.summary import SUMMARY
@@ -133,30 +136,34 @@ def result(task: Task, precision: str, peers: Choice, samples: int, progress: Ca
     """
     load = observed_load(progress)
     names = [ADTRAIN, *(peer.name for peer in peers.runnable)]
-    measured, failed = defaultdict[tuple[str, str], list[Start]](list), dict[str, str]()
-    losses: dict[str, float] = {}
-    for sample in range(samples):
-        progress(f"bench: starting {', '.join(names)}, cold and warm, round {sample + 1} of {samples}")
-        for name in [name for name in names if name not in failed]:
-            try:
-                with TemporaryDirectory(prefix="adtrain-startup-") as folder:
-                    for cache in ("cold", "warm"):
-                        start = run(name, task, Path(folder), cache)
-                        measured[name, cache].append(start)
-                        if start.loss is not None:
-                            losses.setdefault(name, start.loss)
-                    if peers.runnable and name == ADTRAIN and not losses:
-                        losses[ADTRAIN] = first_steps(ADTRAIN, task, Path(folder)).loss or 0.0
-            except AdtrainError as error:
-                if name == ADTRAIN:
-                    raise
-                failed[name] = str(error)
+    failed, losses = dict[str, str](), dict[str, float]()
+    rounds = count(1)
+
+    def started(name: str) -> list[Start]:
+        """Cold and warm."""
+        if name == ADTRAIN:
+            progress(f"bench: starting {', '.join(names)}, cold and warm, round {next(rounds)} of {samples}")
+        with TemporaryDirectory(prefix="adtrain-startup-") as folder:
+            starts = [run(name, task, Path(folder), cache) for cache in ("cold", "warm")]
+            if name != ADTRAIN:
+                losses.setdefault(name, starts[0].loss or 0.0)
+            elif peers.runnable and name not in losses:
+                losses[name] = first_steps(name, task, Path(folder)).loss or 0.0
+        return starts
+
+    found = in_turns({name: partial(started, name) for name in names}, samples, failed)
+    measured = {
+        (name, cache): [starts[i] for starts in found[name]]
+        for name in names
+        if name in found
+        for i, cache in enumerate(("cold", "warm"))
+    }
     tolerance, reference = LOSS_TOLERANCE[precision], losses.get(ADTRAIN, 0.0)
     conditions = protocol(task.device, load)
     return Startup(
         protocol=replace(conditions, samples=(samples, samples)),
         config=task.config,
-        starts=[record(*key, starts) for key, starts in measured.items() if key[0] not in failed],
+        starts=[record(*key, starts) for key, starts in measured.items()],
         losses=losses,
         different=[name for name, x in losses.items() if not abs(x - reference) <= tolerance * abs(reference)],
         skipped=dict(peers.skipped),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProce
 from adtrain.bench.peers.systems import ADTRAIN, Choice
 from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import Protocol, protocol
-from adtrain.bench.timing.sampling import Timing, ratio, round_robin
+from adtrain.bench.timing.sampling import Timing, in_turns, ratio
 from adtrain.core.precision import FULL
 
 Progress = Callable[[str], object]
@@ -145,13 +146,11 @@ def _timed(
     repeats = {name: calls[name] * runs_per_call[worker.device] for name, worker in workers.items()}
     slowest = max(each * (calls[name] + 1) for name, each in seconds.items())
     rounds = int(min(max(budget.system / slowest, MIN_ROUNDS), MAX_ROUNDS))
-    ms: dict[str, list[float]] = {name: [] for name in workers}
-    peaks: dict[str, float] = {}
-    for name in round_robin(list(workers), rounds):
-        found = workers[name].ask("time", calls=calls[name])
-        ms[name].append(found["seconds"] / repeats[name] * 1e3)
-        peaks[name] = found["peak_mib"]
-    return {name: Timing(ms[name], repeats[name]) for name in workers}, peaks
+    found = in_turns({name: partial(worker.ask, "time", calls=calls[name]) for name, worker in workers.items()}, rounds)
+    times = {
+        name: Timing([each["seconds"] / repeats[name] * 1e3 for each in found[name]], repeats[name]) for name in workers
+    }
+    return times, {name: found[name][-1]["peak_mib"] for name in workers}
 
 
 def conditions(device: str, load: float | None, choice: Choice) -> Protocol:

@@ -1,4 +1,4 @@
-"""How times are taken: warm-up, samples long enough for the clock, and interleaved samples of what is compared."""
+"""How times are taken: warm-up, samples long enough for the clock, and samples in turns of what is compared."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import comb
 from time import perf_counter, sleep
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from adtrain.config.values import Milliseconds
+from adtrain.core.errors import AdtrainError
 from adtrain.percentiles import percentiles
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 Clock: TypeAlias = Callable[[], float]
 """Returns seconds since a fixed moment."""
@@ -151,23 +155,41 @@ def alternate(
         round_ms = sum(seconds.values()) * 1e3
         budget = BUDGET_MS * len(names) if budget_ms is None else budget_ms
         rounds = int(min(max(budget / round_ms, MIN_SAMPLES), MAX_SAMPLES)) if round_ms > 0 else MAX_SAMPLES
-        ms: dict[str, list[float]] = {name: [] for name in names}
-        for name in round_robin(names, rounds):
+
+        def sample(name: str) -> float:
             if len(names) > 1:
                 sleep(pause_s)
                 if seconds[name] < LONG_S:
                     _sample(workloads[name], finish, -(-repeats[name] // 4), clock)
             elapsed = _sample(workloads[name], finish, repeats[name], clock)
-            ms[name].append(elapsed * 1e3 / repeats[name])
             sampled(name)
+            return elapsed * 1e3 / repeats[name]
+
+        ms = in_turns({name: partial(sample, name) for name in names}, rounds)
     return {name: Timing(found, repeats[name]) for name, found in ms.items()}
 
 
-def round_robin(names: Sequence[str], rounds: int) -> Iterator[str]:
-    """All names once a round; each round begins with the next name."""
+def in_turns(samples: Mapping[K, Callable[[], T]], rounds: int, failed: dict[K, str] | None = None) -> dict[K, list[T]]:
+    """Take one sample of each workload a round. Each round begins with the next workload.
+
+    Args:
+        samples: by workload, a function that takes a sample.
+        failed: if given, a workload that raises AdtrainError is left out from then on, and its message is put here. The
+            error of the first workload is always raised.
+    """
+    names, found = list(samples), {name: list[T]() for name in samples}
     for first in range(rounds):
-        for i in range(len(names)):
-            yield names[(first + i) % len(names)]
+        for name in (*names[first % len(names) :], *names[: first % len(names)]):
+            if name not in found:
+                continue
+            try:
+                found[name].append(samples[name]())
+            except AdtrainError as error:
+                if failed is None or name == names[0]:
+                    raise
+                failed[name] = str(error)
+                del found[name]
+    return found
 
 
 def ratio(one: Timing, other: Timing) -> Timing:
