@@ -15,7 +15,8 @@ import training_runs
 from adtrain import config, training
 from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.bench import devices
-from adtrain.bench.devices import SIZED_OPS, Devices, LabelledDevice, SizedRow, compared, config_row, crossovers
+from adtrain.bench.devices import Devices, LabelledDevice, SizedRow, compared, config_row, crossovers
+from adtrain.bench.op_table import BY_NAIVE_LOOPS, TimedOp
 from adtrain.bench.result import plain
 from adtrain.bench.text import parts
 from adtrain.bench.timing import sampling
@@ -34,6 +35,13 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "NOISY", math.inf)  # the marks of noisy times would widen the tables
 
 
+def at_sizes(*sizes: int) -> TimedOp:
+    """Products of matrices of these sizes."""
+    (op,) = (op for op in BY_NAIVE_LOOPS if op.op == "matmul")
+    assert op.naive
+    return replace(op, naive=replace(op.naive, sizes=sizes))
+
+
 def lines(width: int = 60, **found: Any) -> list[str]:
     result = Devices(protocol=protocol("cpu", None), **found)
     json.dumps(result.to_json(), allow_nan=False)
@@ -43,7 +51,7 @@ def lines(width: int = 60, **found: Any) -> list[str]:
 
 
 def test_operation_has_times_and_speedups_at_each_size() -> None:
-    op = replace(SIZED_OPS[0], sizes=(4, 8))
+    op = at_sizes(4, 8)
     found = devices.measured(op, BOTH)
     assert [row.n for row in found.rows] == [4, 8]
     assert all(sorted(row.times) == sorted([NAIVE, *LABELS]) for row in found.rows)
@@ -56,7 +64,7 @@ def test_operation_has_times_and_speedups_at_each_size() -> None:
 
 def test_naive_loop_is_skipped_at_large_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "NAIVE_FLOPS", 2 * 4**3)
-    found = devices.measured(replace(SIZED_OPS[0], sizes=(4, 8)), BOTH)
+    found = devices.measured(at_sizes(4, 8), BOTH)
     assert [NAIVE in row.times for row in found.rows] == [True, False]
     assert lines(operations=[found])
 

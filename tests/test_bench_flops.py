@@ -11,7 +11,7 @@ import pytest
 
 from adtrain import nn, ops
 from adtrain.bench import ops as bench_ops
-from adtrain.bench.op_table import BENCHES, Bench
+from adtrain.bench.op_table import BENCHES, TimedOp
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.samplers import normal
@@ -31,7 +31,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]]
 
 def flops(f: Callable[..., Any], *samplers: Any) -> dict[str, int]:
     """FLOPs of an operation by phase."""
-    each = Bench("", "", {}, lambda n: samplers, f)
+    each = TimedOp("", "", {}, lambda n: samplers, f)
     found = bench_ops.phases(each, bench_ops.sample(each, 1))
     return {phase: bench_ops.cost(bench_ops.program(g, args)).flops for phase, (g, args) in found.items()}
 

@@ -10,7 +10,7 @@ import pytest
 
 from adtrain import ops
 from adtrain.bench import ops as bench_ops
-from adtrain.bench.op_table import BENCHES, VIEWS, Bench
+from adtrain.bench.op_table import BENCHES, VIEWS, TimedOp
 from adtrain.bench.ops import BenchRow
 from adtrain.bench.result import plain
 from adtrain.bench.timing import sampling
@@ -32,7 +32,7 @@ CREATE = {"arange", "full", "ones", "ones_like", "zeros", "zeros_like", "rng_sta
 EXCHANGES = {"all_gather", "all_reduce", "all_to_all", "gather_shards"}
 """Timed by `bench --ranks`."""
 PEAK = Roofline(1e-3, {"float32": 1e-3})
-PRODUCT = Bench("matmul", "", {"cpu": (5,)}, lambda n: (normal(n, 6), normal(6, 7)), ops.matmul)
+PRODUCT = TimedOp("matmul", "", {"cpu": (5,)}, lambda n: (normal(n, 6), normal(6, 7)), ops.matmul)
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +42,8 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "WARMUP_RUNS", 0)
 
 
-def one_of(op: str, *shapes: tuple[int, ...], f: Any = None) -> Bench:
-    return Bench(op, "", {"cpu": (1,)}, lambda n: tuple(normal(*shape) for shape in shapes), f or getattr(ops, op))
+def one_of(op: str, *shapes: tuple[int, ...], f: Any = None) -> TimedOp:
+    return TimedOp(op, "", {"cpu": (1,)}, lambda n: tuple(normal(*shape) for shape in shapes), f or getattr(ops, op))
 
 
 def test_every_public_operation_has_sizes() -> None:
@@ -100,7 +100,7 @@ class Constant:
 
 @pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.exhaustive), 8])
 @pytest.mark.parametrize("each", BENCHES, ids=[f"{each.op} {each.variant}" for each in BENCHES])
-def test_every_bench_traces_at_any_size_and_moves_bytes(each: Bench, n: int) -> None:
+def test_every_bench_traces_at_any_size_and_moves_bytes(each: TimedOp, n: int) -> None:
     costs = Costs()
     drawn = [make(Constant()) for make in each.inputs(n)]  # type: ignore[arg-type]
     names = list(inspect.signature(each.f).parameters)
@@ -144,7 +144,7 @@ def test_gradient_without_kernels_has_no_row() -> None:
 
 
 def test_inputs_are_reproducible_and_have_the_requested_dtype() -> None:
-    each = Bench("take", "", {"cpu": (5,)}, lambda n: (normal(n, 6), integers(5, 3)), ops.take)
+    each = TimedOp("take", "", {"cpu": (5,)}, lambda n: (normal(n, 6), integers(5, 3)), ops.take)
     first, second = (bench_ops.sample(each, 5, "float64") for _ in range(2))
     assert [x.dtype for x in first] == [np.float64, np.int64]
     assert all((a.numpy() == b.numpy()).all() for a, b in zip(first, second, strict=True))

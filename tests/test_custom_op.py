@@ -16,7 +16,7 @@ from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.bench import ops, text
-from adtrain.bench.op_table import Bench
+from adtrain.bench.op_table import TimedOp
 from adtrain.bench.timing.protocol import protocol
 from adtrain.cache import open_cache
 from adtrain.cli.main import cli
@@ -444,9 +444,9 @@ def test_a_wrong_registration_of_a_function_is_told_in_one_line(tmp_path: Path, 
 
 
 def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed: list[Bench] = []
+    timed: list[TimedOp] = []
 
-    def of(benches: list[Bench], *_: object) -> ops.Ops:
+    def of(benches: list[TimedOp], *_: object) -> ops.Ops:
         timed.extend(benches)
         return ops.Ops(protocol=protocol("cpu", None), ops=[])
 

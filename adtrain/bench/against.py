@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, cast
 from markupsafe import Markup
 
 from adtrain import config, training
+from adtrain.bench.op_table import OpCase
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Scale
 from adtrain.bench.peers import comparison
 from adtrain.bench.peers.comparison import Progress
 from adtrain.bench.peers.jobs import COMPARED
-from adtrain.bench.peers.op_cases import OpCase
 from adtrain.bench.peers.processes import WorkerProcess, started
 from adtrain.bench.peers.systems import ADTRAIN, Choice
 from adtrain.bench.result import NamedTime, TimedResult, named

@@ -9,7 +9,7 @@ from typing import Any, cast
 from adtrain.backends.cuda.lower import fastest
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, tuning_problems
 from adtrain.backends.cuda.tuner.measure import described, distinct
-from adtrain.bench.op_table import Bench
+from adtrain.bench.op_table import TimedOp
 from adtrain.bench.ops import phases, sample
 from adtrain.bench.result import NamedTime, TimedResult
 from adtrain.bench.timing.protocol import observed_load, protocol
@@ -83,14 +83,14 @@ class Candidates(TimedResult):
         return View("Kernel candidates", [Section(each.name, [each.table()]) for each in self.candidates])
 
 
-def result(benches: Sequence[Bench], sizes: Sequence[int] | None, progress: Callable[[str], object]) -> Candidates:
+def result(benches: Sequence[TimedOp], sizes: Sequence[int] | None, progress: Callable[[str], object]) -> Candidates:
     """The result of `adtrain bench ops --candidates`; see `measured`."""
     conditions = protocol("gpu", observed_load(progress))
     return Candidates(protocol=conditions, candidates=measured(benches, sizes, progress))
 
 
 def measured(
-    benches: Sequence[Bench], sizes: Sequence[int] | None = None, progress: Callable[[str], object] = str
+    benches: Sequence[TimedOp], sizes: Sequence[int] | None = None, progress: Callable[[str], object] = str
 ) -> list[Problem]:
     """For each distinct problem of the benches its candidates, the fastest first.
 

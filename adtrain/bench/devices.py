@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
 from typing import Any, NamedTuple
@@ -13,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from adtrain import config, ops, training
+from adtrain import config, training
 from adtrain.backends.cpu import naive
 from adtrain.bench import launch_shapes
+from adtrain.bench.op_table import Naive, TimedOp
 from adtrain.bench.page import charts
 from adtrain.bench.page.charts import Line, Scale
 from adtrain.bench.peers.numpy_system import naive_step
@@ -42,14 +42,13 @@ from adtrain.bench.view import (
     milliseconds,
     ratio_headline,
 )
-from adtrain.core.array import Value, array
+from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.core.hooks import Hook, hook
 from adtrain.core.program import Program
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
 from adtrain.passes import ALL
-from adtrain.samplers import Sampler, normal
 from adtrain.training.step import empty_log, repeated
 
 
@@ -348,93 +347,28 @@ class LabelledDevice(NamedTuple):
     device: str
 
 
-@dataclass(frozen=True)
-class SizedOp:
-    """A public operation over sizes n.
-
-    Attributes:
-        what: the problem in words, in terms of n.
-        inputs: from n to functions that draw the inputs, which become float32.
-        naive: from the inputs to the output, by a naive loop.
-        work: from n to the number of FLOPs, or of elements if the operation only moves them.
-        sizes: the sizes, ascending.
-        options: keyword arguments of the operation.
-    """
-
-    op: str
-    what: str
-    inputs: Callable[[int], Sequence[Sampler]]
-    naive: Callable[..., np.ndarray]
-    work: Callable[[int], float]
-    sizes: Sequence[int]
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def arrays(self, n: int) -> list[np.ndarray]:
-        """The inputs; the same at every call."""
-        rng = np.random.default_rng(zlib.crc32(f"{self.op}/{n}".encode()))
-        return [make(rng).astype(np.float32) for make in self.inputs(n)]
-
-    def __call__(self, *args: Value) -> Value:
-        found: Value = getattr(ops, self.op)(*args, **self.options)
-        return found
+def _naive(op: TimedOp) -> Naive:
+    assert op.naive is not None, "`BY_NAIVE_LOOPS` are the rows that have it"
+    return op.naive
 
 
-def _convolution(image: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    sizes = naive.conv_sizes(image.shape, weight.shape, (1, 1), (0, 0))
-    return naive.call("conv2d", (sizes[0], sizes[4], sizes[7], sizes[8]), image, weight, *sizes)
-
-
-def _elements(name: str) -> Callable[..., np.ndarray]:
-    return lambda *xs: naive.call(name, xs[0].shape, *xs, xs[0].size)
-
-
-def _pool(x: np.ndarray) -> np.ndarray:
-    n, c, height, width = x.shape
-    return naive.call("max_pool2d", (n, c, height // 2, width // 2), x, n * c, height // 2, width // 2)
-
-
-VECTORS = tuple(2**k for k in range(8, 26, 3))
-SQUARES = tuple(2**k for k in range(4, 12))
-SIZED_OPS = (
-    SizedOp("matmul", "n x n by n x n", lambda n: [normal(n, n)] * 2, naive.matmul, lambda n: 2 * n**3, SQUARES),
-    SizedOp(
-        "conv2d", "n images 32x26x26 to 64, 3x3", lambda n: [normal(n, 32, 26, 26), normal(64, 32, 3, 3)],
-        _convolution, lambda n: 2 * n * 64 * 24 * 24 * 32 * 9, (1, 2, 4, 8, 16, 32, 64, 128),
-    ),
-    SizedOp("add", "n elements", lambda n: [normal(n)] * 2, _elements("add"), float, VECTORS),
-    SizedOp("exp", "n elements", lambda n: [normal(n)], _elements("exp"), float, VECTORS),
-    SizedOp("sum", "n elements", lambda n: [normal(n)], lambda x: naive.call("sum", (), x, x.size), float, VECTORS),
-    SizedOp(
-        "softmax", "n rows of 128", lambda n: [normal(n, 128)], lambda x: naive.call("softmax", x.shape, x, *x.shape),
-        lambda n: 128 * n, tuple(4**k for k in range(2, 9)),
-    ),
-    SizedOp(
-        "transpose", "n x n", lambda n: [normal(n, n)],
-        lambda x: naive.call("transpose", x.shape[::-1], x, *x.shape), lambda n: n * n, SQUARES,
-    ),
-    SizedOp(
-        "max_pool2d", "n images 64x24x24, 2x2", lambda n: [normal(n, 64, 24, 24)], _pool,
-        lambda n: n * 64 * 24 * 24, (1, 4, 16, 64, 256), {"kernel_size": 2},
-    ),
-)  # fmt: skip
-
-
-def measured(op: SizedOp, devices: Sequence[LabelledDevice]) -> SizedOperation:
+def measured(op: TimedOp, devices: Sequence[LabelledDevice]) -> SizedOperation:
     """Times at each size, speed-ups over the first device, and where they cross 1."""
-    rows = [row(op, n, devices) for n in op.sizes]
-    return SizedOperation(op=op.op, what=op.what, rows=rows, crossover=crossovers(rows))
+    about = _naive(op)
+    rows = [row(op, n, devices) for n in about.sizes]
+    return SizedOperation(op=op.op, what=about.what, rows=rows, crossover=crossovers(rows))
 
 
-def row(op: SizedOp, n: int, devices: Sequence[LabelledDevice]) -> SizedRow:
+def row(op: TimedOp, n: int, devices: Sequence[LabelledDevice]) -> SizedRow:
     """The times at one size, in interleaved samples: of a call from the host until the device has finished."""
-    inputs = op.arrays(n)
+    inputs, about = [x.astype(np.float32) for x in op.arrays(n)], _naive(op)
     workloads: dict[str, Workload] = {}
-    if op.work(n) <= NAIVE_FLOPS:
-        workloads[naive.LABEL] = repeatedly(lambda: op.naive(*inputs))
+    if about.work(n) <= NAIVE_FLOPS:
+        workloads[naive.LABEL] = repeatedly(lambda: about.loop(*inputs))
     for label, device in devices:
-        workloads[label] = _op_on(device, stage(op, ALL), inputs)
+        workloads[label] = _op_on(device, stage(op.f, ALL), inputs)
         if label != devices[0].label:
-            workloads[label + COPIES] = _op_with_copies(device, stage(op, ALL), inputs)
+            workloads[label + COPIES] = _op_with_copies(device, stage(op.f, ALL), inputs)
     return SizedRow(n=n, **compared(alternate(workloads), devices[0].label))
 
 
@@ -627,12 +561,12 @@ def of_configs(names: Sequence[str], overrides: Sequence[str], devices: Sequence
     return Devices(protocol=_conditions(devices, load), configs=rows)
 
 
-def of_operations(ops: Sequence[SizedOp], whole: bool, devices: Sequence[str], progress: Progress) -> Devices:
+def of_operations(ops: Sequence[TimedOp], whole: bool, devices: Sequence[str], progress: Progress) -> Devices:
     """The result for operations; if `whole`, also for networks of varying width and depth, and for
     launch shapes and kernel candidates of a GPU."""
     rows, load = [], observed_load(progress)
     for op in ops:
-        progress(f"bench: {op.op} at {len(op.sizes)} sizes")
+        progress(f"bench: {op.op} at {len(_naive(op).sizes)} sizes")
         rows.append(measured(op, _labelled(devices)))
     found: dict[str, Any] = {}
     if whole:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from adtrain.bench.op_table import ELEMENTS, Bench
+from adtrain.bench.op_table import ELEMENTS, TimedOp
 from adtrain.bench.page import charts, roofline
 from adtrain.bench.page.charts import Line
 from adtrain.bench.page.roofline import Dot
@@ -191,13 +190,13 @@ def _curves(order: Iterable[OpTime], rows: Sequence[OpTime]) -> Iterator[Part]:
 
 
 def result(
-    benches: Sequence[Bench],
+    benches: Sequence[TimedOp],
     sizes: Sequence[int] | None,
     dtype: str,
     device: str,
     strict: bool,
     progress: Callable[[str], object],
-    track: Callable[[Sequence[tuple[Bench, int]]], Iterable[tuple[Bench, int]]],
+    track: Callable[[Sequence[tuple[TimedOp, int]]], Iterable[tuple[TimedOp, int]]],
 ) -> Ops:
     """The result of `adtrain bench ops`.
 
@@ -236,7 +235,7 @@ def result(
     return Ops(protocol=conditions, ops=[row.record(peak) for row in found])
 
 
-def rows(each: Bench, n: int, dtype: str = "float32", device: str = "cpu") -> list[BenchRow]:
+def rows(each: TimedOp, n: int, dtype: str = "float32", device: str = "cpu") -> list[BenchRow]:
     """A row for each phase at the size `n`, timed in interleaved samples.
 
     Raises:
@@ -273,16 +272,15 @@ def cost(program: Program) -> Cost:
     return Cost(flops, moved + sum(v.size * v.type.dtype.itemsize for v in repeated))
 
 
-def sample(each: Bench, n: int, dtype: str = "float32", device: str = "cpu") -> list[Array]:
+def sample(each: TimedOp, n: int, dtype: str = "float32", device: str = "cpu") -> list[Array]:
     """The inputs, the same at every call. Floating-point ones become `dtype`; of integer types they are 0 to 9."""
-    rng = np.random.default_rng(zlib.crc32(f"{each.op}/{each.variant}/{n}".encode()))
-    drawn = [make(rng) for make in each.inputs(n)]
+    drawn = each.arrays(n)
     if np.dtype(dtype).kind != "f":
         drawn = [np.minimum(np.abs(x) * 4, 9) if x.dtype.kind == "f" else x for x in drawn]
     return [array(x.astype(dtype) if x.dtype.kind == "f" else x, device=device) for x in drawn]
 
 
-def phases(each: Bench, inputs: Sequence[Value]) -> dict[str, tuple[Callable[..., Value], Sequence[Value]]]:
+def phases(each: TimedOp, inputs: Sequence[Value]) -> dict[str, tuple[Callable[..., Value], Sequence[Value]]]:
     """Phases to time, each as a function and its arguments: "forward", and "backward NAME" for the gradient of each
     floating-point input from a random cotangent. The residuals of gradients are computed here, before timing."""
 
@@ -330,7 +328,7 @@ class TimedProgram:
         return [self.fetch(buffer) for buffer in self()]
 
 
-def own_bench(op: OwnOp) -> Bench:
+def own_bench(op: OwnOp) -> TimedOp:
     """The operation on its samples: at the sizes of ELEMENTS if the samples have one, otherwise at their own.
 
     Raises OptionError where it has no samples, or a size is asked for and its samples have one size only.
@@ -352,7 +350,7 @@ def own_bench(op: OwnOp) -> Bench:
     largest = 0 if sized else max(x.size for x in drawn())
     sizes = ELEMENTS if sized else {"cpu": (largest,), "gpu": (largest,)}
     differentiable = op.custom is None or op.custom.has_vjp
-    return Bench(op.name, "samples", sizes, inputs, _named(op), differentiable)
+    return TimedOp(op.name, "samples", sizes, inputs, _named(op), differentiable)
 
 
 def _named(op: OwnOp) -> Callable[..., Any]:

@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from adtrain import config
 from adtrain.bench import against, candidates, compare, devices, ops, page, race, scaling, startup, step, text
-from adtrain.bench.op_table import BENCHES
-from adtrain.bench.peers import op_cases
+from adtrain.bench.op_table import BENCHES, BY_NAIVE_LOOPS, TABLE, cases
 from adtrain.bench.peers.systems import PEERS, Choice, Work, chosen
 from adtrain.bench.result import Result
 from adtrain.bench.scaling_worker import PEERS as RANK_PEERS
@@ -276,7 +275,7 @@ def bench_startup(
 @click.command("against", short_help="Compare with PyTorch, JAX and NumPy.")
 @click.argument("wanted", metavar="PEER,...", type=PEER_LIST)
 @click.argument("configs", metavar="[CONFIG|RUN]...", nargs=-1, type=ConfigName())
-@op_option(case.op for case in op_cases.cases("cpu"))
+@op_option(row.op for row in TABLE if row.peers)
 @click.option("--members", type=Whole(min=1), metavar="N", help="Train N networks together, with N seeds.")
 @set_option
 @device_option
@@ -308,7 +307,7 @@ def bench_against(
     if configs:
         result = against.of_configs(configs, overrides, device, choice, autotune, progress, members)
     else:
-        result = against.of_operations(select_ops(op_cases.cases(device), names), device, choice, autotune, progress)
+        result = against.of_operations(select_ops(cases(device), names), device, choice, autotune, progress)
     output.write(result)
     if result.is_different:
         raise SystemExit(1)
@@ -316,7 +315,7 @@ def bench_against(
 
 @click.command("devices", short_help="Compare CPU, GPU and naive loops.")
 @click.argument("configs", metavar="[CONFIG|RUN]...", nargs=-1, type=ConfigName())
-@op_option(each.op for each in devices.SIZED_OPS)
+@op_option(each.op for each in BY_NAIVE_LOOPS)
 @set_option
 @autotune_option
 @output_options
@@ -333,7 +332,7 @@ def bench_devices(
     if configs:
         result = devices.of_configs(configs, overrides, both, progress)
     else:
-        result = devices.of_operations(select_ops(devices.SIZED_OPS, names), not names, both, progress)
+        result = devices.of_operations(select_ops(BY_NAIVE_LOOPS, names), not names, both, progress)
     output.write(result)
 
 
