@@ -13,6 +13,7 @@ from adtrain.bench import compare as comparing
 from adtrain.bench.result import plain
 from adtrain.bench.timing.protocol import protocol
 from adtrain.bench.timing.sampling import NOISY, Time
+from adtrain.cli.bench import command
 from adtrain.core.errors import AdtrainError
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -156,3 +157,35 @@ def test_file_that_is_not_a_result_is_an_error(tmp_path: Path, content: str | No
         path.write_text(content)
     with pytest.raises(AdtrainError, match=rf"a\.json: .*{message}"):
         comparing.read(path)
+
+
+STORED = [path for path in sorted(RESULTS.glob("*.json")) if b'"kind"' in path.read_bytes()[:100]]
+"""Results of `adtrain bench`; the others are of scripts in benchmarks/."""
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_stored_results_are_read_and_written_with_the_same_keys(path: Path) -> None:
+    """Results of earlier versions too, whose kinds have other names."""
+    values = json.loads(path.read_text())
+    found = comparing.read(path)
+    assert found.to_json() == {**values, "kind": comparing.OLD_NAMES.get(values["kind"], values["kind"])}
+    same = comparing.result(str(path), str(path))
+    assert (same.slower, same.faster, same.only_before) == ([], [], [])
+    assert len(same.steps) + same.same == len(list(found.times())) > 0
+
+
+def test_every_command_of_bench_has_a_kind_of_its_name() -> None:
+    assert set(comparing.KINDS) | {"compare"} == {*command.commands, "candidates"}
+
+
+def test_times_without_an_interval_are_compared_with_a_warning(tmp_path: Path) -> None:
+    paths = []
+    for name, us in (("a", 100.0), ("b", 103.0)):
+        values = json.loads((RESULTS / "gpu-candidates.json").read_text())
+        problem = values["candidates"][0]
+        values["candidates"] = [{**problem, "candidates": [{**problem["candidates"][0], "us": us}]}]
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(json.dumps(values))
+    found = comparing.result(*map(str, paths))
+    assert [each.change for each in found.slower] == [pytest.approx(0.03)]
+    assert f"{paths[0]}: 1 of 1 times have no interval; each change over 2% is listed" in found.noise

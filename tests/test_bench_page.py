@@ -16,7 +16,7 @@ import training_runs
 from browser import Browser, assert_fits
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import Elements, assert_needs_no_network, command, one_line
+from report_runs import Elements, assert_needs_no_network, command
 
 from adtrain.backends.cpu.naive import LABEL as NAIVE
 from adtrain.bench import compare, page
@@ -277,12 +277,6 @@ def test_several_configs_share_one_table_of_ratios(made: Path) -> None:
     assert together.headings[:3] == ["Ratios", step["config"], "another"]
     named = [row[0] for row in together.rows if row]
     assert {f"{step['config']} batch {step['batch_size']}", "another batch 7"} <= set(named)
-
-
-@pytest.mark.parametrize("path", [".", "absent/x.html"])
-def test_unwritable_page_is_a_one_line_error_before_measuring(path: str) -> None:
-    result = command("bench", "--device", "cpu", "--html", path, expect=2)
-    assert one_line(result).startswith(f"--html {path}: ")
 
 
 numbers = st.floats(1e-9, 1e12)

@@ -8,7 +8,7 @@ import pytest
 
 from adtrain.bench import page, scaling
 from adtrain.bench.scaling_worker import Measured, Request
-from adtrain.core.errors import AdtrainError, OptionError
+from adtrain.core.errors import AdtrainError
 
 
 def test_efficiency_and_hidden_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +75,3 @@ def test_the_model_gives_the_measured_exchange_and_grows_with_the_nodes() -> Non
 def test_a_worker_that_fails_is_one_line() -> None:
     with pytest.raises(AdtrainError, match=r"^1 ranks: exit code 1: nosuch: neither a file nor a packaged config"):
         scaling.run(Request("nosuch", (), "cpu", 8), 1, 1)
-
-
-def test_options_are_checked_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "find_spec", lambda package: object())  # as if PyTorch were installed
-    with pytest.raises(OptionError, match="--ranks: found 3, expected powers of two"):
-        scaling.result("mlp", [], "cpu", 120, [1, 3], [], lambda line: None)
-    with pytest.raises(OptionError, match="torch-graph: runs on gpu only"):
-        scaling.result("mlp", [], "cpu", 120, [1, 2], ["torch-graph"], lambda line: None)

@@ -181,40 +181,6 @@ def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monke
     assert "adtrain: error: exp: " in named.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--op", "cnv2d"), "--op cnv2d: no such operation; did you mean conv2d?"),
-        (("--op", "relu", "--op", "zzzz"), "--op zzzz: no such operation; known: abs, "),
-        (("mlp", "--op", "relu"), "No such option '--op'"),
-        (("--batch-sizes", "4"), "Missing argument 'CONFIG|RUN'"),
-        (("--sizes", "4,x"), "Invalid value for '--sizes': found '4,x', expected whole numbers above 0 with commas"),
-        (("--sizes", "536870912"), "Invalid value for '--sizes': found '536870912', expected whole"),
-        (("--sizes", "9" * 5000), "Invalid value for '--sizes': found '9999"),
-        (("--sizes", "0"), "Invalid value for '--sizes': found '0', expected whole numbers above 0 with commas"),
-        (("--json-file", "."), "--json-file .: is a folder, expected a file"),
-        (("--json-file", "absent/x.json"), "--json-file absent/x.json: absent is not a writable folder"),
-        (("--json", "--html", "-"), "--json and --html -: only one result fits on standard output"),
-        (("mlp", "--trace", "absent/x.json"), "--trace absent/x.json: absent is not a writable folder"),
-        (("comapre", "a.json", "b.json"), "comapre: neither a command nor a config; did you mean compare?"),
-        (("--json-file", "-"), "--json-file - is not a file; --json prints the result"),
-        (("nosuch",), "nosuch: neither a file nor a packaged config"),
-        (
-            ("smoke", "--set", "data.batch_size=2147483647"),
-            "--set data.batch_size: found 2147483647, expected at most 60,000",
-        ),
-        (("smoke", "--batch-sizes", "70000"), "--batch-sizes 70000: there are 60,000 training examples"),
-        (("--op", "matmul", "--candidates"), "--candidates: only a GPU has kernels to choose from"),
-        (("--op", "matmul", "--autotune", "full"), "--autotune full: only a GPU has kernels to choose from"),
-    ],
-)
-def test_usage_error_is_one_line_before_measuring(arguments: tuple[str, ...], message: str) -> None:
-    result = bench(*arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"adtrain: error: {message}")
-    assert result.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize("module", [ops, step])
 def test_interrupt_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     def interrupted(*args: Any, **given: Any) -> Callable[..., Any]:

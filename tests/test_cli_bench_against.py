@@ -133,40 +133,6 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
     assert any("no counterpart of the gradient of embedding" in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("toch", "mlp"), "toch: no such peer; did you mean torch?"),
-        (("numpy", "--op", "matmull"), "--op matmull: no such operation; did you mean matmul?"),
-        (("numpy", "nosuch"), "nosuch: neither a file nor a packaged config"),
-        (("numpy", "mlp", "--op", "relu"), "--op selects operations; give no CONFIG"),
-        (("numpy", "--set", "a=b"), "--set changes a config; give a CONFIG"),
-        (("numpy", "mlp", "--set", "training.epochs=x"), "--set training.epochs"),
-        (("torch-graph",), "torch-graph: runs on gpu only"),
-        (("numpy", "mlp", "--members", "2"), "numpy: trains one network at a time"),
-        (("torch-vmap", "mlp"), "torch-vmap: trains many networks together; give --members N"),
-        (("torch-vmap", "--members", "2"), "--members trains networks; give a CONFIG"),
-        (("jax",), "jax-jit, jax-scan: jax is not installed (pip install jax)"),
-        (("numpy", "mlp", "--set", "data.shards=2"), "--set data.shards: found 2, expected none: steps"),
-    ],
-)
-def test_usage_error_is_one_line_before_any_process_starts(
-    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(systems, "find_spec", lambda name: None if name == "jax" else True)
-    result = bench("against", *arguments, "--device", "cpu")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"adtrain: error: {message}")
-    assert result.stderr.count("\n") == 1
-
-
-def test_two_devices_need_a_gpu(without_gpu: None) -> None:
-    result = bench("devices")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("adtrain: error: device gpu")
-    assert result.stderr.count("\n") == 1
-
-
 ENDLESS = """\
 from time import sleep
 from adtrain.bench.peers.processes import WorkerProcess

@@ -25,6 +25,7 @@ from adtrain.bench.scaling_worker import PEERS, SAMPLE_SECONDS, SAMPLES, Measure
 from adtrain.bench.timing.protocol import observed_load, protocol
 from adtrain.bench.timing.sampling import MIN_COUNT, median_interval
 from adtrain.bench.view import COUNT, PERCENT, TEXT, Column, Note, Part, Picture, Section, Table, Tiles, Unit, View
+from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.distributed import launch
 
@@ -186,6 +187,9 @@ def scaling(
 def _check(ranks: Sequence[int], peers: Sequence[str], device: str) -> None:
     if odd := [count for count in ranks if count & (count - 1)]:
         raise OptionError(f"--ranks: found {odd[0]}, expected powers of two")
+    for name in peers:
+        if name not in PEERS:
+            raise OptionError(f"{name}: no such peer; {known(name, list(PEERS))}")
     if peers and find_spec("torch") is None:
         raise OptionError(f"{', '.join(peers)}: torch is not installed (pip install torch)")
     for name in peers:

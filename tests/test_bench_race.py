@@ -76,19 +76,3 @@ def test_a_peer_crops_at_every_position(tmp_path: Path) -> None:
     expected = {tuple(padded[:, i : i + 6, j : j + 6].flatten().tolist()) for i in range(3) for j in range(3)}
     cropped = torch_system._cropped(job)(image.expand(300, 1, 6, 6))
     assert {tuple(each.flatten().tolist()) for each in cropped} == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--target", "0.9", "--against", "jax-scan"), "jax-scan: takes steps and runs operations, but no whole"),
-        (("--target", "0.9", "--against", "toch"), "toch: no such peer; did you mean torch?"),
-        (("--target", "1.5"), "Invalid value for '--target': found '1.5', expected a number from 0 to 1 (see"),
-        (("--target", "0.9", "--set", "data.shards=2"), "--set data.shards: found 2, expected none"),
-    ],
-)
-def test_usage_error_is_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    result = race(str(training_runs.write_config(tmp_path)), *arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"adtrain: error: {message}")
-    assert result.stderr.count("\n") == 1
