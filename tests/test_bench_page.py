@@ -36,7 +36,8 @@ COMMANDS = {
 }
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 STORED = {"against": ["cpu-mlp-small-64-sgd"], "against-ops": ["cpu-operations"],
-          "devices": ["gpu-analysis", "gpu-analysis-steps"]}  # fmt: skip
+          "devices": ["gpu-analysis", "gpu-analysis-steps"], "candidates": ["gpu-candidates"],
+          "race": ["cpu-race-mnist-99-torch"]}  # fmt: skip
 KINDS = [*COMMANDS, *STORED, "compare"]
 
 
@@ -217,7 +218,7 @@ def test_page_shows_whole_steps_and_noise_first(made: Path) -> None:
             "after_noisy": True, "change": 0.29, "verdict": "slower"}  # fmt: skip
     result = {**read(made, "compare"), "steps": [step], "noise": ["a.json: busy <machine>"]}
     found = Elements(text := rendered(result))
-    assert found.headings[0] == "Whole steps"
+    assert found.headings[0] == "Whole steps and trainings"
     assert ["fused step", "1.000", "~1.290", "+29.0%", "slower"] in found.rows
     assert '<p class="notice">a.json: busy &lt;machine&gt;</p>' in text
 

@@ -128,7 +128,7 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 60
     (heading,) = (line for line in lines if line.startswith("operation"))
-    assert heading.split() == ["operation", "size", "system", "ms", "ratio"]
+    assert heading.split() == ["operation", "size", "phase", "system", "ms", "ratio"]
     assert any(line.split()[:1] == ["numpy"] for line in lines)
     assert any("no counterpart of the gradient of embedding" in line for line in lines)
 

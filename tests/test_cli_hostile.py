@@ -62,8 +62,13 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "data": (("inspect", "NAME"), ("fetch", "NAME"), ("verify", "NAME"), ("fetch", "kmnist", "--mirror", "NAME")),
     "devices": (("NAME",),),
     "gradcheck": (("NAME",), ("--op", "NAME")),
-    "race": (("NAME",), ("mlp", "--set", "NAME"), ("mlp", "--json-file", "NAME/NAME")),
-    "bench": (("NAME",), ("--op", "NAME"), ("compare", "NAME", "NAME"), ("mlp", "--json-file", "NAME/NAME")),
+    "bench": (
+        ("NAME",),
+        ("--op", "NAME"),
+        ("compare", "NAME", "NAME"),
+        ("race", "NAME", "--target", "1"),
+        ("mlp", "--json-file", "NAME/NAME"),
+    ),
 }
 """Arguments of each command that are refused whatever stands for NAME."""
 

@@ -157,9 +157,9 @@ STEP: tuple[Column[SystemTime], ...] = (
 OPERATION: tuple[Column[SystemTime], ...] = (
     Column("operation", _of_operation(lambda row: row.op), TEXT),
     Column("size", _of_operation(lambda row: row.size), TEXT),
-    Column("phase", _of_operation(lambda row: row.phase), TEXT, rank=2),
+    Column("phase", _of_operation(lambda row: row.phase), TEXT, rank=1),
     *TIMES,
-    Column("95% interval", lambda row: row.ratio, rank=1),
+    Column("95% interval", lambda row: row.ratio, rank=2),
     Column("error", lambda row: row.off, ERROR, rank=3),
 )
 COLOURS = ("series-2", "series-3", "series-4", "series-5", "series-6", "series-1")

@@ -129,7 +129,7 @@ def _marked(ms: float, noisy: bool) -> str:
     return f"{'~' if noisy else ''}{milliseconds(ms)}"
 
 
-STEPS = [*columns("whole step"), Column[Changed]("", lambda row: VERDICTS[row.verdict], TEXT)]
+STEPS = [*columns("whole step or training"), Column[Changed]("", lambda row: VERDICTS[row.verdict], TEXT)]
 CONDITIONS: tuple[Column[tuple[str, tuple[Any, Any]]], ...] = (
     Column("condition", lambda row: row[0], TEXT),
     Column("before", lambda row: row[1][0], TEXT),
@@ -169,7 +169,7 @@ class Compare(Result):
             Note(f"after:  {self.after}", where="text"),
         ]
         if self.steps:
-            parts.append(Section("Whole steps", [Table(STEPS, self.steps)]))
+            parts.append(Section("Whole steps and trainings", [Table(STEPS, self.steps)]))
         numbers = [(kind, f"{len(found)}") for kind, found in changed.items()]
         parts.append(Tiles([*numbers, ("the same", f"{self.same}")]))
         what = "of the other times" if self.steps else "times"

@@ -119,10 +119,12 @@ class Race(TimedResult):
         own = self.systems[ADTRAIN].seconds if ADTRAIN in self.systems else None
 
         def seconds(title: str, field: str, rank: int = 0) -> Column[tuple[str, SystemRuns]]:
-            return Column(title, lambda row: row[1].seconds and getattr(row[1].seconds, field), SECONDS, rank)
+            return Column(
+                title, lambda row: row[1].seconds and getattr(row[1].seconds, field), SECONDS, rank, minor=rank > 0
+            )
 
         def accuracy(title: str, field: str, rank: int = 0) -> Column[tuple[str, SystemRuns]]:
-            return Column(title, lambda row: getattr(row[1].accuracy, field), ACCURACY, rank)
+            return Column(title, lambda row: getattr(row[1].accuracy, field), ACCURACY, rank, minor=rank > 0)
 
         def ratio(row: tuple[str, SystemRuns]) -> float | None:
             found = row[1].seconds
@@ -144,14 +146,21 @@ class Race(TimedResult):
     def _seeds(self) -> Iterator[Column[Sequence[Run]]]:
         yield Column("seed", lambda runs: runs[0].seed)
         for i, name in enumerate(self.systems):
-            yield Column(f"{name} s", lambda runs, i=i: runs[i].seconds, SECONDS)  # type: ignore[misc]
-            yield Column("accuracy", lambda runs, i=i: runs[i].epochs[-1].accuracy, ACCURACY)  # type: ignore[misc]
+            yield from _of_system(i, name)
 
     def _by_seed(self) -> list[Sequence[Run]]:
         return list(zip(*(each.runs for each in self.systems.values()), strict=False))
 
 
 SECONDS, ACCURACY = Unit("{:.4g}".format), Unit("{:.2%}".format)
+
+
+def _of_system(i: int, name: str) -> tuple[Column[Sequence[Run]], Column[Sequence[Run]]]:
+    """The columns of a system's runs, of which there is one for each seed."""
+    return (
+        Column(f"{name} s", lambda runs: runs[i].seconds, SECONDS),
+        Column("accuracy", lambda runs: runs[i].epochs[-1].accuracy, ACCURACY, minor=True),
+    )
 
 
 def run(name: str, job: Job) -> list[Checked]:

@@ -6,14 +6,13 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from adtrain import table
-from adtrain.bench.result import Result, TimedResult, outliers, warnings
-from adtrain.bench.timing.protocol import Protocol
+from adtrain.bench.result import Result, TimedResult, outliers, timings, warnings
 from adtrain.bench.view import Gap, Note, Notice, Part, Section, Table
 
 
 def render(result: Result, width: int) -> list[str]:
     """The lines that show a result in `width` columns: protocol, parts, and remarks about noise."""
-    lines = list(wrapped(_protocol(result.protocol), width)) if isinstance(result, TimedResult) else []
+    lines = list(wrapped(_protocol(result), width)) if isinstance(result, TimedResult) else []
     lines += parts(result.view().parts, width)
     if isinstance(result, TimedResult) and (remarks := [*filter(None, [outliers(result)]), *warnings(result)]):
         lines += ["", *wrapped(remarks, width)]
@@ -47,8 +46,9 @@ def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
         yield from textwrap.wrap(line, width, subsequent_indent="  ")
 
 
-def _protocol(about: Protocol) -> Iterator[str]:
-    """Machine, versions, roofline, sampling and clocks."""
+def _protocol(result: TimedResult) -> Iterator[str]:
+    """Machine, versions, roofline, and of a result with intervals also sampling and clocks."""
+    about = result.protocol
     versions = ", ".join(f"{name} {version}" for name, version in about.versions.items())
     commit = f" ({about.commit})" if about.commit else ""
     machine = f"{about.device}: {about.device_name}"
@@ -61,6 +61,8 @@ def _protocol(about: Protocol) -> Iterator[str]:
     if peak := about.roofline:
         products = ", ".join(f"{name} {rate:,.0f}" for name, rate in peak.gflops_per_s.items())
         yield f"peak: copy {peak.gbytes_per_s:,.0f} GB/s; matrix products {products} GFLOP/s"
+    if not any(timings(result)):
+        return
     low, high = about.samples
     yield (
         f"medians of {low} to {high} samples, with their {about.confidence:.0%} confidence intervals; "

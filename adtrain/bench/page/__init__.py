@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from adtrain.bench.page import charts
-from adtrain.bench.result import Result, TimedResult, outliers, warnings
+from adtrain.bench.result import Result, TimedResult, outliers, timings, warnings
 from adtrain.bench.timing.protocol import Protocol
 from adtrain.bench.timing.sampling import Time
 from adtrain.bench.view import MINOR_RANK, Column, Note, Notice, Part, Picture, Section, Table, Tiles, interval
@@ -18,14 +18,14 @@ from adtrain.templates import environment
 
 def render(result: Result) -> str:
     """The page of a result."""
-    view, measured = result.view(), isinstance(result, TimedResult)
+    view, timed = result.view(), result if isinstance(result, TimedResult) else None
     return environment().get_template("bench.html.j2").render(
         title=f"adtrain bench: {view.title}",
         heading=view.title,
-        about=view.about or (_about(result.protocol) if isinstance(result, TimedResult) else ""),
-        notices=warnings(result) if isinstance(result, TimedResult) else [],
+        about=view.about or (_about(timed.protocol) if timed else ""),
+        notices=warnings(timed) if timed else [],
         body=drawn(view.parts),
-        protocol=dict(_protocol(result)) if isinstance(result, TimedResult) and measured else None,
+        protocol=dict(_protocol(timed)) if timed else None,
     )  # fmt: skip
 
 
@@ -120,9 +120,10 @@ def _protocol(result: TimedResult) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {version}" for name, version in about.versions.items())
     for what, clock in about.clock.items():
         yield f"clock of {what}", clock
-    low, high = about.samples
-    samples = f"{low} to {high} of at least {about.min_sample_ms:g} ms"
-    yield "samples", f"{samples}; intervals of {about.confidence:.0%} confidence"
+    if any(timings(result)):
+        low, high = about.samples
+        samples = f"{low} to {high} of at least {about.min_sample_ms:g} ms"
+        yield "samples", f"{samples}; intervals of {about.confidence:.0%} confidence"
     yield "an empty run", f"{about.overhead_ms * 1e6:.0f} ns"
     if peak := about.roofline:
         yield "copy", f"{peak.gbytes_per_s:,.1f} GB/s"
