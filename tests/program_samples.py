@@ -77,7 +77,7 @@ def arguments(program: Program, seed: int = 0) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     drawn = []
     for v in program.inputs:
-        shape, dtype = v.type
+        shape, dtype = v.stored
         drawn.append(np.asarray(rng.normal(size=shape) if dtype.kind == "f" else rng.integers(0, 3, shape), dtype))
     return drawn
 

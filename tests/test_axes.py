@@ -16,7 +16,7 @@ from adtrain import ops
 from adtrain.cases import CASES, Case
 from adtrain.core.axes import Axes, Items, summed_items
 from adtrain.core.errors import ShapeError
-from adtrain.core.fused import ONE_BLOCK, fuse, per_member_p
+from adtrain.core.fused import ONE_BLOCK, fuse
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.per_member import per_member
 from adtrain.core.primitive import PRIMITIVES, Primitive
@@ -155,14 +155,17 @@ def test_the_axes_of_random_fused_equations_follow_from_their_bodies(examples: i
     check_examples(examples, check, graphs.graphs())
 
 
-def test_members_of_one_equation_move_together() -> None:
+def test_an_equation_of_members_has_the_axes_of_one_member() -> None:
     def member(weight: Any, shared: Any) -> Any:
-        return ops.relu(shared @ weight), ops.sum(shared)
+        return ops.relu(shared @ weight)
 
-    program = stage(per_member(member, (0, None))).program(ad.array(normal(3, 4, 5)), ad.array(normal(2, 4)))
-    (e,) = (e for e in program.equations if e.primitive is per_member_p)
-    assert check_equations(program) > 2
-    assert e.items == Items(3, (True, False))
+    arrays = ad.array(normal(3, 4, 5)), ad.array(normal(2, 4))
+    traced = stage(per_member(member, (0, None)), ()).program(*arrays)
+    split, *of_member, stacked = traced.equations
+    assert (split.axes.follow(0, 0), split.axes.follow(0, 2), stacked.axes.follow(0, 0)) == ([None], [1], [1])
+    assert [e.items for e in of_member] == [Items(2, (True, False)), Items(2, (True,))]
+    e = fuse(ONE_BLOCK, of_member, stacked.inputs)
+    assert (e.members, e.items) == (3, Items(2, (True, False)))
 
 
 def of_body(f: Any, *args: np.ndarray) -> Axes:

@@ -17,7 +17,7 @@ from adtrain import config, training
 from adtrain.core import tree
 from adtrain.report import predictions as reported
 from adtrain.report.numbers import NumberPredictions
-from adtrain.sweeps import member_run
+from adtrain.sweeps import finished
 from adtrain.sweeps.session import prepared
 from adtrain.training import Experiment, Score, TrainState, evaluation, model_file
 from adtrain.training.evaluation import predictions
@@ -151,7 +151,7 @@ def test_summary_report_evaluation_sweep_and_python_show_the_same_scores(
     session = prepared(config.load(tmp_path / "run/config.yaml", ["sweep={training.seed: [0, 1]}"]), "cpu")
     sweep = sweep_run(session, tmp_path / "sweep")
     best = sweep.run().members[0]
-    assert evaluated(member_run.write_run(session, sweep.folder, None)) == best.test
+    assert evaluated(finished.write_run(session, sweep.folder, None)) == best.test
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "mse", "binary_cross_entropy_with_logits"])

@@ -56,7 +56,7 @@ from adtrain.core.hooks import hook
 from adtrain.core.staging import Staged
 from adtrain.report import parts as report_parts
 from adtrain.training import Experiment, Mode, continuation
-from adtrain.training.memory import planned_peak
+from adtrain.training.costs import planned_peak
 
 PHASES = ("forward", "backward", "update")
 

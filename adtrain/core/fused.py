@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from adtrain.core.axes import Axes, aligned
+from adtrain.core.batching_rules import loop
 from adtrain.core.costs import reads
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -24,7 +23,7 @@ def _shape(*args: Any, form: str, body: Program) -> tuple[ArrayType, ...]:
     return tuple(v.type for v in body.outputs)
 
 
-def _reference(*buffers: Any, body: Program, form: str = "") -> Any:
+def _reference(*buffers: Any, form: str, body: Program) -> Any:
     known = dict(zip(body.inputs, buffers, strict=True))
     for e in body.equations:
         found = e.primitive.reference(*(known[v] for v in e.inputs), **e.params)
@@ -33,7 +32,7 @@ def _reference(*buffers: Any, body: Program, form: str = "") -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def _flops(*args: Any, body: Program, form: str = "") -> int:
+def _flops(*args: Any, form: str, body: Program) -> int:
     first, *others = body.equations
     named = {e.name + OF_POOLED for e in others}
     if not first.has(Trait.MAX_POOL_GRAD) or form.removesuffix(WITH_SUM) not in named:
@@ -42,20 +41,20 @@ def _flops(*args: Any, body: Program, form: str = "") -> int:
     return sum(e.cost.flops * pooled.size // spread.size if spread in e.inputs else e.cost.flops for e in others)
 
 
-def _reads(*args: Any, body: Program, form: str = "") -> Sequence[int]:
+def _reads(*args: Any, form: str, body: Program) -> Sequence[int]:
     found: Counter[Variable] = Counter()
     for of_equation in reads(body.equations):
         found.update(of_equation)
     return [min(found[v], v.size) for v in body.inputs]
 
 
-def _axes(*args: Any, body: Program, form: str = "") -> Axes:
+def _axes(*args: Any, form: str, body: Program) -> Axes:
     if form == LOOPS:
         return aligned([v.type.shape for v in body.inputs], [v.type.shape for v in body.outputs])
     return axes_of_body(body)
 
 
-fused_p: Primitive = Primitive("fused", _shape, _reference, flops=_flops, reads=_reads, axes=_axes)
+fused_p: Primitive = Primitive("fused", _shape, _reference, flops=_flops, reads=_reads, batch=loop, axes=_axes)
 """Equations that run as one kernel. Its parameters are ``form``, the kind of kernel, and ``body``, the equations."""
 
 LOOPS = "loops"
@@ -139,59 +138,6 @@ LAYER_BACKWARD = "layer_backward"
 """The gradient of the inputs of a linear layer of one member, and the gradient and update of its weights."""
 
 
-def _per_member_shape(
-    *args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0
-) -> tuple[ArrayType, ...]:
-    own = len(body.outputs) - shared
-    stacked = [ArrayType((count, *v.type.shape), v.type.dtype) for v in body.outputs[:own]]
-    return (*stacked, *(v.type for v in body.outputs[own:]))
-
-
-def _per_member_reference(*buffers: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0) -> Any:
-    found = [
-        [np.asarray(x) for x in _as_tuple(_reference(*own, body=body))]
-        for own in ([x[i] if m else x for x, m in zip(buffers, mapped, strict=True)] for i in range(count))
-    ]
-    own = len(body.outputs) - shared
-    results = tuple(np.stack(members) if i < own else members[0] for i, members in enumerate(zip(*found, strict=True)))
-    return results[0] if len(results) == 1 else results
-
-
-def _as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
-
-
-def _per_member_flops(*args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0) -> int:
-    return count * _flops(body=body)
-
-
-def _per_member_reads(*args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0) -> Sequence[int]:
-    found = _reads(body=body)
-    return [min(count * n, x.size) for n, x in zip(found, args, strict=True)]
-
-
-def _per_member_axes(*args: Any, body: Program, count: int, mapped: Sequence[bool], shared: int = 0) -> Axes:
-    own, stacked = axes_of_body(body), [True] * (len(body.outputs) - shared) + [False] * shared
-    all_members = own.with_leading()
-    arguments, results = (
-        tuple(x if m else y for x, y, m in zip(*side, strict=True))
-        for side in ((all_members.arguments, own.arguments, mapped), (all_members.results, own.results, stacked))
-    )
-    return Axes(arguments, results)
-
-
-per_member_p: Primitive = Primitive(
-    "per_member",
-    _per_member_shape,
-    _per_member_reference,
-    flops=_per_member_flops,
-    reads=_per_member_reads,
-    axes=_per_member_axes,
-)
-"""The body of one member, computed for `count` members. `mapped` is true for inputs that differ between members. The
-last `shared` outputs are the same for all members. Mapped inputs and the other outputs have the members along axis 0.
-On a GPU the members are one dimension of the grid."""
-
 Overwrites: TypeAlias = Callable[[Equation, Variable, Variable], bool]
 """Whether a result of a fused equation may overwrite an argument."""
 
@@ -229,9 +175,24 @@ def body_of(equation: Equation) -> Program:
     return Program(tuple(dict.fromkeys(equation.inputs)), {}, (equation,), equation.outputs)
 
 
+def launched_together(equation: Equation) -> Sequence[Equation]:
+    """The independent equations in a `horizontal` equation; for any other equation, itself."""
+    found: Sequence[Equation] = equation.params["body"].equations if equation.form == HORIZONTAL else (equation,)
+    return found
+
+
+def without(equation: Equation, removed: Collection[Variable]) -> Sequence[Equation]:
+    """An equation without those of its independent equations that compute ``removed`` values; none if none is left."""
+    own = launched_together(equation)
+    left = [e for e in own if not any(v in removed for v in e.outputs)]
+    if len(left) in (0, 1, len(own)):
+        return [equation] if len(left) == len(own) else left
+    return [fuse(HORIZONTAL, left, equation.outputs)]
+
+
 def single_equations(equation: Equation) -> Iterator[Equation]:
     """The equations in a fused equation that are not fused themselves; for any other equation, itself."""
-    if equation.form or equation.primitive is per_member_p:
+    if equation.form:
         for e in equation.params["body"].equations:
             yield from single_equations(e)
     else:

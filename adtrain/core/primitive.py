@@ -43,6 +43,8 @@ class Trait(Enum):
     """The output is the concatenation of the arguments, which are computed in its memory."""
     BROADCAST = auto()
     """The output repeats its argument, or one number. Other equations can read the argument in its place."""
+    MEMBERS = auto()
+    """The output has the memory of its argument. One of them is mapped, the other one has the members along axis 0."""
     MATMUL = auto()
     """A matrix product; an epilogue can be fused into it."""
     CONVOLUTION = auto()
@@ -68,7 +70,7 @@ class Trait(Enum):
     """The outputs are the arguments. Passes do not merge equations before it with equations after it."""
 
 
-VIEWS = frozenset({Trait.RESHAPE, Trait.SUBVIEW, Trait.CONCAT_VIEW})
+VIEWS = frozenset({Trait.RESHAPE, Trait.SUBVIEW, Trait.CONCAT_VIEW, Trait.MEMBERS})
 """The traits of primitives whose output shares memory with an argument, so that they need no kernel."""
 
 PRIMITIVES: dict[str, Primitive] = {}

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from adtrain.core import tree
@@ -114,6 +115,11 @@ class _Compiled:
     executable: Executable
     donated: tuple[int, ...]  # positions among the Program's inputs
 
+    @cached_property
+    def outputs(self) -> Sequence[tuple[Any, ...]]:
+        """The shape, dtype and device of each result."""
+        return [(*v.stored, v.device) for v in self.program.outputs]
+
     def arrays(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> list[Array] | None:
         """The arrays among the arguments if this can run them: all are of its types, and the precision is its own."""
         if self.key.precision != current_precision():
@@ -203,8 +209,7 @@ class Staged:
                     for i, result in zip(compiled.donated, results, strict=True):
                         buffers[i] = result
                     del result, results  # a buffer that is referenced elsewhere is not overwritten
-        outputs = zip(results, compiled.program.outputs, strict=True)
-        return compiled.result.unflatten([Array(b, *v.type, v.device) for b, v in outputs])
+        return compiled.result.unflatten([Array(b, *x) for b, x in zip(results, compiled.outputs, strict=True)])
 
     def compile(self, *args: Any, **options: Any) -> Executable:
         """Trace for arguments of these types, and begin to compile; nothing is run."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from adtrain.core.backend import backend
+from adtrain.core.per_member import by_member
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass, Results, keeps
 from adtrain.passes.common_subexpressions import merge_common_subexpressions
@@ -32,12 +32,6 @@ from adtrain.passes.sink_reshapes import sink_reshapes
 
 SIMPLIFY = (fold_collectives, fold_constants, simplify_reshapes, merge_common_subexpressions, remove_dead_code)
 """The passes that remove work without changing any bit of the results."""
-
-
-@keeps(Results.EXACT)
-def by_member(program: Program) -> Program:
-    """Mark a Program whose arrays have a leading axis of members: the bits of one must not depend on the others."""
-    return replace(program, by_member=True)
 
 
 @keeps(Results.FINITE)

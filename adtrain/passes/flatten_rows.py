@@ -26,10 +26,8 @@ def flatten_rows(program: Program) -> Program:
     Leading axes are those that a reshape joins for a matrix product: (B, S) of (B, S, F). Elementwise equations, norms
     and sums of rows are rewritten, and sums over all rows. Equations that read
     only gathered rows keep their shape, so that they fuse with the gather.
-
-    A Program by member stays as it is: a product over the rows of all members would depend on their number.
     """
-    leading = set() if program.by_member else _leading_axes(program)
+    leading = _leading_axes(program)
     if not leading:
         return program
     equations: list[Equation] = []
@@ -65,7 +63,7 @@ def _with_flat_broadcasts(
             copy = _flattened(broadcasts[v], leading)
             if copy is None:
                 return None
-            own = {w: Variable(w.type, w.device) for each in copy for w in each.outputs}
+            own = {w: w.like() for each in copy for w in each.outputs}
             before[v] = [renamed(each, own) for each in copy]
             flat = [renamed(each, {v: own[v]}) if each.outputs[0] is not v else each for each in flat]
     return [*(each for group in before.values() for each in group), *flat]
@@ -110,7 +108,7 @@ def _flattened(e: Equation, leading: set[Shape]) -> list[Equation] | None:
         return None
     inputs = [v if s is None or s == v.type.shape else _like(v, s) for v, s in zip(e.inputs, shapes, strict=True)]
     types = e.primitive.output_types([v.type for v in inputs], params)
-    outputs = [v if t == v.type else Variable(t, v.device) for v, t in zip(e.outputs, types, strict=True)]
+    outputs = [v if t == v.type else v.like(t) for v, t in zip(e.outputs, types, strict=True)]
     before = [_reshape(e, v, w) for v, w in zip(e.inputs, inputs, strict=True) if v is not w]
     after = [_reshape(e, w, v) for v, w in zip(e.outputs, outputs, strict=True) if v is not w]
     return [*before, replace(e, inputs=tuple(inputs), outputs=tuple(outputs), params=params), *after]
@@ -134,7 +132,7 @@ def _row_shape(shape: Shape, leading: Shape) -> Shape | None:
 
 
 def _like(v: Variable, shape: Shape) -> Variable:
-    return Variable(ArrayType(shape, v.type.dtype), v.device)
+    return v.like(ArrayType(shape, v.type.dtype))
 
 
 def _reshape(like: Equation, x: Variable, out: Variable) -> Equation:

@@ -56,8 +56,8 @@ def _sink_masks(program: Program) -> Program:
             continue
         compare = producer[e.inputs[0]]
         (ct, at), (zero, _) = put.inputs, compare.inputs
-        mask = Variable(ArrayType(ct.type.shape, compare.outputs[0].type.dtype), ct.device)
-        masked = Variable(ct.type, ct.device)
+        mask = ct.like(ArrayType(ct.type.shape, compare.outputs[0].type.dtype))
+        masked = ct.like()
         equations += [
             replace(compare, inputs=(zero, pool.outputs[0]), outputs=(mask,)),
             replace(e, inputs=(mask, ct, e.inputs[2]), outputs=(masked,)),
@@ -95,7 +95,7 @@ def _on_pooled(e: Equation, put: dict[Variable, Equation], has_kernel: Callable[
     if i is None or source is None:
         return e
     before, after = e.inputs[:i], e.inputs[i + 1 :]
-    spread = Variable(e.inputs[i].type, e.inputs[i].device)
+    spread = e.inputs[i].like()
     body = [replace(source, outputs=(spread,)), replace(e, inputs=(*before, spread, *after))]
     found = fuse(e.name + OF_POOLED, body, e.outputs, (*before, *source.inputs, *after))
     return found if has_kernel(found) else e

@@ -66,12 +66,12 @@ def _fused(gradient: Equation, product: Equation, ds: Variable, before: Variable
 
 def _reshape(x: Variable, like: Variable, reader: Equation) -> Equation:
     """``x`` as a matrix, as ``like`` is; other equations may read ``like`` itself."""
-    params, out = {"shape": like.type.shape}, Variable(like.type, like.device)
+    params, out = {"shape": like.type.shape}, like.like()
     return Equation(PRIMITIVES["reshape"], (x,), params, (out,), reader.scope, reader.phase)
 
 
 def _sum(total: Variable, gradient: Equation) -> Equation:
-    out = Variable(ArrayType(total.type.shape[1:], total.type.dtype), total.device)
+    out = total.like(ArrayType(total.type.shape[1:], total.type.dtype))
     return Equation(PRIMITIVES["sum"], (total,), {"axes": (0,)}, (out,), gradient.scope, gradient.phase)
 
 

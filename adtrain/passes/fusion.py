@@ -203,7 +203,7 @@ def with_copies(program: Program, copied: Callable[[Equation, Equation], bool]) 
     for e in program.equations:
         found = {v: producer[v] for v in dict.fromkeys(e.inputs) if v in producer and copied(producer[v], e)}
         originals.update(found.values())
-        copies = {v: Variable(v.type, v.device) for v in found}
+        copies = {v: v.like() for v in found}
         equations += [replace(x, outputs=(copies[v],), scope=e.scope, phase=e.phase) for v, x in found.items()]
         equations.append(renamed(e, copies) if copies else e)
     read = {*program.outputs, *(v for e in equations for v in e.inputs)}

@@ -64,7 +64,7 @@ def place_collectives(program: Program, early_updates: bool = False) -> Program:
         for v in read:
             if v in pending:
                 e = pending.pop(v)
-                done[v] = Variable(v.type, v.device)
+                done[v] = v.like()
                 inputs = (v, *(done.get(x, x) for x in e.inputs))
                 equations.append(Equation(exchange_done_p, inputs, {}, (done[v],), e.scope, e.phase))
 

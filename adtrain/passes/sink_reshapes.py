@@ -52,9 +52,7 @@ def _moved(loops: Equation, flat: Shape, unshaped: dict[Variable, Variable]) -> 
     body: Program = loops.params["body"]
     shape = loops.outputs[0].type.shape
     variables = (*body.inputs, *(v for e in body.equations for v in e.outputs))
-    of = {
-        v: Variable(ArrayType(flat, v.type.dtype), v.device) if v.type.shape == shape else v for v in variables
-    } | unshaped
+    of = {v: v.like(ArrayType(flat, v.type.dtype)) if v.type.shape == shape else v for v in variables} | unshaped
 
     def renamed(variables: tuple[Variable, ...]) -> tuple[Variable, ...]:
         return tuple(of[v] for v in variables)

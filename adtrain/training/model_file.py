@@ -29,11 +29,11 @@ from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.passes import ALL
 from adtrain.text import counted, first_names
-from adtrain.training import network, tensor_file, warm_start
+from adtrain.training import network, tensor_file
+from adtrain.training.checkpoint import ModelMetadata, of_model
 from adtrain.training.checks import check_targets
 from adtrain.training.data_section import data_options, read_data, takes_numbers
 from adtrain.training.experiment import TOTALS, Experiment
-from adtrain.training.metadata import ModelMetadata, of_model
 from adtrain.training.network import Network
 from adtrain.training.preparation import with_absolute_paths
 from adtrain.training.step import EvaluationStep, TrainState, evaluation_step
@@ -176,7 +176,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
             does not fit the config.
     """
     cfg = config_of(run, trust, overrides)
-    path = run / warm_start.MODEL
+    path = run / tensor_file.MODEL
     if not path.is_file():
         raise AdtrainError(f"{run}: found no model.safetensors; the run ended during its first epoch, train again")
     file = TensorFile(path)

@@ -91,6 +91,10 @@ class Network:
         with ops.matmul_precision(self.products):
             return self.model.forward(params, statistics, self.inputs(images), mode)
 
+    def predictions(self, params: nn.Params, statistics: nn.State, images: Value) -> Value:
+        """The task's predictions for images (N, C, H, W): see `training.evaluation.predictions`."""
+        return self.task.predictions(self.outputs(params, statistics, images, nn.Mode(training=False))[0])
+
     def loss_of(
         self, outputs: Value, labels: Value, mixed: Mixed | None = None, total_weight: Value | None = None
     ) -> Value:

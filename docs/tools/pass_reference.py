@@ -35,10 +35,12 @@ MEANINGS = {
 def page() -> str:
     """The content of docs/reference/passes.md."""
     meanings = "".join(f"- {results.value}: {meaning}.\n" for results, meaning in MEANINGS.items())
+    of_members = passes.by_member, *passes.SIMPLIFY
     devices = {
         "On the CPU": (*passes.SIMPLIFY, *cpu_fusions()),
         "On a GPU": (*passes.SIMPLIFY, *gpu_fusions(H200)),
-        "On a GPU, for the members of a sweep": (*passes.SIMPLIFY, *gpu_fusions(H200._replace(by_member=True))),
+        "On the CPU, for the members of a sweep": (*of_members, *cpu_fusions(by_member=True)),
+        "On a GPU, for the members of a sweep": (*of_members, *gpu_fusions(H200._replace(by_member=True))),
     }
     return INTRODUCTION + meanings + "".join(f"\n## {title}\n\n{_table(applied)}" for title, applied in devices.items())
 

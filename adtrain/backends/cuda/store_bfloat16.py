@@ -41,7 +41,7 @@ def store_bfloat16(program: Program, target: Target) -> Program:
     reshapes = {v: e for e in program.equations if e.has(Trait.RESHAPE) for v in e.outputs}
     operands = dict.fromkeys(v for e in products for v in e.inputs)
     sources = {v: reshapes[v].inputs[0] if v in reshapes else v for v in operands}
-    copies = {v: Variable(ArrayType(v.type.shape, BITS), v.device) for v in (*operands, *sources.values())}
+    copies = {v: v.like(ArrayType(v.type.shape, BITS)) for v in (*operands, *sources.values())}
     replaced = {v for v in operands if v not in program.outputs and _needs_copy_only(program, v, products)}
     padded: dict[tuple[Variable, Shape], Variable] = {}
     equations: list[Equation] = []
@@ -63,7 +63,7 @@ def store_bfloat16(program: Program, target: Target) -> Program:
         if shape == v.type.shape:
             return copies[v]
         if (v, shape) not in padded:
-            out = padded[v, shape] = Variable(ArrayType(shape, BITS), v.device)
+            out = padded[v, shape] = v.like(ArrayType(shape, BITS))
             high = tuple(after - before for before, after in zip(v.type.shape, shape, strict=True))
             none = (0,) * len(shape)
             equations.append(_beside(beside, "pad", copies[v], out, low=none, high=high, gaps=none, value=0))
@@ -76,7 +76,7 @@ def store_bfloat16(program: Program, target: Target) -> Program:
         elif read := replaced.intersection(e.inputs):
             for v in read:  # an input of the program may have no copy yet
                 convert(v, e)
-            floats = {v: Variable(v.type, v.device) for v in read}
+            floats = {v: v.like() for v in read}
             equations += [_beside(e, "from_bfloat16", copies[v], own) for v, own in floats.items()]
             equations.append(replace(e, inputs=tuple(floats.get(v, v) for v in e.inputs)))
         else:

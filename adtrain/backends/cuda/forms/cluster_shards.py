@@ -245,12 +245,12 @@ class _Divider:
         """Add a block's partial sum to a segment. The next segment adds the partial sums of all blocks."""
         own = self._own(equation)
         (y,) = own.outputs
-        partial, *of_blocks = (Variable(y.type, y.device) for _ in range(self.blocks + 1))
+        partial, *of_blocks = (y.like() for _ in range(self.blocks + 1))
         self.partial[partial] = of_blocks
         self.segment[replace(own, outputs=(partial,))] = segment
         total = of_blocks[0]
         for part in of_blocks[1:]:
-            after = y if part is of_blocks[-1] else Variable(y.type, y.device)
+            after = y if part is of_blocks[-1] else y.like()
             e = Equation(PRIMITIVES["add"], (total, part), {}, (after,), equation.scope, equation.phase)
             self.segment[e] = segment + 1
             total = after
@@ -299,7 +299,7 @@ class _Divider:
         if v not in self.of_block:
             shape = list(v.type.shape)
             shape[self.axes[v]] //= self.blocks
-            self.of_block[v] = Variable(ArrayType(tuple(shape), v.type.dtype), v.device)
+            self.of_block[v] = v.like(ArrayType(tuple(shape), v.type.dtype))
         return self.of_block[v]
 
     def _own(self, equation: Equation) -> Equation:

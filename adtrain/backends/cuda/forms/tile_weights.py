@@ -71,7 +71,7 @@ def _with_tiles(program: Program, keys: Mapping[int, tuple[Variable, int]]) -> t
     for i, e in enumerate(program.equations):
         if i in keys:
             weights, _ = keys[i]
-            tiled = Variable(weights.type, weights.device)
+            tiled = weights.like()
             equations.append(Equation(with_tiles_p, (weights, tiles[keys[i]]), {}, (tiled,), e.scope, e.phase))
             e = renamed(e, {weights: tiled})
         position[i] = len(equations)
