@@ -21,7 +21,7 @@ from adtrain.cli.values import Number, Whole
 from adtrain.config import is_sweep
 from adtrain.core.errors import AdtrainError
 from adtrain.data import DataError
-from adtrain.data.rounding import offsets
+from adtrain.data.statistics import offsets
 from adtrain.export import onnx_graph, onnx_model, torch_weights
 from adtrain.export.onnx_graph import ValueType
 from adtrain.files import expect_writable, write_atomic

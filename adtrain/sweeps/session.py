@@ -20,7 +20,7 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.core.kernel import MAX_GRID
 from adtrain.data import Split
-from adtrain.data.memory import machine_memory
+from adtrain.data.file_array import machine_memory
 from adtrain.sweeps.folder import OPTIONS, SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
 from adtrain.sweeps.records import SweepOptions

@@ -17,7 +17,7 @@ from adtrain.config.build import REGRESSION, is_own, takes_labels
 from adtrain.core.array import Value, array
 from adtrain.core.precision import FULL, PRECISIONS
 from adtrain.core.scope import scope
-from adtrain.data.rounding import offsets
+from adtrain.data.statistics import offsets
 from adtrain.training.tasks import Classification, Multilabel, NextClass, Regression, Task
 
 
@@ -65,7 +65,7 @@ class Network:
 
     @cached_property
     def offset(self) -> tuple[float, ...]:
-        """What is subtracted from the numbers of each channel before they are stored; see `data.rounding`."""
+        """What is subtracted from the numbers of each channel before they are stored; see `data.statistics`."""
         return offsets(self.mean, self.std) if self.scale == 1 else (0.0,) * len(self.mean)
 
     def original(self, images: np.ndarray) -> np.ndarray:
