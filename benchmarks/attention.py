@@ -11,6 +11,8 @@ norm of the difference from float64 over the norm, on one head: of the output, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import adtrain as ad
+from adtrain.bench.timing.sampling import in_turns
 from adtrain.core.backend import backend
 from adtrain.core.precision import PRECISIONS
 from adtrain.core.trace import bind
@@ -132,18 +135,18 @@ def main(shapes: tuple[str, ...], precisions: tuple[str, ...], causal: bool, pat
             expected = exact(arrays, causal)
             flops = 2 * batch * heads * length**2 * width / (2 if causal else 1)  # of one product
             systems = [in_adtrain(arrays, causal, precision), *in_torch(arrays, causal, precision)]
-            seconds: dict[str, tuple[list[float], list[float]]] = {}
-            for _ in range(ROUNDS):
-                for system in systems:
-                    forward, backward = seconds.setdefault(system.name, ([], []))
-                    forward += timed(system.forward, system.stream)
-                    backward += timed(system.backward, system.stream)
+            works = [(system, work) for system in systems for work in (system.forward, system.backward)]
+            samples = {(system.name, work): partial(timed, work, system.stream) for system, work in works}
+            seconds = in_turns(samples, ROUNDS)
             for system in systems:
                 errors = [
                     error_of(of_one_head(x), y)
                     for x, y in zip((system.forward(), *system.backward()), expected, strict=True)
                 ]
-                times = [median(x) for x in seconds[system.name]]
+                times = [
+                    median(chain.from_iterable(seconds[system.name, work]))
+                    for work in (system.forward, system.backward)
+                ]
                 rates = 2 * flops / times[0] / 1e12, 5 * flops / times[1] / 1e12
                 report.add(
                     {

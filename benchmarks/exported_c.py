@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import numpy as np
 import onnxruntime
 
+from adtrain.bench.timing.sampling import in_turns
 from adtrain.export import onnx_model
 from adtrain.export.c import network, source
 from adtrain.export.c.compiled import compiled
@@ -35,17 +39,19 @@ def measure(trained: TrainedModel) -> tuple[float, float]:
             program.library.net_predict,
             [ctypes.c_void_p(x.ctypes.data) for x in (image, probabilities)],
         )
-        samples = []
-        for _ in range(ROUNDS):
+
+        def seconds(call: Callable[[], object]) -> float:
             start = perf_counter()
             for _ in range(CALLS):
-                predict(*addresses)
-            middle = perf_counter()
-            for _ in range(CALLS):
-                session.run(["probabilities"], {"images": image})
-            samples.append((middle - start, perf_counter() - middle))
-    ours, theirs = np.median(samples, axis=0) / CALLS
-    return float(ours), float(theirs)
+                call()
+            return (perf_counter() - start) / CALLS
+
+        calls: dict[str, Callable[[], object]] = {
+            "C": lambda: predict(*addresses),
+            "onnxruntime": lambda: session.run(["probabilities"], {"images": image}),
+        }
+        found = in_turns({name: partial(seconds, call) for name, call in calls.items()}, ROUNDS)
+    return median(found["C"]), median(found["onnxruntime"])
 
 
 if __name__ == "__main__":

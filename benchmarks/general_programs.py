@@ -14,6 +14,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -26,7 +27,7 @@ from gpu_report import Report
 
 from adtrain.bench.peers.processes import WorkerFailed, WorkerProcess, started
 from adtrain.bench.peers.worker import Worker, main
-from adtrain.bench.timing.sampling import round_robin
+from adtrain.bench.timing.sampling import in_turns
 
 ROUNDS, SAMPLE_SECONDS = 9, 0.1
 SYSTEMS = ("adtrain", "jax", "torch", "torch-compile")
@@ -307,10 +308,8 @@ def measured(name: str, device: str, workers: dict[str, WorkerProcess], folder: 
             calls[system] = max(1, round(SAMPLE_SECONDS / worker.ask("time", calls=4)["seconds"] * 4))
         except WorkerFailed as reason:
             failed[system] = str(reason)
-    seconds: dict[str, list[float]] = {system: [] for system in calls}
-    for system in round_robin(list(calls), ROUNDS):
-        seconds[system].append(workers[system].ask("time", calls=calls[system])["seconds"] / calls[system])
-    ms = {system: median(found) * 1e3 for system, found in seconds.items()}
+    answers = in_turns({system: partial(workers[system].ask, "time", calls=calls[system]) for system in calls}, ROUNDS)
+    ms = {system: median(each["seconds"] for each in answers[system]) / calls[system] * 1e3 for system in calls}
     ahead = min(t for system, t in ms.items() if system != "adtrain") / ms["adtrain"]
     return {"program": name, "sizes": SIZES[name][device], "ms": ms, "errors": errors, "failed": failed, "ahead": ahead}
 

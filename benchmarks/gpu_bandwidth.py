@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from gpu_bandwidth_cases import Case, N, array_of, cases, tensor_of
 from gpu_report import Report
 
+from adtrain.bench.timing.sampling import in_turns
 from adtrain.core.array import Array
 from adtrain.core.backend import backend
 
@@ -79,17 +80,16 @@ def measured(case: Case, source: torch.Tensor, target: torch.Tensor) -> Found:
     default = torch.cuda.current_stream()
     moved = sum(x.numel() * x.element_size() for x in case.tensors)
     moved += sum(math.prod(x.shape) * x.dtype.itemsize for x in outputs(case.in_adtrain(*arrays)))
-    times: tuple[list[float], list[float], list[float]] = ([], [], [])
-    for count in range(ROUNDS + 1):
-        found = (
-            timed(lambda: case.in_adtrain(*arrays), gpu),
-            timed(lambda: case.in_torch(*case.tensors), default),
-            timed(lambda: target.copy_(source), default),
-        )
-        if count:  # the first round warms up
-            for all_times, new in zip(times, found, strict=True):
-                all_times += new
-    in_adtrain, in_torch, copy = (median(x) for x in times)
+    times = in_turns(
+        {
+            "adtrain": lambda: timed(lambda: case.in_adtrain(*arrays), gpu),
+            "torch": lambda: timed(lambda: case.in_torch(*case.tensors), default),
+            "copy": lambda: timed(lambda: target.copy_(source), default),
+        },
+        ROUNDS + 1,
+    )
+    # The first round warms up.
+    in_adtrain, in_torch, copy = (median(chain.from_iterable(found[1:])) for found in times.values())
     rate = moved / in_adtrain
     shapes = ", ".join("x".join(map(str, x.shape)) for x in case.tensors)
     full = 2 * source.numel() * 4 / copy

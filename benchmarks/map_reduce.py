@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,6 +25,7 @@ import torch
 from gpu_report import Report
 
 import adtrain as ad
+from adtrain.bench.timing.sampling import in_turns
 from adtrain.core.backend import backend
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "kernel_norm.py"))
@@ -93,7 +96,6 @@ def main(device: str, points: tuple[int, ...], path: Path | None) -> None:
         q, p = (rng.normal(size=(count, 3)).astype(np.float32) for _ in range(2))
         rows = rng.choice(count, 64, replace=False)
         _, exact = EXAMPLE["exact_gradients"](q, p, rows)
-        found: dict[str, list[float]] = {}
         errors: dict[str, float] = {}
         running = systems(q, p, device)
         for name, work in list(running.items()):
@@ -102,11 +104,9 @@ def main(device: str, points: tuple[int, ...], path: Path | None) -> None:
             except RuntimeError as error:  # also that of PyTorch and JAX without enough memory
                 click.echo(f"{count:9,}  {name:18} {type(error).__name__}: {str(error).splitlines()[0][:60]}")
                 del running[name]
-        for _ in range(ROUNDS if count < 100_000 else 1):
-            for name, work in running.items():
-                found.setdefault(name, []).extend(seconds_of(name, work, device))
-        for name, seconds in found.items():
-            each = median(seconds)
+        samples = {name: partial(seconds_of, name, work, device) for name, work in running.items()}
+        for name, seconds in in_turns(samples, ROUNDS if count < 100_000 else 1).items():
+            each = median(chain.from_iterable(seconds))
             report.add({"points": count, "system": name, "ms": each * 1e3, "error": errors[name]})
             click.echo(f"{count:9,}  {name:18} {each * 1e3:10.3f} {count**2 / each / 1e9:16,.2f} {errors[name]:8.1e}")
     click.echo(report.line())

@@ -10,6 +10,8 @@ composes the corners one by one, as `examples/trilinear` does, or multiplies all
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +23,7 @@ from gpu_bandwidth_cases import array_of, tensor_of
 from gpu_report import Report
 
 from adtrain import plugins
+from adtrain.bench.timing.sampling import in_turns
 from adtrain.core.autodiff import vjp
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage
@@ -86,20 +89,16 @@ def main(path: Path | None) -> None:
         systems[f"PyTorch, {name}, compiled"] = (*torch_passes(torch.compile(f), tensors), default)
     first = [work() for work in systems["PyTorch, corners"][:2]]
     report = Report(path)
-    times: dict[tuple[str, int], list[float]] = {(name, i): [] for name in systems for i in (0, 1)}
     for name, (*passes, _) in systems.items():
         for work, expected in zip(passes, first, strict=True):
             found = work()
             error = float(((found if isinstance(found, torch.Tensor) else tensor_of(found)) - expected).abs().max())
             assert error < 1e-5, f"{name}: differs from PyTorch by {error}"
-    for count in range(ROUNDS + 1):
-        for name, (*passes, stream) in systems.items():
-            for i, work in enumerate(passes):
-                found = [1e3 * seconds for seconds in timed(work, stream)]
-                times[name, i] += found if count else []  # the first round warms up
+    works = {(name, i): (each[i], each[2]) for name, each in systems.items() for i in (0, 1)}
+    times = in_turns({key: partial(timed, *each) for key, each in works.items()}, ROUNDS + 1)
     click.echo(f"{'milliseconds':28} {'forward':>8} {'backward':>8} {'GB/s backward':>14}")
     for name in systems:
-        both = [median(times[name, i]) for i in (0, 1)]
+        both = [1e3 * median(chain.from_iterable(times[name, i][1:])) for i in (0, 1)]  # the first round warms up
         report.add({"system": name, "forward_ms": both[0], "backward_ms": both[1]})
         click.echo(f"{name:28} {both[0]:8.3f} {both[1]:8.3f} {BYTES / both[1] / 1e6:14.0f}")
     click.echo(report.line())

@@ -18,11 +18,12 @@ from pathlib import Path
 from statistics import median
 
 from adtrain.bench.peers.systems import ADTRAIN
-from adtrain.bench.scaling.measure import SCALINGS, run, scaling
-from adtrain.bench.scaling.request import PEERS, Request
-from adtrain.bench.text.scaling import COLUMNS, cells
+from adtrain.bench.result import plain
+from adtrain.bench.scaling import COLUMNS, SCALINGS, run, scaling
+from adtrain.bench.scaling_worker import PEERS, Request
+from adtrain.bench.text import parts
+from adtrain.bench.view import Table
 from adtrain.core.errors import AdtrainError
-from adtrain.table import render
 
 TESTS = Path(__file__).resolve().parents[1] / "tests/test_gpu_ranks.py"
 WIDE = ("model.layers=[{linear: 7500}, relu, {linear: 7500}, relu, {linear: 10}]", "optimizer={sgd: {lr: 0.01}}")
@@ -77,12 +78,12 @@ def steps(arguments: argparse.Namespace, systems: Sequence[str], keep: Keep) -> 
         config, overrides, batch = WORKLOADS[name]
         measured = arguments.ranks, systems, arguments.scalings.split(",")
         try:
-            points = [p._asdict() for p in scaling(config, overrides, arguments.device, batch, *measured).points]
+            points = scaling(config, overrides, arguments.device, batch, *measured).points
         except AdtrainError as error:
             print(f"{name}: {error}", flush=True)
             continue
-        keep(f"{name}, {', '.join(systems)}", points)
-        print(f"\n{name}", *render(COLUMNS, list(map(cells, points)), WIDTH), sep="\n", flush=True)
+        keep(f"{name}, {', '.join(systems)}", plain(points))
+        print(*parts([Table(COLUMNS, points, title=name)], WIDTH), sep="\n", flush=True)
 
 
 def tests(output: Path) -> None:

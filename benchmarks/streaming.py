@@ -5,6 +5,7 @@ python benchmarks/streaming.py [CONFIG]... [--device cpu|gpu]
 
 from __future__ import annotations
 
+from functools import partial
 from statistics import median
 from time import perf_counter
 from unittest import mock
@@ -13,6 +14,7 @@ import click
 import numpy as np
 
 from adtrain import config, training
+from adtrain.bench.timing.sampling import in_turns
 from adtrain.training import trainer
 from adtrain.training.examples import Resident, Streamed
 from adtrain.training.experiment import LOG_ROWS
@@ -28,16 +30,19 @@ def main(configs: tuple[str, ...], device: str) -> None:
     for name in configs or ("mlp-small", "mlp", "cnn"):
         cfg = config.load(name, ["training.epochs=1"])
         experiment = training.prepare(cfg)
-        found: dict[type, list[float]] = {Resident: [], Streamed: []}
-        for _ in range(ROUNDS):
-            for kind, seconds in found.items():
-                with mock.patch.object(trainer, "on_device", kind):
-                    result = training.run(experiment, device)
-                seconds.append(result.train_seconds / result.steps * 1e3)
+        kinds: tuple[type, ...] = (Resident, Streamed)
+        found = in_turns({kind: partial(step_ms, experiment, device, kind) for kind in kinds}, ROUNDS)
         resident, streamed = (median(times) for times in found.values())
         loading = loading_ms(experiment)
         times = f"loader {loading:6.3f}  step {resident:6.3f}  streamed {streamed:6.3f} ms"
         click.echo(f"{name:10}  {times}  streamed / resident {streamed / resident:.2f}")
+
+
+def step_ms(experiment: training.Experiment, device: str, kind: type) -> float:
+    """Milliseconds of a step in a training whose data are of this kind."""
+    with mock.patch.object(trainer, "on_device", kind):
+        result = training.run(experiment, device)
+    return result.train_seconds / result.steps * 1e3
 
 
 def loading_ms(experiment: training.Experiment) -> float:

@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from adtrain import config, training
+from adtrain.bench.timing.sampling import in_turns
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.backend import backend
@@ -71,16 +73,18 @@ def main() -> None:
     for count in given.members:
         for order in ("own", "shared"):
             work[f"{count}, {order} order"] = (count, together(given.config, order, count, given.device))
-    wall: dict[str, list[float]] = {name: [] for name in work}
-    processor: dict[str, list[float]] = {name: [] for name in work}
     for _, take in work.values():
         take()
-    for _ in range(SAMPLES):
-        for name, (count, take) in work.items():
-            started, used = perf_counter(), process_time()
-            take()
-            wall[name].append((perf_counter() - started) / (LAUNCHES * STEPS * count) * 1e6)
-            processor[name].append((process_time() - used) / (LAUNCHES * STEPS * count) * 1e6)
+
+    def sample(count: int, take: Callable[[], None]) -> tuple[float, float]:
+        """Microseconds of the wall clock and of the processors, for each network and step."""
+        started, used = perf_counter(), process_time()
+        take()
+        both = perf_counter() - started, process_time() - used
+        return both[0] / (LAUNCHES * STEPS * count) * 1e6, both[1] / (LAUNCHES * STEPS * count) * 1e6
+
+    found = in_turns({name: partial(sample, *each) for name, each in work.items()}, SAMPLES)
+    wall, processor = ({name: [each[i] for each in times] for name, times in found.items()} for i in (0, 1))
     result = {
         "config": given.config,
         "device": backend(given.device).device_name(),

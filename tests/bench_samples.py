@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adtrain.bench.analysis import steps as analysis_steps
-from adtrain.bench.ops import sweep
+from adtrain.bench import devices, ops, step
 from adtrain.bench.peers import comparison
-from adtrain.bench.steps import modes
 from adtrain.bench.timing import machine, roofline, sampling
 
 
@@ -15,11 +13,11 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     """Take MIN_SAMPLES samples of one run each, and do not observe the machine's load."""
     patch.setattr(sampling, "MIN_SAMPLE_MS", 0.0)
     patch.setattr(sampling, "MAX_SAMPLES", sampling.MIN_SAMPLES)
-    patch.setattr(sweep, "MIN_SAMPLE_MS", 0.0)
-    patch.setattr(modes, "SAMPLE_MS", 0.0)
-    patch.setitem(modes.PAUSE_S, "cpu", 0.0)
-    patch.setattr(analysis_steps, "SAMPLE_MS", 0.0)
-    patch.setattr(analysis_steps, "LAYER_STEPS", 2)
+    patch.setattr(ops, "MIN_SAMPLE_MS", 0.0)
+    patch.setattr(step, "SAMPLE_MS", 0.0)
+    patch.setitem(step.PAUSE_S, "cpu", 0.0)
+    patch.setattr(devices, "SAMPLE_MS", 0.0)
+    patch.setattr(devices, "LAYER_STEPS", 2)
     patch.setattr(machine, "WINDOW_S", 0.0)
     for budget in ("STEPS", "OPERATIONS"):
         patch.setattr(comparison, budget, comparison.Budget(0.0, 0.0))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adtrain.bench import compare as comparing
+from adtrain.bench.result import plain
+from adtrain.bench.timing.protocol import protocol
+from adtrain.bench.timing.sampling import NOISY, Time
+from adtrain.cli.bench import command
 from adtrain.core.errors import AdtrainError
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-RESULT = "{'kind': 'ops', 'protocol': {'device_name': 'x'}, 'ops': []"
+ABOUT = plain(protocol("cpu", None))
 
 
-def time_of(ms: float, width: float = 0.01) -> dict[str, float]:
-    return {"median_ms": ms, "low_ms": ms * (1 - width / 2), "high_ms": ms * (1 + width / 2)}
+def time_of(ms: float, width: float = 0.01) -> dict[str, Any]:
+    low, high = ms * (1 - width / 2), ms * (1 + width / 2)
+    return plain(Time(ms, low, high, low, high, 9, 1, [], high - low > NOISY * ms))
 
 
 def result(device: str = "x", **ms: Any) -> dict[str, Any]:
-    rows = [{"op": op, "variant": "", "size": "3", "phase": "forward", "dtype": "float32",
-             "time": time if isinstance(time, dict) else time_of(time)} for op, time in ms.items()]  # fmt: skip
-    return {"kind": "ops", "protocol": {"device_name": device, "date": "today"}, "ops": rows}
+    about = {"variant": "", "n": 3, "size": "3", "phase": "forward", "dtype": "float32", "kernels": [], "flops": 1,
+             "bytes": 1, "gflops_per_s": 1.0, "gbytes_per_s": 1.0, "of_roofline": 0.5}  # fmt: skip
+    rows = [{"op": op, **about, "time": time if isinstance(time, dict) else time_of(time)} for op, time in ms.items()]
+    return {"kind": "ops", "protocol": {**ABOUT, "device_name": device, "date": "today"}, "ops": rows}
 
 
 def compared(folder: Path, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -31,7 +38,7 @@ def compared(folder: Path, before: dict[str, Any], after: dict[str, Any]) -> dic
     for name, found in (("a.json", before), ("b.json", after)):
         (folder / name).write_text(json.dumps(found))
         paths.append(str(folder / name))
-    return comparing.result(*paths)
+    return comparing.result(*paths).to_json()
 
 
 def names(changes: list[dict[str, Any]]) -> list[str]:
@@ -85,7 +92,7 @@ def test_swapping_the_results_swaps_slower_and_faster(tmp_path: Path, ms: dict[s
     ],
 )
 def test_times_are_named_as_in_the_tables(name: str, whole: str | None, part: str | None) -> None:
-    _, found = comparing.read(RESULTS / f"{name}.json")
+    found = comparing.read(RESULTS / f"{name}.json")
     times = comparing.times(found)
     assert whole is None or times[whole].whole
     assert part is None or not times[part].whole
@@ -105,9 +112,10 @@ def test_times_of_only_one_result_are_named(tmp_path: Path) -> None:
 
 def test_differences_of_the_conditions_are_listed_by_dotted_key(tmp_path: Path) -> None:
     before, after = result(a=1.0), result(a=1.0)
-    before["protocol"] |= {"versions": {"numpy": "1", "python": "3"}, "date": "yesterday", "roofline": {"x": 1}}
-    after["protocol"] |= {"versions": {"numpy": "2", "python": "3"}, "roofline": {"x": 2}}
-    assert compared(tmp_path, before, after)["protocol"] == {"versions.numpy": ("1", "2")}
+    peak = {"gbytes_per_s": 1.0, "gflops_per_s": {"float32": 1.0}}
+    before["protocol"] |= {"versions": {"numpy": "1", "python": "3"}, "date": "yesterday", "roofline": peak}
+    after["protocol"] |= {"versions": {"numpy": "2", "python": "3"}, "roofline": {**peak, "gbytes_per_s": 2.0}}
+    assert compared(tmp_path, before, after)["protocol"] == {"versions.numpy": ["1", "2"]}
 
 
 def test_noise_of_either_side_is_named(tmp_path: Path) -> None:
@@ -120,7 +128,7 @@ def test_noise_of_either_side_is_named(tmp_path: Path) -> None:
 
 
 def test_results_of_other_kinds_or_devices_are_an_error(tmp_path: Path) -> None:
-    against = {"kind": "against", "protocol": {"device_name": "x"}}
+    against = {**result(), "kind": "against"}
     for after, message in (
         (against, "kind ops, .*b.json of against; expected two results of one kind"),
         (result(device="y"), "device x, .*b.json of y; expected two results of one device"),
@@ -136,16 +144,48 @@ def test_results_of_other_kinds_or_devices_are_an_error(tmp_path: Path) -> None:
         ("{", "found no valid JSON"),
         ("[]", r"found \[\], expected an object"),
         ('{"kind": "ops"}', "found no key protocol, expected a file that adtrain wrote"),
-        ('{"kind": "x", "protocol": {"device_name": "y"}}', "kind: found 'x', expected 'ops', 'config', 'against' or"),
-        (f"{RESULT}}}".replace("'x'", "7"), "protocol.device_name: found 7, expected a valid string"),
-        (f"{RESULT}, 'n': NaN}}", "found no valid JSON"),
-        (f"{RESULT}, 'n': [1e400]}}", r"n\[0\]: found a number beyond 1\.8e308"),
+        ('{"kind": "x", "protocol": {"device_name": "y"}}', "kind: found 'x', expected 'ops', 'candidates', 'step', "),
+        (json.dumps(result()).replace('"x"', "7"), "protocol.device_name: found 7, expected a valid string"),
+        (json.dumps({**result(), "n": math.nan}), "found no valid JSON"),
+        (json.dumps({**result(), "n": [1]}).replace("[1]", "[1e400]"), r"n\[0\]: found a number beyond 1\.8e308"),
         (json.dumps(result(a={**time_of(1.0), "low_ms": []})), r"ops\[0\].time.low_ms: found \[\], expected a number"),
     ],
 )
 def test_file_that_is_not_a_result_is_an_error(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "a.json"
     if content is not None:
-        path.write_text(content.replace("'", '"'))
+        path.write_text(content)
     with pytest.raises(AdtrainError, match=rf"a\.json: .*{message}"):
         comparing.read(path)
+
+
+STORED = [path for path in sorted(RESULTS.glob("*.json")) if b'"kind"' in path.read_bytes()[:100]]
+"""Results of `adtrain bench`; the others are of scripts in benchmarks/."""
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_stored_results_are_read_and_written_with_the_same_keys(path: Path) -> None:
+    """Results of earlier versions too, whose kinds have other names."""
+    values = json.loads(path.read_text())
+    found = comparing.read(path)
+    assert found.to_json() == {**values, "kind": comparing.OLD_NAMES.get(values["kind"], values["kind"])}
+    same = comparing.result(str(path), str(path))
+    assert (same.slower, same.faster, same.only_before) == ([], [], [])
+    assert len(same.steps) + same.same == len(list(found.times())) > 0
+
+
+def test_every_command_of_bench_has_a_kind_of_its_name() -> None:
+    assert set(comparing.KINDS) | {"compare"} == {*command.commands, "candidates"}
+
+
+def test_times_without_an_interval_are_compared_with_a_warning(tmp_path: Path) -> None:
+    paths = []
+    for name, us in (("a", 100.0), ("b", 103.0)):
+        values = json.loads((RESULTS / "gpu-candidates.json").read_text())
+        problem = values["candidates"][0]
+        values["candidates"] = [{**problem, "candidates": [{**problem["candidates"][0], "us": us}]}]
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(json.dumps(values))
+    found = comparing.result(*map(str, paths))
+    assert [each.change for each in found.slower] == [pytest.approx(0.03)]
+    assert f"{paths[0]}: 1 of 1 times have no interval; each change over 2% is listed" in found.noise

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtrain.bench.analysis.crossover import Crossover, crossover
+from adtrain.bench.devices import Crossover, crossover
 
 SIZES = st.lists(st.integers(1, 10**9), min_size=2, max_size=8, unique=True).map(sorted)
 POSITIVE = st.floats(1e-3, 1e3)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from adtrain import nn, ops
-from adtrain.bench.ops import sweep
-from adtrain.bench.ops.table import BENCHES, Bench
+from adtrain.bench import ops as bench_ops
+from adtrain.bench.op_table import BENCHES, TimedOp
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.samplers import normal
@@ -31,9 +31,9 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...]]]
 
 def flops(f: Callable[..., Any], *samplers: Any) -> dict[str, int]:
     """FLOPs of an operation by phase."""
-    each = Bench("", "", {}, lambda n: samplers, f)
-    found = sweep.phases(each, sweep.sample(each, 1))
-    return {phase: sweep.cost(sweep.program(g, args)).flops for phase, (g, args) in found.items()}
+    each = TimedOp("", "", {}, lambda n: samplers, f)
+    found = bench_ops.phases(each, bench_ops.sample(each, 1))
+    return {phase: bench_ops.cost(bench_ops.program(g, args)).flops for phase, (g, args) in found.items()}
 
 
 def output_shape(x: tuple[int, ...], w: tuple[int, ...], options: Any) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ def test_flops_of_linear_layer_with_bias() -> None:
 
     x = array(np.ones((5, 6), np.float32))
     assert len(tree.leaves(params)) == 2
-    assert sweep.cost(sweep.program(loss, [params, x])).flops == 2 * 5 * 6 * 7 + 5 * 7
+    assert bench_ops.cost(bench_ops.program(loss, [params, x])).flops == 2 * 5 * 6 * 7 + 5 * 7
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2)])
@@ -124,7 +124,7 @@ def pytorch_counts(op: str, a: tuple[int, ...], b: tuple[int, ...], options: Map
 
 def test_broadcast_gradient_counts_all_written_bytes() -> None:
     (each,) = (bench for bench in BENCHES if (bench.op, bench.variant) == ("mean", "axis None"))
-    phases = sweep.phases(each, sweep.sample(each, 16))
+    phases = bench_ops.phases(each, bench_ops.sample(each, 16))
     division = 1 + 1 + 1
-    assert sweep.cost(sweep.program(*phases["forward"])).bytes == 4 * (16 * 16 + 1 + division)
-    assert sweep.cost(sweep.program(*phases["backward x"])).bytes == 4 * (division + 16 * 16)
+    assert bench_ops.cost(bench_ops.program(*phases["forward"])).bytes == 4 * (16 * 16 + 1 + division)
+    assert bench_ops.cost(bench_ops.program(*phases["backward x"])).bytes == 4 * (division + 16 * 16)

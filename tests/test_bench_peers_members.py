@@ -9,8 +9,8 @@ import pytest
 from peer_marks import marked
 from training_runs import load
 
-from adtrain.bench.peers import steps
-from adtrain.bench.peers.members import MembersJob, job
+from adtrain.bench.peers import jobs
+from adtrain.bench.peers.jobs import MembersJob, members_job
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.sweeps.members import with_seeds
 
@@ -21,12 +21,12 @@ OPTIMIZERS = "sgd: {lr: 0.1, momentum: 0.9}", "adam: {lr: 0.01, weight_decay: 0.
 
 def two_members(folder: Path, *overrides: str, layers: str = LAYERS) -> MembersJob:
     fixed = "training.precision=float64", "model.input=[36]", with_seeds(7, 2)
-    return job(load(folder, *fixed, *overrides, layers=layers), "cpu")
+    return members_job(load(folder, *fixed, *overrides, layers=layers), "cpu")
 
 
 def losses(name: str, given: MembersJob) -> np.ndarray:
     """The losses (steps, members) of two calls."""
-    runner = steps.runner(name, given, "members")
+    runner = jobs.runner(name, given, "members")
     return np.array([x for _ in range(2) for x in runner.losses()])
 
 
@@ -56,5 +56,5 @@ def test_networks_that_pytorch_cannot_vmap_are_reported_as_unsupported(tmp_path:
 
 def test_a_run_returns_the_mean_loss_of_its_steps_and_members(tmp_path: Path) -> None:
     given = two_members(tmp_path)
-    runner = steps.runner("adtrain", given, "members")
+    runner = jobs.runner("adtrain", given, "members")
     assert runner.run(2) == pytest.approx(losses("adtrain", given).mean(), rel=1e-12)

@@ -11,9 +11,9 @@ from npz_files import write_npz
 from peer_marks import marked
 
 from adtrain import nn, optim
-from adtrain.bench.peers import numpy_network, numpy_steps, steps
+from adtrain.bench.peers import jobs, numpy_network, numpy_system
+from adtrain.bench.peers.jobs import Job
 from adtrain.bench.peers.processes import Unsupported
-from adtrain.bench.peers.steps import Job
 
 FORMS = marked("torch-eager", "jax-scan", "numpy")
 
@@ -82,7 +82,7 @@ def job(folder: Path, layers: str = PLAIN, *overrides: str) -> Job:
 
 def losses(name: str, given: Job) -> list[float]:
     """The losses of all steps of three calls."""
-    runner = steps.runner(name, given)
+    runner = jobs.runner(name, given)
     return [x for _ in range(3) for x in runner.losses()]
 
 
@@ -171,28 +171,28 @@ def test_every_layer_optimizer_and_loss_is_covered() -> None:
 def test_dropout_is_unsupported(tmp_path: Path) -> None:
     given = job(tmp_path, "[{linear: 16}, {dropout: 0.5}, {linear: 3}]")
     with pytest.raises(Unsupported, match="dropout draws other random numbers"):
-        steps.runner("numpy", given)
-    assert steps.runner("adtrain", given).losses()
+        jobs.runner("numpy", given)
+    assert jobs.runner("adtrain", given).losses()
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
 def test_reduced_precision_is_unsupported_in_numpy(tmp_path: Path, precision: str) -> None:
     given = Job(training_runs.prepare(tmp_path, f"training.precision={precision}"), "cpu")
     with pytest.raises(Unsupported, match=f"no counterpart of precision {precision}"):
-        steps.runner("numpy", given)
+        jobs.runner("numpy", given)
 
 
 @pytest.mark.parametrize("peer", ["torch-eager", "jax-scan"])
 def test_mixed_precision_of_other_systems_starts_from_the_same_loss(tmp_path: Path, peer: str) -> None:
     pytest.importorskip(peer.partition("-")[0])
     precisions = (f"training.precision={name}" for name in ("bfloat16", "float32"))
-    first, expected = (steps.runner(peer, job(tmp_path, LAYERS["dense"], x)).losses()[0] for x in precisions)
+    first, expected = (jobs.runner(peer, job(tmp_path, LAYERS["dense"], x)).losses()[0] for x in precisions)
     assert first != expected
     assert first == pytest.approx(expected, rel=2e-2)
 
 
 def test_a_call_continues_the_training_of_the_call_before(tmp_path: Path) -> None:
-    one, other = (steps.runner("numpy", job(tmp_path)) for _ in range(2))
+    one, other = (jobs.runner("numpy", job(tmp_path)) for _ in range(2))
     several = [x for _ in range(4) for x in one.losses()]
     other.losses()
     assert other.run(3) == pytest.approx(several[-1], rel=1e-12)
@@ -202,7 +202,7 @@ def test_a_call_continues_the_training_of_the_call_before(tmp_path: Path) -> Non
 @pytest.mark.parametrize("case", ["dense", "convolution"])
 def test_naive_loops_agree_with_plain_numpy(tmp_path: Path, case: str) -> None:
     given = job(tmp_path, LAYERS[case], "training.precision=float32")
-    step = numpy_steps.naive_step(given.experiment)
+    step = numpy_system.naive_step(given.experiment)
     at = given.orders[0, 0]
-    plain = numpy_steps.stepper(given, numpy_network.PLAIN)
+    plain = numpy_system.stepper(given, numpy_network.PLAIN)
     np.testing.assert_allclose([step() for _ in range(5)], [plain(at) for _ in range(5)], rtol=1e-4)

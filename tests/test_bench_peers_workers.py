@@ -115,21 +115,19 @@ def test_package_name_chooses_all_its_forms(monkeypatch: pytest.MonkeyPatch) -> 
         return [peer.name for peer in chosen(against, device, work).runnable]
 
     assert names(["torch", "numpy"], "cpu", "steps") == ["torch-eager", "torch-compile", "numpy"]
-    assert names(["torch"], "gpu", "operations") == ["torch-eager", "torch-graph"]
+    assert names(["torch"], "gpu", "operation") == ["torch-eager", "torch-graph"]
     assert names(["jax-scan", "torch-eager"], "gpu", "steps") == ["torch-eager", "jax-scan"]
     assert names(["jax", "torch"], "gpu", "members") == ["torch-vmap", "torch-vmap-compile", "jax-vmap"]
 
 
-def test_every_module_of_the_table_exists() -> None:
+def test_every_system_has_a_function_for_its_works() -> None:
     for system in SYSTEMS.values():
-        assert all(callable(load(name).runner) for name in (system.steps, system.members) if name is not None)
-        assert system.operations is None or callable(load(system.operations).operation)
-        assert system.races is None or callable(load(system.races).run)
+        assert all(callable(getattr(load(system), work)) for work in system.works)
 
 
 def test_skipped_peers_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "find_spec", lambda name: None if name == "jax" else True)
-    found = chosen(["jax-jit", "torch", "numpy"], "gpu", "operations")
+    found = chosen(["jax-jit", "torch", "numpy"], "gpu", "operation")
     assert found.skipped == {
         "jax-jit": "jax is not installed (pip install jax)",
         "torch-compile": "runs whole steps only",

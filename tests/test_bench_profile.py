@@ -13,7 +13,7 @@ import training_runs
 import adtrain as ad
 from adtrain import training
 from adtrain.backends.cpu import CpuBackend
-from adtrain.bench.steps.profile import OpsProfile, profile_steps
+from adtrain.bench.profile import OpsProfile, profile_steps
 from adtrain.core.scope import phase, scope
 from adtrain.training.summary import OperationTime
 
@@ -96,8 +96,8 @@ def test_rows_are_distinct_and_add_up(mlp: OpsProfile) -> None:
 
 def test_times_are_medians_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, {"exp": 0.002, "sin": 0.001})
-    # warm-up, one step to find the sample length, then alternately a step without and a step with hooks
-    python = iter([9.0, 0.005, 0.005, 8.0, 7.0, 0.005, 0.005, 0.005])
+    # warm-up, one step to find the sample length, then in turns a step without and a step with hooks
+    python = iter([9.0, 0.005, 0.005, 8.0, 0.005, 7.0, 0.005, 0.005])
     x = ad.array(np.ones(4, np.float32))
 
     def step(times: int) -> None:
@@ -155,7 +155,7 @@ def test_no_hook_remains_after_profiling(monkeypatch: pytest.MonkeyPatch) -> Non
 
     profile = profile_steps(step, 4, warmup=3)
     assert len(profile.step.ms) == 4
-    assert ran["steps"] > ran["calls"] > 3 + 2 * 4
+    assert ran["steps"] >= ran["calls"] > 3 + 2 * 4
     before = [row.calls for row in profile.rows]
     step(1)
     assert [row.calls for row in profile.rows] == before

@@ -10,7 +10,7 @@ import training_runs
 from click.testing import CliRunner, Result
 
 from adtrain import documents
-from adtrain.bench.steps import modes
+from adtrain.bench import step
 from adtrain.bench.timing import roofline, sampling
 from adtrain.bench.timing.roofline import Roofline
 from adtrain.cli.main import cli
@@ -22,7 +22,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_gpu: None) ->
     bench_samples.shorten(monkeypatch)
     bench_samples.small_roofline(monkeypatch, "roofline")
     monkeypatch.setattr(sampling, "MIN_SAMPLE_MS", 0.1)
-    monkeypatch.setattr(modes, "BUDGET_MS", 0.0)
+    monkeypatch.setattr(step, "BUDGET_MS", 0.0)
 
 
 def run(*arguments: str) -> Result:
@@ -47,7 +47,7 @@ def test_measured_roofline_is_stored_and_shown(tmp_path: Path) -> None:
     assert found["gflops_per_s"].keys() == {"float32", "float64"}
     known = roofline.known("cpu")
     assert known is not None
-    assert known._asdict() == found
+    assert vars(known) == found
     assert "measured    copy " in run("devices").stdout
 
 

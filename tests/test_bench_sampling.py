@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, repeat
 from time import thread_time
 
@@ -15,13 +16,16 @@ from adtrain.bench.timing.sampling import (
     MIN_SAMPLE_MS,
     MIN_SAMPLES,
     WARMUP_RUNS,
+    Time,
     Timing,
     alternate,
+    in_turns,
     measure,
     overhead_ms,
     ratio,
     repeatedly,
 )
+from adtrain.core.errors import AdtrainError
 
 
 class Machine:
@@ -109,10 +113,26 @@ def test_device_is_synchronized_once_a_sample() -> None:
 
 def test_record_lists_outliers_and_keeps_them_in_the_median() -> None:
     found = Timing([1.0] * 5 + [1.01] * 4 + [9.0], repeats=3).record()
-    assert found == {
-        "median_ms": pytest.approx(1.005), "low_ms": 1.0, "high_ms": 1.01, "p20_ms": 1.0, "p80_ms": pytest.approx(1.01),
-        "samples": 10, "repeats": 3, "outliers": [9.0], "noisy": False,
-    }  # fmt: skip
+    assert found == Time(1.005, 1.0, 1.01, 1.0, 1.01, 10, 3, [9.0], False)
+
+
+def test_a_sample_that_fails_leaves_its_workload_out_but_not_the_first_one() -> None:
+    taken: list[str] = []
+
+    def sample(name: str) -> str:
+        taken.append(name)
+        if name in "bx" and taken.count(name) == 2:
+            raise AdtrainError(f"{name} fails")
+        return name
+
+    failed: dict[str, str] = {}
+    found = in_turns({name: partial(sample, name) for name in "abc"}, 3, failed)
+    assert "".join(taken) == "abcbcaca"
+    assert (found, failed) == ({"a": ["a"] * 3, "c": ["c"] * 3}, {"b": "b fails"})
+    for first, errors in (("b", failed), ("xb", None)):
+        taken.clear()
+        with pytest.raises(AdtrainError, match=r"^[bx] fails$"):
+            in_turns({name: partial(sample, name) for name in first}, 3, errors)
 
 
 def test_wide_interval_is_noisy() -> None:

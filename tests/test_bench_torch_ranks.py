@@ -12,7 +12,7 @@ import pytest
 from training_runs import write_config
 
 from adtrain import config, training
-from adtrain.bench.peers.steps import Job
+from adtrain.bench.peers.jobs import Job
 from adtrain.distributed.launch import end, start
 
 pytest.importorskip("torch")
@@ -22,7 +22,7 @@ RANK = f"""
 import json, sys
 from adtrain import config, training
 from adtrain.bench.peers import torch_ranks
-from adtrain.bench.peers.steps import Job
+from adtrain.bench.peers.jobs import Job
 import torch
 
 job = Job(training.prepare(config.load(sys.argv[1])), "cpu")
@@ -42,7 +42,7 @@ def test_steps_of_pytorch_on_two_ranks_equal_those_of_one_process(
 ) -> None:
     import torch
 
-    from adtrain.bench.peers.torch_steps import Training
+    from adtrain.bench.peers.torch_system import Training
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     path = write_config(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import training_runs
 
 from adtrain import training
-from adtrain.bench.steps.trace import DEVICE, HOST, trace_step
+from adtrain.bench.profile import DEVICE, HOST, trace_step
 
 SCHEMA = {
     "type": "object",

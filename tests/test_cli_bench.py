@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,18 @@ import pytest
 import training_runs
 from click.testing import CliRunner, Result
 
-from adtrain.bench.analysis.limits import limits
-from adtrain.bench.ops import sweep
-from adtrain.bench.ops.table import BENCHES
-from adtrain.bench.steps import modes
-from adtrain.bench.text import cells
-from adtrain.bench.timing import protocol, records
-from adtrain.bench.timing.roofline import Roofline
+from adtrain.bench import compare, ops, step
+from adtrain.bench.op_table import BENCHES
+from adtrain.bench.result import outliers, plain, timings, warnings
+from adtrain.bench.timing import protocol
+from adtrain.bench.timing.roofline import Roofline, rates
+from adtrain.bench.timing.sampling import Time
+from adtrain.bench.view import cache_note, milliseconds, of_peak
+from adtrain.bench.view import time as time_text
 from adtrain.cli.main import cli
 
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
+PEAK = Roofline(1.0, {"float32": 1.0})
 TIME = {"median_ms", "low_ms", "high_ms", "p20_ms", "p80_ms", "samples", "repeats", "outliers", "noisy"}
 
 
@@ -81,14 +84,15 @@ def test_config_is_timed_by_layer_mode_and_batch_size(tmp_path: Path) -> None:
 
 def test_json_on_stdout_replaces_the_tables_and_has_intervals(tmp_path: Path) -> None:
     config = str(training_runs.write_config(tmp_path))
-    for arguments, kind in ((("--op", "nll_loss"), "ops"), ((config, "--batch-sizes", "8"), "config")):
+    for arguments, kind in ((("--op", "nll_loss"), "ops"), ((config, "--batch-sizes", "8"), "step")):
         found = json.loads(bench(*arguments, "--json").stdout)
         assert found["kind"] == kind
         assert found["protocol"]["versions"].keys() == {"adtrain", "python", "numpy"}
         assert found["protocol"]["roofline"]["gbytes_per_s"] > 0
-        times = list(records.timings(found))
-        assert all(record.keys() == TIME for record in times)
-        assert all(record["low_ms"] <= record["median_ms"] <= record["high_ms"] for record in times)
+        times = list(timings(compare.parse(found, "")))
+        assert times
+        assert all(time.low_ms <= time.median_ms <= time.high_ms for time in times)
+        assert plain(times[0]).keys() == TIME
     assert [row["layer"] for row in found["modes"]["staged"]["layers"]] == LAYERS
 
 
@@ -103,7 +107,7 @@ def test_results_are_written_and_compared(tmp_path: Path) -> None:
         found["ops"][0]["time"][field] *= 1000
     found["protocol"] |= {"commit": "later", "load": 99.0}  # with a warning of a busy machine
     after.write_text(json.dumps(found))
-    narrow, result = (compare(before, after, columns=n) for n in (60, 140))
+    narrow, result = (compared(before, after, columns=n) for n in (60, 140))
     assert max(map(len, narrow.stdout.replace(str(tmp_path), "").splitlines())) <= 60
     assert re.search(
         r"\nslower +before ms +after ms +change\nnll_loss 10 classes 8x10 8 forward .* \+\d+\.\d%\n", result.stdout
@@ -111,13 +115,13 @@ def test_results_are_written_and_compared(tmp_path: Path) -> None:
     assert re.search(rf"^NOISY: {after}: busy machine: other work took 99.0", result.stdout, re.MULTILINE)
     assert re.search(r"^commit +earlier +later$", result.stdout, re.MULTILINE)
     assert "times: 1 slower, 0 faster, 3 without a clear change" in result.stdout
-    compared = json.loads(compare(after, before, "--json").stdout)
-    assert [(each["name"], each["change"] < 0) for each in compared["faster"]] == [
+    changes = json.loads(compared(after, before, "--json").stdout)
+    assert [(each["name"], each["change"] < 0) for each in changes["faster"]] == [
         ("nll_loss 10 classes 8x10 8 forward", True)
     ]
 
 
-def compare(*arguments: object, columns: int = 100) -> Result:
+def compared(*arguments: object, columns: int = 100) -> Result:
     """`bench compare`, which takes no device."""
     return CliRunner(env={"COLUMNS": str(columns)}).invoke(cli, ["bench", "compare", *map(str, arguments)])
 
@@ -132,7 +136,7 @@ def test_the_whole_step_is_the_headline_of_a_comparison(tmp_path: Path) -> None:
         for field in ("median_ms", "low_ms", "high_ms"):
             time[field] *= factor
     after.write_text(json.dumps(found))
-    (banners, steps, *others) = compare(before, after).stdout.split("\n\n")
+    (banners, steps, *others) = compared(before, after).stdout.split("\n\n")
     assert banners.startswith("NOISY: ")
     heading, fused, *_ = steps.splitlines()
     assert heading.startswith("whole step")
@@ -167,7 +171,7 @@ def test_trace_holds_a_process_for_each_mode(tmp_path: Path) -> None:
 
 def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [each for each in BENCHES if each.op in ("add", "softplus", "relu", "exp")]
-    monkeypatch.setattr("adtrain.cli.bench_ops.BENCHES", few)
+    monkeypatch.setattr("adtrain.cli.bench.BENCHES", few)
     result = bench("--dtype", "int32", "--sizes", "4")
     ((_, *rows),) = tables(result)
     assert {row.split()[0] for row in rows} == {"add"}
@@ -177,47 +181,13 @@ def test_operations_that_do_not_take_the_dtype_are_left_out_with_a_message(monke
     assert "adtrain: error: exp: " in named.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--op", "cnv2d"), "--op cnv2d: no such operation; did you mean conv2d?"),
-        (("--op", "relu", "--op", "zzzz"), "--op zzzz: no such operation; known: abs, "),
-        (("mlp", "--op", "relu"), "No such option '--op'"),
-        (("--batch-sizes", "4"), "Missing argument 'CONFIG|RUN'"),
-        (("--sizes", "4,x"), "Invalid value for '--sizes': found '4,x', expected whole numbers above 0 with commas"),
-        (("--sizes", "536870912"), "Invalid value for '--sizes': found '536870912', expected whole"),
-        (("--sizes", "9" * 5000), "Invalid value for '--sizes': found '9999"),
-        (("--sizes", "0"), "Invalid value for '--sizes': found '0', expected whole numbers above 0 with commas"),
-        (("--json-file", "."), "--json-file .: is a folder, expected a file"),
-        (("--json-file", "absent/x.json"), "--json-file absent/x.json: absent is not a writable folder"),
-        (("--json", "--html", "-"), "--json and --html -: only one result fits on standard output"),
-        (("mlp", "--trace", "absent/x.json"), "--trace absent/x.json: absent is not a writable folder"),
-        (("comapre", "a.json", "b.json"), "comapre: neither a command nor a config; did you mean compare?"),
-        (("--json-file", "-"), "--json-file - is not a file; --json prints the result"),
-        (("nosuch",), "nosuch: neither a file nor a packaged config"),
-        (
-            ("smoke", "--set", "data.batch_size=2147483647"),
-            "--set data.batch_size: found 2147483647, expected at most 60,000",
-        ),
-        (("smoke", "--batch-sizes", "70000"), "--batch-sizes 70000: there are 60,000 training examples"),
-        (("--op", "matmul", "--candidates"), "--candidates: only a GPU has kernels to choose from"),
-        (("--op", "matmul", "--autotune", "full"), "--autotune full: only a GPU has kernels to choose from"),
-    ],
-)
-def test_usage_error_is_one_line_before_measuring(arguments: tuple[str, ...], message: str) -> None:
-    result = bench(*arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"adtrain: error: {message}")
-    assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("module", [sweep, modes])
+@pytest.mark.parametrize("module", [ops, step])
 def test_interrupt_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     def interrupted(*args: Any, **given: Any) -> Callable[..., Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "alternate", interrupted)
-    given = ["--op", "relu"] if module is sweep else [str(training_runs.write_config(tmp_path))]
+    given = ["--op", "relu"] if module is ops else [str(training_runs.write_config(tmp_path))]
     before = set(tmp_path.iterdir())
     result = bench(*given, "--json-file", str(tmp_path / "out.json"))
     assert (result.exit_code, result.stdout) == (130, "")
@@ -226,31 +196,46 @@ def test_interrupt_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_noisy_and_busy_machines_are_warnings() -> None:
-    quiet = {**dict.fromkeys(TIME, 1.0), "samples": 9, "outliers": [], "noisy": False}
-    idle, busy = {"load": 0.3, "cores": 2}, {"load": 1.5, "cores": 2}
-    assert len(cells.noise({"protocol": idle, "ops": [quiet]}, 100)) == 2
-    rows = [quiet, {**quiet, "noisy": True, "outliers": [1.0]}]
-    lines = " ".join(cells.noise({"protocol": busy, "ops": rows}, 100))
-    assert "busy machine: other work took 1.5 of 2 cores before anything was timed" in lines
-    assert "1 of 18 samples are outliers" in lines
-    assert "noisy machine: 1 of 2 times, marked ~, have an interval wider than 5% of the median" in lines
-    assert cells.time_cell({**quiet, "noisy": True}) == "~1.000"
+    quiet = Time(1.0, 1.0, 1.0, 1.0, 1.0, 9, 1, [], False)
+    noisy = replace(quiet, noisy=True, outliers=[1.0])
+
+    def result(load: float, *times: Time) -> ops.Ops:
+        shared: dict[str, Any] = {
+            "op": "neg",
+            "variant": "",
+            "n": 1,
+            "size": "1",
+            "phase": "forward",
+            "dtype": "float32",
+        }
+        rows = [ops.OpTime(time=time, kernels=[], **shared, **vars(rates(1, 1, 1.0, PEAK))) for time in times]
+        return ops.Ops(protocol=replace(protocol.protocol("cpu", load), cores=2), ops=rows)
+
+    assert warnings(result(0.3, quiet)) == []
+    found = result(1.5, quiet, noisy)
+    assert outliers(found).startswith("1 of 18 samples are outliers")
+    assert warnings(found) == [
+        "noisy machine: 1 of 2 times, marked ~, have an interval wider than 5% of the median; end other work and "
+        "repeat",
+        "busy machine: other work took 1.5 of 2 cores before anything was timed",
+    ]
+    assert time_text(noisy) == "~1.000"
 
 
 @pytest.mark.parametrize(
     ("bytes", "flops", "shown"),
     [
-        (50, 0, "50%"),
+        (50, 0, "50.0%"),
         (306, 0, "cached"),  # three times what the memory delivers
         (306, 10_000, "cached"),
-        (90, 103_000, "103%"),  # bound by arithmetic: a measured peak can be exceeded a little
+        (90, 103_000, "103.0%"),  # bound by arithmetic: a measured peak can be exceeded a little
     ],
 )
 def test_bytes_faster_than_the_memory_are_said_to_be_cached(bytes: int, flops: int, shown: str) -> None:
     peak = Roofline(100.0, {"float32": 100_000.0})
-    row = {"gflops_per_s": 1.0, "gbytes_per_s": 1.0, **limits(flops, bytes, 1e-6, peak)._asdict()}
-    assert cells.rate_cells(row)[2] == shown
-    assert bool(cells.cache_note([row], 80)) == (shown == "cached")
+    row = rates(flops, bytes, 1e-6, peak)
+    assert of_peak(row) == shown
+    assert bool(cache_note([row])) == (shown == "cached")
 
 
 @pytest.mark.parametrize(
@@ -266,4 +251,4 @@ def test_bytes_faster_than_the_memory_are_said_to_be_cached(bytes: int, flops: i
     ],
 )
 def test_milliseconds_have_four_digits(ms: float, text: str) -> None:
-    assert records.milliseconds(ms) == text
+    assert milliseconds(ms) == text

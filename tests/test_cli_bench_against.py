@@ -16,7 +16,7 @@ import training_runs
 from click.testing import CliRunner, Result
 from waiting import PATIENCE, wait_until
 
-from adtrain.bench import page
+from adtrain.bench import compare, page
 from adtrain.bench.peers import comparison, systems
 from adtrain.bench.peers.processes import WorkerProcess
 from adtrain.bench.timing import roofline
@@ -45,7 +45,7 @@ def quick(running: dict[str, WorkerProcess], monkeypatch: pytest.MonkeyPatch) ->
             running[name] = WorkerProcess(name, *arguments)
         return nullcontext({name: running[name] for name in names})
 
-    monkeypatch.setattr("adtrain.bench.peers.result.started", started)
+    monkeypatch.setattr("adtrain.bench.against.started", started)
 
 
 def bench(*arguments: str, columns: int = 100) -> Result:
@@ -62,7 +62,7 @@ def test_ratios_are_shown_and_each_skipped_peer_with_its_reason(
     result = bench("against", "numpy, jax,torch-graph", path, "--device", "cpu", *files)
     assert result.exit_code == 0, result.output
     found = json.loads(file.read_text())
-    assert (tmp_path / "found.html").read_text() == page.render(found)
+    assert (tmp_path / "found.html").read_text() == page.render(compare.parse(found, ""))
     (row,) = found["steps"]
     assert (found["kind"], row["batch_size"], row["precision"]) == ("against", 16, "float32")
     assert list(row["times"]) == ["adtrain", "numpy"]
@@ -128,43 +128,9 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 60
     (heading,) = (line for line in lines if line.startswith("operation"))
-    assert heading.split() == ["operation", "size", "system", "ms", "ratio"]
+    assert heading.split() == ["operation", "size", "phase", "system", "ms", "ratio"]
     assert any(line.split()[:1] == ["numpy"] for line in lines)
     assert any("no counterpart of the gradient of embedding" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("toch", "mlp"), "toch: no such peer; did you mean torch?"),
-        (("numpy", "--op", "matmull"), "--op matmull: no such operation; did you mean matmul?"),
-        (("numpy", "nosuch"), "nosuch: neither a file nor a packaged config"),
-        (("numpy", "mlp", "--op", "relu"), "--op selects operations; give no CONFIG"),
-        (("numpy", "--set", "a=b"), "--set changes a config; give a CONFIG"),
-        (("numpy", "mlp", "--set", "training.epochs=x"), "--set training.epochs"),
-        (("torch-graph",), "torch-graph: runs on gpu only"),
-        (("numpy", "mlp", "--members", "2"), "numpy: trains one network at a time"),
-        (("torch-vmap", "mlp"), "torch-vmap: trains many networks together; give --members N"),
-        (("torch-vmap", "--members", "2"), "--members trains networks; give a CONFIG"),
-        (("jax",), "jax-jit, jax-scan: jax is not installed (pip install jax)"),
-        (("numpy", "mlp", "--set", "data.shards=2"), "--set data.shards: found 2, expected none: steps"),
-    ],
-)
-def test_usage_error_is_one_line_before_any_process_starts(
-    arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(systems, "find_spec", lambda name: None if name == "jax" else True)
-    result = bench("against", *arguments, "--device", "cpu")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"adtrain: error: {message}")
-    assert result.stderr.count("\n") == 1
-
-
-def test_two_devices_need_a_gpu(without_gpu: None) -> None:
-    result = bench("devices")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("adtrain: error: device gpu")
-    assert result.stderr.count("\n") == 1
 
 
 ENDLESS = """\

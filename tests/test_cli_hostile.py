@@ -63,8 +63,13 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "data": (("inspect", "NAME"), ("fetch", "NAME"), ("verify", "NAME"), ("fetch", "kmnist", "--mirror", "NAME")),
     "devices": (("NAME",),),
     "gradcheck": (("NAME",), ("--op", "NAME")),
-    "race": (("NAME",), ("mlp", "--set", "NAME"), ("mlp", "--json-file", "NAME/NAME")),
-    "bench": (("NAME",), ("--op", "NAME"), ("compare", "NAME", "NAME"), ("mlp", "--json-file", "NAME/NAME")),
+    "bench": (
+        ("NAME",),
+        ("--op", "NAME"),
+        ("compare", "NAME", "NAME"),
+        ("race", "NAME", "--target", "1"),
+        ("mlp", "--json-file", "NAME/NAME"),
+    ),
 }
 """Arguments of each command that are refused whatever stands for NAME."""
 
@@ -184,7 +189,7 @@ def test_only_one_module_prints() -> None:
     """`sys.stdout`, `click.echo` and `print` elsewhere could print a name as it is."""
     root = Path(main.__file__).parent.parent
     allowed = {"cli/output.py": ("print",), "cli/main.py": ("echo",), "bench/peers/worker.py": ("print",)}
-    allowed |= {f"bench/{name}/worker.py": ("print",) for name in ("scaling", "startup")}  # JSON for their parents
+    allowed |= {f"bench/{name}_worker.py": ("print",) for name in ("scaling", "startup")}  # JSON for their parents
     allowed["api/training.py"] = ("print",)  # of visible text, for callers from Python
     allowed["config/schema.py"] = ("print",)  # the package's own schema, as a script
     for path in root.rglob("*.py"):

@@ -126,9 +126,11 @@ USES: dict[str, dict[str, Use]] = {
         "device": NO_GPU,
         "json": ("--json", r'"passed": true'),
     },
-    "race": dict.fromkeys(
-        ("target", "seeds", "against", "set", "device", "autotune", "json-file", "json"), "test_cli_race.py"
-    ),
+    "bench race tiny.yaml": {
+        **dict.fromkeys(("target", "seeds", "set", "device", "json-file", "json"), "test_bench_race.py"),
+        **dict.fromkeys(("against", "autotune"), "test_bench_errors.py"),
+        "html": ("--target 0.9 --html no/folder.html", "no/folder.html", 2),
+    },
     "bench ops": {
         **dict.fromkeys(("op", "sizes", "dtype", "candidates", "device", "html", "json-file"), "test_cli_bench.py"),
         "plugin": "test_custom_op.py",
@@ -143,17 +145,18 @@ USES: dict[str, dict[str, Use]] = {
         "autotune": NOTHING_TO_CHOOSE,
     },
     "bench scaling tiny.yaml": {
-        "ranks": "test_bench_scaling.py",
+        "ranks": "test_bench_errors.py",
         "batch-size": ("--batch-size 0", "Invalid value for '--batch-size': found '0'", 2),
         "against": ("--against nobody", "nobody", 2),
         "set": ("--set training.epochs=x", "training.epochs: found 'x'", 2),
         "device": NO_GPU,
         "html": ("--html no/folder.html", "no/folder.html", 2),
         "json-file": ("--json-file no/folder.json", "no/folder.json", 2),
-        "json": "test_bench_scaling.py",
+        "json": ("--json --html -", "only one result fits on standard output", 2),
     },
     "bench startup tiny.yaml": {
         **dict.fromkeys(("against", "samples", "device", "json"), "test_bench_startup.py"),
+        "html": ("--html no/folder.html", "no/folder.html", 2),
         "set": ("--set training.epochs=x", "training.epochs: found 'x'", 2),
         "json-file": ("--json-file no/folder.json", "no/folder.json", 2),
     },

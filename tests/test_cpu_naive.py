@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adtrain import ops
 from adtrain.backends.cpu import naive
-from adtrain.bench.analysis.ops import SIZED_OPS, SizedOp
+from adtrain.bench.op_table import BY_NAIVE_LOOPS, TimedOp
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
 
@@ -21,11 +21,12 @@ def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape, np.float32)
 
 
-@pytest.mark.parametrize("op", SIZED_OPS, ids=lambda op: op.op)
-def test_naive_loop_equals_the_operation(op: SizedOp) -> None:
-    for n in op.sizes[:2]:
-        inputs = op.arrays(n)
-        np.testing.assert_allclose(op.naive(*inputs), op(*map(array, inputs)).numpy(), rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("op", BY_NAIVE_LOOPS, ids=lambda op: op.op)
+def test_naive_loop_equals_the_operation(op: TimedOp) -> None:
+    assert op.naive
+    for n in op.naive.sizes[:2]:
+        inputs = [x.astype(np.float32) for x in op.arrays(n)]
+        np.testing.assert_allclose(op.naive.loop(*inputs), op.f(*map(array, inputs)).numpy(), rtol=1e-4, atol=1e-4)
 
 
 @given(SIZES, SIZES, SIZES, st.booleans(), st.booleans())

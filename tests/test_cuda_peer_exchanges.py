@@ -21,7 +21,7 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vectors, window_bytes
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.bench.scaling.worker import summed
+from adtrain.bench.scaling_worker import summed
 from adtrain.core.fused import EXCHANGED_UPDATE, PEER_EXCHANGES, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable

@@ -15,9 +15,9 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.bench import text
-from adtrain.bench.ops import sweep
-from adtrain.bench.ops.table import Bench
+from adtrain.bench import ops, text
+from adtrain.bench.op_table import TimedOp
+from adtrain.bench.timing.protocol import protocol
 from adtrain.cache import open_cache
 from adtrain.core.array import Placeholder
 from adtrain.core.errors import OptionError, ShapeError, TraceError
@@ -443,13 +443,13 @@ def test_a_wrong_registration_of_a_function_is_told_in_one_line(tmp_path: Path, 
 
 
 def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed: list[Bench] = []
+    timed: list[TimedOp] = []
 
-    def of(benches: list[Bench], *_: object) -> dict[str, Any]:
+    def of(benches: list[TimedOp], *_: object) -> ops.Ops:
         timed.extend(benches)
-        return {}
+        return ops.Ops(protocol=protocol("cpu", None), ops=[])
 
-    monkeypatch.setattr(sweep, "result", of)
+    monkeypatch.setattr(ops, "result", of)
     monkeypatch.setattr(text, "render", lambda *_: [])
     (tmp_path / "mine.py").write_text(FUNCTION + PLUGIN)
     for more in ((), ("--op", "squared"), ("--op", "tanh")):
@@ -457,14 +457,14 @@ def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pyt
         assert result.exit_code == 0, result.output
     assert [each.op for each in timed] == ["softsign", "squared", "squared", "tanh"]
     softsign, squared, *_ = timed
-    assert list(sweep.phases(softsign, sweep.sample(softsign, 64))) == ["forward", "backward x", "backward scale"]
-    assert [x.shape for x in sweep.sample(softsign, 64)] == [(64,), (64,)]
-    assert (list(sweep.phases(squared, sweep.sample(squared, 7))), squared.sizes["cpu"]) == (
+    assert list(ops.phases(softsign, ops.sample(softsign, 64))) == ["forward", "backward x", "backward scale"]
+    assert [x.shape for x in ops.sample(softsign, 64)] == [(64,), (64,)]
+    assert (list(ops.phases(squared, ops.sample(squared, 7))), squared.sizes["cpu"]) == (
         ["forward", "backward x"],
         (7,),
     )
     with pytest.raises(OptionError, match="the samples of squared have one size; give them a second parameter"):
-        sweep.sample(squared, 8)
+        ops.sample(squared, 8)
 
 
 def test_a_file_without_operations_and_a_missing_file_are_told(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from gpu_parity import gpu
 
 from adtrain import ops
-from adtrain.bench.ops.candidates import measured
-from adtrain.bench.ops.table import BENCHES
+from adtrain.bench.candidates import measured
+from adtrain.bench.op_table import BENCHES
 from adtrain.core import registry
 from adtrain.core.array import array
 from adtrain.core.program import Equation, Variable
@@ -46,9 +46,9 @@ def test_every_candidate_of_the_benchmarks_is_right(caplog: pytest.LogCaptureFix
     rows = measured([each for each in BENCHES if each.op in SEVERAL], [32, 1024])
     assert caplog.messages == []
     for row in rows:
-        assert len(row["candidates"]) > 1
-        assert [each["chosen"] for each in row["candidates"]].count(True) == 1
-        assert all(0.5 < each["us"] < 1e5 for each in row["candidates"])
+        assert len(row.candidates) > 1
+        assert [each.chosen for each in row.candidates].count(True) == 1
+        assert all(0.5 < each.us < 1e5 for each in row.candidates)
 
 
 def test_chosen_candidates_run_eagerly_and_in_programs(gpu: Any) -> None:

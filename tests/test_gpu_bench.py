@@ -9,10 +9,10 @@ import pytest
 import training_runs
 from gpu_parity import gpu
 
-from adtrain.bench.ops import sweep
-from adtrain.bench.ops.table import BENCHES
-from adtrain.bench.steps.memory import held_bytes
-from adtrain.bench.steps.modes import bench_modes, record
+from adtrain.bench import ops
+from adtrain.bench.op_table import BENCHES
+from adtrain.bench.profile import held_bytes
+from adtrain.bench.step import bench_modes, record
 from adtrain.bench.timing import sampling
 from adtrain.bench.timing.protocol import protocol
 from adtrain.bench.timing.roofline import Roofline
@@ -32,7 +32,7 @@ def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("op", ["matmul", "gelu", "sum", "softmax"])
 def test_rows_name_kernels_and_launch_shapes(op: str) -> None:
     each = next(each for each in BENCHES if each.op == op)
-    for row in sweep.rows(each, 512, device="gpu"):
+    for row in ops.rows(each, 512, device="gpu"):
         assert row.kernels
         for kernel in row.kernels:
             assert kernel.launch.keys() == {"grid", "block", "shared_bytes"}
@@ -42,13 +42,13 @@ def test_rows_name_kernels_and_launch_shapes(op: str) -> None:
 def test_every_fused_operation_names_its_kernels(tmp_path: Path) -> None:
     modes = bench_modes(training_runs.prepare(tmp_path), "gpu")
     assert list(modes) == ["eager", "staged", "fused"]
-    assert all(row["kernels"] for row in record(modes["fused"], PEAK, "float32")["ops"])
+    assert all(row.kernels for row in record(modes["fused"], PEAK, "float32").ops)
 
 
 def test_memory_and_clocks_are_known(tmp_path: Path) -> None:
     held: Any = held_bytes(training_runs.prepare(tmp_path), "gpu")
     assert held > 0
     about = protocol("gpu", None)
-    assert about["clock_mhz"] > 0
-    assert about["memory_clock_mhz"] > 0
-    assert "events" in about["clock"]["operations"]
+    assert (about.clock_mhz or 0) > 0
+    assert (about.memory_clock_mhz or 0) > 0
+    assert "events" in about.clock["operations"]

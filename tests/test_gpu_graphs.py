@@ -178,7 +178,7 @@ def test_early_launches_spread_over_all_multiprocessors(
 
 
 def test_a_profile_has_a_positive_time_for_every_operation(gpu: Any, tmp_path: Path) -> None:
-    from adtrain.bench.steps.profile import profile_steps
+    from adtrain.bench.profile import profile_steps
 
     experiment = prepare(tmp_path, layers="[linear: 512, relu, linear: 3]")
     profile = profile_steps(training.continuation(experiment, experiment.initial_state("gpu"), "gpu"), 5, device="gpu")

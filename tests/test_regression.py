@@ -14,7 +14,7 @@ from report_runs import Elements
 from resumed_runs import check_stops, train
 
 from adtrain import config, training
-from adtrain.bench.peers import steps
+from adtrain.bench.peers import jobs
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.training import RegressionScore, RunFolder, loop
 
@@ -289,7 +289,7 @@ def test_the_example_in_the_documents_trains(tmp_path: Path, monkeypatch: pytest
 def test_other_systems_are_not_compared_on_numbers_to_predict(tmp_path: Path) -> None:
     experiment = prepare(tmp_path, "price", ["price"])
     with pytest.raises(Unsupported, match="no counterpart of numbers to predict"):
-        steps.runner("numpy", steps.Job(experiment, "cpu"))
+        jobs.runner("numpy", jobs.Job(experiment, "cpu"))
 
 
 def test_a_summary_of_a_config_with_targets_needs_no_data(tmp_path: Path) -> None:

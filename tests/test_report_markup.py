@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 
 import adtrain
 from adtrain import config
+from adtrain.bench import compare as bench_compare
 from adtrain.bench import page as bench_page
 from adtrain.metrics import ByClass
 from adtrain.report import Predictions, Record, page
@@ -105,12 +106,13 @@ def test_every_text_of_a_run_is_shown_as_text() -> None:
     "name", ["cpu-step-smoke", "cpu-operations", "cpu-mlp-small-64-sgd", "gpu-analysis", "gpu-candidates"]
 )
 def test_every_text_of_a_result_is_shown_as_text(name: str) -> None:
-    assert_is_text(bench_page.render(hostile(json.loads((RESULTS / f"{name}.json").read_text()))))
+    values = hostile(json.loads((RESULTS / f"{name}.json").read_text()))
+    assert_is_text(bench_page.render(bench_compare.parse(values, name)))
 
 
 def test_html_is_written_only_in_templates() -> None:
     """No string of the modules has a closing tag, and no text is declared to be Markup."""
-    sources = [path for folder in ("report", "bench/page", "api") for path in (PACKAGE / folder).glob("*.py")]
+    sources = [path for folder in ("report", "bench", "bench/page", "api") for path in (PACKAGE / folder).glob("*.py")]
     for node in (node for path in sources for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             assert not re.search(r"</[a-z]+>", node.value), node.value

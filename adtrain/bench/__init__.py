@@ -1,5 +1,5 @@
-"""Measures speed: of operations and training steps, against other systems, and on the CPU against the GPU.
+"""Measures speed: of operations, training steps, starts and whole trainings, also against other systems and devices.
 
-`timing` takes samples; `ops`, `steps`, `analysis` and `peers` make results, which are plain JSON; `compare` finds
-changes between two results; `text` and `page` show a result in a terminal and as HTML.
+Each command is a module of its name, which makes a result (`result.py`) with a view (`view.py`). `text` and `page` show
+a view in a terminal and as HTML. `timing` takes samples; `peers` has the other systems.
 """

@@ -5,16 +5,46 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from adtrain.bench.stored import KINDS, Kind, NamedTime, Result
-from adtrain.bench.timing.protocol import busy
+from adtrain.bench.against import Against
+from adtrain.bench.candidates import Candidates
+from adtrain.bench.devices import Devices
+from adtrain.bench.ops import Ops
+from adtrain.bench.page import charts
+from adtrain.bench.race import Race
+from adtrain.bench.result import NamedTime, Result, TimedResult, plain
+from adtrain.bench.scaling import Scaling
+from adtrain.bench.startup import Startup
+from adtrain.bench.step import Step
 from adtrain.bench.timing.sampling import NOISY
+from adtrain.bench.view import (
+    TEXT,
+    Column,
+    Gap,
+    Note,
+    Notice,
+    Part,
+    Picture,
+    Section,
+    Table,
+    Tiles,
+    Unit,
+    View,
+    milliseconds,
+)  # fmt: skip
 from adtrain.config import records
 from adtrain.config.problems import dotted
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
+
+KINDS: dict[str, type[TimedResult]] = {
+    kind.kind: kind for kind in (Ops, Candidates, Step, Scaling, Startup, Against, Devices, Race)
+}
+OLD_NAMES = {"config": "step", "analysis": "devices"}
+"""Kinds of results by adtrain 0.1, and their names."""
 
 MIN_CHANGE = 0.02
 """Smaller relative changes are not listed."""
@@ -36,14 +66,15 @@ class Change(NamedTuple):
     @property
     def relative(self) -> float:
         """0.1 is 10% slower, -0.1 is 10% faster."""
-        return self.after.time.median_ms / self.before.time.median_ms - 1
+        return self.after.median_ms / self.before.median_ms - 1
 
     @property
     def verdict(self) -> str:
         """The times are "slower" or "faster" if the confidence intervals do not overlap, and the medians are more than
-        MIN_CHANGE apart; otherwise they are the "same"."""
-        old, new = self.before.time, self.after.time
-        apart = old.high_ms < new.low_ms or new.high_ms < old.low_ms
+        MIN_CHANGE apart; otherwise they are the "same". A time without an interval counts as exact."""
+        old, new = self.before, self.after
+        (old_low, old_high), (new_low, new_high) = _ends(old), _ends(new)
+        apart = old_high < new_low or new_high < old_low
         if not apart or old.median_ms <= MIN_MS or abs(self.relative) <= MIN_CHANGE:
             return "same"
         return "slower" if self.relative > 0 else "faster"
@@ -51,31 +82,121 @@ class Change(NamedTuple):
     @property
     def factor(self) -> float:
         """The logarithm of the larger time over the smaller one."""
-        after = self.after.time.median_ms
-        return abs(math.log(after) - math.log(self.before.time.median_ms)) if after > 0 else math.inf
+        after = self.after.median_ms
+        return abs(math.log(after) - math.log(self.before.median_ms)) if after > 0 else math.inf
 
-    def record(self) -> dict[str, Any]:
-        """The change as JSON values."""
-        old, new = self.before.time, self.after.time
-        return {
-            "name": self.name,
-            "before_ms": old.median_ms,
-            "after_ms": new.median_ms,
-            "before_noisy": old.noisy,
-            "after_noisy": new.noisy,
-            "change": self.relative if old.median_ms > MIN_MS else None,
-            "verdict": self.verdict,
-        }
+    def record(self) -> Changed:
+        """The change in a result."""
+        old, new = self.before, self.after
+        relative = self.relative if old.median_ms > MIN_MS else None
+        return Changed(self.name, old.median_ms, new.median_ms, old.noisy, new.noisy, relative, self.verdict)
 
 
-def result(before: str, after: str) -> dict[str, Any]:
-    """The differences between the results in two files, as JSON values:
+def _ends(time: NamedTime) -> tuple[float, float]:
+    if time.low_ms is None or time.high_ms is None:
+        return time.median_ms, time.median_ms
+    return time.low_ms, time.high_ms
 
-    - "steps": all times of whole training steps;
-    - "slower", "faster": the other times that changed, the largest factor first; "same": the number of the others;
-    - "only_before", "only_after": names of times that only one result has;
-    - "protocol": the conditions that differ, as (before, after), by dotted key;
-    - "noise": a line for each reason to distrust a result.
+
+@dataclass(frozen=True)
+class Changed:
+    """A time before and after. `change` is relative; None where the time before is too short."""
+
+    name: str
+    before_ms: float
+    after_ms: float
+    before_noisy: bool
+    after_noisy: bool
+    change: float | None
+    verdict: str
+
+
+VERDICTS = {"slower": "slower", "faster": "faster", "same": "no clear change"}
+MAX_NAMES = 3
+"""Of times that only one result has; a terminal shows the number of the others."""
+
+
+def columns(title: str, colour: str = "") -> list[Column[Changed]]:
+    """The columns of changes. With `colour`, a page shows bars of that CSS class."""
+    before = Column[Changed]("before ms", lambda row: _marked(row.before_ms, row.before_noisy))
+    after = Column[Changed]("after ms", lambda row: _marked(row.after_ms, row.after_noisy))
+    change = Column[Changed]("change", lambda row: row.change, Unit("{:+.1%}".format),
+                             bar=(lambda row: (abs(row.change or 0.0), colour)) if colour else None)  # fmt: skip
+    return [Column(title, lambda row: row.name, TEXT), before, after, change]
+
+
+def _marked(ms: float, noisy: bool) -> str:
+    return f"{'~' if noisy else ''}{milliseconds(ms)}"
+
+
+STEPS = [*columns("whole step or training"), Column[Changed]("", lambda row: VERDICTS[row.verdict], TEXT)]
+CONDITIONS: tuple[Column[tuple[str, tuple[Any, Any]]], ...] = (
+    Column("condition", lambda row: row[0], TEXT),
+    Column("before", lambda row: row[1][0], TEXT),
+    Column("after", lambda row: row[1][1], TEXT),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Result):
+    """The differences between two results:
+
+    - noise: a line for each reason to distrust a result;
+    - protocol: the conditions that differ, as (before, after), by dotted key;
+    - steps: all times of whole training steps;
+    - slower, faster: the other times that changed, the largest factor first; same: the number of the others;
+    - only_before, only_after: names of times that only one result has.
+    """
+
+    kind = "compare"
+    before: str
+    after: str
+    noise: list[str]
+    protocol: dict[str, tuple[Any, Any]]
+    steps: list[Changed]
+    slower: list[Changed]
+    faster: list[Changed]
+    same: int
+    only_before: list[str]
+    only_after: list[str]
+
+    def view(self) -> View:
+        changed = {"slower": self.slower, "faster": self.faster}
+        parts: list[Part] = [
+            *(Note(f"NOISY: {line}", where="text") for line in self.noise),
+            *(Notice(line) for line in self.noise),
+            Note(f"before: {self.before}", where="text"),
+            Note(f"after:  {self.after}", where="text"),
+        ]
+        if self.steps:
+            parts.append(Section("Whole steps and trainings", [Table(STEPS, self.steps)]))
+        numbers = [(kind, f"{len(found)}") for kind, found in changed.items()]
+        parts.append(Tiles([*numbers, ("the same", f"{self.same}")]))
+        what = "of the other times" if self.steps else "times"
+        counts = f"{len(self.slower)} slower, {len(self.faster)} faster, {self.same} without a clear change"
+        said = f"{what}: {counts} (over {MIN_CHANGE:.0%}, and 95% intervals that do not overlap)"
+        parts += [Gap(), Note(said)]
+        for kind, found in changed.items():
+            if found:
+                parts.append(Section(kind.capitalize(), [Table(columns(kind, kind), found)]))
+        for which, names in (("before", self.only_before), ("after", self.only_after)):
+            if names:
+                parts.append(_only(which, names))
+        if self.protocol:
+            table = Table(CONDITIONS, list(self.protocol.items()))
+            parts.append(Section("Differences of the protocol", [table]))
+        return View("Changed times", parts, about=f"before: {self.before} · after: {self.after}")
+
+
+def _only(which: str, names: list[str]) -> Section:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    note = Note(f"only {which}: {', '.join(names[:MAX_NAMES])}{more}", where="text")
+    listed = Picture(lambda: charts.listed(names))
+    return Section(f"Only {which}", [note, listed], folded=f"{len(names)} times")
+
+
+def result(before: str, after: str) -> Compare:
+    """The differences between the results in two files.
 
     For a time that did not change, two 95% intervals fail to overlap about once in two hundred cases. The intervals
     cover only the seconds in which the samples were taken, not later changes of the machine's load.
@@ -83,8 +204,7 @@ def result(before: str, after: str) -> dict[str, Any]:
     Raises:
         AdtrainError: a file cannot be read or holds no such result, or they are of different kinds or devices.
     """
-    texts = [(path, *read(path)) for path in (before, after)]
-    (_, old_values, old), (_, new_values, new) = texts
+    old, new = read(before), read(after)
     for what, one, other in (
         ("kind", old.kind, new.kind),
         ("device", old.protocol.device_name, new.protocol.device_name),
@@ -98,22 +218,29 @@ def result(before: str, after: str) -> dict[str, Any]:
         verdict: sorted((x for x in parts if x.verdict == verdict), key=lambda x: -x.factor)
         for verdict in ("slower", "faster", "same")
     }
-    return {
-        "kind": "compare",
-        "before": before,
-        "after": after,
-        "noise": [f"{path}: {reason}" for path, values, found in texts for reason in _noise(values, found)],
-        "protocol": _differing(_conditions(old_values), _conditions(new_values)),
-        "steps": [change.record() for change in changes if change.before.whole],
-        **{verdict: [change.record() for change in listed[verdict]] for verdict in ("slower", "faster")},
-        "same": len(listed["same"]),
-        "only_before": [name for name in old_times if name not in new_times],
-        "only_after": [name for name in new_times if name not in old_times],
-    }
+    return Compare(
+        before=before,
+        after=after,
+        noise=[f"{path}: {reason}" for path, found in ((before, old), (after, new)) for reason in _noise(found)],
+        protocol=_differing(_conditions(old), _conditions(new)),
+        steps=[change.record() for change in changes if change.before.whole],
+        slower=[change.record() for change in listed["slower"]],
+        faster=[change.record() for change in listed["faster"]],
+        same=len(listed["same"]),
+        only_before=[name for name in old_times if name not in new_times],
+        only_after=[name for name in new_times if name not in old_times],
+    )
 
 
-def read(path: str | Path) -> tuple[dict[str, Any], Result]:
-    """The result in a file of `adtrain bench --json-file`: all its values, and those that are compared.
+@dataclass(frozen=True)
+class Kind:
+    """The part of a result that tells its kind."""
+
+    kind: Literal["ops", "candidates", "step", "scaling", "startup", "against", "devices", "race", "config", "analysis"]
+
+
+def read(path: str | Path) -> TimedResult:
+    """The result in a file of `adtrain bench --json-file`.
 
     Raises:
         AdtrainError: the file cannot be read, or is not such a result.
@@ -122,13 +249,17 @@ def read(path: str | Path) -> tuple[dict[str, Any], Result]:
         content = read_regular(path)
     except OSError as error:
         raise AdtrainError(f"{path}: cannot be read: {error.strerror}") from None
-    values = records.parse_any(content, str(path))
-    kind = records.check(Kind, values, str(path)).kind
-    found: Result = records.check(KINDS[kind], values, str(path))
-    return values, found
+    return parse(records.parse_any(content, str(path)), str(path))
 
 
-def times(result: Result) -> dict[str, NamedTime]:
+def parse(values: Any, where: str) -> TimedResult:
+    """The result in JSON values; `where` is the file, for messages. Raises AdtrainError."""
+    kind = records.check(Kind, values, where).kind
+    found: TimedResult = records.check(KINDS[OLD_NAMES.get(kind, kind)], values, where)
+    return found
+
+
+def times(result: TimedResult) -> dict[str, NamedTime]:
     """The times of a result by name; equal names are numbered."""
     seen: Counter[str] = Counter()
     found = {}
@@ -138,19 +269,21 @@ def times(result: Result) -> dict[str, NamedTime]:
     return found
 
 
-def _noise(values: Mapping[str, Any], result: Result) -> list[str]:
+def _noise(result: TimedResult) -> list[str]:
     """Reasons to distrust the times of a result."""
-    found = [each.time.noisy for each in result.times()]
-    reasons = [warning] if (warning := busy(values["protocol"])) else []
-    if noisy := sum(found):
+    found = list(result.times())
+    reasons = [warning] if (warning := result.protocol.busy) else []
+    if noisy := sum(each.noisy for each in found):
         reasons.append(f"{noisy} of {len(found)} times have an interval wider than {NOISY:.0%} of the median")
+    if exact := sum(each.low_ms is None for each in found):
+        reasons.append(f"{exact} of {len(found)} times have no interval; each change over {MIN_CHANGE:.0%} is listed")
     return reasons
 
 
-def _conditions(values: Mapping[str, Any]) -> dict[str, Any]:
+def _conditions(result: TimedResult) -> dict[str, Any]:
     """The conditions of a result: the leaves of its protocol, and what was measured, by dotted key."""
-    found = {key: values[key] for key in ("config", "precision", "batch_size") if key in values}
-    found |= {key: value for key, value in values["protocol"].items() if key not in MEASURED}
+    found = {key: getattr(result, key) for key in ("config", "precision", "batch_size") if hasattr(result, key)}
+    found |= {key: value for key, value in plain(result.protocol).items() if key not in MEASURED}
     return {dotted(path): value for path, value in records.leaves(found)}
 
 

@@ -18,7 +18,6 @@ COMMANDS = {
     "data": "Inspect, fetch and verify data sets.",
     "devices": "Show the devices that training can run on.",
     "gradcheck": "Check every derivative against finite differences.",
-    "race": "Time trainings until they reach a test accuracy.",
     "bench": "Time operations and training steps.",
 }
 """The commands of `adtrain`, in the order of its help."""

@@ -30,7 +30,7 @@ def command(measure: bool, as_json: bool) -> None:
     gpu, reason = describe_gpu()
     peaks = {device: peak(device, measure) for device in ("cpu", "gpu") if device == "cpu" or gpu is not None}
     if as_json:
-        measured = {device: found and found._asdict() for device, found in peaks.items()}
+        measured = {device: found and vars(found) for device, found in peaks.items()}
         print_json({"cpu": cpu, "gpu": gpu, "gpu_reason": reason, "roofline": measured, "exchange": exchange()})
         return
     rows = [*cpu_rows(cpu), *peak_rows(peaks["cpu"])]

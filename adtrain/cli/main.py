@@ -29,6 +29,9 @@ from adtrain.distributed.environment import divide_host, is_rank, other_rank
 from adtrain.signals import INTERRUPTED, USAGE, end_on_signals, let_signals_kill
 
 INTERNAL = 70
+REPLACED_COMMANDS = {"race": "bench race"}
+"""What to write instead of a command of earlier versions."""
+
 REPLACED_OPTIONS = {
     "train": {
         "--repeat": "to train from N seeds, write --seeds N",
@@ -124,6 +127,8 @@ def unknown_command(name: str) -> str:
     from adtrain.config.files import packaged
     from adtrain.config.problems import known
 
+    if name in REPLACED_COMMANDS:
+        return f"unknown command {name!r}; write adtrain {REPLACED_COMMANDS[name]}"
     if name in packaged() or os.path.isfile(name):
         return f"unknown command {name!r}; did you mean adtrain train {shlex.quote(name)}?"
     return f"unknown command {name!r}; {known(name, COMMANDS, 'commands')}"

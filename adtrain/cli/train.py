@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from adtrain import config, training
-from adtrain.bench.steps.profile import profile_steps
+from adtrain.bench.profile import profile_steps
 from adtrain.cli.options import (
     LAUNCHING,
     ConfigName,

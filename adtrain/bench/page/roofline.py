@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
-from adtrain.bench.page import blocks
-from adtrain.bench.page.cells import power
+from adtrain.bench.page import charts
+from adtrain.bench.page.charts import power_text
+from adtrain.bench.timing.roofline import Roofline
 from adtrain.report import parts
 from adtrain.report.plot import Axis, Plot, Point
 from adtrain.report.ticks import log_ticks
@@ -92,7 +93,7 @@ class Roof(NamedTuple):
 
 def figures(
     groups: Mapping[str, Sequence[Dot]],
-    peak: Mapping[str, Any],
+    peak: Roofline,
     precision: str,
     arrows: Sequence[tuple[Dot, Dot]] = (),
 ) -> Markup:
@@ -100,9 +101,9 @@ def figures(
 
     The axes cover the points, and the roof above the point that is closest to it.
     """
-    rates = peak["gflops_per_s"]
+    rates = peak.gflops_per_s
     kind = precision if precision in rates else "float32"
-    roof = Roof(peak["gbytes_per_s"], rates[kind])
+    roof = Roof(peak.gbytes_per_s, rates[kind])
     shown = {title: [dot for dot in dots if dot.drawn] for title, dots in groups.items()}
     drawn = [dot.place for dots in shown.values() for dot in dots]
     if not drawn:
@@ -118,7 +119,7 @@ def figures(
     left_out = sum(map(len, groups.values())) - len(drawn)
     note = "A point is an operation; the line is the measured peak of the device, which data in caches may exceed."
     note += f" {left_out} without FLOPs are left out." if left_out else ""
-    return blocks.keys(legend) + blocks.figures(pictures, "wide-curves") + parts.note(note)
+    return charts.keys(legend) + charts.figures(pictures, "wide-curves") + parts.note(note)
 
 
 def _figure(
@@ -129,7 +130,7 @@ def _figure(
     ys: Sequence[float],
     arrows: Sequence[tuple[Dot, Dot]],
 ) -> Markup:
-    x, y = (Axis(unit, ticks, power, logarithmic=True) for unit, ticks in (("FLOP / byte", xs), ("GFLOP/s", ys)))
+    x, y = (Axis(unit, ticks, power_text, logarithmic=True) for unit, ticks in (("FLOP / byte", xs), ("GFLOP/s", ys)))
     plot = Plot(f"{title}: GFLOP/s over FLOP/byte", x, y, WIDTH, HEIGHT)
     lines = roof.line(xs, ys)
     for kind, line in lines.items():
@@ -145,7 +146,7 @@ def _figure(
         if leader:
             plot.stroke(leader, "leader")
         plot.text(at, name, "name")
-    return blocks.figure(title, plot.svg())
+    return charts.chart(title, plot)
 
 
 def _around(at: Point, radius: float) -> list[Point]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.bench.peers.op_cases import REPEATS, OpCase
+from adtrain.bench.op_table import OpCase
+from adtrain.bench.peers.jobs import CHUNK
+from adtrain.bench.peers.operations import REPEATS
 from adtrain.bench.peers.processes import Unsupported, WorkerFailed, WorkerProcess
-from adtrain.bench.peers.steps import CHUNK
-from adtrain.bench.peers.systems import ADTRAIN
-from adtrain.bench.timing.sampling import Timing, ratio, round_robin
+from adtrain.bench.peers.systems import ADTRAIN, Choice
+from adtrain.bench.timing.machine import thread_count
+from adtrain.bench.timing.protocol import Protocol, protocol
+from adtrain.bench.timing.sampling import Timing, in_turns, ratio
 from adtrain.core.precision import FULL
+
+Progress = Callable[[str], object]
+"""Gets lines for the user."""
 
 
 class Budget(NamedTuple):
@@ -67,18 +76,6 @@ class Comparison(NamedTuple):
             return {}
         peers = [name for name in self.times if name != ADTRAIN and name not in self.different]
         return {name: ratio(self.times[name], self.times[ADTRAIN]) for name in peers}
-
-    def record(self) -> dict[str, Any]:
-        """JSON values. `ratios` have no unit: median, 95% confidence interval, 20th and 80th percentile."""
-        return {
-            "times": {name: timing.record() for name, timing in self.times.items()},
-            "ratios": {name: _ratio_record(timing) for name, timing in self.ratios.items()},
-            "peak_mib": dict(self.peak_mib),
-            "off": dict(self.errors),
-            "different": list(self.different),
-            "skipped": dict(self.skipped),
-            "failed": dict(self.failed),
-        }
 
 
 def compare_steps(
@@ -150,15 +147,15 @@ def _timed(
     repeats = {name: calls[name] * runs_per_call[worker.device] for name, worker in workers.items()}
     slowest = max(each * (calls[name] + 1) for name, each in seconds.items())
     rounds = int(min(max(budget.system / slowest, MIN_ROUNDS), MAX_ROUNDS))
-    ms: dict[str, list[float]] = {name: [] for name in workers}
-    peaks: dict[str, float] = {}
-    for name in round_robin(list(workers), rounds):
-        found = workers[name].ask("time", calls=calls[name])
-        ms[name].append(found["seconds"] / repeats[name] * 1e3)
-        peaks[name] = found["peak_mib"]
-    return {name: Timing(ms[name], repeats[name]) for name in workers}, peaks
+    found = in_turns({name: partial(worker.ask, "time", calls=calls[name]) for name, worker in workers.items()}, rounds)
+    times = {
+        name: Timing([each["seconds"] / repeats[name] * 1e3 for each in found[name]], repeats[name]) for name in workers
+    }
+    return times, {name: found[name][-1]["peak_mib"] for name in workers}
 
 
-def _ratio_record(found: Timing) -> dict[str, float]:
-    low, high = found.interval_ms
-    return {"median": found.median_ms, "low": low, "high": high, "p20": found.p20_ms, "p80": found.p80_ms}
+def conditions(device: str, load: float | None, choice: Choice) -> Protocol:
+    """The protocol, with threads and the versions of the peers."""
+    found = protocol(device, load)
+    versions = {package: version(package) for package in {peer.package for peer in choice.runnable}}
+    return replace(found, threads=thread_count(), versions=found.versions | versions)

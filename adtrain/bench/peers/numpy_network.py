@@ -9,6 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from adtrain import nn
+from adtrain.backends.cpu import naive
 from adtrain.bench.peers.layers import Arrays, unsupported
 from adtrain.nn.fields import pair
 
@@ -145,3 +146,23 @@ def _max_pool(kernel: tuple[int, int], x: Any) -> tuple[Any, Pull]:
 
 
 PLAIN = Kit(np.matmul, convolved)
+
+
+def naive_product(a: Any, b: Any) -> Any:
+    """a @ b in float32, by a naive loop. A transposed view is passed as its base with a flag, without a copy."""
+    transposed = [x.flags.f_contiguous and not x.flags.c_contiguous for x in (a, b)]
+    return naive.matmul(*(x.T if flag else x for x, flag in zip((a, b), transposed, strict=True)), *transposed)
+
+
+def naive_convolved(
+    x: Any, weight: Any, stride: tuple[int, int], padding: tuple[int, int]
+) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+    """As `convolved`, by a naive loop, without a column matrix."""
+    sizes = naive.conv_sizes(x.shape, weight.shape, stride, padding)
+    n, out, high, wide = sizes[0], sizes[4], *sizes[7:9]
+
+    def pull(ct: Any) -> tuple[Any, Any]:
+        by_x = naive.call("conv2d_input_grad", x.shape, ct, weight, *sizes)
+        return by_x, naive.call("conv2d_weight_grad", weight.shape, x, ct, *sizes)
+
+    return naive.call("conv2d", (n, out, high, wide), x, weight, *sizes), pull

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 
 from adtrain import ops
-from adtrain.bench.peers.op_cases import CHECKED_ITEMS, OpCase, OpRunner, cases
+from adtrain.bench.op_table import OpCase, cases
 from adtrain.bench.peers.systems import SYSTEMS, load
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
+
+REPEATS = 10
+"""Runs of an operation in one call."""
+
+CHECKED_ITEMS = 4
+"""Items (rows, images) of a result that are compared with float64, where items are independent."""
+
+
+class OpRunner(NamedTuple):
+    """A system's operation.
+
+    Attributes:
+        run: makes the given number of calls of REPEATS runs, waits for the device, returns one element of the result.
+        results: the arrays that one run returns: the output, or the gradients of the floating-point inputs. In phase
+            "backward" it takes another cotangent as an optional argument.
+    """
+
+    run: Callable[[int], float]
+    results: Callable[..., list[np.ndarray]]
 
 
 def find(name: str, device: str) -> OpCase:
@@ -23,8 +45,7 @@ def runner(name: str, case: OpCase, phase: str, device: str) -> OpRunner:
         Unsupported: the system has no counterpart of it.
     """
     system = SYSTEMS[name]
-    assert system.operations is not None
-    found: OpRunner = load(system.operations).operation(case, phase, device, system.form)
+    found: OpRunner = load(system).operation(case, phase, device, system.form)
     return found
 
 

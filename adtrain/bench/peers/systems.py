@@ -15,7 +15,7 @@ ADTRAIN = "adtrain"
 """The system that all others are compared with."""
 
 
-Work: TypeAlias = Literal["steps", "operations", "races", "members"]
+Work: TypeAlias = Literal["steps", "operation", "race", "members"]
 """What is compared: training steps, single operations, whole trainings, or steps of many networks together."""
 
 
@@ -26,22 +26,15 @@ class System(NamedTuple):
         name: package and form; unique.
         package: what must be installed.
         devices: where it runs.
-        steps: module in this package whose `runner(job, form)` takes training steps; None if the form trains many
-            networks only.
-        operations: module in this package whose `operation(case, phase, device, form)` runs a single operation; None
-            if the form runs whole steps only.
-        races: module in this package whose `run(job, form)` trains to the end; None if there is none.
-        members: module in this package whose `runner(job, form)` takes steps of all networks of a `MembersJob`; None
-            if the form trains one network at a time.
+        works: the work that the form does. The module PACKAGE_system in this package has a function for each:
+            `steps(job, form)` takes training steps; `members(job, form)` those of all networks of a `MembersJob`;
+            `operation(case, phase, device, form)` runs a single operation; `race(job, form)` trains to the end.
     """
 
     name: str
     package: str
     devices: Sequence[str]
-    steps: str | None
-    operations: str | None
-    races: str | None = None
-    members: str | None = None
+    works: Sequence[Work]
 
     @property
     def form(self) -> str:
@@ -51,44 +44,36 @@ class System(NamedTuple):
         """Why it cannot do the work on the device; None if it can."""
         if device not in self.devices:
             return f"runs on {' and '.join(self.devices)} only"
-        if work == "races" and self.races is None:
+        if work == "race" and work not in self.works:
             return "takes steps and runs operations, but no whole training"
         if find_spec(self.package) is None:
             return f"{self.package} is not installed (pip install {self.package})"
-        if work == "operations" and self.operations is None:
+        if work == "operation" and work not in self.works:
             return "runs whole steps only"
-        if work == "steps" and self.steps is None:
+        if work == "steps" and work not in self.works:
             return "trains many networks together; give --members N"
-        if work == "members" and self.members is None:
+        if work == "members" and work not in self.works:
             return "trains one network at a time"
         return None
 
     def is_form_for(self, work: Work) -> bool:
-        """Whether the name of the package selects this form for the work: only forms with `members` train members."""
-        return (self.members is not None) == (work == "members")
+        """Whether the name of the package selects this form for the work: only forms for "members" train members."""
+        return ("members" in self.works) == (work == "members")
 
 
 SYSTEMS = {
     system.name: system
     for system in (
-        System(
-            ADTRAIN,
-            "adtrain",
-            ("cpu", "gpu"),
-            "adtrain_steps",
-            "adtrain_operations",
-            "adtrain_races",
-            "adtrain_members",
-        ),
-        System("torch-eager", "torch", ("cpu", "gpu"), "torch_steps", "torch_operations", "torch_races"),
-        System("torch-compile", "torch", ("cpu", "gpu"), "torch_steps", None, "torch_races"),
-        System("torch-graph", "torch", ("gpu",), "torch_steps", "torch_operations", "torch_races"),
-        System("torch-vmap", "torch", ("cpu", "gpu"), None, None, None, "torch_members"),
-        System("torch-vmap-compile", "torch", ("cpu", "gpu"), None, None, None, "torch_members"),
-        System("jax-jit", "jax", ("cpu", "gpu"), "jax_steps", "jax_operations"),
-        System("jax-scan", "jax", ("cpu", "gpu"), "jax_steps", None),
-        System("jax-vmap", "jax", ("cpu", "gpu"), None, None, None, "jax_steps"),
-        System("numpy", "numpy", ("cpu",), "numpy_steps", "numpy_operations"),
+        System(ADTRAIN, "adtrain", ("cpu", "gpu"), ("steps", "operation", "race", "members")),
+        System("torch-eager", "torch", ("cpu", "gpu"), ("steps", "operation", "race")),
+        System("torch-compile", "torch", ("cpu", "gpu"), ("steps", "race")),
+        System("torch-graph", "torch", ("gpu",), ("steps", "operation", "race")),
+        System("torch-vmap", "torch", ("cpu", "gpu"), ("members",)),
+        System("torch-vmap-compile", "torch", ("cpu", "gpu"), ("members",)),
+        System("jax-jit", "jax", ("cpu", "gpu"), ("steps", "operation")),
+        System("jax-scan", "jax", ("cpu", "gpu"), ("steps",)),
+        System("jax-vmap", "jax", ("cpu", "gpu"), ("members",)),
+        System("numpy", "numpy", ("cpu",), ("steps", "operation")),
     )
 }
 """torch-compile: forward pass and loss, and so their gradients, by torch.compile. torch-graph: the whole step as one
@@ -126,6 +111,6 @@ def chosen(names: Sequence[str], device: str, work: Work) -> Choice:
     return Choice(runnable, skipped)
 
 
-def load(module: str) -> ModuleType:
-    """Import a module of this package. It is imported only when used, because it may need an optional package."""
-    return import_module(f"adtrain.bench.peers.{module}")
+def load(system: System) -> ModuleType:
+    """The module of the system's package. It is imported only when used, because it may need an optional package."""
+    return import_module(f"adtrain.bench.peers.{system.package}_system")

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.bench.peers import torch_network
-from adtrain.bench.peers.steps import Job
-from adtrain.bench.peers.torch_steps import Training
+from adtrain.bench.peers.jobs import Job
+from adtrain.bench.peers.torch_system import Training
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 

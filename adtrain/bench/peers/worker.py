@@ -9,7 +9,7 @@ It reads requests, one line of JSON each, and answers each with {"answer": ...},
     {"do": "race", "config_name": ..., "overrides": [...]}  train to the end; answers seconds and accuracy of each epoch
     {"do": "time", "calls": N}  run what is set up; answers the seconds of N calls and the process's peak memory
 
-A call is `steps.CHUNK` training steps, or `op_cases.REPEATS` runs of an operation.
+A call is `jobs.CHUNK` training steps, or `operations.REPEATS` runs of an operation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from typing import Any, cast
 import numpy as np
 
 from adtrain import config, training
-from adtrain.bench.peers import members, operations, races, steps
+from adtrain.bench import race
+from adtrain.bench.peers import jobs, operations
 from adtrain.bench.peers.processes import Unsupported
 from adtrain.bench.peers.systems import ADTRAIN
 from adtrain.bench.timing.sampling import LONG_S
@@ -52,14 +53,14 @@ class Worker:
 
     def step(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
         experiment = training.prepare(config.load(config_name, overrides))
-        return self._set_up(steps.runner(self.name, steps.Job(experiment, self.device)))
+        return self._set_up(jobs.runner(self.name, jobs.Job(experiment, self.device)))
 
     def members(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
         cfg = config.load(config_name, overrides)
-        return self._set_up(steps.runner(self.name, members.job(cfg, self.device), "members"))
+        return self._set_up(jobs.runner(self.name, jobs.members_job(cfg, self.device), "members"))
 
-    def _set_up(self, runner: steps.Runner) -> dict[str, Any]:
-        losses = list(runner.losses()[: steps.COMPARED])
+    def _set_up(self, runner: jobs.Runner) -> dict[str, Any]:
+        losses = list(runner.losses()[: jobs.COMPARED])
         if not np.isfinite(losses).all():
             raise AdtrainError(f"{self.name}: the first steps have the losses {losses}, expected finite numbers")
         runner.run(1)
@@ -68,7 +69,7 @@ class Worker:
 
     def race(self, config_name: str, overrides: list[str]) -> dict[str, Any]:
         experiment = training.prepare(config.load(config_name, overrides))
-        return {"epochs": races.run(self.name, steps.Job(experiment, self.device))}
+        return {"epochs": race.run(self.name, jobs.Job(experiment, self.device))}
 
     def operation(self, case: str, phase: str) -> dict[str, Any]:
         found = operations.find(case, self.device)

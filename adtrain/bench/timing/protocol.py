@@ -6,22 +6,78 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import adtrain
 from adtrain.backends.cpu.threads import usable_cores
-from adtrain.bench.timing import roofline, sampling, statistics
+from adtrain.bench.timing import roofline, sampling
 from adtrain.bench.timing.machine import busy_cores, describe_cpu, is_busy
 from adtrain.bench.timing.roofline import Roofline
+from adtrain.config.values import Duration
 from adtrain.core.backend import backend
+from adtrain.option_types import Size
 
 PACKAGE = Path(adtrain.__file__).parent
 
 THREADING = ("OMP_", "GOMP_", "OPENBLAS_", "MKL_")
 """Prefixes of environment variables that set numbers of threads."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The conditions of a measurement; None for what is unknown.
+
+    Attributes:
+        load: the number of cores that other work kept busy before timing.
+        environment: variables that set numbers of threads.
+        clock: which clock timed operations, and which steps.
+        samples: the fewest and the most of a time.
+        overhead_ms: the time of an empty run.
+        devices: of a comparison of devices, their names.
+        naive: of a comparison of devices, how naive loops are compiled.
+    """
+
+    date: str
+    command: str
+    commit: str | None
+    device: str
+    device_name: str
+    load: Duration | None
+    compiler: str | None
+    cores: Size | None
+    threads: int | str | None
+    environment: dict[str, str]
+    blas: str
+    blas_threads: int | None
+    driver: str | None
+    clock_mhz: float | None
+    memory_clock_mhz: float | None
+    versions: dict[str, str]
+    clock: dict[str, str]
+    confidence: float
+    samples: tuple[int, int]
+    min_sample_ms: float
+    overhead_ms: float
+    roofline: Roofline | None
+    devices: dict[str, str] | None = None
+    naive: str | None = None
+
+    @property
+    def busy(self) -> str | None:
+        """A warning, if the machine was busy."""
+        if not is_busy(self.load, self.cores):
+            return None
+        return f"busy machine: other work took {self.load:.1f} of {self.cores} cores before anything was timed"
+
+    @property
+    def peak(self) -> Roofline:
+        """The roofline, of a measurement that needs it."""
+        assert self.roofline is not None
+        return self.roofline
 
 
 def observed_load(progress: Callable[[str], object]) -> float | None:
@@ -34,8 +90,8 @@ def observed_load(progress: Callable[[str], object]) -> float | None:
 
 def protocol(
     device: str, load: float | None, peak: Roofline | None = None, min_sample_ms: float = sampling.MIN_SAMPLE_MS
-) -> dict[str, Any]:
-    """The protocol as JSON values; None for what is unknown.
+) -> Protocol:
+    """The protocol of a measurement on this machine.
 
     Args:
         load: the number of cores that other work kept busy before timing; see `observed_load`.
@@ -43,39 +99,31 @@ def protocol(
         min_sample_ms: the minimum duration of a sample.
     """
     cpu, peak = describe_cpu(), peak or roofline.known(device)
-    return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "commit": commit(),
-        "device": device,
-        "device_name": backend(device).device_name(),
-        "load": load,
-        "compiler": backend(device).compiler_name(),
-        "cores": cpu["usable_cores"],
-        "threads": os.environ.get("OMP_NUM_THREADS") or cpu["usable_cores"],
-        "environment": {name: x for name, x in sorted(os.environ.items()) if name.startswith(THREADING)},
-        "blas": cpu["blas"],
-        "blas_threads": cpu["blas_threads"],
+    return Protocol(
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        commit=commit(),
+        device=device,
+        device_name=backend(device).device_name(),
+        load=load,
+        compiler=backend(device).compiler_name(),
+        cores=cpu["usable_cores"],
+        threads=os.environ.get("OMP_NUM_THREADS") or cpu["usable_cores"],
+        environment={name: x for name, x in sorted(os.environ.items()) if name.startswith(THREADING)},
+        blas=cpu["blas"],
+        blas_threads=cpu["blas_threads"],
         **_clocks(device),
-        "versions": {"adtrain": adtrain.__version__, "python": cpu["python"], "numpy": cpu["numpy"]},
-        "clock": {
+        versions={"adtrain": adtrain.__version__, "python": cpu["python"], "numpy": cpu["numpy"]},
+        clock={
             "operations": "the device's own: CUDA events" if device == "gpu" else "read by the compiled program",
             "steps": "the host's, until the device has finished",
         },
-        "confidence": statistics.CONFIDENCE,
-        "samples": [sampling.MIN_SAMPLES, sampling.MAX_SAMPLES],
-        "min_sample_ms": min_sample_ms,
-        "overhead_ms": sampling.overhead_ms(),
-        "roofline": peak and peak._asdict(),
-    }
-
-
-def busy(conditions: Mapping[str, Any]) -> str | None:
-    """A warning, if by this protocol the machine was busy."""
-    load, cores = conditions.get("load"), conditions.get("cores")
-    if not is_busy(load, cores):
-        return None
-    return f"busy machine: other work took {load:.1f} of {cores} cores before anything was timed"
+        confidence=sampling.CONFIDENCE,
+        samples=(sampling.MIN_SAMPLES, sampling.MAX_SAMPLES),
+        min_sample_ms=min_sample_ms,
+        overhead_ms=sampling.overhead_ms(),
+        roofline=peak,
+    )
 
 
 def commit() -> str | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,8 @@ MATRIX = {"cpu": 1024, "gpu": 4096}
 """Rows and columns of the square matrices."""
 
 
-class Roofline(NamedTuple):
+@dataclass(frozen=True)
+class Roofline:
     """The best rates of a device.
 
     Attributes:
@@ -64,7 +66,7 @@ def measured(device: str) -> Roofline:
         flops[name] = max(flops.get(name, 0.0), rate(2 * n**3, ms) or 0.0)
     found = Roofline(copied, flops)
     if not busy:
-        documents.store(KIND, _key(device), found._asdict())
+        documents.store(KIND, _key(device), vars(found))
     return found
 
 
@@ -117,3 +119,35 @@ def _read(document: Any) -> Roofline:
     if "float32" not in found.gflops_per_s or not all(isinstance(x, float) and 0 < x < math.inf for x in rates):
         raise ValueError("its rates are not numbers above 0")
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What measured work did in its time, and how close it came to the limits of its device.
+
+    Attributes:
+        gflops_per_s, gbytes_per_s: None if the time is 0.
+        of_roofline: the share of the device's roofline; None if the time is 0.
+        from_cache: whether the bytes came faster than the device's memory can deliver them, so from a cache. The share
+            is then above 1, and says nothing about the kernel.
+    """
+
+    flops: int
+    bytes: int
+    gflops_per_s: float | None
+    gbytes_per_s: float | None
+    of_roofline: float | None
+    from_cache: bool | None = None
+
+
+def rates(flops: int, bytes: int, ms: float, peak: Roofline, precision: str = "float32") -> Rates:
+    """The rates of work with these FLOPs and bytes that took `ms` milliseconds."""
+    moved = rate(bytes, ms)
+    return Rates(
+        flops=flops,
+        bytes=bytes,
+        gflops_per_s=rate(flops, ms),
+        gbytes_per_s=moved,
+        of_roofline=peak.share(flops, bytes, ms, precision) if ms > 0 else None,
+        from_cache=(moved or 0.0) > peak.gbytes_per_s,
+    )

@@ -1,4 +1,4 @@
-"""How times are taken: warm-up, samples long enough for the clock, and interleaved samples of what is compared."""
+"""How times are taken: warm-up, samples long enough for the clock, and samples in turns of what is compared."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
+from math import comb
 from time import perf_counter, sleep
-from typing import TypeAlias, TypedDict
+from typing import TypeAlias, TypeVar
 
-from adtrain.bench.timing import statistics
+from adtrain.config.values import Milliseconds
+from adtrain.core.errors import AdtrainError
 from adtrain.percentiles import percentiles
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 Clock: TypeAlias = Callable[[], float]
 """Returns seconds since a fixed moment."""
@@ -35,14 +41,20 @@ NOISY = 0.05
 """A time whose interval is wider than this share of its median is marked as noisy."""
 
 
-class TimingRecord(TypedDict):
-    """A `Timing` as JSON values."""
+@dataclass(frozen=True)
+class Time:
+    """A `Timing` in a result.
 
-    median_ms: float
-    low_ms: float
-    high_ms: float
-    p20_ms: float
-    p80_ms: float
+    Attributes:
+        low_ms, high_ms: the confidence interval of the median.
+        outliers: samples that are far from the others; they count in the median.
+    """
+
+    median_ms: Milliseconds
+    low_ms: Milliseconds
+    high_ms: Milliseconds
+    p20_ms: Milliseconds
+    p80_ms: Milliseconds
     samples: int
     repeats: int
     outliers: list[float]
@@ -71,7 +83,7 @@ class Timing:
     @property
     def interval_ms(self) -> tuple[float, float]:
         """The 95% confidence interval of the median. Raises ValueError for fewer than 6 samples."""
-        return statistics.median_interval(self.ms)
+        return median_interval(self.ms)
 
     @property
     def noisy(self) -> bool:
@@ -79,20 +91,13 @@ class Timing:
         low, high = self.interval_ms
         return high - low > NOISY * self.median_ms
 
-    def record(self) -> TimingRecord:
-        """Outliers are listed, and count in the median. Raises ValueError for fewer than 6 samples."""
+    def record(self) -> Time:
+        """The time in a result. Raises ValueError for fewer than 6 samples."""
         low, high = self.interval_ms
-        return {
-            "median_ms": self.median_ms,
-            "low_ms": low,
-            "high_ms": high,
-            "p20_ms": self.p20_ms,
-            "p80_ms": self.p80_ms,
-            "samples": len(self.ms),
-            "repeats": self.repeats,
-            "outliers": list(statistics.outliers(self.ms)),
-            "noisy": self.noisy,
-        }
+        return Time(
+            self.median_ms, low, high, self.p20_ms, self.p80_ms, len(self.ms), self.repeats, list(outliers(self.ms)),
+            self.noisy,
+        )  # fmt: skip
 
     def _percentile(self, percent: float) -> float:
         return percentiles(self.ms, [percent])[0]
@@ -150,23 +155,41 @@ def alternate(
         round_ms = sum(seconds.values()) * 1e3
         budget = BUDGET_MS * len(names) if budget_ms is None else budget_ms
         rounds = int(min(max(budget / round_ms, MIN_SAMPLES), MAX_SAMPLES)) if round_ms > 0 else MAX_SAMPLES
-        ms: dict[str, list[float]] = {name: [] for name in names}
-        for name in round_robin(names, rounds):
+
+        def sample(name: str) -> float:
             if len(names) > 1:
                 sleep(pause_s)
                 if seconds[name] < LONG_S:
                     _sample(workloads[name], finish, -(-repeats[name] // 4), clock)
             elapsed = _sample(workloads[name], finish, repeats[name], clock)
-            ms[name].append(elapsed * 1e3 / repeats[name])
             sampled(name)
+            return elapsed * 1e3 / repeats[name]
+
+        ms = in_turns({name: partial(sample, name) for name in names}, rounds)
     return {name: Timing(found, repeats[name]) for name, found in ms.items()}
 
 
-def round_robin(names: Sequence[str], rounds: int) -> Iterator[str]:
-    """All names once a round; each round begins with the next name."""
+def in_turns(samples: Mapping[K, Callable[[], T]], rounds: int, failed: dict[K, str] | None = None) -> dict[K, list[T]]:
+    """Take one sample of each workload a round. Each round begins with the next workload.
+
+    Args:
+        samples: by workload, a function that takes a sample.
+        failed: if given, a workload that raises AdtrainError is left out from then on, and its message is put here. The
+            error of the first workload is always raised.
+    """
+    names, found = list(samples), {name: list[T]() for name in samples}
     for first in range(rounds):
-        for i in range(len(names)):
-            yield names[(first + i) % len(names)]
+        for name in (*names[first % len(names) :], *names[: first % len(names)]):
+            if name not in found:
+                continue
+            try:
+                found[name].append(samples[name]())
+            except AdtrainError as error:
+                if failed is None or name == names[0]:
+                    raise
+                failed[name] = str(error)
+                del found[name]
+    return found
 
 
 def ratio(one: Timing, other: Timing) -> Timing:
@@ -211,3 +234,45 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+CONFIDENCE = 0.95
+
+MIN_COUNT = 6
+"""With fewer samples, not even minimum and maximum enclose the median with CONFIDENCE: 1 - 2 / 2**5 < 0.95."""
+
+FENCE = 1.5
+"""A sample further than this many interquartile ranges from the quartiles is an outlier."""
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """A confidence interval of the median with at least CONFIDENCE, for any distribution.
+
+    The number of samples below the median has the binomial distribution B(n, 1/2). The k-th smallest and the k-th
+    largest sample therefore enclose it with probability 1 - 2 P(B < k), and k is the largest with enough confidence
+    (H. A. David and H. N. Nagaraja, Order Statistics, 3rd ed., section 7.1).
+
+    Raises:
+        ValueError: there are fewer than MIN_COUNT samples.
+    """
+    if len(samples) < MIN_COUNT:
+        raise ValueError(f"median_interval: found {len(samples)} samples, expected at least {MIN_COUNT}")
+    ordered, k = sorted(samples), rank(len(samples))
+    return ordered[k - 1], ordered[-k]
+
+
+@cache
+def rank(count: int) -> int:
+    """The k of `median_interval`, for `count` samples."""
+    k, below = 0, 0.0
+    while (below := below + comb(count, k) / 2**count) <= (1 - CONFIDENCE) / 2:
+        k += 1
+    return k
+
+
+def outliers(samples: Sequence[float]) -> tuple[float, ...]:
+    """The samples more than FENCE interquartile ranges from the quartiles, in their order (J. W. Tukey, Exploratory
+    Data Analysis, 1977)."""
+    low, high = percentiles(samples, [25, 75])
+    reach = FENCE * (high - low)
+    return tuple(x for x in samples if x < low - reach or x > high + reach)

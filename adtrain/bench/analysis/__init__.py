@@ -1,1 +1,0 @@
-"""Compares the CPU with the GPU: operations, training steps and launch shapes."""

@@ -1,1 +1,0 @@
-"""Times single operations, and the kernel candidates for them."""

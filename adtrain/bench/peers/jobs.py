@@ -1,0 +1,164 @@
+"""The training of an experiment, the same work in each system: of one network, or of many with other seeds.
+
+All systems start from the same weights and use the same batches. A step gathers its batch from the images, uint8 or
+float32, in the device's memory, normalises it, and runs forward pass, loss, backward pass, clipping and an update at a
+constant rate. The host waits for the device only when it reads the loss of the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from adtrain import config, data, nn, training
+from adtrain.bench.peers.processes import Unsupported
+from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Work, load
+from adtrain.core import tree
+from adtrain.sweeps.members import Group, groups_of, members_of
+
+CHUNK = {"cpu": 5, "gpu": 20}
+"""Steps in one call, by device."""
+
+CHUNKS = 20
+"""Calls with different batches; after them the same batches repeat."""
+
+COMPARED = 5
+"""Number of first steps whose losses are compared before timing."""
+
+
+class Runner(NamedTuple):
+    """A system's training.
+
+    Attributes:
+        losses: makes one call, and returns the loss of each of its steps; of many networks a list for each step.
+        run: makes the given number of calls, waits for the device, and returns the loss of the last step, or a mean.
+    """
+
+    losses: Callable[[], Sequence[Any]]
+    run: Callable[[int], float]
+
+
+class Checked(NamedTuple):
+    """The seconds of training until the end of an epoch, and the test accuracy there."""
+
+    seconds: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """The input of every system."""
+
+    experiment: training.Experiment
+    device: str
+
+    @cached_property
+    def orders(self) -> np.ndarray:
+        """Indices of batches: int64 (CHUNKS, CHUNK, batch)."""
+        size, chunk = self.experiment.full_batch, CHUNK[self.device]
+        return np.stack(list(islice(self._batches(0), CHUNKS * chunk))).reshape(CHUNKS, chunk, size)
+
+    def _batches(self, seed: int) -> Iterator[np.ndarray]:
+        """The indices of full batches, epoch after epoch."""
+        size = self.experiment.full_batch
+        epochs = (data.batches(len(self.experiment.train), size, seed, epoch) for epoch in count(1))
+        return (batch for epoch in epochs for batch in epoch if len(batch) == size)
+
+    @cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        """The parameters before the first step, by dotted path: "0.weight"."""
+        return by_path(self.experiment.initial_state("cpu").params)
+
+    @cached_property
+    def statistics(self) -> dict[str, np.ndarray]:
+        """The running statistics before the first step, by dotted path: "1.running_mean"."""
+        return by_path(self.experiment.initial_state("cpu").statistics)
+
+    @cached_property
+    def normalization(self) -> Sequence[np.ndarray]:
+        """Scale and shift (C, 1, 1) that normalise pixels, in the network's dtype: pixel * scale + shift."""
+        return self.experiment.network.normalization()
+
+
+def by_path(arrays: Any) -> dict[str, np.ndarray]:
+    """The arrays of a tree by dotted path."""
+    leaves = zip(tree.paths(arrays), tree.leaves(arrays), strict=True)
+    return {path: np.array(x if isinstance(x, np.ndarray) else x.numpy()) for path, x in leaves}
+
+
+def runner(name: str, job: Job, work: Work = "steps") -> Runner:
+    """The training of a system: of one network, or of many if `work` is "members" and `job` a `MembersJob`.
+
+    Raises:
+        Unsupported: it has no counterpart of something in the job.
+    """
+    if name != ADTRAIN and any(isinstance(x, nn.Dropout) and x.p for x in leaves(job.experiment.network.model)):
+        raise Unsupported("dropout draws other random numbers (compare with p=0)")
+    if name != ADTRAIN and job.experiment.data.targets:
+        raise Unsupported("no counterpart of numbers to predict (data.target)")
+    system = SYSTEMS[name]
+    found: Runner = getattr(load(system), work)(job, system.form)
+    return found
+
+
+def leaves(layer: nn.Module) -> Iterator[nn.Module]:
+    """All layers that are not containers."""
+    match layer:
+        case nn.Sequential(layers=inside) | nn.Concat(branches=inside) | nn.Add(branches=inside):
+            for child in inside:
+                yield from leaves(child)
+        case nn.Residual(body=body, shortcut=shortcut):
+            yield from leaves(body)
+            if shortcut is not None:
+                yield from leaves(shortcut)
+        case _:
+            yield layer
+
+
+@dataclass(frozen=True)
+class MembersJob(Job):
+    """The input of every system. All arrays have a leading axis of members.
+
+    Attributes:
+        group: the members; `experiment` is that of the first one.
+    """
+
+    group: Group
+
+    @property
+    def count(self) -> int:
+        return len(self.group.members)
+
+    @cached_property
+    def orders(self) -> np.ndarray:
+        """Indices of batches: int64 (CHUNKS, CHUNK, members, batch)."""
+        size, steps = self.experiment.full_batch, CHUNKS * CHUNK[self.device]
+        found = np.empty((steps, self.count, size), np.int64)
+        for i, member in enumerate(self.group.members):
+            found[:, i] = list(islice(self._batches(self.group.data_seed(member)), steps))
+        return found.reshape(CHUNKS, CHUNK[self.device], self.count, size)
+
+    @cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        return by_path(self.initial_state.params)
+
+    @cached_property
+    def statistics(self) -> dict[str, np.ndarray]:
+        return by_path(self.initial_state.statistics)
+
+    @cached_property
+    def initial_state(self) -> training.TrainState:
+        """The states of all members before the first step, as NumPy arrays."""
+        states = [self.group.of_member(member).initial_state("cpu") for member in self.group.members]
+        return tree.map(lambda *xs: np.stack([x.numpy() for x in xs]), *states)
+
+
+def members_job(cfg: config.Config, device: str) -> MembersJob:
+    """The members of a config with a section `sweep`, which are one group."""
+    (group,) = groups_of(cfg, members_of(cfg))
+    return MembersJob(group.experiment, device, group)

@@ -1,0 +1,391 @@
+"""PyTorch as a system: steps, members, operations and whole trainings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import cycle
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from adtrain import augment
+from adtrain.bench.op_table import OpCase
+from adtrain.bench.peers import torch_network
+from adtrain.bench.peers.adtrain_system import accuracy
+from adtrain.bench.peers.jobs import Checked, Job, MembersJob, Runner
+from adtrain.bench.peers.layers import Arrays, unsupported
+from adtrain.bench.peers.operations import REPEATS, OpRunner
+from adtrain.core import tree
+from adtrain.core.array import array
+from adtrain.training.loop import batches_of
+
+WARM_UP_STEPS = 3
+"""Before capture, as PyTorch's documentation of CUDA graphs asks: memory is allocated, algorithms are selected."""
+
+
+class Training:
+    """A network in training.
+
+    Args:
+        form: "eager", "compile" or "graph".
+        changed: is applied to the pixels of a batch, (N, C, H, W), before they are normalised.
+
+    Raises:
+        Unsupported: PyTorch has no counterpart of a layer.
+    """
+
+    def __init__(self, job: Job, form: str, changed: Callable[[Any], Any] = lambda pixels: pixels) -> None:
+        import torch
+
+        precision = job.experiment.config.training.precision
+        self.device = device = configure(precision, job.device)
+        experiment = job.experiment
+        network, self.clipping = experiment.network, experiment.config.training
+        self.parameters = {path: torch.tensor(x, device=device, requires_grad=True) for path, x in job.weights.items()}
+        statistics = {path: torch.tensor(x, device=device) for path, x in job.statistics.items()}
+        self.arrays = {**self.parameters, **statistics}
+        self.start = {path: x.detach().clone() for path, x in self.arrays.items()}
+        self.update = torch_network.optimizer(experiment.optimizer, list(self.parameters.values()), form == "graph")
+        examples = np.asarray(experiment.train.images), experiment.train.labels.astype(np.int64)
+        images, labels = (torch.tensor(x, device=device) for x in examples)
+        scale, shift = (torch.tensor(x, device=device) for x in job.normalization)
+        classes = network.model.output_shape(network.input_shape)[0]
+        outputs = torch_network.model(network.model)
+        loss_of = torch_network.loss(experiment.config, torch.eye(classes, device=device, dtype=scale.dtype))
+
+        def forward(arrays: Arrays, at: Any) -> Any:
+            pixels = changed(images.index_select(0, at).to(scale.dtype)) * scale + shift
+            inputs = pixels.reshape(len(at), *network.input_shape)
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                return loss_of(outputs(arrays, inputs), labels.index_select(0, at))
+
+        self.forward = torch.compile(forward) if form == "compile" else forward
+
+    def step(self, at: Any) -> Any:
+        """Take a step on the batch at these indices, and return its loss."""
+        import torch
+
+        self.clear()
+        loss = self.forward(self.arrays, at)
+        loss.backward()
+        self.exchange()
+        if self.clipping.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.parameters.values(), self.clipping.clip_value)
+        if self.clipping.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.clipping.clip_norm)
+        self.update.step()
+        return loss.detach()
+
+    def clear(self) -> None:
+        """Remove the gradients of the last step."""
+        self.update.zero_grad(set_to_none=True)
+
+    def exchange(self) -> None:
+        """Replace the gradients by their mean over all ranks; `torch_ranks` defines it."""
+
+    def variable_rate(self) -> None:
+        """Keep the learning rate in a tensor, so that `set_rate` changes it for recorded steps too."""
+        import torch
+
+        for group in self.update.param_groups:
+            group["lr"] = torch.tensor(group["lr"], device=self.device)
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate of the next steps."""
+        for group in self.update.param_groups:
+            if isinstance(group["lr"], float):
+                group["lr"] = rate
+            else:
+                group["lr"].fill_(rate)
+
+    def warm_up(self, at: Any, steps: int) -> None:
+        """Take steps, and return to the start."""
+        import torch
+
+        for _ in range(steps):
+            self.step(at)
+        with torch.no_grad():
+            for path, first in self.start.items():
+                self.arrays[path].copy_(first)
+        for averages in self.update.state.values():
+            for x in averages.values():
+                x.zero_()
+
+    def recorded(self, at: Any) -> Callable[[Any], Any]:
+        """The step as a CUDA graph that reads its indices from `at`. Returns to the start after its warm-up."""
+        import torch
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.warm_up(at, WARM_UP_STEPS)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        self.clear()
+        # Other threads, such as that of NCCL in torch.distributed, may call CUDA during the capture.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            loss = self.step(at)
+
+        def take_step(indices: Any) -> Any:
+            at.copy_(indices)
+            graph.replay()
+            return loss
+
+        return take_step
+
+
+def steps(job: Job, form: str) -> Runner:
+    """The step as `form` says: "eager", "compile" or "graph".
+
+    Raises:
+        Unsupported: PyTorch has no counterpart of a layer.
+    """
+    import torch
+
+    training = Training(job, form)
+    orders = torch.tensor(job.orders, device=training.device)
+    take_step = training.recorded(orders[0, 0].clone()) if form == "graph" else training.step
+    chunks = cycle(orders)
+
+    def run(calls: int) -> float:
+        for _ in range(calls):
+            for at in next(chunks):
+                loss = take_step(at)
+        return float(loss)
+
+    return Runner(lambda: [float(take_step(at)) for at in next(chunks)], run)
+
+
+def configure(precision: str, device: str) -> Any:
+    """Set threads and the precision of matrix products and convolutions in this process; returns the torch.device."""
+    import torch
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.benchmark = True
+    return torch.device("cpu" if device == "cpu" else "cuda")
+
+
+class MembersTraining(Training):
+    """Networks in training, whose parameters are stacked along axis 0.
+
+    Args:
+        form: "vmap" or "vmap-compile".
+
+    Raises:
+        Unsupported: PyTorch has no counterpart of a layer, or the model has running statistics, or the config has
+            training.clip_norm.
+    """
+
+    def __init__(self, job: MembersJob, form: str) -> None:
+        import torch
+
+        if job.statistics:
+            unsupported("torch.func.vmap", "running statistics")
+        if job.experiment.config.training.clip_norm is not None:
+            unsupported("torch.func.vmap", "training.clip_norm")
+        super().__init__(job, "graph" if job.device == "gpu" else "eager")
+        gradients = torch.func.vmap(torch.func.grad_and_value(self.forward))
+        self.gradients = torch.compile(gradients) if form == "vmap-compile" else gradients
+
+    def step(self, at: Any) -> Any:
+        """Take a step on the batches at these indices (members, batch), and return the losses (members,)."""
+        import torch
+
+        with torch.no_grad():
+            gradients, losses = self.gradients({path: x.detach() for path, x in self.parameters.items()}, at)
+        for path, parameter in self.parameters.items():
+            parameter.grad = gradients[path]
+        if self.clipping.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.parameters.values(), self.clipping.clip_value)
+        self.update.step()
+        return losses
+
+
+def members(job: MembersJob, form: str) -> Runner:
+    """The step of all members; on a GPU one CUDA graph."""
+    import torch
+
+    training = MembersTraining(job, form)
+    orders = torch.tensor(job.orders, device=training.device)
+    take_step = training.recorded(orders[0, 0].clone()) if job.device == "gpu" else training.step
+    chunks = cycle(orders)
+
+    def run(calls: int) -> float:
+        for _ in range(calls):
+            for at in next(chunks):
+                losses = take_step(at)
+        return float(losses.mean())
+
+    return Runner(lambda: [take_step(at).tolist() for at in next(chunks)], run)
+
+
+def operation(case: OpCase, phase: str, device: str, form: str) -> OpRunner:
+    """The operation; phase "backward" is the gradient alone, whose residuals are computed beforehand.
+
+    For bfloat16 the inputs are converted beforehand.
+
+    Args:
+        form: "eager" or "graph".
+    """
+    import torch
+
+    where = configure("tf32" if case.precision == "tf32" else "float32", device)
+    kind = torch.bfloat16 if case.precision == "bfloat16" else torch.float32
+
+    def tensor(x: np.ndarray) -> Any:
+        return torch.tensor(x, device=where, dtype=kind if x.dtype.kind == "f" else None)
+
+    args = [tensor(x).requires_grad_(x.dtype.kind == "f" and phase == "backward") for x in case.arrays()]
+    functions = _functions()
+    if case.op not in functions:
+        unsupported("PyTorch", case.op)
+    f = case.of(functions)
+    stream = torch.cuda.Stream() if form == "graph" else None
+
+    with torch.cuda.stream(stream):  # PyTorch runs a gradient on the stream of its forward operation
+        if phase == "forward":
+            once: Callable[..., Any] = lambda: (f(*args),)  # noqa: E731
+        else:
+            output, cotangent = f(*args), tensor(case.cotangent())
+            floats = case.floats(args)
+
+            def once(ct: Any = cotangent) -> Any:
+                return torch.autograd.grad(output, floats, ct, retain_graph=True)
+
+        once()
+    call = _recorded(once, stream) if form == "graph" else lambda: [once() for _ in range(REPEATS)][-1]
+
+    def run(calls: int) -> float:
+        for _ in range(calls):
+            found = call()
+        return float(found[0].flatten()[0])  # waits for the device
+
+    def results(*ct: np.ndarray) -> list[np.ndarray]:
+        found = once(*map(tensor, ct))
+        return [x.detach().float().cpu().numpy() for x in found]
+
+    return OpRunner(run, results)
+
+
+def _recorded(once: Callable[[], Any], stream: Any) -> Callable[[], Any]:
+    """REPEATS runs as one CUDA graph."""
+    import torch
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(REPEATS):
+            found = once()
+
+    def call() -> Any:
+        graph.replay()
+        return found
+
+    return call
+
+
+def _functions() -> dict[str, Callable[..., Any]]:
+    import torch
+
+    F = torch.nn.functional
+    return {
+        "matmul": lambda a, b, transpose_b=False: a @ (b.T if transpose_b else b),
+        "conv2d": F.conv2d,
+        "conv_transpose2d": F.conv_transpose2d,
+        "take": lambda x, indices, axis: torch.index_select(x, axis, indices),
+        "attention": F.scaled_dot_product_attention,
+        "exp": torch.exp,
+        "relu": torch.relu,
+        "gelu": F.gelu,
+        "tanh": torch.tanh,
+        "add": torch.add,
+        "mul": torch.mul,
+        "sum": lambda x, axis: torch.sum(x, dim=axis),
+        "max": lambda x, axis: torch.amax(x, dim=() if axis is None else axis),
+        "cumsum": lambda x, axis: torch.cumsum(x, axis),
+        "transpose": lambda x: x.T.contiguous(),
+        "softmax": lambda x: torch.softmax(x, -1),
+        "log_softmax": lambda x: torch.log_softmax(x, -1),
+        "cross_entropy": F.cross_entropy,
+        "layer_norm": lambda x, normalized_shape: F.layer_norm(x, (normalized_shape,)),
+        "max_pool2d": F.max_pool2d,
+        "avg_pool2d": F.avg_pool2d,
+        "embedding": F.embedding,
+    }
+
+
+def race(job: Job, form: str) -> list[Checked]:
+    """The epochs of one training. Raises Unsupported where PyTorch has no counterpart of something in the job."""
+    import torch
+
+    for change in job.experiment.augmentations:
+        if not isinstance(change, augment.Crop):
+            unsupported("PyTorch", f"the augmentation {change.kind()}")
+    torch.manual_seed(job.experiment.config.training.seed)
+    trained, experiment = Training(job, form, _cropped(job)), job.experiment
+    rates = _rates(job)
+    if form == "graph":
+        trained.variable_rate()
+    takes = {}
+    for size in {len(batch) for batch in batches_of(experiment, 1)}:
+        at = torch.arange(size, device=trained.device)
+        takes[size] = trained.recorded(at) if form == "graph" else trained.step
+        trained.warm_up(at, WARM_UP_STEPS)
+    found, done = list[Checked](), 0
+    for epoch in range(1, experiment.epochs + 1):
+        batches = list(batches_of(experiment, epoch))[: experiment.total_steps - done]
+        start = perf_counter()
+        order = torch.tensor(np.concatenate(batches), device=trained.device).split([len(x) for x in batches])
+        for i, at in enumerate(order, done):
+            trained.set_rate(float(rates[i]))
+            loss = takes[len(at)](at)
+        float(loss)
+        seconds = perf_counter() - start + (found[-1].seconds if found else 0.0)
+        done += len(batches)
+        found.append(Checked(seconds, _accuracy(job, trained)))
+    return found
+
+
+def _rates(job: Job) -> np.ndarray:
+    """The learning rate of each step."""
+    schedule, lr = job.experiment.schedule, job.experiment.optimizer.lr
+    return np.array([float(schedule(array(np.int64(i))).numpy()) * lr for i in range(job.experiment.total_steps)])
+
+
+def _cropped(job: Job) -> Any:
+    """The config's augmentations, all of them crops, as a function of pixels (N, C, H, W)."""
+    import torch
+
+    def crop(x: Any, padding: int) -> Any:
+        count, channels, height, width = x.shape
+        padded = torch.nn.functional.pad(x, [padding] * 4)
+
+        def indices(size: int) -> Any:
+            corner = torch.randint(2 * padding + 1, (count, 1), device=x.device)
+            return corner + torch.arange(size, device=x.device)
+
+        rows, columns = indices(height)[:, None, :, None], indices(width)[:, None, None, :]
+        images = torch.arange(count, device=x.device)[:, None, None, None]
+        return padded[images, torch.arange(channels, device=x.device)[:, None, None], rows, columns]
+
+    def changed(x: Any) -> Any:
+        for change in job.experiment.augmentations:
+            x = crop(x, change.padding)  # type: ignore[attr-defined]
+        return x
+
+    return changed
+
+
+def _accuracy(job: Job, trained: Training) -> float:
+    """The test accuracy of the weights, by adtrain."""
+    state = job.experiment.initial_state("cpu")
+    found = []
+    for arrays in (state.params, state.statistics):
+        structure = tree.flatten(arrays)[1]
+        leaves = [array(trained.arrays[path].detach().cpu().numpy(), device=job.device) for path in tree.paths(arrays)]
+        found.append(tree.unflatten(structure, leaves))
+    return accuracy(job, *found)

@@ -1,0 +1,116 @@
+"""What the results of all kinds have in common: how they become JSON, their times, and remarks about noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from statistics import median
+from typing import Any, ClassVar, NamedTuple
+
+from adtrain.bench.timing.protocol import Protocol
+from adtrain.bench.timing.sampling import MIN_COUNT, NOISY, Time, median_interval
+from adtrain.bench.view import View
+
+
+class NamedTime(NamedTuple):
+    """A time of a result, named as in its tables.
+
+    Attributes:
+        low_ms, high_ms: the interval of the median; None where the result has no interval.
+        whole: whether it is the time of a whole step or training, not of a part of it.
+    """
+
+    name: str
+    median_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    whole: bool = False
+
+    @property
+    def noisy(self) -> bool:
+        if self.low_ms is None or self.high_ms is None:
+            return False
+        return self.high_ms - self.low_ms > NOISY * self.median_ms
+
+
+def named(name: str, time: Time, whole: bool = False) -> NamedTime:
+    return NamedTime(name, time.median_ms, time.low_ms, time.high_ms, whole)
+
+
+def of_samples(name: str, ms: Sequence[float]) -> NamedTime:
+    """The time of a whole training or start, from its samples; few samples have no interval."""
+    low, high = median_interval(ms) if len(ms) >= MIN_COUNT else (None, None)
+    return NamedTime(name, median(ms), low, high, whole=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A result of `adtrain bench`. Its kind is the name of its command."""
+
+    kind: ClassVar[str]
+
+    def view(self) -> View:
+        """What a terminal and a page show."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, **plain(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedResult(Result):
+    """A result with times."""
+
+    protocol: Protocol
+
+    def times(self) -> Iterator[NamedTime]:
+        """The times that are compared with those of another result."""
+        raise NotImplementedError
+
+
+def plain(value: Any) -> Any:
+    """A value of a result as JSON values. A field that has its default is left out."""
+    if is_dataclass(value):
+        given = ((field, getattr(value, field.name)) for field in fields(value))
+        return {field.name: plain(x) for field, x in given if field.default is MISSING or x != field.default}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def timings(node: Any) -> Iterator[Time]:
+    """All times within a result."""
+    if isinstance(node, Time):
+        yield node
+    elif is_dataclass(node):
+        for field in fields(node):
+            yield from timings(getattr(node, field.name))
+    elif isinstance(node, Mapping):
+        for value in node.values():
+            yield from timings(value)
+    elif isinstance(node, (list, tuple)):
+        for each in node:
+            yield from timings(each)
+
+
+def outliers(result: TimedResult) -> str:
+    """The number of outliers; empty for a result whose samples are not in it."""
+    found = list(timings(result))
+    samples, beyond = sum(x.samples for x in found), sum(len(x.outliers) for x in found)
+    if not found:
+        return ""
+    return f"{beyond:,} of {samples:,} samples are outliers (beyond 1.5 interquartile ranges); none is removed"
+
+
+def warnings(result: TimedResult) -> list[str]:
+    """A line where times are noisy, and one where the machine was busy."""
+    found = list(timings(result))
+    lines = []
+    if noisy := sum(x.noisy for x in found):
+        lines.append(
+            f"noisy machine: {noisy} of {len(found)} times, marked ~, have an interval wider than {NOISY:.0%} of the "
+            "median; end other work and repeat"
+        )
+    return [*lines, warning] if (warning := result.protocol.busy) else lines

@@ -1,1 +1,0 @@
-"""Times and profiles training steps."""

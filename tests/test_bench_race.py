@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import training_runs
+from click.testing import CliRunner, Result
+
+from adtrain import training
+from adtrain.bench import race as races
+from adtrain.bench.peers import torch_system
+from adtrain.bench.peers.jobs import Checked, Job
+from adtrain.bench.result import plain
+from adtrain.bench.timing import machine, roofline
+from adtrain.cli.main import cli
+
+EPOCHS = [Checked(1.0, 0.5), Checked(2.0, 0.8), Checked(3.0, 0.7)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "WINDOW_S", 0.0)
+    monkeypatch.setattr(roofline, "known", lambda device: None)
+
+
+def race(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "120"}).invoke(cli, ["bench", "race", *arguments, "--device", "cpu"])
+
+
+def test_the_accuracies_are_those_of_the_trained_models(tmp_path: Path) -> None:
+    path, file = str(training_runs.write_config(tmp_path)), tmp_path / "race.json"
+    options = ["--set", "training.seed=3", "--seeds", "2", "--json-file", str(file)]
+    result = race(path, "--target", "0.4", *options)
+    assert result.exit_code == 0, result.output
+    found = json.loads(file.read_text())
+    assert (found["kind"], found["config"], found["target"]) == ("race", "tiny", 0.4)
+    runs = found["systems"]["adtrain"]["runs"]
+    for run, seed in zip(runs, (3, 4), strict=True):
+        trained = training.run(training_runs.prepare(tmp_path, f"training.seed={seed}"))
+        assert (run["seed"], run["epochs"][-1]["accuracy"]) == (seed, trained.test._asdict()["accuracy"])
+        seconds = [epoch["seconds"] for epoch in run["epochs"]]
+        assert len(seconds) == 3
+        assert seconds == sorted(seconds)
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("adtrain  "))
+    assert f"{found['systems']['adtrain']['reached']} of 2" in line
+
+
+def test_a_run_reaches_the_target_in_its_first_epoch_of_that_accuracy() -> None:
+    found = plain(races._summary([EPOCHS, EPOCHS[:1]], 0, 0.8))
+    assert [run["seconds"] for run in found["runs"]] == [2.0, None]
+    assert (found["reached"], found["seconds"]["median"]) == (1, 2.0)
+    assert found["accuracy"]["mean"] == pytest.approx(0.6)
+    assert races._summary([EPOCHS], 0, 0.9).seconds is None
+
+
+@pytest.mark.needs_torch
+def test_a_peer_has_the_same_accuracies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64, with a schedule, batch norm and a smaller last batch."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    layers = "[{conv2d: {out_channels: 4, kernel_size: 3}}, batch_norm2d, relu, flatten, {linear: 3}]"
+    options = ["training.precision=float64", "schedule=one_cycle", "model.input=[1, 6, 6]"]
+    job = Job(training_runs.prepare(tmp_path, *options, layers=layers), "cpu")
+    own, peer = races.run("adtrain", job), races.run("torch-eager", job)
+    assert [each.accuracy for each in own] == [each.accuracy for each in peer]
+    assert own[0].accuracy < own[-1].accuracy
+
+
+@pytest.mark.needs_torch
+def test_a_peer_crops_at_every_position(tmp_path: Path) -> None:
+    import torch
+
+    job = Job(training_runs.prepare(tmp_path, "data.augment=[{crop: 1}]"), "cpu")
+    image = torch.arange(1.0, 37.0).reshape(1, 1, 6, 6)
+    padded = torch.nn.functional.pad(image, [1] * 4)[0]
+    expected = {tuple(padded[:, i : i + 6, j : j + 6].flatten().tolist()) for i in range(3) for j in range(3)}
+    cropped = torch_system._cropped(job)(image.expand(300, 1, 6, 6))
+    assert {tuple(each.flatten().tolist()) for each in cropped} == expected
