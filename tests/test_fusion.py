@@ -15,12 +15,12 @@ from adtrain import ops
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.core import registry
 from adtrain.core.backend import backend
 from adtrain.core.fused import fuse
 from adtrain.core.registry import forget
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.extend import Fusion, register_fusion
 from adtrain.ops.broadcasting import reshape_p, sum_p

@@ -23,12 +23,12 @@ import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda.fusions import gpu_fusions
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.fused import HORIZONTAL, fuse
 from adtrain.core.per_member import per_member
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Program
 from adtrain.core.staging import Results, results_of, stage
-from adtrain.core.target import H200
 from adtrain.passes.groups import Groups
 
 quickly = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

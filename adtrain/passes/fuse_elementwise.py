@@ -20,7 +20,7 @@ def by_element(equation: Equation) -> bool:
 
 
 def is_loops(equation: Equation) -> bool:
-    """Whether a GPU computes it by a generated loop nest."""
+    """Whether generated loops compute it: it is by element, or reads rows of tables by index."""
     return equation.form in (LOOPS, GATHER) or elementwise(equation)
 
 

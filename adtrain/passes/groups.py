@@ -10,8 +10,8 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.topological_order import TopologicalOrder
 
 MAX_EQUATIONS = 128
-"""Maximum equations of a kernel. Compilers need more than linear time for a long function, and a CUDA kernel holds 512
-pointers: elementwise equations with three arguments each need at most 3 x 128 + 1."""
+"""Maximum equations of a kernel. Compilers need more than linear time for a long function, and kernels have a limited
+number of arguments: elementwise equations with three each need at most 3 x 128 + 1."""
 
 
 def producers_first(nodes: Iterable[int], producers: Callable[[int], set[int]]) -> list[int]:

@@ -12,16 +12,21 @@ from typing import Any
 from adtrain import passes
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
+from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM
+from adtrain.backends.cuda.forms.one_block import ONE_BLOCK
+from adtrain.backends.cuda.forms.row_fused import ROW_FUSED
+from adtrain.backends.cuda.forms.row_products import ROW_PRODUCTS
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate as Kernel
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import COLUMN_SUM, HORIZONTAL, ONE_BLOCK, ROW_FUSED, ROW_PRODUCTS
+from adtrain.core.fused import HORIZONTAL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
 
 NO_KERNEL = DeviceError

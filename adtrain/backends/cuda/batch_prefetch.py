@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, HorizontalFusion, blocks_in_launch
-from adtrain.backends.cuda.forms.streamed_layer_fusion import streamed_equations, update_and_product
-from adtrain.core.fused import HORIZONTAL, LOOPS, PEER_EXCHANGES, PRODUCT, body_of, fuse, launched_together, renamed
+from adtrain.backends.cuda.forms.peer_exchanges import PEER_EXCHANGES
+from adtrain.backends.cuda.forms.streamed_layer import streamed_equations, update_and_product
+from adtrain.core.fused import HORIZONTAL, LOOPS, PRODUCT, body_of, fuse, launched_together, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops

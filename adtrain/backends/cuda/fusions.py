@@ -6,22 +6,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from adtrain.backends.cuda.choose_precision import choose_precision
+from adtrain.backends.cuda.forms.bias_gradients import fuse_bias_gradients
 from adtrain.backends.cuda.forms.column_sum import ColumnSumFusion
-from adtrain.backends.cuda.forms.convolution import ConvolutionFusion, PoolingFusion
+from adtrain.backends.cuda.forms.form import kernel_form
 from adtrain.backends.cuda.forms.gather import GatherFusion
 from adtrain.backends.cuda.forms.grouped_products import GroupedProductsFusion
 from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
-from adtrain.backends.cuda.forms.layer_backward_fusion import fuse_layer_backward
+from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
-from adtrain.backends.cuda.forms.resident_steps_fusion import fuse_resident_steps
+from adtrain.backends.cuda.forms.product import ConvolutionFusion, PoolingFusion
+from adtrain.backends.cuda.forms.recurrent_gradients import fuse_recurrent_gradients
+from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
 from adtrain.backends.cuda.forms.row_products import RowProductsFusion
-from adtrain.backends.cuda.forms.streamed_layer_fusion import stream_layer
+from adtrain.backends.cuda.forms.streamed_layer import stream_layer
 from adtrain.backends.cuda.forms.tile_weights import tile_weights
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.batching import batching_rule
 from adtrain.core.batching_rules import loop
-from adtrain.core.fused import CONV_POOL, CONVOLUTION
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
@@ -30,12 +32,10 @@ from adtrain.core.target import Target
 from adtrain.passes.dead_code import remove_dead_code
 from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_transposes import fold_transposes
-from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
 from adtrain.passes.fuse_elementwise import fuse_loops, is_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_products import fuse_product
-from adtrain.passes.fuse_recurrent_gradients import fuse_recurrent_gradients
 from adtrain.passes.fusion import FusionPass, fusions_of_users
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.merge_added_products import merge_added_products
@@ -141,5 +141,5 @@ def _member_fusions(target: Target) -> Sequence[Pass]:
 
 def has_generated_kernel(equation: Equation) -> bool:
     """Whether a GPU computes an equation of one member by a generated kernel."""
-    fused = equation.form not in ("", CONVOLUTION, CONV_POOL)
-    return fused or is_loops(equation) or is_product(equation)
+    form = kernel_form(equation)
+    return (form is not None and form.kernels is not None) or is_loops(equation) or is_product(equation)

@@ -15,10 +15,10 @@ from adtrain.backends.cuda.codegen.block_steps import WARP, Names, Step, StepRul
 from adtrain.backends.cuda.codegen.index_rules import overlapped_take
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.backends.cuda.forms.resident_layer import THREADS
-from adtrain.backends.cuda.forms.row_fused import RowFusion, rowwise
+from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, RowFusion, rowwise
 from adtrain.codegen.expressions import c_type
 from adtrain.core.axes import Items
-from adtrain.core.fused import PRODUCT, ROW_FUSED, body_of
+from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_products import EpilogueFusion

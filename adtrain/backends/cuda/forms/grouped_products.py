@@ -20,10 +20,17 @@ import numpy as np
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.backends.cuda.forms.column_sum import TOTAL, after_total, column_blocks, column_sum, summed_matrix
+from adtrain.backends.cuda.forms.column_sum import (
+    COLUMN_SUM,
+    TOTAL,
+    after_total,
+    column_blocks,
+    column_sum,
+    summed_matrix,
+)
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, is_product, product_lengths
-from adtrain.core.fused import COLUMN_SUM, GROUPED_PRODUCTS, body_of, renamed
+from adtrain.core.fused import body_of, renamed
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -44,6 +51,9 @@ from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_sta
 from adtrain.lowering.cuda.gemm.tiles import WARP
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
+
+GROUPED_PRODUCTS = "grouped_products"
+"""Independent matrix products with epilogues in one launch whose blocks share the tiles and their K evenly."""
 
 CAPABILITY = (9, 0)
 """The compute capability that has WGMMA."""

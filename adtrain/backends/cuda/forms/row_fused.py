@@ -20,7 +20,7 @@ from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.one_block import is_small, names_of, part_of
 from adtrain.codegen.expressions import c_type
 from adtrain.core.axes import Items
-from adtrain.core.fused import LOOPS, ROW_FUSED, body_of
+from adtrain.core.fused import LOOPS, body_of
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -33,6 +33,9 @@ from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 if TYPE_CHECKING:
     from adtrain.backends.cuda.lower import Lowering
+
+ROW_FUSED = "row_fused"
+"""Equations that work row by row. Each thread block of a GPU computes all of them for its rows."""
 
 MIN_ROWS = 32
 """Fewer rows are computed by one thread block."""

@@ -1,6 +1,7 @@
-"""Convolutions with bias, activation, or the mask on the input gradient as the epilogue.
+"""Products and convolutions with bias, activation, or the mask on the input gradient as the epilogue.
 
-Or with max pooling as the last part of the epilogue. The image before the pooling is never written.
+The epilogue of a convolution may end with max pooling. The image before the pooling is never written. Kernels of files
+compute all of these, and call the generated epilogue.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from adtrain.core.fused import CONV_POOL, CONVOLUTION, OF_POOLED, body_of, fuse
+from adtrain.backends.cuda.codegen.product import matmul_of
+from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.core.fused import OF_POOLED, PRODUCT, body_of, fuse
+from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
@@ -16,6 +20,12 @@ from adtrain.core.target import Target
 from adtrain.passes.fuse_products import EpilogueFusion
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
+
+CONV_POOL = "conv_pool"
+"""A convolution with an elementwise epilogue and max pooling; only the pooled result is written."""
+
+CONVOLUTION = "convolution"
+"""A convolution, or its input gradient, with an elementwise epilogue."""
 
 
 class ConvolutionFusion(EpilogueFusion):
@@ -47,6 +57,23 @@ class PoolingFusion(Fusion):
         return fuse(CONV_POOL, [*body_of(convolution).equations, pool], pool.outputs)
 
 
+def _of_product(equation: Equation, target: Target) -> Sequence[CudaKernel]:
+    """The kernels of the product or convolution alone, which also take an epilogue."""
+    product = matmul_of(equation)
+    return cuda_kernels(product.name, target, *(v.type for v in product.inputs), **product.kernel_params)
+
+
+def _of_pooled(equation: Equation, target: Target) -> Sequence[CudaKernel]:
+    """The kernels of a convolution that pool as well."""
+    body = body_of(equation).equations
+    return _pooling_kernels(body[0], body[-1], target)
+
+
+def _pooling_kernels(convolution: Equation, pool: Equation, target: Target) -> Sequence[CudaKernel]:
+    types = (v.type for v in convolution.inputs)
+    return cuda_kernels(CONV_POOL, target, *types, **convolution.params, **pool.params)
+
+
 def _has_kernel(convolution: Equation, pool: Equation, target: Target) -> bool:
     if convolution.form not in ("", CONVOLUTION):
         return False
@@ -57,5 +84,9 @@ def _has_kernel(convolution: Equation, pool: Equation, target: Target) -> bool:
         return False
     if product.name != "conv2d":
         return False
-    types = (v.type for v in product.inputs)
-    return bool(cuda_kernels(CONV_POOL, target, *types, **product.params, **pool.params))
+    return bool(_pooling_kernels(product, pool, target))
+
+
+define(Form(PRODUCT, candidates=_of_product, timed=matmul_of))
+define(Form(CONVOLUTION, candidates=_of_product, timed=matmul_of))
+define(Form(CONV_POOL, candidates=_of_pooled))
