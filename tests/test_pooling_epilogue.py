@@ -244,6 +244,17 @@ def test_the_rule_pools_float32_in_all_precisions() -> None:
     assert not cuda_kernels("conv_pool", H200, x, w, window=window, precision="full", windows=PAIRS)
 
 
+@pytest.mark.parametrize("returned", [0, 1], ids=["convolution", "sum with the bias"])
+def test_what_the_program_returns_is_not_left_inside_a_kernel_that_pools(pooling: None, returned: int) -> None:
+    def f(x: Any, w: Any, bias: Any) -> Any:
+        y = ops.conv2d(x, w)
+        z = y + bias.reshape(-1, 1, 1)
+        return bind(max_pool2d_p, ops.relu(z), windows=PAIRS)[0], (y, z)[returned]
+
+    program = stage(f, ON_GPU).program(*map(array, arguments(LAYERS[1])))
+    assert not any(e.form == CONV_POOL for e in program.equations)
+
+
 def test_the_times_of_a_convolution_choose_no_kernel_for_one_that_pools(pooling: None) -> None:
     """Nor do those of another epilogue: a convolution that pools is measured as a whole."""
 

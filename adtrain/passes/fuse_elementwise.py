@@ -42,4 +42,4 @@ class ElementwiseFusion(Fusion):
         return elementwise(source) and elementwise(e) and not e.has(Trait.WIDENING) and alike
 
 
-fuse_loops = FusionPass(ElementwiseFusion)
+fuse_loops = FusionPass((ElementwiseFusion,))

@@ -95,7 +95,7 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     if exchanges:
         steady = _after_exchanges(steady, {v for e in following for v in e.inputs}, target)
     else:
-        steady = readers_first(FusionPass(HorizontalFusion, target)(steady))
+        steady = readers_first(FusionPass((HorizontalFusion,), target)(steady))
     new = frozenset(ahead.values())
     saves = bool(exchanges) or _launches(steady) < _launches(program)
     if not saves or _shared(steady.equations, new) != _shared(rest, new):
@@ -163,7 +163,7 @@ def _after_exchanges(program: Program, needed: set[Variable], target: Target) ->
             head[i] = fuse(e.form, together, {v for x in (e, *early) for v in x.outputs})
             tail = [x for x in tail if x not in early]
         known.update(head[i].outputs)
-    fused = readers_first(FusionPass(HorizontalFusion, target)(_subprogram(program, tail))).equations
+    fused = readers_first(FusionPass((HorizontalFusion,), target)(_subprogram(program, tail))).equations
     read = {v for e in fused if not e.is_view for v in e.inputs}
     for e in reversed(fused):
         read.update(e.inputs if e.is_view and not read.isdisjoint(e.outputs) else ())

@@ -14,7 +14,7 @@ from adtrain.backends.cuda.forms.grouped_products import GroupedProductsFusion
 from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.layer_backward import fuse_layer_backward
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
-from adtrain.backends.cuda.forms.product import ConvolutionFusion, PoolingFusion
+from adtrain.backends.cuda.forms.product import ConvolutionFusion
 from adtrain.backends.cuda.forms.recurrent_gradients import fuse_recurrent_gradients
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_fused import RowFusedFusion
@@ -35,13 +35,16 @@ from adtrain.passes.fold_transposes import fold_transposes
 from adtrain.passes.fuse_elementwise import fuse_loops, is_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
-from adtrain.passes.fuse_products import fuse_product
+from adtrain.passes.fuse_products import ProductFusion, fuse_product
 from adtrain.passes.fusion import FusionPass, fusions_of_users
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.merge_added_products import merge_added_products
 from adtrain.passes.readers_first import readers_first
 from adtrain.passes.sink_reshapes import sink_reshapes
 from adtrain.passes.stack_members import stack_members
+
+LAUNCH_BYTES = 8 << 20
+"""The bytes that the memory of a GPU moves in the time of a launch, 2 us at 4 TB/s."""
 
 
 def gpu_fusions(target: Target) -> Sequence[Pass]:
@@ -52,7 +55,10 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
 
     if target.by_member:  # the others decide by the sizes of arrays
         return (
-            *_member_fusions(target),
+            flatten_rows,
+            remove_dead_code,
+            fuse_loops,
+            *_fusions_of_loops(target),
             partial(by_batching_rules, target=target),
             partial(_fuse_layers, target=target),
         )
@@ -72,20 +78,26 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         remove_dead_code,
         keep_derivatives,
         fuse_loops,
-        *(FusionPass(fusion, target) for fusion in fusions_of_users("cuda")),
+        *(FusionPass((fusion,), target) for fusion in fusions_of_users("cuda")),
+        *_fusions_of_loops(target),
+    )
+
+
+BY_ROWS = ColumnSumFusion, RowProductsFusion, RowFusedFusion, ProductFusion, ConvolutionFusion, GatherFusion
+"""Forms whose blocks take their own rows, columns or tiles through all equations."""
+SIDE_BY_SIDE = GroupedProductsFusion, HorizontalFusion
+"""Forms of independent equations."""
+
+
+def _fusions_of_loops(target: Target) -> Sequence[Pass]:
+    """The passes after the fusion of elementwise equations."""
+    return (
         sink_reshapes,
         remove_dead_code,
-        FusionPass(ColumnSumFusion, target),
-        FusionPass(RowProductsFusion, target),
-        FusionPass(RowFusedFusion, target),
-        fuse_product,
+        FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows"),
         partial(tile_weights, target=target),
-        FusionPass(ConvolutionFusion, target),
-        FusionPass(PoolingFusion, target),
-        FusionPass(GatherFusion, target),
-        FusionPass(OneBlockFusion, target),
-        FusionPass(GroupedProductsFusion, target),
-        FusionPass(HorizontalFusion, target),
+        FusionPass((OneBlockFusion,), target),
+        FusionPass(SIDE_BY_SIDE, target, LAUNCH_BYTES, "fuse_side_by_side"),
         readers_first,
     )
 
@@ -104,7 +116,7 @@ def by_batching_rules(program: Program, target: Target) -> Program:
     def stays(e: Equation) -> bool:
         return has_generated_kernel(e) or e.has(Trait.RESHAPE)
 
-    of_rules = fuse_loops, sink_reshapes, remove_dead_code, fuse_product, FusionPass(GatherFusion, target)
+    of_rules = fuse_loops, sink_reshapes, remove_dead_code, fuse_product, FusionPass((GatherFusion,), target)
     return remove_dead_code(stack_members(program, stays, rule_of, of_rules))
 
 
@@ -118,25 +130,6 @@ def _fuse_layers(program: Program, target: Target) -> Program:
     if len(resident.equations) == 1:  # it fits
         return resident
     return readers_first(fuse_layer_backward(stream_layer(program, target), target))
-
-
-def _member_fusions(target: Target) -> Sequence[Pass]:
-    """The passes for the Program of one member: those whose kernels are generated."""
-    return (
-        flatten_rows,
-        remove_dead_code,
-        fuse_loops,
-        sink_reshapes,
-        remove_dead_code,
-        FusionPass(ColumnSumFusion, target),
-        FusionPass(RowProductsFusion, target),
-        FusionPass(RowFusedFusion, target),
-        fuse_product,
-        FusionPass(GatherFusion, target),
-        FusionPass(OneBlockFusion, target),
-        FusionPass(HorizontalFusion, target),
-        readers_first,
-    )
 
 
 def has_generated_kernel(equation: Equation) -> bool:

@@ -54,9 +54,9 @@ class _ShortProducts(EpilogueFusion):
 
 def fused(segment: Program) -> Program:
     """The equations of a segment, with rows and products fused."""
-    rows = FusionPass(_RowsInBlock)(segment)
+    rows = FusionPass((_RowsInBlock,))(segment)
     equations = [x for e in rows.equations for x in _unless_rows(e)]
-    return FusionPass(_ShortProducts)(replace(rows, equations=tuple(equations)))
+    return FusionPass((_ShortProducts,))(replace(rows, equations=tuple(equations)))
 
 
 def _by_row(equation: Equation) -> Items | None:

@@ -65,7 +65,7 @@ MIN_NARROW = 32
 """Minimum columns of a narrow product, which has fewer than MIN_LENGTH. They need not be a multiple of MULTIPLE. With
 fewer columns most of a tile would be empty."""
 MIN_FLOPS = 1 << 32
-"""Minimum FLOPs of a group. Products of fewer share a launch with other equations (`fuse_horizontal`)."""
+"""Minimum FLOPs of a group. Products of fewer share a launch with other equations (`horizontal`)."""
 MAX_ELEMENTS = 1 << 30
 """Maximum elements of a matrix. The offsets in `gemm_bf16x3.cuh` have 32 bits, and exceed the end by up to a tile."""
 MAX_PRODUCTS = 40
@@ -79,7 +79,7 @@ class GroupedProductsFusion(Fusion):
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:
-        return target.capability == CAPABILITY
+        return target.capability == CAPABILITY and not target.by_member
 
     def prepared(self) -> Program:
         return _with_shared_views(self.program) if self._product_groups() else self.program
@@ -90,6 +90,10 @@ class GroupedProductsFusion(Fusion):
             added = _as_many_as_fit(self.program, products, sums)
             sums = [i for i in sums if i not in added]
             yield (*products, *added)
+
+    def overhead(self, equations: Sequence[Equation]) -> float:
+        """Two launches, for which products of MIN_FLOPS compute as much faster."""
+        return 2 - 2 * sum(e.cost.flops for e in equations if _tiles(e)) / MIN_FLOPS
 
     def _unread(self) -> list[int]:
         """The positions of the equations whose results no other equation reads."""

@@ -18,7 +18,6 @@ from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.target import Target
 from adtrain.passes.fuse_products import EpilogueFusion
-from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
 CONV_POOL = "conv_pool"
@@ -29,9 +28,17 @@ CONVOLUTION = "convolution"
 
 
 class ConvolutionFusion(EpilogueFusion):
-    """A convolution, or its input gradient (also of a pooled gradient), with an epilogue."""
+    """A convolution, or its input gradient (also of a pooled gradient), with an epilogue.
+
+    The max pooling that alone reads the epilogue is its last part, where a kernel for all should be faster than two.
+    """
 
     form = CONVOLUTION
+
+    @classmethod
+    def runs_on(cls, target: Target) -> bool:
+        """Batching rules compute the convolutions of a Program by member."""
+        return not target.by_member
 
     def takes(self, product: Equation, epilogue: Equation) -> bool:
         """Each input of the epilogue has the shape of the images, or one value for a whole channel."""
@@ -41,20 +48,29 @@ class ConvolutionFusion(EpilogueFusion):
         own = product is computing or product.form == computing.name + OF_POOLED
         return own and computing.has(Trait.CONVOLUTION) and by_channel
 
-
-class PoolingFusion(Fusion):
-    """A convolution and the max pooling that alone reads it, where a kernel for both should be faster than two."""
-
-    form = CONV_POOL
-
     def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
         pool = groups.equations[reader]
-        alone = pool.has(Trait.MAX_POOL) and self.readers[value] == 1
-        return alone and _has_kernel(groups.equations[producer], pool, self.target)
+        if not pool.has(Trait.MAX_POOL):
+            return super().joins(groups, producer, reader, value)
+        convolution, *epilogue = members = [groups.equations[i] for i in groups.members[groups.of[producer]]]
+        if not _can_pool(convolution, epilogue) or any(self._is_read_outside(e, [*epilogue, pool]) for e in members):
+            return False
+        return bool(_pooling_kernels(convolution, pool, self.target))
+
+    def _is_read_outside(self, e: Equation, readers: Sequence[Equation]) -> bool:
+        """Whether the Program returns a result of an equation, or equations that are not ``readers`` read it."""
+        read = (self.program.readers.get(v, ()) for v in e.outputs)
+        return not {*self.program.outputs}.isdisjoint(e.outputs) or any(x not in readers for xs in read for x in xs)
 
     def fused(self, equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
-        convolution, pool = equations
-        return fuse(CONV_POOL, [*body_of(convolution).equations, pool], pool.outputs)
+        return fuse(CONV_POOL if equations[-1].has(Trait.MAX_POOL) else CONVOLUTION, equations, needed)
+
+
+def _can_pool(convolution: Equation, epilogue: Sequence[Equation]) -> bool:
+    """Whether it is a convolution whose epilogue reads one value for a whole channel, besides its result."""
+    computed = {v for e in (convolution, *epilogue) for v in e.outputs}
+    operands = [v for e in epilogue for v in e.inputs if v not in computed]
+    return convolution.name == "conv2d" and all(math.prod(v.type.shape[-2:]) == 1 for v in operands)
 
 
 def _of_product(equation: Equation, target: Target) -> Sequence[CudaKernel]:
@@ -72,19 +88,6 @@ def _of_pooled(equation: Equation, target: Target) -> Sequence[CudaKernel]:
 def _pooling_kernels(convolution: Equation, pool: Equation, target: Target) -> Sequence[CudaKernel]:
     types = (v.type for v in convolution.inputs)
     return cuda_kernels(CONV_POOL, target, *types, **convolution.params, **pool.params)
-
-
-def _has_kernel(convolution: Equation, pool: Equation, target: Target) -> bool:
-    if convolution.form not in ("", CONVOLUTION):
-        return False
-    product, *epilogue = body_of(convolution).equations
-    computed = {v for e in (product, *epilogue) for v in e.outputs}
-    operands = [v for e in epilogue for v in e.inputs if v not in computed]
-    if any(math.prod(v.type.shape[-2:]) > 1 for v in operands):
-        return False
-    if product.name != "conv2d":
-        return False
-    return bool(_pooling_kernels(product, pool, target))
 
 
 define(Form(PRODUCT, candidates=_of_product, timed=matmul_of))

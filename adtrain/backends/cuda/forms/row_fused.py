@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -55,16 +56,16 @@ class RowFusion(Fusion):
     """Each connected group of row-wise equations, which pass rows to one another.
 
     Attributes:
-        found: how each equation works row by row.
         single: the positions of equations of which a kernel computes at most one.
     """
 
     limit = MAX_EQUATIONS
     single: Collection[int] = ()
 
-    def __init__(self, program: Program, target: Target | None = None) -> None:
-        super().__init__(program, target)
-        self.found = self.row_wise()
+    @cached_property
+    def found(self) -> list[Items | None]:
+        """How each equation works row by row."""
+        return self.row_wise()
 
     def row_wise(self) -> list[Items | None]:
         """How each equation works row by row; None for one that has no part in such a kernel."""

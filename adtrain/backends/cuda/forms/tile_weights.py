@@ -29,7 +29,7 @@ MAX_WEIGHTS = MAX_POINTERS // 2
 def tile_weights(program: Program, target: Target) -> Program:
     """The Program with a `back_to_back` equation for each suitable pair of products, and a `tiled_product` equation for
     each other suitable product."""
-    if target.capability != CAPABILITY:
+    if target.capability != CAPABILITY or target.by_member:
         return program
     pairs = pairs_back_to_back(program, target)
     in_pairs = {i for pair in pairs.items() for i in pair}
