@@ -55,7 +55,9 @@ def _table(applied: Any) -> str:
 
 def _summary(function: Any) -> str:
     """The first sentence of the docstring of the pass, or of its module, which is about this pass alone."""
-    described = function.fusion if isinstance(function, FusionPass) else function
+    if isinstance(function, FusionPass) and len(function.fusions) > 1:
+        return "The forms " + ", ".join(f"`{fusion.form}`" for fusion in function.fusions) + ", which compete"
+    described = function.fusions[0] if isinstance(function, FusionPass) else function
     text = inspect.getdoc(described) or sys.modules[described.__module__].__doc__ or ""
     return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".").replace("|", "\\|")
 
