@@ -5,27 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
+from adtrain.backends.cuda import forms
 from adtrain.backends.cuda.codegen.part import Kernel, for_members
 from adtrain.backends.cuda.codegen.product import matmul_of
-from adtrain.backends.cuda.forms import (  # noqa: F401  define the forms
-    back_to_back,
-    column_sum,
-    grouped_products,
-    layer_backward,
-    map_reduce,
-    one_block,
-    peer_exchanges,
-    product,
-    resident_steps,
-    row_fused,
-    row_products,
-    streamed_layer,
-    tiled_product,
-)
 from adtrain.backends.cuda.forms.form import kernel_form
 from adtrain.backends.cuda.forms.horizontal import MAX_K, horizontal, is_product
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
@@ -40,6 +28,9 @@ from adtrain.core.static_key import lasting_text, params_key
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fuse_elementwise import is_loops
+
+for _each in iter_modules(forms.__path__):  # they define the forms
+    import_module(f"{forms.__name__}.{_each.name}")
 
 Problem: TypeAlias = "tuple[Any, ...]"
 """What candidates are measured for: the name of an equation, its epilogue, the types of arguments, and parameters."""
