@@ -34,11 +34,11 @@ from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.targets import H200
 from adtrain.bench.timing.protocol import commit
 from adtrain.core.program import Program
 from adtrain.core.scope import phase
 from adtrain.core.staging import Pass, stage
-from adtrain.core.target import H200
 from adtrain.passes.plan_memory import plan_memory
 
 SIZES = (100, 1_000, 10_000)

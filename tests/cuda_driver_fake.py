@@ -15,7 +15,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from adtrain.backends.cuda import compiler
-from adtrain.core.target import H200
+from adtrain.backends.cuda.targets import H200
 
 BLOCKS_AT_ONCE, BEST_THREADS, MAX_THREADS = 8, 256, 1024
 

@@ -19,10 +19,11 @@ from adtrain.assets import asset_path
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache, digest
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.passes.places import stored_bytes
 
 SEEDS = pytest.mark.parametrize("seeds", [(1, 2), pytest.param((3, 4), marks=pytest.mark.exhaustive)])

@@ -14,22 +14,19 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda import targets
 from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.forms.back_to_back import BACK_TO_BACK
+from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM
+from adtrain.backends.cuda.forms.grouped_products import GROUPED_PRODUCTS
+from adtrain.backends.cuda.forms.one_block import ONE_BLOCK
+from adtrain.backends.cuda.forms.row_fused import ROW_FUSED
+from adtrain.backends.cuda.forms.row_products import ROW_PRODUCTS
+from adtrain.backends.cuda.forms.tiled_product import TILED_PRODUCT
 from adtrain.backends.cuda.forms.weight_tiles import weight_tiles_p
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.cases import CASES, Case
 from adtrain.core.array import Value
-from adtrain.core.fused import (
-    BACK_TO_BACK,
-    COLUMN_SUM,
-    GROUPED_PRODUCTS,
-    HORIZONTAL,
-    ONE_BLOCK,
-    ROW_FUSED,
-    ROW_PRODUCTS,
-    TILED_PRODUCT,
-    primitive_names,
-)
+from adtrain.core.fused import HORIZONTAL, primitive_names
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.target import Target

@@ -12,11 +12,12 @@ import adtrain.lowering.cuda  # the passes for a GPU ask for the kernels that it
 from adtrain import nn, ops, optim, passes
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.fusions import gpu_fusions
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.fused import fuse
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass, stage
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 
 ALL: tuple[Pass, ...] = (*passes.SIMPLIFY, *cpu_fusions())

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from program_samples import Step, fused_of
 
+from adtrain.backends.cuda.forms.bias_gradients import BIAS_AXES
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
 from adtrain.lowering.cuda.conv.problem import ConvProblem
@@ -21,7 +23,6 @@ from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import Window, input_grad_p, weight_grad_p
 from adtrain.ops.pool import Windows, max_pool2d_put_p
 from adtrain.ops.rounding import rounded
-from adtrain.passes.fuse_bias_gradients import BIAS_AXES
 
 WINDOWS = Windows((2, 2), (2, 2), (0, 0))
 

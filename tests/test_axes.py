@@ -13,10 +13,11 @@ from sweeps import check_examples, examples
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda.forms.one_block import ONE_BLOCK
 from adtrain.cases import CASES, Case
 from adtrain.core.axes import Axes, Items, summed_items
 from adtrain.core.errors import ShapeError
-from adtrain.core.fused import ONE_BLOCK, fuse
+from adtrain.core.fused import fuse
 from adtrain.core.hooks import Call, Hook, hook
 from adtrain.core.per_member import per_member
 from adtrain.core.primitive import PRIMITIVES, Primitive

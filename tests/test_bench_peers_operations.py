@@ -9,6 +9,7 @@ from peer_marks import marked
 from adtrain import ops
 from adtrain.backends.cpu import CpuBackend
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.bench.op_table import OpCase, cases
 from adtrain.bench.ops import PASSES
 from adtrain.bench.peers import adtrain_system, comparison, operations
@@ -19,7 +20,6 @@ from adtrain.core import devices
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.samplers import integers, normal
 
 # Each operation of the table at a small size, with an odd number of items.

@@ -12,14 +12,14 @@ from test_passes_gpu import evaluated
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda.forms.bias_gradients import BIAS_AXES
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.core.trace import bind
 from adtrain.ops.conv import Window, weight_grad_p
-from adtrain.passes.fuse_bias_gradients import BIAS_AXES
 
 
 def gradients(padding: int, x: Any, w: Any, b: Any, v: Any, c: Any) -> Any:

@@ -11,9 +11,10 @@ from program_samples import fused_of
 from sparse_pool_samples import conv_problem, equation
 
 from adtrain import ops
+from adtrain.backends.cpu.forms.batchwise import BATCHWISE
 from adtrain.core.array import Value, array
 from adtrain.core.costs import costs
-from adtrain.core.fused import BATCHWISE, LOOPS, fuse
+from adtrain.core.fused import LOOPS, fuse
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType

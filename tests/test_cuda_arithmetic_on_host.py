@@ -13,10 +13,10 @@ from vendor_equations import equation_of
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.fused import LOOPS, fuse
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.ops.matmul import matmul_integers_p
 
 __all__ = ["host"]

@@ -10,9 +10,9 @@ import pytest
 from attention_bounds import exact_results
 from cuda_on_host import Host, host
 
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.attention import wgmma
 from adtrain.lowering.cuda.attention.problem import problem_of

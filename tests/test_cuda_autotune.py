@@ -13,16 +13,17 @@ from sparse_pool_samples import conv_problem
 from adtrain import cache
 from adtrain.backends.cuda import compiler, launch_plan
 from adtrain.backends.cuda.compiler import Source
+from adtrain.backends.cuda.forms.product import CONVOLUTION
 from adtrain.backends.cuda.lower import Candidate, Lowering, problem, problem_text
+from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner import cache as tuning_cache
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, TuningProblem, singles, tuning_problems
 from adtrain.backends.cuda.tuner.measure import ROUNDS, agree, distinct, tolerance
 from adtrain.core import registry
 from adtrain.core.errors import DeviceError, OutOfMemory
-from adtrain.core.fused import CONVOLUTION, PRODUCT, fuse
+from adtrain.core.fused import PRODUCT, fuse
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.program import Equation, Variable
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.ops.elementwise import exp_p
 from adtrain.ops.matmul import matmul_p

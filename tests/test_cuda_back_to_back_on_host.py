@@ -13,11 +13,12 @@ from program_samples import for_gpu, names
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda.forms.back_to_back import BACK_TO_BACK
 from adtrain.backends.cuda.forms.weight_tiles import weight_tiles_p
-from adtrain.core.fused import BACK_TO_BACK
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 
 __all__ = ["host"]

@@ -16,11 +16,11 @@ import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.fused import PRODUCT
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm import short_k
 from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Gemm, Bfloat16Tile

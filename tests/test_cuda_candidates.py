@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.registry import cuda_kernels
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 
 __all__ = ["Lowering"]  # imported with the rules

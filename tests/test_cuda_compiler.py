@@ -27,8 +27,9 @@ from adtrain.backends.cuda.compile_workers import CompileProcesses, CompileQueue
 from adtrain.backends.cuda.compiler import ARCHITECTURES, Compiled, CudaCompilerError, Source, architecture, file_source
 from adtrain.backends.cuda.nvrtc import Nvrtc, Request
 from adtrain.backends.cuda.peer_window import macros
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.errors import DeviceError
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 
 needs_nvrtc = pytest.mark.needs_nvrtc
 

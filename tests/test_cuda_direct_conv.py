@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.precision import PRECISIONS
 from adtrain.core.registry import cuda_kernels
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.direct import (
     SUMS,

@@ -11,20 +11,20 @@ from cuda_on_host import Host
 from program_samples import ON_GPU, fused_of
 
 from adtrain import ops
+from adtrain.backends.cuda.forms.bias_gradients import BIAS_AXES
+from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.ops.broadcasting import sum_p
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.rounding import rounded
-from adtrain.passes.fuse_bias_gradients import BIAS_AXES
 
 TOLERANCE = 5e-7
 """Of the norm of the difference over the norm."""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Equation, Variable
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
 from adtrain.ops.matmul import matmul_p

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.ops.matmul import matmul_p
 

@@ -19,6 +19,7 @@ from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Candidate, Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.cases import CASES
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import renamed
@@ -26,7 +27,7 @@ from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 from adtrain.ops.pool import Windows

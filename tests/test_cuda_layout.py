@@ -17,13 +17,14 @@ from adtrain.backends.cuda.batch_prefetch import prefetch_batch
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import Array, array
 from adtrain.core.fused import HORIZONTAL, primitive_names
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.passes.places import stored_bytes
 from adtrain.sweeps.members import groups_of, members_of
 from adtrain.sweeps.session import step_arguments

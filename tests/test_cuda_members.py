@@ -14,6 +14,7 @@ from adtrain import config, ops
 from adtrain.backends.cuda.fusions import by_batching_rules, gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.errors import DeviceError
 from adtrain.core.fused import renamed
@@ -21,7 +22,7 @@ from adtrain.core.per_member import by_member
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.fuse_elementwise import is_loops
 from adtrain.sweeps.members import groups_of, members_of

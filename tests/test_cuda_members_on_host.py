@@ -12,12 +12,12 @@ from test_cuda_steps_on_host import TOLERANCE, computed, drawn
 from adtrain import config, passes
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import Placeholder
 from adtrain.core.program import Program
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 from adtrain.sweeps.members import groups_of, members_of

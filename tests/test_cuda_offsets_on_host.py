@@ -24,11 +24,11 @@ from test_cuda_launch_limits import equation
 import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda.launch_plan import LaunchPlan, WorkSize
+from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 from adtrain.ops.pool import Windows

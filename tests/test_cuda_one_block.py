@@ -8,8 +8,7 @@ import numpy as np
 from program_samples import ON_GPU
 
 from adtrain import ops
-from adtrain.backends.cuda.forms.one_block import SHARED, one_block
-from adtrain.core.fused import ONE_BLOCK
+from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, SHARED, one_block
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 

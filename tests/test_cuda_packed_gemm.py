@@ -29,7 +29,8 @@ from test_gpu_products import adversarial
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture, file_source
-from adtrain.core.target import H200, Target
+from adtrain.backends.cuda.targets import H200
+from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, ranked
 from adtrain.lowering.cuda.gemm.matmul import gemms

@@ -10,8 +10,8 @@ import pytest
 from cuda_on_host import Host, host
 from sweeps import spread
 
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Equation, Variable
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.packed import PACKED_TILES, PackedGemm, PackedTile
 from adtrain.ops.matmul import matmul_p

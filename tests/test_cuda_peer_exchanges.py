@@ -16,17 +16,17 @@ from thread_ranks import ThreadRank, on_ranks
 from training_runs import write_config
 
 from adtrain import config, ops
-from adtrain.backends.cuda.forms.peer_exchanges import RESIDENT, fuse_exchanges
+from adtrain.backends.cuda.forms.peer_exchanges import EXCHANGED_UPDATE, PEER_EXCHANGES, RESIDENT, fuse_exchanges
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.peer_window import EMPTY, SLOT_BYTES, slots_of_vectors, window_bytes
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.targets import H200
 from adtrain.bench.scaling_worker import summed
-from adtrain.core.fused import EXCHANGED_UPDATE, PEER_EXCHANGES, body_of
+from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass, stage
-from adtrain.core.target import H200
 from adtrain.passes.place_collectives import exchange_done_p
 from adtrain.passes.places import Place, nbytes
 from adtrain.passes.plan_memory import plan_memory

@@ -17,13 +17,13 @@ from adtrain.backends.cuda.forms.horizontal import join_one_blocks
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.targets import H200
 from adtrain.core import tree
 from adtrain.core.array import Value, array
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass
 from adtrain.core.staging_trace import evaluate
-from adtrain.core.target import H200
 from adtrain.passes import (
     SIMPLIFY,
     fold_collectives,

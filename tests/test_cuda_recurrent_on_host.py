@@ -9,10 +9,10 @@ import pytest
 from cuda_on_host import Host, host
 from program_samples import Step, fused_of
 
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.grid_recurrent import GridDivision, grid_kernel
 from adtrain.lowering.cuda.recurrent import Division, divisions, kernel

@@ -32,10 +32,11 @@ from shifted_conv_emulated import (
 
 from adtrain.assets import asset_path
 from adtrain.backends.cuda.compiler import Source, architecture, file_source
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.registry import cuda_kernels
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex

@@ -14,14 +14,14 @@ from program_samples import ON_GPU
 from shifted_conv_emulated import stride_one
 
 from adtrain import ops
+from adtrain.backends.cuda.forms.product import CONVOLUTION
+from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core.array import array
-from adtrain.core.fused import CONVOLUTION
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.fp16x2_weight_grad import Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex

@@ -20,13 +20,13 @@ from test_gpu_shifted_conv import same
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Program
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.ops.conv import Window
 

@@ -16,11 +16,10 @@ from test_cuda_resident_steps_on_host import arguments_of, assert_near, step_pro
 
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.batch_prefetch import prefetch_batch
-from adtrain.backends.cuda.forms.streamed_layer_fusion import streamed_equations
+from adtrain.backends.cuda.forms.streamed_layer import STREAMED_LAYER, streamed_equations
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.core.fused import STREAMED_LAYER
 from adtrain.core.program import Program
 from adtrain.core.target import Target
 from adtrain.passes.plan_memory import plan_memory

@@ -16,6 +16,7 @@ from vendor_equations import PRODUCT, WINDOWS, convolutions, equation_of, matmul
 from adtrain.backends.cuda import compiler, vendor
 from adtrain.backends.cuda.lower import Candidate, Lowering, problem
 from adtrain.backends.cuda.runtime import libraries
+from adtrain.backends.cuda.targets import H200
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner
 from adtrain.backends.cuda.vendor import Library, LibraryCall, NotOffered, calls, installed
 from adtrain.backends.cuda.vendor.call import CHOICES, WORKSPACE_ALIGNMENT, Plan
@@ -23,7 +24,6 @@ from adtrain.cli.devices import gpu_rows
 from adtrain.core import fused
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation, Variable
-from adtrain.core.target import H200
 from adtrain.ops.elementwise import exp_p
 from adtrain.ops.matmul import matmul_p
 from adtrain.passes.arena import ALIGNMENT

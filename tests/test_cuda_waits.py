@@ -17,7 +17,7 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source, file_source, of_kernel
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.core.target import H200
+from adtrain.backends.cuda.targets import H200
 
 POLLING = re.compile(r"\bld\.(?:acquire|relaxed|volatile)|\batomicCAS\b")
 """Loads of memory that other blocks change."""

@@ -15,6 +15,7 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.bench import ops, text
 from adtrain.bench.op_table import TimedOp
 from adtrain.bench.timing.protocol import protocol
@@ -22,7 +23,6 @@ from adtrain.cache import open_cache
 from adtrain.core.array import Placeholder
 from adtrain.core.errors import OptionError, ShapeError, TraceError
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.custom_ops import CustomOp, _file, custom_op
 
 pytestmark = pytest.mark.usefixtures("no_plugins")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,20 @@ from adtrain import ops
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.core import registry
 from adtrain.core.backend import backend
 from adtrain.core.fused import fuse
+from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import forget
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.extend import Fusion, register_fusion
 from adtrain.ops.broadcasting import reshape_p, sum_p
 from adtrain.ops.elementwise import square_p
 from adtrain.passes import SIMPLIFY
-from adtrain.passes.fusion import forget_fusion, with_copies
+from adtrain.passes.fusion import FusionPass, forget_fusion, with_copies
+from adtrain.passes.groups import Groups
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "add-a-fusion.md"
 
@@ -143,3 +145,56 @@ def test_each_reader_of_a_copied_equation_has_one_of_its_own() -> None:
     of_all = with_copies(program, lambda e, reader: e.name == "exp")
     assert sorted(e.name for e in of_all.equations) == ["exp", "exp", "exp", "max", "square", "sum"]
     assert {v: e.name for e in of_all.equations for v in e.outputs}.keys() >= set(of_all.outputs)
+
+
+class Named(Fusion):
+    """Joins operations of certain names."""
+
+    names: frozenset[str]
+
+    def joins(self, groups: Groups, producer: int, reader: int, value: Variable) -> bool:
+        return {groups.equations[i].name for i in (producer, reader)} <= self.names
+
+
+class Narrow(Named):
+    form = "narrow"
+    names = frozenset({"exp", "sum"})
+
+
+class Wide(Named):
+    form = "wide"
+    names = frozenset({"sum", "square", "sin"})
+
+
+class Slower(Wide):
+    """Its kernel takes the time of more launches."""
+
+    def overhead(self, equations: Sequence[Equation]) -> float:
+        return 2.5
+
+
+def chosen(forms: tuple[type[Fusion], ...], length: int) -> list[list[str]]:
+    """The operations of each kernel for the sine of the square of a sum of ``length`` exponentials."""
+    program = stage(lambda x: ops.sin(ops.square(ops.sum(ops.exp(x)))), ()).program(np.ones(length, np.float32))
+    improved = FusionPass(forms, launch_bytes=1 << 10)(program)
+    return [[e.name, *(x.name for x in e.params["body"].equations)] if e.form else [e.name] for e in improved.equations]
+
+
+FIRST_TWO = [["narrow", "exp", "sum"], ["wide", "square", "sin"]]
+LAST_THREE = [["exp"], ["wide", "sum", "square", "sin"]]
+
+
+@pytest.mark.parametrize("forms", [(Narrow, Wide), (Wide, Narrow)])
+def test_a_form_gets_the_equations_with_which_more_bytes_stay_in_kernels(forms: tuple[type[Fusion], ...]) -> None:
+    """The form that loses an equation fuses the others."""
+    assert chosen(forms, 1000) == FIRST_TWO
+
+
+def test_where_forms_save_as_much_the_first_one_gets_the_equations() -> None:
+    assert chosen((Narrow, Wide), 1) == FIRST_TWO
+    assert chosen((Wide, Narrow), 1) == LAST_THREE
+
+
+def test_a_form_says_what_its_kernel_costs_besides_its_arguments_and_results() -> None:
+    assert chosen((Wide, Narrow), 1) == LAST_THREE
+    assert chosen((Slower, Narrow), 1) == FIRST_TWO

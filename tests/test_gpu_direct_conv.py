@@ -11,11 +11,11 @@ from gpu_parity import gpu, poisoned
 from test_cuda_direct_conv_on_host import SHAPES, outputs, with_sum
 from test_gpu_products import distance, rounded
 
+from adtrain.backends.cuda.forms.bias_gradients import BIAS_AXES
 from adtrain.core.fused import fused_p
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
-from adtrain.passes.fuse_bias_gradients import BIAS_AXES
 
 __all__ = ["gpu", "poisoned"]
 

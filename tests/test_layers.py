@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import adtrain
+import adtrain.backends.cuda.lower  # defines the forms
+from adtrain.backends.cuda.forms.form import FORMS
+from adtrain.core.fused import GATHER, HORIZONTAL, LOOPS, MAP_REDUCE, PRODUCT
 
 PACKAGE = Path(adtrain.__file__).parent
 
@@ -236,6 +240,19 @@ def test_a_training_step_on_the_cpu_does_not_import_the_cuda_kernels() -> None:
     run = subprocess.run([sys.executable, "-c", CPU_STEP], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []
+
+
+def test_core_and_passes_name_no_device_and_no_form_of_one_device() -> None:
+    shared = {LOOPS, PRODUCT, GATHER, HORIZONTAL, MAP_REDUCE}
+    forms = "|".join(sorted(FORMS.keys() - shared))
+    names = re.compile(rf'\b([ABH][12]00|sm_\d+|wgmma|swizzle)\b|"({forms})"', re.IGNORECASE)
+    found = [
+        f"{path}: {match[0]}"
+        for part in ("core", "passes")
+        for path in (PACKAGE / part).rglob("*.py")
+        if (match := names.search(path.read_text(encoding="utf-8")))
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_a_third_party_package_is_imported_by_its_part_only() -> None:

@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as arrays
 
 import adtrain as ad
 from adtrain import ops
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Equation, Variable
 from adtrain.core.registry import cuda_kernels
-from adtrain.core.target import H200
 from adtrain.core.types import ArrayType
 from adtrain.ops.sort import argsort_p
 

@@ -16,12 +16,12 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.array import array
 from adtrain.core.kernel import CKernel, CudaKernel, CudaLaunch
 from adtrain.core.primitive import Primitive
 from adtrain.core.registry import register
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 

@@ -12,10 +12,12 @@ from program_samples import ON_GPU, bfloat16_gradients, bodies, everywhere, for_
 import adtrain as ad
 from adtrain import config, ops, passes
 from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, WAVES
+from adtrain.backends.cuda.forms.recurrent_gradients import fuse_recurrent_gradients
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.fused import label
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.training.preparation import outline
 
 SGD = "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"
@@ -253,7 +255,7 @@ def test_a_large_recurrent_gradient_computes_those_of_weight_and_biases(
     arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]
     gradients = partial(recurrent_gradients, op, precision, count)
     traced = stage(gradients, passes.SIMPLIFY).program(*map(ad.array, arrays))
-    fused = passes.fuse_recurrent_gradients(traced, H200)
+    fused = fuse_recurrent_gradients(traced, H200)
     joined = hidden > 128 and precision == "full"
     assert [name for name in names(fused) if "_grad" in name] == [f"{op}_weight_grad" if joined else f"{op}_grad"]
     assert names(traced).count("matmul") - names(fused).count("matmul") == joined

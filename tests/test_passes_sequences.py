@@ -14,12 +14,13 @@ import adtrain as ad
 from adtrain import config, ops, passes
 from adtrain.backends.cuda.forms.horizontal import MAX_K
 from adtrain.backends.cuda.forms.row_products import ROWS
+from adtrain.backends.cuda.targets import H200
 from adtrain.cache import Cache
 from adtrain.core.fused import body_of, label
 from adtrain.core.program import Equation, Program
 from adtrain.core.staging import stage
 from adtrain.core.staging_trace import evaluate
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.training.preparation import outline
 
 TOLERANCE = 3e-6

@@ -20,9 +20,9 @@ import adtrain as ad
 from adtrain import config, ops
 from adtrain.backends.cpu.codegen import workspace
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Equation
 from adtrain.core.staging import Pass, stage
-from adtrain.core.target import H200
 from adtrain.passes import ALL, SIMPLIFY, fold_collectives, optimize_regions, place_collectives, place_views
 from adtrain.passes.plan_memory import plan_memory
 from adtrain.training.preparation import outline

@@ -16,16 +16,20 @@ from shifted_conv_emulated import stride_one
 
 import adtrain as ad
 from adtrain import config, ops
+from adtrain.backends.cuda.forms.product import CONV_POOL
+from adtrain.backends.cuda.lower import problem
+from adtrain.backends.cuda.targets import H200
+from adtrain.backends.cuda.tuner.autotune import singles
 from adtrain.cache import Cache
 from adtrain.core import registry
 from adtrain.core.array import array
-from adtrain.core.fused import CONV_POOL, label
+from adtrain.core.fused import label
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.precision import PRECISIONS
 from adtrain.core.program import Equation, Program
 from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import stage
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.conv.padded_index import PaddedIndex
@@ -238,3 +242,29 @@ def test_the_rule_pools_float32_in_all_precisions() -> None:
         assert kernel.launches[0].file == cuda_kernels("conv2d", H200, x, w, **params)[0].launches[0].file
     x, w = (ArrayType(each.shape, np.dtype("float64")) for each in (x, w))
     assert not cuda_kernels("conv_pool", H200, x, w, window=window, precision="full", windows=PAIRS)
+
+
+@pytest.mark.parametrize("returned", [0, 1], ids=["convolution", "sum with the bias"])
+def test_what_the_program_returns_is_not_left_inside_a_kernel_that_pools(pooling: None, returned: int) -> None:
+    def f(x: Any, w: Any, bias: Any) -> Any:
+        y = ops.conv2d(x, w)
+        z = y + bias.reshape(-1, 1, 1)
+        return bind(max_pool2d_p, ops.relu(z), windows=PAIRS)[0], (y, z)[returned]
+
+    program = stage(f, ON_GPU).program(*map(array, arguments(LAYERS[1])))
+    assert not any(e.form == CONV_POOL for e in program.equations)
+
+
+def test_the_times_of_a_convolution_choose_no_kernel_for_one_that_pools(pooling: None) -> None:
+    """Nor do those of another epilogue: a convolution that pools is measured as a whole."""
+
+    def program(activation: Any) -> Program:
+        def f(x: Any, w: Any, bias: Any) -> Any:
+            return bind(max_pool2d_p, activation(ops.conv2d(x, w, bias)), windows=PAIRS)
+
+        return stage(f, ON_GPU).program(*map(array, arguments(LAYERS[1])))
+
+    (relu,), (tanh,) = ([e for e in program(f).equations if e.form == CONV_POOL] for f in (ops.relu, ops.tanh))
+    keys = {problem(e) for e in (relu, tanh, relu.params["body"].equations[0])}
+    assert len(keys) == 3
+    assert [e.name for e in singles([relu])] == [CONV_POOL]

@@ -21,10 +21,10 @@ from adtrain.backends.cpu import compiled_program
 from adtrain.backends.cuda.launch_plan import Plan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.targets import H200
 from adtrain.cache import open_cache
 from adtrain.core import poison, tree
 from adtrain.core.staging import Staged, stage
-from adtrain.core.target import H200
 from adtrain.passes import ALL
 from adtrain.training import program_cache
 from adtrain.training.preparation import outline

@@ -19,10 +19,10 @@ from adtrain.backends.cpu.codegen import generate, workspace
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.fused import LOOPS
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import stage
-from adtrain.core.target import H200
 from adtrain.passes.arena import ALIGNMENT, Arena
 from adtrain.passes.groups import MAX_EQUATIONS
 from adtrain.passes.plan_memory import plan_memory

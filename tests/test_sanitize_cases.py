@@ -12,8 +12,8 @@ from test_cuda_sources import kernel_functions
 
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.program import Equation
-from adtrain.core.target import H200
 
 pytestmark = pytest.mark.exhaustive
 

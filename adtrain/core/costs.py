@@ -20,8 +20,7 @@ def reads(equations: Sequence[Equation]) -> Iterator[Counter[Variable]]:
         if e.primitive.view:
             viewed.update((out, viewed.get(v, v)) for v in e.inputs for out in e.outputs)
         else:
-            counts = e.primitive.elements_read([v.type for v in e.inputs], e.params)
-            for v, n in zip(e.inputs, counts, strict=True):
+            for v, n in zip(e.inputs, e.elements_read, strict=True):
                 source = viewed.get(v, v)
                 found[source] = min(found[source] + n, source.size)
         yield found

@@ -63,19 +63,6 @@ LOOPS = "loops"
 PRODUCT = "product"
 """A matrix product with an elementwise epilogue."""
 
-TILED_PRODUCT = "tiled_product"
-"""A `with_tiles` equation, and a matrix product of its weights with an elementwise epilogue."""
-
-BACK_TO_BACK = "back_to_back"
-"""Two matrix products with elementwise epilogues. The result of the first stays in registers, as an operand of the
-second. Each product comes after its `with_tiles` equation."""
-
-CONVOLUTION = "convolution"
-"""A convolution, or its input gradient, with an elementwise epilogue."""
-
-CONV_POOL = "conv_pool"
-"""A convolution with an elementwise epilogue and max pooling; only the pooled result is written."""
-
 OF_POOLED = "_pooled"
 """With the name of a convolution's gradient before it: that gradient, after `max_pool2d_put` has spread a pooled one.
 The kernel reads the pooled gradient, and skips the zeros between its elements."""
@@ -83,59 +70,14 @@ The kernel reads the pooled gradient, and skips the zeros between its elements."
 WITH_SUM = "_sum"
 """With the name of a weight gradient before it: that gradient and the bias gradient, which sums what both read."""
 
-WEIGHT_GRAD = "_weight_grad"
-"""With the name of a recurrent primitive before it: its gradient, and those by weight_hh and biases."""
-
-BATCHWISE = "batchwise"
-"""Equations that work on one item of the batch at a time (an item is an index of axis 0). A CPU thread computes all of
-them for an item. Outputs may be sums over the items."""
-
 GATHER = "gather"
 """Loops that read rows of tables by index."""
-
-ONE_BLOCK = "one_block"
-"""Small equations that one thread block of a GPU computes in order (a one-block megakernel)."""
-
-ROW_FUSED = "row_fused"
-"""Equations that work row by row. Each thread block of a GPU computes all of them for its rows."""
-
-ROW_PRODUCTS = "row_products"
-"""A chain of products and other row-wise equations. Each thread block of a GPU takes a few rows through it."""
-
-COLUMN_SUM = "column_sum"
-"""A sum over rows, with elementwise equations before and after it. Each thread block of a GPU adds some columns."""
 
 MAP_REDUCE = "map_reduce"
 """Reductions of values of pairs of rows and columns. The pairs are computed where they are needed and never stored."""
 
-GROUPED_PRODUCTS = "grouped_products"
-"""Independent matrix products with epilogues in one launch whose blocks share the tiles and their K evenly."""
-
 HORIZONTAL = "horizontal"
-"""Independent equations in one launch, of any shapes: loops; on a GPU also product, gather and one_block equations."""
-
-EXCHANGED_UPDATE = "exchanged_update"
-"""An all-to-all of gradients, elementwise equations with the received slices, and an all-gather of one result.
-
-Vectors of parameters, and single numbers, are the same on all ranks."""
-
-GATHERED = "gathered"
-"""An all-gather of a few bytes, and small equations that read what it receives."""
-
-PEER_EXCHANGES = "peer_exchanges"
-"""Independent exchanged_update, all_gather, gathered, loops and small equations in one launch, on GPUs that have mapped
-each other's memory."""
-
-RESIDENT_STEPS = "resident_steps"
-"""A training step of one member. A launch computes several steps, with the weights of the first layer on chip. The body
-has the equations that would otherwise be launches. Its outputs replace its first inputs in the next step."""
-
-STREAMED_LAYER = "streamed_layer"
-"""The first layer of one member, whose inputs are gathered bytes: its product, or the gradient and update of its
-weights, or the update and then the product of the next step. The weights are read and written once."""
-
-LAYER_BACKWARD = "layer_backward"
-"""The gradient of the inputs of a linear layer of one member, and the gradient and update of its weights."""
+"""Independent equations of any shapes that run side by side."""
 
 
 Overwrites: TypeAlias = Callable[[Equation, Variable, Variable], bool]
@@ -143,9 +85,6 @@ Overwrites: TypeAlias = Callable[[Equation, Variable, Variable], bool]
 
 OVERWRITES: dict[str, Overwrites] = {}
 """By form. Those of other forms follow from the equation of the body that reads the argument."""
-
-PRODUCTS = (PRODUCT, CONVOLUTION, CONV_POOL)
-"""The first equation of the body is a product or convolution; the others are its epilogue."""
 
 
 def fuse(

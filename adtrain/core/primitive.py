@@ -172,11 +172,11 @@ class Primitive:
             raise ShapeError(f"{self.name}: axes {stated!r} do not fit the shapes {shapes}")
         return axes
 
-    def cost(self, args: Sequence[Any], params: Mapping[str, Any]) -> Cost:
-        """FLOPs and bytes of one run on such arguments (arrays or ArrayTypes)."""
+    def cost(self, args: Sequence[Any], params: Mapping[str, Any], counts: Sequence[int] | None = None) -> Cost:
+        """FLOPs and bytes of one run on such arguments (arrays or ArrayTypes); ``counts`` are its `elements_read`."""
         outputs = self.output_types(args, params)
         flops = self.flops(*args, **params) if self.flops else sum(out.size for out in outputs)
-        counts = self.elements_read(args, params)
+        counts = self.elements_read(args, params) if counts is None else counts
         read = sum(n * x.dtype.itemsize for x, n in zip(args, counts, strict=True))
         written = 0 if self.view else sum(out.size * out.dtype.itemsize for out in outputs)
         return Cost(flops, read + written)

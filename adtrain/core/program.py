@@ -90,7 +90,12 @@ class Equation:
     @cached_property
     def cost(self) -> Cost:
         """FLOPs and bytes of one run, for one member."""
-        return self.primitive.cost([v.type for v in self.inputs], self.params)
+        return self.primitive.cost([v.type for v in self.inputs], self.params, self.elements_read)
+
+    @cached_property
+    def elements_read(self) -> Sequence[int]:
+        """How many elements of each input one run reads from memory, for one member."""
+        return self.primitive.elements_read([v.type for v in self.inputs], self.params)
 
     @cached_property
     def axes(self) -> Axes:

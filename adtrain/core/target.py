@@ -20,6 +20,3 @@ class Target(NamedTuple):
     multiprocessors: int
     shared: int
     by_member: bool = False
-
-
-H200 = Target((9, 0), 132, 227 << 10)

@@ -15,12 +15,10 @@ from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fold_collectives import fold_collectives
 from adtrain.passes.fold_constants import fold_constants
 from adtrain.passes.fold_transposes import fold_transposes
-from adtrain.passes.fuse_bias_gradients import fuse_bias_gradients
 from adtrain.passes.fuse_elementwise import fuse_loops
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fuse_products import fuse_product
-from adtrain.passes.fuse_recurrent_gradients import fuse_recurrent_gradients
 from adtrain.passes.keep_derivatives import keep_derivatives
 from adtrain.passes.place_collectives import place_collectives
 from adtrain.passes.place_views import place_views
@@ -81,12 +79,10 @@ __all__ = [
     "fold_constants",
     "fold_transposes",
     "fuse",
-    "fuse_bias_gradients",
     "fuse_loops",
     "fuse_map_reduce",
     "fuse_maxpool_gradients",
     "fuse_product",
-    "fuse_recurrent_gradients",
     "keep_derivatives",
     "merge_common_subexpressions",
     "optimize_regions",

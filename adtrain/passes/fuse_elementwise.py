@@ -20,7 +20,7 @@ def by_element(equation: Equation) -> bool:
 
 
 def is_loops(equation: Equation) -> bool:
-    """Whether a GPU computes it by a generated loop nest."""
+    """Whether generated loops compute it: it is by element, or reads rows of tables by index."""
     return equation.form in (LOOPS, GATHER) or elementwise(equation)
 
 
@@ -42,4 +42,4 @@ class ElementwiseFusion(Fusion):
         return elementwise(source) and elementwise(e) and not e.has(Trait.WIDENING) and alike
 
 
-fuse_loops = FusionPass(ElementwiseFusion)
+fuse_loops = FusionPass((ElementwiseFusion,))

@@ -42,7 +42,7 @@ class ProductFusion(EpilogueFusion):
         return len(c.type.shape) <= 3 or c.device != "cpu"
 
 
-fuse_product = FusionPass(ProductFusion)
+fuse_product = FusionPass((ProductFusion,))
 
 
 def reads_by_element(equation: Equation, v: Variable) -> bool:

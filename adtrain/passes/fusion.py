@@ -2,17 +2,17 @@
 
 A form is a kind of kernel; see `adtrain.core.fused`. Its `Fusion` says which equations may share a kernel. This pass
 copies cheap equations for their readers, merges groups, keeps them free of dependence cycles, and replaces each group
-by one equation. A device applies it once for each of its forms, in its order of preference.
+by one equation. Forms of one pass compete for the equations.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from adtrain.core.fused import fuse, renamed
 from adtrain.core.program import Equation, Program, Variable
@@ -55,7 +55,7 @@ class Fusion:
 
     def prepared(self) -> Program:
         """The Program with the copies that ``copied`` asks for."""
-        return with_copies(self.program, self.copied)
+        return self.program if type(self).copied is Fusion.copied else with_copies(self.program, self.copied)
 
     def copied(self, producer: Equation, reader: Equation) -> bool:
         """Whether ``reader`` gets a copy of ``producer``, whose results it reads, to compute them itself."""
@@ -72,6 +72,13 @@ class Fusion:
     def saves(self, equations: Sequence[Equation]) -> bool:
         """Whether one kernel for the equations of a group saves time. Otherwise they stay as they are."""
         return True
+
+    def overhead(self, equations: Sequence[Equation]) -> float:
+        """The time of a kernel besides that of moving its arguments and results, in launches.
+
+        It is less where the kernel computes faster than those of the single equations.
+        """
+        return 1
 
     def alone(self, equation: Equation, readers: Sequence[Equation]) -> bool:
         """Whether an equation that shares no kernel becomes an equation of the form, too; ``readers`` read it."""
@@ -122,35 +129,165 @@ def fusions_of_users(backend: str) -> Sequence[type[Fusion]]:
 
 @dataclass(frozen=True)
 class FusionPass:
-    """The pass for one form."""
+    """The pass for one form, or for several that compete for equations.
+
+    Each form proposes groups of equations. Of two groups with common equations, the one keeps these with which both
+    groups save more time together; where this is equal, that of the first form. Then the forms that lost equations
+    propose again.
+
+    Attributes:
+        fusions: those of the forms.
+        launch_bytes: the bytes that memory moves in the time of a launch.
+        name: of the pass, where there are several forms.
+    """
 
     results: ClassVar = Results.EXACT
     """The body of a fused equation has the equations that it replaces."""
-    fusion: type[Fusion]
+    fusions: tuple[type[Fusion], ...]
     target: Target | None = None
+    launch_bytes: int = 0
+    name: str = ""
 
     @property
     def __name__(self) -> str:
-        return f"fuse_{self.fusion.form}"
+        return self.name or f"fuse_{self.fusions[0].form}"
 
     def __call__(self, program: Program) -> Program:
-        if self.target is not None and not self.fusion.runs_on(self.target):
-            return program
-        program = self.fusion(program, self.target).prepared()
-        rules = self.fusion(program, self.target)
-        groups = _merged(rules, range(len(program.equations)))
-        kept = {
-            i
-            for members in groups.members.values()
-            if len(members) > 1 and rules.saves([program.equations[i] for i in members])
-            for i in members
-        }
-        if any(len(members) > 1 and kept.isdisjoint(members) for members in groups.members.values()):
-            groups = _merged(rules, kept)  # without the others, more may fit together
-        program = groups.rewritten(rules.fused, anchor=min if rules.early else max)
-        alone = {e for e in program.equations if rules.alone(e, program.readers.get(e.outputs[0], ()))}
-        equations = (rules.fused([e], e.outputs) if e in alone else e for e in program.equations)
-        return replace(program, equations=tuple(equations)) if alone else program
+        proposing = [f for f in self.fusions if self.target is None or f.runs_on(self.target)]
+        while proposing:
+            for fusion in proposing:
+                program = fusion(program, self.target).prepared()
+            program, proposing = self._round(program, [fusion(program, self.target) for fusion in proposing])
+        return program
+
+    def _round(self, program: Program, rules: Sequence[Fusion]) -> tuple[Program, list[type[Fusion]]]:
+        """The Program with the groups that win, and the forms that lost equations."""
+        proposed = [_proposed(each) for each in rules]
+        proposals = [
+            _Proposal(i, frozenset(members))
+            for i, found in enumerate(proposed)
+            for members in found.members.values()
+            if len(members) > 1
+        ]
+        groups = Groups(program) if len(rules) > 1 else proposed[0]
+        by: dict[Equation, Fusion] = {}
+        for proposal in _winners(proposals, _Costs(program, rules, self.launch_bytes)):
+            if len(rules) > 1 and not groups.merge_all(sorted(proposal.members)):
+                continue
+            by |= dict.fromkeys((program.equations[i] for i in proposal.members), rules[proposal.form])
+
+        def fused(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
+            return by[equations[0]].fused(equations, needed)
+
+        def anchor(members: Sequence[int]) -> int:
+            form = by.get(program.equations[members[0]])
+            return min(members) if form is not None and form.early else max(members)
+
+        lost = {x.form for x in proposals if len({groups.of[i] for i in x.members}) > 1}
+        program = groups.rewritten(fused, anchor)
+        for each in rules:
+            alone = {e for e in program.equations if each.alone(e, program.readers.get(e.outputs[0], ()))}
+            if alone:
+                equations = (each.fused([e], e.outputs) if e in alone else e for e in program.equations)
+                program = replace(program, equations=tuple(equations))
+        return program, [type(rules[i]) for i in sorted(lost)]
+
+
+class _Proposal(NamedTuple):
+    """A group of equations: the number of a form, and the positions of the equations."""
+
+    form: int
+    members: frozenset[int]
+
+
+def _proposed(rules: Fusion) -> Groups:
+    """The groups of a form."""
+    equations = rules.program.equations
+    groups = _merged(rules, range(len(equations)))
+    found = [members for members in groups.members.values() if len(members) > 1]
+    kept = [members for members in found if rules.saves([equations[i] for i in members])]
+    if len(kept) < len(found):
+        groups = _merged(rules, {i for members in kept for i in members})  # now more may fit together
+    return groups
+
+
+def _winners(proposals: Sequence[_Proposal], costs: _Costs) -> Iterator[_Proposal]:
+    """Proposals without common equations. A proposal that loses equations is left out, but claims its others."""
+
+    def saved(first: _Proposal, second: _Proposal) -> float:
+        """What both save if the first has their common equations."""
+        return costs.saved(first) + max(0, costs.saved(_Proposal(second.form, second.members - first.members)))
+
+    def beats(a: _Proposal, b: _Proposal) -> bool:
+        return (saved(a, b), b.form) > (saved(b, a), a.form)
+
+    whole, left = set(proposals), list(proposals)
+    while left:
+        of: dict[int, list[_Proposal]] = {}
+        for x in left:
+            for i in x.members:
+                of.setdefault(i, []).append(x)
+        rivals = {x: {other for i in x.members for other in of[i]} - {x} for x in left}
+        unbeaten = [x for x in left if not any(beats(other, x) for other in rivals[x])]
+        best = unbeaten or [max(left, key=costs.saved)]
+        yield from (x for x in best if x in whole)
+        gone = frozenset[int]().union(*(x.members for x in best))
+        rest = (_Proposal(x.form, x.members - gone) for x in left)
+        left = [x for x in rest if len(x.members) > 1]
+
+
+class _Costs:
+    """The time of kernels, in bytes that memory moves meanwhile.
+
+    A kernel takes the time in which memory moves its arguments and results, and what its form adds (`Fusion.overhead`).
+    A kernel of one equation adds a launch. Copies for readers are equations, so what is computed twice counts twice.
+    """
+
+    def __init__(self, program: Program, rules: Sequence[Fusion], launch_bytes: int) -> None:
+        self.equations, self.rules, self.launch_bytes = program.equations, rules, launch_bytes
+        self.outputs = program.outputs
+        self.known: dict[_Proposal, float] = {}
+
+    @cached_property
+    def source(self) -> Mapping[Variable, Variable]:
+        """For each view, the variable whose memory it shares."""
+        found: dict[Variable, Variable] = {}
+        for e in self.equations:
+            if e.primitive.view:
+                found |= {v: found.get(x, x) for x in e.inputs for v in e.outputs}
+        return found
+
+    @cached_property
+    def readers(self) -> Mapping[Variable, set[int]]:
+        """The positions of the equations that read each variable or a view of it; -1 for the Program's outputs."""
+        found: dict[Variable, set[int]] = {}
+        read = [(v, i) for i, e in enumerate(self.equations) if not e.primitive.view for v in e.inputs]
+        for v, i in (*read, *((v, -1) for v in self.outputs)):
+            found.setdefault(self.source.get(v, v), set()).add(i)
+        return found
+
+    def saved(self, proposal: _Proposal) -> float:
+        """What one kernel of the form saves."""
+        found = self.known.get(proposal)
+        if found is None:
+            overhead = self.rules[proposal.form].overhead([self.equations[i] for i in proposal.members])
+            one = self._moved(proposal.members) + overhead * self.launch_bytes if proposal.members else 0
+            alone = (self.equations[i] for i in proposal.members if not self.equations[i].primitive.view)
+            found = self.known[proposal] = sum(e.cost.bytes + self.launch_bytes for e in alone) - one
+        return found
+
+    def _moved(self, members: Collection[int]) -> int:
+        """The bytes that a kernel for the equations reads and writes."""
+        made: set[Variable] = set()
+        read: dict[Variable, int] = {}
+        for i in members:
+            if not self.equations[i].primitive.view:
+                made.update(self.equations[i].outputs)
+                for x, n in zip(self.equations[i].inputs, self.equations[i].elements_read, strict=True):
+                    v = self.source.get(x, x)
+                    read[v] = min(read.get(v, 0) + n, v.size)
+        moved = sum(n * v.type.dtype.itemsize for v, n in read.items() if v not in made)
+        return moved + sum(v.nbytes for v in made if not self.readers.get(v, set()).issubset(members))
 
 
 def _merged(rules: Fusion, allowed: Collection[int]) -> Groups:

@@ -10,8 +10,8 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.topological_order import TopologicalOrder
 
 MAX_EQUATIONS = 128
-"""Maximum equations of a kernel. Compilers need more than linear time for a long function, and a CUDA kernel holds 512
-pointers: elementwise equations with three arguments each need at most 3 x 128 + 1."""
+"""Maximum equations of a kernel. Compilers need more than linear time for a long function, and kernels have a limited
+number of arguments: elementwise equations with three each need at most 3 x 128 + 1."""
 
 
 def producers_first(nodes: Iterable[int], producers: Callable[[int], set[int]]) -> list[int]:
@@ -43,8 +43,8 @@ class Groups:
         self.of = list(range(len(self.equations)))
         self.members: dict[int, list[int]] = {i: [i] for i in self.of}
         self.limit = limit
-        self.counts = [_count(e) for e in self.equations]
-        """The number of equations in each group."""
+        self.counts = [0 if math.isinf(limit) else _count(e) for e in self.equations]
+        """The number of equations in each group, where it is limited."""
         self.order = TopologicalOrder(
             [{self.producer[v] for v in e.inputs if v in self.producer} for e in self.equations]
         )
@@ -59,6 +59,24 @@ class Groups:
         if a == b or self.counts[a] + self.counts[b] > self.limit:
             return False
         return not (self.order.reaches(a, b, through_others=True) or self.order.reaches(b, a, through_others=True))
+
+    def merge_all(self, positions: Sequence[int]) -> bool:
+        """Make one group of the equations at these positions, in order. False, and nothing, if that makes a cycle."""
+        nodes = {self.of[i] for i in positions}
+        position, needed_by = self.order.position, self.order.needed_by
+        end = max(position[node] for node in nodes)
+        stack = [later for node in nodes for later in needed_by[node] - nodes]
+        seen: set[int] = set()
+        while stack:
+            node = stack.pop()
+            if node in nodes:
+                return False
+            if node not in seen and position[node] < end:
+                seen.add(node)
+                stack += needed_by[node]
+        for i in positions[1:]:
+            self.merge(self.of[positions[0]], self.of[i])
+        return True
 
     def merge(self, a: int, b: int) -> None:
         """Make one group of two."""

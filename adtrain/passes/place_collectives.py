@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from adtrain.core.fused import PEER_EXCHANGES, renamed
+from adtrain.core.fused import renamed, single_equations
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
@@ -33,7 +33,7 @@ memory of both is in use."""
 
 def exchanges_data(e: Equation) -> bool:
     """Whether an equation exchanges data with other ranks."""
-    return e.has(Trait.COLLECTIVE) or e.form == PEER_EXCHANGES
+    return any(x.has(Trait.COLLECTIVE) for x in single_equations(e))
 
 
 @keeps(Results.EXACT)
@@ -43,8 +43,8 @@ def place_collectives(program: Program, early_updates: bool = False) -> Program:
     With ``early_updates`` the optimizer's update of a bucket, and the all-gather of its parameters, follow the last
     reader of the old parameters. So the all-gather runs beside the rest of the backward pass.
 
-    `exchange_done` stands before the first reader of an exchange's result, and before a `peer_exchanges` equation: its
-    blocks take multiprocessors until the peers' blocks run, which might wait for the exchange. Applied after all other
+    `exchange_done` stands before the first reader of an exchange's result, and before a fused equation that exchanges
+    data: it uses the processor until the peers' kernels run, which might wait for the exchange. Applied after all other
     passes.
     """
     exchanges = [i for i, e in enumerate(program.equations) if exchanges_data(e)]
@@ -70,7 +70,7 @@ def place_collectives(program: Program, early_updates: bool = False) -> Program:
 
     for i in order:
         e = program.equations[i]
-        wait(tuple(pending) if e.form == PEER_EXCHANGES else e.inputs)
+        wait(tuple(pending) if e.form and exchanges_data(e) else e.inputs)
         e = renamed(e, done)
         equations.append(e)
         if e.has(Trait.COLLECTIVE):

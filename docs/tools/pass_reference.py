@@ -10,8 +10,8 @@ from typing import Any
 from adtrain import passes
 from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda.fusions import gpu_fusions
+from adtrain.backends.cuda.targets import H200
 from adtrain.core.staging import Results, results_of
-from adtrain.core.target import H200
 from adtrain.passes.fusion import FusionPass
 
 PAGE = Path(__file__).parents[1] / "reference" / "passes.md"
@@ -55,7 +55,9 @@ def _table(applied: Any) -> str:
 
 def _summary(function: Any) -> str:
     """The first sentence of the docstring of the pass, or of its module, which is about this pass alone."""
-    described = function.fusion if isinstance(function, FusionPass) else function
+    if isinstance(function, FusionPass) and len(function.fusions) > 1:
+        return "The forms " + ", ".join(f"`{fusion.form}`" for fusion in function.fusions) + ", which compete"
+    described = function.fusions[0] if isinstance(function, FusionPass) else function
     text = inspect.getdoc(described) or sys.modules[described.__module__].__doc__ or ""
     return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".").replace("|", "\\|")
 

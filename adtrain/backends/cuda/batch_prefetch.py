@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, HorizontalFusion, blocks_in_launch
-from adtrain.backends.cuda.forms.streamed_layer_fusion import streamed_equations, update_and_product
-from adtrain.core.fused import HORIZONTAL, LOOPS, PEER_EXCHANGES, PRODUCT, body_of, fuse, launched_together, renamed
+from adtrain.backends.cuda.forms.peer_exchanges import PEER_EXCHANGES
+from adtrain.backends.cuda.forms.streamed_layer import streamed_equations, update_and_product
+from adtrain.core.fused import HORIZONTAL, LOOPS, PRODUCT, body_of, fuse, launched_together, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import is_loops
@@ -94,7 +95,7 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     if exchanges:
         steady = _after_exchanges(steady, {v for e in following for v in e.inputs}, target)
     else:
-        steady = readers_first(FusionPass(HorizontalFusion, target)(steady))
+        steady = readers_first(FusionPass((HorizontalFusion,), target)(steady))
     new = frozenset(ahead.values())
     saves = bool(exchanges) or _launches(steady) < _launches(program)
     if not saves or _shared(steady.equations, new) != _shared(rest, new):
@@ -162,7 +163,7 @@ def _after_exchanges(program: Program, needed: set[Variable], target: Target) ->
             head[i] = fuse(e.form, together, {v for x in (e, *early) for v in x.outputs})
             tail = [x for x in tail if x not in early]
         known.update(head[i].outputs)
-    fused = readers_first(FusionPass(HorizontalFusion, target)(_subprogram(program, tail))).equations
+    fused = readers_first(FusionPass((HorizontalFusion,), target)(_subprogram(program, tail))).equations
     read = {v for e in fused if not e.is_view for v in e.inputs}
     for e in reversed(fused):
         read.update(e.inputs if e.is_view and not read.isdisjoint(e.outputs) else ())

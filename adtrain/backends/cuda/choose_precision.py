@@ -2,7 +2,7 @@
 
 A rounded precision permits rounding and does not require it. Kernels of full precision take part in more fusions, and
 some are as fast. So a product keeps its rounded precision only if its kernel is estimated faster by the time of a
-launch, and if it cannot be part of a row-product chain (`fuse_row_products`).
+launch, and if it cannot be part of a row-product chain (`forms/row_products.py`).
 """
 
 from __future__ import annotations

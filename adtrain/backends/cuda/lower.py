@@ -5,32 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
+from adtrain.backends.cuda import forms
 from adtrain.backends.cuda.codegen.part import Kernel, for_members
 from adtrain.backends.cuda.codegen.product import matmul_of
-from adtrain.backends.cuda.forms import (  # noqa: F401  define the forms
-    back_to_back,
-    column_sum,
-    grouped_products,
-    layer_backward,
-    map_reduce,
-    one_block,
-    peer_exchanges,
-    resident_steps,
-    row_fused,
-    row_products,
-    streamed_layer,
-    tiled_product,
-)
 from adtrain.backends.cuda.forms.form import kernel_form
 from adtrain.backends.cuda.forms.horizontal import MAX_K, horizontal, is_product
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans
 from adtrain.backends.cuda.vendor import Library, LibraryCall, calls
 from adtrain.core.errors import DeviceError
-from adtrain.core.fused import CONV_POOL, PRODUCTS
+from adtrain.core.fused import primitive_names
 from adtrain.core.kernel import CudaKernel, within_grid
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation
@@ -40,8 +29,11 @@ from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fuse_elementwise import is_loops
 
+for _each in iter_modules(forms.__path__):  # they define the forms
+    import_module(f"{forms.__name__}.{_each.name}")
+
 Problem: TypeAlias = "tuple[Any, ...]"
-"""What candidates are measured for: the name of an equation, the types of its arguments, and its parameters."""
+"""What candidates are measured for: the name of an equation, its epilogue, the types of arguments, and parameters."""
 
 Candidate: TypeAlias = "CudaKernel | LibraryCall"
 """One of several ways to compute an equation."""
@@ -94,9 +86,7 @@ class Lowering:
         kernel = kernel or self.chosen(equation)
         if isinstance(kernel, LibraryCall):
             return [kernel]
-        if equation.form in PRODUCTS:
-            return [*product_plans(equation, computing(equation), kernel)]
-        return [*kernel_plans(equation, kernel)]
+        return [*(kernel_plans if kernel_form(equation) is None else product_plans)(equation, kernel)]
 
     def scratch(self, equation: Equation, kernel: Candidate | None = None) -> int:
         """Bytes of scratch memory that the launches of an equation need; see `launches`."""
@@ -109,10 +99,7 @@ class Lowering:
         return (kernel or self.chosen(equation)).scratch or 0
 
     def candidates(self, equation: Equation) -> list[Candidate]:
-        """The candidates for an equation: kernels, the one to prefer first, then library calls.
-
-        For a product with an epilogue they are the kernels of the product; for `conv_pool` those that pool as well.
-        """
+        """The candidates for an equation: kernels, the one to prefer first, then library calls."""
         if equation not in self._candidates:
             found = self._find_candidates(equation)
             self._candidates[equation] = found[:1] if self.target.by_member else found
@@ -120,12 +107,12 @@ class Lowering:
 
     def _find_candidates(self, equation: Equation) -> list[Candidate]:
         """See `candidates`."""
-        if equation.form == CONV_POOL:
-            product, pool = computing(equation), equation.params["body"].equations[-1]
-            return [*self._of_rule(product, CONV_POOL, pool.params)]
-        if equation.form in PRODUCTS:
-            return [*self._of_rule(computing(equation))]
-        return [*self._of_rule(equation), *calls(equation, self.libraries)]
+        form = kernel_form(equation)
+        if form is not None:
+            return [] if form.candidates is None else [*form.candidates(equation, self.target)]
+        types = (v.type for v in equation.inputs)
+        kernels = cuda_kernels(equation.name, self.target, *types, **equation.kernel_params)
+        return [*kernels, *calls(equation, self.libraries)]
 
     def chosen(self, equation: Equation) -> Candidate:
         """The candidate that the equation runs with: the fastest one if times are known, else the first.
@@ -142,10 +129,6 @@ class Lowering:
         labels = [candidate.label for candidate in found]
         return found[labels.index(fastest(labels, times))]
 
-    def _of_rule(self, e: Equation, name: str = "", params: Mapping[str, Any] | None = None) -> Sequence[CudaKernel]:
-        types = (v.type for v in e.inputs)
-        return cuda_kernels(name or e.name, self.target, *types, **e.kernel_params, **(params or {}))
-
     def _generated(self, equation: Equation) -> list[Kernel]:
         """The generated kernels of an equation, to launch in order; none where it has kernels of files."""
         if equation not in self._generated_kernels:
@@ -157,7 +140,8 @@ class Lowering:
 
     def _generate(self, equation: Equation) -> list[Kernel]:
         """See `_generated`."""
-        if (form := kernel_form(equation)) is not None:
+        form = kernel_form(equation)
+        if form is not None and form.kernels is not None:
             return form.kernels(equation, self)
         if equation.members and (is_loops(equation) or is_product(equation)):
             return [horizontal([equation], self.inline_products, self.target)]
@@ -168,7 +152,7 @@ class Lowering:
 
         Where K is short the epilogue takes most of the time: functions whose threads share it evenly come first.
         """
-        matmul = computing(equation)
+        matmul = matmul_of(equation)
         a, b = matmul.inputs
         gemms = member_gemms if self.target.by_member else block_gemms
         found = gemms(self.target, a.type, b.type, **matmul.params)
@@ -189,11 +173,6 @@ def _no_kernel(equation: Equation) -> DeviceError:
     return DeviceError(f"{equation.name} of {types or 'nothing'} has no kernel for the GPU; use --device cpu")
 
 
-def computing(equation: Equation) -> Equation:
-    """The equation whose kernels compute it: the product in one of PRODUCTS, otherwise `equation`."""
-    return matmul_of(equation) if equation.form in PRODUCTS else equation
-
-
 def fastest(labels: Sequence[str], times: Mapping[str, float]) -> str:
     """The label of the fastest candidate; the first one if it is as fast within MARGIN, or if none was timed."""
     microseconds = [times.get(label, math.inf) for label in labels]
@@ -202,9 +181,12 @@ def fastest(labels: Sequence[str], times: Mapping[str, float]) -> str:
 
 
 def problem(equation: Equation) -> Problem:
-    """The key of measured times. A product with an epilogue has the key of the product."""
-    equation = computing(equation)
-    return equation.name, tuple(v.type for v in equation.inputs), params_key(equation.kernel_params)
+    """The key of measured times. A product with an epilogue has the key of the product; see `Form.timed`."""
+    form = kernel_form(equation)
+    if form is not None and form.timed is not None:
+        return problem(form.timed(equation))
+    epilogue = () if form is None else primitive_names(equation)
+    return equation.name, tuple(v.type for v in equation.inputs), params_key(equation.kernel_params), *epilogue
 
 
 def problem_text(equation: Equation) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from adtrain.core.target import H200, Target
+from adtrain.core.target import Target
+
+H200 = Target((9, 0), 132, 227 << 10)
 
 TARGETS = {
     "sm_75": Target((7, 5), 40, 64 << 10),  # T4

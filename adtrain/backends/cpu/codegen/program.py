@@ -18,9 +18,9 @@ from adtrain.backends.cpu.codegen.map_reduce import emit_map_reduce
 from adtrain.backends.cpu.codegen.products import emit_product
 from adtrain.backends.cpu.codegen.ranges import Range, Ranges
 from adtrain.backends.cpu.codegen.text import Writer
-from adtrain.backends.cpu.forms.batchwise import by_item, kernels
+from adtrain.backends.cpu.forms.batchwise import BATCHWISE, by_item, kernels
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import BATCHWISE, HORIZONTAL, MAP_REDUCE, PRODUCT, body_of
+from adtrain.core.fused import HORIZONTAL, MAP_REDUCE, PRODUCT, body_of
 from adtrain.core.kernel import value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable

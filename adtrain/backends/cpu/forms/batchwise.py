@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adtrain.core.axes import Items
-from adtrain.core.fused import BATCHWISE
 from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -19,6 +18,10 @@ from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_products import ProductFusion
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
+
+BATCHWISE = "batchwise"
+"""Equations that work on one item of the batch at a time (an item is an index of axis 0). A CPU thread computes all of
+them for an item. Outputs may be sums over the items."""
 
 MIN_ITEMS = 8
 """With fewer items there is too little work for several threads."""

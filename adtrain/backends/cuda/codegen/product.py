@@ -9,7 +9,8 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import divided, indented
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type, pointer
-from adtrain.core.fused import CONV_POOL, CONVOLUTION, body_of
+from adtrain.core.fused import body_of
+from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 
 MAXIMUM = (
@@ -33,14 +34,14 @@ class Epilogue(NamedTuple):
 
 
 def matmul_of(equation: Equation) -> Equation:
-    """The product in a `product`, `convolution` or `conv_pool` equation, or `equation` itself."""
+    """The product or convolution before an epilogue, or `equation` itself."""
     return body_of(equation).equations[0]
 
 
 def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | None = None) -> Epilogue:
-    """The epilogue of a `product`, `convolution` or `conv_pool` equation; that of a `matmul` only stores.
+    """The epilogue of a product or convolution; that of one alone only stores.
 
-    The epilogue of a convolution sees its images (N, C, H, W) as N matrices of C rows. That of a `conv_pool` equation
+    The epilogue of a convolution sees its images (N, C, H, W) as N matrices of C rows. One that ends with max pooling
     is called for the elements of a window, and `index` is that of the window's maximum.
 
     Args:
@@ -49,7 +50,7 @@ def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | No
     body = flat(body_of(equation))
     product, *others = body.equations
     (c,) = product.outputs
-    pooled = equation.form == CONV_POOL
+    pooled = bool(others) and others[-1].has(Trait.MAX_POOL)
     results = others.pop().inputs if pooled else body.outputs
     made = {v for e in others for v in e.outputs}
     inputs = tuple(dict.fromkeys(v for e in others for v in e.inputs if v not in made and v is not c))
@@ -58,7 +59,7 @@ def epilogue(equation: Equation, name: str = "Epilogue", returned: Variable | No
     fields += [f"{pointer(v)}y{i};" for i, v in enumerate(body.outputs)]
     prefetches = [f"prefetch_l2(x{i} + index, count);" for i, v in enumerate(inputs) if v.type.shape == c.type.shape]
     largest = max(v.type.dtype.itemsize for v in (*inputs, *body.outputs) if v.type.shape == c.type.shape or pooled)
-    aux, reads, values = _read_and_compute(program, c, pooled or equation.form == CONVOLUTION)
+    aux, reads, values = _read_and_compute(program, c, images=not product.has(Trait.MATMUL))
     stores = [f"if (inside) store(y{i}, index, r{i});" for i in range(len(results))]
     writes = [*values, *(MAXIMUM if pooled else stores)]
     writes += [f"return r{equation.outputs.index(returned)};"] if returned is not None else []

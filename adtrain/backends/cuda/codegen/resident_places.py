@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from adtrain.backends.cuda.codegen.part import aligned_to_vector
-from adtrain.backends.cuda.forms.cluster_shards import ClusterShards
-from adtrain.backends.cuda.forms.resident_layer import ResidentLayer, carried
+from adtrain.backends.cuda.forms.resident_layer import ClusterShards, ResidentLayer, carried
 from adtrain.codegen.expressions import c_type
 from adtrain.core.fused import body_of
 from adtrain.core.primitive import Trait

@@ -15,10 +15,10 @@ from adtrain.backends.cuda.codegen.block_steps import WARP, Names, Step, StepRul
 from adtrain.backends.cuda.codegen.index_rules import overlapped_take
 from adtrain.backends.cuda.codegen.register_rows import rows_in_block, takes_numbers
 from adtrain.backends.cuda.forms.resident_layer import THREADS
-from adtrain.backends.cuda.forms.row_fused import RowFusion, rowwise
+from adtrain.backends.cuda.forms.row_fused import ROW_FUSED, RowFusion, rowwise
 from adtrain.codegen.expressions import c_type
 from adtrain.core.axes import Items
-from adtrain.core.fused import PRODUCT, ROW_FUSED, body_of
+from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.passes.fuse_products import EpilogueFusion
@@ -54,9 +54,9 @@ class _ShortProducts(EpilogueFusion):
 
 def fused(segment: Program) -> Program:
     """The equations of a segment, with rows and products fused."""
-    rows = FusionPass(_RowsInBlock)(segment)
+    rows = FusionPass((_RowsInBlock,))(segment)
     equations = [x for e in rows.equations for x in _unless_rows(e)]
-    return FusionPass(_ShortProducts)(replace(rows, equations=tuple(equations)))
+    return FusionPass((_ShortProducts,))(replace(rows, equations=tuple(equations)))
 
 
 def _by_row(equation: Equation) -> Items | None:

@@ -16,10 +16,14 @@ from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.tiled_product import BARRIERS, fills, is_float32_product, matmul_in
 from adtrain.backends.cuda.forms.weight_tiles import CHUNK, TERMS, TILE
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import BACK_TO_BACK, PRODUCT, body_of
+from adtrain.core.fused import PRODUCT, body_of
 from adtrain.core.program import Equation, Program
 from adtrain.core.target import Target
 from adtrain.passes.groups import Groups
+
+BACK_TO_BACK = "back_to_back"
+"""Two matrix products with elementwise epilogues. The result of the first stays in registers, as an operand of the
+second. Each product comes after its `with_tiles` equation."""
 
 WARPGROUPS, ROWS = 2, 64
 """Warpgroups of a block that multiply; rows of a warpgroup."""

@@ -15,7 +15,7 @@ from adtrain.backends.cuda.codegen.part import Kernel, Part, divided, indented, 
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.elementwise import Axis, merged, statements, strides
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import COLUMN_SUM, LOOPS, body_of
+from adtrain.core.fused import LOOPS, body_of
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target
@@ -24,6 +24,9 @@ from adtrain.passes.fuse_elementwise import elementwise
 from adtrain.passes.fuse_products import reads_by_element
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
+
+COLUMN_SUM = "column_sum"
+"""A sum over rows, with elementwise equations before and after it. Each thread block of a GPU adds some columns."""
 
 MIN_ELEMENTS = 1 << 16
 """A sum of no more elements is computed by one thread block (see `fuse_one_block`)."""

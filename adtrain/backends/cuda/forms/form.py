@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from adtrain.backends.cuda.codegen.part import Kernel
 from adtrain.core.fused import OVERWRITES, Overwrites
+from adtrain.core.kernel import CudaKernel
 from adtrain.core.program import Equation
+from adtrain.core.target import Target
 
 if TYPE_CHECKING:
     from adtrain.backends.cuda.lower import Lowering
@@ -18,15 +20,23 @@ if TYPE_CHECKING:
 class Form:
     """A kind of kernel.
 
+    Its kernels are either generated, or those of files with a generated epilogue. Of the latter there may be several
+    candidates, among which the tuner chooses.
+
     Attributes:
         name: the parameter ``form`` of its equations; or the name of a primitive whose kernel is generated.
-        kernels: the kernels of an equation, to launch in order.
+        kernels: the generated kernels of an equation, to launch in order.
+        candidates: the kernels of files for the first equation of the body, the preferred one first. The others are
+            the epilogue.
+        timed: the equation whose measured times choose among the candidates, if not the whole.
         overwrites: whether a result of an equation may overwrite an argument, where this does not follow from the
             equation of the body that reads the argument.
     """
 
     name: str
-    kernels: Callable[[Equation, Lowering], list[Kernel]]
+    kernels: Callable[[Equation, Lowering], list[Kernel]] | None = None
+    candidates: Callable[[Equation, Target], Sequence[CudaKernel]] | None = None
+    timed: Callable[[Equation], Equation] | None = None
     overwrites: Overwrites | None = None
 
 

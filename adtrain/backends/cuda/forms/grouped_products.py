@@ -20,10 +20,17 @@ import numpy as np
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.backends.cuda.forms.column_sum import TOTAL, after_total, column_blocks, column_sum, summed_matrix
+from adtrain.backends.cuda.forms.column_sum import (
+    COLUMN_SUM,
+    TOTAL,
+    after_total,
+    column_blocks,
+    column_sum,
+    summed_matrix,
+)
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, is_product, product_lengths
-from adtrain.core.fused import COLUMN_SUM, GROUPED_PRODUCTS, body_of, renamed
+from adtrain.core.fused import body_of, renamed
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -45,6 +52,9 @@ from adtrain.lowering.cuda.gemm.tiles import WARP
 from adtrain.passes.fusion import Fusion
 from adtrain.passes.groups import Groups
 
+GROUPED_PRODUCTS = "grouped_products"
+"""Independent matrix products with epilogues in one launch whose blocks share the tiles and their K evenly."""
+
 CAPABILITY = (9, 0)
 """The compute capability that has WGMMA."""
 TILE = 128
@@ -55,7 +65,7 @@ MIN_NARROW = 32
 """Minimum columns of a narrow product, which has fewer than MIN_LENGTH. They need not be a multiple of MULTIPLE. With
 fewer columns most of a tile would be empty."""
 MIN_FLOPS = 1 << 32
-"""Minimum FLOPs of a group. Products of fewer share a launch with other equations (`fuse_horizontal`)."""
+"""Minimum FLOPs of a group. Products of fewer share a launch with other equations (`horizontal`)."""
 MAX_ELEMENTS = 1 << 30
 """Maximum elements of a matrix. The offsets in `gemm_bf16x3.cuh` have 32 bits, and exceed the end by up to a tile."""
 MAX_PRODUCTS = 40
@@ -69,7 +79,7 @@ class GroupedProductsFusion(Fusion):
 
     @classmethod
     def runs_on(cls, target: Target) -> bool:
-        return target.capability == CAPABILITY
+        return target.capability == CAPABILITY and not target.by_member
 
     def prepared(self) -> Program:
         return _with_shared_views(self.program) if self._product_groups() else self.program
@@ -80,6 +90,10 @@ class GroupedProductsFusion(Fusion):
             added = _as_many_as_fit(self.program, products, sums)
             sums = [i for i in sums if i not in added]
             yield (*products, *added)
+
+    def overhead(self, equations: Sequence[Equation]) -> float:
+        """Two launches, for which products of MIN_FLOPS compute as much faster."""
+        return 2 - 2 * sum(e.cost.flops for e in equations if _tiles(e)) / MIN_FLOPS
 
     def _unread(self) -> list[int]:
         """The positions of the equations whose results no other equation reads."""

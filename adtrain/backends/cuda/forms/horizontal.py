@@ -19,11 +19,11 @@ import numpy as np
 from adtrain.backends.cuda.codegen.loops import loops
 from adtrain.backends.cuda.codegen.part import Kernel, Part, groups_of, kernel
 from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.backends.cuda.forms.column_sum import column_blocks, column_sum
+from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, column_blocks, column_sum
 from adtrain.backends.cuda.forms.form import Form, define
-from adtrain.backends.cuda.forms.one_block import SHARED, is_small, one_block
+from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, SHARED, is_small, one_block
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import COLUMN_SUM, HORIZONTAL, ONE_BLOCK, PRODUCT, fuse
+from adtrain.core.fused import HORIZONTAL, PRODUCT, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.target import Target

@@ -21,7 +21,7 @@ from adtrain.backends.cuda.codegen.index_rules import is_checked
 from adtrain.backends.cuda.codegen.part import Kernel, Part, aligned_to_vector, divided, indented, kernel
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.codegen.expressions import c_type
-from adtrain.core.fused import ONE_BLOCK, body_of, renamed
+from adtrain.core.fused import body_of, renamed
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.lowering.shapes import contiguous_strides
@@ -33,6 +33,9 @@ from adtrain.passes.places import nbytes
 
 if TYPE_CHECKING:
     from adtrain.backends.cuda.lower import Lowering
+
+ONE_BLOCK = "one_block"
+"""Small equations that one thread block of a GPU computes in order (a one-block megakernel)."""
 
 IN_ONE_BLOCK = frozenset(RULES) - {"standardize"}
 """The primitives, besides elementwise ones and reshapes, that may be a part of such a kernel."""

@@ -25,20 +25,11 @@ from adtrain.backends.cuda.forms.horizontal import (
     join_loops,
     merge_independent,
 )
-from adtrain.backends.cuda.forms.one_block import names_of, one_block, part_of
+from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, names_of, one_block, part_of
 from adtrain.backends.cuda.peer_window import GATHERED_BYTES, SLOT_BYTES, THREADS, macros
 from adtrain.codegen.expressions import c_type, pointer
 from adtrain.core import communicator
-from adtrain.core.fused import (
-    EXCHANGED_UPDATE,
-    GATHERED,
-    HORIZONTAL,
-    ONE_BLOCK,
-    OVERWRITES,
-    PEER_EXCHANGES,
-    body_of,
-    fuse,
-)
+from adtrain.core.fused import HORIZONTAL, OVERWRITES, body_of, fuse
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
@@ -46,6 +37,18 @@ from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import by_element, is_loops
 from adtrain.passes.groups import Groups
 from adtrain.passes.places import nbytes, of_one_type
+
+PEER_EXCHANGES = "peer_exchanges"
+"""Independent exchanged_update, all_gather, gathered, loops and small equations in one launch, on GPUs that have mapped
+each other's memory."""
+
+GATHERED = "gathered"
+"""An all-gather of a few bytes, and small equations that read what it receives."""
+
+EXCHANGED_UPDATE = "exchanged_update"
+"""An all-to-all of gradients, elementwise equations with the received slices, and an all-gather of one result.
+
+Vectors of parameters, and single numbers, are the same on all ranks."""
 
 ALIGNMENT = 16
 """Bytes: slices of vectors must be multiples, and items of all-gathers start at multiples."""

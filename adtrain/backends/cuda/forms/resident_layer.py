@@ -1,21 +1,29 @@
-"""Find the first layer of a sweep's member if its weights can stay on chip for several steps, and say when they fit.
+"""The first layer of a sweep's member, if its weights can stay on chip for several steps, and the division of a step.
 
 The inputs of the layer are bytes of a table. A cluster of thread blocks holds its weights and their optimizer state in
-shared memory (kernels/cuda/gemm/resident_layer.cuh).
+shared memory (kernels/cuda/gemm/resident_layer.cuh). Each block has some units of the layer, as in tensor parallelism
+(Shoeybi et al., Megatron-LM, 2019). A value with an axis of these units is sharded: each block has the part of its own
+units. All other values are replicated: each block computes them itself, with the same bits. So blocks exchange values
+only where an equation adds over the units of all blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adtrain.core.fused import GATHER, PRODUCT, body_of
+from adtrain.backends.cuda.forms.one_block import IN_ONE_BLOCK
+from adtrain.backends.cuda.forms.row_fused import rowwise
+from adtrain.core.fused import GATHER, PRODUCT, body_of, single_equations
 from adtrain.core.precision import FULL
-from adtrain.core.primitive import Trait
+from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.program_axes import joined, related_axes
+from adtrain.core.types import ArrayType
+from adtrain.passes.fuse_elementwise import elementwise, fuse_loops
 
 BYTE, FLOAT = np.dtype(np.uint8), np.dtype(np.float32)
 TILE = 16
@@ -215,3 +223,290 @@ def _affine_in_bytes(gather: Equation) -> bool:
             return False
         affine.update(e.outputs)
     return body.outputs[0] in affine
+
+
+IN_BLOCK = IN_ONE_BLOCK | {"standardize"}
+"""The primitives that a block can compute, besides elementwise ones, reshapes and matrix products."""
+
+
+@dataclass(frozen=True)
+class ClusterShards:
+    """The equations of a step, without the layer itself, for one block of a cluster.
+
+    Attributes:
+        axes: the axis of units of each sharded value.
+        of_block: for each value that segments have, its part in a block. A replicated value is its own part.
+        segments: the equations between two exchanges.
+        early_gathers: gathers of the second segment that do not need the exchange before it. They load during it.
+        rest: equations after the last segment, which the gradient of the layer's outputs does not need.
+        partial: for each partial sum of a block the partial sums of all blocks, which later segments add.
+        gathered: whether blocks exchange the outputs of the layer, after the first segment. Then these are replicated.
+    """
+
+    axes: Mapping[Variable, int]
+    of_block: Mapping[Variable, Variable]
+    segments: Sequence[Program]
+    early_gathers: Program
+    rest: Program
+    partial: Mapping[Variable, Sequence[Variable]]
+    gathered: bool
+
+    @property
+    def programs(self) -> Sequence[Program]:
+        """The Programs of a step, in their order."""
+        first, *others = self.segments
+        return first, self.early_gathers, *others, self.rest
+
+
+def cluster_shards(body: Program, layer: ResidentLayer, blocks: int) -> ClusterShards | None:
+    """How a cluster of so many blocks divides a member's Program; None if it cannot."""
+    own = (layer.gather, layer.forward, layer.backward)
+    equations = [x for e in body.equations if e not in own for x in single_equations(e)]
+    if not all(map(_has_rule, equations)):
+        return None
+    axes = _axes_of_units(body, layer)
+    if blocks == 1 or axes is None or not all(_is_local(e, axes) or _adds_units(e, axes) for e in equations):
+        axes = {}
+    return _Divider(body, layer, blocks, equations, axes).divided()
+
+
+def _axes_of_units(body: Program, layer: ResidentLayer) -> Mapping[Variable, int] | None:
+    """The axis of units of each value that has one. None if a value has two."""
+    equations = (x for e in body.equations if e is not layer.gather for x in single_equations(e))
+    states = (((before, i), (after, i)) for before, after in carried(body).items() for i in range(before.type.ndim))
+    first = layer.states[0][0], 0
+    found = next((axes for axes in joined((*related_axes(equations), *states)) if first in axes), {first})
+    axes = dict(found)
+    return axes if len(axes) == len(found) else None
+
+
+def _unit_labels(equation: Equation, axes: Mapping[Variable, int]) -> set[str]:
+    """The labels of the axis of units in an equation."""
+    values = zip((*equation.inputs, *equation.outputs), (*equation.axes.arguments, *equation.axes.results), strict=True)
+    return {labels[axes[v]] for v, labels in values if v in axes}
+
+
+def _is_local(equation: Equation, axes: Mapping[Variable, int]) -> bool:
+    """Whether a block that has its part of the inputs can compute its part of the outputs."""
+    e, labels = equation, _unit_labels(equation, axes)
+    if not labels or elementwise(e):
+        return True
+    divided = e.has(Trait.MATMUL) or e.has(Trait.REDUCTION) or e.has(Trait.RESHAPE)
+    return divided and len(labels) == 1 and "" not in labels and all(labels <= set(x) for x in e.axes.results)
+
+
+def _adds_units(equation: Equation, axes: Mapping[Variable, int]) -> bool:
+    """Whether the sum of what all blocks compute is the result."""
+    labels = _unit_labels(equation, axes)
+    sums = equation.has(Trait.MATMUL) or equation.has(Trait.REDUCTION)
+    return sums and len(labels) == 1 and labels <= equation.axes.added
+
+
+def _has_rule(equation: Equation) -> bool:
+    """Whether a thread block can compute an equation."""
+    e = equation
+    if e.has(Trait.MATMUL):
+        one_transposed = not (e.params["transpose_a"] and e.params["transpose_b"])
+        return len(e.inputs[0].type.shape) == 2 and one_transposed and e.params["precision"] == FULL
+    return e.has(Trait.RESHAPE) or elementwise(e) or e.primitive.name in IN_BLOCK
+
+
+def _ancestors(equations: Sequence[Equation], last: Sequence[Equation]) -> set[Equation]:
+    """The equations `last`, and all that they need."""
+    producer = {v: e for e in equations for v in e.outputs}
+    found, waiting = set(last), list(last)
+    while waiting:
+        more = {producer[v] for v in waiting.pop().inputs if v in producer} - found
+        found |= more
+        waiting += more
+    return found
+
+
+def _deepest(places: Mapping[Equation, tuple[int, int]], equations: Collection[Equation], segment: int) -> int:
+    """The maximum depth of some equations in a segment. places: the segment and depth of each equation."""
+    return max((depth for e, (own, depth) in places.items() if own == segment and e in equations), default=0)
+
+
+class _Divider:
+    """Divides the equations into segments.
+
+    Attributes:
+        segment: the number of each equation's segment. Views are in all segments that read them.
+        ready: the first segment that may read a value. Inputs are not in it.
+    """
+
+    def __init__(
+        self,
+        body: Program,
+        layer: ResidentLayer,
+        blocks: int,
+        equations: Sequence[Equation],
+        axes: Mapping[Variable, int],
+    ) -> None:
+        self.body, self.layer, self.blocks, self.equations, self.axes = body, layer, blocks, equations, axes
+        self.of_block: dict[Variable, Variable] = {}
+        self.partial: dict[Variable, Sequence[Variable]] = {}
+        self.views = {e.outputs[0]: e for e in equations if e.has(Trait.RESHAPE)}
+        self.segment: dict[Equation, int] = {}
+        self.ready: dict[Variable, int] = {}
+
+    def divided(self) -> ClusterShards | None:
+        """The shards; None if nothing is exchanged, or the first segment cannot compute the next batch's number."""
+        sums = [e for e in self.equations if _adds_units(e, self.axes)]
+        next_number = [e for e in self.equations if self.layer.batch_number[1] in e.outputs]
+        needed = {self._source(body_of(self.layer.backward).equations[0].inputs[0])}
+        critical = _ancestors(self.equations, [e for e in self.equations if not needed.isdisjoint(e.outputs)])
+
+        # Blocks wait for `early` in all segments but the last. Others make no chain longer there.
+        early = _ancestors(self.equations, [*sums, *next_number])
+        earliest = self._earliest(sums, {})
+        last = max((segment + (e in sums) for e, (segment, _) in earliest.items()), default=0)
+        most = {i: _deepest(earliest, early, i) for i in range(last)}
+        earliest = self._earliest(sums, {e: most for e in self.equations if e not in early})
+        makes_inputs = any(v in self.ready for v in map(self._source, self.layer.forward.inputs))
+        if not last or makes_inputs or not next_number or earliest[next_number[0]][0]:
+            return None
+
+        # The last segment has what the gradient of the outputs needs, and rows that are computed with these.
+        beside = self._rows_beside(critical, [e for e, (segment, _) in earliest.items() if segment == last])
+        segments = {e: segment + (segment == last and e not in beside) for e, (segment, _) in earliest.items()}
+        latest = {
+            e: last if e in beside else last + 1
+            for e in self.equations
+            if e not in early and elementwise(e) and e.outputs[0].size > 1
+        }
+        for e, segment in self._with_readers(segments, latest).items():
+            if e in sums:
+                self._add(e, segment)
+            elif not e.has(Trait.RESHAPE):
+                self.segment[self._own(e)] = segment
+        first, second, *others = ([e for e, n in self.segment.items() if n == i] for i in range(last + 2))
+        gathers = self._early_gathers(second)
+        second = [e for e in second if e not in gathers]
+        start, early_gathers, *later, rest = self._programs([first, gathers, second, *others])
+        parts = (start, *later), early_gathers, rest
+        return ClusterShards(self.axes, self.of_block, *parts, self.partial, not self.axes)
+
+    def _early_gathers(self, second: Sequence[Equation]) -> Sequence[Equation]:
+        """The gathers of the second segment that need neither other equations of it nor what blocks exchange."""
+        late = {v for e in second for v in e.outputs}
+        late.update(*self.partial.values(), () if self.axes else self.layer.forward.outputs)
+        late.update(y for y in self.views if self._source(y) in late)
+        return [e for e in second if e.has(Trait.GATHER) and late.isdisjoint(e.inputs)]
+
+    def _earliest(
+        self, sums: Collection[Equation], most: Mapping[Equation, Mapping[int, int]]
+    ) -> dict[Equation, tuple[int, int]]:
+        """For each equation the first segment that can have it, and its depth there: how many equations of the segment
+        must run before it, one after another. Sets `ready`.
+
+        Args:
+            sums: the equations of partial sums.
+            most: the maximum depth of equations in a segment. One that would be deeper is in the next segment.
+        """
+        ready: dict[Variable, tuple[int, int]] = dict.fromkeys(self.layer.forward.outputs, (0 if self.axes else 1, 0))
+        found = {}
+        for e in self.equations:
+            segment, depth = max((ready[v] for v in e.inputs if v in ready), default=(0, 0))
+            if depth > most.get(e, {}).get(segment, depth):
+                segment, depth = segment + 1, 0
+            found[e] = segment, depth
+            alone = e.has(Trait.RESHAPE) or (elementwise(e) and e.outputs[0].size == 1)  # loops join single numbers
+            after = (segment + 1, 0) if e in sums else (segment, depth + (not alone))
+            ready |= dict.fromkeys(e.outputs, after)
+        self.ready = {v: segment for v, (segment, _) in ready.items()}
+        return found
+
+    @staticmethod
+    def _rows_beside(critical: Collection[Equation], last: Sequence[Equation]) -> Collection[Equation]:
+        """The critical equations of the last segment, and others by row that need no more than critical ones by row."""
+        made = {v: e for e in last for v in e.outputs}
+        rows: set[Equation] = set()
+        for e in last:
+            by_row = e.has(Trait.GATHER) or rowwise(e) is not None
+            if by_row and all(made[v] in rows for v in e.inputs if v in made):
+                rows.add(e)
+        return rows.union(e for e in last if e in critical)
+
+    @staticmethod
+    def _with_readers(segments: dict[Equation, int], latest: Mapping[Equation, int]) -> dict[Equation, int]:
+        """The segment of each equation. Elementwise equations move to the first segment that reads their results, where
+        loops join them with the readers.
+
+        Args:
+            latest: the last segment that may have each equation that can move.
+        """
+        found = dict(segments)
+        read: dict[Variable, int] = {}
+        for e in reversed(segments):
+            readers = [read[v] for v in e.outputs if v in read]
+            if readers and (e in latest or e.has(Trait.RESHAPE)):
+                found[e] = max(found[e], min(*readers, latest.get(e, readers[0])))
+            read |= {v: min(found[e], read.get(v, found[e])) for v in e.inputs}
+        return found
+
+    def _add(self, equation: Equation, segment: int) -> None:
+        """Add a block's partial sum to a segment. The next segment adds the partial sums of all blocks."""
+        own = self._own(equation)
+        (y,) = own.outputs
+        partial, *of_blocks = (y.like() for _ in range(self.blocks + 1))
+        self.partial[partial] = of_blocks
+        self.segment[replace(own, outputs=(partial,))] = segment
+        total = of_blocks[0]
+        for part in of_blocks[1:]:
+            after = y if part is of_blocks[-1] else y.like()
+            e = Equation(PRIMITIVES["add"], (total, part), {}, (after,), equation.scope, equation.phase)
+            self.segment[e] = segment + 1
+            total = after
+
+    def _programs(self, groups: Sequence[Sequence[Equation]]) -> Sequence[Program]:
+        """The Programs of groups of equations that run one after another."""
+        members = [self._with_views(group) for group in groups]
+        made = [{v for e in own for v in e.outputs} for own in members]
+        read = [dict.fromkeys(v for e in own for v in e.inputs if v not in made[i]) for i, own in enumerate(members)]
+        needed = {*self.body.outputs, *self.partial, *map(self._source, self.layer.backward.inputs)}
+        needed = {self._part(v) for v in needed}.union(*read)
+        found = []
+        for own, inputs in zip(members, read, strict=True):
+            outputs = tuple(v for e in own if not e.has(Trait.RESHAPE) for v in e.outputs if v in needed)
+            found.append(fuse_loops(Program(tuple(inputs), {}, tuple(own), outputs)))
+        return found
+
+    def _with_views(self, equations: Sequence[Equation]) -> Sequence[Equation]:
+        """The equations, each after the views that it reads."""
+        of_part = {self._part(v): e for v, e in self.views.items()}
+        found: dict[Equation, None] = {}
+        done: set[Variable] = set()
+
+        def view(v: Variable) -> None:
+            if v in of_part and v not in done:
+                done.add(v)
+                own = self._own(of_part[v])
+                view(own.inputs[0])
+                found[own] = None
+
+        for e in equations:
+            for v in e.inputs:
+                view(v)
+            found[e] = None
+        return list(found)
+
+    def _source(self, v: Variable) -> Variable:
+        while v in self.views:
+            v = self.views[v].inputs[0]
+        return v
+
+    def _part(self, v: Variable) -> Variable:
+        """The part of a value that a block has."""
+        if v not in self.axes:
+            return v
+        if v not in self.of_block:
+            shape = list(v.type.shape)
+            shape[self.axes[v]] //= self.blocks
+            self.of_block[v] = v.like(ArrayType(tuple(shape), v.type.dtype))
+        return self.of_block[v]
+
+    def _own(self, equation: Equation) -> Equation:
+        """The equation of one block."""
+        inputs, outputs = (tuple(map(self._part, group)) for group in (equation.inputs, equation.outputs))
+        return replace(equation, inputs=inputs, outputs=outputs)

@@ -1,7 +1,9 @@
-"""The kernel of a `resident_steps` equation: several steps of a member by a cluster of thread blocks.
+"""Several steps of a sweep's member by one launch, if the weights of the first layer can stay on chip.
 
-The products of the first layer are in `kernels/cuda/gemm/resident_layer.cuh`. `cluster_shards.py` divides the
-other equations among the blocks, and `resident_places.py` gives their values places in memory.
+A cluster of thread blocks computes the steps. The weights of the first layer and their optimizer state stay in shared
+memory (resident). So they are read from device memory once in a launch, not several times in each step. The products
+of the layer are in `kernels/cuda/gemm/resident_layer.cuh`. `resident_layer.py` divides the other equations among the
+blocks, and `resident_places.py` gives their values places in memory.
 """
 
 from __future__ import annotations
@@ -24,23 +26,64 @@ from adtrain.backends.cuda.codegen.product import epilogue
 from adtrain.backends.cuda.codegen.resident_places import ALIGNMENT, ResidentPlaces, gradient_of
 from adtrain.backends.cuda.codegen.resident_rules import fused, resident_rule
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.forms.cluster_shards import ClusterShards, cluster_shards
 from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.one_block import names_of, part_of
 from adtrain.backends.cuda.forms.resident_layer import (
     THREADS,
+    ClusterShards,
     ResidentLayer,
+    cluster_shards,
     input_of_byte,
     resident_layer,
     table_gathers,
 )
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import RESIDENT_STEPS, body_of
+from adtrain.core.fused import body_of, fused_p, launched_together
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
+from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.lowering.shapes import split_at
 from adtrain.passes.places import of_one_type
+
+RESIDENT_STEPS = "resident_steps"
+"""A training step of one member. A launch computes several steps, with the weights of the first layer on chip. The body
+has the equations that would otherwise be launches. Its outputs replace its first inputs in the next step."""
+MIN_CAPABILITY = (9, 0)
+"""The first compute capability with clusters."""
+
+
+@keeps(Results.EXACT)
+def fuse_resident_steps(program: Program, target: Target) -> Program:
+    """The step of all members as one equation, if their first layer can stay on chip. Else the Program, unchanged."""
+    body = None if target.capability < MIN_CAPABILITY else step_of_member(program)
+    if body is None:
+        return program
+    made = {v for e in body.equations if not e.has(Trait.RESHAPE) for v in e.outputs}
+    layer = resident_layer(body) if made.issuperset(body.outputs) else None
+    blocks = layer.blocks(target.shared) if layer else None
+    if layer is None or blocks is None or cluster_shards(body, layer, blocks) is None:
+        return program
+    scopes = dict.fromkeys(scope for e in program.equations for scope in e.scope.split("+") if scope)
+    ends = body.inputs, {"form": RESIDENT_STEPS, "body": body}, body.outputs
+    return replace(program, equations=(Equation(fused_p, *ends, "+".join(scopes), layer.backward.phase),))
+
+
+def step_of_member(program: Program) -> Program | None:
+    """A step that can repeat, with the equations of `horizontal` equations in place of these.
+
+    Inputs that a step replaces come first, in the order of the outputs that replace them, as `resident_layer.carried`
+    expects. None if the Program is no such step by member, or if batching rules compute some of its equations.
+    """
+    distinct = len(set(program.outputs)) == len(program.outputs)
+    stacked = any(e.has(Trait.MEMBERS) for e in program.equations)
+    if not program.members or not program.carries or not distinct or stacked:
+        return None
+    others = (v for v in program.inputs if v not in program.donated)
+    inputs = (*program.donated_inputs, *others, *program.constants)
+    equations = tuple(x for e in program.equations for x in launched_together(e))
+    return Program(inputs, {}, equations, program.outputs)
+
 
 PACKED_BATCHES = 3
 """Packed batches in scratch memory: one for the forward product, two for the gradients of this and the next step."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.one_block import is_small, names_of, part_of
 from adtrain.codegen.expressions import c_type
 from adtrain.core.axes import Items
-from adtrain.core.fused import LOOPS, ROW_FUSED, body_of
+from adtrain.core.fused import LOOPS, body_of
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -33,6 +34,9 @@ from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 if TYPE_CHECKING:
     from adtrain.backends.cuda.lower import Lowering
+
+ROW_FUSED = "row_fused"
+"""Equations that work row by row. Each thread block of a GPU computes all of them for its rows."""
 
 MIN_ROWS = 32
 """Fewer rows are computed by one thread block."""
@@ -52,16 +56,16 @@ class RowFusion(Fusion):
     """Each connected group of row-wise equations, which pass rows to one another.
 
     Attributes:
-        found: how each equation works row by row.
         single: the positions of equations of which a kernel computes at most one.
     """
 
     limit = MAX_EQUATIONS
     single: Collection[int] = ()
 
-    def __init__(self, program: Program, target: Target | None = None) -> None:
-        super().__init__(program, target)
-        self.found = self.row_wise()
+    @cached_property
+    def found(self) -> list[Items | None]:
+        """How each equation works row by row."""
+        return self.row_wise()
 
     def row_wise(self) -> list[Items | None]:
         """How each equation works row by row; None for one that has no part in such a kernel."""

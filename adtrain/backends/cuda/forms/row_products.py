@@ -26,7 +26,7 @@ from adtrain.backends.cuda.forms.row_fused import RowFusion, own_rows, rowwise
 from adtrain.codegen.elementwise import statements, strides
 from adtrain.codegen.expressions import c_type
 from adtrain.core.axes import Items
-from adtrain.core.fused import ROW_PRODUCTS, body_of, fuse
+from adtrain.core.fused import body_of, fuse
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -34,6 +34,9 @@ from adtrain.core.target import Target
 from adtrain.passes.fuse_elementwise import by_element
 from adtrain.passes.fuse_products import fuse_product
 from adtrain.passes.places import nbytes
+
+ROW_PRODUCTS = "row_products"
+"""A chain of products and other row-wise equations. Each thread block of a GPU takes a few rows through it."""
 
 ROWS = 16
 """Rows of a thread block: those of a tensor-core instruction."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from adtrain.backends.cuda.forms.back_to_back import pairs_back_to_back
+from adtrain.backends.cuda.forms.back_to_back import BACK_TO_BACK, pairs_back_to_back
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS
-from adtrain.backends.cuda.forms.tiled_product import TiledProduct, is_float32_product, matmul_in
+from adtrain.backends.cuda.forms.tiled_product import TILED_PRODUCT, TiledProduct, is_float32_product, matmul_in
 from adtrain.backends.cuda.forms.weight_tiles import weight_tiles_p, with_tiles_p
-from adtrain.core.fused import BACK_TO_BACK, TILED_PRODUCT, fuse, renamed
+from adtrain.core.fused import fuse, renamed
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
@@ -29,7 +29,7 @@ MAX_WEIGHTS = MAX_POINTERS // 2
 def tile_weights(program: Program, target: Target) -> Program:
     """The Program with a `back_to_back` equation for each suitable pair of products, and a `tiled_product` equation for
     each other suitable product."""
-    if target.capability != CAPABILITY:
+    if target.capability != CAPABILITY or target.by_member:
         return program
     pairs = pairs_back_to_back(program, target)
     in_pairs = {i for pair in pairs.items() for i in pair}

@@ -15,10 +15,13 @@ from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import is_product
 from adtrain.backends.cuda.forms.weight_tiles import TERMS, TILE
 from adtrain.codegen.expressions import pointer
-from adtrain.core.fused import TILED_PRODUCT, body_of
+from adtrain.core.fused import body_of
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation
 from adtrain.core.target import Target
+
+TILED_PRODUCT = "tiled_product"
+"""A `with_tiles` equation, and a matrix product of its weights with an elementwise epilogue."""
 
 ROWS = 128
 """Rows of a block."""

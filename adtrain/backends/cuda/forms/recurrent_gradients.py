@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from adtrain.core.fused import WEIGHT_GRAD, fuse
+from adtrain.core.fused import fuse
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -19,6 +19,9 @@ from adtrain.core.registry import cuda_kernels
 from adtrain.core.staging import Results, keeps
 from adtrain.core.target import Target
 from adtrain.core.types import ArrayType
+
+WEIGHT_GRAD = "_weight_grad"
+"""With the name of a recurrent primitive before it: its gradient, and those by weight_hh and biases."""
 
 GRAD = "_grad"
 """The end of the name of a recurrent primitive's gradient."""
