@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.core.memory_layout import MemoryLayout
+
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
 """Maximum of thread blocks of a CUDA grid in x, y and z."""
 
@@ -96,6 +98,8 @@ class CudaLaunch:
             get fewer, a multiple of 32. None: the number with the best occupancy.
         shared: bytes of dynamic shared memory.
         definitions: macros that the source is compiled with, such as tile sizes.
+        layouts: of shared memory and scratch: macros for the places of arrays. All launches of a file have those that
+            any of its kernels takes.
         operands: the equation's inputs and outputs that the kernel gets as pointers, numbered in this order. None: all.
         checked: the kernel stores 1 in ``*bad`` where an index is out of range.
         cooperative: blocks wait for each other. The driver refuses the launch if not all of them can run at once.
@@ -110,6 +114,7 @@ class CudaLaunch:
     threads: int | None = None
     shared: int = 0
     definitions: Mapping[str, int] = field(default_factory=dict)
+    layouts: tuple[MemoryLayout, ...] = ()
     operands: tuple[int, ...] | None = None
     checked: bool = False
     cooperative: bool = False

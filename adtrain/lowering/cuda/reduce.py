@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import Array, memory_layout
 from adtrain.core.registry import register
 from adtrain.core.target import Target
 from adtrain.lowering.shapes import alternating, output_type
@@ -78,12 +79,23 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
     itemsize = x.dtype.itemsize
     rows = lengths[-1] > 1 or many == 1
     contiguous = rows and math.prod(lengths[1:-2:2]) == 1  # the elements of an output are one row
+    if rows:
+        name, definitions, blocks = "reduce_block", {}, outputs
+    else:
+        width, lanes = _column_tile(many, count, lengths[-2], itemsize)
+        name, definitions, blocks = "reduce_columns", {"LANES": lanes, "WIDTH": width}, -(-outputs // (lanes * width))
+    parts, part = _parts(
+        max(blocks, MIN_BLOCKS) if target.by_member else blocks, count, MIN_ROW_PART if rows else MIN_COLUMN_PART
+    )
+    state = _state_bytes(operation, x.dtype, result)
+    layout = memory_layout("SCRATCH", lambda: [Array("STATES", state, outputs * parts)])
 
     def launch(
         name: str, numbers: tuple[int, ...], definitions: dict[str, int] | None = None, **work: Any
     ) -> CudaLaunch:
         macros = {"OPERATION": operation, **(definitions or {})}
-        return CudaLaunch("reduce/reduce.cu", name, numbers, (x.dtype, result), definitions=macros, **work)
+        dtypes = x.dtype, result
+        return CudaLaunch("reduce/reduce.cu", name, numbers, dtypes, definitions=macros, layouts=(layout,), **work)
 
     found: list[CudaKernel] = []
     if contiguous and count <= MAX_WARP_ROW and many >= MIN_SHORT_ROWS and thread_per_row(count, itemsize):
@@ -103,15 +115,6 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
         found.append(
             CudaKernel((launch("reduce_lanes", (outputs, count), macros, elements=outputs * lanes, threads=THREADS),))
         )
-
-    if rows:
-        name, definitions, blocks = "reduce_block", {}, outputs
-    else:
-        width, lanes = _column_tile(many, count, lengths[-2], itemsize)
-        name, definitions, blocks = "reduce_columns", {"LANES": lanes, "WIDTH": width}, -(-outputs // (lanes * width))
-    parts, part = _parts(
-        max(blocks, MIN_BLOCKS) if target.by_member else blocks, count, MIN_ROW_PART if rows else MIN_COLUMN_PART
-    )
     if parts > 1:
         found.append(
             CudaKernel(
@@ -121,7 +124,7 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
                     ),
                     launch("combine", (outputs, parts), elements=outputs * WARP),
                 ),
-                outputs * parts * _state_bytes(operation, x.dtype, result),
+                layout.size,
             )
         )
     found.append(CudaKernel((launch(name, lengths, definitions, blocks=blocks, threads=THREADS),)))

@@ -44,6 +44,12 @@ __device__ __forceinline__ void wait_for_inputs() {
 #endif
 }
 
+// An array in shared memory or scratch, whose elements have BYTES bytes according to the launch (core/memory_layout.py).
+template <typename E, int BYTES> __device__ __forceinline__ E *array_at(char *at) {
+    static_assert(sizeof(E) == BYTES, "the elements of the launch's MemoryLayout");
+    return (E *)at;
+}
+
 // Prefetches `count` elements to L2, on Hopper and later: the sector of up to four elements, or a bulk prefetch of more.
 template <typename E> __device__ __forceinline__ void prefetch_l2(const E *from, int count) {
 #if __CUDA_ARCH__ >= 900
