@@ -22,8 +22,7 @@ class Text:
         self.terms = terms
 
     def __str__(self) -> str:
-        found = [str(n) if term == "1" else term if n == 1 else f"{term} * {n}" for term, n in self.terms.items() if n]
-        return f"({' + '.join(found) or '0'})"
+        return f"({_sum(self)})"
 
     def __add__(self, other: Length) -> Text:
         others = other.terms if isinstance(other, Text) else {"1": other}
@@ -118,8 +117,8 @@ ALIGNED = 16
 def _pointer(array: Array, place: Length) -> str:
     elements, size = place // array.itemsize, array.itemsize
     if str(elements * size) == str(place):
-        return f"(array_at<E, {size}>(memory) + {elements})"
-    return f"array_at<E, {size}>((memory) + {place})"
+        return f"(array_at<E, {size}>(memory) + {_sum(elements)})"
+    return f"array_at<E, {size}>((memory) + {_sum(place)})"
 
 
 def _placed(arrays: Sequence[Array | Union], at: Length) -> tuple[Length, list[tuple[Array, Length]]]:
@@ -135,6 +134,14 @@ def _placed(arrays: Sequence[Array | Union], at: Length) -> tuple[Length, list[t
             found.append((array, at))
             at = at + array.count * array.itemsize
     return at, found
+
+
+def _sum(length: Length) -> str:
+    """The text of a sum, without parentheses."""
+    if isinstance(length, int):
+        return str(length)
+    terms = [(term, n) for term, n in length.terms.items() if n]
+    return " + ".join(str(n) if term == "1" else term if n == 1 else f"{term} * {n}" for term, n in terms) or "0"
 
 
 def _larger(a: Length, b: Length) -> Length:

@@ -6,16 +6,18 @@
 
 __device__ __forceinline__ int64_t rounded_up(int64_t x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// The packed arrays in scratch, one after another: q, k, v.
+#ifndef SCRATCH_CT // the forward pass: the packed arrays in scratch
 struct PackedInputs {
     PackedArray q, k, v;
 
     __device__ __forceinline__ PackedInputs(char *scratch, int64_t batch, int64_t queries, int64_t keys) {
-        q = {scratch, rounded_up(queries, BLOCK_Q)};
-        k = {q.end(batch), rounded_up(keys, BLOCK_K)};
-        v = {k.end(batch), k.rows};
+        const int64_t of_q = rounded_up(queries, BLOCK_Q), of_k = rounded_up(keys, BLOCK_K);
+        const int64_t q_rows = batch * of_q, k_rows = batch * of_k;
+        q = {SCRATCH_Q(char, scratch, q_rows, k_rows), of_q}, k = {SCRATCH_K(char, scratch, q_rows, k_rows), of_k};
+        v = {SCRATCH_V(char, scratch, q_rows, k_rows), of_k};
     }
 };
+#else
 
 constexpr int BY_Q_TILE = BLOCK_Q * PACKED_WIDTH; // elements
 // In fp16x2: the rows with one scale, and the exponent of the scale of probabilities.
@@ -36,13 +38,12 @@ struct GradientScratch {
     int *turns;      // for each tile of queries how often sums have been added
 
     __device__ __forceinline__ GradientScratch(char *scratch, int64_t batch, int64_t queries, int64_t keys) {
-        q = {scratch, rounded_up(queries, BLOCK_Q)};
-        ct = {q.end(batch), q.rows};
-        k = {ct.end(batch), rounded_up(keys, BLOCK_K)};
-        v = {k.end(batch), k.rows};
-        stats = (float *)v.end(batch), by_q = stats + 2 * batch * q.rows + batch * q.rows / BLOCK_Q * SCALES;
-        inverses = by_q + batch * q.rows * PACKED_WIDTH;
-        turns = (int *)(inverses + (OPERAND_TERMS == 2 ? batch * k.rows / GROUP * 2 : 0));
+        const int64_t of_q = rounded_up(queries, BLOCK_Q), of_k = rounded_up(keys, BLOCK_K);
+        const int64_t q_rows = batch * of_q, k_rows = batch * of_k;
+        q = {SCRATCH_Q(char, scratch, q_rows, k_rows), of_q}, ct = {SCRATCH_CT(char, scratch, q_rows, k_rows), of_q};
+        k = {SCRATCH_K(char, scratch, q_rows, k_rows), of_k}, v = {SCRATCH_V(char, scratch, q_rows, k_rows), of_k};
+        stats = SCRATCH_STATS(float, scratch, q_rows, k_rows), by_q = SCRATCH_BY_Q(float, scratch, q_rows, k_rows);
+        inverses = SCRATCH_INVERSES(float, scratch, q_rows, k_rows), turns = SCRATCH_TURNS(int, scratch, q_rows, k_rows);
     }
     // The number, among the tiles of all heads, of the tile of queries from `first` on.
     __device__ __forceinline__ int64_t tile(int64_t head, int64_t first) const {
@@ -57,3 +58,4 @@ struct GradientScratch {
         of_query[BLOCK_Q] = delta;
     }
 };
+#endif
