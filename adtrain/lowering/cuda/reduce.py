@@ -99,10 +99,8 @@ def reduction(target: Target, operation: int, x: Any, axes: Sequence[int], resul
 
     found: list[CudaKernel] = []
     if contiguous and count <= MAX_WARP_ROW and many >= MIN_SHORT_ROWS and thread_per_row(count, itemsize):
-        blocks = -(-outputs // THREADS)
-        found.append(
-            CudaKernel((launch("reduce_rows", (outputs,), {"LENGTH": count}, blocks=blocks, threads=THREADS),))
-        )
+        own = {"blocks": -(-outputs // THREADS), "threads": THREADS}
+        found.append(CudaKernel((launch("reduce_rows", (outputs,), {"LENGTH": count}, **own),)))
     if contiguous and (
         (MAX_WARP_ROW < count <= MAX_WARP_ROW_OF_MANY and many >= MANY_ROWS)
         or (count <= MAX_WARP_ROW and count * itemsize >= SHORT_ROW and unaligned(max(count, 1), itemsize))
