@@ -44,10 +44,17 @@ __device__ __forceinline__ void wait_for_inputs() {
 #endif
 }
 
-// An array in shared memory or scratch, whose elements have BYTES bytes according to the launch (core/memory_layout.py).
-template <typename E, int BYTES> __device__ __forceinline__ E *array_at(char *at) {
-    static_assert(sizeof(E) == BYTES, "the elements of the launch's MemoryLayout");
+// For the macros of a MemoryLayout (core/memory_layout.py): an array at `at`, whose elements have BYTES bytes according to the
+// launch, and the end of `count` elements.
+template <typename E, int BYTES, typename Byte> __device__ __forceinline__ E *array_at(Byte *at) {
+    static_assert(sizeof(E) == BYTES && sizeof(Byte) == 1, "the elements of the launch's MemoryLayout");
     return (E *)at;
+}
+template <int BYTES, typename Byte> __device__ __forceinline__ char *array_end(Byte *at, int64_t count) {
+    struct Element {
+        char bytes[BYTES];
+    };
+    return (char *)((Element *)at + count);
 }
 
 // Prefetches `count` elements to L2, on Hopper and later: the sector of up to four elements, or a bulk prefetch of more.

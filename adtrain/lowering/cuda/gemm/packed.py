@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import Array, Length, MemoryLayout, memory_layout, rounded_up
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.split_k import split_k_sum
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile
@@ -23,14 +24,8 @@ STATS_CHUNKS, MIN_CHUNK_TILES = 16, 2
 """`gemm/pack.cu` cuts K into at most so many chunks of at least so many packed tiles."""
 FLOAT32 = np.dtype("float32")
 
-STRUCT_BYTES = {
-    "ROW_STATS_BYTES": 32,
-    "PARTIAL_ROW_STATS_BYTES": 32,
-    "FALLBACK_LIST_BYTES": 256,
-    "PRECISION_VOTES_BYTES": 128,
-    "TENSOR_MAPS_BYTES": 256,
-}
-"""Sizes of the structs in scratch. `gemm/packed.cuh` asserts that they are right."""
+STRUCT_BYTES = {"VOTES": 128, "LISTS": 256, "STATS": 32, "PARTIAL_STATS": 32, "MAPS": 256}
+"""Bytes of the structs in scratch."""
 
 
 @dataclass(frozen=True)
@@ -167,21 +162,24 @@ class PackedGemm:
         return min(-(-self.k_tiles // MIN_CHUNK_TILES), STATS_CHUNKS)
 
     @property
-    def scratch(self) -> int:
-        """Bytes of scratch, in the layout of `PackedLayout` in `gemm/packed.cuh`."""
-        size = STRUCT_BYTES
-        packed = self.packed_row_blocks * self.k_tiles * self.tile.terms * PACKED_BYTES
-        if self.tile.kind is not MmaKind.FP16X2:
-            return self._split_bytes + packed + self.target.multiprocessors * size["TENSOR_MAPS_BYTES"]
-        stats = size["ROW_STATS_BYTES"] + self.chunks * size["PARTIAL_ROW_STATS_BYTES"]
-        lists = self.tiles * size["FALLBACK_LIST_BYTES"] + size["PRECISION_VOTES_BYTES"]
-        return packed + self.row_blocks * PACKED_ROWS * stats + lists
+    def scratch(self) -> MemoryLayout:
+        """The layout of scratch. `PackedLayout` in `gemm/packed.cuh` explains the arrays."""
+        fp16x2, splits = self.tile.kind is MmaKind.FP16X2, self.splits if self.splits > 1 else 0
 
-    @property
-    def _split_bytes(self) -> int:
-        """Bytes of the partial sums of split-K, which are at the beginning of scratch."""
+        def arrays(tiles: Length, row_blocks: Length, chunks: Length, packed: Length, size: Length) -> list[Array]:
+            rows = row_blocks * PACKED_ROWS, chunks * row_blocks * PACKED_ROWS
+            counts = {"VOTES": 1, "LISTS": tiles, "STATS": rows[0], "PARTIAL_STATS": rows[1]}
+            return [
+                *(Array(name, STRUCT_BYTES[name], count * int(fp16x2)) for name, count in counts.items()),
+                Array("PARTIAL_SUMS", 4, rounded_up(size * splits, 128 // 4) if splits else 0),
+                Array("PACKED", 1, packed * (self.tile.terms * PACKED_BYTES)),
+                Array("MAPS", STRUCT_BYTES["MAPS"], 0 if fp16x2 else self.target.multiprocessors),
+            ]
+
         batch, m, n, _ = self.lengths
-        return -(-self.splits * batch * m * n * 4 // 128) * 128 if self.splits > 1 else 0
+        packed = self.packed_row_blocks * self.k_tiles
+        lengths = {"tiles": self.tiles, "row_blocks": self.row_blocks, "chunks": self.chunks, "packed": packed}
+        return memory_layout("SCRATCH", arrays, **lengths, size=batch * m * n)
 
     @property
     def voting_tiles(self) -> int:
@@ -217,7 +215,6 @@ class PackedGemm:
                 **direct,
                 **wide_c,
                 **split,
-                **STRUCT_BYTES,
                 "SHARED_BYTES": self.tile.shared,
             },
             self.tile.shared,
@@ -226,7 +223,7 @@ class PackedGemm:
         if self.tile.kind is not MmaKind.FP16X2:
             packed = (packing,) if self.packed_row_blocks else ()
             second = (split_k_sum(FLOAT32, *self.lengths[:3], self.splits),) if self.splits > 1 else ()
-            return CudaKernel((*packed, gemm, *second), self.scratch)
+            return CudaKernel((*packed, gemm, *second), self.scratch.size)
         fma_tile = self.tile.fallback_tile
         statistics = pack("partial_row_stats", pack_blocks), pack("row_stats", self.voting_tiles)
         fallback = self._launch(
@@ -237,7 +234,7 @@ class PackedGemm:
             {**matrices, **wide_c, "SHARED_BYTES": fma_tile.shared(4)},
             fma_tile.shared(4),
         )
-        return CudaKernel((*statistics, packing, gemm, fallback), self.scratch)
+        return CudaKernel((*statistics, packing, gemm, fallback), self.scratch.size)
 
     def _launch(
         self,
@@ -257,4 +254,5 @@ class PackedGemm:
             threads=threads,
             shared=shared,
             definitions={"MMA_KIND": int(self.tile.kind), "TILE_N": self.tile.n, **definitions},
+            layouts=(self.scratch,),
         )
