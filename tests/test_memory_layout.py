@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adtrain.backends.cpu import compiler
+from adtrain.backends.cpu.build import Source as CSource
+from adtrain.backends.cpu.toolchain import CompilerError
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, compile_source
 from adtrain.core.memory_layout import Array, Length, Union, memory_layout, rounded_up
+from adtrain.lowering.cpu import attention, conv, gemm, recurrent
 
 ARRAYS = st.tuples(st.sampled_from([1, 2, 4, 8, 24]), st.sampled_from([1, 2, 16]))
 LENGTHS = st.integers(0, 1000)
@@ -63,3 +69,22 @@ def test_an_array_of_elements_of_another_size_does_not_compile() -> None:
     compile_source(Source("f.cu", text % "double"), "90a")
     with pytest.raises(CudaCompilerError, match="MemoryLayout"):
         compile_source(Source("f.cu", text % "float"), "90a")
+
+
+C_FILES = {
+    "conv.c": (conv.STRUCTS, ("CORRELATION_BYTES", "TAP_BYTES", "SPAN_BYTES")),
+    "attention.c": (attention.DEFINITIONS, ("STRUCT_BYTES", "KEYS")),
+    "gemm.c": (gemm.MEMORY, ("SCRATCH_BYTES", "TOTAL_BYTES")),
+    "recurrent.c": (recurrent.DEFINITIONS, ("PANEL_BYTES",)),
+}
+"""Of files of `kernels/cpu` the macros from Python, and those that a size of memory is computed from."""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize(("file", "macro"), [(file, macro) for file, (_, found) in C_FILES.items() for macro in found])
+def test_a_smaller_size_than_c_needs_does_not_compile(file: str, macro: str) -> None:
+    numbers = C_FILES[file][0]
+    float64 = (np.dtype("float64"),)
+    smaller = CSource(file, float64, macros=tuple((numbers | {macro: numbers[macro] // 64}).items()))
+    with pytest.raises(CompilerError, match="static assertion"):
+        compiler.load("int entry(void) { return 0; }\n", [smaller], ["entry"])

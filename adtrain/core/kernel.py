@@ -53,6 +53,8 @@ class CKernel:
         checked: the function returns int: 0, or 1 where an index is out of range. The caller then raises ShapeError,
             which names the operation and its scope.
         in_place: numbers of an output and of an argument that may have the same memory, if their types are equal.
+        definitions: macros that the file is compiled with, such as lengths from which sizes of memory follow. All
+            functions of a file have the same.
     """
 
     file: str
@@ -69,6 +71,7 @@ class CKernel:
     each: bool = False
     checked: bool = False
     in_place: tuple[tuple[int, int], ...] = ()
+    definitions: Mapping[str, int] = field(default_factory=dict)
 
     def element_types(self, *types: Any, **params: Any) -> tuple[np.dtype, ...]:
         """T, or T and U."""

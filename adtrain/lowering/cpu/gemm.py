@@ -14,6 +14,8 @@ SCRATCH = 1 << 20
 """Bytes for each thread: packed blocks of A and B, and a block of C."""
 LONG, TOTAL = 1 << 12, 256 * (1024 + 64)
 """From so many summands on there may be groups of slices, and so many more bytes are needed for their total."""
+MEMORY = {"SCRATCH_BYTES": SCRATCH, "TOTAL_BYTES": TOTAL, "LONG_SUM": LONG}
+"""Macros of `gemm.c`."""
 
 
 def _numbers(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str) -> tuple[int, ...]:
@@ -27,5 +29,5 @@ def _scratch(a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: st
     return SCRATCH + (TOTAL if a.shape[-2 if transpose_a else -1] > LONG else 0)
 
 
-register("matmul", "cpu", CKernel("gemm.c", "gemm", _numbers, team=True, scratch=_scratch))
+register("matmul", "cpu", CKernel("gemm.c", "gemm", _numbers, team=True, scratch=_scratch, definitions=MEMORY))
 register("matmul_integers", "cpu", CKernel("matmul_integers.c", "matmul_integers", product_lengths, team=True))

@@ -105,7 +105,8 @@ class Writer:
 
     def name(self, kernel: CKernel, equation: Equation, types: Sequence[Any]) -> str:
         """The function's full name. Adds its file to the program."""
-        source = Source(kernel.file, kernel.element_types(*types, **equation.params))
+        dtypes, macros = kernel.element_types(*types, **equation.params), tuple(kernel.definitions.items())
+        source = Source(kernel.file, dtypes, macros=macros)
         name: str = value_for(kernel.name, *types, **equation.params) + source.suffix
         self.sources[name] = source
         return name
