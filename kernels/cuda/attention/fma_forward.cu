@@ -35,7 +35,8 @@ KERNEL __launch_bounds__(THREADS) attention(const T *q, const T *k, const T *v,
     const Head head = head_of(mask, rng, blockIdx.x % batch, heads, queries, keys, row, out_row, scale, dropout, stream);
     const int64_t tiles = gridDim.x / batch, tile = blockIdx.x / batch;
     const int64_t first = (CAUSAL ? tiles - 1 - tile : tile) * TILE; // the longest rows start first
-    T *const q_tile = (T *)shared_bytes, *const other = q_tile + TILE * STRIDE, *const weights = other + TILE * STRIDE;
+    T *const q_tile = SHARED_TILES(RowTile, shared_bytes)[0], *const other = q_tile + TILE * STRIDE;
+    T *const weights = SHARED_SCORES(ScoreTile, shared_bytes)[0];
     q += head.before(queries, row), k += step + head.before(keys, row), v += 2 * step + head.before(keys, row);
 
     T sums[MICRO][COLUMNS] = {}, top[MICRO], sum[MICRO] = {};
