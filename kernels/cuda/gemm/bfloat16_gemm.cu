@@ -24,7 +24,6 @@ static_assert(THREADS == BLOCK_THREADS, "as `Bfloat16Tile.threads` in bfloat16.p
 struct alignas(128) TensorMaps {
     TensorMap a, b;
 };
-static_assert(sizeof(TensorMaps) == TENSOR_MAPS_BYTES, "as TENSOR_MAPS_BYTES in bfloat16.py says");
 
 // The work of the grid: whole tiles of the results, and splits of others.
 struct Work {
@@ -159,8 +158,7 @@ KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const uint16_t *a, const uint
     char *shared = (char *)(((uintptr_t)shared_bytes + 1023) / 1024 * 1024);
     if (warp < WARPGROUP / WARP) {
         if (TILE_M > CONSUMER_ROWS) warpgroup_reg_dealloc<40>();
-        const int64_t partial_sums = SPLITS > 1 ? (int64_t)SPLITS * work.split * TILE_M * TILE_N * 4 : 0; // bytes
-        TensorMaps &maps = ((TensorMaps *)(scratch + partial_sums))[blockIdx.x];
+        TensorMaps &maps = SCRATCH_MAPS(TensorMaps, scratch, (int64_t)work.split)[blockIdx.x];
         if (warp == 0) {
             maps.a.copy_from(in_shared.a);
             if (threadIdx.x == 0)

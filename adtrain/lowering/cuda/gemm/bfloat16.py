@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch
+from adtrain.core.memory_layout import Array, Length, memory_layout
 from adtrain.core.target import Target
 from adtrain.lowering.cuda.gemm.packed import CAPABILITY
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
@@ -122,6 +123,12 @@ class Bfloat16Gemm:
         whole, split = self._tiles - self._split_tiles, self._split_tiles
         size = self.tile.m * self.tile.n
 
+        def arrays(split: Length) -> list[Array]:
+            sums = split * (self.splits * size) if self.splits > 1 else 0
+            return [Array("PARTIAL_SUMS", 4, sums), Array("MAPS", TENSOR_MAPS_BYTES, self.target.multiprocessors)]
+
+        scratch = memory_layout("SCRATCH", arrays, split=split)
+
         def launch(name: str, blocks: int, threads: int, shared: int) -> CudaLaunch:
             return CudaLaunch(
                 "gemm/bfloat16_gemm.cu",
@@ -142,17 +149,16 @@ class Bfloat16Gemm:
                     "MN_MAJOR_A": int(transpose_a),
                     "MN_MAJOR_B": int(not transpose_b),
                     "WIDE_C": math.gcd(8, n),
-                    "TENSOR_MAPS_BYTES": TENSOR_MAPS_BYTES,
                     "SHARED_BYTES": self.tile.shared,
                 },
+                layouts=(scratch,),
             )
 
         blocks = min(whole + split * self.splits, self.target.multiprocessors)
         launches = [launch("bfloat16_gemm", blocks, self.tile.threads, self.tile.shared)]
         if split:
             launches.append(launch("sum_bfloat16_splits", split * size // SUM_ELEMENTS, SUM_THREADS, 0))
-        scratch = split * self.splits * size * 4 + self.target.multiprocessors * TENSOR_MAPS_BYTES
-        return CudaKernel(tuple(launches), scratch, self.cycles)
+        return CudaKernel(tuple(launches), scratch.size, self.cycles)
 
 
 def candidates(
